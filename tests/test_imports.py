@@ -50,7 +50,7 @@ def test_nothing_heavy_is_loaded_before_a_prompt(code: str) -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["localchat.engine.request", "localchat.cli.converse", "localchat.config.settings_file"],
+    ["localchat.engine.request", "localchat.cli.ask", "localchat.config.settings_file"],
 )
 def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: str) -> None:
     loaded = modules_after(f"import {package}")
@@ -81,14 +81,14 @@ def test_looking_at_models_loads_no_native_library(verb: str) -> None:
 
 
 _FIRST_FRAME = """
-import localchat.cli.converse as converse, localchat.tui.launch as launch
+import localchat.cli.ask as ask, localchat.tui.launch as launch
 from textual.app import App
 from localchat.cli.main import run
 from localchat.tui.app import ChatApp
 
 async def leave(app): app.exit(0)
 
-converse._person_sits_there = lambda: True
+ask._is_interactive = lambda: True
 launch.can_show = lambda environ: True
 ChatApp._after_first_frame = leave
 ChatApp.run = lambda app: App.run(app, headless=True, size=(120, 40))

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from localchat.cli.context import AppContext
 
 
-def main(args: Sequence[str] | None = None, door: "AppContext | None" = None) -> NoReturn:
+def main(args: Sequence[str] | None = None, app: "AppContext | None" = None) -> NoReturn:
     """Run the command and exit with its code. `args` None: those of the process."""
     import sys
 
@@ -18,7 +18,7 @@ def main(args: Sequence[str] | None = None, door: "AppContext | None" = None) ->
     from localchat.cli.main import run
 
     _fill_closed_descriptors()
-    sys.exit(run(sys.argv[1:] if args is None else args, door))
+    sys.exit(run(sys.argv[1:] if args is None else args, app))
 
 
 def _end_at_ctrl_c() -> None:

@@ -1,109 +1,402 @@
-"""`localchat "prompt"`: one answer, or a conversation where nothing is asked and a person sits there."""
+"""Answers a prompt once, or opens a conversation if there is no prompt.
+
+The history (sqlite), the line mode and the screen are imported when they are used: an answer to a prompt waits
+for none of them.
+"""
 
 import re
-from typing import TYPE_CHECKING, Final
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import click
+import msgspec
 
-from localchat.cli.options import ThinkingCommand, engine_options
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-
-FORCED = "localchat.cli.ask.forced"
-
-
-def complete_conversation(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> "list[CompletionItem]":
-    """The latest conversations whose id begins so, with their titles."""
-    from localchat.cli.conversation_options import complete
-
-    return complete(ctx, incomplete)
-
-
-class AskCommand(ThinkingCommand):
-    """Knows whether `--` stood before the words, and shows the overview as its help."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[FORCED] = "--" in args
-        return super().parse_args(ctx, args)
-
-    def get_help(self, ctx: click.Context) -> str:
-        return ctx.parent.get_help() if ctx.parent is not None else super().get_help(ctx)
-
-
-def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
-    """The flags that belong to one call and are no settings."""
-    for decorator in (
-        click.option("--regex", metavar="PATTERN", help="Answer with a match of this pattern."),
-        click.option("--grammar", metavar="FILE", help="Answer with a text of this Lark grammar."),
-        click.option(
-            "--schema", metavar="FILE|JSON", help="Answer with JSON that this JSON Schema allows."
-        ),
-        click.option(
-            "--conversation",
-            "conversation",
-            metavar="ID",
-            shell_complete=complete_conversation,
-            help="Go on with this conversation; its first digits do.",
-        ),
-        click.option(
-            "-c",
-            "--continue",
-            "continue_last",
-            is_flag=True,
-            help="Go on with the last conversation.",
-        ),
-        click.option(
-            "--raw-prompt", is_flag=True, help="Send the prompt without the chat template."
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object with figures."),
-        click.option(
-            "-x", "--extract", is_flag=True, help="Print the first fenced code block only."
-        ),
-        click.option("-i", "--interactive", is_flag=True, help="Then go on as a conversation."),
-        click.option(
-            "-f",
-            "--file",
-            "files",
-            multiple=True,
-            metavar="FILE",
-            help="Text that comes first; repeatable.",
-        ),
-    ):
-        function = decorator(function)
-    return function
+from localchat import gc_control
+from localchat.chat.conversation import AnswerFigures, Conversation, Node, NodeState
+from localchat.chat.overflow import cut_by_policy, leave_out, unsent_sentence
+from localchat.chat.prompt_messages import sent_messages
+from localchat.cli.context import AppContext
+from localchat.cli.context_advice import with_advice
+from localchat.cli.conversation_options import open_to_record, resumed
+from localchat.cli.json_report import context_line, report
+from localchat.cli.options import given_flags
+from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
+from localchat.cli.render_answer import AnswerDisplay, ReceivedAnswer, receive
+from localchat.cli.resolve import Setup, opened_engine, remember, request_for, resolve_setup
+from localchat.cli.signals import deferred, terminate_gracefully
+from localchat.cli.streams import Terminal
+from localchat.engine.interface import Engine
+from localchat.engine.request import Grammar, Message, Messages, TextPrompt
+from localchat.engine.stats_line import stats_line
+from localchat.errors import (
+    ContextExceeded,
+    ExitCode,
+    FileMissing,
+    HistoryUnusable,
+    LocalchatError,
+    ModelMissing,
+    UsageError,
+)
 
 
-@click.command("ask", cls=AskCommand)
-@click.argument("words", nargs=-1)
-@prompt_options
-@engine_options(with_model=True)
-@click.pass_context
-def command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -> int:
-    """Ask the model."""
-    from localchat.cli.group import refuse_near_verb
+@dataclass(frozen=True, slots=True)
+class AskOptions:
+    """The flags of one call."""
 
-    if words and not ctx.meta[FORCED]:
-        refuse_near_verb(words, ctx)
-    from localchat.cli.converse import converse  # loads what a prompt needs
-
-    return converse(ctx, " ".join(words))
+    interactive: bool
+    as_json: bool
+    extract: bool
+    raw_prompt: bool
+    grammar: Grammar | None
 
 
-# The first fenced code block of a Markdown text (CommonMark's fences; the indentation of the opening fence
-# is taken off the lines).
+def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
+    """Answer and return the exit code. Raises LocalchatError."""
+    options = _options(ctx)
+    text = _prompt_text(ctx, words)
+    if not text and not options.interactive and not _is_interactive():
+        raise UsageError(
+            "there is nothing to ask: no prompt, and stdin is empty",
+            hint='localchat "prompt", or text | localchat "question"; on a terminal, localchat alone chats',
+        )
+    before = resumed(ctx)
+    setup = _resolved(ctx, model_word, before)
+    conversation = before or Conversation()
+    conversation.model = setup.model.word
+    if before is None or "system" in given_flags(ctx):
+        conversation.system = setup.settings.system or ""
+    if not text and options.grammar is not None:
+        raise UsageError(
+            "--schema, --grammar and --regex are for one answer, and there is no prompt"
+        )
+    if text and not options.interactive:
+        with terminate_gracefully(), opened_engine(setup) as engine:
+            gc_control.resume_gc()
+            with deferred():
+                return _answer_once(setup, engine, options, conversation, text)
+    return _converse(ctx, setup, conversation, text, options)
 
 
-_OPEN: Final = re.compile(r"^( {0,3})(`{3,}(?=[^`\n]*$)|~{3,})[^\n]*$", re.MULTILINE)
+def _converse(
+    ctx: click.Context, setup: Setup, conversation: Conversation, text: str, options: AskOptions
+) -> int:
+    """Open the screen, or the line mode if the terminal cannot show it or `-i` is given."""
+    from localchat.tui.launch import can_show, launch
+
+    if not text and not options.interactive and can_show(setup.app.environ):
+        from localchat.cli.session_context import session_context
+
+        return launch(*session_context(setup, given_flags(ctx)), conversation)
+    gc_control.resume_gc()
+    from localchat.cli.line_input import open_keyboard
+    from localchat.cli.repl import chat
+
+    return chat(setup, open_keyboard(setup.terminal).read, conversation, text)
+
+
+def _options(ctx: click.Context) -> AskOptions:
+    names = ("interactive", "as_json", "extract", "raw_prompt")
+    flags = {name: bool(ctx.params[name]) for name in names}
+    options = AskOptions(**flags, grammar=requested_grammar(ctx))
+    if options.interactive and (options.as_json or options.extract or options.raw_prompt):
+        raise UsageError("-i is a conversation; --json, -x and --raw-prompt are for one answer")
+    if options.interactive and options.grammar is not None:
+        raise UsageError("-i is a conversation; --schema, --grammar and --regex are for one answer")
+    if options.raw_prompt and ctx.params["system"]:
+        raise UsageError(
+            "--raw-prompt sends the prompt as it is, and -s would be lost",
+            hint="write the instructions into the prompt",
+        )
+    return options
+
+
+def _prompt_text(ctx: click.Context, words: str) -> str:
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    # The settings are not resolved yet, so that a prompt that cannot be read fails before a model is located.
+    early = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
+    files = read_files(ctx.params["files"], early.notify)
+    return join_parts([files, read_stdin(early.notify), decoded_words(words, early.notify)])
+
+
+def _is_interactive() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
+def _resolved(ctx: click.Context, model_word: str | None, before: Conversation | None) -> Setup:
+    """Resolve the setup; a conversation keeps its model unless another one is named. Raises UsageError,
+    ModelMissing."""
+    word = model_word
+    if word is None and before is not None and "model" not in given_flags(ctx):
+        word = before.model or None
+    try:
+        return resolve_setup(ctx, word)
+    except ModelMissing as problem:
+        if word == model_word:
+            raise
+        raise ModelMissing(
+            f"this conversation was held with {word}, which is not here: {problem.message}",
+            hint="-m MODEL goes on with another",
+        ) from problem
+
+
+# ---------------------------------------------------------------------------- one answer
+
+
+def _answer_once(
+    setup: Setup, engine: Engine, options: AskOptions, conversation: Conversation, text: str
+) -> int:
+    terminal, settings = setup.terminal, setup.settings
+    question = conversation.add(Message("user", text), parent=conversation.head)
+    answer = ReceivedAnswer()
+    error: LocalchatError | None = None
+    try:
+        display = _display(setup, engine, options)
+        if options.raw_prompt:
+            prompt = TextPrompt(text, special=True)
+            stream = engine.generate(request_for(settings, prompt, options.grammar))
+            receive(stream, display, answer)
+        else:
+            _receive_fitting(setup, engine, conversation, display, answer, options.grammar)
+        remember(setup, engine.info, answer.done if settings.n == 1 else None)
+        _print_rest(setup, engine, options, answer)
+    except ContextExceeded as problem:
+        raise _advised(problem, engine, conversation) from problem
+    except LocalchatError as problem:
+        error = problem
+        terminal.end_answer(empty=False)
+        raise
+    finally:
+        if not options.raw_prompt and (answer.texts or answer.reasoning):
+            nodes = _add_answers(conversation, question, answer, engine, error)
+            _record(setup, conversation, (question, *nodes))
+    return ExitCode.INTERRUPTED if answer.interrupted else ExitCode.OK
+
+
+def _display(setup: Setup, engine: Engine, options: AskOptions) -> AnswerDisplay:
+    terminal, settings = setup.terminal, setup.settings
+    # With --stats and --json the answer must end by itself: its metrics come last.
+    stops_early = options.extract and not (options.as_json or settings.stats) and settings.n == 1
+    return AnswerDisplay(
+        terminal,
+        live=not _prints_whole(setup, options),
+        reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
+        on_begin=lambda: terminal.notify(context_line(engine.info())),
+        is_enough=_closed_block if stops_early else lambda text: False,
+    )
+
+
+def _prints_whole(setup: Setup, options: AskOptions) -> bool:
+    """Whether the answer is printed when it is complete."""
+    return options.as_json or options.extract or setup.settings.n > 1
+
+
+def _receive_fitting(
+    setup: Setup,
+    engine: Engine,
+    conversation: Conversation,
+    display: AnswerDisplay,
+    answer: ReceivedAnswer,
+    grammar: Grammar | None,
+) -> None:
+    """Send the conversation and receive the answer. If it is too long and its policy is to leave out the
+    oldest messages, do that and say so. Raises LocalchatError."""
+    settings = setup.settings
+
+    def send() -> None:
+        prompt = Messages(sent_messages(conversation), thinking=settings.think)
+        receive(engine.generate(request_for(settings, prompt, grammar)), display, answer)
+
+    try:
+        send()
+        return
+    except ContextExceeded as refusal:
+        cut = None
+        with suppress(LocalchatError):  # an engine that cannot count: its refusal stands
+            cut = cut_by_policy(
+                conversation,
+                engine,
+                refusal,
+                max_tokens=settings.max_tokens,
+                thinking=settings.think,
+            )
+        if cut is None:
+            raise
+    leave_out(conversation, cut)
+    sentence = unsent_sentence(cut.messages, cut.tokens)
+    setup.terminal.print_line(f"localchat: {sentence}", dim=True)
+    send()
+
+
+def _print_rest(setup: Setup, engine: Engine, options: AskOptions, answer: ReceivedAnswer) -> None:
+    """Print what was not printed while the answer arrived."""
+    terminal, settings = setup.terminal, setup.settings
+    texts = _texts(answer, settings.n, options)
+    if options.as_json:
+        line = msgspec.json.encode(report(answer, engine.info(), settings.n, texts)).decode()
+        terminal.answer(line)
+        terminal.end_answer()
+    else:
+        if _prints_whole(setup, options) and (texts or not answer.interrupted):
+            terminal.answer("\n---\n".join(text.rstrip("\n") for _, text in sorted(texts.items())))
+        terminal.end_answer(empty=not answer.interrupted)
+    if settings.stats and answer.done:
+        terminal.print_line(stats_line(answer.done))
+        terminal.print_line(engine.info().why)
+    if options.grammar is not None:
+        _refuse_unfinished(answer, settings.n)
+
+
+def _texts(answer: ReceivedAnswer, choices: int, options: AskOptions) -> dict[int, str]:
+    """Texts to print, by choice. Raises LocalchatError if `-x` finds no code block."""
+    texts = {choice: answer.texts[choice] for choice in range(choices) if choice in answer.texts}
+    if not options.extract:
+        return texts
+    code = {choice: first_code_block(text) for choice, text in texts.items()}
+    found = {choice: block for choice, block in code.items() if block is not None}
+    if not found and not answer.interrupted:
+        raise LocalchatError(
+            "the answer holds no fenced code block",
+            hint=f"it was:\n{answer.texts[0]}" if answer.texts[0] else "it was empty",
+        )
+    return found
+
+
+def _advised(
+    problem: ContextExceeded, engine: Engine, conversation: Conversation
+) -> ContextExceeded:
+    advised = with_advice(problem, engine)
+    if len(conversation.nodes) > 1:  # a conversation can be shortened, and a long input cannot
+        there = f"localchat -i --conversation {conversation.id}"
+        advised.hint += f"\nor shorten the conversation: {there} offers how"
+    return advised
+
+
+# ---------------------------------------------------------------------------- the history
+
+
+def _record(setup: Setup, conversation: Conversation, nodes: Sequence[Node]) -> None:
+    """Write the messages after they were shown: no answer waits for that or fails with it."""
+    history = open_to_record(setup.paths, setup.terminal, enabled=setup.settings.history)
+    if history is None:
+        return
+    with history:
+        try:
+            history.append(conversation, nodes)
+        except HistoryUnusable as problem:
+            setup.terminal.notify(f"this conversation is not kept: {problem.message}")
+
+
+def _add_answers(
+    conversation: Conversation,
+    question: Node,
+    answer: ReceivedAnswer,
+    engine: Engine,
+    error: LocalchatError | None = None,
+) -> tuple[Node, ...]:
+    """Add every choice as a version of the answer; the first one is shown."""
+    figures = _figures(answer, engine)
+    nodes: list[Node] = []
+    for choice in sorted({0, *answer.texts, *answer.reasoning}):
+        message = Message("assistant", answer.texts[choice], reasoning=answer.reasoning[choice])
+        state: NodeState = "failed" if error is not None else _state(answer, choice)
+        node = conversation.add(message, parent=question.id, state=state)
+        node = msgspec.structs.replace(
+            node, figures=figures, error=error.message if error is not None else ""
+        )
+        conversation.put(node)
+        nodes.append(node)
+    conversation.head = nodes[0].id
+    return tuple(nodes)
+
+
+def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
+    reason = answer.reasons.get(choice)
+    if answer.interrupted or reason in (None, "cancelled"):
+        return "stopped"
+    return "length" if reason == "length" else "whole"
+
+
+def _figures(answer: ReceivedAnswer, engine: Engine) -> AnswerFigures | None:
+    """Metrics for the history; None if the engine is gone and cannot be described."""
+    try:
+        info = engine.info()
+    except LocalchatError:
+        return None
+    return AnswerFigures(
+        model=info.model,
+        backend=info.backend,
+        quantization=info.quantization,
+        kv_type=info.kv_type,
+        draw_seed=answer.accepted.seed if answer.accepted else 0,
+        done=answer.done,
+    )
+
+
+# ---------------------------------------------------------------------------- --schema, --grammar, --regex
+
+
+_GRAMMAR_FLAGS: Final = ("schema", "grammar", "regex")
+_MOST_GRAMMAR_BYTES: Final = 1 << 20
+
+
+def requested_grammar(ctx: click.Context) -> Grammar | None:
+    """The grammar that the flags ask for; the engine checks it. Raises UsageError, FileMissing."""
+    given = {name: ctx.params[name] for name in _GRAMMAR_FLAGS if ctx.params.get(name) is not None}
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join('--' + name for name in given)}: only one of them")
+    match given:
+        case {"schema": text}:
+            inline = text.lstrip().startswith("{") or text in ("true", "false")
+            return Grammar("json_schema", text if inline else _read_grammar("--schema", text))
+        case {"grammar": name}:
+            return Grammar("lark", _read_grammar("--grammar", name))
+        case {"regex": pattern}:
+            return Grammar("regex", pattern)
+    return None
+
+
+def _refuse_unfinished(answer: ReceivedAnswer, choices: int) -> None:
+    """Raise LocalchatError for an answer that ended at its longest: it cannot match the grammar."""
+    if any(answer.reasons.get(choice) == "length" for choice in range(choices)):
+        raise LocalchatError(
+            "the answer was cut off before it had the form that was asked",
+            hint="--max-tokens allows more; bounds in the schema (maxLength, maxItems) make answers end",
+        )
+
+
+def _read_grammar(flag: str, name: str) -> str:
+    try:
+        with Path(name).open("rb") as file:
+            data = file.read(_MOST_GRAMMAR_BYTES + 1)
+    except FileNotFoundError as problem:
+        raise FileMissing(f"{flag}: there is no file {name}") from problem
+    except OSError as problem:
+        raise UsageError(f"{flag}: {name} cannot be read: {problem.strerror}") from problem
+    if len(data) > _MOST_GRAMMAR_BYTES:
+        raise UsageError(f"{flag}: {name} holds more than {_MOST_GRAMMAR_BYTES:,} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise UsageError(f"{flag}: {name} is not UTF-8 (byte {problem.start:,})") from problem
+
+
+# ---------------------------------------------------------------------------- -x
+
+
+_OPENING_FENCE: Final = re.compile(r"^( {0,3})(`{3,}(?=[^`\n]*$)|~{3,})[^\n]*$", re.MULTILINE)
 
 
 def first_code_block(text: str, *, finished: bool = True) -> str | None:
-    """The code between the first fences, without them; None where there is none. A block that is never
-    closed reaches to the end of a finished text, and is none yet in an unfinished one."""
-    opening = _OPEN.search(text)
+    """The code between the first fences of a Markdown text, as CommonMark reads them; None if there is none.
+
+    A block that is never closed reaches to the end of a finished text, and is none yet in an unfinished one.
+    The indentation of the opening fence is taken off the lines."""
+    opening = _OPENING_FENCE.search(text)
     if opening is None:
         return None
     indent, fence = opening.group(1), opening.group(2)
@@ -115,6 +408,10 @@ def first_code_block(text: str, *, finished: bool = True) -> str | None:
             return "".join(code)
         code.append(_without(indent, line))
     return "".join(code) if finished else None
+
+
+def _closed_block(text: str) -> bool:
+    return first_code_block(text, finished=False) is not None
 
 
 def _without(indent: str, line: str) -> str:

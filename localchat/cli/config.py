@@ -23,7 +23,7 @@ def command() -> None:
 @click.option("--for", "model", metavar="MODEL", help="As they are for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def show(door: AppContext, origin: bool, model: str | None, as_json: bool) -> None:
+def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> None:
     """Print every setting in force."""
     import msgspec
 
@@ -32,31 +32,31 @@ def show(door: AppContext, origin: bool, model: str | None, as_json: bool) -> No
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
 
-    file = read_settings(find_paths(door.environ).settings_file)
+    file = read_settings(find_paths(app.environ).settings_file)
     settings, origins = resolve(
-        file.layer((model,) if model else ()), from_environment(door.environ)
+        file.layer((model,) if model else ()), from_environment(app.environ)
     )
     values = msgspec.to_builtins(settings, str_keys=True)
     if as_json:
         rows = {key: {"value": value, "origin": origins[key]} for key, value in values.items()}
-        print_json(door.environ, rows if origin else values)
+        print_json(app.environ, rows if origin else values)
         return
     width = max(len(key) for key in values)
-    told = {key: f"  ({origins[key]})" if origin else "" for key in values}
+    record = {key: f"  ({origins[key]})" if origin else "" for key in values}
     print_lines(
-        door.environ,
-        (f"{key:<{width}} = {_written(value)}{told[key]}" for key, value in values.items()),
+        app.environ,
+        (f"{key:<{width}} = {_written(value)}{record[key]}" for key, value in values.items()),
     )
 
 
 @command.command("path")
 @click.pass_obj
-def path(door: AppContext) -> None:
+def path(app: AppContext) -> None:
     """Print the path of the settings file."""
     from localchat.cli.output import print_lines
     from localchat.config.paths import find_paths
 
-    print_lines(door.environ, (str(find_paths(door.environ).settings_file),))
+    print_lines(app.environ, (str(find_paths(app.environ).settings_file),))
 
 
 @command.command("set")
@@ -64,18 +64,18 @@ def path(door: AppContext) -> None:
 @click.argument("value")
 @click.option("--for", "model", metavar="MODEL", help="For this model only.")
 @click.pass_obj
-def set_value(door: AppContext, key: str, value: str, model: str | None) -> None:
+def set_value(app: AppContext, key: str, value: str, model: str | None) -> None:
     """Write a setting into the file; comments stay."""
-    _write(door, key, value, model)
+    _write(app, key, value, model)
 
 
 @command.command("unset")
 @click.argument("key")
 @click.option("--for", "model", metavar="MODEL", help="For this model only.")
 @click.pass_obj
-def unset(door: AppContext, key: str, model: str | None) -> None:
+def unset(app: AppContext, key: str, model: str | None) -> None:
     """Take a setting out of the file."""
-    _write(door, key, None, model)
+    _write(app, key, None, model)
 
 
 @command.command("keys")
@@ -89,11 +89,11 @@ def keys() -> None:
         )
 
 
-def _write(door: AppContext, key: str, value: str | None, model: str | None) -> None:
+def _write(app: AppContext, key: str, value: str | None, model: str | None) -> None:
     from localchat.config.paths import find_paths
     from localchat.config.settings_file import write_setting
 
-    file = find_paths(door.environ).settings_file
+    file = find_paths(app.environ).settings_file
     write_setting(file, key.replace("-", "_"), value, model)
     click.echo(f"localchat: {file} is written", err=True)
 

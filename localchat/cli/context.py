@@ -1,47 +1,50 @@
-"""What the commands get from outside: the environment, and how engines are made. Tests hand in their own."""
+"""Application context of the commands: the environment, and how engines are opened. Tests pass their own."""
 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from localchat.cli.resolve import Setup
+    from localchat.config.paths import Paths
+    from localchat.engine.attached.protocol import AttachSpec
     from localchat.engine.interface import Engine
     from localchat.engine.options import EngineOptions
     from localchat.pool.entry import OpenEngine, PooledEngine
 
-    Attach = Callable[[Setup, str, Callable[[str], None]], Engine | None]
+Notify: TypeAlias = Callable[[str], None]
+"""Gets sentences for the user, from any thread."""
+AttachEngine: TypeAlias = "Callable[[Paths, AttachSpec, str, Notify], Engine | None]"
+"""Attaches to a server of this user; None if none runs. The string is the user that `ps` shows."""
 
 
-def _open_engine(options: "EngineOptions", say: Callable[[str], None]) -> "PooledEngine":
+def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
     if options.remote is not None:
         from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 
         remote = options.remote
         key = remote.key(os.environ)
-        return RemoteEngine(RemoteOptions(remote.url, remote.model, key), say=say)
+        return RemoteEngine(RemoteOptions(remote.url, remote.model, key), say=notify)
     from localchat.engine.local.engine import LocalEngine
 
-    return LocalEngine(options, say=say)
+    return LocalEngine(options, say=notify)
 
 
-def _attach(setup: "Setup", user: str, say: "Callable[[str], None]") -> "Engine | None":
+def _attach(paths: "Paths", spec: "AttachSpec", user: str, notify: Notify) -> "Engine | None":
     from localchat.cli.attach import attached_engine
 
-    return attached_engine(setup, user, say)
+    return attached_engine(paths, spec, user, notify)
 
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """Carried as click's `ctx.obj`. `attach`: the settled model on a running server, where there
-    is one, for a user that `ps` can name; `say` is told."""
+    """Object of the click context (`ctx.obj`)."""
 
     open_engine: "OpenEngine" = _open_engine
-    attach: "Attach" = _attach
+    attach: AttachEngine = _attach
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property
     def debugging(self) -> bool:
-        """Whether tracebacks are wanted."""
+        """Whether errors are raised with their traceback."""
         return bool(self.environ.get("LOCALCHAT_DEBUG"))

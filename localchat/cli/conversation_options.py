@@ -7,18 +7,16 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.config.paths import Paths, find_paths
-from localchat.errors import HistoryUnusable, LocalchatError, UsageError
+from localchat.errors import HistoryUnusable, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from localchat.chat.conversation import AnswerFigures, Conversation, Node, NodeState
-    from localchat.cli.render_answer import Answer
+    from localchat.chat.conversation import Conversation
     from localchat.cli.streams import Terminal
-    from localchat.engine.interface import Engine
     from localchat.history.store import History
 
-FILE = "history.sqlite3"
+HISTORY_FILE = "history.sqlite3"
 _COMPLETED = 50
 
 
@@ -27,7 +25,7 @@ def open_history(paths: Paths, *, to_read: bool = False) -> "History":
     HistoryUnusable."""
     from localchat.history.store import History
 
-    path = paths.data_dir / FILE
+    path = paths.data_dir / HISTORY_FILE
     return History.open(None if to_read and not path.exists() else path)
 
 
@@ -39,9 +37,9 @@ def resumed(ctx: click.Context) -> "Conversation | None":
         return None
     if named and last:
         raise UsageError("--continue is the last conversation; --conversation names another")
-    door = ctx.find_object(AppContext)
-    assert door is not None
-    with open_history(find_paths(door.environ), to_read=True) as history:
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    with open_history(find_paths(app.environ), to_read=True) as history:
         if named:
             return history.load(named)
         summary = history.last()
@@ -56,10 +54,10 @@ def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
 
     from localchat.sanitize import sanitize_line
 
-    door = ctx.find_object(AppContext)
-    if door is None:
+    app = ctx.find_object(AppContext)
+    if app is None:
         return []
-    paths = find_paths(door.environ)
+    paths = find_paths(app.environ)
     with suppress(HistoryUnusable), open_history(paths, to_read=True) as history:
         return [
             CompletionItem(summary.id, help=sanitize_line(summary.title))
@@ -69,68 +67,15 @@ def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
     return []
 
 
-def opened_for_writing(paths: Paths, terminal: "Terminal", *, wanted: bool) -> "History | None":
+def open_to_record(paths: Paths, terminal: "Terminal", *, enabled: bool) -> "History | None":
     """The history, where it is wanted and can be used; trouble with it is said and stops no answer."""
-    if not wanted:
+    if not enabled:
         return None
     try:
         history = open_history(paths)
     except HistoryUnusable as problem:
-        terminal.say(f"this conversation is not kept: {problem.message}")
+        terminal.notify(f"this conversation is not kept: {problem.message}")
         return None
     if history.notice:
-        terminal.insist(f"localchat: {history.notice}")
+        terminal.print_line(f"localchat: {history.notice}")
     return history
-
-
-def state_of(answer: "Answer", choice: int = 0) -> "NodeState":
-    """How an answer ended, as the history says it."""
-    reason = answer.reasons.get(choice)
-    if answer.interrupted or reason in (None, "cancelled"):
-        return "stopped"
-    return "length" if reason == "length" else "whole"
-
-
-def figures_of(answer: "Answer", engine: "Engine") -> "AnswerFigures | None":
-    """What was measured; None where the engine cannot say any more what it is."""
-    from localchat.chat.conversation import AnswerFigures
-
-    try:
-        info = engine.info()
-    except LocalchatError:
-        return None
-    return AnswerFigures(
-        model=info.model,
-        backend=info.backend,
-        quantization=info.quantization,
-        kv_type=info.kv_type,
-        draw_seed=answer.accepted.seed if answer.accepted else 0,
-        done=answer.done,
-    )
-
-
-def add_answers(
-    conversation: "Conversation",
-    question: "Node",
-    answer: "Answer",
-    engine: "Engine",
-    error: LocalchatError | None = None,
-) -> "tuple[Node, ...]":
-    """Every choice that says something as a version of the answer; the first one is shown."""
-    import msgspec
-
-    from localchat.engine.request import Message
-
-    figures = figures_of(answer, engine)
-    nodes: list[Node] = []
-    for choice in sorted({0, *answer.texts, *answer.reasoning}):
-        message = Message("assistant", answer.texts[choice], reasoning=answer.reasoning[choice])
-        state: NodeState = "failed" if error is not None else state_of(answer, choice)
-        node = conversation.add(message, parent=question.id, state=state)
-        node = msgspec.structs.replace(
-            node, figures=figures, error=error.message if error is not None else ""
-        )
-        conversation.put(node)
-        nodes.append(node)
-    conversation.head = nodes[0].id
-    return tuple(nodes)

@@ -10,7 +10,7 @@ from localchat.cli.context import AppContext
 @click.argument("name", metavar="NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: AppContext, word: str, name: str, as_json: bool) -> None:
+def command(app: AppContext, word: str, name: str, as_json: bool) -> None:
     """Give a model another name.
 
     The alias follows its model when that is pulled anew; `localchat rm NAME` takes the alias alone away.
@@ -23,15 +23,15 @@ def command(door: AppContext, word: str, name: str, as_json: bool) -> None:
     from localchat.models.resolve import locate
     from localchat.sanitize import sanitize_line
 
-    paths = find_paths(door.environ)
+    paths = find_paths(app.environ)
     check_name(name)
-    found = locate(word, paths, "the model named in the command", door.environ)
+    found = locate(word, paths, "the model named in the command", app.environ)
     target = read_aliases(paths).aliases.get(word, found.word)
-    there = read_index(paths, door.environ).find(name)
+    there = read_index(paths, app.environ).find(name)
     if there is not None and there.kind != "alias":
         raise UsageError(f"there is a model {there.name} already", hint="choose another name")
     add_alias(paths, name, target)
     if as_json:
-        print_json(door.environ, {"name": name, "alias_of": target, "path": str(found.path)})
+        print_json(app.environ, {"name": name, "alias_of": target, "path": str(found.path)})
     else:
         click.echo(f"localchat: {name} is {sanitize_line(target)} from now on", err=True)

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: AppContext, rebuild: bool, yes: bool, as_json: bool) -> int:
+def command(app: AppContext, rebuild: bool, yes: bool, as_json: bool) -> int:
     """Say what this machine and this build can do."""
     from localchat.cli.doctor_report import diagnose, sentences
     from localchat.cli.output import print_json, print_lines
 
-    diagnosis = diagnose(door)
+    diagnosis = diagnose(app)
     if rebuild:
-        return _rebuild(door, diagnosis.ways_out, yes=yes)
+        return _rebuild(app, diagnosis.ways_out, yes=yes)
     if as_json:
-        print_json(door.environ, diagnosis)
+        print_json(app.environ, diagnosis)
     else:
-        print_lines(door.environ, sentences(diagnosis))
+        print_lines(app.environ, sentences(diagnosis))
     return 0
 
 
-def _rebuild(door: AppContext, ways: "tuple[Remedy, ...]", *, yes: bool) -> int:
+def _rebuild(app: AppContext, ways: "tuple[Remedy, ...]", *, yes: bool) -> int:
     """Offer each command in turn and run the first that is wanted."""
     from localchat.cli.doctor_report import shell_line
     from localchat.config.paths import find_paths
@@ -47,8 +47,8 @@ def _rebuild(door: AppContext, ways: "tuple[Remedy, ...]", *, yes: bool) -> int:
     if not offered:
         click.echo("localchat: there is nothing to rebuild: this build fits this machine", err=True)
         return 0
-    file = read_settings(find_paths(door.environ).settings_file)
-    if resolve(file.layer(), from_environment(door.environ)).settings.offline:
+    file = read_settings(find_paths(app.environ).settings_file)
+    if resolve(file.layer(), from_environment(app.environ)).settings.offline:
         raise UsageError("a rebuild downloads the source, and offline is set")
     if not yes and not sys.stdin.isatty():
         raise UsageError(

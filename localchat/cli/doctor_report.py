@@ -72,12 +72,12 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(way for backend in self.backends for way in backend.ways_out)
 
 
-def diagnose(door: AppContext) -> Diagnosis:
+def diagnose(app: AppContext) -> Diagnosis:
     """Look at the machine and ask every backend; what fails is reported as found. Memory is what `fit` and
     every load count with: within the limits of a container, and apart from what a library says of it."""
     from localchat.fit.hardware import read_machine
 
-    paths = find_paths(door.environ)
+    paths = find_paths(app.environ)
     machine = read_machine()
     found = find_backends()
     backends = tuple(_ask(backend, paths) for backend in found.values())
@@ -97,7 +97,7 @@ def diagnose(door: AppContext) -> Diagnosis:
         state_dir=str(paths.state_dir),
         backends=backends,
         choices=tuple(_choices(found, {one.name: one.offload for one in backends})),
-        troubles=tuple(_troubles(paths, door.environ)),
+        troubles=tuple(_troubles(paths, app.environ)),
     )
 
 
@@ -166,14 +166,14 @@ def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
 def _device_record(device: Device) -> dict[str, str | int]:
     """A device of the backend's library, with that library's count of its memory. Of a CPU that is left out:
     it is the RAM, all of it called free by some libraries."""
-    told: dict[str, str | int] = {
+    record: dict[str, str | int] = {
         "name": device.name,
         "description": device.description,
         "kind": device.kind,
     }
     if device.kind == "cpu":
-        return told
-    return told | {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes}
+        return record
+    return record | {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes}
 
 
 def sentences(diagnosis: Diagnosis) -> Iterator[str]:

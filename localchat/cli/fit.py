@@ -51,11 +51,11 @@ def command(
     subject = seen.subject
     options = load_options(seen.settings, max_slots=slots)
     verdict = assess(subject, options, usable_machine(), SpeedHistory(seen.paths.state_dir))
-    environ = seen.door.environ
+    environ = seen.app.environ
     if as_json:
         path = str(subject.path) if subject.path is not None else None
-        told = {"model": subject.name, "path": path, "parallel": slots}
-        print_json(environ, told | verdict.record())
+        record = {"model": subject.name, "path": path, "parallel": slots}
+        print_json(environ, record | verdict.record())
     else:
         print_lines(environ, verdict_lines(verdict))
     return ExitCode.OK if verdict.plan.fits else ExitCode.DOES_NOT_FIT
@@ -67,35 +67,35 @@ class _Seen(NamedTuple):
     subject: "Subject"
     settings: "Settings"
     paths: "Paths"
-    door: AppContext
+    app: AppContext
 
 
 def _look(ctx: click.Context, word: str) -> _Seen:
     """The model that is here under this word, else the one that could be pulled. Raises LocalchatError."""
-    from localchat.cli.resolve import Inputs, prepare
+    from localchat.cli.resolve import Inputs, resolve_setup
     from localchat.errors import ModelMissing
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject
 
     try:
-        setup = prepare(ctx, word)
+        setup = resolve_setup(ctx, word)
     except ModelMissing as missing:
-        said = Inputs.of(ctx, word)
-        settings = said.settings((word,)).settings
-        subject = _elsewhere(word, said, settings, missing)
-        return _Seen(subject, settings, said.paths, said.door)
+        inputs = Inputs.of(ctx, word)
+        settings = inputs.settings((word,)).settings
+        subject = _elsewhere(word, inputs, settings, missing)
+        return _Seen(subject, settings, inputs.paths, inputs.app)
     model = setup.model
     unloaded = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
     subject = Subject(model.name, unloaded, model.path, setup.settings.backend)
-    return _Seen(subject, setup.settings, setup.paths, setup.door)
+    return _Seen(subject, setup.settings, setup.paths, setup.app)
 
 
 def _elsewhere(
-    word: str, said: "Inputs", settings: "Settings", missing: "ModelMissing"
+    word: str, inputs: "Inputs", settings: "Settings", missing: "ModelMissing"
 ) -> "Subject":
     """The model on the hub, by its headers. Raises `missing` where the word names none there."""
-    from localchat.cli.pull import forbidden_by
     from localchat.cli.streams import Terminal
+    from localchat.config.settings import offline_reason
     from localchat.errors import ModelMissing, UsageError
     from localchat.models.assess import Subject
     from localchat.models.catalog import read_catalog
@@ -108,28 +108,30 @@ def _elsewhere(
     from localchat.models.synthetic.gguf import synthetic_model
 
     try:
-        reference = parse(word, read_catalog(said.paths))
+        reference = parse(word, read_catalog(inputs.paths))
     except (ModelMissing, UsageError):
         raise missing from None
-    terminal = Terminal(said.door.environ, quiet=settings.quiet, color=settings.color)
+    terminal = Terminal(inputs.app.environ, quiet=settings.quiet, color=settings.color)
 
-    def tell(event: PullEvent) -> None:
+    def show(event: PullEvent) -> None:
         if isinstance(event, Note):
-            terminal.say(event.text)
+            terminal.notify(event.text)
 
-    if by := forbidden_by(said):
+    if by := offline_reason(inputs.settings(), inputs.app.environ):
         drawn = synthetic_model(reference)
         if drawn is None:
             raise _unknown_shape(reference, by)
-        terminal.say(f"{drawn.name} is not here and offline is set: its published shape stands in")
+        terminal.notify(
+            f"{drawn.name} is not here and offline is set: its published shape stands in"
+        )
         return Subject(drawn.name, drawn, None, settings.backend)
-    hub, patience = hub_from_environment(said.door.environ), RetryPolicy()
-    choice = select_files(reference, hub, tell, patience)
-    terminal.say(
+    hub, patience = hub_from_environment(inputs.app.environ), RetryPolicy()
+    choice = select_files(reference, hub, show, patience)
+    terminal.notify(
         f"{choice.name} is not here; its headers are read from {choice.listing.repository}"
     )
     return Subject(
-        choice.name, read_remote_header(choice, hub, tell, patience), None, settings.backend
+        choice.name, read_remote_header(choice, hub, show, patience), None, settings.backend
     )
 
 

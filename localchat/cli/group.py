@@ -58,7 +58,7 @@ def similar_verb(word: str) -> str | None:
     return next(iter(closest(word, candidates, min_similarity=0.66)), None)
 
 
-_ASK = "localchat.cli.ask"
+_PROMPT_MODULE = "localchat.cli.run"
 _OWN_FLAGS = ("--help", "-h", "--version")
 _PROMPT = "\0prompt"
 """Stands in the arguments for the verb that is not written; no shell can pass it."""
@@ -77,7 +77,7 @@ class RootGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == _PROMPT:
-            return _command(_ASK)
+            return _prompt_command()
         verb = ALIASES.get(cmd_name, cmd_name)
         return _command(VERBS[verb].module) if verb in VERBS else None
 
@@ -98,7 +98,7 @@ class RootGroup(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         found = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
-            found += _command(_ASK).shell_complete(ctx, incomplete)
+            found += _prompt_command().shell_complete(ctx, incomplete)
         return found
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -109,7 +109,7 @@ class RootGroup(click.Group):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs (each has --help)"):
             formatter.write_dl([(name, verb.about) for name, verb in VERBS.items()])
-        flags = [param for param in _command(_ASK).params if isinstance(param, click.Option)]
+        flags = [param for param in _prompt_command().params if isinstance(param, click.Option)]
         records = [param.get_help_record(ctx) for param in (*flags, *self.get_params(ctx))]
         with formatter.section("Flags of a prompt"):
             formatter.write_dl([record for record in records if record is not None])
@@ -128,8 +128,14 @@ class LoneGroup(click.Group):
 def _command(module: str) -> click.Command:
     command = import_module(module).command
     assert isinstance(command, click.Command)
-    if module != _ASK:
-        gc_control.resume_gc()
+    gc_control.resume_gc()
+    return command
+
+
+def _prompt_command() -> click.Command:
+    """The command behind the prompt. It resumes the garbage collection itself, once the answer is asked for."""
+    command = import_module(_PROMPT_MODULE).prompt_command
+    assert isinstance(command, click.Command)
     return command
 
 
@@ -165,15 +171,17 @@ def _meant_line(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[s
             continue
         if ctx.get_parameter_source(param.name) is not click.core.ParameterSource.COMMANDLINE:
             continue
-        said = ctx.params.get(param.name)
+        value = ctx.params.get(param.name)
         flag = (
-            param.secondary_opts[-1] if said is False and param.secondary_opts else param.opts[-1]
+            param.secondary_opts[-1] if value is False and param.secondary_opts else param.opts[-1]
         )
         if param.name in known:
-            value = [] if param.is_flag or not isinstance(said, str | int | float) else [str(said)]
+            value = (
+                [] if param.is_flag or not isinstance(value, str | int | float) else [str(value)]
+            )
             line += [flag, *value]
         elif len(words) == 1 and words[0] in _AS_WORD.get(param.name, ()):
-            line.insert(2, f"remote:{said}" if param.name == "remote" else str(said))
+            line.insert(2, f"remote:{value}" if param.name == "remote" else str(value))
         else:
             left.append(flag)
     return shlex.join(line), left

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localchat.chat.conversation import Conversation, Node
-from localchat.cli.ask import complete_conversation
 from localchat.cli.context import AppContext
 from localchat.cli.group import LoneGroup
+from localchat.cli.run import complete_conversation
 from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:
+    from localchat.chat.conversation import Conversation, Node
     from localchat.history.queries import SearchHit, Summary
     from localchat.history.store import History
 
@@ -34,25 +34,25 @@ def command() -> None:
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def list_(door: AppContext, limit: int, everything: bool, as_json: bool) -> None:
+def list_(app: AppContext, limit: int, everything: bool, as_json: bool) -> None:
     """List the conversations, the newest first."""
-    with _opened(door) as history:
+    with _opened(app) as history:
         rows = history.list(-1 if everything else limit + 1)
     left_out = not everything and len(rows) > limit
     rows = rows[:limit] if left_out else rows
     if as_json:
-        _print_json(door.environ, [_record(row) for row in rows])
+        _print_json(app.environ, [_record(row) for row in rows])
     else:
-        _print_rows(door, rows)
+        _print_rows(app, rows)
     if left_out:
         click.echo(f"localchat: there are more than {limit}; --all lists them", err=True)
 
 
-def _print_rows(door: AppContext, rows: "Sequence[Summary]") -> None:
+def _print_rows(app: AppContext, rows: "Sequence[Summary]") -> None:
     from localchat.cli.output import print_lines, table
 
     cells = [(r.id[:_DIGITS], _moment(r.updated_s), str(r.messages), r.title) for r in rows]
-    print_lines(door.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
+    print_lines(app.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
 
 
 @command.command("search")
@@ -60,7 +60,7 @@ def _print_rows(door: AppContext, rows: "Sequence[Summary]") -> None:
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def search(door: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -> None:
+def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Find conversations by what was said in them.
 
     All words must occur in one message, each as the beginning of a word; text in double quotes must occur as
@@ -69,13 +69,13 @@ def search(door: AppContext, words: tuple[str, ...], limit: int, as_json: bool) 
     from localchat.cli.output import print_lines
     from localchat.errors import LocalchatError
 
-    with _opened(door) as history:
+    with _opened(app) as history:
         hits = history.search(" ".join(words), limit + 1)
     left_out, hits = len(hits) > limit, hits[:limit]
     if as_json:
-        _print_json(door.environ, [_found(hit) for hit in hits])
+        _print_json(app.environ, [_found(hit) for hit in hits])
     else:
-        print_lines(door.environ, _hit_lines(hits))
+        print_lines(app.environ, _hit_lines(hits))
     if left_out:
         click.echo(f"localchat: more than {limit} were found; -n shows more", err=True)
     if not hits:
@@ -87,19 +87,19 @@ def search(door: AppContext, words: tuple[str, ...], limit: int, as_json: bool) 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the figures.")
 @click.option("--tree", is_flag=True, help="All branches; with text, as an outline.")
 @click.pass_obj
-def show(door: AppContext, id_: str, as_json: bool, tree: bool) -> None:
+def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
     """Show a conversation: what was said, or with --json every message with its figures."""
     from localchat.chat.export import as_data, as_markdown
     from localchat.cli.output import print_lines
 
-    with _opened(door) as history:
+    with _opened(app) as history:
         conversation = history.load(id_)
     if as_json:
-        _print_json(door.environ, as_data(conversation, tree=tree))
+        _print_json(app.environ, as_data(conversation, tree=tree))
     elif tree:
-        print_lines(door.environ, outline(conversation))
+        print_lines(app.environ, outline(conversation))
     else:
-        print_lines(door.environ, as_markdown(conversation).splitlines())
+        print_lines(app.environ, as_markdown(conversation).splitlines())
 
 
 @command.command("export")
@@ -108,7 +108,7 @@ def show(door: AppContext, id_: str, as_json: bool, tree: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="JSON with all branches and figures.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.pass_obj
-def export(door: AppContext, id_: str, output: str | None, as_json: bool, force: bool) -> None:
+def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: bool) -> None:
     """Write a conversation as Markdown or JSON.
 
     JSON is also what a FILE that ends in .json gets.
@@ -120,12 +120,12 @@ def export(door: AppContext, id_: str, output: str | None, as_json: bool, force:
     from localchat.cli.output import print_lines
     from localchat.errors import LocalchatError, UsageError
 
-    with _opened(door) as history:
+    with _opened(app) as history:
         conversation = history.load(id_)
     wants_json = as_json or (output or "").endswith(".json")
     text = as_json_text(conversation) if wants_json else as_markdown(conversation)
     if output is None:
-        print_lines(door.environ, text.rstrip("\n").splitlines())
+        print_lines(app.environ, text.rstrip("\n").splitlines())
         return
     path = Path(output)
     if path.exists() and not force:
@@ -140,9 +140,9 @@ def export(door: AppContext, id_: str, output: str | None, as_json: bool, force:
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
 @click.argument("title", nargs=-1, required=True)
 @click.pass_obj
-def rename(door: AppContext, id_: str, title: tuple[str, ...]) -> None:
+def rename(app: AppContext, id_: str, title: tuple[str, ...]) -> None:
     """Give a conversation another title."""
-    with _opened(door) as history:
+    with _opened(app) as history:
         history.rename(id_, " ".join(title))
 
 
@@ -152,13 +152,13 @@ def rename(door: AppContext, id_: str, title: tuple[str, ...]) -> None:
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
-def remove(door: AppContext, ids: tuple[str, ...], yes: bool) -> int:
+def remove(app: AppContext, ids: tuple[str, ...], yes: bool) -> int:
     """Remove conversations. They can be restored for thirty days."""
     from localchat.cli.output import agreed
     from localchat.errors import ExitCode
     from localchat.sanitize import sanitize_line
 
-    with _opened(door) as history:
+    with _opened(app) as history:
         gone = [history.summary(id_) for id_ in ids]
         for summary in gone:
             question = f"Remove {summary.title!r} ({summary.messages} messages)?"
@@ -173,9 +173,9 @@ def remove(door: AppContext, ids: tuple[str, ...], yes: bool) -> int:
 @command.command("restore")
 @click.argument("id_", metavar="ID")
 @click.pass_obj
-def restore(door: AppContext, id_: str) -> None:
+def restore(app: AppContext, id_: str) -> None:
     """Take a removal back. ID is the whole id."""
-    with _opened(door) as history:
+    with _opened(app) as history:
         history.restore(id_)
 
 
@@ -184,11 +184,11 @@ _DIGITS = 12
 
 
 @contextmanager
-def _opened(door: AppContext) -> "Iterator[History]":
+def _opened(app: AppContext) -> "Iterator[History]":
     from localchat.cli.conversation_options import open_history
     from localchat.config.paths import find_paths
 
-    with open_history(find_paths(door.environ), to_read=True) as history:
+    with open_history(find_paths(app.environ), to_read=True) as history:
         if history.notice:
             click.echo(f"localchat: {history.notice}", err=True)
         yield history
@@ -237,7 +237,7 @@ def _moment(seconds: float) -> str:
 _SHOWN = 60
 
 
-def outline(conversation: Conversation) -> Iterator[str]:
+def outline(conversation: "Conversation") -> Iterator[str]:
     """A line a message. A branch is set in by two where several messages follow one; `*` marks the path."""
     shown = {node.id for node in conversation.path()}
     children: dict[str | None, list[Node]] = {}
@@ -252,7 +252,7 @@ def outline(conversation: Conversation) -> Iterator[str]:
         waiting += [(child, deeper) for child in reversed(after)]
 
 
-def _line(node: Node) -> str:
+def _line(node: "Node") -> str:
     text = " ".join(node.message.content.split())
     text = f"{text[: _SHOWN - 1]}…" if len(text) > _SHOWN else text
     who = "summary" if node.replaces else node.message.role

@@ -18,7 +18,7 @@ from localchat.cli.context import AppContext
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def command(
-    door: AppContext, path: Path, name: str | None, how: str | None, forget: bool, as_json: bool
+    app: AppContext, path: Path, name: str | None, how: str | None, forget: bool, as_json: bool
 ) -> None:
     """Use a model file under a name, or all models of a folder.
 
@@ -34,18 +34,18 @@ def command(
     if alone and not forget:
         if how is not None:
             raise UsageError("a checkpoint is used where it lies: it takes no --symlink or --copy")
-        _checkpoint(door, given, given.name if name is None else name, as_json=as_json)
+        _checkpoint(app, given, given.name if name is None else name, as_json=as_json)
     elif forget or given.is_dir():
         if name is not None or how is not None:
             raise UsageError(
                 "a folder is looked into as it is: it takes no name, --symlink or --copy"
             )
-        _folder(door, given, forget=forget, as_json=as_json)
+        _folder(app, given, forget=forget, as_json=as_json)
     else:
-        _file(door, given, name, how or "hard link", as_json=as_json)
+        _file(app, given, name, how or "hard link", as_json=as_json)
 
 
-def _file(door: AppContext, path: Path, name: str | None, how: str, *, as_json: bool) -> None:
+def _file(app: AppContext, path: Path, name: str | None, how: str, *, as_json: bool) -> None:
     from typing import cast
 
     from localchat.backend_api.registry import choose_for_file
@@ -57,10 +57,10 @@ def _file(door: AppContext, path: Path, name: str | None, how: str, *, as_json: 
 
     header = read_header(path)
     chosen = plain_stem(path) if name is None else name
-    paths = find_paths(door.environ)
-    _check_free(door, chosen)
+    paths = find_paths(app.environ)
+    _check_free(app, chosen)
     linked = link_model(header.parts, paths.models_dir, chosen, cast(How, how))
-    told = {
+    record = {
         "name": chosen,
         "path": str(linked.path),
         "how": linked.how,
@@ -68,10 +68,10 @@ def _file(door: AppContext, path: Path, name: str | None, how: str, *, as_json: 
         "size_bytes": header.file_bytes,
         "warning": choose_for_file(linked.path).backend.objection(model_shape(header)) or None,
     }
-    _tell(door, told, f"a {linked.how}", as_json=as_json)
+    _announce(app, record, f"a {linked.how}", as_json=as_json)
 
 
-def _checkpoint(door: AppContext, folder: Path, name: str, *, as_json: bool) -> None:
+def _checkpoint(app: AppContext, folder: Path, name: str, *, as_json: bool) -> None:
     from localchat.backend_api.registry import choose_for_model
     from localchat.config.paths import find_paths
     from localchat.model_files.checkpoint import read_checkpoint
@@ -79,9 +79,9 @@ def _checkpoint(door: AppContext, folder: Path, name: str, *, as_json: bool) -> 
     from localchat.models.index import files_of
 
     found = read_checkpoint(folder)
-    _check_free(door, name)
-    add_alias(find_paths(door.environ), name, str(folder))
-    told = {
+    _check_free(app, name)
+    add_alias(find_paths(app.environ), name, str(folder))
+    record = {
         "name": name,
         "path": str(folder),
         "how": "alias",
@@ -89,10 +89,10 @@ def _checkpoint(door: AppContext, folder: Path, name: str, *, as_json: bool) -> 
         "size_bytes": sum(file.stat().st_size for file in files_of(folder)),
         "warning": choose_for_model(found, "safetensors").backend.objection(found) or None,
     }
-    _tell(door, told, "used where it lies", as_json=as_json)
+    _announce(app, record, "used where it lies", as_json=as_json)
 
 
-def _check_free(door: AppContext, name: str) -> None:
+def _check_free(app: AppContext, name: str) -> None:
     """Raises UsageError for what is no name, or somebody's."""
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
@@ -100,7 +100,7 @@ def _check_free(door: AppContext, name: str) -> None:
     from localchat.models.index import read_index
 
     check_name(name)
-    there = read_index(find_paths(door.environ), door.environ).find(name)
+    there = read_index(find_paths(app.environ), app.environ).find(name)
     if there is not None:
         raise UsageError(
             f"there is a model {there.name} already ({there.origin})",
@@ -108,23 +108,23 @@ def _check_free(door: AppContext, name: str) -> None:
         )
 
 
-def _tell(door: AppContext, told: dict[str, Any], how: str, *, as_json: bool) -> None:
+def _announce(app: AppContext, record: dict[str, Any], how: str, *, as_json: bool) -> None:
     from localchat.cli.output import print_json
     from localchat.sanitize import sanitize_line
     from localchat.units import size
 
     if as_json:
-        print_json(door.environ, told)
+        print_json(app.environ, record)
         return
-    place = sanitize_line(told["path"])
+    place = sanitize_line(record["path"])
     click.echo(
-        f"localchat: {told['name']} is {place}, {how} ({size(told['size_bytes'])})", err=True
+        f"localchat: {record['name']} is {place}, {how} ({size(record['size_bytes'])})", err=True
     )
-    if told["warning"]:
-        click.echo(f"localchat: it cannot be run: {sanitize_line(told['warning'])}", err=True)
+    if record["warning"]:
+        click.echo(f"localchat: it cannot be run: {sanitize_line(record['warning'])}", err=True)
 
 
-def _folder(door: AppContext, folder: Path, *, forget: bool, as_json: bool) -> None:
+def _folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> None:
     from localchat.cli.output import print_json
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
@@ -132,24 +132,24 @@ def _folder(door: AppContext, folder: Path, *, forget: bool, as_json: bool) -> N
     from localchat.models.external.base import FOLDER
     from localchat.models.external.discovery import find_external_models
 
-    paths = find_paths(door.environ)
+    paths = find_paths(app.environ)
     if forget:
         if not remove_folder(paths, folder):
             raise UsageError(f"{folder} is not among the folders that are looked into")
         if as_json:
-            print_json(door.environ, {"folder": str(folder), "models": []})
+            print_json(app.environ, {"folder": str(folder), "models": []})
         else:
             click.echo(f"localchat: {folder} is looked into no longer; its files stay", err=True)
         return
     add_folder(paths, folder)
     models = [
         model
-        for model in find_external_models(door.environ, origins=(FOLDER,)).models
+        for model in find_external_models(app.environ, origins=(FOLDER,)).models
         if model.path is not None and model.path.is_relative_to(folder)
     ]
     if as_json:
         names = [{"name": model.name, "path": str(model.path)} for model in models]
-        print_json(door.environ, {"folder": str(folder), "models": names})
+        print_json(app.environ, {"folder": str(folder), "models": names})
         return
     click.echo(
         f"localchat: {folder} is looked into from now on; models in it: {len(models)}", err=True

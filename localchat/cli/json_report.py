@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from localchat.cli.render_answer import Answer
+from localchat.cli.render_answer import ReceivedAnswer
 from localchat.engine.events import Timings
 from localchat.engine.interface import EngineInfo
 
@@ -12,7 +12,9 @@ _TIMINGS = (
 )
 
 
-def report(answer: Answer, info: EngineInfo, choices: int, texts: dict[int, str]) -> dict[str, Any]:
+def report(
+    answer: ReceivedAnswer, info: EngineInfo, choices: int, texts: dict[int, str]
+) -> dict[str, Any]:
     """The answer with its figures, JSON-ready. What an interrupted request never learned is null.
     `texts`: the text to report, by choice (with `--extract`, the code)."""
     done = answer.done
@@ -47,11 +49,11 @@ def context_line(info: EngineInfo) -> str:
     return f"{info.model} · {info.backend} · context {info.context_tokens:,}{trained} tokens"
 
 
-def _reason(answer: Answer, choice: int) -> str:
+def _reason(answer: ReceivedAnswer, choice: int) -> str:
     return answer.reasons.get(choice, "cancelled")
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: ReceivedAnswer) -> dict[str, int]:
     if answer.done:
         usage = answer.done.usage
         return {
@@ -62,22 +64,22 @@ def _usage(answer: Answer) -> dict[str, int]:
     return {
         "prompt_tokens": answer.accepted.prompt_tokens if answer.accepted else 0,
         "cached_tokens": answer.prefill.cached if answer.prefill else 0,
-        "completion_tokens": answer.figures.completion_tokens if answer.figures else 0,
+        "completion_tokens": answer.metrics.completion_tokens if answer.metrics else 0,
     }
 
 
-def _kv(answer: Answer, info: EngineInfo) -> dict[str, int]:
+def _kv(answer: ReceivedAnswer, info: EngineInfo) -> dict[str, int]:
     if answer.done:
         used, total = answer.done.kv_used_tokens, answer.done.kv_total_tokens
-    elif answer.figures:
-        used, total = answer.figures.kv_used_tokens, answer.figures.kv_total_tokens
+    elif answer.metrics:
+        used, total = answer.metrics.kv_used_tokens, answer.metrics.kv_total_tokens
     else:
         used, total = 0, info.context_tokens
     return {"used_tokens": used, "total_tokens": total}
 
 
-def _speculation(answer: Answer) -> dict[str, int]:
-    counted = answer.done.speculation if answer.done else answer.figures
+def _speculation(answer: ReceivedAnswer) -> dict[str, int]:
+    counted = answer.done.speculation if answer.done else answer.metrics
     return {
         "drafted": counted.drafted if counted else 0,
         "accepted": counted.accepted if counted else 0,

@@ -17,7 +17,7 @@ _HEAD = ("NAME", "SIZE", "QUANT", "CONTEXT", "ORIGIN")
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: AppContext, as_json: bool) -> None:
+def command(app: AppContext, as_json: bool) -> None:
     """List the models on this machine.
 
     Pulled and imported ones, files put into the models folder, and those that Ollama, LM Studio, the Hugging
@@ -27,14 +27,14 @@ def command(door: AppContext, as_json: bool) -> None:
     from localchat.config.paths import find_paths
     from localchat.models.index import read_index
 
-    index = read_index(find_paths(door.environ), door.environ)
+    index = read_index(find_paths(app.environ), app.environ)
     rows = list(_inspected(index.models))
     for notice in index.notices:
         click.echo(f"localchat: {notice}", err=True)
     if as_json:
-        print_json(door.environ, [_record(model, seen) for model, seen in rows])
+        print_json(app.environ, [_record(model, seen) for model, seen in rows])
     else:
-        print_lines(door.environ, _lines(rows))
+        print_lines(app.environ, _lines(rows))
 
 
 def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]":

@@ -39,9 +39,9 @@ def root() -> None:
     """
 
 
-def run(args: Sequence[str], door: AppContext | None = None) -> int:
+def run(args: Sequence[str], app: AppContext | None = None) -> int:
     """Run the command with these arguments; returns the exit code and never raises what a user can cause."""
-    used = door if door is not None else AppContext()
+    used = app if app is not None else AppContext()
     try:
         with interruptible():
             return _flushed(args, used)
@@ -94,17 +94,17 @@ def _status(args: Sequence[str], used: AppContext) -> int:
         return ExitCode.ERROR
 
 
-def _invoked(args: Sequence[str], door: AppContext) -> object:
+def _invoked(args: Sequence[str], app: AppContext) -> object:
     """What click's own `main` does, without its opinions on errors and closed pipes."""
-    with root.make_context("localchat", list(args), obj=door) as context:
+    with root.make_context("localchat", list(args), obj=app) as context:
         return root.invoke(context)
 
 
-def _completed(door: AppContext) -> int:
+def _completed(app: AppContext) -> int:
     """Answer a shell that asks what could stand here (the script of `localchat completion` does)."""
     from click.shell_completion import shell_complete
 
-    return shell_complete(root, {"obj": door}, "localchat", _COMPLETE, door.environ[_COMPLETE])
+    return shell_complete(root, {"obj": app}, "localchat", _COMPLETE, app.environ[_COMPLETE])
 
 
 def _usage_hint(problem: click.ClickException) -> str:

@@ -5,15 +5,12 @@ flag, a variable and a line of the settings file fail in the same words.
 """
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from localchat.cli.render_answer import Answer
-from localchat.engine.request import Grammar
-from localchat.errors import FileMissing, LocalchatError, UsageError
+from localchat.errors import UsageError
 
 if TYPE_CHECKING:
     from localchat.config.settings import Given
@@ -58,25 +55,23 @@ _SAMPLING = (
 )
 _SYSTEM = (_Flag("system", ("-s", "--system"), "TEXT", "Instructions before the conversation."),)
 _SCREEN = (_Flag("theme", ("--theme",), "NAME", "Colours of the screen: dark, light, ansi, …"),)
-_LOAD_SWITCHES = (
+_SWITCHES = (
+    _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
+    _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Keep the reasoning away."),
     _Flag(
         "require_gpu",
         ("--require-gpu/--no-require-gpu",),
         "",
         "Refuse rather than use the CPU alone.",
     ),
+    _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess ahead (exact); on."),
+    _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
     _Flag(
         "dummy_weights", ("--dummy-weights/--real-weights",), "", "Random weights, for speed tests."
     ),
     _Flag(
         "head_int8", ("--head-int8/--head-exact",), "", "Round the head to 8 bits (CUDA backend)."
     ),
-)
-_SWITCHES = (
-    _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
-    _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Keep the reasoning away."),
-    _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess ahead (exact); on."),
-    _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
     _Flag("stats", ("--stats/--no-stats",), "", "A line of figures after the answer."),
     _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
@@ -85,6 +80,9 @@ _SWITCHES = (
     _Flag(
         "reduced_motion", ("--reduced-motion/--no-reduced-motion",), "", "Nothing moves or blinks."
     ),
+)
+_LOAD_SWITCHES = tuple(
+    flag for flag in _SWITCHES if flag.key in ("require_gpu", "dummy_weights", "head_int8")
 )
 
 _THINK: Final = "--think"
@@ -125,10 +123,7 @@ def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
                 help="End before this text; repeatable.",
             ),
         ]
-        decorators += [
-            click.option(*f.names, f.key, default=None, help=f.about)
-            for f in (*_LOAD_SWITCHES, *_SWITCHES)
-        ]
+        decorators += [click.option(*f.names, f.key, default=None, help=f.about) for f in _SWITCHES]
         for decorator in reversed(decorators):
             function = decorator(function)
         return function
@@ -172,8 +167,6 @@ def _thinking(ctx: click.Context, arg: str) -> str | None:
     for switch, values in _THINK_VALUES.items():
         if value.lower() in values:
             return switch
-    from localchat.errors import UsageError
-
     raise UsageError(f"--think is {value!r}; it must be true, false or auto")
 
 
@@ -193,7 +186,6 @@ def given_flags(ctx: click.Context) -> dict[str, "Given"]:
 
 def _options(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, "Given"]]:
     from localchat.config.settings import SAMPLING_KEYS, Given
-    from localchat.errors import UsageError
     from localchat.suggestions import did_you_mean
 
     for key, value in pairs:
@@ -214,52 +206,3 @@ def _written(key: str, value: Any) -> object:  # noqa: ANN401 - whatever click p
 def _name(ctx: click.Context, key: str) -> str:
     names = next(param.opts for param in ctx.command.params if param.name == key)
     return max(names, key=len)
-
-
-# `--schema`, `--grammar`, `--regex`: the form that an answer must have.
-
-
-_FLAGS: Final = ("schema", "grammar", "regex")
-_MOST_BYTES: Final = 1 << 20
-
-
-def wanted_form(ctx: click.Context) -> Grammar | None:
-    """What the flags ask for. Raises UsageError, FileMissing; what is wrong with a schema, the engine says."""
-    given = {name: ctx.params[name] for name in _FLAGS if ctx.params.get(name) is not None}
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join('--' + name for name in given)}: only one of them")
-    match given:
-        case {"schema": text}:
-            inline = text.lstrip().startswith("{") or text in ("true", "false")
-            return Grammar("json_schema", text if inline else _read("--schema", text))
-        case {"grammar": name}:
-            return Grammar("lark", _read("--grammar", name))
-        case {"regex": pattern}:
-            return Grammar("regex", pattern)
-    return None
-
-
-def refuse_unfinished(answer: Answer, choices: int) -> None:
-    """An answer that was cut off has not the form that was asked. Raises LocalchatError."""
-    cut = any(answer.reasons.get(choice) == "length" for choice in range(choices))
-    if cut:
-        raise LocalchatError(
-            "the answer was cut off before it had the form that was asked",
-            hint="--max-tokens allows more; bounds in the schema (maxLength, maxItems) make answers end",
-        )
-
-
-def _read(flag: str, name: str) -> str:
-    try:
-        with Path(name).open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except FileNotFoundError as problem:
-        raise FileMissing(f"{flag}: there is no file {name}") from problem
-    except OSError as problem:
-        raise UsageError(f"{flag}: {name} cannot be read: {problem.strerror}") from problem
-    if len(data) > _MOST_BYTES:
-        raise UsageError(f"{flag}: {name} holds more than {_MOST_BYTES:,} bytes")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise UsageError(f"{flag}: {name} is not UTF-8 (byte {problem.start:,})") from problem

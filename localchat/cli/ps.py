@@ -17,7 +17,7 @@ _MINUTE_S = 60
 @click.command("ps")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: AppContext, as_json: bool) -> None:
+def command(app: AppContext, as_json: bool) -> None:
     """List the models that a running server has loaded.
 
     With the memory they take, who uses them, and when they will be unloaded for idleness. Models that a
@@ -31,16 +31,16 @@ def command(door: AppContext, as_json: bool) -> None:
     from localchat.pool.entry import ServerStatus
 
     servers = [
-        (server.url, msgspec.json.decode(told, type=ServerStatus))
-        for server, told in running_servers(find_paths(door.environ))
+        (server.url, msgspec.json.decode(record, type=ServerStatus))
+        for server, record in running_servers(find_paths(app.environ))
     ]
     if as_json:
-        told: list[dict[str, Any]] = [
+        record: list[dict[str, Any]] = [
             {"server": url, **_record(model)} for url, state in servers for model in state.models
         ]
-        print_json(door.environ, told)
+        print_json(app.environ, record)
         return
-    print_lines(door.environ, _lines([(url, state.models) for url, state in servers]))
+    print_lines(app.environ, _lines([(url, state.models) for url, state in servers]))
 
 
 def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str]:

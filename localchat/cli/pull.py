@@ -40,19 +40,20 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
     from localchat.cli.pull_progress import view_for
     from localchat.cli.resolve import Inputs
     from localchat.cli.streams import Terminal
+    from localchat.config.settings import offline_reason
     from localchat.errors import LocalchatError
 
-    said = Inputs.of(ctx)
-    settings = said.settings().settings
-    terminal = Terminal(said.door.environ, quiet=settings.quiet, color=settings.color)
+    inputs = Inputs.of(ctx)
+    settings = inputs.settings().settings
+    terminal = Terminal(inputs.app.environ, quiet=settings.quiet, color=settings.color)
     asks = not (yes or as_json or settings.quiet) and terminal.stderr_is_terminal
     with view_for(terminal, as_json=as_json) as view:
         try:
-            reference = _reference(name, said)
-            if by := forbidden_by(said):
-                _show_what_is_here(reference, said.paths, by, view)
+            reference = _reference(name, inputs)
+            if by := offline_reason(inputs.settings(), inputs.app.environ):
+                _show_what_is_here(reference, inputs.paths, by, view)
             else:
-                _pull(reference, said, view, asks=asks)
+                _pull(reference, inputs, view, asks=asks)
         except LocalchatError as problem:
             view.failed(problem)
             raise
@@ -62,7 +63,7 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
     return 0
 
 
-def _reference(name: str, said: "Inputs") -> "Reference":
+def _reference(name: str, inputs: "Inputs") -> "Reference":
     """What a name means. Raises UsageError, ModelMissing; of a model that is no matter of the hub and here
     already, with the command that runs it."""
     from localchat.errors import LocalchatError, ModelMissing, UsageError
@@ -70,14 +71,14 @@ def _reference(name: str, said: "Inputs") -> "Reference":
     from localchat.models.names import parse
     from localchat.models.resolve import locate
 
-    catalogue = read_catalog(said.paths)
+    catalogue = read_catalog(inputs.paths)
     try:
         return parse(name, catalogue)
     except (ModelMissing, UsageError) as missing:
         if isinstance(missing, UsageError) and not Path(name).expanduser().exists():
             raise
         try:
-            here = locate(name, said.paths, "", said.door.environ)
+            here = locate(name, inputs.paths, "", inputs.app.environ)
         except LocalchatError:
             raise missing from None
         raise ModelMissing(
@@ -86,7 +87,7 @@ def _reference(name: str, said: "Inputs") -> "Reference":
         ) from missing
 
 
-def _pull(reference: "Reference", said: "Inputs", view: "View", *, asks: bool) -> None:
+def _pull(reference: "Reference", inputs: "Inputs", view: "View", *, asks: bool) -> None:
     from localchat.models.hub.client import hub_from_environment
     from localchat.models.hub.download import remember_rate
     from localchat.models.hub.events import PullFinished
@@ -94,27 +95,27 @@ def _pull(reference: "Reference", said: "Inputs", view: "View", *, asks: bool) -
     from localchat.models.hub.retry import RetryPolicy
 
     patience = RetryPolicy()
-    hub = hub_from_environment(said.door.environ)
-    choice = select_files(reference, hub, view.tell, patience)
+    hub = hub_from_environment(inputs.app.environ)
+    choice = select_files(reference, hub, view.show, patience)
     # What was begun was judged then.
-    if not bytes_present(choice, said.paths.models_dir):
-        _judge(choice, hub, said, view, patience, asks=asks)
+    if not bytes_present(choice, inputs.paths.models_dir):
+        _judge(choice, hub, inputs, view, patience, asks=asks)
     began_s, fetched = time.monotonic(), 0
 
-    def tell(event: "PullEvent") -> None:
+    def show(event: "PullEvent") -> None:
         nonlocal fetched
         fetched = event.fetched_bytes if isinstance(event, PullFinished) else fetched
-        view.tell(event)
+        view.show(event)
 
-    fetch(choice, hub, said.paths.models_dir, tell, patience)
+    fetch(choice, hub, inputs.paths.models_dir, show, patience)
     with suppress(OSError):  # the next download time is an assumption then
-        remember_rate(said.paths.state_dir, fetched, time.monotonic() - began_s)
+        remember_rate(inputs.paths.state_dir, fetched, time.monotonic() - began_s)
 
 
 def _judge(
     choice: "SelectedFiles",
     hub: "HubClient",
-    said: "Inputs",
+    inputs: "Inputs",
     view: "View",
     patience: "RetryPolicy",
     *,
@@ -132,20 +133,20 @@ def _judge(
     from localchat.models.hub.events import FitAssessed, Note
     from localchat.models.hub.remote_header import read_remote_header
 
-    settings = said.settings((choice.name,)).settings
+    settings = inputs.settings((choice.name,)).settings
     options = load_options(settings, max_slots=max(LEAST_SLOTS, settings.n))
     try:
         subject = Subject(
             choice.name,
-            read_remote_header(choice, hub, view.tell, patience),
+            read_remote_header(choice, hub, view.show, patience),
             None,
             settings.backend,
         )
-        verdict = assess(subject, options, usable_machine(), SpeedHistory(said.paths.state_dir))
+        verdict = assess(subject, options, usable_machine(), SpeedHistory(inputs.paths.state_dir))
     except LocalchatError as problem:
-        view.tell(Note(f"whether it will run here is not known: {problem.message}"))
+        view.show(Note(f"whether it will run here is not known: {problem.message}"))
         return
-    view.tell(FitAssessed(choice.name, **verdict.record()))
+    view.show(FitAssessed(choice.name, **verdict.record()))
     if verdict.plan.fits or not asks or not sys.stdin.isatty():
         return
     if not click.confirm("Fetch it all the same?", err=True):
@@ -153,17 +154,6 @@ def _judge(
             f"{choice.name} is not fetched",
             hint="--yes fetches it without asking; localchat fit tells more",
         )
-
-
-def forbidden_by(said: "Inputs") -> str:
-    """Who forbids the network: the setting, or the variable that tells every tool of the hub to stay offline;
-    empty where nobody does."""
-    settings, origins = said.settings()
-    if settings.offline:
-        return origins["offline"]
-    yes = ("1", "on", "true", "yes")
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return next((name for name in names if said.door.environ.get(name, "").lower() in yes), "")
 
 
 def _show_what_is_here(
@@ -178,4 +168,4 @@ def _show_what_is_here(
     found = among(reference, installed(paths.models_dir))
     if found is None or not found.complete:
         raise offline_error(reference.name, forbidden_by)
-    view.tell(PullFinished(found.manifest.name, str(found.path), found.size_bytes, 0))
+    view.show(PullFinished(found.manifest.name, str(found.path), found.size_bytes, 0))

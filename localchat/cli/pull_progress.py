@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class View(Protocol):
     """Shows the events of one pull; entered before the first and left at the end."""
 
-    def tell(self, event: PullEvent) -> None: ...
+    def show(self, event: PullEvent) -> None: ...
 
     def failed(self, problem: LocalchatError) -> None:
         """The pull ends with this; the command says it on stderr as every error."""
@@ -61,7 +61,7 @@ class JsonView:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def tell(self, event: PullEvent) -> None:
+    def show(self, event: PullEvent) -> None:
         self._print(event)
 
     def failed(self, problem: LocalchatError) -> None:
@@ -93,12 +93,12 @@ class LineView:
     def __exit__(self, *_: object) -> None:
         self._terminal.progress("")
 
-    def tell(self, event: PullEvent) -> None:
+    def show(self, event: PullEvent) -> None:
         match event:
             case Progress():
                 self._terminal.progress(_line(event))
             case PullFinished() | PullStarted() | FitAssessed() | Checking() | Note():
-                self._terminal.say(_sentence(event))
+                self._terminal.notify(_sentence(event))
             case _:
                 assert_never(event)
 
@@ -106,7 +106,7 @@ class LineView:
         """Nothing more than what every error says."""
 
     def stopped(self, name: str) -> None:
-        self._terminal.say(_kept(name))
+        self._terminal.notify(_kept(name))
 
 
 class BarView:
@@ -125,13 +125,13 @@ class BarView:
             self._bars.stop()
             self._bars = None
 
-    def tell(self, event: PullEvent) -> None:
+    def show(self, event: PullEvent) -> None:
         match event:
             case Progress():
                 self._draw(event)
             case PullFinished():
                 self.__exit__()
-                self._terminal.say(_sentence(event))
+                self._terminal.notify(_sentence(event))
             case PullStarted() | FitAssessed() | Checking() | Note():
                 self._say(_sentence(event))
             case _:
@@ -142,7 +142,7 @@ class BarView:
 
     def stopped(self, name: str) -> None:
         self.__exit__()
-        self._terminal.say(_kept(name))
+        self._terminal.notify(_kept(name))
 
     def _draw(self, event: Progress) -> None:
         if self._bars is None:
@@ -153,7 +153,7 @@ class BarView:
 
     def _say(self, sentence: str) -> None:
         if self._bars is None:
-            self._terminal.say(sentence)
+            self._terminal.notify(sentence)
         else:
             self._bars.console.print(
                 f"localchat: {sanitize_line(sentence)}", style="dim", markup=False, highlight=False

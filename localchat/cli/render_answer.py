@@ -1,4 +1,4 @@
-"""Take the events of one request: show them as they come, keep what is needed afterwards."""
+"""Reads the events of one request, prints them as they arrive, and collects the answer."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,55 +23,57 @@ from localchat.engine.events import (
 from localchat.engine.stream import Stream
 from localchat.units import sizes
 
-# Words for what an engine does before it speaks.
-
-
-def progress_line(event: Event) -> str:
-    """One quiet line for a phase before the first text; empty for every other event."""
-    match event:
-        case Queued(ahead=ahead):
-            return f"queued, {ahead} ahead"
-        case Loading(done_bytes=done, total_bytes=total):
-            return f"loading {sizes(done, total)}"
-        case Prefill(done=done, cached=cached, total=total):
-            came = f" of which {cached:,} cached" if cached else ""
-            return f"prefill {done:,}/{total:,}{came}"
-        case _:
-            return ""
-
 
 @dataclass(slots=True)
-class Answer:
-    """What came of a request, complete or not. Texts and reasoning are by choice."""
+class ReceivedAnswer:
+    """The answer to a request so far. Texts and reasoning are by choice."""
 
     texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
     reasoning: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     accepted: Accepted | None = None
     prefill: Prefill | None = None
-    figures: MetricsSnapshot | None = None
+    metrics: MetricsSnapshot | None = None
     done: Done | None = None
     interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Display:
-    """How an answer is shown while it comes. `live`: its text goes to stdout at once (one choice).
-    `begun` is called once, before the first text: the engine is loaded then. `enough` ends the answer early
-    when it is true of the text so far. `grown` is called with the answer after each piece of it."""
+class AnswerDisplay:
+    """How an answer is printed while it arrives."""
 
     terminal: Terminal
     live: bool = True
+    """Print the text of choice 0 to stdout at once."""
     reasoning: bool = True
-    begun: Callable[[], None] = lambda: None
-    enough: Callable[[str], bool] = lambda text: False
-    grown: Callable[[Answer], None] = lambda answer: None
+    """Print the reasoning to stderr."""
+    on_begin: Callable[[], None] = lambda: None
+    """Called once, before the first text; the engine is loaded then."""
+    is_enough: Callable[[str], bool] = lambda text: False
+    """True of the text so far: the answer ends early."""
 
 
-def take(stream: Stream, display: Display, answer: Answer | None = None) -> Answer:
-    """Consume the stream. Ctrl+C cancels it between two events and keeps what was said. Raises what the
-    stream raises; the text until then has been shown, and is in `answer` where the caller gives one."""
-    answer = Answer() if answer is None else answer
+def progress_line(event: Event) -> str:
+    """One line about a phase before the first text; empty for every other event."""
+    match event:
+        case Queued(ahead=ahead):
+            return f"queued, {ahead} ahead"
+        case Loading(done_bytes=done, total_bytes=total):
+            return f"loading {sizes(done, total)}"
+        case Prefill(done=done, cached=cached, total=total):
+            from_cache = f" of which {cached:,} cached" if cached else ""
+            return f"prefill {done:,}/{total:,}{from_cache}"
+        case _:
+            return ""
+
+
+def receive(
+    stream: Stream, display: AnswerDisplay, answer: ReceivedAnswer | None = None
+) -> ReceivedAnswer:
+    """Read the stream to its end; Ctrl+C cancels it between two events and keeps the text so far.
+
+    Raises what the stream raises; `answer`, if given, then holds the text so far."""
+    answer = ReceivedAnswer() if answer is None else answer
     begun = False
     try:
         with stream:
@@ -85,11 +87,11 @@ def take(stream: Stream, display: Display, answer: Answer | None = None) -> Answ
                     case Text() | Reasoning() | ToolCall() if not begun:
                         begun = True
                         display.terminal.progress("")
-                        display.begun()
+                        display.on_begin()
                     case _ if line := progress_line(event):
                         display.terminal.progress(line)
-                _keep(answer, event, display)
-                if isinstance(event, Text) and display.enough(answer.texts[0]):
+                _collect(answer, event, display)
+                if isinstance(event, Text) and display.is_enough(answer.texts[0]):
                     break
     except KeyboardInterrupt:
         answer.interrupted = True
@@ -98,16 +100,14 @@ def take(stream: Stream, display: Display, answer: Answer | None = None) -> Answ
     return answer
 
 
-def _keep(answer: Answer, event: object, display: Display) -> None:
+def _collect(answer: ReceivedAnswer, event: object, display: AnswerDisplay) -> None:
     match event:
         case Text(choice=choice, text=text):
             answer.texts[choice] += text
-            display.grown(answer)
             if display.live and choice == 0:
                 display.terminal.answer(text)
         case Reasoning(choice=choice, text=text):
             answer.reasoning[choice] += text
-            display.grown(answer)
             if display.reasoning and choice == 0:
                 display.terminal.reasoning(text)
         case Finished(choice=choice, reason=reason):
@@ -117,8 +117,8 @@ def _keep(answer: Answer, event: object, display: Display) -> None:
         case Prefill():
             answer.prefill = event
         case MetricsSnapshot():
-            answer.figures = event
+            answer.metrics = event
         case Done():
             answer.done = event
         case _:
-            pass  # queue and load are progress; tool calls and prompt logprobs are not asked for here
+            pass  # queue and load are progress; a prompt asks for no tool calls or prompt logprobs

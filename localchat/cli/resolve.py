@@ -1,5 +1,6 @@
-"""From flags, environment and settings file to what a command works with: settings, a model, an engine."""
+"""Resolves flags, environment and settings file into settings, a model and an engine."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, Notify
 from localchat.cli.options import given_flags
 from localchat.cli.streams import Terminal
 from localchat.config.paths import Paths, find_paths
@@ -21,6 +22,8 @@ from localchat.config.settings import (
     resolve,
 )
 from localchat.config.settings_file import read_settings
+from localchat.engine.attached.protocol import AttachSpec
+from localchat.engine.options import EngineOptions, load_options
 from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
 from localchat.errors import DoesNotFit, EngineDied, LocalchatError, ModelInvalid, UsageError
 from localchat.models.resolve import (
@@ -35,107 +38,104 @@ from localchat.models.resolve import (
 
 if TYPE_CHECKING:
     from localchat.engine.events import Done
-    from localchat.engine.interface import Engine
-    from localchat.engine.options import EngineOptions
+    from localchat.engine.interface import Engine, EngineInfo
+
+CHAT_SLOTS = 2
+"""Requests that a chat's engine computes at once, at least: an answer, and whatever the user starts next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything that is settled before an engine starts."""
+    """Settings and model of a command, before an engine is opened."""
 
-    door: AppContext
+    app: AppContext
     paths: Paths
     settings: Settings
     origins: Mapping[str, str]
+    """Where each setting comes from, by key."""
     model: ResolvedModel
     terminal: Terminal
     settings_for: Callable[[Iterable[str]], Settings] = lambda names: Settings()
-    """The settings in force for a model that goes by these names."""
+    """The settings for a model that goes by these names."""
 
 
 class Inputs:
-    """What flags, environment and settings file say, before a model is known."""
+    """Flags, environment and settings file, before a model is known."""
 
     def __init__(
-        self, door: AppContext, given: Mapping[str, Given], model_word: str | None = None
+        self, app: AppContext, given: Mapping[str, Given], model_word: str | None = None
     ) -> None:
-        """`given`: by flags. `model_word`: a model that the command names apart from `-m`.
-        Raises UsageError."""
-        self.door = door
-        self.paths = find_paths(door.environ)
+        """`given`: by flags. `model_word`: the model that the command names as an argument. Raises
+        UsageError."""
+        self.app = app
+        self.paths = find_paths(app.environ)
         self.flags = dict(given)
         if model_word is not None:
             self.flags["model"] = Given(model_word, "the model named in the command")
         self._file = read_settings(self.paths.settings_file)
-        self._environment = from_environment(door.environ)
+        self._environment = from_environment(app.environ)
 
     @property
     def remotes(self) -> Mapping[str, Remote]:
-        """Engines on other machines that the settings file names."""
+        """Remote engines of the settings file, by name."""
         return self._file.remotes
 
     @classmethod
     def of(cls, ctx: click.Context, model_word: str | None = None) -> "Inputs":
-        """The same for the flags of a command."""
-        door = ctx.find_object(AppContext)
-        assert door is not None
-        return cls(door, given_flags(ctx), model_word)
+        """Inputs with the flags of a command."""
+        app = ctx.find_object(AppContext)
+        assert app is not None
+        return cls(app, given_flags(ctx), model_word)
 
     def settings(self, names: Iterable[str] = ()) -> Resolved:
-        """The settings in force for a model of these names. Raises UsageError."""
+        """The settings for a model that goes by these names. Raises UsageError."""
         return resolve(self._file.layer(names), self._environment, self.flags)
 
 
-def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
-    """Settle settings and model. `model_word`: a model that the command names apart from `-m`. Raises
-    UsageError, ModelMissing."""
-    door = ctx.find_object(AppContext)
-    assert door is not None
-    return settle(door, given_flags(ctx), model_word)
+def resolve_setup(ctx: click.Context, model_word: str | None = None) -> Setup:
+    """Resolve the flags of a command. Raises UsageError, ModelMissing.
+
+    `model_word`: the model that the command names as an argument."""
+    return resolve_inputs(Inputs.of(ctx, model_word))
 
 
-def settle(
-    door: AppContext,
-    given: Mapping[str, Given],
-    model_word: str | None = None,
-    terminal: Terminal | None = None,
-) -> Setup:
-    """The same from flags that are known already. `terminal`: where a screen holds the streams, the one from
-    before. Raises UsageError, ModelMissing."""
-    said = Inputs(door, given, model_word)
-    paths = said.paths
-    chosen = said.settings()
+def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
+    """Resolve inputs to a model and its settings. Raises UsageError, ModelMissing.
+
+    `terminal`: the one in use already, if a screen owns the streams."""
+    paths, environ = inputs.paths, inputs.app.environ
+    chosen = inputs.settings()
     word = chosen.settings.model
-    if (remote := _remote(said, chosen)) is not None:
+    if (remote := _remote(inputs, chosen)) is not None:
         model = remote_model(
             _allowed(remote, chosen.settings),
             chosen.origins["remote" if chosen.settings.remote else "model"],
         )
-    elif "model" in said.flags and word is not None:
-        model = locate(word, paths, chosen.origins["model"], door.environ)
+    elif "model" in inputs.flags and word is not None:
+        model = locate(word, paths, chosen.origins["model"], environ)
     else:
-        model = locate_default(word, chosen.origins["model"], paths, door.environ)
+        model = locate_default(word, chosen.origins["model"], paths, environ)
     names = dict.fromkeys((model.name, model.word, *([word] if word else [])))
-    settings, origins = said.settings(names)
+    settings, origins = inputs.settings(names)
 
     def settings_for(names: Iterable[str]) -> Settings:
-        return said.settings(names).settings
+        return inputs.settings(names).settings
 
     if terminal is None:
-        terminal = Terminal(door.environ, quiet=settings.quiet, color=settings.color)
-    return Setup(door, paths, settings, origins, model, terminal, settings_for)
+        terminal = Terminal(environ, quiet=settings.quiet, color=settings.color)
+    return Setup(inputs.app, paths, settings, origins, model, terminal, settings_for)
 
 
-def _remote(said: Inputs, chosen: Resolved) -> Remote | None:
-    """The engine elsewhere that is meant. A model that is named beside it is the server's; one named by flag
-    alone is of this machine, whatever the settings file says of a remote."""
+def _remote(inputs: Inputs, chosen: Resolved) -> Remote | None:
+    """The remote engine of these settings. A model that is named with it is the server's; one that is named
+    by flag alone is on this machine, even if the settings file names a remote."""
     word, place = chosen.settings.model, chosen.settings.remote
     if word is not None and word.startswith(PREFIX):
-        return find_remote(word, said.remotes)
-    if place is None or ("model" in said.flags and "remote" not in said.flags):
+        return find_remote(word, inputs.remotes)
+    if place is None or ("model" in inputs.flags and "remote" not in inputs.flags):
         return None
-    named = f"#{word}" if word and "model" in said.flags and "#" not in place else ""
-    return find_remote(place + named, said.remotes)
+    named = f"#{word}" if word and "model" in inputs.flags and "#" not in place else ""
+    return find_remote(place + named, inputs.remotes)
 
 
 def _allowed(remote: Remote, settings: Settings) -> Remote:
@@ -147,13 +147,14 @@ def _allowed(remote: Remote, settings: Settings) -> Remote:
     return remote
 
 
+# ---------------------------------------------------------------------------- the engine
+
+
 @contextmanager
 def opened_engine(setup: Setup) -> "Iterator[Engine]":
-    """The engine of the settled model, on a running server or of our own, closed at the end whatever happens.
-    Raises LocalchatError."""
-    say = setup.terminal.say
+    """Open the engine of the model and close it at the end. Raises LocalchatError."""
     try:
-        engine = setup.door.attach(setup, "command line", say) or _own_engine(setup)
+        engine = open_engine(setup, "command line", setup.terminal.notify)
         try:
             yield engine
         finally:
@@ -164,50 +165,82 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
         raise
 
 
+def open_engine(setup: Setup, user: str, notify: Notify) -> "Engine":
+    """Attach to a running server, or load the model here. Raises LocalchatError. `user`: shown by `ps`."""
+    if setup.settings.attach and setup.model.remote is None:
+        attached = setup.app.attach(setup.paths, _attach_spec(setup), user, notify)
+        if attached is not None:
+            return attached
+    return setup.app.open_engine(engine_options(setup), notify)
+
+
+def _attach_spec(setup: Setup) -> AttachSpec:
+    return AttachSpec(
+        model=os.fsencode(setup.model.path),
+        name=setup.model.name,
+        word=setup.model.word,
+        backend=setup.settings.backend,
+        load=load_options(setup.settings),
+    )
+
+
 def _another(name: str) -> str:
-    """The way out for who named no model: it ran once, and stands in the way of every start now."""
+    """The hint if no model was named: the default failed to load, and would fail at every start."""
     return (
         f"nobody named {name}: it answered last. -m MODEL asks another, which is the default once it has "
         f"answered: localchat -m {GUIDE} …, or one of localchat list"
     )
 
 
-def _own_engine(setup: Setup) -> "Engine":
-    return setup.door.open_engine(engine_options(setup), setup.terminal.say)
+def engine_options(setup: Setup) -> EngineOptions:
+    """The options that the engine of the model is opened with."""
+    from localchat.pool.resolver import engine_options as options_of  # not for an attached engine
 
-
-def engine_options(setup: Setup) -> "EngineOptions":
-    """How the engine of the settled model is opened."""
-    from localchat.pool.resolver import engine_options as options_of
-
-    slots = max(2, setup.settings.n)
+    slots = max(CHAT_SLOTS, setup.settings.n)
     return options_of(setup.model, setup.settings, setup.paths, max_slots=slots)
 
 
-def request_for(settings: Settings, prompt: Prompt, form: Grammar | None = None) -> GenerateRequest:
-    """One request under these settings. `form`: what binds the answer."""
+def request_for(
+    settings: Settings, prompt: Prompt, grammar: Grammar | None = None
+) -> GenerateRequest:
+    """One request with these settings."""
     return GenerateRequest(
         prompt=prompt,
         sampling=Sampling(**{key: getattr(settings, key) for key in SAMPLING_KEYS}),
         n=settings.n,
         max_tokens=settings.max_tokens,
         stop=settings.stop,
-        grammar=form,
+        grammar=grammar,
         speculation=settings.speculation,
     )
 
 
-def remember(setup: Setup, engine: "Engine | None" = None, done: "Done | None" = None) -> None:
-    """The model answered: it is the next run's, where none is named. `engine`, `done`: of an answer that was
-    given alone, whose pace is remembered too."""
-    if setup.model.remote is not None:
-        return  # it is named each time: nothing goes to another machine by itself
+def remember(
+    setup: Setup,
+    info: "Callable[[], EngineInfo | None] | None" = None,
+    done: "Done | None" = None,
+) -> None:
+    """Remember a model that answered; what fails becomes a notice. See `record_use`."""
     try:
-        remember_model(setup.model, setup.paths)
-        if engine is not None and done is not None:
-            from localchat.models.speed_recorder import record_speed  # looks at the machine
-
-            record_speed(engine.info(), done, setup.paths.state_dir)
+        record_use(setup.model, setup.paths, info, done)
     except (OSError, LocalchatError) as problem:
         why = (isinstance(problem, OSError) and problem.strerror) or problem
-        setup.terminal.say(f"the model and the speed of this run cannot be remembered: {why}")
+        setup.terminal.notify(f"the model and the speed of this run cannot be remembered: {why}")
+
+
+def record_use(
+    model: ResolvedModel,
+    paths: Paths,
+    info: "Callable[[], EngineInfo | None] | None",
+    done: "Done | None",
+) -> None:
+    """Make the model the default of the next run, and record its speed. Blocks.
+
+    `info`, `done`: of an answer that the engine generated alone. Raises OSError, LocalchatError."""
+    if model.remote is not None:
+        return  # named in each command: nothing goes to another machine by default
+    remember_model(model, paths)
+    if info is not None and done is not None and (about := info()) is not None:
+        from localchat.models.speed_recorder import record_speed  # probes the hardware
+
+        record_speed(about, done, paths.state_dir)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_json: bool) -> int:
+def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_json: bool) -> int:
     """Remove models, aliases and imported links.
 
     Files that belong to other programs are not touched without --force, and an alias or a link goes without
@@ -29,11 +29,11 @@ def command(door: AppContext, words: tuple[str, ...], force: bool, yes: bool, as
     from localchat.sanitize import sanitize
     from localchat.units import size
 
-    paths = find_paths(door.environ)
-    index = read_index(paths, door.environ)
+    paths = find_paths(app.environ)
+    index = read_index(paths, app.environ)
     models = {
         model.name: model
-        for model in (find_model(word, index, paths, door.environ) for word in words)
+        for model in (find_model(word, index, paths, app.environ) for word in words)
     }
     removals = [plan_removal(model, index, paths, force=force) for model in models.values()]
     total = sum(removal.freed_bytes for removal in removals)
@@ -52,7 +52,7 @@ def command(door: AppContext, words: tuple[str, ...], force: bool, yes: bool, as
             }
             for removal in removals
         ]
-        print_json(door.environ, {"removed": removed, "freed_bytes": total})
+        print_json(app.environ, {"removed": removed, "freed_bytes": total})
     else:
         click.echo(f"localchat: removed; {size(total)} freed", err=True)
     return 0

@@ -1,9 +1,98 @@
-"""`localchat run MODEL ["prompt"]`: the same as a prompt, with the model named first."""
+"""Commands `localchat "prompt"` and `localchat run MODEL ["prompt"]`: their flags and help.
+
+`ask`, which answers, is imported when a command runs: `--help` needs the flags alone.
+"""
+
+from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.ask import prompt_options
 from localchat.cli.options import ThinkingCommand, engine_options
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+AFTER_DASHES = "localchat.cli.run.after_dashes"
+"""Key of the context's notes: whether `--` stood before the prompt."""
+
+
+class PromptCommand(ThinkingCommand):
+    """Notes whether `--` stood before the words, and shows the overview as its help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[AFTER_DASHES] = "--" in args
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        return ctx.parent.get_help() if ctx.parent is not None else super().get_help(ctx)
+
+
+def complete_conversation(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """The latest conversations whose id begins with `incomplete`, with their titles."""
+    from localchat.cli.conversation_options import complete
+
+    return complete(ctx, incomplete)
+
+
+def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
+    """The flags that belong to one call and are no settings."""
+    for decorator in (
+        click.option("--regex", metavar="PATTERN", help="Answer with a match of this pattern."),
+        click.option("--grammar", metavar="FILE", help="Answer with a text of this Lark grammar."),
+        click.option(
+            "--schema", metavar="FILE|JSON", help="Answer with JSON that this JSON Schema allows."
+        ),
+        click.option(
+            "--conversation",
+            "conversation",
+            metavar="ID",
+            shell_complete=complete_conversation,
+            help="Go on with this conversation; its first digits do.",
+        ),
+        click.option(
+            "-c",
+            "--continue",
+            "continue_last",
+            is_flag=True,
+            help="Go on with the last conversation.",
+        ),
+        click.option(
+            "--raw-prompt", is_flag=True, help="Send the prompt without the chat template."
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object with figures."),
+        click.option(
+            "-x", "--extract", is_flag=True, help="Print the first fenced code block only."
+        ),
+        click.option("-i", "--interactive", is_flag=True, help="Then go on as a conversation."),
+        click.option(
+            "-f",
+            "--file",
+            "files",
+            multiple=True,
+            metavar="FILE",
+            help="Text that comes first; repeatable.",
+        ),
+    ):
+        function = decorator(function)
+    return function
+
+
+@click.command("ask", cls=PromptCommand)
+@click.argument("words", nargs=-1)
+@prompt_options
+@engine_options(with_model=True)
+@click.pass_context
+def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -> int:
+    """Ask the model."""
+    from localchat.cli.group import refuse_near_verb
+
+    if words and not ctx.meta[AFTER_DASHES]:
+        refuse_near_verb(words, ctx)
+    from localchat.cli.ask import ask
+
+    return ask(ctx, " ".join(words))
 
 
 @click.command("run", cls=ThinkingCommand)
@@ -17,6 +106,6 @@ def command(ctx: click.Context, /, model_word: str, words: tuple[str, ...], **_:
 
     MODEL is the path of a GGUF file or a name. Without a prompt, on a terminal, a conversation begins.
     """
-    from localchat.cli.converse import converse
+    from localchat.cli.ask import ask
 
-    return converse(ctx, " ".join(words), model_word)
+    return ask(ctx, " ".join(words), model_word)

@@ -86,12 +86,12 @@ def command(
     """
     from dataclasses import replace
 
-    from localchat.cli.resolve import prepare
+    from localchat.cli.resolve import resolve_setup
     from localchat.server.config import ServerConfig, ServerLimits
     from localchat.server.middleware.security import checked_names, checked_origins, read_keys
 
-    setup = prepare(ctx, model_word)
-    keys = read_keys(api_key_file, setup.door.environ)
+    setup = resolve_setup(ctx, model_word)
+    keys = read_keys(api_key_file, setup.app.environ)
     names, origins = checked_names(allow_host), checked_origins(allow_origin)
     sockets = _bound(setup, host, port)
     addresses = [str(each.getsockname()[0]) for each in sockets]
@@ -118,7 +118,7 @@ def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
     from localchat.server.uvicorn_server import bind_sockets
 
     for sentence in neighbours(setup.paths, setup.model.name):
-        setup.terminal.say(sentence)
+        setup.terminal.notify(sentence)
     return bind_sockets(host, port)
 
 
@@ -143,7 +143,7 @@ def _check_open(
             hint="--api-key-file FILE asks for one (a key a line, chmod 600); --insecure-no-auth lets "
             "everybody in who reaches it",
         )
-    setup.terminal.insist(
+    setup.terminal.print_line(
         f"localchat: WARNING: everybody who reaches {addresses[0]} can use this server, without a key"
     )
 
@@ -162,9 +162,9 @@ def _serve(
         own=setup.model,
         settings_for=setup.settings_for,
         paths=setup.paths,
-        environ=setup.door.environ,
-        open_engine=setup.door.open_engine,
-        notify=setup.terminal.say,
+        environ=setup.app.environ,
+        open_engine=setup.app.open_engine,
+        notify=setup.terminal.notify,
         keep_alive_s=setup.settings.keep_alive,
         max_slots=parallel,
         queue=config.limits.waiting,
@@ -174,9 +174,11 @@ def _serve(
             info = lease.engine.info()
         app = create_app(context.engines, config, context.private)
         _log_requests(setup)
-        tell = partial(_tell, setup, config, sockets, info)
+        tell = partial(_announce, setup, config, sockets, info)
         with context.registered(_local_url(sockets[0])):
-            serve(app, sockets, beside=startup_task(app, tell, setup.terminal.say, context.on_stop))
+            serve(
+                app, sockets, beside=startup_task(app, tell, setup.terminal.notify, context.on_stop)
+            )
 
 
 def _local_url(listening: "socket.socket") -> str:
@@ -201,7 +203,7 @@ def _log_requests(setup: "Setup") -> None:
         logging.getLogger("localchat.server").setLevel(logging.INFO)
 
 
-def _tell(
+def _announce(
     setup: "Setup",
     config: "ServerConfig",
     sockets: "Sequence[socket.socket]",
@@ -213,11 +215,11 @@ def _tell(
     host, port = sockets[0].getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     base = f"http://{shown}:{port}/v1"
-    say = setup.terminal.say
-    say(context_line(info))
-    say(f"serving on {base}; Ctrl+C ends it. Try it:")
+    notify = setup.terminal.notify
+    notify(context_line(info))
+    notify(f"serving on {base}; Ctrl+C ends it. Try it:")
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
-    say(
+    notify(
         f"curl {base}/chat/completions -H 'content-type: application/json'{key} -d "
         '\'{"messages":[{"role":"user","content":"Hello"}]}\''
     )
@@ -238,8 +240,8 @@ def neighbours(paths: "Paths", own: str) -> "Iterator[str]":
     from localchat.pool.entry import ServerStatus
 
     found = running_servers(paths)
-    for server, told in found:
-        models = msgspec.json.decode(told, type=ServerStatus).models
+    for server, state in found:
+        models = msgspec.json.decode(state, type=ServerStatus).models
         yield f"another server runs at {server.url} and holds {_held(models)}"
         twice = next((model for model in models if model.name == own), None)
         if twice is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: AppContext, word: str, template: bool, as_json: bool) -> None:
+def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
     """Say what a model is and what it can do.
 
     Reads the header of its file; no weights are loaded.
@@ -30,16 +30,16 @@ def command(door: AppContext, word: str, template: bool, as_json: bool) -> None:
     from localchat.models.info.inspect import inspect
     from localchat.models.recommended_sampling import NO_RECOMMENDATION
 
-    paths = find_paths(door.environ)
-    model = find_model(word, read_index(paths, door.environ), paths, door.environ)
+    paths = find_paths(app.environ)
+    model = find_model(word, read_index(paths, app.environ), paths, app.environ)
     seen = inspect(model, vocabulary=not template)
-    here = _Here("", NO_RECOMMENDATION) if template else _here(door, model, paths)
+    here = _Here("", NO_RECOMMENDATION) if template else _here(app, model, paths)
     if template:
-        print_lines(door.environ, (_template(model, seen),))
+        print_lines(app.environ, (_template(model, seen),))
     elif as_json:
-        print_json(door.environ, _record(model, seen, here))
+        print_json(app.environ, _record(model, seen, here))
     else:
-        print_lines(door.environ, _lines(model, seen, here))
+        print_lines(app.environ, _lines(model, seen, here))
 
 
 class _Here(NamedTuple):
@@ -52,7 +52,7 @@ class _Here(NamedTuple):
     kv_types: tuple[str, ...] = ()
 
 
-def _here(door: AppContext, model: "Model", paths: "Paths") -> _Here:
+def _here(app: AppContext, model: "Model", paths: "Paths") -> _Here:
     """What this machine under the user's settings, and the catalogue, add to what the file says. Raises
     UsageError for settings that are not right."""
     from localchat.cli.fit import LEAST_SLOTS
@@ -67,7 +67,7 @@ def _here(door: AppContext, model: "Model", paths: "Paths") -> _Here:
     if model.path is None:
         return _Here("", NO_RECOMMENDATION)
     located = ResolvedModel(model.stands_for or model.name, model.name, model.path, "")
-    settings = Inputs(door, {}).settings((located.word, located.name)).settings
+    settings = Inputs(app, {}).settings((located.word, located.name)).settings
     options = load_options(settings, max_slots=max(LEAST_SLOTS, settings.n))
     try:
         subject = Subject(model.name, read_summary(model.path), model.path, settings.backend)
@@ -97,11 +97,11 @@ def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
     from localchat.sanitize import sanitize_line
 
     advice = ", ".join(f"{key} {value:g}" for key, value in here.advice.sampling.items())
-    told = (
+    record = (
         ("sampling", f"{advice} ({here.advice.entry} in models.toml)" if advice else ""),
         ("runs on", here.why or (f"nothing here: {here.missing}" if here.missing else "")),
     )
-    rows = [(name, text) for name, text in (*_where(model), *_what(seen), *told) if text]
+    rows = [(name, text) for name, text in (*_where(model), *_what(seen), *record) if text]
     for name, text in rows:
         yield f"{name:<13}{sanitize_line(text)}"
     sentences = (
@@ -160,7 +160,7 @@ def _count(parameters: int) -> str:
 
 def _record(model: "Model", seen: "Inspection", here: _Here) -> dict[str, Any]:
     facts = seen.facts
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "name": model.name,
         "kind": model.kind,
         "origin": model.origin,
@@ -176,8 +176,8 @@ def _record(model: "Model", seen: "Inspection", here: _Here) -> dict[str, Any]:
         "sampling": here.advice.sampling,
     }
     if facts is None:
-        return told
-    return told | {
+        return record
+    return record | {
         "architecture": facts.architecture,
         "layers": facts.layers,
         "parameters": facts.parameters,

@@ -79,7 +79,7 @@ def interruptible() -> Iterator[None]:
 def deferred() -> Iterator[None]:
     """Within, Ctrl+C waits for the next `opened` or for the end: what belongs together is done together. A
     second one does not wait: something hangs. Elsewhere than in the main thread it does nothing."""
-    note = _Note()
+    note = _Deferred()
     with _handled_by(note) as before:
         yield
     if note.came and before is not None:
@@ -95,7 +95,7 @@ def terminate_gracefully() -> Iterator[None]:
     def interrupt(number: int, frame: "FrameType | None") -> None:
         came.append(number)
         note = signal.getsignal(signal.SIGINT)
-        if not isinstance(note, _Note):
+        if not isinstance(note, _Deferred):
             raise KeyboardInterrupt
         note(number, frame)
 
@@ -120,13 +120,38 @@ def terminate_gracefully() -> Iterator[None]:
 def immediate() -> Iterator[None]:
     """Within, Ctrl+C is raised at once, also one that came while it was `held`."""
     with _handled_by(signal.default_int_handler) as before:
-        if isinstance(before, _Note) and before.came:
+        if isinstance(before, _Deferred) and before.came:
             before.came = False
             raise KeyboardInterrupt
         yield
 
 
-class _Note:
+@contextmanager
+def calling(function: Callable[[], object]) -> Iterator[None]:
+    """Call `function` for a Ctrl+C, also for one that was deferred. A second one is raised."""
+    call = _CallOnce(function)
+    with _handled_by(call) as before:
+        if isinstance(before, _Deferred) and before.came:
+            before.came = False
+            call(signal.SIGINT, None)
+        yield
+
+
+class _CallOnce:
+    """Handler that calls a function for the first Ctrl+C and raises for the second."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+        self._called = False
+
+    def __call__(self, number: int, frame: "FrameType | None") -> None:
+        if self._called:
+            raise KeyboardInterrupt
+        self._called = True
+        self._function()
+
+
+class _Deferred:
     """A handler that keeps the first Ctrl+C for later."""
 
     def __init__(self) -> None:
@@ -143,7 +168,7 @@ class _Note:
 def _handled_by(handler: "Callable[[int, FrameType | None], object]") -> Iterator[object]:
     """Gives the handler that was there; None where it is not ours to change."""
     before = signal.getsignal(signal.SIGINT)
-    ours = isinstance(before, _Note) or before is signal.default_int_handler
+    ours = isinstance(before, _Deferred) or before is signal.default_int_handler
     if not ours or threading.current_thread() is not threading.main_thread():
         yield None
         return

@@ -8,7 +8,7 @@ from localchat.cli.context import AppContext
 @click.command("stop")
 @click.argument("model", metavar="[MODEL]", required=False)
 @click.pass_obj
-def command(door: AppContext, model: str | None) -> None:
+def command(app: AppContext, model: str | None) -> None:
     """End the running server, or unload one of its models.
 
     Requests that use the model end with an error.
@@ -17,7 +17,7 @@ def command(door: AppContext, model: str | None) -> None:
     from localchat.config.paths import find_paths
     from localchat.errors import LocalchatError, ModelMissing
 
-    servers = [server for server, _ in running_servers(find_paths(door.environ))]
+    servers = [server for server, _ in running_servers(find_paths(app.environ))]
     if not servers:
         raise LocalchatError(
             "no server is running", hint="models of a prompt or a conversation end with it"

@@ -88,7 +88,7 @@ class Terminal:
             self._open = False
             held, self._held = self._held, []
         for sentence in held:
-            self.say(sentence)
+            self.notify(sentence)
 
     def _write_out(self, text: str) -> None:
         with self._lock:
@@ -103,7 +103,7 @@ class Terminal:
 
     # ------------------------------------------------------------------ stderr
 
-    def say(self, sentence: str) -> None:
+    def notify(self, sentence: str) -> None:
         """A notice, unless the run is quiet. Where it would break a line of the answer, it waits."""
         if self._quiet:
             return
@@ -111,9 +111,9 @@ class Terminal:
             if self._open and self.stdout_is_terminal and self.stderr_is_terminal:
                 self._held.append(sentence)
                 return
-        self.insist(f"localchat: {sentence}", dim=True)
+        self.print_line(f"localchat: {sentence}", dim=True)
 
-    def insist(self, text: str, *, dim: bool = False) -> None:
+    def print_line(self, text: str, *, dim: bool = False) -> None:
         """A line that was asked for, or that matters even to a quiet run."""
         self._leave_reasoning()
         with self._lock:

@@ -235,6 +235,15 @@ def resolve(*layers: Mapping[str, Given]) -> Resolved:
     return Resolved(msgspec.convert(values, Settings), origins)
 
 
+def offline_reason(resolved: Resolved, environ: Mapping[str, str]) -> str:
+    """Where offline is set: by a setting, or by a variable of the Hugging Face tools. Empty: nowhere."""
+    if resolved.settings.offline:
+        return resolved.origins["offline"]
+    yes = ("1", "on", "true", "yes")
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return next((name for name in names if environ.get(name, "").lower() in yes), "")
+
+
 def _types() -> dict[str, Any]:
     """Types without None: nothing written is ever None."""
     hints = get_type_hints(Settings, include_extras=True)

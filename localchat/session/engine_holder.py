@@ -27,6 +27,14 @@ class EngineHolder:
         self._listener: Callable[[str], None] | None = None
         self._lock = threading.Lock()
 
+    @classmethod
+    def holding(cls, engine: "Engine") -> "EngineHolder":
+        """A holder of an engine that is open already."""
+        holder = cls()
+        holder._future.set_result(engine)
+        holder._opened = True
+        return holder
+
     def open(self, open_engine: OpenEngine) -> None:
         """Begin to open; the engine before is closed first, so that both never need memory at once."""
         before, fresh = (self._future, Future["Engine"]()) if self._opened else (None, self._future)

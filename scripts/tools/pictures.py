@@ -32,21 +32,20 @@ async def until(pilot: Pilot[int], true: Callable[[], object]) -> None:
 async def pictures(folder: Path) -> None:
     """Start, the first run, an answer, the panel, the models."""
     from localchat.chat.conversation import Conversation
-    from localchat.cli.ask import command
     from localchat.cli.context import AppContext
-    from localchat.cli.launch_tui import workplace_of
     from localchat.cli.main import root
-    from localchat.cli.resolve import prepare
+    from localchat.cli.options import given_flags
+    from localchat.cli.resolve import resolve_setup
+    from localchat.cli.run import prompt_command
+    from localchat.cli.session_context import session_context
     from localchat.session.engine_holder import EngineHolder
     from localchat.tui.app import ChatApp
 
-    door = AppContext()
-    parent = root.make_context("localchat", [], obj=door)
-    with parent, command.make_context("ask", [], parent=parent) as ctx:
-        setup = prepare(ctx)
-        workplace, settled = workplace_of(ctx, setup)
+    parent = root.make_context("localchat", [], obj=AppContext())
+    with parent, prompt_command.make_context("ask", [], parent=parent) as ctx:
+        context, setup = session_context(resolve_setup(ctx), given_flags(ctx))
     engines = EngineHolder()
-    app = ChatApp(workplace, settled, engines, Conversation(model=setup.model.word))
+    app = ChatApp(context, setup, engines, Conversation(model=setup.model.word))
 
     def save(name: str) -> None:
         (folder / f"{name}.svg").write_text(app.export_screenshot(title="localchat"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from localchat.cli.main import run
-from tests.support.cli_program import Item, ScriptedDoor
+from tests.support.cli_program import Item, ScriptedApp
 from tests.support.terminal_screen import Call, Outcome, Screen
 
 
@@ -26,16 +26,16 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mod
     environment unless `named` is false."""
 
     def called(
-        door: ScriptedDoor | Sequence[Item],
+        app: ScriptedApp | Sequence[Item],
         *args: str | Path,
         stdin: bytes = b"",
         named: bool = True,
     ) -> Outcome:
         if named:
             monkeypatch.setenv("LOCALCHAT_MODEL", str(model))
-        used = door if isinstance(door, ScriptedDoor) else ScriptedDoor(door)
+        used = app if isinstance(app, ScriptedApp) else ScriptedApp(app)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = run([str(arg) for arg in args], used.door)
+        code = run([str(arg) for arg in args], used.app)
         return Outcome(code, *capfd.readouterr())
 
     return called

@@ -6,16 +6,16 @@ import pytest
 
 from localchat.engine.events import Finished, Text
 from localchat.engine.request import Grammar
-from tests.support.cli_program import BEGIN, DONE, SCENARIOS, ScriptedDoor
+from tests.support.cli_program import BEGIN, DONE, SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call
 
 SCHEMA = '{"type": "integer"}'
 
 
 def asked(call: Call, *args: str | Path) -> Grammar | None:
-    door = ScriptedDoor(SCENARIOS["hello"])
-    assert call(door, *args, "hi").code == 0
-    return door.engines[0].requests[0].grammar
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, *args, "hi").code == 0
+    return app.engines[0].requests[0].grammar
 
 
 def test_a_schema_is_a_file_or_the_json_itself(call: Call, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from localchat.errors import (
     NetworkError,
     TemplateError,
 )
-from tests.support.cli_program import BEGIN, HOSTILE, SCENARIOS, ScriptedDoor, answer
+from tests.support.cli_program import BEGIN, HOSTILE, SCENARIOS, ScriptedApp, answer
 from tests.support.terminal_screen import Call
 
 
@@ -87,8 +87,8 @@ def test_several_choices_are_parted_and_listed_in_json(call: Call) -> None:
 
 
 def test_extract_prints_the_first_block_only_and_stops_the_rest(call: Call) -> None:
-    door = ScriptedDoor(SCENARIOS["code"])
-    assert call(door, "-x", "hi")[:2] == (0, "print(1)\n")
+    app = ScriptedApp(SCENARIOS["code"])
+    assert call(app, "-x", "hi")[:2] == (0, "print(1)\n")
     assert call(SCENARIOS["code"], "-x", "--json", "hi").out.count("Here") == 0
 
 
@@ -99,7 +99,7 @@ def test_extract_without_a_block_fails_and_shows_the_answer(call: Call) -> None:
 
 
 def test_sampling_flags_reach_the_request(call: Call) -> None:
-    door = ScriptedDoor(SCENARIOS["hello"])
+    app = ScriptedApp(SCENARIOS["hello"])
     args = (
         "--temperature",
         "0",
@@ -114,8 +114,8 @@ def test_sampling_flags_reach_the_request(call: Call) -> None:
     )
     more = ("--max-tokens", "5", "--stop", "END", "--stop", "]", "-o", "typical-p", "0.5")
     last = ("-o", "logit_bias", '{"3": -1}', "--no-speculation", "--think", "-s", "be brief")
-    assert call(door, *args, *more, *last, "hi").code == 0
-    request = door.engines[0].requests[0]
+    assert call(app, *args, *more, *last, "hi").code == 0
+    request = app.engines[0].requests[0]
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.9, 40)
     assert (sampling.min_p, sampling.seed, sampling.typical_p) == (0.1, 7, 0.5)
@@ -138,9 +138,9 @@ def test_sampling_flags_reach_the_request(call: Call) -> None:
     ],
 )
 def test_think_takes_a_value_as_elsewhere(call: Call, args: tuple[str, ...], thinking: str) -> None:
-    door = ScriptedDoor(SCENARIOS["hello"])
-    assert call(door, *args).code == 0
-    request = door.engines[0].requests[0]
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, *args).code == 0
+    request = app.engines[0].requests[0]
     assert request.prompt.thinking == thinking  # type: ignore[union-attr]
     assert "hi" in str(request.prompt.messages[-1])  # type: ignore[union-attr]
 
@@ -149,24 +149,24 @@ def test_think_refuses_other_values_and_leaves_a_prompt_alone(call: Call) -> Non
     result = call(SCENARIOS["hello"], "--think=perhaps", "hi")
     assert result.code == 2
     assert "--think is 'perhaps'; it must be true, false or auto" in result.err
-    door = ScriptedDoor(SCENARIOS["hello"])
-    assert call(door, "--", "--think=false").code == 0
-    messages = door.engines[0].requests[0].prompt.messages  # type: ignore[union-attr]
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "--", "--think=false").code == 0
+    messages = app.engines[0].requests[0].prompt.messages  # type: ignore[union-attr]
     assert "--think=false" in str(messages[-1])
 
 
 def test_what_nobody_says_is_left_to_the_model(call: Call) -> None:
-    door = ScriptedDoor(SCENARIOS["hello"])
-    call(door, "hi")
-    sampling = door.engines[0].requests[0].sampling
+    app = ScriptedApp(SCENARIOS["hello"])
+    call(app, "hi")
+    sampling = app.engines[0].requests[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (None, None, None)
 
 
 def test_engine_flags_reach_the_engine(call: Call, model: Path) -> None:
-    door = ScriptedDoor(SCENARIOS["hello"])
+    app = ScriptedApp(SCENARIOS["hello"])
     flags = ("--ctx", "2048", "--kv-type", "q8_0", "--threads", "2", "--gpu-layers", "all")
-    assert call(door, "run", model, *flags, "--cache-ram", "64", "hi").code == 0
-    options = door.options[0]
+    assert call(app, "run", model, *flags, "--cache-ram", "64", "hi").code == 0
+    options = app.options[0]
     assert (options.model, options.name) == (model, "tiny")
     load = options.load
     assert (load.context_tokens, load.kv_type, load.threads) == (2048, "q8_0", 2)
@@ -174,9 +174,9 @@ def test_engine_flags_reach_the_engine(call: Call, model: Path) -> None:
 
 
 def test_raw_prompt_goes_without_messages(call: Call) -> None:
-    door = ScriptedDoor(SCENARIOS["hello"])
-    call(door, "--raw-prompt", "<s>hi")
-    assert door.engines[0].requests[0].prompt.text == "<s>hi"  # type: ignore[union-attr]
+    app = ScriptedApp(SCENARIOS["hello"])
+    call(app, "--raw-prompt", "<s>hi")
+    assert app.engines[0].requests[0].prompt.text == "<s>hi"  # type: ignore[union-attr]
     assert call(SCENARIOS["hello"], "--raw-prompt", "-s", "x", "hi").code == 2
 
 
@@ -214,17 +214,17 @@ def test_too_long_a_prompt_ends_with_6_both_numbers_and_help_in_order(call: Call
 
 
 def test_failure_in_mid_answer_keeps_the_text_and_closes_the_engine(call: Call) -> None:
-    door = ScriptedDoor(SCENARIOS["dies"])
-    code, out, err = call(door, "hi")
+    app = ScriptedApp(SCENARIOS["dies"])
+    code, out, err = call(app, "hi")
     assert (code, out) == (1, "half an ans\n")
     assert "SIGKILL" in err
-    assert door.engines[0].closed
+    assert app.engines[0].closed
 
 
 def test_ctrl_c_keeps_what_was_said_cancels_and_ends_with_130(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = ScriptedDoor((*BEGIN, *answer("kept", "lost")[3:]))
+    app = ScriptedApp((*BEGIN, *answer("kept", "lost")[3:]))
     pieces: list[str] = []
 
     def interrupted(self: object, text: str) -> None:
@@ -233,9 +233,9 @@ def test_ctrl_c_keeps_what_was_said_cancels_and_ends_with_130(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("localchat.cli.streams.Terminal.answer", interrupted)
-    assert call(door, "hi").code == 130
+    assert call(app, "hi").code == 130
     assert pieces[0] == "kept"
-    assert door.engines[0].closed
+    assert app.engines[0].closed
 
 
 def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(
@@ -275,9 +275,9 @@ def test_the_model_that_answered_is_the_next_default(
     call: Call, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert call(SCENARIOS["hello"], "-m", model, "hi", named=False).code == 0
-    door = ScriptedDoor(SCENARIOS["hello"])
-    assert call(door, "hi", named=False).code == 0
-    assert door.options[0].model == model
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "hi", named=False).code == 0
+    assert app.options[0].model == model
     model.unlink()
     assert call(SCENARIOS["hello"], "hi", named=False).code in (0, 3)
 

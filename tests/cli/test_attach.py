@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from localchat.cli.attach import holder
+from localchat.cli.attach import choose_server
 from localchat.cli.serve import neighbours
 from localchat.config.paths import Paths, find_paths
 from localchat.config.settings import Settings
@@ -23,7 +23,7 @@ from localchat.pool.entry import ModelStatus, ServerStatus
 from localchat.pool.pool import EnginePool
 from localchat.pool.server_registry import register
 from localchat.server.bootstrap import ServerSpec, open_server_context
-from tests.support.cli_program import ScriptedDoor, answer
+from tests.support.cli_program import ScriptedApp, answer
 from tests.support.gguf_files import write_model
 from tests.support.local_api_server import until
 from tests.support.terminal_screen import Call
@@ -92,11 +92,11 @@ def served(paths: Paths, model: Path) -> Iterator[Served]:
 
 
 def test_prompt_is_answered_by_the_server_and_says_so(served: Served, call: Call) -> None:
-    door = ScriptedDoor(HERE)
-    code, out, err = call(door, "hello")
+    app = ScriptedApp(HERE)
+    code, out, err = call(app, "hello")
     assert (code, out) == (0, "from the server\n")
     assert err.count("attached to the server at http://127.0.0.1:") == 1
-    assert door.engines == []
+    assert app.engines == []
     (asked,) = served.engine.requests
     assert asked.user == "command line"
     assert served.pool is not None and served.pool.loaded()[0].clients == ()
@@ -115,9 +115,9 @@ def test_of_several_servers_the_one_that_holds_the_model_is_asked() -> None:
         return ServerClient(f"http://{len(models)}.test", "token"), told
 
     newest, other = telling("/m/a.gguf"), telling("/m/b.gguf", "/m/c.gguf")
-    assert holder((newest, other), Path("/m/c.gguf")) is other[0]
-    assert holder((newest, other), Path("/m/a.gguf")) is newest[0]
-    assert holder((newest, other), Path("/m/d.gguf")) is newest[0]
+    assert choose_server((newest, other), "/m/c.gguf") is other[0]
+    assert choose_server((newest, other), "/m/a.gguf") is newest[0]
+    assert choose_server((newest, other), "/m/d.gguf") is newest[0]
 
 
 def test_what_the_user_insists_on_is_loaded_that_way(served: Served, call: Call) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from localchat.config.paths import find_paths
 from localchat.engine.request import Message, Messages
-from tests.support.cli_program import DONE, SCENARIOS, ScriptedDoor
+from tests.support.cli_program import DONE, SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call, Screen
 
 
@@ -63,9 +63,9 @@ def test_a_look_at_no_history_leaves_no_file(call: Call) -> None:
 
 def test_without_history_a_conversation_can_be_read_and_is_not_written(call: Call) -> None:
     call(SCENARIOS["hello"], "first one")
-    door = ScriptedDoor(SCENARIOS["hello"])
-    assert call(door, "--no-history", "-c", "second").code == 0
-    prompt = door.engines[0].requests[0].prompt
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "--no-history", "-c", "second").code == 0
+    prompt = app.engines[0].requests[0].prompt
     assert isinstance(prompt, Messages)
     assert len(prompt.messages) == 3
     assert [one["messages"] for one in conversations(call)] == [2]
@@ -75,9 +75,9 @@ def test_continue_sends_what_was_said_and_adds_to_it(call: Call) -> None:
     call(SCENARIOS["hello"], "-s", "be brief", "first one")
     call(SCENARIOS["hello"], "another conversation")
     first = str(conversations(call)[-1]["id"])
-    door = ScriptedDoor(SCENARIOS["hello"])
-    assert call(door, "--conversation", first[:12], "second").code == 0
-    prompt = door.engines[0].requests[0].prompt
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "--conversation", first[:12], "second").code == 0
+    prompt = app.engines[0].requests[0].prompt
     assert isinstance(prompt, Messages)
     assert prompt.messages == (
         Message("system", "be brief"),
@@ -85,9 +85,9 @@ def test_continue_sends_what_was_said_and_adds_to_it(call: Call) -> None:
         Message("assistant", "Hello.\n\n"),
         Message("user", "second"),
     )
-    door = ScriptedDoor(SCENARIOS["hello"])
-    assert call(door, "-c", "-s", "be long", "third").code == 0
-    prompt = door.engines[0].requests[0].prompt
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "-c", "-s", "be long", "third").code == 0
+    prompt = app.engines[0].requests[0].prompt
     assert isinstance(prompt, Messages)
     assert [m.content for m in prompt.messages if m.role != "assistant"] == [
         "be long",
@@ -104,12 +104,12 @@ def test_continue_takes_the_model_of_the_conversation_unless_one_is_named(
     other = tmp_path / "other.gguf"
     other.write_bytes(b"GGUF")
     call(SCENARIOS["hello"], "-m", other, "hi")
-    door = ScriptedDoor(SCENARIOS["hello"])
-    call(door, "-c", "more")
-    assert door.options[0].model == other
-    door = ScriptedDoor(SCENARIOS["hello"])
-    call(door, "-c", "-m", tmp_path / "tiny.gguf", "more")
-    assert door.options[0].model == tmp_path / "tiny.gguf"
+    app = ScriptedApp(SCENARIOS["hello"])
+    call(app, "-c", "more")
+    assert app.options[0].model == other
+    app = ScriptedApp(SCENARIOS["hello"])
+    call(app, "-c", "-m", tmp_path / "tiny.gguf", "more")
+    assert app.options[0].model == tmp_path / "tiny.gguf"
     call(SCENARIOS["hello"], "-c", "-m", other, "more")
     other.unlink()
     code, _, err = call(SCENARIOS["hello"], "-c", "more")

@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 
-from localchat.cli.conversation_options import FILE
+from localchat.cli.conversation_options import HISTORY_FILE
 from localchat.config.paths import find_paths
 from localchat.engine.request import Messages
 from localchat.history.store import History
-from tests.support.cli_program import SCENARIOS, ScriptedDoor
+from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call, Outcome
 
-_PARTS = ("/localchat/cli/", "/localchat/chat/", "/localchat/engine/", "/localchat/history/")
+_PARTS = (
+    "/localchat/cli/",
+    "/localchat/session/",
+    "/localchat/chat/",
+    "/localchat/engine/",
+    "/localchat/history/",
+)
 _PLACES = 40
 """Of some thousand lines; a prime distance between them visits others in the second answer."""
 
@@ -38,7 +44,7 @@ class Interrupting:
 
     def _called(self, frame: FrameType, event: str, value: Any) -> Any:
         name = frame.f_code.co_filename
-        ours = any(part in name for part in _PARTS) and not name.endswith("interrupts.py")
+        ours = any(part in name for part in _PARTS) and not name.endswith("signals.py")
         return self._reached if ours and not self.sent_in else None
 
     def _reached(self, frame: FrameType, event: str, value: Any) -> Any:
@@ -61,7 +67,7 @@ class Talk:
     """A conversation of two questions by lines, with Ctrl+C at one place."""
 
     def __init__(self, call: Call, monkeypatch: pytest.MonkeyPatch, at: int = 0) -> None:
-        find_paths({}).data_dir.joinpath(FILE).unlink(missing_ok=True)
+        find_paths({}).data_dir.joinpath(HISTORY_FILE).unlink(missing_ok=True)
         self.interrupting = Interrupting(at)
         lines = iter(("first", "second"))
 
@@ -73,13 +79,13 @@ class Talk:
                 return next(lines, None)
 
         monkeypatch.setattr("localchat.cli.line_input.open_keyboard", lambda terminal: Keys())
-        self._door = ScriptedDoor(SCENARIOS["hello"])
-        self.outcome: Outcome = call(self._door, "-i")
+        self._app = ScriptedApp(SCENARIOS["hello"])
+        self.outcome: Outcome = call(self._app, "-i")
         sys.settrace(None)
 
     @property
     def prompts(self) -> list[list[tuple[str, str]]]:
-        asked = [request.prompt for engine in self._door.engines for request in engine.requests]
+        asked = [request.prompt for engine in self._app.engines for request in engine.requests]
         return [
             [(message.role, message.content) for message in prompt.messages]
             for prompt in asked
@@ -88,7 +94,7 @@ class Talk:
 
 
 def _kept() -> list[tuple[str, str, str]]:
-    with History.open(find_paths({}).data_dir / FILE) as history:
+    with History.open(find_paths({}).data_dir / HISTORY_FILE) as history:
         kept = [history.load(summary.id) for summary in history.list()]
     assert len(kept) < 2
     nodes = [node for conversation in kept for node in conversation.nodes.values()]
@@ -122,19 +128,19 @@ def test_a_conversation_keeps_all_that_was_said_wherever_ctrl_c_comes(
 def test_a_single_answer_that_was_shown_is_kept_wherever_ctrl_c_comes(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from localchat.cli import converse
+    from localchat.cli import ask
 
-    answer_once = converse._answer_once
+    answer_once = ask._answer_once
 
     def once(at: int) -> tuple[Interrupting, Outcome]:
-        find_paths({}).data_dir.joinpath(FILE).unlink(missing_ok=True)
+        find_paths({}).data_dir.joinpath(HISTORY_FILE).unlink(missing_ok=True)
         interrupting = Interrupting(at)
 
         def traced(*args: Any) -> int:
             interrupting.begin()
             return answer_once(*args)
 
-        monkeypatch.setattr(converse, "_answer_once", traced)
+        monkeypatch.setattr(ask, "_answer_once", traced)
         outcome = call(SCENARIOS["hello"], "hi")
         sys.settrace(None)
         return interrupting, outcome
@@ -160,7 +166,7 @@ def test_a_second_ctrl_c_does_not_wait(call: Call, monkeypatch: pytest.MonkeyPat
             signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         hangs.wait()
 
-    monkeypatch.setattr("localchat.cli.converse.remember", hang)
+    monkeypatch.setattr("localchat.cli.ask.remember", hang)
     assert call(SCENARIOS["hello"], "hi").code == 130
     assert not hangs.is_set()
     rescue.cancel()

@@ -10,7 +10,7 @@ import pytest
 
 from localchat.config.paths import find_paths
 from localchat.models.hub.manifest import Manifest, PulledFile, record
-from tests.support.cli_program import SCENARIOS, ScriptedDoor
+from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.external_stores import Hub, Ollama, gguf
 from tests.support.gguf_files import write_split
 from tests.support.terminal_screen import Call, Outcome, Screen
@@ -156,9 +156,9 @@ def test_an_alias_runs_lists_and_leaves(call: Call, verb: Verb, home: Path, tmp_
     blob = Ollama(home / ".ollama/models").model(f"{OLLAMA}/qwen2.5/7b", gguf(tmp_path / "a.gguf"))
     assert verb("cp", "ollama/qwen2.5:7b", "fast").code == 0
     assert verb("cp", "fast", "faster").code == 0
-    door = ScriptedDoor(SCENARIOS["hello"])
-    assert call(door, "run", "faster", "hi", named=False).code == 0
-    assert door.options[0].model == blob
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "run", "faster", "hi", named=False).code == 0
+    assert app.options[0].model == blob
     assert rows(verb)["faster"]["alias_of"] == "ollama/qwen2.5:7b"
     assert verb("rm", "fast", "-y").code == 0
     assert "fast" not in rows(verb)
@@ -319,9 +319,9 @@ def test_import_puts_a_file_under_a_name(
     path = Path(told["path"])
     assert path.samefile(source) == (how != "copy")
     assert path.is_symlink() == (how == "symbolic link")
-    door = ScriptedDoor(SCENARIOS["hello"])
-    assert call(door, "run", "mine", "hi", named=False).code == 0
-    assert door.options[0].model == path
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "run", "mine", "hi", named=False).code == 0
+    assert app.options[0].model == path
     assert json.loads(verb("rm", "mine", "-y", "--json").out)["freed_bytes"] == (
         source.stat().st_size if how == "copy" else 0
     )
@@ -332,9 +332,9 @@ def test_import_puts_a_file_under_a_name(
 def test_import_takes_all_parts_of_a_split_model(call: Call, verb: Verb, tmp_path: Path) -> None:
     parts = write_split(tmp_path, "big", 3)
     assert verb("import", parts[1], "mine").code == 0
-    door = ScriptedDoor(SCENARIOS["hello"])
-    assert call(door, "run", "mine", "hi", named=False).code == 0
-    assert door.options[0].model.samefile(parts[0])
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "run", "mine", "hi", named=False).code == 0
+    assert app.options[0].model.samefile(parts[0])
     assert rows(verb)["mine"]["size_bytes"] == sum(part.stat().st_size for part in parts)
 
 

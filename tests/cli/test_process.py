@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.conversation_options import FILE
+from localchat.cli.conversation_options import HISTORY_FILE
 from localchat.config.paths import find_paths
 from localchat.history.store import History
 from tests.support.cli_program import HOSTILE
@@ -69,7 +69,7 @@ def test_a_signal_that_ends_it_leaves_what_was_said_in_the_history(
         assert os.read(process.stdout.fileno(), 100) == b"first "
         process.send_signal(number)
         assert process.wait(90) == -number
-    with History.open(find_paths(os.environ).data_dir / FILE) as history:
+    with History.open(find_paths(os.environ).data_dir / HISTORY_FILE) as history:
         (summary,) = history.list()
         nodes = history.load(summary.id).nodes.values()
     assert [(node.message.content, node.state) for node in nodes] == [

@@ -6,7 +6,7 @@ import pytest
 
 from localchat.cli import prompt
 from localchat.cli.prompt import join_parts
-from tests.support.cli_program import SCENARIOS, ScriptedDoor
+from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.cli_questions import asked
 from tests.support.terminal_screen import Call
 
@@ -14,9 +14,9 @@ HELLO = SCENARIOS["hello"]
 
 
 def sent(call: Call, *args: str | Path, stdin: bytes = b"") -> str:
-    door = ScriptedDoor(HELLO)
-    assert call(door, *args, stdin=stdin).code == 0
-    return asked(door)
+    app = ScriptedApp(HELLO)
+    assert call(app, *args, stdin=stdin).code == 0
+    return asked(app)
 
 
 def test_stdin_comes_first_then_a_blank_line_then_the_prompt(call: Call) -> None:
@@ -68,10 +68,10 @@ def test_more_than_is_read_ends_with_6_and_the_limit(
 
 
 def test_bytes_that_are_not_utf8_are_replaced_and_said(call: Call) -> None:
-    door = ScriptedDoor(HELLO)
-    code, _, err = call(door, "q", stdin=b"ok \xff\xfe end")
+    app = ScriptedApp(HELLO)
+    code, _, err = call(app, "q", stdin=b"ok \xff\xfe end")
     assert code == 0
-    assert asked(door) == "ok \ufffd\ufffd end\n\nq"
+    assert asked(app) == "ok \ufffd\ufffd end\n\nq"
     assert "stdin is not UTF-8 (first at byte 3)" in err
     assert "not UTF-8" not in call(HELLO, "q", stdin="a real \ufffd".encode()).err
 
@@ -101,9 +101,9 @@ def test_a_name_is_found_in_the_models_folder(
     call: Call, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCALCHAT_MODELS", str(model.parent))
-    door = ScriptedDoor(HELLO)
-    assert call(door, "run", "tiny", "hi").code == 0
-    assert door.options[0].model == model
+    app = ScriptedApp(HELLO)
+    assert call(app, "run", "tiny", "hi").code == 0
+    assert app.options[0].model == model
 
 
 def test_without_any_model_it_ends_with_3_and_says_what_to_do(
@@ -127,9 +127,9 @@ def test_parts_are_joined_by_blank_lines_and_empty_ones_left_out() -> None:
 
 
 def test_words_that_are_no_unicode_are_replaced_and_said(call: Call) -> None:
-    door = ScriptedDoor(HELLO)
-    code, _, err = call(door, "caf\udce9 hi")
-    assert (code, asked(door)) == (0, "caf\ufffd hi")
+    app = ScriptedApp(HELLO)
+    code, _, err = call(app, "caf\udce9 hi")
+    assert (code, asked(app)) == (0, "caf\ufffd hi")
     assert "the prompt is not UTF-8" in err
 
 

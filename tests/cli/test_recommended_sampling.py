@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.catalog_samples import SEVEN_B
-from tests.support.cli_program import SCENARIOS, ScriptedDoor
+from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call
 
 
@@ -14,9 +14,9 @@ def test_the_advice_lies_under_everything_that_was_said(
 ) -> None:
     path = tmp_path / "Qwen2.5-7B-Instruct-Q4_K_M.gguf"
     path.write_bytes(b"GGUF")
-    door = ScriptedDoor(SCENARIOS["hello"])
+    app = ScriptedApp(SCENARIOS["hello"])
     monkeypatch.setenv("LOCALCHAT_TOP_P", "0.5")
-    call(door, "run", path, "--temperature", "0.1", "hi")
-    assert door.options[0].sampling == SEVEN_B
-    asked = door.engines[0].requests[0].sampling
+    call(app, "run", path, "--temperature", "0.1", "hi")
+    assert app.options[0].sampling == SEVEN_B
+    asked = app.engines[0].requests[0].sampling
     assert (asked.temperature, asked.top_p, asked.top_k) == (0.1, 0.5, None)

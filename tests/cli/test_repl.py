@@ -9,7 +9,7 @@ import pytest
 
 from localchat.chat.conversation import Conversation
 from localchat.cli.context import AppContext
-from localchat.cli.line import chat
+from localchat.cli.repl import chat
 from localchat.cli.resolve import Setup
 from localchat.cli.streams import Terminal
 from localchat.config.paths import find_paths
@@ -84,9 +84,9 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
         used = engine or TightEngine(context_tokens=1500)
         paths = find_paths({})
         model = ResolvedModel("tiny", "tiny", Path("tiny.gguf"), "a test")
-        door = AppContext(open_engine=lambda options, say: used, environ={})
-        setup = Setup(door, paths, settings or Settings(), {}, model, Terminal({}))
-        assert chat(setup, Keys(list(lines)), conversation or Conversation()) == 0
+        app = AppContext(open_engine=lambda options, say: used, environ={})
+        setup = Setup(app, paths, settings or Settings(), {}, model, Terminal({}))
+        assert chat(setup, Keys(list(lines)).read, conversation or Conversation()) == 0
         opened.append(History.open(paths.data_dir / "history.sqlite3"))
         said = capfd.readouterr()
         return Talk(used, said.out + said.err, opened[-1])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from localchat import __version__
 from localchat.cli.group import VERBS, similar_verb
 from scripts.tools import cli_reference
-from tests.support.cli_program import SCENARIOS, ScriptedDoor
+from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.cli_questions import asked
 from tests.support.terminal_screen import Call
 
@@ -49,15 +49,15 @@ def test_lone_word_near_a_verb_is_refused_with_the_verb(call: Call, word: str) -
     "args", [["hi"], ["hello"], ["why"], ["--", "rnu"], ["--", "run"], ["a run"]]
 )
 def test_other_words_are_a_prompt(call: Call, args: list[str]) -> None:
-    door = ScriptedDoor(NOTHING)
-    assert call(door, *args).code == 0
-    assert asked(door) == args[-1]
+    app = ScriptedApp(NOTHING)
+    assert call(app, *args).code == 0
+    assert asked(app) == args[-1]
 
 
 def test_words_without_quotes_are_one_prompt(call: Call) -> None:
-    door = ScriptedDoor(NOTHING)
-    assert call(door, "what", "is", "this").code == 0
-    assert asked(door) == "what is this"
+    app = ScriptedApp(NOTHING)
+    assert call(app, "what", "is", "this").code == 0
+    assert asked(app) == "what is this"
 
 
 def test_verb_behind_flags_is_a_usage_error(call: Call) -> None:

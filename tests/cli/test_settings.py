@@ -6,7 +6,7 @@ import pytest
 
 from localchat.config.settings import KEYS, from_environment, resolve, variable
 from localchat.errors import UsageError
-from tests.support.cli_program import SCENARIOS, ScriptedDoor
+from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call
 
 
@@ -21,9 +21,9 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
     call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def temperature(*args: str) -> float | None:
-        door = ScriptedDoor(SCENARIOS["hello"])
-        assert call(door, *args, "hi").code == 0
-        return door.engines[0].requests[0].sampling.temperature
+        app = ScriptedApp(SCENARIOS["hello"])
+        assert call(app, *args, "hi").code == 0
+        return app.engines[0].requests[0].sampling.temperature
 
     assert temperature() is None
     file.write_text('[defaults]\ntemperature = 0.1\n[models."tiny"]\ntemperature = 0.2\n')
@@ -40,9 +40,9 @@ def test_a_setting_reaches_the_engine_from_the_environment(
     monkeypatch.setenv("LOCALCHAT_CONTEXT_LENGTH", "1024")
     monkeypatch.setenv("LOCALCHAT_KV_CACHE_TYPE", "q4_0")
     monkeypatch.setenv("LOCALCHAT_STATS", "1")
-    door = ScriptedDoor(SCENARIOS["hello"])
-    _, _, err = call(door, "hi")
-    assert (door.options[0].load.context_tokens, door.options[0].load.kv_type) == (1024, "q4_0")
+    app = ScriptedApp(SCENARIOS["hello"])
+    _, _, err = call(app, "hi")
+    assert (app.options[0].load.context_tokens, app.options[0].load.kv_type) == (1024, "q4_0")
     assert "TTFT" in err
     assert "TTFT" not in call(SCENARIOS["hello"], "--no-stats", "hi").err
 

@@ -42,7 +42,7 @@ def on_tty(monkeypatch: pytest.MonkeyPatch) -> OnTty:
 def test_a_notice_in_mid_answer_waits_for_its_end(on_tty: OnTty) -> None:
     terminal, shared = on_tty()
     terminal.answer("one ")
-    terminal.say("one thread fewer")
+    terminal.notify("one thread fewer")
     terminal.answer("two\n")
     terminal.end_answer()
     assert shared.getvalue() == "one two\nlocalchat: one thread fewer\n"
@@ -97,7 +97,7 @@ def test_talk_that_nobody_reads_does_not_stop_the_answer(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", Failing(BrokenPipeError()))
     terminal = Terminal({})
-    terminal.say("a notice")
+    terminal.notify("a notice")
     terminal.answer("text")
     terminal.end_answer()
     assert capsys.readouterr().out == "text\n"

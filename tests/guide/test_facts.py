@@ -164,7 +164,7 @@ def test_keys_in_answers_are_bound_on_the_screen() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the answers name the places of Linux")
 def test_places_in_answers_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    from localchat.cli.conversation_options import FILE
+    from localchat.cli.conversation_options import HISTORY_FILE
     from localchat.config.paths import find_paths
 
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
@@ -172,7 +172,11 @@ def test_places_in_answers_are_those_of_the_program(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HOME", "/home/me")
     found = find_paths({})
     known = {str(p) for p in (found.settings_file, found.data_dir, found.state_dir)}
-    known |= {str(found.models_dir), str(found.data_dir / FILE), str(found.settings_file.parent)}
+    known |= {
+        str(found.models_dir),
+        str(found.data_dir / HISTORY_FILE),
+        str(found.settings_file.parent),
+    }
     named = {p for _, a in answers() for p in re.findall(r"`~(/[.][\w/.]+localchat[\w/.]*)`", a)}
     assert len(named) >= 5
     assert not {f"/home/me{p}" for p in named} - known

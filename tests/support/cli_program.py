@@ -149,15 +149,15 @@ INFO = EngineInfo(
 )
 
 
-class ScriptedDoor:
-    """`door` goes to the command; `options` and `engines` tell afterwards what it did."""
+class ScriptedApp:
+    """`app` goes to the command; `options` and `engines` tell afterwards what it did."""
 
     def __init__(self, script: Sequence[Item], info: EngineInfo = INFO) -> None:
         self._script = script
         self._info = info
         self.options: list[EngineOptions] = []
         self.engines: list[ScenarioEngine] = []
-        self.door = AppContext(open_engine=self._open)
+        self.app = AppContext(open_engine=self._open)
 
     def _open(self, options: EngineOptions, say: Callable[[str], None]) -> ScenarioEngine:
         say("the engine speaks")
@@ -167,4 +167,4 @@ class ScriptedDoor:
 
 
 if __name__ == "__main__":
-    main(sys.argv[2:], ScriptedDoor(SCENARIOS[sys.argv[1]]).door)
+    main(sys.argv[2:], ScriptedApp(SCENARIOS[sys.argv[1]]).app)

@@ -1,9 +1,9 @@
 """Shared by tests: asked."""
 
-from tests.support.cli_program import ScriptedDoor
+from tests.support.cli_program import ScriptedApp
 
 
-def asked(door: ScriptedDoor) -> str:
+def asked(app: ScriptedApp) -> str:
     """The user's message that reached the engine."""
-    prompt = door.engines[0].requests[0].prompt
+    prompt = app.engines[0].requests[0].prompt
     return str(prompt.messages[-1].content)  # type: ignore[union-attr]

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from textual.pilot import Pilot
 
-from localchat.cli.launch_tui import _Planner
 from localchat.cli.resolve import Setup
+from localchat.cli.session_context import LoadPlanner
 from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
 from localchat.errors import ModelInvalid
@@ -37,14 +37,14 @@ def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: LAPTOP)
     paths = find_paths(os.environ)
     setup = cast(Setup, SimpleNamespace(paths=paths, settings_for=lambda names: Settings()))
-    planner = _Planner()
+    planner = LoadPlanner(setup)
     drawn = synthetic_model(parse("qwen2.5:7b", read_catalog(paths)))
     assert drawn is not None
     plan = assess(
         Subject(drawn.name, drawn), LoadOptions(max_slots=2), LAPTOP, None, speed=False
     ).plan
-    assert planner.estimate("qwen2.5:7b", setup) == CatalogEstimate(plan, drawn.file_bytes)
-    assert planner.estimate("nomic-embed-text:v1.5", setup) is None
+    assert planner.estimate("qwen2.5:7b") == CatalogEstimate(plan, drawn.file_bytes)
+    assert planner.estimate("nomic-embed-text:v1.5") is None
 
 
 def test_what_is_marked_is_weighed_first_and_the_list_is_there_before(tmp_path: Path) -> None:

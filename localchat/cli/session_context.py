@@ -1,0 +1,133 @@
+"""Builds what a chat session gets from the command: how models are resolved, planned and remembered."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from localchat.cli.conversation_options import HISTORY_FILE
+from localchat.cli.resolve import (
+    CHAT_SLOTS,
+    Inputs,
+    Setup,
+    engine_options,
+    open_engine,
+    record_use,
+    request_for,
+    resolve_inputs,
+)
+from localchat.config.settings import Given, check_key
+from localchat.config.settings_file import read_settings
+from localchat.engine.options import load_options
+from localchat.models.resolve import ResolvedModel
+from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
+
+# The planner and its hardware probe are imported when a screen asks for them: the first frame waits for none
+# of them.
+if TYPE_CHECKING:
+    from localchat.engine.events import Done
+    from localchat.engine.interface import Engine, EngineInfo
+    from localchat.fit.hardware import Machine
+    from localchat.fit.load_options import LoadOptions
+    from localchat.fit.memory_plan import MemoryPlan
+    from localchat.models.catalog import Catalog
+    from localchat.models.onboarding import FirstRun
+
+_ORIGIN = "set in this chat"
+_MACHINE_FRESH_S = 5.0
+
+
+def session_context(
+    setup: Setup, flags: Mapping[str, Given] | None = None
+) -> tuple[SessionContext, ModelSetup]:
+    """The context of a session and the model that it begins with. Raises LocalchatError.
+
+    `flags`: of the command; they hold for other models too."""
+    # The model that the session begins with names its server; every other model is on this machine.
+    kept = {key: given for key, given in (flags or {}).items() if key != "remote"}
+
+    def resolved(word: str | None, changes: Mapping[str, str]) -> ModelSetup:
+        given = {key: Given(text, _ORIGIN) for key, text in changes.items()}
+        for key in given:
+            check_key(key, _ORIGIN)
+        inputs = Inputs(setup.app, {**kept, **given}, word or setup.model.word)
+        return model_setup(resolve_inputs(inputs, setup.terminal))
+
+    def remember(model: ResolvedModel, info: "EngineInfo | None", done: "Done | None") -> None:
+        record_use(model, setup.paths, lambda: info, done)
+
+    planner = LoadPlanner(setup)
+    context = SessionContext(
+        paths=setup.paths,
+        environ=setup.app.environ,
+        resolve=resolved,
+        request=request_for,
+        plan=planner.plan,
+        estimate=planner.estimate,
+        first_run=lambda: _first_run(setup),
+        remember=remember,
+        keys=read_settings(setup.paths.settings_file).keys,
+        history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
+    )
+    return context, model_setup(setup)
+
+
+def model_setup(setup: Setup) -> ModelSetup:
+    """The model of a command as a session uses it."""
+
+    def opened(notify: Callable[[str], None]) -> "Engine":
+        return open_engine(setup, "terminal", notify)
+
+    return ModelSetup(setup.model, setup.settings, engine_options(setup), opened)
+
+
+class LoadPlanner:
+    """Plans loads for the screens. The hardware is probed anew every few seconds, which takes a second on a
+    machine with GPUs."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._machine: Machine | None = None
+        self._probed_s = float("-inf")
+        self._catalog: Catalog = {}
+
+    def plan(self, setup: ModelSetup, options: "LoadOptions") -> "MemoryPlan":
+        """Memory that a load takes, from the headers of the model. Raises LocalchatError."""
+        from localchat.model_files.checkpoint import read_summary
+        from localchat.models.assess import Subject, assess
+
+        model = setup.model
+        summary = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
+        subject = Subject(model.name, summary, model.path, setup.settings.backend)
+        return assess(subject, options, self._usable_machine(), None, speed=False).plan
+
+    def estimate(self, name: str) -> CatalogEstimate | None:
+        """Memory that a model of the catalogue takes; None if its shape is unknown. Raises LocalchatError."""
+        from localchat.models.assess import Subject, assess
+        from localchat.models.catalog import read_catalog
+        from localchat.models.names import parse
+        from localchat.models.synthetic.gguf import synthetic_model
+
+        if not self._catalog:
+            self._catalog = read_catalog(self._setup.paths)
+        synthetic = synthetic_model(parse(name, self._catalog))
+        if synthetic is None:
+            return None
+        settings = self._setup.settings_for((synthetic.name,))
+        options = load_options(settings, max_slots=max(CHAT_SLOTS, settings.n))
+        subject = Subject(synthetic.name, synthetic, None, settings.backend)
+        plan = assess(subject, options, self._usable_machine(), None, speed=False).plan
+        return CatalogEstimate(plan, synthetic.file_bytes)
+
+    def _usable_machine(self) -> "Machine":
+        from localchat.models.assess import usable_machine
+
+        if self._machine is None or time.monotonic() - self._probed_s > _MACHINE_FRESH_S:
+            self._machine, self._probed_s = usable_machine(), time.monotonic()
+        return self._machine
+
+
+def _first_run(setup: Setup) -> "FirstRun | None":
+    from localchat.models.onboarding import first_run, is_first_run
+
+    environ = setup.app.environ
+    return first_run(setup.paths, environ) if is_first_run(setup.paths, environ) else None
