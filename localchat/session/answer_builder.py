@@ -1,4 +1,4 @@
-"""One answer on its way: from the events of a stream to a node of the conversation and the blocks of a page."""
+"""Builds an answer from events: a node of the conversation, and the blocks that a view shows."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -16,8 +16,8 @@ from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock
 from localchat.session.view import SessionView, branch_of, node_blocks, reasoning_id
 
 SAVE_EVERY_S: Final = 0.25
-"""How often a growing answer is handed to the history, which writes 0.4 s later at the latest: together well
-below the second that a kill may cost."""
+"""Interval at which a growing answer goes to the history, which writes at most 0.4 s later: together well below
+the second of text that a kill may cost."""
 
 _STATES: Final[dict[str, NodeState]] = {
     "stop": "whole",
@@ -28,14 +28,16 @@ _STATES: Final[dict[str, NodeState]] = {
 
 
 @dataclass(slots=True)
-class _Call:
+class _GrowingCall:
+    """A tool call whose arguments arrive in pieces."""
+
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
 
 
 class AnswerBuilder:
-    """Grows one assistant node. `parent`: the question; `continued`: an answer that is continued."""
+    """Builds one assistant node, which enters the conversation with its first words."""
 
     def __init__(
         self,
@@ -44,23 +46,24 @@ class AnswerBuilder:
         parent: str,
         continued: Node | None = None,
     ) -> None:
+        """`parent`: id of the question. `continued`: an answer that this one extends."""
         self._conversation = conversation
         self._view = view
         self._parent = parent
         self.node = continued
         self._text = [continued.message.content] if continued else []
         self._reasoning = [continued.message.reasoning] if continued else []
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _GrowingCall] = {}
         self._accepted: Accepted | None = None
         self._done: Done | None = None
         self._state: NodeState = "open"
         self._thinking_since: float | None = None
         self._text_begun = continued is not None
-        self._grown = False
+        self._changed = False
 
     def take(self, event: Event) -> None:
-        """Show what an event brings."""
-        self._grown = True
+        """Add the content of an event and show it."""
+        self._changed = True
         match event:
             case Accepted():
                 self._accepted = event
@@ -82,14 +85,14 @@ class AnswerBuilder:
                 pass
 
     def take_snapshot(self) -> Node | None:
-        """The node as it stands now; None where nothing has come since this was asked last."""
-        if self.node is None or not self._grown:
+        """The node so far; None if nothing arrived since the last snapshot."""
+        if self.node is None or not self._changed:
             return None
-        self._grown = False
+        self._changed = False
         return self._put(self.node.figures, "open", "")
 
     def end(self, info: EngineInfo | None, state: NodeState | None = None, error: str = "") -> Node:
-        """The answer is over: its last state, shown and returned. `state`: where it did not end by itself."""
+        """Finish the node, show it and return it. `state`: unless the model ended the answer itself."""
         if self.node is None:
             self._open()
         assert self.node is not None
@@ -108,13 +111,8 @@ class AnswerBuilder:
         return node
 
     @property
-    def whole(self) -> bool:
-        """Whether the engine has said everything about it, figures included."""
-        return self._done is not None
-
-    @property
     def text(self) -> str:
-        """What was said so far."""
+        """The text so far."""
         return "".join(self._text)
 
     # ------------------------------------------------------------------ blocks
@@ -153,7 +151,7 @@ class AnswerBuilder:
 
     def _take_call(self, event: ToolCall) -> None:
         self._open()
-        call = self._calls.setdefault(event.call, _Call())
+        call = self._calls.setdefault(event.call, _GrowingCall())
         call.id, call.name = event.id or call.id, event.name or call.name
         call.arguments.append(event.arguments)
         arguments = "".join(call.arguments)
@@ -176,17 +174,18 @@ class AnswerBuilder:
 
 
 def joined(events: Iterable[Event]) -> Iterator[Event]:
-    """The same events, with neighbouring pieces of one text as one piece, without log probabilities: what is
-    done for each piece of a fast answer is then done once for each time that it is shown."""
-    for voice, run in groupby(events, _voice):
-        if voice is None:
-            yield from run
+    """Join neighbouring pieces of one text, and drop their log probabilities.
+
+    The work for each piece of a fast answer is then done once for each time that it is shown."""
+    for text_kind, group in groupby(events, _text_kind):
+        if text_kind is None:
+            yield from group
         else:
-            kind, choice = voice
-            yield kind(choice, "".join(event.text for event in run if isinstance(event, kind)))
+            kind, choice = text_kind
+            yield kind(choice, "".join(event.text for event in group if isinstance(event, kind)))
 
 
-def _voice(event: Event) -> tuple[type[Text] | type[Reasoning], int] | None:
+def _text_kind(event: Event) -> tuple[type[Text] | type[Reasoning], int] | None:
     return (type(event), event.choice) if isinstance(event, Text | Reasoning) else None
 
 

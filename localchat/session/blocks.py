@@ -1,13 +1,13 @@
-"""What the transcript shows: one frozen value per block, made from a conversation. No textual here.
+"""Blocks of a transcript: one frozen value for each, made from a conversation.
 
-Texts are raw; the transcript makes them inert at the display boundary.
+Texts are raw; the widget that shows them sanitizes them.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
 
 
 class Fold(NamedTuple):
-    """Characters `start` to `end` of a text, shown as one chip with this label until it is opened."""
+    """Characters `start` to `end` of a text, shown as one label until it is unfolded."""
 
     label: str
     start: int
@@ -22,45 +22,49 @@ class Branch(NamedTuple):
 
 
 class UserBlock(NamedTuple):
-    """A question. `dimmed`: it is not sent any more."""
+    """A question of the user."""
 
     id: str
     text: str
     folds: tuple[Fold, ...] = ()
     branch: Branch = Branch(1, 1)
     dimmed: bool = False
+    """Not sent to the model any more. The same in the other blocks."""
 
 
 class AnswerBlock(NamedTuple):
-    """Markdown of a model. `footer`: one quiet line below (figures, why it stopped)."""
+    """An answer of a model, in Markdown."""
 
     id: str
     text: str
     branch: Branch = Branch(1, 1)
     footer: str = ""
+    """One line below the answer: its metrics, and why it stopped."""
     dimmed: bool = False
 
 
 class ReasoningBlock(NamedTuple):
-    """What a model thought, folded to one line until it is opened. `seconds`: how long, once it ended."""
+    """Reasoning of a model, folded to one line until it is opened."""
 
     id: str
     text: str
     seconds: float | None = None
+    """Duration; None while it goes on."""
     dimmed: bool = False
 
 
 class ToolCallBlock(NamedTuple):
-    """A call that the model asked for. localchat runs none. `arguments`: JSON text."""
+    """A tool call of the model. localchat runs none."""
 
     id: str
     name: str
     arguments: str
+    """JSON text."""
     dimmed: bool = False
 
 
 class SummaryBlock(NamedTuple):
-    """A summary that stands for earlier messages; Markdown."""
+    """A summary that replaces earlier messages, in Markdown."""
 
     id: str
     text: str
@@ -70,19 +74,21 @@ class SummaryBlock(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """Something that a notice lets one choose: `action` is a key of the app's actions."""
+    """A choice of a notice."""
 
     label: str
     action: str
+    """What the application does when it is taken."""
 
 
 class NoticeBlock(NamedTuple):
-    """A word of the program. `offers` are shown as choices that a click or their number takes."""
+    """A message of the program."""
 
     id: str
     text: str
     kind: Literal["info", "warning", "error"] = "info"
     offers: tuple[Offer, ...] = ()
+    """Shown as choices that a click or their number takes."""
 
 
 Block: TypeAlias = (

@@ -1,4 +1,4 @@
-"""The slash commands: one table, which completion, help and the palette read."""
+"""Table of slash commands for completion, help and the command palette."""
 
 from typing import Final, NamedTuple
 
@@ -7,14 +7,15 @@ from localchat.suggestions import did_you_mean
 
 
 class Command(NamedTuple):
-    """One command. `arguments` as help shows them; `about`: one line. `needs`: it does nothing without an
-    argument. `also`: other words for it."""
+    """One slash command."""
 
     name: str
     arguments: str
+    """As help shows them."""
     about: str
-    needs: bool = False
-    also: tuple[str, ...] = ()
+    required: bool = False
+    """It does nothing without an argument."""
+    aliases: tuple[str, ...] = ()
 
 
 COMMANDS: Final = (
@@ -33,34 +34,36 @@ COMMANDS: Final = (
     Command("search", "[TEXT]", "Find text in this conversation."),
     Command("stats", "", "The figures of the last answer, and the panel."),
     Command("fit", "[MODEL]", "Say whether a model fits into memory."),
-    Command("pull", "NAME", "Fetch a model while the chat goes on.", needs=True),
-    Command("help", "", "Keys and commands.", also=("?",)),
-    Command("quit", "", "Leave; everything is kept.", also=("exit", "bye")),
+    Command("pull", "NAME", "Fetch a model while the chat goes on.", required=True),
+    Command("help", "", "Keys and commands.", aliases=("?",)),
+    Command("quit", "", "Leave; everything is kept.", aliases=("exit", "bye")),
 )
 
-_BY_NAME: Final = {word: command for command in COMMANDS for word in (command.name, *command.also)}
+_BY_NAME: Final = {
+    word: command for command in COMMANDS for word in (command.name, *command.aliases)
+}
 
 
 class CommandCall(NamedTuple):
-    """A command as it was typed; `argument` is stripped and may be empty."""
+    """A command with its argument, which is stripped and may be empty."""
 
     command: Command
     argument: str
 
 
 def is_command(text: str) -> bool:
-    """Whether a message is one. A path at its beginning, as in a pasted error, is text."""
+    """Whether a message is a command. One that begins with a path, as a pasted error may, is text."""
     word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
     return bool(word) and "/" not in word[1:]
 
 
 def is_known(word: str) -> bool:
-    """Whether a word with its slash is a command already."""
+    """Whether a word with its slash is a complete command."""
     return word.removeprefix("/").lower() in _BY_NAME
 
 
 def parse(line: str) -> CommandCall:
-    """What a line that begins with a slash asks for. Raises UsageError naming the nearest command."""
+    """Parse a line that begins with a slash. Raises UsageError with the nearest command."""
     word, _, rest = line.removeprefix("/").partition(" ")
     if "\n" in word:
         word, _, rest = line.removeprefix("/").partition("\n")
@@ -72,16 +75,16 @@ def parse(line: str) -> CommandCall:
             hint=f"{hint}; to send a text that begins with a slash, put a space before it",
         )
     argument = rest.strip()
-    if command.needs and not argument:
+    if command.required and not argument:
         raise UsageError(f"/{command.name} needs {command.arguments}", hint=command.about)
     return CommandCall(command, argument)
 
 
 def matching(prefix: str) -> tuple[Command, ...]:
-    """The commands that a beginning (without its slash) may become, in the order of the table."""
+    """The commands that begin with `prefix` (without its slash), in the order of the table."""
     start = prefix.lower()
     return tuple(
         command
         for command in COMMANDS
-        if any(word.startswith(start) for word in (command.name, *command.also))
+        if any(word.startswith(start) for word in (command.name, *command.aliases))
     )

@@ -1,4 +1,4 @@
-"""What the screen is given from outside: folders, the environment, how a model is settled and opened."""
+"""Services that a session gets from its front end: paths, environment, models and engines."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 
 class CatalogEstimate(NamedTuple):
-    """A model of the catalogue before it is fetched: what a load of it would take, and how large its files
-    are."""
+    """Memory plan and file size of a model of the catalog that is not here."""
 
     plan: "MemoryPlan"
     file_bytes: int
 
 
 class ModelSetup(NamedTuple):
-    """A model that exists, the settings in force for it, how its engine is opened, and what opens it."""
+    """A model with its settings, and how its engine is opened."""
 
     model: "ResolvedModel"
     settings: Settings
@@ -48,22 +47,26 @@ class SetupChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """settle(word, changes): the model that a word means (None: the one the command named) under the flags of
-    the command and the changes made since, by key; raises ModelMissing, UsageError. plan: what a load with
-    this wish would take of this machine, read from the header alone; raises LocalchatError. foresee(name): the
-    same of a model of the catalogue, by its published shape, as `localchat fit NAME --offline` has it; None
-    where that is not known; raises LocalchatError. remember(model, info, done): it answered so, and is the
-    next run's; blocks; raises OSError, LocalchatError. first_run(): hardware, external models and three to
-    begin with, where there is no model but the guide; takes seconds; raises LocalchatError. keys: the `[keys]`
-    table of the settings file. history_file: None where nothing is kept on the disk."""
+    """Services and data of the front end, for one session."""
 
     paths: Paths
     environ: Mapping[str, str]
     resolve: "Callable[[str | None, Mapping[str, str]], ModelSetup]"
+    """Resolves a word (None: the model of the command) with the flags of the command and changes by key.
+    Raises ModelMissing, UsageError."""
     request: "Callable[[Settings, Prompt], GenerateRequest]"
     plan: "Callable[[ModelSetup, LoadOptions], MemoryPlan]"
+    """Memory that a load takes on this machine, from the model's headers. Raises LocalchatError."""
     estimate: "Callable[[str], CatalogEstimate | None]"
+    """The same for a model of the catalog, from its published shape; None if that is unknown. Raises
+    LocalchatError."""
     remember: "Callable[[ResolvedModel, EngineInfo | None, Done | None], None]"
+    """Makes a model that answered the default of the next run, and records its speed. Blocks; raises OSError,
+    LocalchatError."""
     first_run: "Callable[[], FirstRun | None]"
+    """Hardware, external models and three models to begin with, if there is no model but the guide. Takes
+    seconds; raises LocalchatError."""
     keys: Mapping[str, str]
+    """The `[keys]` table of the settings file."""
     history_file: "Path | None"
+    """None: conversations are not saved."""

@@ -1,4 +1,4 @@
-"""The engine of the screen: opened in a thread once the first frame is drawn, changed in mid-conversation."""
+"""Holds the engine of a session: opens it in a thread, and replaces it in the middle of a conversation."""
 
 import asyncio
 import threading
@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from localchat.engine.interface import Engine
 
-Say = Callable[[str], None]
-OpenEngine = Callable[[Say], "Engine"]
-"""Opens one engine; `say` gets sentences for the user, from any thread."""
+Notify = Callable[[str], None]
+OpenEngine = Callable[[Notify], "Engine"]
+"""Opens one engine, which passes sentences for the user to the callable, from any thread."""
 
 
 class EngineHolder:
-    """Holds one engine at a time. `open` and `close` are called from one thread, `engine` from the event
-    loop; it may wait before the first `open`. What an engine says waits in `said` until `listen` names who
-    hears it."""
+    """Holds one engine at a time.
+
+    Call `open` and `close` from one thread, and `engine` from the event loop, also before the first `open`.
+    Sentences of an engine wait until `listen` sets a listener."""
 
     def __init__(self) -> None:
         self._future: Future[Engine] = Future()
         self._opened = False
-        self._said: deque[str] = deque(maxlen=100)
-        self._listener: Callable[[str], None] | None = None
+        self._pending: deque[str] = deque(maxlen=100)
+        self._listener: Notify | None = None
         self._lock = threading.Lock()
 
     @classmethod
@@ -36,7 +37,7 @@ class EngineHolder:
         return holder
 
     def open(self, open_engine: OpenEngine) -> None:
-        """Begin to open; the engine before is closed first, so that both never need memory at once."""
+        """Begin to open an engine. The one before is closed first, so that memory never holds both."""
         before, fresh = (self._future, Future["Engine"]()) if self._opened else (None, self._future)
         self._future, self._opened = fresh, True
         arguments = (open_engine, before, fresh)
@@ -47,33 +48,33 @@ class EngineHolder:
     ) -> None:
         _close(before)
         try:
-            fresh.set_result(open_engine(self._say))
-        except BaseException as problem:  # noqa: BLE001 - it is raised where the engine is asked for
+            fresh.set_result(open_engine(self._notify))
+        except BaseException as problem:  # noqa: BLE001 - raised by `engine`
             fresh.set_exception(problem)
 
     async def engine(self) -> "Engine":
-        """The engine, once it is there. Raises LocalchatError."""
+        """The engine, once it is open. Raises LocalchatError."""
         return await asyncio.shield(asyncio.wrap_future(self._future))
 
-    def listen(self, hear: Callable[[str], None]) -> None:
-        """Sentences go to `hear`, from threads of the engine; those that waited at once."""
+    def listen(self, listener: Notify) -> None:
+        """Pass sentences to `listener`, from threads of the engine; those that waited, at once."""
         with self._lock:
-            self._listener = hear
-            waited = list(self._said)
-            self._said.clear()
+            self._listener = listener
+            waited = list(self._pending)
+            self._pending.clear()
         for sentence in waited:
-            hear(sentence)
+            listener(sentence)
 
-    def _say(self, sentence: str) -> None:
+    def _notify(self, sentence: str) -> None:
         with self._lock:
             listener = self._listener
             if listener is None:
-                self._said.append(sentence)
+                self._pending.append(sentence)
         if listener is not None:
             listener(sentence)
 
     def close(self) -> None:
-        """Unload; waits for an engine that is still being opened."""
+        """Close the engine; waits for one that is still being opened."""
         if self._opened:
             _close(self._future)
         self._opened = False

@@ -1,4 +1,4 @@
-"""What is true of the engine right now, gathered from the events of a stream. No textual here."""
+"""Current state and metrics of the engine, gathered from the events of a stream."""
 
 from collections import deque
 from collections.abc import Callable
@@ -30,36 +30,38 @@ _RATES_KEPT: Final = 60
 
 @dataclass(slots=True)
 class EngineStatus:
-    """The figures that status line and panel draw. `rates`: decode rates as they came, oldest first.
-    `pulling`, `task`: what else goes on, in words. `prefill`, `figures`, `done`: of the request
-    that runs, or of the last one."""
+    """State and metrics for the status bar and the metrics panel."""
 
     state: State = "starting"
     model: str = ""
     info: EngineInfo | None = None
     queued: Queued | None = None
+    """This and the next four: of the running request, or of the last one."""
     loading: Loading | None = None
     prefill: Prefill | None = None
     metrics: MetricsSnapshot | None = None
     done: Done | None = None
     stats: EngineStats | None = None
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES_KEPT))
+    """Decode rates in tokens per second, oldest first."""
     pulling: str = ""
+    """Progress of a download, in words."""
     task: str = ""
+    """Work besides answering, in words."""
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is running."""
         return self.state in BUSY
 
     def begin(self) -> None:
-        """A request goes out: what the last one measured is no longer shown as now."""
+        """Reset for a new request, so that metrics of the last one do not look current."""
         self.state = "sent"
         self.queued = self.loading = self.prefill = self.metrics = self.done = None
         self.rates.clear()
 
     def update(self, event: Event) -> bool:
-        """Note what an event says; returns whether anything to draw has changed."""
+        """Update from an event; returns whether anything to draw has changed."""
         before = self.state
         match event:
             case Queued():
@@ -87,47 +89,47 @@ class EngineStatus:
             self.rates.append(event.decode_tokens_per_s)
 
     def finish(self, *, broken: bool = False) -> None:
-        """The request is over, however it ended."""
+        """Reset when the request is over, however it ended."""
         self.state = "broken" if broken else "ready"
 
-    # ------------------------------------------------------------------ the figures, as they are shown
+    # ------------------------------------------------------------------ as it is shown
 
     @property
     def label(self) -> str:
         """The state in words: `loading 2.1/4.7 GB`, `prefill 1,536/6,200 of which 6,144 cached`."""
         if self.task:
             return self.task
-        label = _WORDS.get(self.state)
-        return label(self) if label else self.state
+        format_label = _LABELS.get(self.state)
+        return format_label(self) if format_label else self.state
 
     @property
     def ttft_s(self) -> float | None:
-        """Of the request that runs, or of the last one."""
+        """Of the running request, or of the last one."""
         if self.done is not None:
             return self.done.timings.ttft_s
         return self.metrics.ttft_s if self.metrics else None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Of the request that runs, or of the last one."""
+        """Of the running request, or of the last one."""
         if self.done is not None:
             return self.done.timings.decode_tokens_per_s
         return self.metrics.decode_tokens_per_s if self.metrics else None
 
     @property
     def kv(self) -> tuple[int, int]:
-        """Tokens used and in all; (0, 0) where it is not known yet."""
+        """KV cache tokens used and total; (0, 0) if not known yet."""
         if self.done is not None:
             return self.done.kv_used_tokens, self.done.kv_total_tokens
         if self.metrics is not None:
             return self.metrics.kv_used_tokens, self.metrics.kv_total_tokens
         if self.info is None or self.info.backend == "remote":
-            return 0, 0  # a server's cache is known from what it tells with an answer
+            return 0, 0  # a server reports its cache with an answer, if at all
         return 0, self.info.context_tokens
 
     @property
     def drafts(self) -> tuple[int, int]:
-        """Accepted and drafted."""
+        """Draft tokens: accepted and drafted."""
         if self.done is not None:
             return self.done.speculation.accepted, self.done.speculation.drafted
         return (self.metrics.accepted, self.metrics.drafted) if self.metrics else (0, 0)
@@ -161,7 +163,7 @@ def _queued_label(status: EngineStatus) -> str:
     return f"queued, {status.queued.ahead} ahead" if status.queued else "queued"
 
 
-_WORDS: Final[dict[str, Callable[[EngineStatus], str]]] = {
+_LABELS: Final[dict[str, Callable[[EngineStatus], str]]] = {
     "starting": lambda status: f"starting {status.model}".strip(),
     "queued": _queued_label,
     "loading": _loading_label,

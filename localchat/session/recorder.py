@@ -1,5 +1,4 @@
-"""Holds the conversation of the screen on the disk. The history is opened after the first frame, in a thread:
-until then what changed waits here."""
+"""Records the conversation of a session in the history, which may be opened later than the session."""
 
 import threading
 from typing import TYPE_CHECKING
@@ -13,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class ConversationRecorder:
-    """`changed` and `draft` never wait for the disk. `trouble`: why nothing can be saved, once known."""
+    """Writes changes of the current conversation in the background.
+
+    `changed` and `draft` never wait for the disk. What changes before `attach` is written by it."""
 
     def __init__(self) -> None:
         self.history: History | None = None
@@ -22,7 +23,7 @@ class ConversationRecorder:
         self._lock = threading.Lock()
 
     def attach(self, history: "History") -> None:
-        """The history is open: what was said until now is written."""
+        """Set the history, and write the conversation so far."""
         with self._lock:
             self.history = history
             if self._conversation is not None:
@@ -31,8 +32,8 @@ class ConversationRecorder:
                     self.changed(node)
 
     def hold(self, conversation: Conversation) -> None:
-        """From now on this conversation is kept; what is left of the one before is written. Raises
-        HistoryUnusable where that cannot be: nothing has changed then."""
+        """Record this conversation from now on. Raises HistoryUnusable if the rest of the one before cannot be
+        written; nothing has changed then."""
         with self._lock:
             if self._autosave is not None:
                 self._autosave.close()
@@ -46,17 +47,17 @@ class ConversationRecorder:
         self._autosave = Autosave(history, conversation)
 
     def changed(self, node: Node | None = None) -> None:
-        """A message is new or has grown; None: head, title, model or policy have changed."""
+        """Record a new or changed message; None: head, title, model or policy have changed."""
         if self._autosave is not None:
             self._autosave.changed(node)
 
     def draft(self, text: str) -> None:
-        """What is written and not sent."""
+        """Record the text of the composer that is not sent yet."""
         if self._autosave is not None:
             self._autosave.draft(text)
 
     def kept_draft(self) -> str:
-        """What was written and not sent when the program ended; empty: nothing."""
+        """The text that was not sent when the program ended; may be empty."""
         if self.history is None:
             return ""
         conversation = self._conversation
@@ -68,7 +69,7 @@ class ConversationRecorder:
         return self._autosave.problem if self._autosave is not None else None
 
     def close(self) -> None:
-        """Write what is left. Raises HistoryUnusable."""
+        """Write what is left and close the history. Raises HistoryUnusable."""
         with self._lock:
             try:
                 if self._autosave is not None:

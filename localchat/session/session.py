@@ -141,7 +141,7 @@ class ChatSession:
 
     def _other_models(self) -> tuple[Offer, ...]:
         choose = Offer("choose another model", "model")
-        guide = Offer("go on with the built-in guide", f"model {GUIDE}")
+        guide = Offer("continue with the built-in guide", f"model {GUIDE}")
         return (choose,) if self.setup.model.word == GUIDE else (choose, guide)
 
     def _engine_known(self, info: EngineInfo) -> None:

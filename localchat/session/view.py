@@ -1,4 +1,4 @@
-"""From a conversation to the blocks that the transcript shows, and what a session asks of a page."""
+"""Protocol of a session's view, and the blocks that it shows of a conversation."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -21,41 +21,41 @@ from localchat.session.blocks import (
 
 
 class SessionView(Protocol):
-    """Where a session shows what happens. Called on the event loop only."""
+    """Shows what happens in a session. Called on the event loop only."""
 
     def show(self, blocks: Sequence[Block]) -> None:
-        """All blocks anew: another conversation, or another branch."""
+        """Show all blocks anew: another conversation, or another branch."""
         ...
 
     def put(self, block: Block) -> None:
-        """A new block at the end, or a newer state of the one with its id."""
+        """Append a block, or replace the one with its id."""
         ...
 
     def append_text(self, id_: str, text: str) -> None:
-        """More of the text of a block that is being written."""
+        """Append to the text of a block that is being written."""
         ...
 
     def finish(self, block: Block) -> None:
-        """The whole of a block that was being written."""
+        """Replace a block that was being written by its final state."""
         ...
 
     def status_changed(self) -> None:
-        """State, figures or title are not what they were."""
+        """Redraw the status: state, metrics or title changed."""
         ...
 
 
 def reasoning_id(node_id: str) -> str:
-    """The block of what a message's model thought."""
+    """Id of the reasoning block of a message."""
     return f"{node_id}/reasoning"
 
 
 def node_of(block_id: str) -> str:
-    """The message that a block belongs to."""
+    """Id of the message that a block belongs to."""
     return block_id.partition("/")[0]
 
 
 def transcript_blocks(conversation: Conversation) -> tuple[Block, ...]:
-    """Everything that the shown path holds, oldest first."""
+    """All blocks of the shown path, oldest first."""
     blocks: list[Block] = []
     unsent = unsent_ids(conversation)
     out = {node.id for node in left_out(conversation)}
@@ -69,7 +69,7 @@ def transcript_blocks(conversation: Conversation) -> tuple[Block, ...]:
 
 
 def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False) -> Iterator[Block]:
-    """The blocks of one message. `dimmed`: it is not sent."""
+    """The blocks of one message. `dimmed`: the message is not sent."""
     branch = branch_of(conversation, node)
     message = node.message
     if node.replaces:
@@ -88,7 +88,7 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
             node.id,
             message.content,
             branch,
-            footer_of(node, other_model=_changes(conversation, node)),
+            footer_of(node, other_model=_model_changed(conversation, node)),
             dimmed,
         )
     if node.error:
@@ -96,13 +96,13 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
 
 
 def branch_of(conversation: Conversation, node: Node) -> Branch:
-    """Which version of its message a node is."""
+    """The number of a version among the versions of its message."""
     siblings = conversation.siblings(node.id)
     number = next((n for n, one in enumerate(siblings, 1) if one.id == node.id), 1)
     return Branch(number, max(1, len(siblings)))
 
 
-def _changes(conversation: Conversation, node: Node) -> bool:
+def _model_changed(conversation: Conversation, node: Node) -> bool:
     """Whether the answer before this one came from another model."""
     at = node.parent
     while at is not None:
@@ -116,14 +116,14 @@ def _changes(conversation: Conversation, node: Node) -> bool:
 _ENDED = {
     "stopped": "stopped",
     "length": "stopped at the longest answer",
-    "failed": "broke off",
-    "open": "broke off",
+    "failed": "interrupted",
+    "open": "interrupted",
 }
 
 
 def footer_of(node: Node, *, other_model: bool = False) -> str:
-    """The quiet line below an answer: its figures digit for digit, and why it stopped. `other_model`: the
-    answer before it came from another one, so this one says from which."""
+    """The line below an answer: its metrics, and why it stopped. `other_model`: name the model, because the
+    answer before came from another one."""
     parts = []
     if node.figures is not None:
         if other_model:

@@ -172,7 +172,7 @@ class ChatApp(App[int]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Entries of the command palette: slash commands, and actions that only keys have."""
         for command in COMMANDS:
-            if not command.needs:
+            if not command.required:
                 yield SystemCommand(
                     f"/{command.name}",
                     command.about,

@@ -117,7 +117,7 @@ def test_what_the_guide_calls_unknown_is_unknown_to_the_program() -> None:
     for word in UNKNOWN["flag"]:
         assert refusal(f"localchat --{word}"), word
         assert refusal(f"localchat serve --{word}"), word
-    slash = {name for command in COMMANDS for name in (command.name, *command.also)}
+    slash = {name for command in COMMANDS for name in (command.name, *command.aliases)}
     assert not slash & set(UNKNOWN["slash command"])
 
 

@@ -214,7 +214,7 @@ def test_a_killed_screen_keeps_the_question_and_what_had_come(
         program.lost(path[1].message.content)  # what is there is what was seen
     again = start("-c")
     again.see(LONG[:40])
-    again.see("broke off" if begun else "")
+    again.see("interrupted" if begun else "")
 
 
 def test_a_killed_engine_is_a_notice_and_the_next_question_is_answered(
