@@ -206,8 +206,8 @@ class LlamaCppRunner:
     def _parts(self, plan: StepPlan) -> list[_DecodePart]:
         """The plan as one decode, or several where more logits are wanted than one may bring."""
         wanted: list[set[int]] = [set() for _ in plan.rows]
-        for point in plan.positions:
-            wanted[point.row].add(point.offset)
+        for target in plan.positions:
+            wanted[target.row].add(target.offset)
         part = _DecodePart([], {})
         parts = [part] if plan.rows else []
         for number, row in enumerate(plan.rows):
@@ -309,36 +309,36 @@ class LlamaCppRunner:
         sample stands another draft; its later points are left out."""
         masks = {mask.index: mask.words for mask in plan.masks}
         samples = []
-        for number, point in enumerate(plan.positions):
-            output = part.outputs.get((point.row, point.offset))
-            if output is None or (point.row, point.seq) in stopped:
+        for number, target in enumerate(plan.positions):
+            output = part.outputs.get((target.row, target.offset))
+            if output is None or (target.row, target.seq) in stopped:
                 continue
             logits = self._logits[output]
-            assert point.kind != "embedding", "this model gives no embeddings"
-            if point.kind == "prompt":
-                given = self._sampler.logprobs(logits, point.token, point.top)
+            assert target.kind != "embedding", "this model gives no embeddings"
+            if target.kind == "prompt":
+                given = self._sampler.logprobs(logits, target.token, target.top)
                 samples.append(Sample(number, given.token, given.logprob, given.top))
                 continue
             sample = self._sample_token(
-                number, point, plan.rows[point.row], logits, masks.get(number)
+                number, target, plan.rows[target.row], logits, masks.get(number)
             )
             samples.append(sample)
-            row, following = plan.rows[point.row], point.offset + 1
+            row, following = plan.rows[target.row], target.offset + 1
             drafted = row.width - len(row.drafts) <= following < row.width
-            if drafted and tokens[point.row][following] != sample.token:
-                stopped.add((point.row, point.seq))
+            if drafted and tokens[target.row][following] != sample.token:
+                stopped.add((target.row, target.seq))
         return samples
 
     def _sample_token(
         self,
         number: int,
-        point: LogitsPosition,
+        target: LogitsPosition,
         row: StepRow,
         logits: NDArray[np.float32],
         mask: bytes | None,
     ) -> Sample:
-        text = self._sequences[point.seq]
-        position = row.start + point.offset + 1
+        text = self._sequences[target.seq]
+        position = row.start + target.offset + 1
         counts = text.counts_before(position, row.start)
         drawn = self._sampler.draw(logits, text.sampling, position, counts, mask)
         text.tokens[position : position + 1] = (drawn.token,)

@@ -1,1 +1,1 @@
-"""The interface between the engine core and a backend, and the registry of installed backends."""
+"""Interface between the engine core and a backend, and the registry of installed backends."""

@@ -1,11 +1,11 @@
-"""Waist 2: what the loop asks of a backend, and the plain data that goes to a runner and comes back.
+"""Interface that the engine core calls: Backend, OpenModel, Runner, Tokenizer and their records.
 
-The Protocols stand here, with their caller; llama.cpp and CUDA implement them without inheriting. A plan
-is ints and tuples only and says differences, so that a tensor-parallel runner can broadcast it.
+llama.cpp and CUDA implement these Protocols without inheriting from them. A plan holds ints and tuples only,
+and only what changes, so that a tensor-parallel runner can broadcast it.
 
-Words: a *sequence* (`seq`) is a logical text, numbered without reuse. A *slot* is a place in the runner's
+Terms: a *sequence* (`seq`) is a logical text, numbered without reuse. A *slot* is a place in the runner's
 state table and KV cache, `0 <= slot < Capabilities.max_slots`, reused. A *row* is one stretch of tokens of
-one sequence in a step. A *point* is a position whose logits are wanted.
+one sequence in a step.
 """
 
 from collections.abc import Callable, Sequence
@@ -94,12 +94,14 @@ class RowClass(NamedTuple):
 
 
 class Widths(NamedTuple):
-    """Row counts that a runner pads its steps to, ascending. prompts: of a step that computes prompts alone;
-    beside: of the rows that only write, in a step that computes prompts too; mixed: of such a step in all."""
+    """Row counts that a runner pads its steps to, ascending."""
 
-    prompts: tuple[int, ...] = ()
-    beside: tuple[int, ...] = ()
+    prefill: tuple[int, ...] = ()
+    """Of a step that prefills alone."""
+    mixed_decode: tuple[int, ...] = ()
+    """Of the decode rows in a step that prefills too."""
     mixed: tuple[int, ...] = ()
+    """Of such a step in all."""
 
 
 _ANY_WIDTH = Widths()
@@ -107,45 +109,48 @@ _ANY_WIDTH = Widths()
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a loaded model can do, as data.
-
-    rewind: `any` — a slot may be cut anywhere; `last_n` — a cut to position n counts only while the slot's
-    `earliest <= max(0, n - rewind_tokens)` (sliding window); `checkpoint` — never, only whole saved states
-    (recurrent and hybrid models): no drafts, prefix hits at checkpoints only.
-    share: one slot's prefix can be aliased by another. depth: steps in flight, 1 or 2.
-    kv_tokens: cells of the cache, all slots together. context_tokens: longest single sequence.
-    block_tokens: page size, 0 where the cache is not paged. bytes_per_token: KV of one token.
-    state_bytes: fixed part of a saved state (recurrent models). equal_rows: see RowClass.
-    step_target_s: longest step; shared_step_target_s: where a prompt is computed while others write, whose
-    next tokens wait for it (0: the same). widths: see Widths; empty: every width costs what it computes.
-    """
+    """Static properties of a loaded model that the scheduler relies on."""
 
     context_tokens: int
+    """Longest single sequence."""
     kv_tokens: int
+    """Cells of the cache, all slots together."""
     max_slots: int
     max_rows: int
     max_step_tokens: int
     depth: int = 1
+    """Steps in flight: 1 or 2."""
     rewind: Literal["any", "last_n", "checkpoint"] = "any"
+    """Where a slot may be truncated. `any`: everywhere. `last_n`: to position n while the slot's `earliest <=
+    max(0, n - rewind_tokens)` (sliding window). `checkpoint`: nowhere, only whole saved states can be
+    restored (recurrent and hybrid models), so no drafts, and prefix hits at checkpoints only."""
     rewind_tokens: int = 0
     share: bool = True
+    """Whether one slot's prefix can be aliased by another."""
     block_tokens: int = 0
+    """Page size; 0: the cache is not paged."""
     bytes_per_token: int = 0
+    """KV of one token."""
     state_bytes: int = 0
+    """Fixed part of a saved state (recurrent models)."""
     equal_rows: tuple[RowClass, ...] = ()
+    """See RowClass."""
     embeddings: bool = False
     kv_type: str = "f16"
     kv_types: tuple[str, ...] = ("f16",)
     step_target_s: float = 0.25
+    """Longest step."""
     shared_step_target_s: float = 0.0
+    """The same where a prefill delays other sequences' next tokens; 0: no other target."""
     widths: Widths = _ANY_WIDTH
+    """Empty: a step costs what it computes."""
     limits: tuple[str, ...] = ()
-    """What this model cannot do, in sentences for `show` and for why_missed."""
+    """What this model cannot do, in sentences for `show` and for cache misses."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the file says about itself. `sampling`: the model's own defaults, by Sampling field name."""
+    """Description of a model, from its file."""
 
     name: str
     architecture: str
@@ -156,16 +161,17 @@ class ModelInfo:
     file_bytes: int
     chat_template: str | None
     sampling: tuple[tuple[str, float], ...] = ()
+    """The model's own defaults, by Sampling field name."""
     layers: int = 0
     pooling: str = ""
-    """How the tokens of a text become its embedding (`mean`, `cls`, `last`); empty: the model writes text. Of
-    one that does not, the open model is an EmbeddingModel too."""
+    """How token vectors become a text's embedding (`mean`, `cls`, `last`). Then the open model is an
+    EmbeddingModel too. Empty: the model writes text."""
     identity: str = ""
-    """Names the weights for prefix caches and fingerprints (sizes, header digest)."""
+    """Identifies the weights for prefix caches and fingerprints (sizes, header digest)."""
 
 
 class MemoryReport(NamedTuple):
-    """Bytes really taken, as the runner knows them; -1 where it cannot know."""
+    """Allocated bytes, as the runner knows them; -1: unknown."""
 
     weights_bytes: int
     kv_bytes: int
@@ -183,15 +189,18 @@ class Tokenizer(Protocol):
     """Every token that ends a generation."""
     add_bos: bool
     longest_piece: int
-    """Bytes of the longest token: a text needs at least len(bytes) / longest_piece tokens."""
+    """Bytes of the longest token: a text has at least len(bytes) / longest_piece tokens."""
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
-        """Token ids. `special`: control tokens written in the text are recognised. Lone surrogates and NUL
-        are kept as the model's vocabulary allows; never raises for any str."""
+        """Token ids of a text. Lone surrogates and NUL are kept as the vocabulary allows; never raises for
+        any str.
+
+        special: recognise control tokens written in the text.
+        """
         ...
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of one token; control tokens are empty unless `special`. ValueError out of range."""
+        """Bytes of one token; control tokens are empty unless `special`. Raises ValueError out of range."""
         ...
 
     def special(self, name: str) -> int:
@@ -200,13 +209,16 @@ class Tokenizer(Protocol):
 
 
 class Runner(Protocol):
-    """Executes plans of one loaded model. `launch` and `collect` are called from one thread, first in first
-    out, at most `capabilities.depth` steps ahead. Only `abort` may be called from another thread."""
+    """Executes the plans of one loaded model.
+
+    `launch` and `collect` are called from one thread, first in first out, at most `capabilities.depth` steps
+    ahead. Only `abort` may be called from another thread.
+    """
 
     capabilities: Capabilities
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin a step. Raises only on a broken invariant; trouble with memory is a result."""
+        """Begin a step. Raises only on a broken invariant; lack of memory is a result."""
         ...
 
     def collect(self) -> StepResult:
@@ -214,18 +226,18 @@ class Runner(Protocol):
         ...
 
     def abort(self) -> None:
-        """Ask the running step to end early; its result says what was computed. Best effort."""
+        """End the running step early; its result has what was computed. Best effort."""
         ...
 
     def memory(self) -> MemoryReport: ...
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Release everything. Idempotent."""
         ...
 
 
 class LoadRequest(NamedTuple):
-    """One load: the plan that was made for it, and what the user asked."""
+    """One load: its plan, and what the user asked for."""
 
     plan: MemoryPlan
     options: LoadOptions
@@ -234,61 +246,62 @@ class LoadRequest(NamedTuple):
 
 
 Progress: TypeAlias = Callable[[int, int], bool]
-"""(done_bytes, total_bytes) -> go on? False makes the load raise EngineClosed."""
+"""(done_bytes, total_bytes) -> continue? False makes the load raise EngineClosed."""
 
 
 class OpenModel(Protocol):
-    """A model whose vocabulary and header are read and whose weights are not: answers tokenize and render
-    at once, and can refuse a request before the load."""
+    """A model whose header and vocabulary are read, and whose weights are not.
+
+    It tokenizes at once, so that requests can be prepared or refused before the load.
+    """
 
     info: ModelInfo
     tokenizer: Tokenizer
 
     def plan(self, options: LoadOptions) -> MemoryPlan:
-        """What a load would take now. Raises DoesNotFit with advice when nothing fits."""
+        """Plan a load on this machine now. Raises DoesNotFit with advice."""
         ...
 
     def load(self, request: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:
-        """Read the weights and warm up. `say` takes sentences for the user. Raises ModelInvalid,
-        DoesNotFit."""
+        """Read the weights and warm up. `say` gets sentences for the user. Raises ModelInvalid, DoesNotFit."""
         ...
 
     def close(self) -> None: ...
 
 
 class Embedder(Protocol):
-    """A loaded embedding model. Belongs to one thread, but for `abort`."""
+    """A loaded embedding model. Used from one thread, apart from `abort`."""
 
     context_tokens: int
     """Most tokens of one text."""
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A vector of length 1 (Euclidean) for each text of 1 to `context_tokens` tokens. Raises EngineClosed
+        """A vector of Euclidean length 1 for each text of 1 to `context_tokens` tokens. Raises EngineClosed
         after `abort`."""
         ...
 
     def abort(self) -> None:
-        """From any thread: `embed` ends soon."""
+        """End `embed` soon. From any thread."""
         ...
 
     def memory(self) -> MemoryReport: ...
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Release everything. Idempotent."""
         ...
 
 
 class EmbeddingModel(Protocol):
-    """What an open model can do besides, where its info names a pooling."""
+    """Further methods of an open model whose info has a pooling."""
 
     def text_tokens(self, text: str) -> list[int]:
-        """A whole text in tokens, with those that begin and end one. From any thread."""
+        """Tokens of a whole text, with those that begin and end one. From any thread."""
         ...
 
     def load_embedder(
         self, request: LoadRequest, progress: Progress, say: Callable[[str], None]
     ) -> Embedder:
-        """As OpenModel.load."""
+        """See OpenModel.load."""
         ...
 
 

@@ -45,22 +45,22 @@ class BrokenBackend(MinimalBackend):
 def find_backends() -> dict[str, Backend]:
     """Every installed backend by its name; those that cannot be imported as a BrokenBackend each."""
     found: dict[str, Backend] = {}
-    for point in _points(tuple(sys.path)):
+    for entry_point in _entry_points(tuple(sys.path)):
         try:
-            found[point.name] = point.load()()
+            found[entry_point.name] = entry_point.load()()
         except (ImportError, AttributeError) as problem:
-            reason = f"{point.value} cannot be imported: {problem}"
-            found[point.name] = BrokenBackend(point.name, reason)
+            reason = f"{entry_point.value} cannot be imported: {problem}"
+            found[entry_point.name] = BrokenBackend(entry_point.name, reason)
     return found
 
 
 @lru_cache(maxsize=1)
-def _points(path: tuple[str, ...]) -> "tuple[EntryPoint, ...]":
+def _entry_points(path: tuple[str, ...]) -> "tuple[EntryPoint, ...]":
     """Entry points on this path. Cached: a look takes 10 ms and more, and a list of models needs one a model.
     What is installed meanwhile is found by the next run."""
     from importlib.metadata import entry_points
 
-    return tuple(sorted(entry_points(group=GROUP), key=lambda point: point.name))
+    return tuple(sorted(entry_points(group=GROUP), key=lambda one: one.name))
 
 
 class BackendChoice(NamedTuple):

@@ -1,9 +1,9 @@
-"""A backend without a model: every rule of waist 2 kept, logits made up. For tests of the loop, and of doors
-through a real child process; shipped so that others can test theirs.
+"""Backend without a model, for tests of the engine core and of front ends over a real child process.
 
-A script is a JSON file (`Script` below). Its tokens are bytes, and a few control tokens. A runner keeps the
-tokens that a real one would keep as KV (kv/storage.py refuses what a real cache would do wrongly), and logits
-are a function of exactly those tokens, so a wrong byte in the cache changes the text.
+It keeps every rule of the interface and makes up the logits; it ships so that third parties can test with it.
+A script is a JSON file (`Script`). Tokens are bytes and a few control tokens. The runner keeps token ids
+where a real one keeps KV (scripted_kv.py refuses what a real cache would do wrongly), and logits are a
+function of exactly those tokens, so a wrong byte in the cache changes the text.
 """
 
 import hashlib
@@ -51,15 +51,18 @@ _SPECIALS = {BOS: b"<s>", EOS: b"</s>", THINK: b"<think>", END_THINK: b"</think>
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the model does. reply: its answer to everything, then its end; None: text by hash of all that
-    came before. crash: where the process dies by SIGSEGV (`step` after `crash_after` steps), not in safe
-    mode but for `open` and `always`, which dies in any warm-up. step_s, load_s: how long they take."""
+    """Behaviour of a scripted model."""
 
     reply: str | None = None
+    """Its answer to everything, then its end; None: text by hash of all earlier tokens."""
     crash: Literal["", "open", "load", "warmup", "always", "step"] = ""
+    """Where the process dies by SIGSEGV; `step`: after `crash_after` steps. Safe mode avoids it, apart from
+    `open` and `always`, which dies in any warm-up."""
     crash_after: int = 3
     step_s: float = 0.0
+    """Duration of a step."""
     load_s: float = 0.0
+    """Duration of the load."""
     context_tokens: int = 4096
     template: str | None = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
@@ -67,7 +70,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptedTokenizer:
-    """Bytes are tokens. See backend.Tokenizer."""
+    """Tokenizer whose tokens are bytes."""
 
     vocab_size = VOCAB
     bos = BOS
@@ -107,7 +110,7 @@ def _joined(tokens: list[int], mark: list[int], token: int) -> list[int]:
 
 
 Logits = Callable[[list[int], int], NDArray[np.float32]]
-"""(tokens up to here, prompt tokens of the sequence) -> logits of the next, (VOCAB,)."""
+"""(tokens up to here, prompt tokens of the sequence) -> logits of the next token, (VOCAB,)."""
 
 
 def hashed(tokens: list[int], prompt_tokens: int) -> NDArray[np.float32]:
@@ -134,9 +137,12 @@ def reply_logits(reply: str) -> Logits:
 
 
 class ScriptedRunner:
-    """See backend.Runner. `stumble`: numbers of steps that find no memory. `halt`: of steps that are cut short:
-    some rows are computed by half, nothing is sampled. A step launched behind either computes nothing. With
-    `equal_rows`, logits depend on the class of the step's number of rows, by `noise` (standard deviation)."""
+    """Runner over made-up logits. A step launched after one of `stumble` or `halt` computes nothing.
+
+    stumble: numbers of steps that find no memory. halt: numbers of steps that are cut short: some rows are
+    computed by half, nothing is sampled. With `equal_rows`, logits depend on the class of the step's number
+    of rows, by `noise` (standard deviation).
+    """
 
     def __init__(
         self,
@@ -224,19 +230,19 @@ class ScriptedRunner:
         samples: list[Sample] = []
         rejected: set[int] = set()
         self._masks = {mask.index: mask.words for mask in plan.masks}
-        for number, point in enumerate(plan.positions):
+        for number, target in enumerate(plan.positions):
             if (
-                point.kind != "sample"
-                or point.row not in rejected
-                or not self._drafted(plan, point)
+                target.kind != "sample"
+                or target.row not in rejected
+                or not self._drafted(plan, target)
             ):
-                samples.append(self._sample(plan, number, point, width))
-            row = plan.rows[point.row]
-            at = point.offset - (row.width - len(row.drafts) - 1)
-            if point.kind != "sample" or at >= len(row.drafts):
+                samples.append(self._sample(plan, number, target, width))
+            row = plan.rows[target.row]
+            at = target.offset - (row.width - len(row.drafts) - 1)
+            if target.kind != "sample" or at >= len(row.drafts):
                 continue
             if samples[-1].token != row.drafts[at]:
-                rejected.add(point.row)
+                rejected.add(target.row)
         return StepResult(
             number=plan.number,
             samples=tuple(samples),
@@ -252,17 +258,17 @@ class ScriptedRunner:
             known[row.start :] = (*row.tokens, *row.drafts)
         return known[row.start : row.start + row.width]
 
-    def _drafted(self, plan: StepPlan, point: LogitsPosition) -> bool:
-        return bool(plan.rows[point.row].drafts)
+    def _drafted(self, plan: StepPlan, target: LogitsPosition) -> bool:
+        return bool(plan.rows[target.row].drafts)
 
-    def _sample(self, plan: StepPlan, number: int, point: LogitsPosition, width: int) -> Sample:
-        row = plan.rows[point.row]
-        position = row.start + point.offset + 1
+    def _sample(self, plan: StepPlan, number: int, target: LogitsPosition, width: int) -> Sample:
+        row = plan.rows[target.row]
+        position = row.start + target.offset + 1
         text = self.storage.held(row.slot)[:position]
-        known, prompt_tokens, sampling = self.known[point.seq]
+        known, prompt_tokens, sampling = self.known[target.seq]
         logits = self._logits(text, prompt_tokens) + self._class_noise(width, position)
-        if point.kind == "prompt":
-            drawn = self._sampler.logprobs(logits, point.token, point.top)
+        if target.kind == "prompt":
+            drawn = self._sampler.logprobs(logits, target.token, target.top)
         else:
             tally = TokenCounts(text, prompt_tokens) if sampling.penalised else None
             drawn = self._sampler.draw(logits, sampling, position, tally, self._masks.get(number))
@@ -289,7 +295,7 @@ class ScriptedRunner:
 
 
 class ScriptedModel:
-    """See backend.OpenModel."""
+    """Open model of a script."""
 
     def __init__(self, path: Path, script: Script) -> None:
         self._script = script
@@ -362,8 +368,7 @@ class ScriptedModel:
 
 
 class ScriptedBackend(MinimalBackend):
-    """See backend.Backend. Not an entry point: asked for as
-    `localchat.backend_api.scripted:ScriptedBackend`."""
+    """Backend of scripts. Not an entry target: its name is `localchat.backend_api.scripted:ScriptedBackend`."""
 
     name = "scripted"
 

@@ -1,9 +1,8 @@
-"""A plain-data interpreter of memory operations, for the scripted runner and for tests.
+"""Interpreter of memory operations over token ids, for the scripted runner and for tests.
 
-It keeps token ids where a runner keeps keys and values, does what a plan says, and refuses with
-AssertionError whatever a real cache would do wrongly in silence or die of: a gap between positions,
-a write into text that another slot reads, a cut that a sliding window no longer covers, more cells
-than there are.
+Does what a plan says, and raises AssertionError for whatever a real cache would do wrongly in silence or die
+of: a gap between positions, a write into cells that another slot reads, a truncation that a sliding window no
+longer covers, more cells than there are.
 """
 
 from collections.abc import Sequence
@@ -25,32 +24,31 @@ from localchat.backend_api.interface import (
 
 
 class Storage(Protocol):
-    """What a runner remembers between steps. Raises AssertionError on a plan that breaks a rule."""
+    """Cache contents of a runner between steps. Raises AssertionError on a plan that breaks a rule."""
 
     def begin(self, plan: StepPlan) -> None:
-        """What comes before the rows: leave, memory operations in order, enter."""
+        """Apply a plan up to its rows: leave, memory operations in order, enter."""
         ...
 
     def write(self, row: StepRow, tokens: Sequence[int]) -> None:
-        """Compute a row: `tokens` are the row's, LAST resolved, drafts included."""
+        """Compute a row. tokens: the row's, LAST resolved, drafts included."""
         ...
 
     def skip(self, row: StepRow) -> None:
-        """What is done for a row whose step computes nothing."""
+        """Register a row whose step computes nothing."""
         ...
 
     def held(self, slot: int) -> list[int]:
-        """The tokens that a slot holds, rejected drafts included until they are cut or
-        overwritten."""
+        """Tokens that a slot holds, rejected drafts included until they are truncated or overwritten."""
         ...
 
     def earliest(self, slot: int) -> int:
-        """The lowest position that a slot still holds."""
+        """Lowest position that a slot still holds."""
         ...
 
 
 def storage_for(capabilities: Capabilities) -> Storage:
-    """A storage that behaves as a model with these capabilities."""
+    """A storage with the rules of these capabilities."""
     return (BlockStorage if capabilities.block_tokens else SlotStorage)(capabilities)
 
 
@@ -74,9 +72,11 @@ class _Slot:
 
 
 class SlotStorage:
-    """Slots over shared cells, as llama.cpp's unified cache. A sliding window moves in strides of
-    its own width, so that some cuts are still possible and others not; whoever writes moves those of all
-    slots. A saved state has its window alone."""
+    """Slots over shared cells, as llama.cpp's unified cache.
+
+    A sliding window moves in strides of its own width, so that some truncations are still possible and others
+    not; a write moves those of all slots. A saved state has its window alone.
+    """
 
     def __init__(self, capabilities: Capabilities) -> None:
         self._can = capabilities
@@ -173,7 +173,7 @@ class SlotStorage:
         slot.earliest = max(slot.earliest, gone - gone % max(1, self._can.rewind_tokens))
 
     def skip(self, row: StepRow) -> None:
-        """Nothing."""
+        """Nothing to register."""
 
     def held(self, slot: int) -> list[int]:
         return [cell.token for cell in self._slots[slot].cells]
@@ -201,8 +201,10 @@ _UNWRITTEN = -1
 
 
 class BlockStorage:
-    """Blocks and block tables, as the CUDA runner's cache. A sequence that left may no longer be
-    read, so its blocks may be written by others from that plan on."""
+    """Blocks and block tables, as the CUDA runner's cache.
+
+    A sequence that left may no longer be read, so its blocks may be written by others from that plan on.
+    """
 
     def __init__(self, capabilities: Capabilities) -> None:
         size = self._size = capabilities.block_tokens
@@ -252,7 +254,7 @@ class BlockStorage:
         assert _UNWRITTEN not in self.held(row.slot), f"slot {row.slot}: gap before {row.start}"
 
     def skip(self, row: StepRow) -> None:
-        """The table grows: the books will not say it again."""
+        """Extend the block table: the KV cache manager does not send the blocks again."""
         assert self._slot_of.get(row.seq) == row.slot, f"sequence {row.seq} is not in this slot"
         table = self._tables[row.slot]
         for block in row.new_blocks:

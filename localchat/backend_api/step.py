@@ -1,8 +1,8 @@
-"""Plain data of waist 2: what goes to a runner in a step and what comes back.
+"""Plan and result of one step, as plain data.
 
-Ints and tuples only, and differences only, so that a tensor-parallel runner can broadcast a plan. What every
-step makes anew is a msgspec struct: frozen dataclasses took 12 µs a step to make, these take 1. The words
-stand in backend.py, through which everything here is imported.
+Ints and tuples only, and differences only, so that a tensor-parallel runner can broadcast a plan. Records
+made anew in every step are msgspec structs: frozen dataclasses took 12 µs a step to make, these take 1.
+`interface.py` defines the terms and exports everything here.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import msgspec
 
 
 class _Last:
-    """Stands for the token that the launched step samples: it may be on the device only."""
+    """The token that the launched step samples: it may be on the device only."""
 
     def __repr__(self) -> str:
         return "LAST"
@@ -27,7 +27,7 @@ LAST = _Last()
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy the first `tokens` of one block into another (blocks books)."""
+    """Copy the first `tokens` of one block into another (paged caches)."""
 
     src_block: int
     dst_block: int
@@ -36,7 +36,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Slot `dst`, empty before, shares the first `tokens` of slot `src` without a copy."""
+    """Share the first `tokens` of slot `src` with the empty slot `dst`, without a copy."""
 
     src: int
     dst: int
@@ -60,7 +60,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save the slot's state in RAM under `key`. The slot keeps it: a `Drop` follows where it should not."""
+    """Save a slot's state in host memory under `key`. The slot keeps it; a `Drop` may follow."""
 
     slot: int
     key: int
@@ -77,7 +77,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Forget what is saved under `key`."""
+    """Delete the state saved under `key`."""
 
     key: int
 
@@ -90,11 +90,7 @@ MemoryOp: TypeAlias = Copy | Alias | Truncate | Drop | Save | Restore | Discard
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Resolved sampling of one sequence: nothing is None. Order and meaning: loop/sampling.py.
-
-    `top_logprobs`: alternatives wanted per token; -1: no logprob at all.
-    `seed`, `choice`: with the position and the token id they key the draw's noise.
-    """
+    """Resolved sampling parameters of one sequence: none is None. Semantics: sampling/reference.py."""
 
     temperature: float = 0.7
     top_k: int = 0
@@ -106,8 +102,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
+    """`seed` and `choice`, with the position and the token id, key the noise of the draw."""
     choice: int = 0
     top_logprobs: int = -1
+    """Alternatives per token; -1: no log probability at all."""
 
     @property
     def penalised(self) -> bool:
@@ -120,31 +118,33 @@ class SamplingParams:
 
 
 class Enter(msgspec.Struct, frozen=True):
-    """A sequence begins or comes back: all tokens known of it, how many of them are prompt, its sampling.
-    From here on the runner follows the known tokens through the rows: a row's tokens overwrite from `start`.
-    `slot` -1: a fork that samples from its parent's row in this plan and gets its slot with a later Enter."""
+    """A sequence that begins or comes back.
+
+    From here on the runner follows its known tokens through the rows: a row's tokens overwrite from `start`.
+    """
 
     seq: int
     slot: int
+    """-1: a fork that samples from its parent's row in this plan and gets its slot with a later Enter."""
     tokens: tuple[int, ...]
+    """All known tokens."""
     prompt_tokens: int
+    """How many of them are prompt."""
     sampling: SamplingParams
 
 
 class StepRow(msgspec.Struct, frozen=True):
-    """Compute `tokens` and then `drafts` of `seq` from position `start` in `slot`.
-
-    `tokens`: known token ids, or LAST. `drafts`: guesses that follow them, in order; points on them are
-    sampled until the first sampled token that differs from the draft behind it.
-    `new_blocks`: blocks appended to the slot's block table (blocks books).
-    """
+    """Compute `tokens` and then `drafts` of `seq` from position `start` in `slot`."""
 
     seq: int
     slot: int
     start: int
     tokens: tuple[int, ...] | _Last
+    """Known token ids, or LAST."""
     drafts: tuple[int, ...] = ()
+    """Draft tokens after them. They are sampled until the first sampled token that differs from its draft."""
     new_blocks: tuple[int, ...] = ()
+    """Blocks appended to the slot's block table (paged caches)."""
 
     @property
     def width(self) -> int:
@@ -156,41 +156,37 @@ LogitsKind = Literal["sample", "prompt", "embedding"]
 
 
 class LogitsPosition(msgspec.Struct, frozen=True):
-    """Logits wanted at token `offset` (0 = first) of row number `row` of the plan.
-
-    sample: draw the token at position `start + offset + 1` for sequence `seq` with its sampling (for a fork
-    that is about to join, `seq` is the fork's own number, entered in the same plan).
-    prompt: log probability of the known token `token` at that position, with `top` alternatives.
-    embedding: the pooled vector.
-    """
+    """A position whose logits a plan asks for: token `offset` (0 = first) of row number `row`."""
 
     row: int
     offset: int
     seq: int
+    """For a fork that is about to join: the fork's own number, entered in the same plan."""
     kind: LogitsKind = "sample"
+    """`sample`: draw the token at position `start + offset + 1` for `seq` with its sampling. `prompt`: log
+    probability of the known token `token` at that position, with `top` alternatives. `embedding`: the
+    pooled vector."""
     token: int = -1
     top: int = 0
 
 
 class Mask(msgspec.Struct, frozen=True):
-    """Allowed tokens for one sampled point, as `words`: bit t of the little-endian 32-bit words is token t,
-    ceil(V / 32) of them. They may still be computed while the step runs: reading them waits, so read them
-    when the point is sampled, not before."""
+    """Tokens that one sampled position allows."""
 
     index: int
+    """Number of the LogitsPosition in the plan."""
     source: bytes | Callable[[], bytes]
+    """The words, or a function that waits for them: they may be computed while the step runs, so read them
+    only when the position is sampled."""
 
     @property
     def words(self) -> bytes:
+        """Little-endian 32-bit words, ceil(V / 32) of them; bit t is token t."""
         return self.source if isinstance(self.source, bytes) else self.source()
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. Order of work: leave, memory, enter, rows, points.
-
-    `pad_to`: compute at least so many tokens in all; the runner adds rows of its own scratch slot and
-    throws them away (exact mode).
-    """
+    """One step. Order of work: leave, memory, enter, rows, positions."""
 
     number: int
     rows: tuple[StepRow, ...] = ()
@@ -200,14 +196,18 @@ class StepPlan(msgspec.Struct, frozen=True):
     leave: tuple[int, ...] = ()
     masks: tuple[Mask, ...] = ()
     pad_to: int = 0
+    """Compute at least so many tokens in all (deterministic mode); the runner adds rows of its own scratch
+    slot and throws them away."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What came of one point. `logprob` is of the raw logits, None where none was asked."""
+    """Result of one LogitsPosition."""
 
     index: int
+    """Its number in the plan."""
     token: int
     logprob: float | None = None
+    """Of the raw logits; None if not requested."""
     top: tuple[tuple[int, float], ...] = ()
     embedding: tuple[float, ...] = ()
 
@@ -216,19 +216,21 @@ StepStatus = Literal["ok", "aborted", "out_of_memory"]
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """A step's outcome. It may come back short: points after a rejected draft are left out, and where
-    `status` is not ok, `computed` says per row how many of its tokens hold valid KV (no samples then; memory
-    operations, entries and block tables count all the same). A step launched behind one that comes back short
-    is `aborted` and computes nothing.
+    """Outcome of a step. It may come back short.
 
-    `earliest`: per row, the lowest position whose KV the slot still holds (0, or higher where a sliding
-    window moved on). `elapsed_s`: the runner's own time. `notes`: what a user should know, in words.
+    Positions after a rejected draft are left out. Where `status` is not ok there are no samples, but memory
+    operations, entries and block tables count all the same. A step launched after one that comes back short
+    is `aborted` and computes nothing.
     """
 
     number: int
     samples: tuple[Sample, ...]
     computed: tuple[int, ...]
+    """Per row, how many of its tokens hold valid KV."""
     earliest: tuple[int, ...] = ()
+    """Per row, the lowest position whose KV the slot still holds (above 0 where a sliding window moved on)."""
     status: StepStatus = "ok"
     elapsed_s: float = 0.0
+    """The runner's own time."""
     notes: tuple[str, ...] = ()
+    """Sentences for the user."""

@@ -1,1 +1,1 @@
-
+"""Plans the memory of a load and predicts its speed, before weights are read."""

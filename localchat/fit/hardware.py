@@ -1,7 +1,7 @@
-"""The machine as it is now: cores, memory, graphics memory. Numbers of this moment, never cached.
+"""Cores, memory and GPUs of this machine now. Nothing is cached.
 
 `read_machine` looks; a test or a what-if makes a `Machine` by hand. Nothing here imports torch or starts a
-GPU context: NVIDIA cards are asked through nvidia-ml-py where it is installed.
+GPU context: NVIDIA GPUs are read through nvidia-ml-py where it is installed.
 """
 
 import importlib
@@ -18,47 +18,49 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One graphics card. `others_bytes`: taken by processes now. `compute_capability`: (9, 0) for Hopper.
-    `bytes_per_s`: what its memory can read at most, 0 where that is not known."""
+    """One graphics card."""
 
     index: int
     name: str
     total_bytes: int
     free_bytes: int
     compute_capability: tuple[int, int] = (0, 0)
+    """(9, 0) for Hopper."""
     driver: str = ""
     bytes_per_s: int = 0
+    """Peak read bandwidth of its memory; 0: unknown."""
 
     @property
     def others_bytes(self) -> int:
-        """What other processes (and the driver) hold."""
+        """Memory held by other processes and the driver."""
         return self.total_bytes - self.free_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a plan needs to know. `cores`: physical ones that this process may use, efficiency cores left
-    out where they are known. `ram_free_bytes`: what can be taken without swapping, within the limits of a
-    container. `unified_memory`: the GPU takes its memory from the RAM (Apple). `gpu_note`: why no GPU was
-    found, where that is worth a sentence."""
+    """Everything about a machine that a plan needs."""
 
     cpu_name: str
     cpu_flags: frozenset[str]
     cores: int
+    """Physical cores that this process may use, without efficiency cores where they are known."""
     ram_total_bytes: int
     ram_free_bytes: int
+    """RAM that can be taken without swapping, within the limits of a container."""
     unified_memory: bool = False
+    """The GPU takes its memory from the RAM (Apple)."""
     gpus: tuple[Gpu, ...] = ()
     gpu_note: str = ""
+    """Why no GPU was found, where that deserves a sentence."""
 
     @property
     def gpu_free_bytes(self) -> int:
-        """Free graphics memory, all cards together."""
+        """Free graphics memory, all GPUs together."""
         return sum(gpu.free_bytes for gpu in self.gpus)
 
 
 def read_machine(root: Path = Path("/")) -> Machine:
-    """Look at this machine. `root`: where /proc and /sys stand (tests give a folder)."""
+    """Read this machine. root: the folder with /proc and /sys (for tests)."""
     memory = psutil.virtual_memory()
     limits = read_limits(root)
     info = _cpu_info(root)
@@ -80,7 +82,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
 
 
 def read_cores(root: Path = Path("/")) -> int:
-    """Physical cores that this process may use, at least 1: what 0 threads stands for."""
+    """Physical cores that this process may use, at least 1: the default number of threads."""
     cores, limits = _physical_cores(root, _allowed()), read_limits(root)
     return min(cores, max(int(limits.cpus), 1)) if limits.cpus else cores
 
@@ -89,15 +91,16 @@ def read_cores(root: Path = Path("/")) -> int:
 
 
 class ContainerLimits(NamedTuple):
-    """What control groups allow; 0: no limit. `memory_used_bytes` leaves out reclaimable file pages."""
+    """Limits of control groups; 0: none."""
 
     memory_bytes: int = 0
     memory_used_bytes: int = 0
+    """Without reclaimable file pages."""
     cpus: float = 0.0
 
 
 def read_limits(root: Path = Path("/")) -> ContainerLimits:
-    """The tightest limits of this process's control groups, version 1 or 2. Nothing readable: no limits."""
+    """The tightest limits of this process's control groups, version 1 or 2."""
     memory, used, cpus = 0, 0, 0.0
     for folder in _control_groups(root):
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
@@ -164,7 +167,7 @@ def _text(path: Path) -> str:
 
 
 def _allowed() -> frozenset[int]:
-    """Logical CPUs that this process may run on; empty where the system does not say."""
+    """Logical CPUs that this process may run on; empty: unknown."""
     try:
         return frozenset(os.sched_getaffinity(0))
     except (AttributeError, OSError):
@@ -187,7 +190,7 @@ def _physical_cores(root: Path, allowed: frozenset[int]) -> int:
 
 
 def _fastest(root: Path, allowed: frozenset[int]) -> frozenset[int]:
-    """CPUs of at least half the greatest capacity (ARM big.LITTLE says it in cpu_capacity)."""
+    """CPUs of at least half the greatest capacity (ARM big.LITTLE states it in cpu_capacity)."""
     folder = root / "sys/devices/system/cpu"
     capacity = {cpu: _number(folder / f"cpu{cpu}/cpu_capacity") for cpu in allowed}
     most = max(capacity.values(), default=0)
@@ -195,7 +198,7 @@ def _fastest(root: Path, allowed: frozenset[int]) -> frozenset[int]:
 
 
 def _cpu_list(text: str) -> frozenset[int]:
-    """`0-3,8` as a set; what cannot be read is empty."""
+    """`0-3,8` as a set; empty for text that is not a list."""
     found: set[int] = set()
     for piece in text.split(","):
         low, _, high = piece.partition("-")
@@ -227,7 +230,7 @@ def _mac(name: str) -> str:
 
 
 def read_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """NVIDIA cards that CUDA_VISIBLE_DEVICES leaves, and a sentence where they cannot be read."""
+    """NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves, and a sentence where they cannot be read."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -258,9 +261,11 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
 
 
 def visible(uuids: Sequence[str], environment: Mapping[str, str]) -> tuple[int, ...]:
-    """Cards that CUDA would show, of those that have these names (`GPU-…`), by its rule: numbers or beginnings
-    of names, and the list ends at the first entry that is no card. Parts of cards (`MIG-…`) are not followed:
-    all cards are taken."""
+    """Indices of the GPUs that CUDA would show, of those with these names (`GPU-…`).
+
+    CUDA's rule: numbers or beginnings of names, and the list ends at the first entry that matches none. Parts
+    of GPUs (`MIG-…`) are not followed: all GPUs are taken.
+    """
     wanted = environment.get("CUDA_VISIBLE_DEVICES")
     if wanted is None or "MIG-" in wanted:
         return tuple(range(len(uuids)))
@@ -291,7 +296,7 @@ def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Gpu:  # noqa: ANN40
 
 
 def _uuid(nvml: Any, handle: Any) -> str:  # noqa: ANN401
-    """Empty where the driver does not tell it."""
+    """Empty where the driver does not report it."""
     try:
         return _decoded(nvml.nvmlDeviceGetUUID(handle))
     except nvml.NVMLError:
@@ -299,7 +304,7 @@ def _uuid(nvml: Any, handle: Any) -> str:  # noqa: ANN401
 
 
 def _bandwidth(nvml: Any, handle: Any) -> int:  # noqa: ANN401
-    """Two transfers a clock over the width of the bus; 0 where the driver does not tell both."""
+    """Two transfers a clock times the width of the bus; 0 where the driver does not report both."""
     try:
         clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM)
         width_bits = nvml.nvmlDeviceGetMemoryBusWidth(handle)

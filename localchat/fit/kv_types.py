@@ -1,5 +1,7 @@
-"""How a KV cache can be kept, by the names of `--kv-type`: ggml's formats under llama.cpp, and the CUDA
-backend's `fp8` (e4m3 with an exponent for each token and head)."""
+"""KV cache types by the names of `--kv-type`.
+
+ggml's formats under llama.cpp, and the CUDA backend's `fp8` (e4m3 with an exponent for each token and head).
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +11,7 @@ from localchat.model_files.ggml_types import KV_FORMATS
 FP8 = "fp8"
 _OTHER_NAMES = {"fp8_e4m3": FP8}
 _SMALL = ("q8_0", FP8)
-"""What loses nothing that can be noticed."""
+"""Types without a noticeable loss."""
 _HEAD_WIDTH = 128
 """Numbers that share an exponent in most models."""
 
@@ -22,12 +24,12 @@ class SmallerKVType(NamedTuple):
 
 
 def canonical_kv_type(kv_type: str | None) -> str | None:
-    """The one name of a KV type; what is no other name of one stays as it is."""
+    """The usual name of a KV type; an unknown name stays as it is."""
     return None if kv_type is None else _OTHER_NAMES.get(kv_type, kv_type)
 
 
 def number_bytes(kv_type: str) -> float | None:
-    """Bytes of one number, None for a name that nobody knows."""
+    """Bytes of one number; None for an unknown type."""
     if kv_type == FP8:
         return 1 + 1 / _HEAD_WIDTH
     format_ = KV_FORMATS.get(kv_type)
@@ -35,8 +37,10 @@ def number_bytes(kv_type: str) -> float | None:
 
 
 def smaller_kv_type(kv_type: str, possible: Sequence[str]) -> SmallerKVType | None:
-    """What to propose where the cache takes too much; None: it is small already. possible: the types that the
-    model's cache can have; where nobody knows, llama.cpp's."""
+    """A smaller type to propose where the cache takes too much; None: it is small already.
+
+    possible: types that the model's cache can have; empty: unknown, then llama.cpp's.
+    """
     now = number_bytes(kv_type)
     for name in _SMALL:
         size = number_bytes(name)

@@ -1,6 +1,7 @@
-"""What a load takes and whether it fits: formulas stand here once, and each backend's plan.py adds its buffers.
+"""Formulas of a load's memory that both backends share, and the plan that results.
 
-Sizes are bytes. A *cell* is the place of one token in a KV cache.
+Each backend's memory_plan.py adds its buffers. Sizes are bytes. A *cell* is the place of one token in a KV
+cache.
 """
 
 from collections.abc import Callable
@@ -15,22 +16,12 @@ from localchat.units import size
 
 ROUNDING_TOKENS = 256
 LEAST_CONTEXT_TOKENS = 512
-"""A context that the planner would choose by itself is never shorter (the trained one may be)."""
+"""Shortest context that a planner chooses by itself (unless the model was trained for less)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The verdict before a load, all sizes in bytes of the memory that bounds it.
-
-    max_context_tokens: the largest context that fits with this KV type. advice: what would help, best
-    first. notes: what was decided, in sentences, for the user. gpu_layers: of `layers`, which counts the
-    output layer too. gpu_bytes, gpu_free_bytes: the part of the totals that is graphics memory.
-    window_only: sliding-window layers keep only their window (then a prefix cannot be cut anywhere).
-    mapped_bytes: file pages in RAM beside weights that were copied in another order; the system drops them
-    where memory is short, so they count neither as needed nor as free. missing: what the load lacks besides
-    memory, a sentence (then it does not fit). kv_types: how this model's cache can be kept, best first; empty
-    where nobody knows.
-    """
+    """Verdict on a load before it starts. Sizes are in bytes of the memory that bounds it."""
 
     backend: str
     weights_bytes: int
@@ -38,32 +29,45 @@ class MemoryPlan:
     compute_bytes: int
     overhead_bytes: int
     free_bytes: int
+    """Memory that the load may take."""
     fits: bool
     context_tokens: int
     max_context_tokens: int
+    """Largest context that fits with this KV type."""
     kv_type: str
     flash_attention: bool
     gpu_layers: int
+    """Of `layers`, which counts the output layer too."""
     cache_ram_bytes: int
+    """RAM for prefixes that are swapped to the host."""
     max_step_tokens: int
     advice: tuple[str, ...] = ()
+    """What would help, best first."""
     notes: tuple[str, ...] = ()
+    """What was decided, in sentences for the user."""
     layers: int = 0
     gpu_bytes: int = 0
+    """Graphics memory within the total."""
     gpu_free_bytes: int = 0
+    """Graphics memory within `free_bytes`."""
     window_only: bool = False
+    """Sliding-window layers keep only their window, so a prefix cannot be truncated anywhere."""
     mapped_bytes: int = 0
+    """File pages of weights that were also copied in another order. The system drops them where memory is
+    short, so they count neither as needed nor as free."""
     missing: str = ""
+    """What the load lacks besides memory, a sentence; then it does not fit."""
     kv_types: tuple[str, ...] = ()
+    """KV types that this model can have, best first; empty: unknown."""
 
     @property
     def total_bytes(self) -> int:
-        """Everything that will be taken."""
+        """All memory of the load."""
         return self.weights_bytes + self.kv_bytes + self.compute_bytes + self.overhead_bytes
 
 
 def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
-    """The plan, where it fits. DoesNotFit with both numbers and the advice otherwise. `name`: the model."""
+    """The plan itself if it fits. Raises DoesNotFit with both numbers and the advice. name: the model."""
     if plan.fits:
         return plan
     if plan.missing:
@@ -83,7 +87,7 @@ def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
 
 
 def reserve_bytes(total_bytes: int) -> int:
-    """What is left alone of a memory of `total_bytes`: half a gigabyte, or a twentieth."""
+    """Memory left free of `total_bytes`: half a gigabyte, or a twentieth."""
     return max(500_000_000, total_bytes // 20)
 
 
@@ -93,8 +97,7 @@ def spendable_ram(machine: Machine) -> int:
 
 
 def spendable_gpu(machine: Machine, most_bytes: int | None = None) -> int:
-    """Graphics memory that a load may take now, all cards together. most_bytes: of each, None: all that is
-    free."""
+    """Graphics memory that a load may take now, all GPUs together. most_bytes: a limit for each."""
     free = (max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0) for gpu in machine.gpus)
     return sum(each if most_bytes is None else min(each, most_bytes) for each in free)
 
@@ -135,19 +138,21 @@ def weights_split(shape: ModelShape, gpu_layers: int) -> Split:
 
 
 class CacheSpec(NamedTuple):
-    """A KV cache. cells: tokens of all sequences. window_cells: cells of layers with a sliding window
-    (`cells` where they keep everything). sequences: states of recurrent layers. padded_values: all layers'
-    values are as wide as the widest (llama.cpp without flash attention)."""
+    """Size of a KV cache."""
 
     cells: int
+    """Tokens of all sequences."""
     window_cells: int
+    """Cells of layers with a sliding window; `cells` where they keep everything."""
     sequences: int
+    """States of recurrent layers."""
     kv_type: str = "f16"
     padded_values: bool = False
+    """All layers' values are as wide as the widest (llama.cpp without flash attention)."""
 
 
 def kv_layer_bytes(shape: ModelShape, spec: CacheSpec) -> tuple[int, ...]:
-    """Keys, values and recurrent states per layer."""
+    """Bytes of keys, values and recurrent states, per layer."""
     format_ = KV_FORMATS[spec.kv_type]
     widest = max((layer.values for layer in shape.layers), default=0) if spec.padded_values else 0
     return tuple(_layer_bytes(layer, spec, format_, widest) for layer in shape.layers)
@@ -174,13 +179,15 @@ def kv_types(shape: ModelShape) -> tuple[str, ...]:
 
 
 def rounded(tokens: int) -> int:
-    """Up to the next multiple of 256."""
+    """Tokens rounded up to the next multiple of 256."""
     return -(-tokens // ROUNDING_TOKENS) * ROUNDING_TOKENS
 
 
 def largest(fits: Callable[[int], bool], most: int, step: int = ROUNDING_TOKENS) -> int:
-    """The largest multiple of `step` up to `most` (or `most` itself) for which `fits`, which must be true
-    below and false above one border; 0: none."""
+    """Largest multiple of `step` up to `most` (or `most` itself) for which `fits` is true; 0: none.
+
+    `fits` must be true below and false above one border.
+    """
     if fits(most):
         return most
     low, high = 0, -(-most // step)
@@ -205,8 +212,8 @@ _BITS_PER_WEIGHT = {
 
 
 def smaller_quantization(shape: ModelShape, most_bytes: int) -> str:
-    """The finest usual quantization of these weights that takes at most `most_bytes` and less than now;
-    empty: none."""
+    """The finest usual quantization of these weights within `most_bytes` and below the present size; empty:
+    none."""
     now = shape.weights_bytes
     names = list(_BITS_PER_WEIGHT)
     finer = names.index(shape.quantization) + 1 if shape.quantization in names else 0

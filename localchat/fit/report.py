@@ -1,4 +1,4 @@
-"""Memory plans in words: the verdict, the bar, where the layers go. Nothing here prints."""
+"""Sentences and bars for a memory plan, and for the choice of a backend. Nothing here prints."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -22,8 +22,11 @@ _KEPT, _FREE = "-", "·"
 def bar(
     plan: "MemoryPlan", memory_bytes: int, others_bytes: int, width: int = 60
 ) -> tuple[str, ...]:
-    """The memory that bounds a plan as a bar of `width` cells, and what its signs mean. Where the plan does
-    not fit, `|` stands where the memory ends. memory_bytes: all of it; others_bytes: taken already."""
+    """A bar of `width` cells for the memory that bounds a plan, and the legend of its signs.
+
+    Where the plan does not fit, `|` marks the end of the memory. memory_bytes: all of it; others_bytes:
+    already taken.
+    """
     parts = (
         *(plan.weights_bytes, plan.kv_bytes, plan.compute_bytes, plan.overhead_bytes),
         others_bytes,
@@ -31,14 +34,16 @@ def bar(
     kept = max(memory_bytes - others_bytes - plan.free_bytes, 0)
     free = max(plan.free_bytes - plan.total_bytes, 0)
     signs = (*(sign for sign, _ in _SIGNS), _KEPT, _FREE)
-    drawn = _cells(tuple(zip(signs, (*parts, kept, free), strict=True)), width)
+    cells = _cells(tuple(zip(signs, (*parts, kept, free), strict=True)), width)
     if plan.total_bytes > plan.free_bytes:
         whole = sum((*parts, kept))
         end = min(width * memory_bytes // max(whole, 1), width - 1)
-        drawn = f"{drawn[:end]}|{drawn[end:]}"
-    told = [f"{sign} {name} {size(part)}" for (sign, name), part in zip(_SIGNS, parts, strict=True)]
-    told += [f"{_KEPT} kept free {size(kept)}", f"{_FREE} left over {size(free)}"]
-    return (f"[{drawn}] {size(memory_bytes)}", ", ".join(told[:4]), ", ".join(told[4:]))
+        cells = f"{cells[:end]}|{cells[end:]}"
+    legend = [
+        f"{sign} {name} {size(part)}" for (sign, name), part in zip(_SIGNS, parts, strict=True)
+    ]
+    legend += [f"{_KEPT} kept free {size(kept)}", f"{_FREE} left over {size(free)}"]
+    return (f"[{cells}] {size(memory_bytes)}", ", ".join(legend[:4]), ", ".join(legend[4:]))
 
 
 def _cells(parts: tuple[tuple[str, int], ...], width: int) -> str:
@@ -52,7 +57,7 @@ def _cells(parts: tuple[tuple[str, int], ...], width: int) -> str:
 
 
 def parts(plan: "MemoryPlan") -> str:
-    """What a load that lacks something would take, one sentence."""
+    """One sentence with the sizes of a load that lacks something besides memory."""
     return f"It would take {size(plan.total_bytes)}: {_shares(plan)}."
 
 
@@ -64,7 +69,7 @@ def _shares(plan: "MemoryPlan") -> str:
 
 
 def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
-    """The plan in a few lines: whether it fits, of what it consists, what would help."""
+    """The plan in a few lines: whether it fits, its parts, and what would help."""
     word = "Fits" if plan.fits else "Does not fit"
     if plan.missing:
         return (f"{word}: {plan.missing}", "", *plan.notes, *plan.advice)
@@ -85,8 +90,8 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
     return (*lines, *plan.notes, *plan.advice)
 
 
-# Why this backend, and where the layers go: one sentence, the same in `fit`, `show`, `--stats` and the UI.
-
+# ---------------------------------------------------------------------------- choice of a backend
+# One sentence, the same in `fit`, `show`, `--stats` and the UI.
 
 Kind: TypeAlias = Literal["gguf", "safetensors"]
 _RUNNERS: Final = {"llamacpp": "llama.cpp", "cuda": "the CUDA backend"}
@@ -94,7 +99,7 @@ _KINDS: Final[dict[Kind, str]] = {"gguf": "a GGUF file", "safetensors": "a safet
 
 
 def runner_name(backend: str) -> str:
-    """What people call the backend of this name."""
+    """The name that people use for a backend."""
     return _RUNNERS.get(backend, backend)
 
 
@@ -104,8 +109,10 @@ def kind_name(kind: Kind) -> str:
 
 
 def chosen_because(backend: str, kind: Kind, *, asked: bool, refusals: Iterable[str] = ()) -> str:
-    """The first half of the sentence. `asked`: the user named the backend.
-    `refusals`: what other backends said, where one would have been taken before."""
+    """First half of the sentence on a choice of backend. asked: the user named the backend.
+
+    refusals: reasons of backends that would have gone first.
+    """
     if asked:
         return f"{runner_name(backend)} was asked for"
     others = "; ".join(refusal.rstrip(".") for refusal in refusals)
@@ -113,7 +120,7 @@ def chosen_because(backend: str, kind: Kind, *, asked: bool, refusals: Iterable[
 
 
 def placed(why: str, plan: "MemoryPlan") -> str:
-    """The whole sentence: `why` (chosen_because) and where the plan puts the layers."""
+    """The whole sentence: `why` (from chosen_because) and where the plan puts the layers."""
     # A name keeps its letters: llama.cpp.
     first = f"{why[:1].upper()}{why[1:]}" if why.startswith("a ") else why
     return f"{first}, {_place(plan)}." if why else ""

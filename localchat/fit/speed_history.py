@@ -1,7 +1,8 @@
-"""How fast models wrote on this machine, remembered between runs: what corrects the estimate of `fit`.
+"""Speeds of past runs on this machine, which correct the estimate of `fit`; and a cache of benchmarks.
 
-A small JSON file in the state folder, one entry a model file and way of running it; the oldest go first.
-Written under a lock, so that two processes lose nothing of each other's.
+Two small JSON files in the state folder. Runs: one entry for each model file and way of running it, the
+oldest go first; written under a lock, so that no process loses another's runs. Benchmarks: numbers by name,
+kept for a day; what cannot be read or written is measured again.
 """
 
 import time
@@ -18,27 +19,24 @@ from localchat.errors import LocalchatError
 from localchat.model_files.checkpoint import ModelSummary, read_summary
 from localchat.state_file import StateFile
 
-# What probes measured on this machine, remembered for a day: the next verdict need not measure again.
-#
-# A small JSON file in the state folder, numbers by name. It is a cache: what cannot be read or written is
-# measured again.
-
+# ---------------------------------------------------------------------------- benchmark results
 
 MEASURES_FILE: Final = "measures.json"
 _KEPT_S: Final = 24 * 3600.0
-"""A laptop is on battery tomorrow, or its fan is clean."""
+"""A laptop may be on battery tomorrow, or its fan clean."""
 _MOST: Final = 512
 
 
 class Estimate(NamedTuple):
-    """Tokens a second. disturbed: other programs were busy while it was measured, and it is rather more."""
+    """Expected tokens a second."""
 
     tokens_per_s: float
     disturbed: bool = False
+    """Other programs were busy during the measurement, so the true value is higher."""
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """A number and when it was taken, in seconds of the epoch."""
+    """A number, and when it was taken (seconds of the epoch)."""
 
     value: Annotated[float, Meta(gt=0)]
     at_s: float
@@ -50,14 +48,14 @@ class _MeasuresFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasurementCache:
-    """`state_dir`: None remembers nothing."""
+    """Benchmark results of this machine. state_dir: None remembers nothing."""
 
     def __init__(self, state_dir: Path | None) -> None:
         path = state_dir / MEASURES_FILE if state_dir is not None else None
         self._file = StateFile(path, _MeasuresFile, _MeasuresFile(version=1))
 
     def known(self, now_s: float | None = None) -> dict[str, float]:
-        """Every number that is not too old, by name."""
+        """Every number that is recent enough, by name."""
         now = time.time() if now_s is None else now_s
         return {
             name: one.value
@@ -66,7 +64,7 @@ class MeasurementCache:
         }
 
     def keep(self, found: Mapping[str, float]) -> None:
-        """Remember numbers, over those of the same names; the oldest go where there are many."""
+        """Store numbers, replacing those of the same names; the oldest go where there are many."""
         if not found:
             return
         now = time.time()
@@ -79,8 +77,10 @@ class MeasurementCache:
 
 
 NO_MEASUREMENTS: Final = MeasurementCache(None)
-"""Knows nothing and remembers nothing."""
+"""A cache that stays empty."""
 
+
+# ---------------------------------------------------------------------------- past runs
 
 PACES_FILE: Final = "paces.json"
 MOST_RUNS: Final = 64
@@ -91,7 +91,7 @@ _LOCK_PATIENCE_S: Final = 10.0
 
 
 class PastRun(NamedTuple):
-    """A model that ran here, with which KV cache, and its tokens a second."""
+    """A model that ran here, its KV type, and its tokens a second."""
 
     model: ModelSummary
     tokens_per_s: float
@@ -99,25 +99,27 @@ class PastRun(NamedTuple):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One way in which a file ran. threads: as counted, never 0. rates: the last ones, oldest first."""
+    """One way in which a file ran."""
 
     path: str
     file_bytes: Annotated[int, Meta(ge=0)]
     quantization: str
     backend: str
     threads: Annotated[int, Meta(ge=0)]
+    """As counted, never 0."""
     gpu_layers: Annotated[int, Meta(ge=0)]
     kv_type: str
     safe_mode: bool
     rates: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=1)]
+    """Tokens a second of the last runs, oldest first."""
     at: str
 
     @property
     def tokens_per_s(self) -> float:
-        """The middle one of the last rates: one disturbed run does not decide."""
+        """Median of the last rates: one disturbed run does not decide."""
         return median(self.rates)
 
-    def _way(self) -> tuple[str | int | bool, ...]:
+    def _identity(self) -> tuple[str | int | bool, ...]:
         return (
             *(self.path, self.file_bytes, self.backend, self.threads, self.gpu_layers),
             *(self.kv_type, self.safe_mode),
@@ -125,7 +127,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     def same(self, other: "Run") -> bool:
         """Whether both are the same file run in the same way."""
-        return self._way() == other._way()
+        return self._identity() == other._identity()
 
 
 class _RunsFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +136,7 @@ class _RunsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeedHistory:
-    """The runs of this machine. A file that cannot be read counts as empty."""
+    """Runs of this machine. A file that cannot be read counts as empty."""
 
     def __init__(self, state_dir: Path) -> None:
         self._file = StateFile(state_dir / PACES_FILE, _RunsFile, _RunsFile(version=1))
@@ -142,12 +144,14 @@ class SpeedHistory:
         """What probes found, kept beside."""
 
     def runs(self) -> tuple[Run, ...]:
-        """Oldest first."""
+        """All runs, oldest first."""
         return self._file.read().runs
 
     def record(self, run: Run) -> None:
-        """Remember a run. Two processes may do so at once. Raises OSError where it cannot be written; gives
-        up, silently, where another process holds the file for long: it is one measurement of many."""
+        """Add a run; several processes may do so at once. Raises OSError where it cannot be written.
+
+        Gives up without a word where another process holds the file for long: it is one measurement of many.
+        """
 
         def with_run(file: _RunsFile) -> _RunsFile:
             before = tuple(rate for one in file.runs if one.same(run) for rate in one.rates)
@@ -161,7 +165,7 @@ class SpeedHistory:
     def measured(
         self, path: Path, *, backend: str, threads: int, gpu_layers: int, kv_type: str
     ) -> float | None:
-        """Tokens a second of this very file run in this way; None where it never was, or has changed."""
+        """Tokens a second of this very file run in this way; None if it never ran so, or has changed."""
         found = [
             one
             for one in self.runs()
@@ -173,8 +177,10 @@ class SpeedHistory:
         return found[-1].tokens_per_s if found else None
 
     def past(self, *, backend: str, threads: int, whole_gpu: bool) -> tuple[PastRun, ...]:
-        """The last models that ran with this backend and as many threads, all on the CPU or (`whole_gpu`) all
-        on the GPU, as far as their files are still there."""
+        """Last models that ran with this backend and thread count, as far as their files still exist.
+
+        whole_gpu: all layers on the GPU; otherwise all on the CPU.
+        """
         found: list[PastRun] = []
         for run in reversed(self.runs()):
             fits = (run.backend, run.threads) == (backend, threads)

@@ -1,1 +1,1 @@
-"""Bounded readers for GGUF and safetensors headers."""
+"""Readers of GGUF and safetensors headers, with bounds on everything that native code trusts."""

@@ -1,8 +1,8 @@
-"""What of a model's architecture costs memory while it runs: read from the header, layer by layer.
+"""Shape of a GGUF model: everything that costs memory while it runs, layer by layer.
 
-The rules follow llama.cpp's (src/llama-hparams.cpp and src/models/): which layers keep keys and values, which
-see a sliding window only, which carry a recurrent state. An architecture that is not listed is taken as
-plain attention on every layer, which is never too little.
+The rules follow llama.cpp (src/llama-hparams.cpp and src/models/): which layers keep keys and values, which
+see a sliding window only, which carry a recurrent state. An architecture that is not listed counts as plain
+attention in every layer, which is never too little.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,13 @@ from localchat.model_files.gguf import Array, GgufTensor, Header
 
 
 class Window(NamedTuple):
-    """Sliding windows of an architecture: every `period`-th layer sees everything (the first of them, or
-    the last), the others `window` tokens. 0: the header must say."""
+    """Sliding windows of an architecture.
+
+    Every `period`-th layer sees everything (the first of them, or the last), the others `window` tokens.
+    """
 
     window: int
+    """0: the header must state it."""
     period: int
     dense_first: bool = False
 
@@ -58,20 +61,23 @@ _HYBRID_BY_HEADS = frozenset(
 )
 """A layer without key-value heads is recurrent."""
 _HYBRID_BY_INTERVAL = frozenset({"minimax-01", "qwen35", "qwen35moe", "qwen3next", "qwen4exp"})
-"""Every fourth layer (or as the header says) attends, the others are recurrent."""
+"""Every fourth layer (or as the header states) attends, the others are recurrent."""
 
 
 _IMAGE_TENSORS = ("v.", "mm.", "vision_tower.", "vision_model.", "model.vision")
 
 
 class LayerShape(NamedTuple):
-    """Memory of one layer. keys, values: numbers per token; sliding: only a window of them is needed;
-    state: numbers per sequence, whatever its length."""
+    """Memory of one layer."""
 
     keys: int
+    """Numbers per token."""
     values: int
+    """Numbers per token."""
     sliding: bool = False
+    """Only a window of them is needed."""
     state: int = 0
+    """Numbers per sequence, whatever its length."""
 
 
 class Weight(NamedTuple):
@@ -289,7 +295,7 @@ def _layers(
 
 
 def _layers_with_kv(header: Header, count: int) -> int:
-    """Layers from the first on that have keys and values of their own; later ones reuse them (Gemma 3n, 4)."""
+    """Leading layers with keys and values of their own; later ones reuse them (Gemma 3n, 4)."""
     if header.architecture == "gemma3n":
         return 20
     if header.architecture == "gemma4":
@@ -346,8 +352,7 @@ def _state_numbers(header: Header, heads: int) -> int:
     return tail + states * inner
 
 
-# Which models make vectors of whole texts instead of writing on, and how, by their headers alone.
-
+# ---------------------------------------------------------------------------- embedding models
 
 ENCODERS: Final = frozenset(
     {
@@ -355,7 +360,7 @@ ENCODERS: Final = frozenset(
         *("jina-bert-v3", "eurobert", "gemma-embedding"),
     }
 )
-"""Architectures that keep no cache: every token sees the whole text."""
+"""Architectures without a KV cache: every token sees the whole text."""
 DIFFUSION: Final = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 """Architectures whose tokens see the whole text too, and that write it in many passes."""
 POOLING_NUMBERS: Final = {"mean": 1, "cls": 2, "last": 3}
@@ -365,8 +370,11 @@ _RANK: Final = 4
 
 
 def pooling_of(header: Header) -> str:
-    """`mean`, `cls` or `last`; empty for a model that gives no embeddings. 0 stands for no pooling: llama.cpp's
-    own tools write it into every model that they save, so it makes no embedding model of one that writes."""
+    """Pooling of an embedding model: `mean`, `cls` or `last`; empty for a model that writes text.
+
+    0 stands for no pooling: llama.cpp's own tools write it into every model that they save, so it does not
+    turn a model that writes into an embedding model.
+    """
     name = header.architecture
     sees_all = header.metadata.get(f"{name}.attention.causal") is False and name not in DIFFUSION
     embeds = sees_all or name in ENCODERS or name == "llama-embed"
@@ -377,5 +385,5 @@ def pooling_of(header: Header) -> str:
 
 
 def _is_reranker(header: Header) -> bool:
-    """Whether it scores pairs of texts (a reranker)."""
+    """Whether the model scores pairs of texts."""
     return header.metadata.get(f"{header.architecture}.pooling_type") == _RANK

@@ -1,4 +1,4 @@
-"""Where header bytes come from: a file here, or anything else that answers range requests."""
+"""Random access to the bytes of a header: a local file, or anything that answers range requests."""
 
 import os
 import struct
@@ -10,11 +10,12 @@ _LENGTH = struct.Struct("<Q")
 
 
 class ByteSource(Protocol):
-    """Random access to bytes. `name` goes into messages."""
+    """Random access to bytes."""
 
     name: str
+    """For messages."""
     size: int
-    """Bytes of the whole."""
+    """Bytes in all."""
 
     def read(self, offset: int, count: int) -> bytes:
         """At most `count` bytes from `offset`; fewer only at the end."""
@@ -70,8 +71,8 @@ class Truncated(Exception):
 class Cursor:
     """Reads little-endian values one after another through a window that forgets what was read.
 
-    The window grows from 256 KiB to 8 MiB a read, so that a small header takes one request of a remote
-    source and a vocabulary of millions of bytes takes few. Every method raises Truncated at the end.
+    The window grows from 256 KiB to 8 MiB a read, so that a small header takes one request of a remote source
+    and a vocabulary of millions of bytes takes few. Every method raises Truncated at the end.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -105,13 +106,13 @@ class Cursor:
         return found
 
     def skip(self, count: int) -> None:
-        """Steps over bytes without reading them."""
+        """Skip bytes without reading them."""
         if count > self.remaining:
             raise Truncated
         self._at += count
 
     def skip_strings(self, count: int) -> None:
-        """Steps over strings (an 8-byte length, then the bytes): 80 ns each, no objects."""
+        """Skip strings (an 8-byte length, then the bytes): 80 ns each, no objects."""
         unpack = _LENGTH.unpack_from
         while True:
             window, at, done = self._window, self._at, 0

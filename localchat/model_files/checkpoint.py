@@ -1,5 +1,7 @@
-"""A safetensors checkpoint as far as it is known before it is loaded: config.json and the headers of its
-weights, from a folder or from anything else that answers range requests."""
+"""Safetensors checkpoints before they are loaded: config.json and the headers of the weights.
+
+Read from a folder, or from anything else that answers range requests.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ SIDECARS: Final = {
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
-"""Files of early quantized checkpoints, and of ModelOpt's, whose config.json says nothing of it, and their
+"""Files whose quantization config.json does not repeat (early quantized checkpoints, ModelOpt's), and their
 methods."""
 _EARLY_WORDS: Final = {"w_bit": "bits", "q_group_size": "group_size"}
 _MOST_FILES: Final = 1024
@@ -44,12 +46,12 @@ class Checkpoint:
 
     @property
     def file_bytes(self) -> int:
-        """Of all files of weights."""
+        """Bytes of all files of weights."""
         return sum(header.file_bytes for header in self.headers)
 
     @property
     def quantization(self) -> str:
-        """AWQ, GPTQ, FP8, … as config.json says; else the type that most bytes have."""
+        """AWQ, GPTQ, FP8, … as config.json states it; else the type of most bytes."""
         found = self.config.get("quantization_config")
         method = found.get("quant_method") if isinstance(found, Mapping) else None
         if isinstance(found, Mapping) and method == "compressed-tensors":
@@ -64,17 +66,17 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """The first class that config.json names; empty where it names none."""
+        """First class that config.json names; empty: none."""
         named = self.config.get("architectures")
         return str(named[0]) if isinstance(named, list) and named else ""
 
     @property
     def context_train(self) -> int:
-        """Tokens, 0 where config.json does not say."""
+        """Tokens; 0: not stated."""
         return self.number("max_position_embeddings")
 
     def number(self, field: str) -> int:
-        """A whole number of the part that is about text, 0 where config.json does not say it."""
+        """A whole number of the text part; 0: not stated."""
         text = self.config.get("text_config")
         held = {**self.config, **text} if isinstance(text, Mapping) else self.config
         found = held.get(field)
@@ -82,7 +84,7 @@ class Checkpoint:
 
 
 def _compressed(found: Mapping[str, Any]) -> str:
-    """INT4 or FP8, as the first group of compressed layers says."""
+    """INT4 or FP8, from the first group of compressed layers."""
     groups = found.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -93,8 +95,7 @@ def _compressed(found: Mapping[str, Any]) -> str:
 
 
 def whole_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """config.json with the quantization that a file sidecars it describes, where it says nothing of one itself.
-    Raises ModelInvalid."""
+    """config.json with the quantization of a sidecar file, if it states none itself. Raises ModelInvalid."""
     path = next((folder / name for name in SIDECARS if (folder / name).is_file()), None)
     if path is None or config.get("quantization_config"):
         return config
@@ -106,13 +107,13 @@ def whole_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_sidecar(config: Mapping[str, Any], name: str, source: ByteSource) -> Mapping[str, Any]:
-    """With what the file of this name says of the quantization. Raises ModelInvalid."""
+    """The config with the quantization of the sidecar file of this name. Raises ModelInvalid."""
     stated = {_EARLY_WORDS.get(key, key): value for key, value in _object(source).items()}
     return {**config, "quantization_config": {"quant_method": SIDECARS[name], **stated}}
 
 
 def _object(source: ByteSource) -> dict[str, Any]:
-    """The settings in a file of JSON. Raises ModelInvalid."""
+    """The settings in a JSON file. Raises ModelInvalid."""
     if source.size > _LONGEST_CONFIG:
         raise ModelInvalid(
             f"{source.name} has {source.size:,} bytes; no settings are that long.", path=source.name
@@ -139,7 +140,7 @@ def read_summary(path: Path, *, dummy_weights: bool = False) -> ModelSummary:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether this is a folder of a Hugging Face checkpoint."""
+    """Whether this is the folder of a Hugging Face checkpoint."""
     return path.is_dir() and (path / CONFIG).is_file() and any(path.glob("*.safetensors"))
 
 
@@ -166,7 +167,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_config(folder: Path) -> Checkpoint:
-    """The checkpoint by its config.json alone, for weights of chance. Raises ModelMissing, ModelInvalid."""
+    """The checkpoint by its config.json alone, for dummy weights. Raises ModelMissing, ModelInvalid."""
     try:
         with FileSource(folder / CONFIG) as config:
             found = read_checkpoint_sources(str(folder), config, ())
@@ -180,14 +181,13 @@ def read_config(folder: Path) -> Checkpoint:
 
 
 def weight_paths(folder: Path) -> list[Path]:
-    """The files in a folder that are the model's weights, in order of their names."""
+    """Files of the model's weights in a folder, by name."""
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     return [folder / name for name in weight_files(names)]
 
 
 def weight_files(names: Sequence[str]) -> tuple[str, ...]:
-    """Of safetensors files those that are the model: where the weights are there in two forms, the usual
-    one."""
+    """The files of the model among safetensors files: the usual ones where weights exist in two forms."""
     usual = tuple(name for name in names if name.startswith("model"))
     return usual or tuple(names)
 

@@ -1,10 +1,10 @@
-"""ggml's number formats: a table, so that no header waits for the `gguf` package (a test compares the two)."""
+"""ggml's number formats, as a table, so that no header needs the `gguf` package (a test compares the two)."""
 
 from typing import NamedTuple
 
 
 class NumberFormat(NamedTuple):
-    """Numbers are stored in blocks: `block` elements take `block_bytes` bytes."""
+    """A storage format: `block` numbers take `block_bytes` bytes."""
 
     name: str
     block: int
@@ -97,5 +97,5 @@ FILE_TYPES: dict[int, str] = {
 
 
 def stored_bytes(format_: NumberFormat, elements: int) -> int:
-    """Bytes that `elements` numbers take, whole blocks."""
+    """Bytes that `elements` numbers take, in whole blocks."""
     return -(-elements // format_.block) * format_.block_bytes

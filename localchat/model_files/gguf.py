@@ -1,8 +1,8 @@
 """GGUF headers, read with bounds on everything before native code sees the file.
 
 The format is described in ggml's docs/gguf.md; the reader follows what llama.cpp accepts (versions 2 and 3,
-little endian, tensors one after another without holes) and adds what llama.cpp takes on trust and dies of.
-A vocabulary of 152,000 tokens and as many merges is stepped over in about 30 ms.
+little endian, tensors one after another without holes) and adds what llama.cpp takes on trust and dies of. A
+vocabulary of 152,000 tokens and as many merges is skipped in about 30 ms.
 """
 
 import struct
@@ -43,30 +43,32 @@ _U32, _U64, _I64 = _SCALARS[4], _SCALARS[10], _SCALARS[11]
 
 
 class Array(NamedTuple):
-    """An array of the metadata. `values` is None where they were stepped over (strings not asked for,
-    long numeric arrays)."""
+    """An array of the metadata."""
 
     length: int
     values: tuple[int | float | str, ...] | None = None
+    """None where they were skipped (strings not asked for, long numeric arrays)."""
 
 
 Value: TypeAlias = int | float | bool | str | Array
 
 
 class GgufTensor(NamedTuple):
-    """One tensor. `shape`: fastest dimension first, as ggml counts. `offset`: from the file's beginning.
-    `part`: which file of a split model."""
+    """One tensor of a GGUF file."""
 
     name: str
     shape: tuple[int, ...]
+    """Fastest dimension first, as ggml counts."""
     format: NumberFormat
     offset: int
+    """From the beginning of the file."""
     size_bytes: int
     part: int = 0
+    """Which file of a split model."""
 
     @property
     def elements(self) -> int:
-        """How many numbers."""
+        """Numbers in the tensor."""
         count = 1
         for side in self.shape:
             count *= side
@@ -75,8 +77,7 @@ class GgufTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file says of itself. `file_bytes`: all parts; `parts`: their paths in order (empty for a
-    source that is not a file)."""
+    """Metadata and tensor table of a GGUF model."""
 
     name: str
     version: int
@@ -84,11 +85,13 @@ class Header:
     tensors: tuple[GgufTensor, ...]
     data_offset: int
     file_bytes: int
+    """All parts."""
     parts: tuple[Path, ...] = ()
+    """Paths in order; empty for a source that is not a file."""
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`, empty where it is missing."""
+        """`general.architecture`; empty: missing."""
         found = self.metadata.get("general.architecture", "")
         return found if isinstance(found, str) else ""
 
@@ -107,7 +110,7 @@ class Header:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens, 0 where the file has none."""
+        """Tokens; 0: no vocabulary."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         return tokens.length if isinstance(tokens, Array) else self.number("vocab_size")
 
@@ -123,7 +126,7 @@ class Header:
 
     @property
     def quantization(self) -> str:
-        """Name of the mix, such as Q4_K_M: what the file says, else the format of most bytes."""
+        """Name of the mix, such as Q4_K_M: as the file states it, else the format of most bytes."""
         code = self.metadata.get("general.file_type")
         if isinstance(code, int) and code in FILE_TYPES:
             return FILE_TYPES[code]
@@ -134,9 +137,9 @@ class Header:
 
 
 def read_gguf(source: ByteSource, strings: Collection[str] = ()) -> Header:
-    """The header of one GGUF file, its structure checked. `strings`: keys whose arrays of strings are built.
+    """The header of one GGUF file, its structure checked. Raises ModelInvalid.
 
-    Reads the header only, through `source.read`. Raises ModelInvalid.
+    Reads the header only, through `source.read`. strings: keys whose arrays of strings are kept.
     """
     cursor = Cursor(source)
     try:
@@ -290,7 +293,7 @@ def _placed(
     source: ByteSource, tensors: list[GgufTensor], start: int, alignment: int
 ) -> tuple[GgufTensor, ...]:
     """The tensors with offsets from the beginning of the file: in order, aligned, without holes or overlap,
-    all inside the file."""
+    inside the file."""
     expected, placed = 0, []
     for tensor in tensors:
         if tensor.offset != expected:

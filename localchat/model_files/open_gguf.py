@@ -1,6 +1,6 @@
-"""From a path that a user gave to a checked header: each way of being no model gets its own words.
+"""Opens a GGUF model from a user's path: finds all parts, checks the header, explains every refusal.
 
-`read_header` is the way in; what it returns is a `Header` of gguf_header.py.
+`read_header` is the entry; it returns a `Header` (gguf.py).
 """
 
 import codecs
@@ -72,10 +72,10 @@ def _looks_like_text(head: bytes) -> bool:
 
 
 def read_header(path: str | Path, strings: Collection[str] = ()) -> Header:
-    """The checked header of the model at `path`; of a split model any part may be given, and all parts are
-    read. `strings`: keys whose arrays of strings are wanted.
+    """The checked header of the model at `path`. Of a split model any part may be given; all are read.
 
-    Raises ModelMissing where a file is not there, ModelInvalid where it is no model that can be used.
+    strings: keys whose arrays of strings are kept. Raises ModelMissing where a file does not exist,
+    ModelInvalid where it is not a usable model.
     """
     first = Path(path)
     if part := _PART.match(first.name):
@@ -115,7 +115,7 @@ def _read_file(path: Path, strings: Collection[str]) -> Header:
 
 
 def read_source(source: ByteSource, strings: Collection[str] = ()) -> Header:
-    """The header behind `source`, not yet checked as a model: see `check_model`. Raises ModelInvalid."""
+    """The header of a source, not yet checked as a model (see check_model). Raises ModelInvalid."""
     head = source.read(0, 512)
     if not head:
         raise ModelInvalid(f"{source.name} is empty.", hint=_AGAIN, path=source.name)
@@ -228,7 +228,7 @@ _SIZES = ("block_count", "context_length", "embedding_length")
 
 
 def check_model(header: Header) -> None:
-    """ModelInvalid unless the header describes a language model whose numbers native code can be given."""
+    """Raise ModelInvalid unless this is a language model with numbers that native code can take."""
     name = header.architecture
     if not name:
         raise _unusable(header, "it names no architecture (general.architecture)")

@@ -21,18 +21,20 @@ _AGAIN = "The file is cut off or damaged: download it again."
 
 
 class Tensor(NamedTuple):
-    """One tensor. `shape`: slowest dimension first, as torch counts. `offset`: from the file's beginning."""
+    """One tensor of a safetensors file."""
 
     name: str
     shape: tuple[int, ...]
+    """Slowest dimension first, as torch counts."""
     dtype: str
     offset: int
+    """From the beginning of the file."""
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """What a safetensors file says of itself."""
+    """Metadata and tensor table of a safetensors file."""
 
     name: str
     metadata: Mapping[str, str]
@@ -63,7 +65,7 @@ def read_safetensors(path: str | Path) -> SafetensorsHeader:
 
 
 def read_safetensors_source(source: ByteSource) -> SafetensorsHeader:
-    """The header behind any source of bytes; reads the header only. Raises ModelInvalid."""
+    """The header of any byte source; reads the header only. Raises ModelInvalid."""
     length = int.from_bytes(source.read(0, 8), "little")
     if source.size < 10 or not 2 <= length <= min(LONGEST_HEADER, source.size - 8):
         raise _invalid(source, f"its header claims {length:,} bytes of {source.size:,}")

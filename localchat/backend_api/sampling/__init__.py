@@ -1,1 +1,1 @@
-"""The sampler contract in numpy, which every backend implements."""
+"""Sampling contract in numpy, which every backend implements."""

@@ -1,4 +1,4 @@
-"""The noise of a draw: one standard Gumbel variable for each (seed, choice, position, token id).
+"""Counter-based noise: one standard Gumbel variable for each (seed, choice, position, token id).
 
 A CPU and a GPU compute it alike, no state is kept, and neither the order of the candidates nor
 drafts change it. `key` is 64 bits, made once for a draw; everything below wraps at 64 bits, shifts

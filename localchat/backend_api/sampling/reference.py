@@ -1,4 +1,4 @@
-"""The sampler contract: which token is drawn from a row of logits. The llama.cpp runner calls this;
+"""Sampling contract: draws a token from a row of logits. The llama.cpp runner calls this;
 the CUDA kernel is tested against it.
 
 Letters: V = tokens of the vocabulary, z = processed logits, float32.
@@ -19,7 +19,7 @@ Letters: V = tokens of the vocabulary, z = processed logits, float32.
    Every tie goes to the lower token id. Sums may be rounded: two implementations agree except where
    a sum comes within 1e-6 of its threshold.
 5. **Temperature and draw**: the largest (z - max z) * (1 / temperature) + noise, float32, ties to
-   the lower id; noise.py has the noise of a token. Below GREEDY_BELOW the temperature is 0: the
+   the lower id; gumbel.py has the noise of a token. Below GREEDY_BELOW the temperature is 0: the
    largest z, ties to the lower id, and no filter counts.
 
 A row with nothing to draw (all -inf or NaN) gives the token NOTHING. Log probabilities are those of
@@ -47,18 +47,21 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Draw(NamedTuple):
-    """A drawn token. `logprob` and `top` ((token, logprob), best first) are of the raw logits; None
-    and empty where the parameters ask for none."""
+    """A drawn token."""
 
     token: int
     logprob: float | None = None
+    """Of the raw logits; None if not requested."""
     top: tuple[tuple[int, float], ...] = ()
+    """(token, logprob) of the raw logits, best first; empty if not requested."""
 
 
 class Sampler:
-    """Draws from rows of `vocab_size` logits. Holds scratch memory, because fresh temporaries of
-    152k floats cost more in page faults than the arithmetic on them. Not for several threads at
-    once."""
+    """Draws from rows of `vocab_size` logits. Not thread-safe.
+
+    Holds scratch memory, because fresh temporaries of 152k floats cost more in page faults than the
+    arithmetic on them.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -76,11 +79,10 @@ class Sampler:
         counts: TokenCounts | None = None,
         mask: bytes | None = None,
     ) -> Draw:
-        """Draw the token at `position` from `row` (V,), which is only read: several choices may
-        draw from it.
+        """Draw the token at `position` from `row` (V,), which is only read: several choices may draw from it.
 
-        `counts`: the tokens before `position`; needed where the parameters are penalised. `mask`:
-        bit t of the little-endian words allows token t.
+        counts: the tokens before `position`; needed where the parameters are penalised. mask: bit t of the
+        little-endian words allows token t.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             token = self._token(row, params, position, counts, mask)
@@ -89,8 +91,7 @@ class Sampler:
             return self.logprobs(row, token, params.top_logprobs)
 
     def logprobs(self, row: Row, token: int, top: int) -> Draw:
-        """The log probability of a given `token` in `row` (V,), with the `top` best
-        alternatives."""
+        """Log probability of a given `token` in `row` (V,), with the `top` best alternatives."""
         with np.errstate(over="ignore", invalid="ignore"):
             best = float(row.max())
             if not math.isfinite(best):
@@ -114,8 +115,10 @@ class Sampler:
         counts: TokenCounts | None = None,
         mask: bytes | None = None,
     ) -> tuple[Ids, Row]:
-        """What the filters leave of `row`: ids ascending (n,) and their processed logits (n,).
-        Empty where there is nothing to draw. For tests of other implementations."""
+        """Tokens that the filters keep: ids ascending (n,) and their processed logits (n,). For tests.
+
+        Empty where there is nothing to draw.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
             z, best = self._process(row, params, counts, mask)
             if best == -math.inf:

@@ -1,4 +1,4 @@
-"""How often each token stands in a sequence: what penalties look at."""
+"""Token counts of a sequence, for penalties."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,16 @@ from numpy.typing import NDArray
 
 
 class TokenCounts:
-    """Counts over the known tokens of one sequence. It is a pure function of them: drafts are
-    written like any tokens and taken back by writing over them, at the cost of the tokens that
-    change.
+    """Counts over the known tokens of one sequence.
 
-    Kept for the distinct tokens alone, in the order of their first occurrence. Taking tokens back
-    from the end therefore empties entries from the end, and the arrays stay dense.
+    They are a pure function of the tokens: drafts are written like any tokens and taken back by overwriting
+    them, at the cost of the tokens that change. Counts are kept for the distinct tokens alone, in the order
+    of their first occurrence, so that removing tokens from the end empties entries from the end, and the
+    arrays stay dense.
     """
 
     def __init__(self, tokens: Sequence[int], prompt_tokens: int) -> None:
-        """`prompt_tokens`: the first so many positions count as prompt, whatever is written
-        there."""
+        """prompt_tokens: the first so many positions count as prompt, whatever is written there."""
         self._prompt_tokens = prompt_tokens
         self._tokens: list[int] = []
         self._entry: dict[int, int] = {}
@@ -37,12 +36,12 @@ class TokenCounts:
 
     @property
     def output(self) -> NDArray[np.int32]:
-        """How often each of `ids` occurs after the prompt, (n,)."""
+        """Occurrences of each of `ids` after the prompt, (n,)."""
         return self._output[: len(self._entry)]
 
     def write(self, start: int, tokens: Sequence[int]) -> None:
-        """The sequence is now what it was up to `start`, and then `tokens`. Costs only what
-        differs. IndexError when `start` leaves a gap."""
+        """Replace everything from `start` on by `tokens`. Costs only what differs. Raises IndexError if
+        `start` leaves a gap."""
         have = self._tokens
         if start > len(have):
             raise IndexError(f"token {start} cannot follow {len(have)} counted tokens")

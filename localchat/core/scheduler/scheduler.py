@@ -41,7 +41,7 @@ class PromptShares:
 
     def __init__(self, can: Capabilities) -> None:
         self.min_tokens = min(
-            max((_MIN_PROMPT_TOKENS, *can.widths.prompts[:1])), can.max_step_tokens
+            max((_MIN_PROMPT_TOKENS, *can.widths.prefill[:1])), can.max_step_tokens
         )
         """Least tokens of a prompt, however many sequences decode: the runner pads them to that anyway."""
 

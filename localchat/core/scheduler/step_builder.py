@@ -79,10 +79,10 @@ class StepBuilder:
         """
         decode_tokens = self.width
         decode_width = next(
-            (size for size in widths.beside if decode_tokens <= size), decode_tokens
+            (size for size in widths.mixed_decode if decode_tokens <= size), decode_tokens
         )
         target = decode_width + self.tokens_left
-        sizes = widths.mixed if decode_tokens else widths.prompts
+        sizes = widths.mixed if decode_tokens else widths.prefill
         widest = max(sizes, default=0)
         if target > widest + widest // 8:
             return
