@@ -1,11 +1,11 @@
-"""Every error that a user or a caller can meet, in one tree.
+"""The tree of errors that users and callers meet, and the exit codes.
 
     LocalchatError                 exit 1   anything else that went wrong
     ├── UsageError                 exit 2   the request itself is off: unknown flag, bad value, bad template
     │   └── TemplateError          exit 2   the model's chat template refuses or breaks on these messages
     ├── ModelMissing               exit 3   no such model here
     ├── FileMissing                exit 3   no such file of a prompt
-    ├── ModelInvalid               exit 1   the file is there and is no model that can be used
+    ├── ModelInvalid               exit 1   the file is there and is not a model that can be used
     ├── DoesNotFit                 exit 4   memory: before the load, or while running
     ├── NetworkError               exit 5   the network, or a checksum
     ├── ContextExceeded            exit 6   the prompt is longer than the context
@@ -15,8 +15,8 @@
     ├── EngineBusy                 exit 1   too many wait already, or others use the memory: try again later
     └── Interrupted                exit 130 Ctrl+C
 
-A message says what was asked, what was found, and what to do next (`hint`). Errors cross the pipe
-between the processes as (code, message, hint, details) and are rebuilt by `from_wire`.
+`message` names what was asked and what was found, `hint` what to do next. Errors cross the pipe between
+processes as (code, message, hint, details); `from_wire` rebuilds them.
 """
 
 from enum import IntEnum
@@ -26,7 +26,7 @@ Detail: TypeAlias = int | float | str | bool | None
 
 
 class ExitCode(IntEnum):
-    """What the command line ends with."""
+    """Exit codes of the command line."""
 
     OK = 0
     ERROR = 1
@@ -74,7 +74,14 @@ class FileMissing(LocalchatError):
 
 
 class ModelInvalid(LocalchatError):
+    """`details`: path, and reason where the file's content is at fault."""
+
     code = "model_invalid"
+
+    @property
+    def reason(self) -> str:
+        """Why the file cannot be used: the end of a sentence that names it. Empty: only `message` says it."""
+        return str(self.details.get("reason", ""))
 
 
 class DoesNotFit(LocalchatError):
@@ -122,8 +129,7 @@ class Interrupted(LocalchatError):
 
 
 def reason(problem: Exception) -> str:
-    """What went wrong, for a sentence that names the file already: of the system's errors without number and
-    path."""
+    """The text of a problem for a sentence that names the file already: OSError without number and path."""
     words = problem.strerror if isinstance(problem, OSError) else None
     return words or str(problem)
 
@@ -136,5 +142,5 @@ def _tree(root: type[LocalchatError]) -> dict[str, type[LocalchatError]]:
 
 
 def from_wire(code: str, message: str, hint: str, details: dict[str, Detail]) -> LocalchatError:
-    """The error that another process sent; an unknown code becomes the base class."""
+    """Rebuild the error that another process sent; an unknown code becomes the base class."""
     return _tree(LocalchatError).get(code, LocalchatError)(message, hint=hint, **details)

@@ -105,7 +105,7 @@ def _elsewhere(
     from localchat.models.hub.remote_header import read_remote_header
     from localchat.models.hub.retry import RetryPolicy
     from localchat.models.names import parse
-    from localchat.models.synthetic.gguf import synthetic_model
+    from localchat.models.published_shapes import published_model
 
     try:
         reference = parse(word, read_catalog(inputs.paths))
@@ -118,7 +118,7 @@ def _elsewhere(
             terminal.notify(event.text)
 
     if by := offline_reason(inputs.settings(), inputs.app.environ):
-        drawn = synthetic_model(reference)
+        drawn = published_model(reference)
         if drawn is None:
             raise _unknown_shape(reference, by)
         terminal.notify(
@@ -138,9 +138,9 @@ def _elsewhere(
 def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
     """Nothing is known of a model without its headers. `by`: who forbids the network."""
     from localchat.errors import NetworkError
-    from localchat.models.synthetic.gguf import synthetic_names
+    from localchat.models.published_shapes import published_names
 
-    others = ", ".join(synthetic_names(reference))
+    others = ", ".join(published_names(reference))
     return NetworkError(
         f"{reference.name} cannot be judged: it is not here, offline is set ({by}), and no published shape "
         "of it is known",

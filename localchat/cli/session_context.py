@@ -105,11 +105,11 @@ class LoadPlanner:
         from localchat.models.assess import Subject, assess
         from localchat.models.catalog import read_catalog
         from localchat.models.names import parse
-        from localchat.models.synthetic.gguf import synthetic_model
+        from localchat.models.published_shapes import published_model
 
         if not self._catalog:
             self._catalog = read_catalog(self._setup.paths)
-        synthetic = synthetic_model(parse(name, self._catalog))
+        synthetic = published_model(parse(name, self._catalog))
         if synthetic is None:
             return None
         settings = self._setup.settings_for((synthetic.name,))

@@ -10,7 +10,7 @@ from math import prod
 from typing import Final, Literal, NamedTuple
 
 from localchat.model_files.ggml_types import NumberFormat
-from localchat.model_files.gguf import Array, GgufTensor, Header
+from localchat.model_files.gguf import Array, GgufTensor, Header, Value
 
 
 class Window(NamedTuple):
@@ -242,13 +242,22 @@ def _feed_forward(header: Header, layers: int) -> int:
 
 def _sliding(header: Header, count: int) -> tuple[tuple[bool, ...], int]:
     """Per layer, whether it sees a window only; and the window in tokens."""
-    rule = _WINDOWS.get(header.architecture)
-    if rule is None or (header.architecture == "exaone4" and count != 64):
-        return (False,) * count, 0
-    window = header.number("attention.sliding_window", rule.window)
-    if header.architecture == "llama4" and window:
-        window = rule.window
     pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
+    stated = header.number("attention.sliding_window", -1)
+    return sliding_layers(header.architecture, count, None if stated < 0 else stated, pattern)
+
+
+def sliding_layers(
+    architecture: str, count: int, stated: int | None = None, pattern: Value | None = None
+) -> tuple[tuple[bool, ...], int]:
+    """Per layer, whether it sees a window only; and the window in tokens.
+
+    `stated`, `pattern`: window and pattern of the model itself, over those of its architecture.
+    """
+    rule = _WINDOWS.get(architecture)
+    if rule is None or (architecture == "exaone4" and count != 64):
+        return (False,) * count, 0
+    window = rule.window if stated is None or (architecture == "llama4" and stated) else stated
     if not window:
         return (False,) * count, 0
     if isinstance(pattern, Array):

@@ -155,7 +155,10 @@ _AGAIN = "The file is cut off or damaged: download it again."
 
 def _invalid(source: ByteSource, found: str, hint: str = "") -> ModelInvalid:
     return ModelInvalid(
-        f"{source.name} is no usable GGUF model: {found}.", hint=hint or _AGAIN, path=source.name
+        f"{source.name} is no usable GGUF model: {found}.",
+        hint=hint or _AGAIN,
+        path=source.name,
+        reason=found,
     )
 
 

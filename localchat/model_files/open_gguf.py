@@ -288,4 +288,6 @@ def _within(header: Header, key: str, low: int, high: int) -> int:
 
 
 def _unusable(header: Header, found: str, hint: str = _AGAIN) -> ModelInvalid:
-    return ModelInvalid(f"{header.name} is no usable model: {found}.", hint=hint, path=header.name)
+    return ModelInvalid(
+        f"{header.name} is no usable model: {found}.", hint=hint, path=header.name, reason=found
+    )

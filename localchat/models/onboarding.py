@@ -19,7 +19,7 @@ from localchat.models.assess import FitReport, Subject, assess, usable_machine
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
 from localchat.models.hub.download import DownloadRate, download_rate
 from localchat.models.index import Model, read_index
-from localchat.models.synthetic.gguf import read_published_shapes, synthetic_header
+from localchat.models.published_shapes import gguf_shape, read_published_shapes
 from localchat.units import size
 
 Role = Literal["fast", "balanced", "best"]
@@ -180,7 +180,7 @@ def _candidates(catalogue: Catalog, machine: Machine) -> Iterator[_Candidate]:
         found = entry.source(None)
         if name not in shapes or not {"chat", "tools"} <= set(entry.uses) or "code" in entry.uses:
             continue
-        shape = synthetic_header(entry, shapes[name], found[1]) if found else None
+        shape = gguf_shape(entry, shapes[name], found[1]) if found else None
         if shape is None or found is None:
             continue
         full = f"{name}-{found[1].lower()}"

@@ -16,7 +16,7 @@ from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import Checkpoint
 from localchat.models.catalog import CatalogEntry, read_catalog
 from localchat.models.names import parse
-from localchat.models.synthetic.gguf import read_published_shapes, synthetic_header, synthetic_model
+from localchat.models.published_shapes import gguf_shape, published_model, read_published_shapes
 from localchat.units import size
 from localchat_llamacpp.memory_plan import plan
 
@@ -54,10 +54,10 @@ def rows() -> Iterator[str]:
 def _row(entry: CatalogEntry, machine: Machine) -> str:
     found = entry.source(None)
     assert found is not None
-    header = synthetic_header(entry, read_published_shapes()[entry.name], found[1])
-    assert header is not None
+    shape = gguf_shape(entry, read_published_shapes()[entry.name], found[1])
+    assert shape is not None
     offload = bool(machine.gpus or machine.unified_memory)
-    verdict = plan(header, LoadOptions(max_slots=2), machine, can_offload=offload, safe_mode=False)
+    verdict = plan(shape, LoadOptions(max_slots=2), machine, can_offload=offload, safe_mode=False)
     word = "fits" if verdict.fits else "no"
     cells = (
         f"{entry.name}-{found[1].lower()}".ljust(38),
@@ -81,11 +81,11 @@ def test_a_shape_has_the_parameters_that_the_catalogue_says(name: str) -> None:
     entry = read_catalog(find_paths(os.environ))[name]
     found = entry.source(None)
     assert found is not None
-    header = synthetic_header(entry, read_published_shapes()[name], found[1])
-    assert header is not None
+    shape = gguf_shape(entry, read_published_shapes()[name], found[1])
+    assert shape is not None
     # The makers of Gemma 3 count the part that sees images, which is a file of its own.
     share = 0.1 if name.startswith("gemma3:") else 0.001
-    assert header.parameters == pytest.approx(entry.parameters, rel=share)
+    assert shape.parameters == pytest.approx(entry.parameters, rel=share)
 
 
 def test_every_chat_model_of_the_catalogue_has_a_shape() -> None:
@@ -111,13 +111,13 @@ def test_every_chat_model_of_the_catalogue_has_a_shape() -> None:
         ("gpt-oss:20b", "MXFP4", 12.11),
     ],
 )
-def test_drawn_files_are_as_large_as_the_published_ones(
+def test_gguf_shapes_are_as_large_as_the_published_ones(
     name: str, quantization: str, gigabytes: float
 ) -> None:
     entry = read_catalog(find_paths(os.environ))[name]
-    header = synthetic_header(entry, read_published_shapes()[name], quantization)
-    assert header is not None
-    assert header.file_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
+    shape = gguf_shape(entry, read_published_shapes()[name], quantization)
+    assert shape is not None
+    assert shape.file_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -131,19 +131,19 @@ def test_drawn_files_are_as_large_as_the_published_ones(
         ("qwen3:8b-fp8", 9.44),
     ],
 )
-def test_drawn_checkpoints_are_as_large_as_the_published_ones(word: str, gigabytes: float) -> None:
-    drawn = synthetic_model(parse(word, read_catalog(find_paths(os.environ))))
-    assert isinstance(drawn, Checkpoint)
-    assert drawn.weights_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
+def test_checkpoints_are_as_large_as_the_published_ones(word: str, gigabytes: float) -> None:
+    built = published_model(parse(word, read_catalog(find_paths(os.environ))))
+    assert isinstance(built, Checkpoint)
+    assert built.weights_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
-def test_an_embedding_model_is_drawn_as_one() -> None:
-    drawn = synthetic_model(parse("qwen3-embedding:0.6b", read_catalog(find_paths(os.environ))))
-    assert isinstance(drawn, ModelShape)
-    assert drawn.pooling == "last"
+def test_an_embedding_model_has_its_pooling() -> None:
+    built = published_model(parse("qwen3-embedding:0.6b", read_catalog(find_paths(os.environ))))
+    assert isinstance(built, ModelShape)
+    assert built.pooling == "last"
 
 
-def test_every_checkpoint_of_the_catalogue_whose_shape_is_known_is_drawn() -> None:
+def test_every_checkpoint_of_the_catalogue_has_a_published_form_where_its_shape_is_known() -> None:
     catalogue, shapes = read_catalog(find_paths(os.environ)), read_published_shapes()
     words = [
         f"{name}-{quantization.lower()}"
@@ -153,7 +153,7 @@ def test_every_checkpoint_of_the_catalogue_whose_shape_is_known_is_drawn() -> No
         if source.format == "safetensors" and name in shapes
     ]
     assert len(words) > 50
-    assert [word for word in words if synthetic_model(parse(word, catalogue)) is None] == []
+    assert [word for word in words if published_model(parse(word, catalogue)) is None] == []
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A model looked into: its header read, and every installed backend asked whether it could run it."""
+"""Inspects a model: reads its header and asks the backend that would run it for objections."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 from localchat.backend_api.registry import choose_for_file, choose_for_model
-from localchat.errors import LocalchatError
+from localchat.errors import LocalchatError, ModelInvalid
 from localchat.model_files.architecture import model_shape
 from localchat.model_files.checkpoint import read_checkpoint
 from localchat.model_files.gguf import Header
@@ -15,18 +15,22 @@ from localchat.models.info.gguf_info import VOCABULARY, ModelDescription, descri
 
 
 class Inspection(NamedTuple):
-    """`header`: None where there is none that could be read, or none of GGUF. `facts`: None where the files
-    tell none. `trouble`: why the model cannot be used, the end of a sentence; empty where nothing speaks
-    against it."""
+    """The result of looking into a model's files."""
 
     header: Header | None
+    """Of a GGUF that could be read."""
     facts: ModelDescription | None
+    """None where the files could not be read."""
     trouble: str
+    """Why the model cannot be used, the end of a sentence; empty where it can."""
 
 
 def inspect(model: Model, *, vocabulary: bool = False) -> Inspection:
-    """Read the header alone (30 ms for a large vocabulary; with `vocabulary` 0.2 s, to know whether it fills
-    in the middle). Never raises for the model's sake: trouble is a finding."""
+    """Read the header alone: 30 ms for a large vocabulary.
+
+    `vocabulary`: also read the tokens (0.2 s), to know whether the model fills in the middle. Never raises for
+    the model's sake: trouble is a finding.
+    """
     if model.path is None or model.trouble:
         return Inspection(None, None, model.trouble)
     try:
@@ -35,7 +39,7 @@ def inspect(model: Model, *, vocabulary: bool = False) -> Inspection:
         header = read_header(model.path, (VOCABULARY,) if vocabulary else ())
         backend = choose_for_file(model.path).backend
     except LocalchatError as problem:
-        return Inspection(None, None, _told(problem, model))
+        return Inspection(None, None, _trouble(problem, model))
     return Inspection(header, describe_gguf(header), backend.objection(model_shape(header)))
 
 
@@ -47,10 +51,7 @@ def _checkpoint(folder: Path, *, vocabulary: bool) -> Inspection:
     return Inspection(None, facts, backend.objection(found))
 
 
-def _told(problem: LocalchatError, model: Model) -> str:
-    """The reason alone: the table names the model already."""
-    text = problem.message.rstrip(".")
-    _, found, reason = text.partition(" is no usable GGUF model: ")
-    if not found:
-        _, found, reason = text.partition(" is no usable model: ")
-    return reason if found else text.replace(str(model.path), "it")
+def _trouble(problem: LocalchatError, model: Model) -> str:
+    """The reason alone: whoever shows it names the model."""
+    found = problem.reason if isinstance(problem, ModelInvalid) else ""
+    return found or problem.message.rstrip(".").replace(str(model.path), "it")

@@ -19,7 +19,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.models.assess import Subject, assess
 from localchat.models.catalog import read_catalog
 from localchat.models.names import parse
-from localchat.models.synthetic.gguf import synthetic_model
+from localchat.models.published_shapes import published_model
 from localchat.session.context import CatalogEstimate
 from localchat.tui.screens import models
 from tests.support.tui_stage import Stage, play, until
@@ -38,7 +38,7 @@ def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = find_paths(os.environ)
     setup = cast(Setup, SimpleNamespace(paths=paths, settings_for=lambda names: Settings()))
     planner = LoadPlanner(setup)
-    drawn = synthetic_model(parse("qwen2.5:7b", read_catalog(paths)))
+    drawn = published_model(parse("qwen2.5:7b", read_catalog(paths)))
     assert drawn is not None
     plan = assess(
         Subject(drawn.name, drawn), LoadOptions(max_slots=2), LAPTOP, None, speed=False

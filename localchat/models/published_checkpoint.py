@@ -1,5 +1,7 @@
-"""A safetensors checkpoint drawn from a model's published shape: config.json and the tensors' sizes, as
-repositories of AWQ, GPTQ, FP8 and plain 16 bits have them."""
+"""Settings and tensor sizes of the catalogue's safetensors models, from their published shapes.
+
+Covers the forms of the repositories: AWQ, GPTQ, FP8 and plain 16 bits.
+"""
 
 from collections.abc import Iterator
 from math import prod
@@ -8,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from localchat.model_files.checkpoint import Checkpoint
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat.models.catalog import CatalogEntry
-from localchat.models.synthetic.gguf import PublishedShape
+from localchat.models.published_shapes import PublishedShape
 
 _CLASSES: Final = {
     "gemma3": "Gemma3ForCausalLM",
@@ -28,19 +30,20 @@ _GROUP: Final = 128
 _BYTES: Final = {"F8_E4M3": 1, "F16": 2, "BF16": 2, "I32": 4}
 
 
-class _Form(NamedTuple):
-    """How matrices are stored. kind: of everything else, as config.json says it; stored: as a header does.
-    quantized: its quantization_config."""
+class _Storage(NamedTuple):
+    """Number formats of a checkpoint."""
 
-    kind: str
-    stored: str
-    quantized: dict[str, Any] | None = None
+    torch_dtype: str
+    """Of everything that is not quantized, as config.json writes it."""
+    dtype: str
+    """The same, as a safetensors header writes it."""
+    quantization_config: dict[str, Any] | None = None
 
 
-_FORMS: Final = {
-    "BF16": _Form("bfloat16", "BF16"),
-    "F16": _Form("float16", "F16"),
-    "AWQ": _Form(
+_STORAGE: Final = {
+    "BF16": _Storage("bfloat16", "BF16"),
+    "F16": _Storage("float16", "F16"),
+    "AWQ": _Storage(
         "float16",
         "F16",
         {
@@ -52,7 +55,7 @@ _FORMS: Final = {
         },
     ),
     **{
-        f"GPTQ-INT{bits}": _Form(
+        f"GPTQ-INT{bits}": _Storage(
             "float16",
             "F16",
             {
@@ -65,7 +68,7 @@ _FORMS: Final = {
         )
         for bits in (4, 8)
     },
-    "FP8": _Form(
+    "FP8": _Storage(
         "bfloat16",
         "BF16",
         {
@@ -78,13 +81,12 @@ _FORMS: Final = {
 }
 
 
-def synthetic_checkpoint(
+def published_checkpoint(
     entry: CatalogEntry, shape: PublishedShape, quantization: str
 ) -> Checkpoint | None:
-    """The checkpoint that a repository of this model would hold, as far as memory goes; None for a
-    quantization, or a layer's form, that is not known here."""
-    form = _FORMS.get(quantization.upper())
-    if form is None or shape.architecture not in _CLASSES:
+    """The checkpoint of this model as far as memory goes; None for a quantization or class not known here."""
+    storage = _STORAGE.get(quantization.upper())
+    if storage is None or shape.architecture not in _CLASSES:
         return None
     config: dict[str, Any] = {
         "architectures": [_class(entry, shape)],
@@ -98,11 +100,11 @@ def synthetic_checkpoint(
         "max_position_embeddings": entry.context_tokens,
         "tie_word_embeddings": shape.tied,
         "sliding_window": shape.window or None,
-        "torch_dtype": form.kind,
+        "torch_dtype": storage.torch_dtype,
     }
-    if form.quantized is not None:
-        config["quantization_config"] = form.quantized
-    tensors = tuple(_tensors(shape, form))
+    if storage.quantization_config is not None:
+        config["quantization_config"] = storage.quantization_config
+    tensors = tuple(_tensors(shape, storage))
     name = f"{entry.name}-{quantization.lower()}"
     whole = sum(tensor.size_bytes for tensor in tensors)
     return Checkpoint(name, config, (SafetensorsHeader(name, {}, tensors, whole),))
@@ -113,8 +115,8 @@ def _class(entry: CatalogEntry, shape: PublishedShape) -> str:
     return _MISTRAL if mistral else _CLASSES[shape.architecture]
 
 
-def _tensors(shape: PublishedShape, form: _Form) -> Iterator[Tensor]:
-    width, feed, stored = shape.embedding, shape.feed, form.stored
+def _tensors(shape: PublishedShape, storage: _Storage) -> Iterator[Tensor]:
+    width, feed, stored = shape.embedding, shape.feed, storage.dtype
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
     yield _tensor("model.embed_tokens.weight", (shape.vocabulary, width), stored)
     yield _tensor("model.norm.weight", (width,), stored)
@@ -132,32 +134,32 @@ def _tensors(shape: PublishedShape, form: _Form) -> Iterator[Tensor]:
         yield _tensor(f"{at}input_layernorm.weight", (width,), stored)
         yield _tensor(f"{at}post_attention_layernorm.weight", (width,), stored)
         for name, sides in attention.items():
-            yield from _product(f"{at}self_attn.{name}_proj", sides, form)
+            yield from _linear(f"{at}self_attn.{name}_proj", sides, storage)
         for expert in range(max(shape.experts, 1)):
             part = f"mlp.experts.{expert}." if shape.experts else "mlp."
             for name, sides in forward.items():
-                yield from _product(f"{at}{part}{name}_proj", sides, form)
+                yield from _linear(f"{at}{part}{name}_proj", sides, storage)
 
 
-def _product(name: str, sides: tuple[int, int], form: _Form) -> Iterator[Tensor]:
-    """A matrix from `sides[0]` to `sides[1]` columns."""
+def _linear(name: str, sides: tuple[int, int], storage: _Storage) -> Iterator[Tensor]:
+    """The tensors of one linear layer; sides: its inputs and outputs."""
     columns, rows = sides
-    groups, method = -(-columns // _GROUP), (form.quantized or {}).get("quant_method")
+    groups, method = -(-columns // _GROUP), (storage.quantization_config or {}).get("quant_method")
     if method == "awq":
         yield _tensor(f"{name}.qweight", (columns, rows // 8), "I32")
         yield _tensor(f"{name}.qzeros", (groups, rows // 8), "I32")
-        yield _tensor(f"{name}.scales", (groups, rows), form.stored)
+        yield _tensor(f"{name}.scales", (groups, rows), storage.dtype)
     elif method == "gptq":
-        bits = int((form.quantized or {})["bits"])
+        bits = int((storage.quantization_config or {})["bits"])
         yield _tensor(f"{name}.qweight", (columns * bits // 32, rows), "I32")
         yield _tensor(f"{name}.qzeros", (groups, rows * bits // 32), "I32")
-        yield _tensor(f"{name}.scales", (groups, rows), form.stored)
+        yield _tensor(f"{name}.scales", (groups, rows), storage.dtype)
         yield _tensor(f"{name}.g_idx", (columns,), "I32")
     elif method == "fp8":
         yield _tensor(f"{name}.weight", (rows, columns), "F8_E4M3")
-        yield _tensor(f"{name}.weight_scale_inv", (-(-rows // _GROUP), groups), form.stored)
+        yield _tensor(f"{name}.weight_scale_inv", (-(-rows // _GROUP), groups), storage.dtype)
     else:
-        yield _tensor(f"{name}.weight", (rows, columns), form.stored)
+        yield _tensor(f"{name}.weight", (rows, columns), storage.dtype)
 
 
 def _tensor(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:

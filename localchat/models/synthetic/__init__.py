@@ -1,1 +1,0 @@
-"""Model headers made from published shapes, for verdicts before a download."""
