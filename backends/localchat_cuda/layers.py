@@ -1,12 +1,12 @@
-"""One step's way through the layers: the operations between products, over a paged KV cache.
+"""Operations of a decoder layer for one step, over a paged KV cache; architectures are written with them.
 
 Letters: T tokens of the step, S partial sums, N output and K input features, H query heads, J key/value
-heads, D head dimension, P points (tokens whose logits are wanted).
+heads, D head dimension, P tokens whose logits are computed.
 
-A product leaves partial sums [S, T, N]; whatever comes next adds them up. The residual is fp32 and stays
-here. Two flows do the same with different activations: `DenseFlow` keeps [T, K] in the model's dtype,
-`PackedFlow` the rows that the W4 products read, with 1/rms left to the product (kernels/w4_feed.py). Each
-runs the kernels, or with `kernels` False their plain-torch references: on a CPU, and in tests.
+A gemm leaves partial sums [S, T, N]; the operation after it adds them up. The residual is fp32 and stays
+here. Two classes do the same with different activations: `DenseLayers` keeps [T, K] in the model's dtype,
+`PackedW4Layers` the rows that the int4 gemms read, with 1/rms left to the gemm (kernels/int4/activations.py).
+Each runs the kernels, or with `kernels` False their plain-torch references: on a CPU, and in tests.
 """
 
 from collections.abc import Callable
@@ -40,48 +40,47 @@ X = TypeVar("X")
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Weights [D] that normalize queries and keys per head."""
+    """Weights [D] of the norms of queries and keys, per head."""
 
     q: torch.Tensor
     k: torch.Tensor
 
 
 class Layers(Protocol[X]):
-    """What an architecture is written over. `X`: activations that a product reads."""
+    """Operations that an architecture's forward pass calls. `X`: activations that a gemm reads."""
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor) -> X:
-        """The residual begins as rows of the table [vocabulary, K]; normed with `gain` [K]."""
+        """Set the residual to rows of the table [vocabulary, K] and norm it with `gain` [K]."""
         ...
 
-    def product(self, x: X, weight: Weight) -> torch.Tensor:
+    def gemm(self, x: X, weight: Weight) -> torch.Tensor:
         """Partial sums [S, T, N] of x w^T."""
         ...
 
     def attend(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
     ) -> X:
-        """Rotate, write keys and values into the pages of `layer`, attend: [T, H*D]; in the last layer [P, H*D]
-        where few are wanted, and all that follows has as many rows."""
+        """Rotate, write keys and values into the pages of `layer`, attend: [T, H*D]. In the last layer [P, H*D]
+        if P is small, and everything after it has as many rows."""
         ...
 
     def add_norm(self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None) -> X:
-        """Add partial sums to the residual, themselves normed with `post` where there is one; the sum normed
-        with `gain`."""
+        """Add partial sums (normed with `post` first, if given) to the residual; norm the sum with `gain`."""
         ...
 
-    def gated(self, x: X, weight: Weight) -> X:
-        """The model's activation of gate, times up, of x w^T: [T, K] of a weight of 2K features, gate first."""
+    def gemm_act_mul(self, x: X, weight: Weight) -> X:
+        """act(gate) * up of x w^T: [T, K] from a weight of 2K features, gate first."""
         ...
 
     def finish(
         self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As add_norm; the last states [P, K] of the wanted tokens alone: the head reads them."""
+        """As add_norm, but only the last states [P, K] that the head reads."""
         ...
 
 
 class _LayersBase:
-    """Attention and the end of a step, the same in both flows."""
+    """Attention and the end of a step, which both kinds of layers share."""
 
     def __init__(
         self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
@@ -89,39 +88,41 @@ class _LayersBase:
         self.config, self.inputs, self.pages, self.kernels = config, inputs, pages, kernels
         self.device, self.dtype = pages.device, pages.dtype
         self.tokens = inputs.ids.shape[0]
-        self.wanted = inputs.wanted
-        """Tokens whose last states are wanted; None: all that there are still rows of."""
+        self.logits_indices = inputs.logits_indices
+        """Tokens whose last states are needed; None: all that rows are left of."""
         self.residual = torch.empty(self.tokens, config.hidden, device=self.device)
         self.q = torch.empty(
             self.tokens, config.heads, config.head_dim, dtype=self.dtype, device=self.device
         )
-        self._plain: kv_fp8_dequant.Plain | None = None
+        self._dequantized: kv_fp8_dequant.Plain | None = None
 
-    def store(
+    def store_kv(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
     ) -> None:
-        held = self.pages.layer(layer)
+        """Rotate queries into `q`, and keys into their pages together with the values."""
+        pages = self.pages.layer(layer)
         call = rope.rope_store if self.kernels else rope.reference
         call(
-            qkv, self.pages.angles_of(layer), self.inputs.positions, self.inputs.slots, self.inputs.tables,
-            self.q, held.k, held.v, bias=bias, q_norm=norms.q if norms else None,
+            qkv, self.pages.angles(layer), self.inputs.positions, self.inputs.slots,
+            self.inputs.block_tables,
+            self.q, pages.k, pages.v, bias=bias, q_norm=norms.q if norms else None,
             k_norm=norms.k if norms else None, eps=self.config.eps,
-            columns=self.config.rotation.columns, exponents=held.exponents,
+            columns=self.config.rotation.columns, exponents=pages.exponents,
         )  # fmt: skip
 
-    def few(self, layer: int) -> decode_attention.Partials:
-        """Attention of the sequences with few new tokens, which stand first."""
-        work = self.inputs.few
-        assert work is not None
+    def decode_attention(self, layer: int) -> decode_attention.Partials:
+        """Attention of the decode part, which comes first."""
+        part = self.inputs.decode
+        assert part is not None
         k, v, exponents = self.pages.layer(layer)
         heads, d = self.config.heads, self.config.head_dim
-        partials = decode_attention.Partials.empty(work.splits, work.tokens, heads, d, self.device)
+        partials = decode_attention.Partials.empty(part.splits, part.tokens, heads, d, self.device)
         decode_attention.attend(
-            self.q[: work.tokens],
+            self.q[: part.tokens],
             k,
             v,
-            work.batch,
-            work.widest,
+            part.batch,
+            part.widest,
             partials,
             self.rules(layer),
             exponents=exponents,
@@ -129,14 +130,14 @@ class _LayersBase:
         return partials
 
     def rules(self, layer: int) -> attention_reference.Rules:
-        """What the attention of a layer does beyond the usual."""
+        """Scale, window and soft cap of a layer's attention."""
         config = self.config
         return attention_reference.Rules(
             config.attention_scale, config.window(layer), config.attention_cap
         )
 
     def attention(self, layer: int) -> torch.Tensor:
-        """[T, H*D] in the model's dtype."""
+        """Attention of all sequences, [T, H*D] in the model's dtype."""
         if not self.kernels:
             k, v, exponents = self.pages.layer(layer)
             rules = self.rules(layer)
@@ -144,61 +145,65 @@ class _LayersBase:
             return out.view(self.tokens, -1).to(self.dtype)
         out = torch.empty_like(self.q)
         flat = out.view(self.tokens, -1)
-        if self.inputs.few is not None:
-            decode_attention.merge(self.few(layer), flat[: self.inputs.few.tokens])
-        if self.inputs.many is not None:
-            self.many(self.inputs.many, layer, out)
+        decode, prefill = self.inputs.decode, self.inputs.prefill
+        if decode is not None:
+            decode_attention.merge(self.decode_attention(layer), flat[: decode.tokens])
+        if prefill is not None:
+            self.prefill_attention(prefill, layer, out)
         return flat
 
-    def many(self, work: PrefillBatch, layer: int, out: torch.Tensor) -> None:
+    def prefill_attention(self, part: PrefillBatch, layer: int, out: torch.Tensor) -> None:
         """Attention of the prompt chunks, into their rows of `out` [T, H, D]."""
         k, v, exponents = self.pages.layer(layer)
-        batch, sources = work.batch, work.decoded
+        batch, sources = part.batch, part.dequant_pages
         if sources is not None and exponents is not None:
-            if self._plain is None:  # one for all layers: each reads what it has just decoded
-                self._plain = kv_fp8_dequant.Plain.empty(
+            if self._dequantized is None:  # one for all layers: each reads what it has just written
+                self._dequantized = kv_fp8_dequant.Plain.empty(
                     sources.shape[0], k.shape[1], k.shape[2], self.config.head_dim, self.dtype,
                     batch.tables,
                 )  # fmt: skip
-            kv_fp8_dequant.decode(k, v, exponents, batch.tables, sources, self._plain)
-            batch = self._plain.batch(batch)
-            k, v, exponents = self._plain.pool[:, 0], self._plain.pool[:, 1], None
+            kv_fp8_dequant.decode(k, v, exponents, batch.tables, sources, self._dequantized)
+            batch = self._dequantized.batch(batch)
+            k, v, exponents = self._dequantized.pool[:, 0], self._dequantized.pool[:, 1], None
         prefill_attention.attend(
-            self.q, k, v, batch, work.tiles, out, self.rules(layer), exponents=exponents,
-            cut=work.cut,
+            self.q, k, v, batch, part.tiles, out, self.rules(layer), exponents=exponents,
+            cut=part.tile_config,
         )  # fmt: skip
 
-    def ends(self, layer: int) -> bool:
-        """Whether only the wanted tokens go on behind the attention of a layer: the last one, where they are at
-        most half of all. Of 28 layers that saves a prompt a 28th of what follows attention."""
+    def drops_rows(self, layer: int) -> bool:
+        """True if only rows whose logits are computed go on after the attention of this layer: in the last
+        one, if they are at most half of all. Of 28 layers that saves a prompt a 28th of what follows attention.
+        """
         last = layer == self.config.layers - 1
-        return last and self.wanted is not None and 2 * self.wanted.shape[0] <= self.tokens
+        indices = self.logits_indices
+        return last and indices is not None and 2 * indices.shape[0] <= self.tokens
 
-    def end(self, x: torch.Tensor) -> torch.Tensor:
-        """The wanted ones of rows [T, K]: from here on there are no others."""
-        wanted, self.wanted = self.wanted, None
-        assert wanted is not None
-        self.tokens, self.residual = wanted.shape[0], self.residual[wanted]
-        return x[wanted]
+    def drop_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows of x [T, K] whose logits are computed; the residual keeps the same ones."""
+        indices, self.logits_indices = self.logits_indices, None
+        assert indices is not None
+        self.tokens, self.residual = indices.shape[0], self.residual[indices]
+        return x[indices]
 
     @property
     def embedding_scale(self) -> float:
-        """As the model's own arithmetic rounds it."""
+        """Rounded to the model's dtype, as its reference implementation does."""
         return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
 
     def finish(
         self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
     ) -> torch.Tensor:
         residual = self.residual
-        if self.wanted is not None:
-            residual, y = residual[self.wanted], y[:, self.wanted].contiguous()
+        if self.logits_indices is not None:
+            residual = residual[self.logits_indices]
+            y = y[:, self.logits_indices].contiguous()
         return self.normed(y, residual, gain, post)
 
     def normed(
         self, y: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor,
         post: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Rows [T, K] in the model's dtype: y joins the residual, and that is normed."""
+        """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype."""
         out = torch.empty(residual.shape, dtype=self.dtype, device=self.device)
         eps = self.config.eps
         if y is not None and post is not None:
@@ -213,20 +218,21 @@ class _LayersBase:
 def compute_logits(
     x: torch.Tensor, head: torch.Tensor | w8_pack.W8, cap: float = 0.0, *, kernels: bool
 ) -> torch.Tensor:
-    """Logits fp32 [P, vocabulary] of last states x [P, K], `cap` as ModelConfig.head_cap; 2 to 64 rows go
-    through the library on a GPU (259 to 273 us for 152,064 x 3,584 on an H200, against 293 to 351 of our
-    kernel inside a step)."""
+    """Logits fp32 [P, vocabulary] of last states x [P, K], with `cap` as in ModelConfig.head_cap.
+
+    2 to 64 rows go through the library on a GPU (259 to 273 us for 152,064 x 3,584 on an H200, against 293 to
+    351 of our kernel inside a step)."""
     if isinstance(head, w8_pack.W8):
         found = fp8_int8.logits(x, head, kernels=kernels)
     elif kernels and x.is_cuda and x.shape[0] > 1 and x.dtype != torch.float32:
         found = torch.mm(x, head.t(), out_dtype=torch.float32)
     else:
-        found = _dense(x, head, kernels=kernels).float()
+        found = _dense_gemm(x, head, kernels=kernels).float()
     return found.div_(cap).tanh_().mul_(cap) if cap else found
 
 
-def _dense(x: torch.Tensor, weight: torch.Tensor, *, kernels: bool) -> torch.Tensor:
-    """x w^T: fp32 from the kernel and the reference, the model's dtype from the library."""
+def _dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, kernels: bool) -> torch.Tensor:
+    """x w^T: in fp32 from the kernel and the reference, in the model's dtype from the library."""
     rows = x.shape[0]
     if not kernels:
         return skinny_gemm.reference(x, weight)
@@ -238,7 +244,7 @@ def _dense(x: torch.Tensor, weight: torch.Tensor, *, kernels: bool) -> torch.Ten
 
 
 class DenseLayers(_LayersBase):
-    """Activations [T, K] in the model's dtype, for weights of any kind, of several too."""
+    """Activations [T, K] in the model's dtype, for weights of any kind, also mixed."""
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         self.residual.copy_(table[self.inputs.ids.long()])
@@ -246,29 +252,29 @@ class DenseLayers(_LayersBase):
             self.residual.mul_(self.embedding_scale)
         return self.normed(None, self.residual, gain)
 
-    def product(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    def gemm(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if isinstance(weight, w8_pack.W8):
             return fp8_int8.product(
                 x, weight, kernels=self.kernels, rounded=self.config.fp8_activations
             )
         if not isinstance(weight, w4_pack.W4):
-            return _dense(x, weight, kernels=self.kernels)[None]
+            return _dense_gemm(x, weight, kernels=self.kernels)[None]
         return int4.product_of(x, weight, kernels=self.kernels)
 
     def attend(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
     ) -> torch.Tensor:
-        self.store(qkv, layer, bias, norms)
+        self.store_kv(qkv, layer, bias, norms)
         out = self.attention(layer)
-        return self.end(out) if self.ends(layer) else out
+        return self.drop_rows(out) if self.drops_rows(layer) else out
 
     def add_norm(
         self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
     ) -> torch.Tensor:
         return self.normed(y, self.residual, gain, post)
 
-    def gated(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
-        gate_up, gelu = self.product(x, weight), self.config.activation == "gelu_tanh"
+    def gemm_act_mul(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
+        gate_up, gelu = self.gemm(x, weight), self.config.activation == "gelu_tanh"
         if not self.kernels:
             return activation.reference(gate_up, gelu=gelu).to(self.dtype)
         out = torch.empty(self.tokens, gate_up.shape[2] // 2, dtype=self.dtype, device=self.device)
@@ -276,38 +282,38 @@ class DenseLayers(_LayersBase):
         return out
 
 
-class Packed:
-    """Activations of one W4 product, written when it is known which: in the order in which that weight's
-    columns are stored. squares [T, K / 128]: the product divides by the rms of the row."""
+class PackedActivations:
+    """Activations of one int4 gemm, written as soon as its weight is known, in the order of its columns."""
 
     def __init__(
         self,
         write: Callable[[torch.Tensor | None], w4_activations.Rows],
         squares: torch.Tensor | None = None,
     ) -> None:
+        """`squares` [T, K / 128]: sums of squares, from which the gemm takes the rms of a row to divide by."""
         self._write: Callable[[torch.Tensor | None], w4_activations.Rows] | None = write
         self.squares = squares
 
     def rows(self, order: torch.Tensor | None) -> w4_activations.Rows:
-        """Write them; once, since that may add to the residual."""
+        """Write them, once: writing may add to the residual. `order`: of the weight's columns."""
         write, self._write = self._write, None
-        assert write is not None, "a second product of the same activations"
+        assert write is not None, "a second gemm of the same activations"
         return write(order)
 
 
 class PackedW4Layers(_LayersBase):
-    """Activations as W4 products read them: at most w4.packed_rows tokens, every weight of a layer W4."""
+    """Activations as int4 gemms read them: at most int4.packed_rows tokens, every weight of a layer int4."""
 
     def __init__(
         self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
     ) -> None:
         super().__init__(config, inputs, pages, kernels=kernels)
-        self._held: dict[tuple[int, bool], w4_activations.Rows] = {}
+        self._rows_by_width: dict[tuple[int, bool], w4_activations.Rows] = {}
 
-    def embed(self, table: torch.Tensor, gain: torch.Tensor) -> Packed:
-        return self._feed("embed", table, self.config.hidden, gain)
+    def embed(self, table: torch.Tensor, gain: torch.Tensor) -> PackedActivations:
+        return self._write_packed("embed", table, self.config.hidden, gain)
 
-    def product(self, x: Packed, weight: Weight) -> torch.Tensor:
+    def gemm(self, x: PackedActivations, weight: Weight) -> torch.Tensor:
         assert isinstance(weight, w4_pack.W4)
         return int4.gemm(
             x.rows(weight.order), weight, squares=x.squares, eps=self.config.eps,
@@ -316,29 +322,30 @@ class PackedW4Layers(_LayersBase):
 
     def attend(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
-    ) -> Packed:
-        self.store(qkv, layer, bias, norms)
-        few, ends = self.inputs.few, self.ends(layer)
-        if self.kernels and few is not None and few.tokens == self.tokens and not ends:
-            partials = self.few(layer)
+    ) -> PackedActivations:
+        self.store_kv(qkv, layer, bias, norms)
+        decode, drops = self.inputs.decode, self.drops_rows(layer)
+        if self.kernels and decode is not None and decode.tokens == self.tokens and not drops:
+            # Merging the partial sums writes the rows of the next gemm: one kernel fewer.
+            partials = self.decode_attention(layer)
 
             def merge(order: torch.Tensor | None) -> w4_activations.Rows:
                 rows = self._rows(self.config.heads * self.config.head_dim)
                 decode_attention.merge(partials, rows, order=order)
                 return rows
 
-            return Packed(merge)
+            return PackedActivations(merge)
         out = self.attention(layer)
-        if ends:
-            out = self.end(out)
-            self._held.clear()
-        return self._feed("plain", out[None], out.shape[1])
+        if drops:
+            out = self.drop_rows(out)
+            self._rows_by_width.clear()
+        return self._write_packed("plain", out[None], out.shape[1])
 
     def add_norm(
         self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
-    ) -> Packed:
+    ) -> PackedActivations:
         if post is None:
-            return self._feed("norm", y, self.config.hidden, gain)
+            return self._write_packed("norm", y, self.config.hidden, gain)
         k, eps, first = self.config.hidden, self.config.eps, post
         squares = self._squares(k)
         call = rms_norm_post.feed if self.kernels else rms_norm_post.feed_reference
@@ -348,9 +355,9 @@ class PackedW4Layers(_LayersBase):
             call(y, self.residual, first, gain, rows, squares, eps, order=order)
             return rows
 
-        return Packed(write, squares)
+        return PackedActivations(write, squares)
 
-    def gated(self, x: Packed, weight: Weight) -> Packed:
+    def gemm_act_mul(self, x: PackedActivations, weight: Weight) -> PackedActivations:
         assert isinstance(weight, w4_pack.W4)
         read = x.rows(weight.order)
         gelu = self.config.activation == "gelu_tanh"
@@ -363,15 +370,15 @@ class PackedW4Layers(_LayersBase):
             )  # fmt: skip
             return rows
 
-        return Packed(write)
+        return PackedActivations(write)
 
-    def _feed(
+    def _write_packed(
         self,
         mode: w4_activations.Mode,
         source: torch.Tensor,
         k: int,
         gain: torch.Tensor | None = None,
-    ) -> Packed:
+    ) -> PackedActivations:
         call = w4_activations.feed if self.kernels else w4_activations.reference
         squares = None if gain is None else self._squares(k)
         embeds = mode == "embed"
@@ -385,16 +392,16 @@ class PackedW4Layers(_LayersBase):
             )  # fmt: skip
             return rows
 
-        return Packed(write, squares)
+        return PackedActivations(write, squares)
 
     def _squares(self, k: int) -> torch.Tensor:
         return torch.empty(self.tokens, k // w4_pack.GROUP, device=self.device)
 
     def _rows(self, k: int, *, activated: bool = False) -> w4_activations.Rows:
-        """One buffer for each width: a product has read it before the next kernel writes it, and what pads
-        the rows is zeroed once. Not so of what is `activated`: the product itself writes that, and a model may
-        be as wide there as what it reads."""
+        """One buffer per width: a gemm has read it before the next kernel writes it, and its padding is zeroed
+        once. `activated` rows have buffers of their own: the gemm that writes them still reads others, which
+        may be as wide."""
         key = k, activated
-        if key not in self._held:
-            self._held[key] = int4.empty_rows(self.tokens, k, self.device)
-        return self._held[key]
+        if key not in self._rows_by_width:
+            self._rows_by_width[key] = int4.empty_rows(self.tokens, k, self.device)
+        return self._rows_by_width[key]

@@ -24,9 +24,10 @@ from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
 from localchat_cuda.runner.input_batch import MIXED_BUCKETS, MIXED_DECODE_BUCKETS, PREFILL_BUCKETS
 from localchat_cuda.runner.kv_pages import Pages
-from localchat_cuda.runner.model import RUNS_BEFORE_CAPTURE, DeviceModel
+from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import DEPTH, CudaRunner
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights, RandomWeights, WeightSource
@@ -85,7 +86,7 @@ def load_runner(
         blocks = can.kv_tokens // can.block_tokens
         pages = Pages(
             config, blocks + 1, can.context_tokens, device, _DTYPES[config.dtype], can.block_tokens,
-            coded=can.kv_type == FP8,
+            fp8=can.kv_type == FP8,
         )  # fmt: skip
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)

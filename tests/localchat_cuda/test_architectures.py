@@ -105,17 +105,17 @@ def test_a_copied_page_continues_like_its_original(pair: tuple[Any, Path]) -> No
     assert torch.allclose(found, wanted_of(model, text)[-1:], atol=2e-3, rtol=1e-4)
 
 
-def rows_of_products(monkeypatch: pytest.MonkeyPatch, kind: type[DenseLayers]) -> list[int]:
-    """How many rows each product of a step has, in order; filled as it runs."""
+def rows_of_gemms(monkeypatch: pytest.MonkeyPatch, kind: type[DenseLayers]) -> list[int]:
+    """How many rows each gemm of a step has, in order; filled as it runs."""
     seen: list[int] = []
-    whole = kind.product
+    whole = kind.gemm
 
-    def product(self: Any, x: Any, weight: Any) -> torch.Tensor:
+    def gemm(self: Any, x: Any, weight: Any) -> torch.Tensor:
         found: torch.Tensor = whole(self, x, weight)
         seen.append(found.shape[1])
         return found
 
-    monkeypatch.setattr(kind, "product", product)
+    monkeypatch.setattr(kind, "gemm", gemm)
     return seen
 
 
@@ -126,7 +126,7 @@ def test_behind_the_last_attention_only_wanted_tokens_go_on(
     """Of 40 tokens; where most are wanted, all do."""
     model, folder = pair
     tokens = tokens_of(12, 40)
-    seen = rows_of_products(monkeypatch, DenseLayers)
+    seen = rows_of_gemms(monkeypatch, DenseLayers)
     found = Tiny(folder, torch.float32).step(Stretch(0, 0, tokens, wanted))
     assert torch.allclose(found, wanted_of(model, tokens)[-wanted:], atol=2e-3, rtol=1e-4)
     computed = seen[0]

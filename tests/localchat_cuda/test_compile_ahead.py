@@ -327,7 +327,7 @@ def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
         if plan.rows:
             raise OSError(errno.EAGAIN, "No process")
 
-    runner = SimpleNamespace(launch=launch, forget=lambda: None)
+    runner = SimpleNamespace(launch=launch, discard_pending=lambda: None)
     assert len(trace.launch_all(runner, 9, [CompileShape(((0, 1, 0),))] * 2)) == 2  # type: ignore[arg-type]
 
 

@@ -70,7 +70,7 @@ def with_layers(weights: ModelWeights, make: Make) -> ModelWeights:
         return make(weight)
 
     layers = (
-        replace(layer, products={name: rounded(one) for name, one in layer.products.items()})
+        replace(layer, linears={name: rounded(one) for name, one in layer.linears.items()})
         for layer in weights.layers
     )
     return replace(weights, layers=tuple(layers))

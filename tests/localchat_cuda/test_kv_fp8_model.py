@@ -34,7 +34,7 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def test_logits_are_near_those_over_plain_numbers(folder: Path) -> None:
     tokens = tokens_of(1, 70)
     plain = Tiny(folder, torch.float32).prompt(tokens, 70)
-    found = Tiny(folder, torch.float32, coded=True).prompt(tokens, 70)
+    found = Tiny(folder, torch.float32, fp8_kv=True).prompt(tokens, 70)
     # random weights look hard at one key or another, and do not agree on which
     assert 1e-4 < distance(found, plain) < 0.3
 
@@ -42,12 +42,12 @@ def test_logits_are_near_those_over_plain_numbers(folder: Path) -> None:
 @pytest.mark.parametrize("chunk", [1, 17, 64])
 def test_the_cut_of_a_prompt_changes_nothing(folder: Path, chunk: int) -> None:
     tokens = tokens_of(1, 70)
-    whole = Tiny(folder, torch.float32, coded=True).prompt(tokens, 70)
-    assert distance(Tiny(folder, torch.float32, coded=True).prompt(tokens, chunk), whole) < 2e-2
+    whole = Tiny(folder, torch.float32, fp8_kv=True).prompt(tokens, 70)
+    assert distance(Tiny(folder, torch.float32, fp8_kv=True).prompt(tokens, chunk), whole) < 2e-2
 
 
 def test_a_copied_page_continues_like_its_original(folder: Path) -> None:
-    ours, text = Tiny(folder, torch.float32, coded=True), tokens_of(6, 40)
+    ours, text = Tiny(folder, torch.float32, fp8_kv=True), tokens_of(6, 40)
     ours.prompt(text[:30], 30)
     ours.pages.copy(int(ours.tables[0, 0]), int(ours.tables[1, 0]), 30)
     copied = ours.step(Stretch(1, 30, text[30:]))
@@ -58,7 +58,7 @@ def test_a_copied_page_continues_like_its_original(folder: Path) -> None:
 def test_kernels_are_their_references(folder: Path) -> None:
     tokens, found = tokens_of(9, 18), []
     for kernels, dtype in ((True, torch.float16), (False, torch.float32)):
-        ours = Tiny(folder, dtype, kernels=kernels, coded=True)
+        ours = Tiny(folder, dtype, kernels=kernels, fp8_kv=True)
         ours.step(Stretch(0, 0, tokens[:17]))
         found.append(ours.step(Stretch(0, 17, tokens[17:]), Stretch(1, 0, tokens_of(10, 17))))
     # an activation rounded to fp16 can fall to another code
@@ -68,7 +68,7 @@ def test_kernels_are_their_references(folder: Path) -> None:
 @pytest.mark.parametrize("folder", ["qwen2"], indirect=True)
 def test_texts_are_the_same_cold_cached_and_forked(folder: Path) -> None:
     prompt = tokens_of(3, 100)
-    loop = TinyLoop(tiny_runner(folder, coded=True))
+    loop = TinyLoop(tiny_runner(folder, fp8_kv=True))
     cold = loop.say(request(prompt, max_tokens=20))
     cached = loop.say(request(prompt, max_tokens=20))
     several = loop.say(request(prompt, max_tokens=20, n=3))
@@ -80,7 +80,7 @@ def test_texts_are_the_same_cold_cached_and_forked(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["qwen2"], indirect=True)
 def test_the_cache_takes_what_is_planned(folder: Path) -> None:
-    runner = tiny_runner(folder, blocks=40, coded=True)
+    runner = tiny_runner(folder, blocks=40, fp8_kv=True)
     held = runner._model
     assert held is not None
     tokens = 41 * held.pages.page_tokens

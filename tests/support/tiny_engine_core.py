@@ -73,7 +73,7 @@ def tiny_runner(
     device: torch.device = DEVICE,
     kernels: bool = ON_GPU,
     graphs: bool = True,
-    coded: bool = False,
+    fp8_kv: bool = False,
     head_int8: bool = False,
 ) -> CudaRunner:
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them."""
@@ -81,7 +81,7 @@ def tiny_runner(
     names = ARCHITECTURES[config.architecture].NAMES
     source = CheckpointWeights(folder, device)
     weights = load(config, names, source, device, dtype=dtype, head_int8=head_int8)
-    pages = Pages(config, blocks + 1, context, device, dtype, PAGE, coded=coded)
+    pages = Pages(config, blocks + 1, context, device, dtype, PAGE, fp8=fp8_kv)
     spoil(pages)
     can = Capabilities(
         context_tokens=context,
@@ -161,7 +161,7 @@ class TinyLoop:
         self.step()
         self.kv_cache.check()
         assert self.kv_cache.usage().live == 0
-        assert not self.runner.table.of, "the runner still knows a sequence"
+        assert not self.runner.table.sequences, "the runner still knows a sequence"
         assert not self.core.output_processor.requests
 
     def say(self, request: GenerateRequest) -> Told:

@@ -15,7 +15,12 @@ from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.layers import DenseLayers, PackedW4Layers, compute_logits
 from localchat_cuda.model_config import ModelConfig, read_config
-from localchat_cuda.runner.input_batch import BatchConfig, build_input_batch, model_inputs, put
+from localchat_cuda.runner.input_batch import (
+    BatchConfig,
+    build_input_batch,
+    model_inputs,
+    write_batch,
+)
 from localchat_cuda.runner.input_batch import TokenSpan as Placed
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.step_buffer import StepBuffer
@@ -200,8 +205,8 @@ class Tiny:
     """Our model over a checkpoint, with pages handed out in a shuffled order."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, *, kernels: bool = False, coded: bool = False,
-        chunks: PrefillTileConfig | None = None,
+        self, folder: Path, dtype: torch.dtype, *, kernels: bool = False, fp8_kv: bool = False,
+        prefill_tile: PrefillTileConfig | None = None,
     ) -> None:  # fmt: skip
         self.config: ModelConfig = read_config(folder)
         self.architecture = ARCHITECTURES[self.config.architecture]
@@ -210,8 +215,10 @@ class Tiny:
         )
         self.kernels = kernels
         heads, d = self.config.heads, self.config.head_dim
-        self.sizes = BatchConfig(heads, self.config.key_heads, d, 64, 4, coded=coded, chunks=chunks)
-        self.pages = Pages(self.config, 13, 256, CPU, dtype, coded=coded)
+        self.batch_config = BatchConfig(
+            heads, self.config.key_heads, d, 64, 4, fp8_kv=fp8_kv, prefill_tile=prefill_tile
+        )
+        self.pages = Pages(self.config, 13, 256, CPU, dtype, fp8=fp8_kv)
         spoil(self.pages)
         order = torch.randperm(12, generator=torch.Generator().manual_seed(2)).int()
         self.tables = torch.cat((order.view(3, 4), torch.tensor([[12, 0, 0, 0]]).int()))
@@ -219,21 +226,23 @@ class Tiny:
     def step(self, *stretches: Stretch, packed: bool = False) -> torch.Tensor:
         """Logits of the wanted tokens, in the order of the stretches."""
         placed = [Placed(s.slot, s.start, len(s.tokens)) for s in stretches]
-        layout = build_input_batch(placed, 0, self.sizes, 3)
-        inbox, known = StepBuffer(8192, 1, CPU), torch.zeros(3 * 256 + 1, dtype=torch.int32)
-        inbox.begin()
+        batch = build_input_batch(placed, 0, self.batch_config, 3)
+        buffer, token_table = StepBuffer(8192, 1, CPU), torch.zeros(3 * 256 + 1, dtype=torch.int32)
+        buffer.begin_step()
         for slot, start, tokens, _ in stretches:
-            known[slot * 256 + start : slot * 256 + start + len(tokens)] = torch.tensor(tokens)
-        places = put(layout, inbox, 256, 3, 3 * 256)
+            token_table[slot * 256 + start : slot * 256 + start + len(tokens)] = torch.tensor(
+                tokens
+            )
+        slices = write_batch(batch, buffer, 256, 3, 3 * 256)
         wanted = [
             first + len(each.tokens) - back
-            for first, each in zip(layout.first, stretches, strict=True)
+            for first, each in zip(batch.first, stretches, strict=True)
             for back in range(each.wanted, 0, -1)
         ]
-        inputs = model_inputs(layout, places, inbox, known, self.tables, torch.tensor(wanted))
+        inputs = model_inputs(batch, slices, token_table, self.tables, torch.tensor(wanted))
         kind = PackedW4Layers if packed else DenseLayers
-        flow = kind(self.config, inputs, self.pages, kernels=self.kernels)
-        states = self.architecture.forward(flow, self.weights)
+        layers = kind(self.config, inputs, self.pages, kernels=self.kernels)
+        states = self.architecture.forward(layers, self.weights)
         return compute_logits(states, self.weights.head, self.config.head_cap, kernels=self.kernels)
 
     def prompt(self, tokens: Sequence[int], chunk: int, slot: int = 0, **how: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Architectures that run here, by their name in ModelConfig."""
+"""Supported model families, by their name in ModelConfig."""
 
 from types import ModuleType
 

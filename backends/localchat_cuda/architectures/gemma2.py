@@ -1,47 +1,41 @@
 """Gemma 2: norms before and after attention and feed-forward, GELU, a window in every second layer.
 
-Gemma Team, 2024 (arXiv 2408.00118). Weights of norms are stored less one. The scaled embedding, soft caps of
-attention and head, windows and the attention's scale stand in the config.
+Gemma Team, 2024 (arXiv 2408.00118). Norms store their weights minus one. The config has the scaled
+embedding, the soft caps of attention and head, the windows and the attention's scale.
 """
+
+from dataclasses import replace
 
 import torch
 
+from localchat_cuda.architectures import llama
 from localchat_cuda.layers import Layers, X
-from localchat_cuda.weights.loader import ModelWeights, Names
+from localchat_cuda.weights.loader import ModelWeights
 
-NAMES = Names(
-    embedding="model.embed_tokens.weight",
-    last_norm="model.norm.weight",
-    head="lm_head.weight",
-    layer="model.layers.{}.",
+NAMES = replace(
+    llama.NAMES,
     norms={
         "attention": "input_layernorm.weight",
         "post_attention": "post_attention_layernorm.weight",
-        "feed": "pre_feedforward_layernorm.weight",
-        "post_feed": "post_feedforward_layernorm.weight",
-    },
-    merged={
-        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "o": ("self_attn.o_proj",),
-        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-        "down": ("mlp.down_proj",),
+        "mlp": "pre_feedforward_layernorm.weight",
+        "post_mlp": "post_feedforward_layernorm.weight",
     },
     norm_offset=1.0,
 )
-"""Where a checkpoint keeps each weight."""
+"""Checkpoint name of each weight."""
 
 
-def forward(flow: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Last states [P, hidden] of one step, for the head; keys and values go into the pages of the flow."""
-    x = flow.embed(weights.embedding, weights.layers[0].norms["attention"])
+def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
+    """Last states [P, hidden] of one step; writes keys and values to the KV pages."""
+    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
-        qkv = flow.product(x, layer.products["qkv"])
-        x = flow.attend(qkv, number, None, None)
-        y, post = flow.product(x, layer.products["o"]), layer.norms["post_attention"]
-        x = flow.add_norm(y, layer.norms["feed"], post)
-        x = flow.gated(x, layer.products["gate_up"])
-        y, post = flow.product(x, layer.products["down"]), layer.norms["post_feed"]
+        qkv = ops.gemm(x, layer.linears["qkv"])
+        x = ops.attend(qkv, number, None, None)
+        y, post = ops.gemm(x, layer.linears["o"]), layer.norms["post_attention"]
+        x = ops.add_norm(y, layer.norms["mlp"], post)
+        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
+        y, post = ops.gemm(x, layer.linears["down"]), layer.norms["post_mlp"]
         if number < last:
-            x = flow.add_norm(y, weights.layers[number + 1].norms["attention"], post)
-    return flow.finish(y, weights.last_norm, post)
+            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post)
+    return ops.finish(y, weights.last_norm, post)

@@ -1,6 +1,6 @@
 """Llama 3.x: pre-norm layers, grouped queries, rotary positions, gated SiLU; no biases.
 
-Llama Team, 2024 (arXiv 2407.21783). 3.1 and later stretch slow rotations (rotation.Llama3).
+Llama Team, 2024 (arXiv 2407.21783). 3.1 and later stretch slow rotations (rope_config.Llama3Scaling).
 """
 
 import torch
@@ -15,7 +15,7 @@ NAMES = Names(
     layer="model.layers.{}.",
     norms={
         "attention": "input_layernorm.weight",
-        "feed": "post_attention_layernorm.weight",
+        "mlp": "post_attention_layernorm.weight",
     },
     merged={
         "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -24,19 +24,19 @@ NAMES = Names(
         "down": ("mlp.down_proj",),
     },
 )
-"""Where a checkpoint keeps each weight."""
+"""Checkpoint name of each weight."""
 
 
-def forward(flow: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Last states [P, hidden] of one step, for the head; keys and values go into the pages of the flow."""
-    x = flow.embed(weights.embedding, weights.layers[0].norms["attention"])
+def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
+    """Last states [P, hidden] of one step; writes keys and values to the KV pages."""
+    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
-        qkv = flow.product(x, layer.products["qkv"])
-        x = flow.attend(qkv, number, None, None)
-        x = flow.add_norm(flow.product(x, layer.products["o"]), layer.norms["feed"])
-        x = flow.gated(x, layer.products["gate_up"])
-        y = flow.product(x, layer.products["down"])
+        qkv = ops.gemm(x, layer.linears["qkv"])
+        x = ops.attend(qkv, number, None, None)
+        x = ops.add_norm(ops.gemm(x, layer.linears["o"]), layer.norms["mlp"])
+        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
+        y = ops.gemm(x, layer.linears["down"])
         if number < last:
-            x = flow.add_norm(y, weights.layers[number + 1].norms["attention"])
-    return flow.finish(y, weights.last_norm)
+            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
+    return ops.finish(y, weights.last_norm)

@@ -1,6 +1,6 @@
-"""Mistral: the Llama layer, in its first versions with a sliding window, which stands in the config.
+"""Mistral: the Llama layer; its first versions have a sliding window, which the config states.
 
-Mistral AI, 2023 (arXiv 2310.06825). Of the ones that see images, the text part.
+Mistral AI, 2023 (arXiv 2310.06825). Of models that see images, only the text part runs.
 """
 
 from localchat_cuda.architectures.llama import NAMES, forward

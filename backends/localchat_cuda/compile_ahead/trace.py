@@ -139,7 +139,7 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     config, capabilities = one_layer_per_kind(job.config), job.capabilities
     pages = Pages(
         config, capabilities.kv_tokens // capabilities.block_tokens + 1, capabilities.context_tokens, META,
-        getattr(torch, config.dtype), capabilities.block_tokens, coded=capabilities.kv_type == FP8,
+        getattr(torch, config.dtype), capabilities.block_tokens, fp8=capabilities.kv_type == FP8,
     )  # fmt: skip
     weights = meta_weights(config, head_int8=job.head_int8)
     return CudaRunner(DeviceModel(config, weights, pages, kernels=True), capabilities, graphs=False)
@@ -223,7 +223,7 @@ def launch_all(
         except (TritonError, RuntimeError, OSError) as error:
             errors.append(error)
         runner.launch(StepPlan(0, leave=tuple(one.seq for one in plan.enter)))
-        runner.forget()
+        runner.discard_pending()
     return errors
 
 

@@ -1,9 +1,10 @@
-"""What the device keeps between steps: one fixed row for each slot.
+"""State that the device keeps between steps: one fixed row per slot.
 
-Letters: S rows (slots, one for padding, then rows for forks that draw before they have a slot), C columns
-(tokens of context). `known` holds each row's tokens by position. A step writes the tokens that its plan
-brings, reads its inputs back from there, and the sampler writes what it draws: so the next step finds LAST
-without the CPU. Two places behind the table serve padding: one is read, one takes what nobody wants.
+Letters: S rows (slots, one for padding, then rows for forks that sample before they have a slot), C columns
+(tokens of context). The token table holds each row's tokens by position. A step writes the tokens that its
+plan brings, reads its inputs back from there, and the sampler writes the tokens that it samples: so the next
+step finds LAST without the CPU. Two entries after the table serve padding: one is read, one takes results
+that nothing reads.
 
 The state table follows vLLM's second model runner, the token pool mini-sglang.
 """
@@ -19,30 +20,30 @@ from numpy.typing import NDArray
 from localchat.backend_api.interface import Enter, SamplingParams, StepRow
 from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer
 
-FORKS = 64
+FORK_ROWS = 64
 
 
 @dataclass(slots=True)
 class SequenceSlot:
-    """What the host knows of a sequence: its row, its sampling, and how many of its tokens are prompt."""
+    """A sequence as the host knows it."""
 
     row: int
+    """Of the state table."""
     sampling: SamplingParams
     prompt_tokens: int
 
 
-class Writes(NamedTuple):
-    """Where in the inbox lie tokens for `known` and pages for the block tables: places and values."""
+class TableWrites(NamedTuple):
+    """A step's new tokens and pages in the step buffer, each as indices and values."""
 
-    token_places: BufferSlice
+    token_indices: BufferSlice
     tokens: BufferSlice
-    page_places: BufferSlice
+    page_indices: BufferSlice
     pages: BufferSlice
 
 
 class StateTable:
-    """The rows of all slots. `of`: what is known of each sequence. `moved`: whether `known` has another address
-    than before; who reads it by address sets it back."""
+    """Token table and block tables of all slots."""
 
     def __init__(
         self, slots: int, columns: int, page_tokens: int, scratch_page: int, device: torch.device
@@ -50,16 +51,17 @@ class StateTable:
         """`slots` sequences of at most `columns` tokens. `scratch_page`: the page that padding writes to."""
         self.slots, self.columns, self.device = slots, columns, device
         self.width = -(-columns // page_tokens)
-        self.rows = slots + 1 + FORKS
-        self.of: dict[int, SequenceSlot] = {}
-        self.moved = False
-        self.tables = torch.zeros(slots + 1, self.width, dtype=torch.int32, device=device)
-        # Padding is a text of any length, all of it on one page: behind an entry of 0 it would overwrite a
-        # sequence's.
-        self.tables[slots] = scratch_page
-        self.known = torch.zeros(self.rows * columns + 2, dtype=torch.int32, device=device)
-        self._filled = [0] * slots
-        self._free = list(range(slots + 1, self.rows))
+        self.rows = slots + 1 + FORK_ROWS
+        self.sequences: dict[int, SequenceSlot] = {}
+        self.reallocated = False
+        """The token table has a new address; who reads it by address sets this back."""
+        self.block_tables = torch.zeros(slots + 1, self.width, dtype=torch.int32, device=device)
+        # Padding is text of any length, all of it on one page: an entry of 0 would let it overwrite the
+        # page of a sequence.
+        self.block_tables[slots] = scratch_page
+        self.token_table = torch.zeros(self.rows * columns + 2, dtype=torch.int32, device=device)
+        self._pages_used = [0] * slots
+        self._free_rows = list(range(slots + 1, self.rows))
 
     @property
     def scratch(self) -> int:
@@ -67,98 +69,98 @@ class StateTable:
         return self.slots
 
     @property
-    def nothing(self) -> int:
-        """The place in `known` that padding reads."""
+    def padding_index(self) -> int:
+        """The entry of the token table that padding reads."""
         return self.rows * self.columns
 
     @property
-    def nowhere(self) -> int:
-        """The place in `known` for tokens that nobody wants."""
+    def discard_index(self) -> int:
+        """The entry of the token table for tokens that nothing reads."""
         return self.rows * self.columns + 1
 
     @property
-    def grid(self) -> torch.Tensor:
-        """Known tokens [S, C]: a view."""
-        return self.known[: self.rows * self.columns].view(self.rows, self.columns)
+    def tokens_by_row(self) -> torch.Tensor:
+        """The token table [S, C]: a view."""
+        return self.token_table[: self.rows * self.columns].view(self.rows, self.columns)
 
-    # ------------------------------------------------------------------------ coming and going
+    # ------------------------------------------------------------------------ sequences
 
-    def leave(self, sequences: Iterable[int]) -> None:
-        """Forget sequences; one that had no slot gives its row back."""
+    def remove(self, sequences: Iterable[int]) -> None:
+        """Forget sequences; a fork that had no slot gives its row back."""
         for seq in sequences:
-            row = self.of.pop(seq).row
+            row = self.sequences.pop(seq).row
             if row > self.slots:
-                self._free.append(row)
+                self._free_rows.append(row)
 
-    def enter(self, entries: Sequence[Enter]) -> list[SequenceSlot]:
-        """Rows for new sequences. The block table of a slot begins empty."""
-        found = []
-        for one in entries:
-            if one.slot >= 0:
-                row = one.slot
-                self._filled[row] = 0
+    def add(self, entries: Sequence[Enter]) -> list[SequenceSlot]:
+        """Assign rows to new sequences. The block table of a slot begins empty."""
+        added = []
+        for entry in entries:
+            if entry.slot >= 0:
+                row = entry.slot
+                self._pages_used[row] = 0
             else:
                 row = self._fork_row()
-            entered = SequenceSlot(row, one.sampling, one.prompt_tokens)
-            self.of[one.seq] = entered
-            found.append(entered)
-        return found
+            sequence = SequenceSlot(row, entry.sampling, entry.prompt_tokens)
+            self.sequences[entry.seq] = sequence
+            added.append(sequence)
+        return added
 
     def _fork_row(self) -> int:
-        if not self._free:
+        if not self._free_rows:
             more = self.rows
             grown = torch.zeros(
                 (self.rows + more) * self.columns + 2, dtype=torch.int32, device=self.device
             )
-            grown[: self.nothing] = self.known[: self.nothing]
-            self._free = list(range(self.rows, self.rows + more))
-            self.known, self.rows, self.moved = grown, self.rows + more, True
-        return self._free.pop()
+            grown[: self.padding_index] = self.token_table[: self.padding_index]
+            self._free_rows = list(range(self.rows, self.rows + more))
+            self.token_table, self.rows, self.reallocated = grown, self.rows + more, True
+        return self._free_rows.pop()
 
     # ------------------------------------------------------------------------ a step's writes
 
-    def put(self, rows: Sequence[StepRow], buffer: StepBuffer, *, compute: bool) -> Writes:
-        """Put tokens and pages of a plan's rows into the inbox. Tables grow also where nothing is computed."""
-        token_places: list[NDArray[np.int64]] = []
+    def write(self, rows: Sequence[StepRow], buffer: StepBuffer, *, compute: bool) -> TableWrites:
+        """Put tokens and pages of a plan's rows into the buffer. Block tables grow even without `compute`."""
+        token_indices: list[NDArray[np.int64]] = []
         tokens: list[int] = []
-        page_places: list[int] = []
+        page_indices: list[int] = []
         pages: list[int] = []
         for row in rows:
             if row.new_blocks:
-                filled = self._filled[row.slot]
-                begin = row.slot * self.width + filled
-                page_places.extend(range(begin, begin + len(row.new_blocks)))
+                used = self._pages_used[row.slot]
+                begin = row.slot * self.width + used
+                page_indices.extend(range(begin, begin + len(row.new_blocks)))
                 pages.extend(row.new_blocks)
-                self._filled[row.slot] = filled + len(row.new_blocks)
+                self._pages_used[row.slot] = used + len(row.new_blocks)
             if not compute:
                 continue
             begin = row.slot * self.columns + row.start
             if isinstance(row.tokens, tuple):
                 tokens.extend(row.tokens)
             else:
-                begin += 1  # the first is on the device already
+                begin += 1  # LAST: its first token is on the device already
             tokens.extend(row.drafts)
             end = row.slot * self.columns + row.start + row.width
             if begin < end:
-                token_places.append(np.arange(begin, end))
-        places = np.concatenate(token_places) if token_places else np.empty(0, np.int64)
-        return Writes(
-            buffer.put(places, wide=True), buffer.put(tokens),
-            buffer.put(page_places, wide=True), buffer.put(pages),
+                token_indices.append(np.arange(begin, end))
+        indices = np.concatenate(token_indices) if token_indices else np.empty(0, np.int64)
+        return TableWrites(
+            buffer.write(indices, int64=True), buffer.write(tokens),
+            buffer.write(page_indices, int64=True), buffer.write(pages),
         )  # fmt: skip
 
-    def apply(self, writes: Writes, buffer: StepBuffer) -> None:
-        """On the device, after the inbox was sent."""
+    def apply(self, writes: TableWrites) -> None:
+        """Update the tables on the device, after the buffer was sent."""
         if writes.tokens.size:
-            self.known.index_copy_(0, buffer.view(writes.token_places), buffer.view(writes.tokens))
+            self.token_table.index_copy_(0, writes.token_indices.view(), writes.tokens.view())
         if writes.pages.size:
-            flat = self.tables.view(-1)
-            flat.index_copy_(0, buffer.view(writes.page_places), buffer.view(writes.pages))
+            flat = self.block_tables.view(-1)
+            flat.index_copy_(0, writes.page_indices.view(), writes.pages.view())
 
-    def remember(self, row: int, tokens: Sequence[int]) -> None:
-        """All tokens of a row: penalties look at those too that no step of it brings."""
-        held = torch.tensor(tokens, dtype=torch.int32)
+    def store_tokens(self, row: int, tokens: Sequence[int]) -> None:
+        """Write all tokens of a row: penalties read those, too, that come from the prefix cache."""
+        values = torch.tensor(tokens, dtype=torch.int32)
         if self.device.type == "cuda":
-            held = held.pin_memory()
+            values = values.pin_memory()
         begin = row * self.columns
-        self.known[begin : begin + len(tokens)].copy_(held, non_blocking=True)
+        self.token_table[begin : begin + len(tokens)].copy_(values, non_blocking=True)

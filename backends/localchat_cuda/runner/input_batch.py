@@ -1,8 +1,8 @@
-"""A step laid out on the host: which token stands in which row of the computation, at what position.
+"""Lays a step out on the host: which token stands in which row of the computation, at what position.
 
-Letters: T tokens of the step (padding included), S sequences. Rows with at most 16 new tokens come first:
-decoding, and drafts being verified; prompt chunks follow. Row counts are padded to those at which the
-products are fast and at which a graph can be captured once and used often.
+Letters: T tokens of the step (padding included), S sequences. Sequences with at most MAX_DECODE_WIDTH new
+tokens come first (decoding, and drafts being verified), then prompt chunks. Row counts are padded to those
+at which gemms are fast, and at which a CUDA graph can be captured once and used often.
 """
 
 from collections.abc import Sequence
@@ -18,26 +18,27 @@ from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.memory_plan import PAGE_TOKENS, dequant_pages
 from localchat_cuda.runner.kv_pages import DecodeBatch, ModelInputs, PrefillBatch
-from localchat_cuda.runner.step_buffer import ALIGNED, BufferSlice, StepBuffer
+from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Row counts of steps that only decode or verify. 33 rows take longer than 64 on an H200."""
 PREFILL_BUCKETS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, *range(1280, 4097, 256))
-"""Row counts of steps with prompt chunks, as long as they are captured at all."""
+"""Row counts of steps with prompt chunks, up to the largest that is captured."""
 MIXED_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""The same where others write meanwhile: fewer, since a shape's first steps are launched kernel by kernel, 35
-ms of the host each, and such steps come in as many shapes as there are numbers of writers."""
+"""The same with decoding sequences in the step: fewer, since a shape's first steps are launched kernel by
+kernel, 35 ms of the host each, and such steps come in as many shapes as there are numbers of sequences."""
 MIXED_DECODE_BUCKETS = (0, 8, 32, 128, 256)
-"""Rows of decoding sequences beside prompt chunks: coarse, since every combination is a graph."""
+"""Rows of decoding sequences in a step with prompt chunks: coarse, since every combination is a graph."""
 MAX_DECODE_WIDTH = 2 * WIDEST
+"""Sequences with more new tokens are prompt chunks."""
 TOKEN_MULTIPLE = 16
-"""Longer steps are padded to multiples of this: the products want it."""
-_SMALL_ROOM = 64
-"""Pages that most steps need to decode; a graph starts programs for all that there is room for."""
+"""Longer steps are padded to multiples of this: the gemms need it."""
+_USUAL_DEQUANT_PAGES = 64
+"""FP8 pages that most steps dequantize at most; a graph starts programs for its whole capacity."""
 
 
 class TokenSpan(NamedTuple):
-    """New tokens of one sequence: `width` of them at `start` and on in slot `slot`."""
+    """New tokens of one sequence: `width` of them from position `start` on, in slot `slot`."""
 
     slot: int
     start: int
@@ -45,120 +46,129 @@ class TokenSpan(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """What a graph is captured for. tokens: of the step. few_tokens, few_sequences: of rows with few tokens,
-    which stand first; widest: most new tokens of one of them; splits: ranges that a history is cut into.
-    many_sequences, tiles: of prompt chunks; decoded: room for pages that are decoded for them."""
+    """All numbers of a step that a CUDA graph has as constants."""
 
     tokens: int
+    """Of the step."""
     decode_tokens: int
+    """Of the decode part, which comes first."""
     decode_sequences: int
     widest: int
+    """Most new tokens of one sequence of the decode part."""
     splits: int
+    """Ranges that a history is cut into."""
     prefill_sequences: int
     tiles: int
-    decoded: int = 0
+    """Of prompt chunks."""
+    dequant_pages: int = 0
+    """Capacity for FP8 pages that are dequantized for the prompt chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
-    """What the layout needs to know of the model and the device."""
+    """Properties of the model and the device that decide a step's layout."""
 
     heads: int
     key_heads: int
     head_dim: int
     page_tokens: int
     sms: int
-    coded: bool = False
-    """Whether the cache holds codes of 8 bits."""
+    """Multiprocessors of the GPU."""
+    fp8_kv: bool = False
+    """The cache holds 8-bit codes."""
     context_tokens: int = PAGE_TOKENS
     """Most tokens of a sequence, padding among them."""
-    chunks: prefill_attention.PrefillTileConfig | None = None
-    """What prompt chunks over plain pages are attended to with; None: what there is for every device."""
+    prefill_tile: prefill_attention.PrefillTileConfig | None = None
+    """Tile config of the fastest kernel for prompt chunks over fp16 pages; None: the one for every device."""
 
-    def cut(self, room: int) -> prefill_attention.PrefillTileConfig:
-        """With `room` for decoded pages. Codes themselves are read by the kernel for every device."""
-        plain = room or not self.coded
-        return (plain and self.chunks) or prefill_attention.cut_for(self.head_dim)
+    def tile_config(self, pages: int) -> prefill_attention.PrefillTileConfig:
+        """With capacity for `pages` dequantized pages. Only the kernel for every device reads codes."""
+        reads_numbers = pages or not self.fp8_kv
+        return (reads_numbers and self.prefill_tile) or prefill_attention.cut_for(self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """A step. stretches: those with few tokens, then prompt chunks, padding among both; one without tokens is
-    idle. first: per row of the plan, the number of its first token. cut: of the tiles. decoded: pages of codes
-    that are made plain for them, each (slot, place in its table). captured: whether a graph may serve it."""
+    """The layout of one step."""
 
     spans: tuple[TokenSpan, ...]
+    """Decode part, then prompt chunks, padding in both; a span without tokens is idle."""
     first: tuple[int, ...]
+    """By row of the plan, the number of its first token."""
     shape: StepShape
     tiles: tuple[tuple[int, int], ...]
-    cut: prefill_attention.PrefillTileConfig
-    decoded: tuple[tuple[int, int], ...]
+    tile_config: prefill_attention.PrefillTileConfig
+    dequantized: tuple[tuple[int, int], ...]
+    """FP8 pages to dequantize for the prompt chunks, each (slot, index in its block table)."""
     captured: bool
+    """A CUDA graph may serve this step."""
 
     @property
-    def every(self) -> bool:
-        """Whether the logits of all tokens are computed: there is no prompt chunk, and the step is small."""
+    def all_logits(self) -> bool:
+        """True if the logits of all tokens are computed: a small step without prompt chunks."""
         return self.captured and not self.tiles
 
 
 def build_input_batch(
-    spans: Sequence[TokenSpan], pad_to: int, sizes: BatchConfig, scratch: int
+    spans: Sequence[TokenSpan], pad_to: int, config: BatchConfig, scratch: int
 ) -> InputBatch:
-    """The order and the padding of a step; every stretch has at least one token. Padding is text of the slot
-    `scratch`: rows that nobody computes would bring numbers that nobody wrote."""
-    few_rows = [i for i, each in enumerate(spans) if each.width <= MAX_DECODE_WIDTH]
-    many_rows = [i for i, each in enumerate(spans) if each.width > MAX_DECODE_WIDTH]
-    few_real = sum(spans[i].width for i in few_rows)
-    many_real = sum(spans[i].width for i in many_rows)
-    decode_tokens, tokens, captured = _padded(few_real, many_real, pad_to)
+    """Order and pad a step; every span has at least one token. Padding is text of the slot `scratch`: rows
+    that no sequence owns would otherwise read memory that was never written."""
+    decode_rows = [i for i, each in enumerate(spans) if each.width <= MAX_DECODE_WIDTH]
+    prefill_rows = [i for i, each in enumerate(spans) if each.width > MAX_DECODE_WIDTH]
+    decode_used = sum(spans[i].width for i in decode_rows)
+    prefill_used = sum(spans[i].width for i in prefill_rows)
+    decode_tokens, tokens, captured = _padded(decode_used, prefill_used, pad_to)
     first = [0] * len(spans)
-    for numbers, at in ((few_rows, 0), (many_rows, decode_tokens)):
-        for i in numbers:
+    for rows, at in ((decode_rows, 0), (prefill_rows, decode_tokens)):
+        for i in rows:
             first[i] = at
             at += spans[i].width
-    few = [piece for i in few_rows for piece in _pieces(spans[i])]
-    widest = WIDEST if any(each.width > 1 for each in few) else 1
-    few += _padding(decode_tokens - few_real, widest, scratch)
-    many = [spans[i] for i in many_rows]
-    # No longer than its block table: what lies behind that belongs to others.
-    many += _padding(tokens - decode_tokens - many_real, sizes.context_tokens, scratch)
-    room = _room(many, sizes)
-    decoded = _pages(many, sizes.page_tokens) if room else []
-    cut = sizes.cut(room)
-    tiles = _tiles(many, cut.rows)
-    if captured and few:
-        few += _idle(_power_of_two(len(few)) - len(few), scratch) if widest > 1 else []
-    if many:
-        # What is said of the chunks stands behind: it must begin where an array may.
-        few += _idle(-len(few) % ALIGNED, scratch)
-    if captured and many:
+    decode = [part for i in decode_rows for part in _split_drafts(spans[i])]
+    widest = WIDEST if any(each.width > 1 for each in decode) else 1
+    decode += _padding(decode_tokens - decode_used, widest, scratch)
+    prefill = [spans[i] for i in prefill_rows]
+    # No longer than the block table of `scratch`: the entries after it belong to other slots.
+    prefill += _padding(tokens - decode_tokens - prefill_used, config.context_tokens, scratch)
+    pages = _page_capacity(prefill, config)
+    dequantized = _pages(prefill, config.page_tokens) if pages else []
+    tile_config = config.tile_config(pages)
+    tiles = _tiles(prefill, tile_config.rows)
+    if captured and decode:
+        decode += _idle(_power_of_two(len(decode)) - len(decode), scratch) if widest > 1 else []
+    if prefill:
+        # The arrays of the prompt chunks follow those of the decode part and must be aligned, too.
+        decode += _idle(-len(decode) % ALIGNED_WORDS, scratch)
+    if captured and prefill:
         # One idle sequence at least: tiles without work belong to it.
-        many += _idle(_power_of_eight(len(many) + 1) - len(many), scratch)
-        most = -(-(tokens - decode_tokens) // cut.rows) + len(many)
-        tiles += [(len(many) - 1, 0)] * (most - len(tiles))
-    splits = _splits(few, widest, sizes, coarse=bool(many))
-    counts = len(few), widest, splits, len(many), len(tiles), room
-    shape = StepShape(tokens, decode_tokens, *counts)
-    return InputBatch(
-        (*few, *many), tuple(first), shape, tuple(tiles), cut, tuple(decoded), captured
+        prefill += _idle(_power_of_eight(len(prefill) + 1) - len(prefill), scratch)
+        most = -(-(tokens - decode_tokens) // tile_config.rows) + len(prefill)
+        tiles += [(len(prefill) - 1, 0)] * (most - len(tiles))
+    splits = _splits(decode, widest, config, coarse=bool(prefill))
+    shape = StepShape(
+        tokens, decode_tokens, len(decode), widest, splits, len(prefill), len(tiles), pages
     )
+    return InputBatch(
+        (*decode, *prefill), tuple(first), shape, tuple(tiles), tile_config, tuple(dequantized),
+        captured,
+    )  # fmt: skip
 
 
-def _padded(few: int, many: int, pad_to: int) -> tuple[int, int, bool]:
-    """(tokens of the few, tokens of the step, whether graphs are captured for these)."""
-    total = max(few + many, pad_to)
-    if not many and total <= DECODE_BUCKETS[-1]:
+def _padded(decode: int, prefill: int, pad_to: int) -> tuple[int, int, bool]:
+    """(tokens of the decode part, tokens of the step, whether graphs are captured for these)."""
+    total = max(decode + prefill, pad_to)
+    if not prefill and total <= DECODE_BUCKETS[-1]:
         tokens = next(bucket for bucket in DECODE_BUCKETS if total <= bucket)
         return tokens, tokens, True
-    if many and few <= DECODE_BUCKETS[-1]:
-        own = next(bucket for bucket in MIXED_DECODE_BUCKETS if few <= bucket)
-        wanted = max(own + many, pad_to)
-        buckets = MIXED_BUCKETS if own else PREFILL_BUCKETS
-        tokens = next((bucket for bucket in buckets if wanted <= bucket), 0)
+    if prefill and decode <= DECODE_BUCKETS[-1]:
+        decode_tokens = next(bucket for bucket in MIXED_DECODE_BUCKETS if decode <= bucket)
+        needed = max(decode_tokens + prefill, pad_to)
+        buckets = MIXED_BUCKETS if decode_tokens else PREFILL_BUCKETS
+        tokens = next((bucket for bucket in buckets if needed <= bucket), 0)
         if tokens:
-            return own, tokens, True
+            return decode_tokens, tokens, True
     tokens = -(-total // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
-    return few if many else tokens, tokens, False
+    return decode if prefill else tokens, tokens, False
 
 
 def _padding(missing: int, most: int, scratch: int) -> list[TokenSpan]:
@@ -177,117 +187,129 @@ def _power_of_eight(least: int) -> int:
     return 1 << -(-(least - 1).bit_length() // 3) * 3
 
 
-def _room(many: Sequence[TokenSpan], sizes: BatchConfig) -> int:
-    """Pages that a step has room for to decode, 0 where its chunks read codes: where no faster kernel wants
-    plain pages, or the histories are too long."""
-    if not (many and sizes.coded and sizes.chunks == prefill_attention.HOPPER):
+def _page_capacity(prefill: Sequence[TokenSpan], config: BatchConfig) -> int:
+    """FP8 pages that a step can dequantize; 0 if its chunks read codes, because no faster kernel takes the
+    numbers or the histories are too long."""
+    hopper = config.prefill_tile == prefill_attention.HOPPER
+    if not (prefill and config.fp8_kv and hopper):
         return 0
-    wanted = len(_pages(many, sizes.page_tokens))
-    most = dequant_pages(sizes.key_heads, sizes.head_dim)
-    return next((room for room in (_SMALL_ROOM, most) if wanted <= room <= most), 0)
+    needed = len(_pages(prefill, config.page_tokens))
+    most = dequant_pages(config.key_heads, config.head_dim)
+    return next((pages for pages in (_USUAL_DEQUANT_PAGES, most) if needed <= pages <= most), 0)
 
 
-def _pages(many: Sequence[TokenSpan], page_tokens: int) -> list[tuple[int, int]]:
-    """(slot, place in its table) of every page that the chunks see, once."""
-    ends = {each.slot: each.start + each.width for each in many}
+def _pages(prefill: Sequence[TokenSpan], page_tokens: int) -> list[tuple[int, int]]:
+    """(slot, index in its block table) of every page that the chunks see, once."""
+    ends = {each.slot: each.start + each.width for each in prefill}
     return [(slot, n) for slot, end in ends.items() for n in range(-(-end // page_tokens))]
 
 
-def _tiles(many: Sequence[TokenSpan], rows: int) -> list[tuple[int, int]]:
-    counts = [each.width for each in many]
-    ends = [each.start + each.width for each in many]
+def _tiles(prefill: Sequence[TokenSpan], rows: int) -> list[tuple[int, int]]:
+    counts = [each.width for each in prefill]
+    ends = [each.start + each.width for each in prefill]
     return prefill_attention.tiles_of(counts, ends, rows)
 
 
-def _splits(few: Sequence[TokenSpan], widest: int, sizes: BatchConfig, *, coarse: bool) -> int:
-    """A power of two, so that graphs are few; of four where `coarse`: beside prompt chunks, the longer part."""
-    if not few:
+def _splits(decode: Sequence[TokenSpan], widest: int, config: BatchConfig, *, coarse: bool) -> int:
+    """Ranges of a history: a power of two, so that graphs are few. `coarse`: a power of four, for steps with
+    prompt chunks, which take longer than the decode part."""
+    if not decode:
         return 0
-    blocks = -(-sizes.heads // sizes.key_heads * widest // 64)
-    longest = max(each.start + each.width for each in few)
+    blocks = -(-config.heads // config.key_heads * widest // 64)
+    longest = max(each.start + each.width for each in decode)
     splits = decode_attention.splits_for(
-        len(few), sizes.key_heads, blocks, longest, sizes.page_tokens,
-        sizes.sms * decode_attention.programs_for(sizes.coded),
+        len(decode), config.key_heads, blocks, longest, config.page_tokens,
+        config.sms * decode_attention.programs_for(config.fp8_kv),
     )  # fmt: skip
-    step = 2 if coarse else 1
-    return 1 << (splits.bit_length() - 1) // step * step
+    bits = 2 if coarse else 1
+    return 1 << (splits.bit_length() - 1) // bits * bits
 
 
-def _pieces(whole: TokenSpan) -> list[TokenSpan]:
-    """A stretch as the kernels take it: a long draft is two neighbours in the same slot, since all keys of a
-    layer are written before any are read."""
-    slot, start, count = whole
+def _split_drafts(span: TokenSpan) -> list[TokenSpan]:
+    """A span in parts that the decode kernel takes: a long draft becomes two neighbours in the same slot,
+    which is right because all keys of a layer are written before any are read."""
+    slot, start, count = span
     if count > MAX_DECODE_WIDTH:
-        return [whole]
+        return [span]
     return [TokenSpan(slot, start + at, min(WIDEST, count - at)) for at in range(0, count, WIDEST)]
 
 
-class Places(NamedTuple):
-    """Where the arrays of a layout lie in the inbox, in this order: the same for every step of a shape."""
+class BatchSlices(NamedTuple):
+    """Arrays of an InputBatch in the step buffer, in this order: at the same place in all steps of a shape."""
 
     ids: BufferSlice
+    """Indices into the token table, int64 [T]."""
     positions: BufferSlice
     slots: BufferSlice
     starts: BufferSlice
+    """By sequence [S], its first row, as are the three arrays that follow."""
     counts: BufferSlice
     lengths: BufferSlice
-    owners: BufferSlice
+    sequence_slots: BufferSlice
     tiles: BufferSlice
-    decoded: BufferSlice
+    dequantized: BufferSlice
 
 
-def put(layout: InputBatch, buffer: StepBuffer, columns: int, scratch: int, nothing: int) -> Places:
-    """Write a layout into an empty inbox. columns: of the table of known tokens. scratch: the slot of
-    padding. nothing: the place in that table that padding reads its token from."""
-    widths = np.array([each.width for each in layout.spans], np.int64)
-    begins = np.cumsum(widths) - widths
-    own = np.array([each.start for each in layout.spans], np.int64)
-    positions = np.arange(layout.shape.tokens) + np.repeat(own - begins, widths)
-    slots = np.repeat(np.array([each.slot for each in layout.spans], np.int64), widths)
-    ids = np.where(slots == scratch, nothing, slots * columns + positions)
-    lengths = [max(1, each.start + each.width) for each in layout.spans]
-    unused = [-1] * (2 * (layout.shape.decoded - len(layout.decoded)))
-    return Places(
-        buffer.put(ids, wide=True),
-        buffer.put(positions),
-        buffer.put(slots),
-        buffer.put(begins),
-        buffer.put(widths),
-        buffer.put(lengths),
-        buffer.put([each.slot for each in layout.spans]),
-        buffer.put([number for tile in layout.tiles for number in tile]),
-        buffer.put([number for page in layout.decoded for number in page] + unused),
+def write_batch(
+    batch: InputBatch, buffer: StepBuffer, columns: int, scratch: int, padding_index: int
+) -> BatchSlices:
+    """Write a layout into an empty buffer. `columns`: of the token table. `scratch`: the slot of padding.
+    `padding_index`: the entry of the token table that padding reads."""
+    spans = batch.spans
+    widths = np.array([each.width for each in spans], np.int64)
+    first = np.cumsum(widths) - widths
+    starts = np.array([each.start for each in spans], np.int64)
+    positions = np.arange(batch.shape.tokens) + np.repeat(starts - first, widths)
+    slots = np.repeat(np.array([each.slot for each in spans], np.int64), widths)
+    ids = np.where(slots == scratch, padding_index, slots * columns + positions)
+    lengths = [max(1, each.start + each.width) for each in spans]
+    unused = [-1] * (2 * (batch.shape.dequant_pages - len(batch.dequantized)))
+    return BatchSlices(
+        ids=buffer.write(ids, int64=True),
+        positions=buffer.write(positions),
+        slots=buffer.write(slots),
+        starts=buffer.write(first),
+        counts=buffer.write(widths),
+        lengths=buffer.write(lengths),
+        sequence_slots=buffer.write([each.slot for each in spans]),
+        tiles=buffer.write([number for tile in batch.tiles for number in tile]),
+        dequantized=buffer.write(
+            [number for page in batch.dequantized for number in page] + unused
+        ),
     )
 
 
 def model_inputs(
-    layout: InputBatch, places: Places, buffer: StepBuffer, known: torch.Tensor, tables: torch.Tensor,
-    wanted: torch.Tensor | None,
+    batch: InputBatch, slices: BatchSlices, token_table: torch.Tensor, block_tables: torch.Tensor,
+    logits_indices: torch.Tensor | None,
 ) -> ModelInputs:  # fmt: skip
-    """The step on the device. Reads its token ids from `known` (flat) at the places in the inbox."""
-    view = buffer.view
-    starts, counts = view(places.starts), view(places.counts)
-    lengths, owners = view(places.lengths), view(places.owners)
+    """The step on the device. Reads its token ids from the flat `token_table`."""
+    starts, counts = slices.starts.view(), slices.counts.view()
+    lengths, slots = slices.lengths.view(), slices.sequence_slots.view()
 
-    def batch(part: slice) -> AttentionBatch:
-        return AttentionBatch(starts[part], counts[part], lengths[part], owners[part], tables)
+    def part(sequences: slice) -> AttentionBatch:
+        return AttentionBatch(
+            starts[sequences], counts[sequences], lengths[sequences], slots[sequences], block_tables
+        )
 
-    few = many = None
-    shape = layout.shape
+    decode = prefill = None
+    shape = batch.shape
     border = shape.decode_sequences
     if border:
-        few = DecodeBatch(batch(slice(0, border)), shape.decode_tokens, shape.widest, shape.splits)
+        decode = DecodeBatch(
+            part(slice(0, border)), shape.decode_tokens, shape.widest, shape.splits
+        )
     if shape.tiles:
-        tiles = view(places.tiles).view(-1, 2)
-        decoded = view(places.decoded).view(-1, 2) if shape.decoded else None
-        many = PrefillBatch(batch(slice(border, None)), tiles, layout.cut, decoded)
+        tiles = slices.tiles.view().view(-1, 2)
+        dequantized = slices.dequantized.view().view(-1, 2) if shape.dequant_pages else None
+        prefill = PrefillBatch(part(slice(border, None)), tiles, batch.tile_config, dequantized)
     return ModelInputs(
-        ids=torch.index_select(known, 0, view(places.ids)),
-        positions=view(places.positions),
-        slots=view(places.slots),
-        tables=tables,
-        wanted=wanted,
-        batch=batch(slice(None)),
-        few=few,
-        many=many,
+        ids=torch.index_select(token_table, 0, slices.ids.view()),
+        positions=slices.positions.view(),
+        slots=slices.slots.view(),
+        block_tables=block_tables,
+        logits_indices=logits_indices,
+        batch=part(slice(None)),
+        decode=decode,
+        prefill=prefill,
     )

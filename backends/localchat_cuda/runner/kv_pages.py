@@ -1,8 +1,8 @@
-"""The KV pages of a model, and what a step says about its tokens.
+"""KV pages of a model, and the tensors of a step that its layers read.
 
 Letters: T tokens of the step, S sequences, L layers, J key/value heads, D head dimension. A *page* holds
-`page_tokens` positions of one sequence in one layer; a *table* lists the pages of a slot in order. Page
-numbers are the same in all layers.
+`page_tokens` positions of one sequence in one layer; a *block table* lists the pages of a slot in order.
+Page numbers are the same in all layers.
 """
 
 from dataclasses import dataclass
@@ -19,61 +19,71 @@ from localchat_cuda.rope_config import Rotation
 
 
 class LayerPages(NamedTuple):
-    """Keys and values [pages, J, page_tokens, D] of a layer, or codes of 8 bits with exponents
-    [pages, J, page_tokens, 2] (kernels/kv8.py): views."""
+    """Views of one layer's pages: numbers, or 8-bit codes with exponents (kernels/attention/kv_fp8.py)."""
 
     k: torch.Tensor
+    """Keys [pages, J, page_tokens, D]."""
     v: torch.Tensor
+    """Values, in the same shape."""
     exponents: torch.Tensor | None
+    """[pages, J, page_tokens, 2] of codes; None: k and v are numbers."""
 
 
 class Pages:
-    """The cache: one tensor [L, pages, 2, J, page_tokens, D], keys beside values of a page; coded, words of
-    two codes [..., D/2] and their exponents [L, pages, J, page_tokens, 2]."""
+    """The KV cache: one tensor [L, pages, 2, J, page_tokens, D], a page's keys next to its values.
+
+    With `fp8`, words of two codes [..., D/2] and their exponents [L, pages, J, page_tokens, 2].
+    """
 
     def __init__(
         self, config: ModelConfig, pages: int, context_tokens: int, device: torch.device,
-        dtype: torch.dtype, page_tokens: int = PAGE_TOKENS, *, coded: bool = False,
+        dtype: torch.dtype, page_tokens: int = PAGE_TOKENS, *, fp8: bool = False,
     ) -> None:  # fmt: skip
-        """`context_tokens`: the longest sequence, for the table of rotations. `dtype`: of the numbers; `coded`:
-        they are kept in 8 bits."""
+        """`context_tokens`: the longest sequence, for the tables of rotations. `dtype`: of the numbers;
+        `fp8`: store them in 8 bits."""
         self.page_tokens, self.device, self.dtype = page_tokens, device, dtype
         heads, width = config.key_heads, config.head_dim
         self.pool = torch.zeros(
-            config.layers, pages, 2, heads, page_tokens, width // 2 if coded else width,
-            device=device, dtype=torch.int16 if coded else dtype,
+            config.layers, pages, 2, heads, page_tokens, width // 2 if fp8 else width,
+            device=device, dtype=torch.int16 if fp8 else dtype,
         )  # fmt: skip
         self.exponents: torch.Tensor | None = None
-        if coded:
+        if fp8:
             self.exponents = torch.zeros(
                 config.layers, pages, heads, page_tokens, 2, device=device, dtype=torch.uint8
             )
-        self.angles = self._table(config, config.rotation, context_tokens)
-        other = config.windowed_rotation
-        self._windowed = {n for n in range(config.layers) if config.window(n)} if other else set()
-        self._other = self._table(config, other, context_tokens) if other else self.angles
+        self._angles = self._angle_table(config, config.rotation, context_tokens)
+        windowed = config.windowed_rotation
+        self._windowed_layers = (
+            {n for n in range(config.layers) if config.window(n)} if windowed else set()
+        )
+        self._windowed_angles = (
+            self._angle_table(config, windowed, context_tokens) if windowed else self._angles
+        )
 
-    def _table(self, config: ModelConfig, rotation: Rotation, context_tokens: int) -> torch.Tensor:
+    def _angle_table(
+        self, config: ModelConfig, rotation: Rotation, context_tokens: int
+    ) -> torch.Tensor:
         d = config.head_dim
         radians = rotation.radians(d, context_tokens)
         return rope.turned(context_tokens, d, radians, self.device, rotation.magnitude)
 
-    def angles_of(self, layer: int) -> torch.Tensor:
-        """The table of rotations of a layer."""
-        return self._other if layer in self._windowed else self.angles
+    def angles(self, layer: int) -> torch.Tensor:
+        """The table of cosines and sines of a layer."""
+        return self._windowed_angles if layer in self._windowed_layers else self._angles
 
     @property
     def bytes(self) -> int:
-        """What the cache takes."""
+        """Device memory of the cache."""
         return self.pool.nbytes + (0 if self.exponents is None else self.exponents.nbytes)
 
     def layer(self, number: int) -> LayerPages:
-        """The keys and values of a layer."""
+        """Keys and values of a layer."""
         pool, exponents = self.pool[number], self.exponents
         return LayerPages(pool[:, 0], pool[:, 1], None if exponents is None else exponents[number])
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """The first `tokens` positions of a page, in all layers."""
+        """Copy the first `tokens` positions of a page, in all layers."""
         self.pool[:, target, :, :, :tokens] = self.pool[:, source, :, :, :tokens]
         if self.exponents is not None:
             self.exponents[:, target, :, :tokens] = self.exponents[:, source, :, :tokens]
@@ -81,37 +91,44 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """Sequences with at most 16 new tokens; they stand first. tokens: rows of the step that this part
-    fills. widest: most new tokens of one sequence. splits: ranges that each history is cut into."""
+    """Sequences with at most 16 new tokens; they come first in the step."""
 
     batch: AttentionBatch
     tokens: int
+    """Rows of the step that this part fills."""
     widest: int
+    """Most new tokens of one sequence."""
     splits: int
+    """Ranges that each history is cut into."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillBatch:
-    """Sequences with more new tokens. tiles: attention_many.tiles_of the cut's rows. decoded: pages of codes
-    that are made plain first, kv8_plain's sources; None: pages are read as they are."""
+    """Sequences with more new tokens: prompt chunks."""
 
     batch: AttentionBatch
     tiles: torch.Tensor
-    cut: PrefillTileConfig
-    decoded: torch.Tensor | None
+    """Tiles of `tile_config` rows, from kernels.attention.prefill.tiles_of."""
+    tile_config: PrefillTileConfig
+    dequant_pages: torch.Tensor | None
+    """FP8 pages to dequantize first, as kv_fp8_dequant takes them; None: pages are read as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """A step on the device, int32: ids, positions and slots [T]; tables [slots, width]; wanted [P] int64,
-    the tokens whose last state is wanted (None: of all). batch: all sequences, of which few and many are
-    the two kinds (None: none of that kind)."""
+    """A step on the device, int32 unless stated."""
 
     ids: torch.Tensor
+    """Token ids [T]."""
     positions: torch.Tensor
+    """[T]"""
     slots: torch.Tensor
-    tables: torch.Tensor
-    wanted: torch.Tensor | None
+    """[T]"""
+    block_tables: torch.Tensor
+    """[slots, pages of the longest sequence]"""
+    logits_indices: torch.Tensor | None
+    """Tokens whose last state is needed, int64 [P]; None: all."""
     batch: AttentionBatch
-    few: DecodeBatch | None
-    many: PrefillBatch | None
+    """All sequences, in two parts:"""
+    decode: DecodeBatch | None
+    prefill: PrefillBatch | None

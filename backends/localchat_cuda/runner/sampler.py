@@ -1,7 +1,7 @@
-"""Drawing the tokens of a step's points: by the kernels on a GPU, by the contract itself on a CPU.
+"""Samples the tokens of a step: kernels on a GPU, the numpy reference of the contract on a CPU.
 
-Letters: R rows of logits, P points, V vocabulary. A point draws from one row of logits with the settings of
-one row of the state table; several points may share a row of logits.
+Letters: R rows of logits, P logits positions, V vocabulary. A position samples from one row of logits with
+the settings of one row of the state table; several positions may share a row of logits.
 """
 
 import math
@@ -22,21 +22,30 @@ from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer
 
 _BIASES = 16
+"""Capacity per row to begin with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
-    """P points of one draw: `rows` of the logits, `owners` (rows of the state table) and `positions` of the
-    drawn tokens, each in the inbox and here; `masks`, None for points without, are read
-    only at the draw."""
+class SampleBatch:
+    """P logits positions that one call samples; arrays are on the host, and in the step buffer as slices."""
 
+    logits_range: tuple[int, int]
+    """First and end row of the step's logits that `rows` count in."""
+    results: dict[int, int]
+    """By number of a position in the plan, its index among the sampled tokens of the step."""
     rows: Sequence[int]
-    known: Sequence[SequenceSlot]
+    """Of the logits."""
+    sequences: Sequence[SequenceSlot]
     positions: Sequence[int]
+    """Of the sampled tokens in their sequences."""
     masks: Sequence[Mask | None]
-    row_spot: BufferSlice
-    owner_spot: BufferSlice
-    position_spot: BufferSlice
+    """Read only while sampling: they may still be computed."""
+    row_slice: BufferSlice
+    sequence_slice: BufferSlice
+    """Rows of the state table."""
+    position_slice: BufferSlice
+    target_slice: BufferSlice
+    """Entries of the token table for the sampled tokens, int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,99 +58,98 @@ class SampledTokens:
 
 
 class DeviceSampler(Protocol):
-    """Holds the settings of every row of the state table. `moved`: whether they have another address than
-    before; who reads them by address sets it back."""
+    """Holds the settings of every row of the state table."""
 
-    moved: bool
+    reallocated: bool
+    """Settings have a new address; who reads them by address sets this back."""
 
-    def settle(self, entered: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
-        """Take settings of sequences that enter: called before the inbox is sent."""
+    def write_settings(self, added: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
+        """Put the settings of new sequences into the buffer, before it is sent."""
         ...
 
-    def apply(self, buffer: StepBuffer) -> None:
-        """The settings that were put take effect: called after the inbox was sent."""
+    def apply_settings(self) -> None:
+        """Update the settings on the device, after the buffer was sent."""
         ...
 
-    def draw(
-        self, logits: torch.Tensor, points: Points, buffer: StepBuffer, drawn: SampledTokens
-    ) -> None:
-        """Draw for `points` from logits [R, V], only read."""
+    def sample(self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens) -> None:
+        """Sample from logits [R, V], which are only read."""
         ...
 
 
 class ReferenceSampler:
-    """The contract, on the CPU."""
+    """The contract itself, on the CPU."""
 
-    moved = False
+    reallocated = False
 
     def __init__(self, table: StateTable, vocabulary: int) -> None:
         self._table = table
         self._sampler = Sampler(vocabulary)
 
-    def settle(self, entered: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
-        """The points carry their settings."""
+    def write_settings(self, added: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
+        """Nothing: a sample batch carries its sequences with their settings."""
 
-    def apply(self, buffer: StepBuffer) -> None:
+    def apply_settings(self) -> None:
         """Nothing."""
 
-    def draw(
-        self, logits: torch.Tensor, points: Points, buffer: StepBuffer, drawn: SampledTokens
-    ) -> None:
-        table = self._table.grid
-        each = zip(points.rows, points.known, points.positions, points.masks, strict=True)
-        for i, (number, known, position, mask) in enumerate(each):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens) -> None:
+        table = self._table.tokens_by_row
+        each = zip(batch.rows, batch.sequences, batch.positions, batch.masks, strict=True)
+        for i, (number, sequence, position, mask) in enumerate(each):
             row = logits[number].numpy()
-            tally = None
-            if known.sampling.penalised:
-                tally = TokenCounts(table[known.row, :position].tolist(), known.prompt_tokens)
+            counts = None
+            if sequence.sampling.penalised:
+                tokens = table[sequence.row, :position].tolist()
+                counts = TokenCounts(tokens, sequence.prompt_tokens)
             words = mask.words if mask is not None else None
-            found = self._sampler.draw(row, known.sampling, position, tally, words)
-            drawn.tokens[i] = found.token
-            drawn.logprobs[i] = found.logprob if found.logprob is not None else 0.0
-            drawn.normalizers[i] = torch.logsumexp(logits[number], 0)
+            found = self._sampler.draw(row, sequence.sampling, position, counts, words)
+            out.tokens[i] = found.token
+            out.logprobs[i] = found.logprob if found.logprob is not None else 0.0
+            out.normalizers[i] = torch.logsumexp(logits[number], 0)
 
 
 class TritonSampler:
-    """The kernels of kernels/sample.py."""
+    """The kernels of kernels/sampling/."""
 
-    def __init__(self, table: StateTable, vocabulary: int, points: int) -> None:
-        """`points`: most of one draw."""
-        self._table, self._vocabulary, self._most = table, vocabulary, points
+    def __init__(self, table: StateTable, vocabulary: int, max_positions: int) -> None:
+        """`max_positions`: of one sample batch."""
+        self._table, self._vocabulary, self._max_positions = table, vocabulary, max_positions
         self._device = table.device
         self._settings = sample_state.SamplingTensors.empty(table.rows, _BIASES, self._device)
-        self._prompts = torch.zeros(table.rows, dtype=torch.int32, device=self._device)
-        self._scratch = sample_state.Scratch.empty(points, vocabulary, self._device)
+        self._prompt_tokens = torch.zeros(table.rows, dtype=torch.int32, device=self._device)
+        self._scratch = sample_state.Scratch.empty(max_positions, vocabulary, self._device)
         self._counts: torch.Tensor | None = None
-        self._put: dict[str, BufferSlice] = {}
-        self.moved = False
+        self._written: dict[str, BufferSlice] = {}
+        self.reallocated = False
 
-    def settle(self, entered: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
-        self._put = {}
-        if not entered:
+    def write_settings(self, added: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
+        self._written = {}
+        if not added:
             return
-        self._make_room(max(len(one.sampling.logit_bias) for one in entered))
+        self._grow(max(len(one.sampling.logit_bias) for one in added))
         width = self._settings.bias_ids.shape[1]
-        floats = np.array([_floats(one.sampling) for one in entered], np.float32)
+        floats = np.array([_floats(one.sampling) for one in added], np.float32)
         biases = [
             (one.row * width + i, token, value)
-            for one in entered
+            for one in added
             for i, (token, value) in enumerate(one.sampling.logit_bias)
         ]
         values = np.array([value for *_, value in biases], np.float32)
-        self._put = {
-            "rows": buffer.put([one.row for one in entered], wide=True),
-            "keys": buffer.put([_key(one.sampling) for one in entered], wide=True),
-            "floats": buffer.put(floats.reshape(-1).view(np.int32)),
-            "top_k": buffer.put([min(one.sampling.top_k, 2**31 - 1) for one in entered]),
-            "prompts": buffer.put([one.prompt_tokens for one in entered]),
-            "bias_counts": buffer.put([len(one.sampling.logit_bias) for one in entered]),
-            "bias_places": buffer.put([place for place, *_ in biases], wide=True),
-            "bias_ids": buffer.put([_token(token, self._vocabulary) for _, token, _ in biases]),
-            "bias_values": buffer.put(values.view(np.int32)),
+        top_k = [min(one.sampling.top_k, 2**31 - 1) for one in added]
+        write = buffer.write
+        self._written = {
+            "rows": write([one.row for one in added], int64=True),
+            "keys": write([_key(one.sampling) for one in added], int64=True),
+            "floats": write(floats.reshape(-1).view(np.int32)),
+            "top_k": write(top_k),
+            "prompt_tokens": write([one.prompt_tokens for one in added]),
+            "bias_counts": write([len(one.sampling.logit_bias) for one in added]),
+            "bias_indices": write([index for index, *_ in biases], int64=True),
+            "bias_ids": write([_bias_token(token, self._vocabulary) for _, token, _ in biases]),
+            "bias_values": write(values.view(np.int32)),
         }
 
-    def _make_room(self, biases: int) -> None:
-        """Grow with the state table, and where a request has more biases than any before."""
+    def _grow(self, biases: int) -> None:
+        """Follow the state table, and a request with more biases than any before."""
         held = self._settings
         rows, width = held.bias_ids.shape
         if rows >= self._table.rows and width >= biases:
@@ -153,82 +161,82 @@ class TritonSampler:
             getattr(grown, name)[:rows] = getattr(held, name)
         grown.bias_ids[:rows, :width] = held.bias_ids
         grown.bias_values[:rows, :width] = held.bias_values
-        prompts = torch.zeros(self._table.rows, dtype=torch.int32, device=self._device)
-        prompts[:rows] = self._prompts
-        self._settings, self._prompts, self.moved = grown, prompts, True
+        prompt_tokens = torch.zeros(self._table.rows, dtype=torch.int32, device=self._device)
+        prompt_tokens[:rows] = self._prompt_tokens
+        self._settings, self._prompt_tokens, self.reallocated = grown, prompt_tokens, True
 
-    def apply(self, buffer: StepBuffer) -> None:
-        if not self._put:
+    def apply_settings(self) -> None:
+        if not self._written:
             return
-        found = {name: buffer.view(spot) for name, spot in self._put.items()}
-        held, rows = self._settings, found["rows"]
-        floats = found["floats"].view(torch.float32).view(-1, len(sample_state.FIELDS))
+        new = {name: written.view() for name, written in self._written.items()}
+        held, rows = self._settings, new["rows"]
+        floats = new["floats"].view(torch.float32).view(-1, len(sample_state.FIELDS))
         held.floats.index_copy_(0, rows, floats)
-        held.keys.index_copy_(0, rows, found["keys"])
-        held.top_k.index_copy_(0, rows, found["top_k"])
-        held.bias_counts.index_copy_(0, rows, found["bias_counts"])
-        self._prompts.index_copy_(0, rows, found["prompts"])
-        if self._put["bias_ids"].size:
-            places = found["bias_places"]
-            held.bias_ids.view(-1).index_copy_(0, places, found["bias_ids"])
-            values = found["bias_values"].view(torch.float32)
-            held.bias_values.view(-1).index_copy_(0, places, values)
+        held.keys.index_copy_(0, rows, new["keys"])
+        held.top_k.index_copy_(0, rows, new["top_k"])
+        held.bias_counts.index_copy_(0, rows, new["bias_counts"])
+        self._prompt_tokens.index_copy_(0, rows, new["prompt_tokens"])
+        if self._written["bias_ids"].size:
+            indices = new["bias_indices"]
+            held.bias_ids.view(-1).index_copy_(0, indices, new["bias_ids"])
+            values = new["bias_values"].view(torch.float32)
+            held.bias_values.view(-1).index_copy_(0, indices, values)
 
-    def draw(
-        self, logits: torch.Tensor, points: Points, buffer: StepBuffer, drawn: SampledTokens
-    ) -> None:
-        p = len(points.rows)
+    def sample(self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens) -> None:
+        p = len(batch.rows)
         whole = self._scratch
         known = None
-        if any(one.sampling.penalised for one in points.known):
-            known = sample_state.PenaltyTokens(self._table.grid, self._prompts, self._tally(p))
-        masks, mask_rows = self._masks(points)
+        if any(one.sampling.penalised for one in batch.sequences):
+            known = sample_state.PenaltyTokens(
+                self._table.tokens_by_row, self._prompt_tokens, self._count_scratch(p)
+            )
+        masks, mask_rows = self._masks(batch)
         sample.draw(
             logits,
-            buffer.view(points.row_spot),
-            buffer.view(points.owner_spot),
-            buffer.view(points.position_spot),
+            batch.row_slice.view(),
+            batch.sequence_slice.view(),
+            batch.position_slice.view(),
             self._settings,
             sample_state.Scratch(
                 whole.z[:p], whole.blocks[:p], whole.values[:p], whole.ids[:p], whole.counts[:p]
             ),
-            drawn.tokens,
-            drawn.logprobs,
-            drawn.normalizers,
+            out.tokens,
+            out.logprobs,
+            out.normalizers,
             known=known,
             masks=masks,
             mask_rows=mask_rows,
         )
 
-    def _tally(self, points: int) -> torch.Tensor:
-        """Scratch for counts, made when a request with penalties comes first."""
+    def _count_scratch(self, positions: int) -> torch.Tensor:
+        """Scratch for penalty counts, allocated for the first request with penalties."""
         if self._counts is None:
             self._counts = torch.zeros(
-                self._most, self._vocabulary, dtype=torch.int32, device=self._device
+                self._max_positions, self._vocabulary, dtype=torch.int32, device=self._device
             )
-        return self._counts[:points]
+        return self._counts[:positions]
 
-    def _masks(self, points: Points) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        # Reading may wait for the words: the network's work is queued before.
-        held = [mask.words for mask in points.masks if mask is not None]
+    def _masks(self, batch: SampleBatch) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        # Reading may wait for the words; the forward pass is queued by now.
+        held = [mask.words for mask in batch.masks if mask is not None]
         if not held:
             return None, None
         size = 4 * -(-self._vocabulary // 32)
         words = np.stack([np.frombuffer(mask[:size].ljust(size, b"\0"), np.int32) for mask in held])
         numbers = iter(range(len(held)))
-        rows = [next(numbers) if mask is not None else -1 for mask in points.masks]
-        return self._sent(torch.from_numpy(words)), self._sent(
+        rows = [next(numbers) if mask is not None else -1 for mask in batch.masks]
+        return self._to_device(torch.from_numpy(words)), self._to_device(
             torch.tensor(rows, dtype=torch.int32)
         )
 
-    def _sent(self, values: torch.Tensor) -> torch.Tensor:
+    def _to_device(self, values: torch.Tensor) -> torch.Tensor:
         if self._device.type == "cuda":
             values = values.pin_memory()
         return values.to(self._device, non_blocking=True)
 
 
 def _floats(p: SamplingParams) -> tuple[float, ...]:
-    """Columns of sample_state.Settings.floats."""
+    """Columns of SamplingTensors.floats."""
     return (
         0.0 if p.temperature < GREEDY_BELOW else 1.0 / p.temperature,
         math.inf if p.typical_p < 1 else REACH * p.temperature,
@@ -242,11 +250,11 @@ def _floats(p: SamplingParams) -> tuple[float, ...]:
 
 
 def _key(p: SamplingParams) -> int:
-    """noise.draw_key before its last step, as a signed number."""
+    """gumbel.draw_key before its last step, as a signed number."""
     key = mix((mix(p.seed + G) ^ p.choice) + G)
     return key - 2**64 if key >= 2**63 else key
 
 
-def _token(token: int, vocabulary: int) -> int:
+def _bias_token(token: int, vocabulary: int) -> int:
     """A biased token id that fits 32 bits; one outside the vocabulary stays outside."""
     return token if 0 <= token < vocabulary else -1

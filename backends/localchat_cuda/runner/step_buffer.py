@@ -1,8 +1,8 @@
-"""One packed copy to the device for each step: everything that a step says in whole numbers.
+"""Carries all integers of a step to the device in one copy.
 
 The host side is a ring of pinned buffers, one more than steps in flight, so that none is written while a
-copy may still read it; the device side is one buffer at a fixed address, which captured graphs read too.
-Steps follow each other on one stream, so a copy never overtakes the step that reads the last one.
+copy may still read it. The device side is one buffer at a fixed address, which captured graphs read too.
+Steps run on one stream, so a copy never overtakes the step that reads the previous one.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-ALIGNED = 4
-"""Words: every array begins at 16 bytes, since Triton compiles a kernel anew for one that does not."""
+ALIGNED_WORDS = 4
+"""Every array begins at a multiple of 16 bytes: Triton compiles a kernel anew for one that does not."""
 
 Values = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
 
 class BufferSlice(NamedTuple):
-    """Where values lie: first word, how many values, whether they are 64 bits each."""
+    """One array of a step; `view` gives it on the device."""
 
-    at: int
+    device: torch.Tensor
+    """The whole buffer on the device, int32."""
+    start: int
+    """First word."""
     size: int
-    wide: bool
+    """Number of values."""
+    int64: bool
+    """Values take two words each."""
+
+    def view(self) -> torch.Tensor:
+        """The values on the device [size], int32 or int64; valid for this step, once the buffer was sent."""
+        if self.int64:
+            return self.device[self.start : self.start + 2 * self.size].view(torch.int64)
+        return self.device[self.start : self.start + self.size]
 
 
 class StepBuffer:
-    """`words` of 32 bits at most in a step. On a CPU both sides are the same memory."""
+    """Gathers the arrays of one step on the host. On a CPU both sides are the same memory."""
 
     def __init__(self, words: int, buffers: int, device: torch.device) -> None:
+        """`words`: capacity in 32-bit words. `buffers`: size of the ring of host buffers."""
         pinned = device.type == "cuda"
         self._hosts = [
             torch.zeros(words, dtype=torch.int32, pin_memory=pinned)
@@ -37,36 +49,30 @@ class StepBuffer:
         ]
         self._arrays = [host.numpy() for host in self._hosts]
         self._device = self._hosts[0].to(device)
-        self._turn = 0
+        self._current = 0
         self._end = 0
 
-    def begin(self) -> None:
-        """The next step's values follow."""
-        self._turn = (self._turn + 1) % len(self._hosts)
+    def begin_step(self) -> None:
+        """Switch to the next host buffer, empty."""
+        self._current = (self._current + 1) % len(self._hosts)
         self._end = 0
 
-    def put(self, values: Values, *, wide: bool = False) -> BufferSlice:
-        """Add values; where the device will find them."""
-        at = self._end + -self._end % ALIGNED
+    def write(self, values: Values, *, int64: bool = False) -> BufferSlice:
+        """Append an array to the step."""
+        start = self._end + -self._end % ALIGNED_WORDS
         count = len(values)
-        end = at + (2 * count if wide else count)
-        whole = self._arrays[self._turn]
-        assert end <= len(whole), f"a step of more than {len(whole)} words"
-        if wide:
-            whole[at:end].view(np.int64)[:] = values
+        end = start + (2 * count if int64 else count)
+        words = self._arrays[self._current]
+        assert end <= len(words), f"a step of more than {len(words)} words"
+        if int64:
+            words[start:end].view(np.int64)[:] = values
         else:
-            whole[at:end] = values
+            words[start:end] = values
         self._end = end
-        return BufferSlice(at, count, wide)
+        return BufferSlice(self._device, start, count, int64)
 
     def send(self) -> None:
-        """Copy what was put. Asynchronous."""
-        host = self._hosts[self._turn]
+        """Copy what was written to the device, asynchronously."""
+        host = self._hosts[self._current]
         if self._device is not host and self._end:
             self._device[: self._end].copy_(host[: self._end], non_blocking=True)
-
-    def view(self, spot: BufferSlice) -> torch.Tensor:
-        """The values on the device [count], int32 or int64; valid for this step."""
-        if spot.wide:
-            return self._device[spot.at : spot.at + 2 * spot.size].view(torch.int64)
-        return self._device[spot.at : spot.at + spot.size]

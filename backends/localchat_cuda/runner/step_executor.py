@@ -1,9 +1,9 @@
-"""One step on the device: what a plan wants is put into the inbox, then the network runs and points draw.
+"""Runs one step on the device: forward pass, sampling, and the copies of results to the host.
 
-In the plain case (one sampled point a token at most, no masks, no penalties) one graph holds everything from
-the token ids to the drawn tokens. Else, where a plan only decodes or verifies drafts, it ends at the logits of
-all tokens; with prompt chunks in the step at the last states, and logits are computed for the wanted tokens
-alone, a few rows at a time: 2,048 rows of 152k logits would take 1.2 GB.
+In the common case (one sampled position per token at most, no masks, no penalties) one graph holds everything
+from the token ids to the sampled tokens. Otherwise, if a plan only decodes or verifies drafts, the graph ends
+at the logits of all tokens. With prompt chunks in the step it ends at the last states, and logits are computed
+only where the plan asks for them, a few rows at a time: 2,048 rows of 152k logits would take 1.2 GB.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,299 +13,330 @@ from typing import NamedTuple
 import torch
 
 from localchat.backend_api.interface import LogitsPosition, Mask, SamplingParams, StepPlan
+from localchat_cuda.runner.cuda_graphs import CudaGraphs
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
+    BatchSlices,
     InputBatch,
-    Places,
     TokenSpan,
     build_input_batch,
     model_inputs,
-    put,
+    write_batch,
 )
 from localchat_cuda.runner.kv_pages import ModelInputs
-from localchat_cuda.runner.model import CudaGraphs, DeviceModel
-from localchat_cuda.runner.sampler import DeviceSampler, Points, SampledTokens
-from localchat_cuda.runner.step_buffer import ALIGNED, BufferSlice, StepBuffer
+from localchat_cuda.runner.model import DeviceModel
+from localchat_cuda.runner.sampler import DeviceSampler, SampleBatch, SampledTokens
+from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 from localchat_cuda.runner.step_output import PendingStep, TopLogprobs
 
-MakeInputs = Callable[[torch.Tensor | None], ModelInputs]
-_IDLE = SamplingParams(temperature=0.0)
-_ENDS = 8
-"""Most points of a step with prompt chunks that one graph draws: each graph holds their logits for good."""
+_GREEDY = SamplingParams(temperature=0.0)
+_GRAPH_SAMPLES = 8
+"""Most positions that the graph of a step with prompt chunks samples: it holds their logits for good."""
 
 
-class _Draw(NamedTuple):
-    """A draw of some points: from rows of logits `low` to `high` of the wanted ones. numbers: by point, its
-    place among the drawn. places: where the drawn tokens go in the table of known tokens."""
+class PreparedStep(NamedTuple):
+    """A step whose arrays are in the step buffer."""
 
-    low: int
-    high: int
-    numbers: dict[int, int]
-    points: Points
-    places: BufferSlice
-
-
-class Work(NamedTuple):
-    """Everything of a step that was put into the inbox. wanted: tokens whose logits are computed. rows: of
-    logits, by point. whole: the kind of the graph that holds all of the step, one draw included; empty where
-    none can."""
-
-    layout: InputBatch
-    places: Places
-    wanted: BufferSlice
-    draws: list[_Draw]
-    rows: dict[int, int]
-    whole: str
+    batch: InputBatch
+    slices: BatchSlices
+    logits_indices: BufferSlice
+    """Tokens whose logits are computed; unused if those of all are."""
+    samples: list[SampleBatch]
+    logits_rows: dict[int, int]
+    """By number of a position in the plan, its row of the logits."""
+    graph_kind: str
+    """Of the graph that holds the whole step, one sample batch included; empty: none can."""
 
 
 class StepExecutor:
-    """Prepares and queues steps. `most`: rows of logits at once, and points of one draw."""
+    """Prepares and queues steps."""
 
     def __init__(
         self, model: DeviceModel, table: StateTable, buffer: StepBuffer, sampler: DeviceSampler,
-        sizes: BatchConfig, graphs: CudaGraphs, most: int,
+        config: BatchConfig, graphs: CudaGraphs, max_rows: int,
     ) -> None:  # fmt: skip
+        """`max_rows`: rows of logits at once, and positions of one sample batch."""
         self._model, self._table, self._buffer = model, table, buffer
-        self._sampler, self._sizes, self.graphs, self._most = sampler, sizes, graphs, most
+        self._sampler, self._config, self.graphs = sampler, config, graphs
+        self._max_rows = max_rows
         self._gpu = table.device.type == "cuda"
-        self._nobody = SequenceSlot(table.scratch, _IDLE, 0)
+        self._padding = SequenceSlot(table.scratch, _GREEDY, 0)
 
-    # ------------------------------------------------------------------------ into the inbox
+    # ------------------------------------------------------------------------ into the buffer
 
-    def prepare(self, step: PendingStep) -> Work:
-        """Lay the step out. The inbox is empty before: graphs look for a shape's arrays at its beginning."""
+    def prepare(self, step: PendingStep) -> PreparedStep:
+        """Lay the step out. Must be the first to write into the buffer: graphs look for a shape's arrays at
+        its beginning."""
         plan, table = step.plan, self._table
         spans = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
-        layout = build_input_batch(spans, plan.pad_to, self._sizes, table.scratch)
-        places = put(layout, self._buffer, table.columns, table.scratch, table.nothing)
-        spots = [layout.first[point.row] + point.offset for point in plan.positions]
-        samples = [n for n, point in enumerate(plan.positions) if point.kind == "sample"]
-        step.wants = {n: table.of[plan.positions[n].seq].sampling.top_logprobs for n in samples}
-        if self._is_plain(plan, layout, [spots[n] for n in samples]):
-            return self._put_plain(plan, layout, places, {spots[n]: n for n in samples})
-        if layout.every:
-            rows = dict(enumerate(spots))
-            wanted: list[int] = []
-            total = layout.shape.tokens
+        batch = build_input_batch(spans, plan.pad_to, self._config, table.scratch)
+        slices = write_batch(batch, self._buffer, table.columns, table.scratch, table.padding_index)
+        tokens = [batch.first[position.row] + position.offset for position in plan.positions]
+        sampled = [n for n, position in enumerate(plan.positions) if position.kind == "sample"]
+        step.top_counts = {
+            n: table.sequences[plan.positions[n].seq].sampling.top_logprobs for n in sampled
+        }
+        if self._fits_graph(plan, batch, [tokens[n] for n in sampled]):
+            return self._write_for_graph(plan, batch, slices, {tokens[n]: n for n in sampled})
+        if batch.all_logits:
+            rows = dict(enumerate(tokens))
+            indices: list[int] = []
+            total = batch.shape.tokens
         else:
-            wanted = sorted(set(spots))
-            rank = {spot: i for i, spot in enumerate(wanted)}
-            rows = {number: rank[spot] for number, spot in enumerate(spots)}
-            total = len(wanted)
-        samples.sort(key=rows.__getitem__)
-        draws = self._put_draws(plan, samples, rows, total, every=layout.every)
-        return Work(layout, places, self._buffer.put(wanted, wide=True), draws, rows, "")
+            indices = sorted(set(tokens))
+            rank = {token: i for i, token in enumerate(indices)}
+            rows = {number: rank[token] for number, token in enumerate(tokens)}
+            total = len(indices)
+        sampled.sort(key=rows.__getitem__)
+        samples = self._write_samples(plan, sampled, rows, total, all_logits=batch.all_logits)
+        logits_indices = self._buffer.write(indices, int64=True)
+        return PreparedStep(batch, slices, logits_indices, samples, rows, "")
 
-    def _is_plain(self, plan: StepPlan, layout: InputBatch, spots: list[int]) -> bool:
-        fitting = layout.shape.tokens <= self._most if layout.every else 0 < len(spots) <= _ENDS
+    def _fits_graph(self, plan: StepPlan, batch: InputBatch, sampled: list[int]) -> bool:
+        if batch.all_logits:
+            few_enough = batch.shape.tokens <= self._max_rows
+        else:
+            few_enough = 0 < len(sampled) <= _GRAPH_SAMPLES
         return (
-            fitting
-            and layout.captured
+            few_enough
+            and batch.captured
             and not plan.masks
-            and len(spots) == len(plan.positions) == len(set(spots))
-            and not any(self._table.of[p.seq].sampling.penalised for p in plan.positions)
+            and len(sampled) == len(plan.positions) == len(set(sampled))
+            and not any(self._table.sequences[p.seq].sampling.penalised for p in plan.positions)
         )
 
-    def _put_plain(
-        self, plan: StepPlan, layout: InputBatch, places: Places, numbers: dict[int, int]
-    ) -> Work:
-        """One draw: for each token of a step that only decodes, else for the wanted ones and as many more as
-        make a power of two, so that graphs are few. What nobody wants goes nowhere."""
+    def _write_for_graph(
+        self, plan: StepPlan, batch: InputBatch, slices: BatchSlices, numbers: dict[int, int]
+    ) -> PreparedStep:
+        """One sample batch: every token of a step that only decodes, else the ones in `numbers` (position in
+        the plan by token), padded to a power of two, so that graphs are few. Padding is discarded."""
         table = self._table
-        cells: list[int] = list(range(layout.shape.tokens)) if layout.every else sorted(numbers)
-        kind = "drawn"
-        if not layout.every:
-            cells += [-1] * ((1 << (len(cells) - 1).bit_length()) - len(cells))
-            kind = f"drawn {len(cells)}"
-        wanted = self._buffer.put([max(0, spot) for spot in cells], wide=True)
-        known, positions, targets = [], [], []
-        for spot in cells:
-            number = numbers.get(spot, -1)
+        tokens = list(range(batch.shape.tokens)) if batch.all_logits else sorted(numbers)
+        kind = "sampled"
+        if not batch.all_logits:
+            tokens += [-1] * ((1 << (len(tokens) - 1).bit_length()) - len(tokens))
+            kind = f"sampled {len(tokens)}"
+        logits_indices = self._buffer.write([max(0, token) for token in tokens], int64=True)
+        sequences, positions, targets = [], [], []
+        for token in tokens:
+            number = numbers.get(token, -1)
             if number < 0:
-                known.append(self._nobody)
+                sequences.append(self._padding)
                 positions.append(0)
-                targets.append(table.nowhere)
+                targets.append(table.discard_index)
                 continue
-            point = plan.positions[number]
-            known.append(table.of[point.seq])
-            positions.append(plan.rows[point.row].start + point.offset + 1)
-            targets.append(self._place(plan, point, known[-1], positions[-1]))
-        points = self._put_points(range(len(cells)), known, positions, [None] * len(cells))
-        found = {numbers[spot]: cell for cell, spot in enumerate(cells) if spot in numbers}
-        draw = _Draw(0, len(cells), found, points, self._buffer.put(targets, wide=True))
-        return Work(layout, places, wanted, [draw], found, kind)
+            wanted = plan.positions[number]
+            sequences.append(table.sequences[wanted.seq])
+            positions.append(plan.rows[wanted.row].start + wanted.offset + 1)
+            targets.append(self._target(plan, wanted, sequences[-1], positions[-1]))
+        results = {numbers[token]: i for i, token in enumerate(tokens) if token in numbers}
+        samples = self._write_sample_batch(
+            (0, len(tokens)), results, range(len(tokens)), sequences, positions,
+            [None] * len(tokens), targets,
+        )  # fmt: skip
+        return PreparedStep(batch, slices, logits_indices, [samples], results, kind)
 
-    def _put_draws(
-        self, plan: StepPlan, samples: Sequence[int], rows: dict[int, int], total: int, *,
-        every: bool,
-    ) -> list[_Draw]:  # fmt: skip
-        """Draws of at most so many points, from at most so many rows of logits; `samples` by their rows."""
+    def _write_samples(
+        self, plan: StepPlan, sampled: Sequence[int], rows: dict[int, int], total: int, *,
+        all_logits: bool,
+    ) -> list[SampleBatch]:  # fmt: skip
+        """Sample batches of at most `max_rows` positions, from at most as many rows of logits; `sampled` is
+        sorted by rows."""
         masks = {mask.index: mask for mask in plan.masks}
-        draws: list[_Draw] = []
+        batches: list[SampleBatch] = []
         at = 0
-        while at < len(samples):
-            low = 0 if every else rows[samples[at]] // self._most * self._most
-            high = total if every else min(low + self._most, total)
+        while at < len(sampled):
+            low = 0 if all_logits else rows[sampled[at]] // self._max_rows * self._max_rows
+            high = total if all_logits else min(low + self._max_rows, total)
             end = at
-            while end < len(samples) and rows[samples[end]] < high and end - at < self._most:
+            while end < len(sampled) and rows[sampled[end]] < high and end - at < self._max_rows:
                 end += 1
-            numbers = samples[at:end]
-            points = [plan.positions[n] for n in numbers]
-            known = [self._table.of[point.seq] for point in points]
-            positions = [plan.rows[point.row].start + point.offset + 1 for point in points]
-            each = zip(points, known, positions, strict=True)
-            places = [self._place(plan, *one) for one in each]
-            held = self._put_points(
-                [rows[n] - low for n in numbers], known, positions, [masks.get(n) for n in numbers]
-            )
-            spot = self._buffer.put(places, wide=True)
-            draws.append(_Draw(low, high, {n: at + i for i, n in enumerate(numbers)}, held, spot))
+            numbers = sampled[at:end]
+            wanted = [plan.positions[n] for n in numbers]
+            sequences = [self._table.sequences[one.seq] for one in wanted]
+            positions = [plan.rows[one.row].start + one.offset + 1 for one in wanted]
+            each = zip(wanted, sequences, positions, strict=True)
+            targets = [self._target(plan, *one) for one in each]
+            results = {n: at + i for i, n in enumerate(numbers)}
+            batches.append(self._write_sample_batch(
+                (low, high), results, [rows[n] - low for n in numbers], sequences, positions,
+                [masks.get(n) for n in numbers], targets,
+            ))  # fmt: skip
             at = end
-        return draws
+        return batches
 
-    def _put_points(
-        self, rows: Sequence[int], known: Sequence[SequenceSlot], positions: Sequence[int],
-        masks: Sequence[Mask | None],
-    ) -> Points:  # fmt: skip
-        put = self._buffer.put
-        owners = [one.row for one in known]
-        return Points(rows, known, positions, masks, put(rows), put(owners), put(positions))
+    def _write_sample_batch(
+        self, logits: tuple[int, int], results: dict[int, int], rows: Sequence[int],
+        sequences: Sequence[SequenceSlot], positions: Sequence[int], masks: Sequence[Mask | None],
+        targets: Sequence[int],
+    ) -> SampleBatch:  # fmt: skip
+        write = self._buffer.write
+        return SampleBatch(
+            logits_range=logits,
+            results=results,
+            rows=rows,
+            sequences=sequences,
+            positions=positions,
+            masks=masks,
+            row_slice=write(rows),
+            sequence_slice=write([one.row for one in sequences]),
+            position_slice=write(positions),
+            target_slice=write(targets, int64=True),
+        )
 
-    def _place(
-        self, plan: StepPlan, point: LogitsPosition, known: SequenceSlot, position: int
+    def _target(
+        self, plan: StepPlan, wanted: LogitsPosition, sequence: SequenceSlot, position: int
     ) -> int:
-        """Where a next row looks for this token as LAST; nobody does behind drafts, or for a fork."""
-        row = plan.rows[point.row]
-        if point.seq != row.seq or row.drafts or position >= self._table.columns:
-            return self._table.nowhere
-        return known.row * self._table.columns + position
+        """Entry of the token table that the next step reads as LAST. Tokens after drafts and those of forks
+        are discarded: no next step reads them."""
+        row = plan.rows[wanted.row]
+        if wanted.seq != row.seq or row.drafts or position >= self._table.columns:
+            return self._table.discard_index
+        return sequence.row * self._table.columns + position
 
     # ------------------------------------------------------------------------ compute
 
-    def compute(self, step: PendingStep, work: Work) -> None:
-        """Queue the network, the draws, and the way home. Raises torch.OutOfMemoryError."""
-        layout, buffer, table = work.layout, self._buffer, self._table
+    def compute(self, step: PendingStep, prepared: PreparedStep) -> None:
+        """Queue the forward pass, the sampling and the copies to the host. Raises torch.OutOfMemoryError."""
+        batch, table, model = prepared.batch, self._table, self._model
 
-        def inputs(wanted: torch.Tensor | None) -> ModelInputs:
-            return model_inputs(layout, work.places, buffer, table.known, table.tables, wanted)
+        def inputs(logits_indices: torch.Tensor | None) -> ModelInputs:
+            return model_inputs(
+                batch, prepared.slices, table.token_table, table.block_tables, logits_indices
+            )
 
-        def whole() -> tuple[torch.Tensor]:
-            return (self._model.logits(self._model.states(inputs(None))),)
+        def all_logits() -> tuple[torch.Tensor]:
+            return (model.logits(model.hidden_states(inputs(None))),)
 
-        def drawn() -> tuple[torch.Tensor, torch.Tensor]:
-            wanted = None if layout.every else buffer.view(work.wanted)
-            logits = self._model.logits(self._model.states(inputs(wanted)))
-            return logits, self._draw(work.draws[0], logits)
+        def whole_step() -> tuple[torch.Tensor, torch.Tensor]:
+            indices = None if batch.all_logits else prepared.logits_indices.view()
+            logits = model.logits(model.hidden_states(inputs(indices)))
+            return logits, self._sample(prepared.samples[0], logits)
 
-        if work.whole:
-            logits, results = self.graphs.run(work.whole, layout.shape, drawn)
-            self._judge(step, work.draws[0], logits, results)
-            self._bring(step, work, results)
+        if prepared.graph_kind:
+            logits, results = self.graphs.run(prepared.graph_kind, batch.shape, whole_step)
+            self._queue_top_logprobs(step, prepared.samples[0], logits, results)
+            self._queue_results(step, prepared, results)
             return
         source: partial[torch.Tensor]
-        if layout.every:
-            (logits,) = self.graphs.run("logits", layout.shape, whole)
+        if batch.all_logits:
+            (logits,) = self.graphs.run("logits", batch.shape, all_logits)
             source = partial(_part, logits)
         else:
-            source = partial(_logits_part, self._model, self._wanted(work, inputs))
-        self._draw_all(step, work, source)
-        self._judge_prompt(step, work, source)
+            source = partial(_logits_part, model, self._selected_states(prepared, inputs))
+        self._sample_all(step, prepared, source)
+        self._queue_prompt_logprobs(step, prepared, source)
 
-    def _wanted(self, work: Work, inputs: MakeInputs) -> torch.Tensor:
-        """Last states of the wanted tokens [P, hidden]."""
-        wanted = self._buffer.view(work.wanted)
-        if not work.layout.captured:
-            return self._model.states(inputs(wanted))
+    def _selected_states(
+        self, prepared: PreparedStep, inputs: Callable[[torch.Tensor | None], ModelInputs]
+    ) -> torch.Tensor:
+        """Last states [P, hidden] of the tokens whose logits are computed."""
+        indices = prepared.logits_indices.view()
+        if not prepared.batch.captured:
+            return self._model.hidden_states(inputs(indices))
         (states,) = self.graphs.run(
-            "states", work.layout.shape, lambda: (self._model.states(inputs(None)),)
+            "states", prepared.batch.shape, lambda: (self._model.hidden_states(inputs(None)),)
         )
-        return torch.index_select(states, 0, wanted)
+        return torch.index_select(states, 0, indices)
 
-    def _draw_all(self, step: PendingStep, work: Work, source: partial[torch.Tensor]) -> None:
+    def _sample_all(
+        self, step: PendingStep, prepared: PreparedStep, source: partial[torch.Tensor]
+    ) -> None:
         results = []
-        held: tuple[int, torch.Tensor] | None = None
-        for draw in work.draws:
-            if held is None or held[0] != draw.low:
-                held = (draw.low, source(draw.low, draw.high))
-            results.append(self._draw(draw, held[1]))
-            self._judge(step, draw, held[1], results[-1])
+        # Batches of the same range share its logits.
+        held: tuple[tuple[int, int], torch.Tensor] | None = None
+        for samples in prepared.samples:
+            if held is None or held[0] != samples.logits_range:
+                held = (samples.logits_range, source(*samples.logits_range))
+            results.append(self._sample(samples, held[1]))
+            self._queue_top_logprobs(step, samples, held[1], results[-1])
         if len(results) == 1:
-            self._bring(step, work, results[0])
+            self._queue_results(step, prepared, results[0])
         elif results:
-            each = zip(results, work.draws, strict=True)
-            found = [result[:, : len(draw.points.rows)] for result, draw in each]
-            self._bring(step, work, torch.cat(found, 1))
+            each = zip(results, prepared.samples, strict=True)
+            used = [result[:, : len(samples.rows)] for result, samples in each]
+            self._queue_results(step, prepared, torch.cat(used, 1))
 
-    def _draw(self, draw: _Draw, logits: torch.Tensor) -> torch.Tensor:
-        """Draw, and write what was drawn where the next step looks for it: [3, P and more], tokens int32, and
-        the bits of logprobs and normalizers. Each begins at 16 bytes, as in the inbox: for one kernel."""
-        points = len(draw.points.rows)
-        room = points + -points % ALIGNED
-        results = torch.empty(3, room, dtype=torch.int32, device=logits.device)
-        tokens, *floats = results[:, :points]
-        drawn = SampledTokens(tokens, *(each.view(torch.float32) for each in floats))
-        self._sampler.draw(logits, draw.points, self._buffer, drawn)
-        # A point without usable logits brings -1, and the next step may be on its way already.
-        self._table.known.index_copy_(0, self._buffer.view(draw.places), tokens.clamp(min=0))
+    def _sample(self, samples: SampleBatch, logits: torch.Tensor) -> torch.Tensor:
+        """Sample, and write the tokens where the next step looks for them: [3, P and more], tokens int32, and
+        the bits of logprobs and normalizers. Each row begins at 16 bytes, as arrays of the step buffer do: so
+        one compiled kernel serves all."""
+        count = len(samples.rows)
+        width = count + -count % ALIGNED_WORDS
+        results = torch.empty(3, width, dtype=torch.int32, device=logits.device)
+        tokens, *floats = results[:, :count]
+        out = SampledTokens(tokens, *(each.view(torch.float32) for each in floats))
+        self._sampler.sample(logits, samples, out)
+        # A position without usable logits gives -1, and the next step may be queued already.
+        self._table.token_table.index_copy_(0, samples.target_slice.view(), tokens.clamp(min=0))
         return results
 
-    def _bring(self, step: PendingStep, work: Work, results: torch.Tensor) -> None:
-        home = self._home(results[:2])
-        step.drawn = {n: at for draw in work.draws for n, at in draw.numbers.items()}
-        step.tokens, step.logprobs = home[0], home[1].view(torch.float32)
+    def _queue_results(
+        self, step: PendingStep, prepared: PreparedStep, results: torch.Tensor
+    ) -> None:
+        values = self._to_host(results[:2])
+        step.sampled = {n: at for each in prepared.samples for n, at in each.results.items()}
+        step.tokens, step.logprobs = values[0], values[1].view(torch.float32)
 
     # ------------------------------------------------------------------------ log probabilities
 
-    def _judge(
-        self, step: PendingStep, draw: _Draw, logits: torch.Tensor, results: torch.Tensor
+    def _queue_top_logprobs(
+        self, step: PendingStep, samples: SampleBatch, logits: torch.Tensor, results: torch.Tensor
     ) -> None:
-        """The best candidates of sampled points, where they are wanted."""
-        asked = tuple(n for n in draw.numbers if step.wants[n] > 0)
-        if not asked:
+        """The best candidates of sampled positions that asked for them."""
+        numbers = tuple(n for n in samples.results if step.top_counts[n] > 0)
+        if not numbers:
             return
-        base = min(draw.numbers.values())
-        plain = len(draw.points.rows) != len(draw.numbers)
-        at = [draw.numbers[n] - (0 if plain else base) for n in asked]
-        rows = self._sent([draw.points.rows[i] for i in at])
-        normalizers = results[2].view(torch.float32)[self._sent(at)]
-        most = max(step.wants[n] for n in asked)
-        step.judged.append(self._judged(asked, logits[rows], normalizers, most, None))
+        # Results are numbered through all batches of a step; a padded batch is the only one.
+        base = min(samples.results.values())
+        padded = len(samples.rows) != len(samples.results)
+        at = [samples.results[n] - (0 if padded else base) for n in numbers]
+        rows = self._to_device([samples.rows[i] for i in at])
+        normalizers = results[2].view(torch.float32)[self._to_device(at)]
+        most = max(step.top_counts[n] for n in numbers)
+        step.top_logprobs.append(self._top_logprobs(numbers, logits[rows], normalizers, most, None))
 
-    def _judge_prompt(self, step: PendingStep, work: Work, source: partial[torch.Tensor]) -> None:
+    def _queue_prompt_logprobs(
+        self, step: PendingStep, prepared: PreparedStep, source: partial[torch.Tensor]
+    ) -> None:
         """Log probabilities of the prompt's own tokens."""
-        points = step.plan.positions
-        numbers = [n for n, point in enumerate(points) if point.kind == "prompt"]
-        numbers.sort(key=work.rows.__getitem__)
-        for at in range(0, len(numbers), self._most):
-            some = tuple(numbers[at : at + self._most])
-            low, high = work.rows[some[0]], work.rows[some[-1]] + 1
-            logits = source(low, high)[self._sent([work.rows[n] - low for n in some])]
-            tokens = self._sent([points[n].token for n in some])
-            most = max(points[n].top for n in some)
-            judged = self._judged(some, logits, torch.logsumexp(logits, 1), most, tokens)
-            step.prompt.append(judged)
+        positions = step.plan.positions
+        numbers = [n for n, position in enumerate(positions) if position.kind == "prompt"]
+        numbers.sort(key=prepared.logits_rows.__getitem__)
+        for at in range(0, len(numbers), self._max_rows):
+            some = tuple(numbers[at : at + self._max_rows])
+            rows = [prepared.logits_rows[n] for n in some]
+            low, high = rows[0], rows[-1] + 1
+            logits = source(low, high)[self._to_device([row - low for row in rows])]
+            tokens = self._to_device([positions[n].token for n in some])
+            most = max(positions[n].top for n in some)
+            found = self._top_logprobs(some, logits, torch.logsumexp(logits, 1), most, tokens)
+            step.prompt_logprobs.append(found)
 
-    def _judged(
+    def _top_logprobs(
         self, numbers: tuple[int, ...], logits: torch.Tensor, normalizers: torch.Tensor, most: int,
         tokens: torch.Tensor | None,
     ) -> TopLogprobs:  # fmt: skip
-        """tokens: whose own log probabilities are wanted; None: they are known already."""
+        """`tokens`: compute their own log probabilities, too; None: the sampler did."""
         own = normalizers
         if tokens is not None:
             own = logits.gather(1, tokens[:, None])[:, 0] - normalizers
         top, ids = logits.topk(min(most, logits.shape[1]), 1)
         return TopLogprobs(
-            numbers, self._home(own), self._home(top - normalizers[:, None]), self._home(ids)
+            numbers,
+            self._to_host(own),
+            self._to_host(top - normalizers[:, None]),
+            self._to_host(ids),
         )
 
-    def _sent(self, values: Sequence[int]) -> torch.Tensor:
+    def _to_device(self, values: Sequence[int]) -> torch.Tensor:
         found = torch.tensor(values)
         if not self._gpu:
             return found
         return found.pin_memory().to(self._table.device, non_blocking=True)
 
-    def _home(self, values: torch.Tensor) -> torch.Tensor:
+    def _to_host(self, values: torch.Tensor) -> torch.Tensor:
         """A copy in host memory, complete once the step's event is."""
         if not self._gpu:
             return values.clone()

@@ -1,4 +1,4 @@
-"""What a launched step brings home: copies to pinned memory that have ended when its event has."""
+"""Results of a launched step: copies to pinned memory, complete once the step's event is."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,50 +9,56 @@ from localchat.backend_api.interface import LogitsPosition, Sample, StepPlan, St
 
 
 class TopLogprobs(NamedTuple):
-    """Log probabilities of points, in host memory: own [P], the best candidates [P, K] and their ids.
-    numbers: of the points. K may be more than a point asked for."""
+    """Log probabilities at P logits positions, in host memory."""
 
     numbers: tuple[int, ...]
+    """Of the positions in the plan."""
     own: torch.Tensor
+    """Of the token itself [P]."""
     top: torch.Tensor
-    ids: torch.Tensor
+    """Of the best K candidates [P, K]; K may be more than a position asked for."""
+    top_ids: torch.Tensor
+    """Tokens of the candidates [P, K]."""
 
 
 @dataclass(slots=True)
 class PendingStep:
-    """A launched step. drawn: by number of a sampled point, its place in `tokens` and `logprobs`."""
+    """A launched step that was not collected yet."""
 
     plan: StepPlan
-    begun_s: float
+    launched_s: float
     status: StepStatus = "ok"
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-    drawn: dict[int, int] = field(default_factory=dict)
+    """Begin and end on the GPU."""
+    sampled: dict[int, int] = field(default_factory=dict)
+    """By number of a sampled position, its index in `tokens` and `logprobs`."""
     tokens: torch.Tensor | None = None
     logprobs: torch.Tensor | None = None
-    wants: dict[int, int] = field(default_factory=dict)
-    """Alternatives wanted by sampled point; -1: no log probability either."""
-    judged: list[TopLogprobs] = field(default_factory=list)
-    prompt: list[TopLogprobs] = field(default_factory=list)
+    top_counts: dict[int, int] = field(default_factory=dict)
+    """By number of a sampled position, the alternatives asked for; -1: no log probability either."""
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    """Of sampled positions."""
+    prompt_logprobs: list[TopLogprobs] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     typical: bool = True
-    """Whether the time that it takes says anything of later steps."""
+    """The step's time predicts that of later ones."""
     host_s: float = 0.0
-    """What the launch took of the host's time."""
+    """Host time of the launch."""
 
     def result(self, elapsed_s: float) -> StepResult:
-        """The step's outcome, once everything is home."""
+        """The step's outcome, once its event is complete."""
         plan = self.plan
         if self.status != "ok":
             nothing = (0,) * len(plan.rows)
             return StepResult(
                 plan.number, (), nothing, (), self.status, elapsed_s, notes=self.notes
             )
-        samples = self._drawn()
-        for judged in self.prompt:
-            for i, number in enumerate(judged.numbers):
-                point = plan.positions[number]
-                own, top = float(judged.own[i]), _best(judged, i, point.top)
-                samples[number] = Sample(number, point.token, own, top)
+        samples = self._samples()
+        for logprobs in self.prompt_logprobs:
+            for i, number in enumerate(logprobs.numbers):
+                position = plan.positions[number]
+                own, top = float(logprobs.own[i]), _best(logprobs, i, position.top)
+                samples[number] = Sample(number, position.token, own, top)
         return StepResult(
             number=plan.number,
             samples=tuple(samples[number] for number in sorted(samples)),
@@ -61,43 +67,42 @@ class PendingStep:
             notes=self.notes,
         )
 
-    def _drawn(self) -> dict[int, Sample]:
-        """Sampled points; those behind a draft that was wrong are left out."""
+    def _samples(self) -> dict[int, Sample]:
+        """Sampled positions, without those after a rejected draft."""
         samples: dict[int, Sample] = {}
         if self.tokens is None or self.logprobs is None:
             return samples
         plan = self.plan
         tokens, logprobs = self.tokens.tolist(), self.logprobs.tolist()
         tops = {
-            number: _best(judged, i, self.wants[number])
-            for judged in self.judged
-            for i, number in enumerate(judged.numbers)
+            number: _best(candidates, i, self.top_counts[number])
+            for candidates in self.top_logprobs
+            for i, number in enumerate(candidates.numbers)
         }
-        wrong: set[int] = set()
-        for number in sorted(self.drawn):
-            at = self.drawn[number]
-            point, token = plan.positions[number], tokens[at]
-            row = plan.rows[point.row]
+        rejected_rows: set[int] = set()
+        for number in sorted(self.sampled):
+            index = self.sampled[number]
+            position, token = plan.positions[number], tokens[index]
+            row = plan.rows[position.row]
             if row.drafts:
-                if point.row in wrong:
+                if position.row in rejected_rows:
                     continue
-                if _differs(point, token, row.width, row.drafts):
-                    wrong.add(point.row)
-            wanted = self.wants[number]
-            own = logprobs[at] if wanted >= 0 else None
+                if _rejects(position, token, row.width, row.drafts):
+                    rejected_rows.add(position.row)
+            own = logprobs[index] if self.top_counts[number] >= 0 else None
             samples[number] = Sample(number, token, own, tops.get(number, ()))
         return samples
 
 
-def _differs(point: LogitsPosition, token: int, width: int, drafts: tuple[int, ...]) -> bool:
-    """Whether a point's token is another than the draft behind it."""
-    at = point.offset - (width - len(drafts) - 1)
+def _rejects(position: LogitsPosition, token: int, width: int, drafts: tuple[int, ...]) -> bool:
+    """True if the sampled token differs from the draft at the next position."""
+    at = position.offset - (width - len(drafts) - 1)
     return at < len(drafts) and token != drafts[at]
 
 
-def _best(judged: TopLogprobs, i: int, count: int) -> tuple[tuple[int, float], ...]:
-    """The best candidates of a point, best first, the lower id among equals."""
+def _best(logprobs: TopLogprobs, i: int, count: int) -> tuple[tuple[int, float], ...]:
+    """The best candidates of a position, best first, the lower id among equals."""
     if count <= 0:
         return ()
-    found = zip(judged.ids[i].tolist(), judged.top[i].tolist(), strict=True)
+    found = zip(logprobs.top_ids[i].tolist(), logprobs.top[i].tolist(), strict=True)
     return tuple(sorted(found, key=lambda one: (-one[1], one[0]))[:count])

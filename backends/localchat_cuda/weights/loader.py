@@ -49,7 +49,7 @@ class LayerWeights:
     """One layer: `norms` by their field in Names, [K] or [D] each; `products` [N, K]; `biases` [N]."""
 
     norms: Mapping[str, torch.Tensor]
-    products: Mapping[str, Weight]
+    linears: Mapping[str, Weight]
     biases: Mapping[str, torch.Tensor]
 
 
@@ -71,7 +71,7 @@ class ModelWeights:
         for layer in self.layers:
             plain = (*layer.norms.values(), *layer.biases.values())
             total += sum(t.numel() * t.element_size() for t in plain)
-            total += sum(bytes_of(weight) for weight in layer.products.values())
+            total += sum(bytes_of(weight) for weight in layer.linears.values())
         return total
 
     @property
@@ -80,7 +80,7 @@ class ModelWeights:
         return all(
             isinstance(weight, w4_pack.W4)
             for layer in self.layers
-            for weight in layer.products.values()
+            for weight in layer.linears.values()
         )
 
 
@@ -164,21 +164,21 @@ class _Loader:
             field: self.norm(begin + name, widths.get(field, self.config.hidden))
             for field, name in self.names.norms.items()
         }
-        products: dict[str, Weight] = {}
+        linears: dict[str, Weight] = {}
         biases = {}
         for field, (parts, k) in linear_shapes(self.config).items():
             prefixes = [begin + name for name in self.names.merged[field]]
             if len(prefixes) == 1:
                 parts = (sum(parts),)
-            products[field] = self.product(prefixes, parts, k)
+            linears[field] = self.product(prefixes, parts, k)
             if field in self.names.biased:
                 held = [self.plain(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
                 biases[field] = torch.cat(held)
             else:
                 self.refuse_biases(prefixes, parts)
         if "gate_up" not in biases:
-            _fold_down_order(products)
-        return LayerWeights(norms, products, biases)
+            _fold_down_order(linears)
+        return LayerWeights(norms, linears, biases)
 
     def product(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
         found = (self.part(prefix, n, k) for prefix, n in zip(prefixes, parts, strict=True))
@@ -196,15 +196,15 @@ class _Loader:
         return (self.floating if left_out else self.format).part(prefix, n, k)
 
 
-def _fold_down_order(products: dict[str, Weight]) -> None:
+def _fold_down_order(linears: dict[str, Weight]) -> None:
     """Where `down` wants its activations in another order, gate and up compute them in it: the features
     between are nobody else's, and nothing is gathered then."""
-    down, gate_up = products["down"], products["gate_up"]
+    down, gate_up = linears["down"], linears["gate_up"]
     if not isinstance(down, w4_pack.W4) or down.order is None:
         return
     order = down.order.long()
-    products["gate_up"] = reorder_rows(gate_up, torch.cat((order, order + down.features_in)))
-    products["down"] = down._replace(order=None)
+    linears["gate_up"] = reorder_rows(gate_up, torch.cat((order, order + down.features_in)))
+    linears["down"] = down._replace(order=None)
 
 
 def load(

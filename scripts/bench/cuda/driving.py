@@ -27,8 +27,7 @@ from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
-from localchat_cuda.runner.sampler import Points, SampledTokens, TritonSampler
-from localchat_cuda.runner.step_buffer import StepBuffer
+from localchat_cuda.runner.sampler import SampleBatch, SampledTokens, TritonSampler
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import RandomWeights
 from scripts.bench.cuda.shapes import QWEN, STORED
@@ -55,9 +54,9 @@ def runner_of(
         weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU, head_int8=head_int8)
         ahead.wait()
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
-    pages = Pages(config, blocks + 1, context, GPU, dtype, coded=kv_type == FP8)
-    network = DeviceModel(config, weights, pages, kernels=GPU.type == "cuda")
-    runner = CudaRunner(network, can, graphs=graphs)
+    pages = Pages(config, blocks + 1, context, GPU, dtype, fp8=kv_type == FP8)
+    model = DeviceModel(config, weights, pages, kernels=GPU.type == "cuda")
+    runner = CudaRunner(model, can, graphs=graphs)
     warm_up(runner)
     return runner
 
@@ -159,19 +158,16 @@ class Engine:
 
 
 class ReplaySampler(TritonSampler):
-    """Does all the work of a draw, then says what stands in a recorded text: drafts can be measured on a model
-    that has nothing to say."""
+    """Does all the work of sampling, then returns a recorded text: measures drafts on random weights."""
 
     recorded: torch.Tensor | None = None
-    """The whole text int32, prompt included; None: nothing is overruled."""
+    """The whole text int32, prompt included; None: nothing is replaced."""
 
-    def draw(
-        self, logits: torch.Tensor, points: Points, inbox: StepBuffer, drawn: SampledTokens
-    ) -> None:
-        super().draw(logits, points, inbox, drawn)
+    def sample(self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens) -> None:
+        super().sample(logits, batch, out)
         if self.recorded is not None:
-            positions = inbox.view(points.position_spot)
-            drawn.tokens.copy_(torch.index_select(self.recorded, 0, positions))
+            positions = batch.position_slice.view()
+            out.tokens.copy_(torch.index_select(self.recorded, 0, positions))
 
 
 def random_tokens(draw: np.random.Generator, size: int) -> tuple[int, ...]:

@@ -165,12 +165,12 @@ def speculation(runner_vocabulary: int, told: MetricsSnapshot, engine: Engine) -
         "random": (*question, *random_tokens(draw, 500)),
     }
     prompts = {"edit": 760, "quote": 760, "random": 60}
-    drawer, graphs = engine.runner._drawer, engine.runner.graphs  # type: ignore[attr-defined]
-    drawer.__class__ = ReplaySampler
-    drawer.recorded = torch.zeros(4096, dtype=torch.int32, device=GPU)
+    sampler, graphs = engine.runner._sampler, engine.runner.graphs  # type: ignore[attr-defined]
+    sampler.__class__ = ReplaySampler
+    sampler.recorded = torch.zeros(4096, dtype=torch.int32, device=GPU)
     graphs.clear()
     for name, text in cases.items():
-        drawer.recorded[: len(text)] = torch.tensor(text, dtype=torch.int32)
+        sampler.recorded[: len(text)] = torch.tensor(text, dtype=torch.int32)
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(4):
             for drafts in (False, True):
@@ -184,5 +184,5 @@ def speculation(runner_vocabulary: int, told: MetricsSnapshot, engine: Engine) -
         )
         print(f"drafts, {name}: {told[f'drafts_{name}']:.2f} times", flush=True)
     graphs.clear()
-    drawer.recorded = None
-    drawer.__class__ = ReplaySampler.__bases__[0]
+    sampler.recorded = None
+    sampler.__class__ = ReplaySampler.__bases__[0]

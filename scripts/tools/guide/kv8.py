@@ -34,7 +34,7 @@ from localchat_cuda.runner.input_batch import (
     TokenSpan,
     build_input_batch,
     model_inputs,
-    put,
+    write_batch,
 )
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
@@ -57,32 +57,32 @@ class Text:
         gpu = device.type == "cuda"
         width = -(-LONGEST // PAGE_TOKENS)
         dtype = torch.bfloat16 if gpu else torch.float32
-        self.pages = Pages(config, width + 1, LONGEST, device, dtype, coded=cache == "fp8")
+        self.pages = Pages(config, width + 1, LONGEST, device, dtype, fp8=cache == "fp8")
         if cache == "bf16":
             self.pages.pool = self.pages.pool.bfloat16()
-        self.network = DeviceModel(config, weights, self.pages, kernels=gpu)
+        self.model = DeviceModel(config, weights, self.pages, kernels=gpu)
         self.device = device
         self.tables = torch.zeros(2, width, dtype=torch.int32, device=device)
         self.tables[0] = torch.arange(width)
         self.tables[1] = width
         sms = torch.cuda.get_device_properties(device).multi_processor_count if gpu else 4
-        self.sizes = BatchConfig(
+        self.batch_config = BatchConfig(
             config.heads, config.key_heads, config.head_dim, PAGE_TOKENS, sms, cache == "fp8"
         )
 
     def logs(self, tokens: list[int]) -> torch.Tensor:
         """Log probabilities fp32 [T, vocabulary] of what follows each token."""
-        layout = build_input_batch([TokenSpan(0, 0, len(tokens))], 0, self.sizes, 1)
-        inbox = StepBuffer(16 * LONGEST, 1, self.device)
-        known = torch.zeros(LONGEST + 1, dtype=torch.int32, device=self.device)
-        known[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        inbox.begin()
-        places = put(layout, inbox, LONGEST, 1, LONGEST)
-        inbox.send()
-        inputs = model_inputs(layout, places, inbox, known, self.tables, None)
+        batch = build_input_batch([TokenSpan(0, 0, len(tokens))], 0, self.batch_config, 1)
+        buffer = StepBuffer(16 * LONGEST, 1, self.device)
+        token_table = torch.zeros(LONGEST + 1, dtype=torch.int32, device=self.device)
+        token_table[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        buffer.begin_step()
+        slices = write_batch(batch, buffer, LONGEST, 1, LONGEST)
+        buffer.send()
+        inputs = model_inputs(batch, slices, token_table, self.tables, None)
         with torch.inference_mode():
-            states = self.network.states(inputs)[: len(tokens)]
-            return self.network.logits(states).log_softmax(-1).cpu()
+            states = self.model.hidden_states(inputs)[: len(tokens)]
+            return self.model.logits(states).log_softmax(-1).cpu()
 
 
 def unpack(guide: Path, folder: Path) -> None:
@@ -142,14 +142,14 @@ def measure(folder: Path, count: int, asked: int, device: torch.device) -> dict[
     told |= {f"cost_{cache}": float(torch.cat(each).mean()) for cache, each in costs.items()}
     told["same_first"] = float(torch.cat(same).float().mean())
     told["tokens"] = float(sum(len(each) for each in same))
-    places = needles(tokenizer, asked)
+    slices = needles(tokenizer, asked)
     for cache, text in texts.items():
         right = [
             (text.logs(ids).argmax(-1)[[at - 1 for at in spots]] == torch.tensor(ids)[spots])
-            for ids, spots in places
+            for ids, spots in slices
         ]
         told[f"found_{cache}"] = float(torch.cat(right).float().mean())
-    told["needle_tokens"] = float(sum(len(spots) for _, spots in places))
+    told["needle_tokens"] = float(sum(len(spots) for _, spots in slices))
     return told
 
 

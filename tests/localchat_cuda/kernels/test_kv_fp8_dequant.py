@@ -20,7 +20,7 @@ from tests.support.kv_fp8_scenes import coded_scene
 from tests.support.kv_fp8_sources import sources_of
 from tests.support.tiny_models import Tiny, tokens_of
 
-CODED = BatchConfig(4, 2, 128, 64, 132, coded=True, chunks=HOPPER)
+CODED = BatchConfig(4, 2, 128, 64, 132, fp8_kv=True, prefill_tile=HOPPER)
 SCRATCH = 9
 
 
@@ -60,36 +60,38 @@ def test_what_was_no_number_stays_none() -> None:
 
 
 def test_chunks_pages_are_listed_beside_those_of_padding_in_room_for_a_graph() -> None:
-    layout = build_input_batch(
+    batch = build_input_batch(
         [TokenSpan(3, 100, 40), TokenSpan(1, 0, 200), TokenSpan(2, 5, 1)], 0, CODED, SCRATCH
     )
     own = [(3, 0), (3, 1), (3, 2), *[(1, n) for n in range(4)]]
-    assert sorted(layout.decoded) == sorted([*own, (SCRATCH, 0)])
-    assert layout.shape.decoded == 64
-    assert layout.cut == HOPPER
+    assert sorted(batch.dequantized) == sorted([*own, (SCRATCH, 0)])
+    assert batch.shape.dequant_pages == 64
+    assert batch.tile_config == HOPPER
 
 
 def test_long_histories_take_the_larger_room_and_the_longest_read_codes() -> None:
     most = dequant_pages(2, 128)
     assert most == 512
     for length, room in ((4096, 64), (4097, most), (most * 64, most), (most * 64 + 1, 0)):
-        layout = build_input_batch([TokenSpan(0, length - 4096, 4096)], 0, CODED, SCRATCH)
-        assert layout.shape.decoded == room
-        assert layout.cut == (HOPPER if room else prefill_attention.cut_for(128))
-        assert len(layout.decoded) == (-(-length // 64) if room else 0)
+        batch = build_input_batch([TokenSpan(0, length - 4096, 4096)], 0, CODED, SCRATCH)
+        assert batch.shape.dequant_pages == room
+        assert batch.tile_config == (HOPPER if room else prefill_attention.cut_for(128))
+        assert len(batch.dequantized) == (-(-length // 64) if room else 0)
 
 
-@pytest.mark.parametrize("coded", [False, True])
-@pytest.mark.parametrize("chunks", [None, prefill_attention.cut_for(128), HOPPER])
+@pytest.mark.parametrize("fp8_kv", [False, True])
+@pytest.mark.parametrize("prefill_tile", [None, prefill_attention.cut_for(128), HOPPER])
 def test_nothing_is_decoded_of_plain_pages_or_for_other_kernels(
-    coded: bool, chunks: prefill_attention.PrefillTileConfig | None
+    fp8_kv: bool, prefill_tile: prefill_attention.PrefillTileConfig | None
 ) -> None:
-    sizes = BatchConfig(4, 2, 128, 64, 132, coded=coded, chunks=chunks)
-    layout = build_input_batch([TokenSpan(0, 0, 500)], 0, sizes, SCRATCH)
-    assert bool(layout.decoded) == (coded and chunks == HOPPER)
-    assert layout.cut == (HOPPER if chunks == HOPPER else prefill_attention.cut_for(128))
-    tiles = {tile for tile in layout.tiles if tile[0] == 0}
-    assert tiles == {(0, first) for first in range(0, 500, layout.cut.rows)}
+    config = BatchConfig(4, 2, 128, 64, 132, fp8_kv=fp8_kv, prefill_tile=prefill_tile)
+    batch = build_input_batch([TokenSpan(0, 0, 500)], 0, config, SCRATCH)
+    assert bool(batch.dequantized) == (fp8_kv and prefill_tile == HOPPER)
+    assert batch.tile_config == (
+        HOPPER if prefill_tile == HOPPER else prefill_attention.cut_for(128)
+    )
+    tiles = {tile for tile in batch.tiles if tile[0] == 0}
+    assert tiles == {(0, first) for first in range(0, 500, batch.tile_config.rows)}
 
 
 def test_room_is_bounded_for_models_with_many_key_heads() -> None:
@@ -101,9 +103,9 @@ def test_room_is_bounded_for_models_with_many_key_heads() -> None:
 # ---------------------------------------------------------------------------- a model
 
 
-@pytest.mark.parametrize(("kind", "coded"), [("qwen2", True), ("mistral", False)])
+@pytest.mark.parametrize(("kind", "fp8_kv"), [("qwen2", True), ("mistral", False)])
 def test_a_model_decodes_its_chunks_and_attends_with_the_other_kernel(
-    kind: str, coded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, fp8_kv: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Hopper kernel's place is taken by the reference: everything around it is the product's."""
     tiny_models.save(tiny_models.reference(kind), tmp_path)
@@ -118,9 +120,9 @@ def test_a_model_decodes_its_chunks_and_attends_with_the_other_kernel(
 
     monkeypatch.setattr(prefill_attention, "hopper", SimpleNamespace(launch=launch))
     half, tokens = torch.float32, tokens_of(50, 84)
-    usual = Tiny(tmp_path, half, coded=coded)
-    other = Tiny(tmp_path, half, kernels=True, coded=coded, chunks=HOPPER)
+    usual = Tiny(tmp_path, half, fp8_kv=fp8_kv)
+    other = Tiny(tmp_path, half, kernels=True, fp8_kv=fp8_kv, prefill_tile=HOPPER)
     wanted, found = usual.prompt(tokens, 42), other.prompt(tokens, 42)
     assert torch.allclose(found, wanted, atol=2e-3)
     assert len(calls) == 2 * other.config.layers
-    assert set(calls) == {64 if coded else other.pages.pool.shape[1]}
+    assert set(calls) == {64 if fp8_kv else other.pages.pool.shape[1]}

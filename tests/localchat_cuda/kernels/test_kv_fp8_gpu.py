@@ -74,15 +74,15 @@ def test_a_model_is_its_references(kind: str, half: str, tmp_path: Path) -> None
     tiny_models.save(tiny_models.reference(kind), tmp_path)
     asked = request(tokens_of(51, 200), prompt_logprobs=0, max_tokens=1)
 
-    def logs(*, coded: bool, **where: object) -> torch.Tensor:
-        runner = tiny_runner(tmp_path, coded=coded, step=64, **where)  # type: ignore[arg-type]
+    def logs(*, fp8_kv: bool, **where: object) -> torch.Tensor:
+        runner = tiny_runner(tmp_path, fp8_kv=fp8_kv, step=64, **where)  # type: ignore[arg-type]
         told = TinyLoop(runner).say(asked)
         return torch.tensor([entry.logprob for entry in told.prompt_logprobs])
 
     exact: dict[str, object] = {"device": CPU, "kernels": False, "dtype": torch.float32}
-    wanted = logs(coded=True, **exact)
-    lost = float((wanted - logs(coded=False, **exact)).norm())
-    ours = float((logs(coded=True, dtype=HALVES[half]) - wanted).norm())
+    wanted = logs(fp8_kv=True, **exact)
+    lost = float((wanted - logs(fp8_kv=False, **exact)).norm())
+    ours = float((logs(fp8_kv=True, dtype=HALVES[half]) - wanted).norm())
     print(f"{kind} {half}: {ours:.3f} from the reference, which is {lost:.3f} from plain numbers")
     # a rounded activation falls to a neighbouring code now and then: as much as coding itself costs
     assert ours < max(lost, 0.05)
@@ -92,7 +92,7 @@ def test_graphs_change_no_bit(tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference("qwen3"), tmp_path)
     texts = []
     for graphs in (False, True):
-        loop = TinyLoop(tiny_runner(tmp_path, graphs=graphs, coded=True))
+        loop = TinyLoop(tiny_runner(tmp_path, graphs=graphs, fp8_kv=True))
         ids = [
             loop.ask(request(tokens_of(60 + i, 30), max_tokens=40, temperature=0.7, seed=i))
             for i in range(3)

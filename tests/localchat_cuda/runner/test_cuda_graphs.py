@@ -1,4 +1,4 @@
-"""When a step is captured and when it is launched kernel by kernel, over a stand-in for CUDA's graphs."""
+"""When a step is captured and when it is launched kernel by kernel, over a fake of CUDA's graphs."""
 
 import gc
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs
 from localchat_cuda.runner.input_batch import StepShape
-from localchat_cuda.runner.model import RUNS_BEFORE_CAPTURE, CudaGraphs
 
 SHAPE = StepShape(1, 1, 1, 1, 1, 0, 0)
 
@@ -36,13 +36,13 @@ class _Graph:
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> CudaGraphs:
     _Graph.made, _Graph.spoilt = [], False
-    for name, stand_in in {
+    for name, fake in {
         "CUDAGraph": _Graph,
         "graph_pool_handle": lambda: None,
         "synchronize": lambda: None,
         "empty_cache": lambda: None,
     }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(torch.cuda, name, fake)
     return CudaGraphs(enabled=True)
 
 
@@ -60,7 +60,7 @@ def test_a_shape_is_captured_when_it_has_come_often_and_replayed_from_then_on(
     log: list[str] = []
     for _ in range(RUNS_BEFORE_CAPTURE):
         graphs.run("drawn", SHAPE, _work(log))
-        assert not graphs.settled
+        assert not graphs.steady
     assert graphs.count == 0
     for _ in range(3):
         graphs.run("drawn", SHAPE, _work(log))
@@ -88,7 +88,7 @@ def test_a_shape_without_memory_for_a_graph_is_launched_ever_after(
     for _ in range(RUNS_BEFORE_CAPTURE + 3):
         graphs.run("drawn", SHAPE, short)
     assert log == ["launched"] * (RUNS_BEFORE_CAPTURE + 3)
-    assert graphs.count == 0 and graphs.settled and len(_Graph.made) == 1
+    assert graphs.count == 0 and graphs.steady and len(_Graph.made) == 1
 
 
 def test_another_failure_of_a_capture_is_not_hidden(graphs: CudaGraphs) -> None:

@@ -9,7 +9,7 @@ from localchat_cuda.runner.input_batch import (
     TokenSpan,
     build_input_batch,
     model_inputs,
-    put,
+    write_batch,
 )
 from localchat_cuda.runner.kv_pages import ModelInputs
 from localchat_cuda.runner.step_buffer import StepBuffer
@@ -18,15 +18,15 @@ CPU = torch.device("cpu")
 SCRATCH_PAGE = 99
 
 
-def inputs(stretches: list[TokenSpan], context: int = 8192) -> tuple[ModelInputs, StateTable]:
-    sizes = BatchConfig(4, 2, 64, 64, 4, context_tokens=context)
+def inputs(spans: list[TokenSpan], context: int = 8192) -> tuple[ModelInputs, StateTable]:
+    config = BatchConfig(4, 2, 64, 64, 4, context_tokens=context)
     table = StateTable(4, context, 64, SCRATCH_PAGE, CPU)
-    inbox = StepBuffer(100_000, 1, CPU)
-    inbox.begin()
-    layout = build_input_batch(stretches, 0, sizes, table.scratch)
-    places = put(layout, inbox, table.columns, table.scratch, table.nothing)
-    inbox.send()
-    return model_inputs(layout, places, inbox, table.known, table.tables, None), table
+    buffer = StepBuffer(100_000, 1, CPU)
+    buffer.begin_step()
+    batch = build_input_batch(spans, 0, config, table.scratch)
+    slices = write_batch(batch, buffer, table.columns, table.scratch, table.padding_index)
+    buffer.send()
+    return model_inputs(batch, slices, table.token_table, table.block_tables, None), table
 
 
 @pytest.mark.parametrize("count", [17, 65, 257, 1025, 2904, 4096])
@@ -36,7 +36,7 @@ def test_padding_of_prompt_chunks_writes_to_the_scratch_page_alone(count: int, o
         [TokenSpan(0, 64, count), *[TokenSpan(1 + i, 9, 1) for i in range(others)]]
     )
     padding = step.slots == table.scratch
-    pages = table.tables[step.slots.long(), step.positions.long() // 64][padding]
+    pages = table.block_tables[step.slots.long(), step.positions.long() // 64][padding]
     assert set(pages.tolist()) <= {SCRATCH_PAGE}
     assert int(step.batch.counts.sum()) == step.ids.shape[0]
     assert int((~padding).sum()) == count + others
@@ -60,26 +60,26 @@ def test_padding_is_one_text_as_far_as_its_block_table_goes() -> None:
 def test_all_arrays_begin_where_kernels_were_compiled_for() -> None:
     """Triton compiles a kernel once more for a pointer that is not aligned to 16 bytes: seconds, in a step."""
     writers = [TokenSpan(slot, 90 + slot, 1) for slot in range(3)]
-    for stretches in (
+    for spans in (
         [*writers, TokenSpan(3, 0, 300)],
         [*writers, TokenSpan(3, 0, 5000)],
         [TokenSpan(0, 50, 17), TokenSpan(3, 0, 5000)],
         [TokenSpan(3, 0, 300)],
     ):
-        step, _ = inputs(stretches)
-        assert step.many is not None
-        arrays = [step.positions, step.slots, step.many.tiles]
-        for part in (step.batch, step.many.batch, *([step.few.batch] if step.few else [])):
+        step, _ = inputs(spans)
+        assert step.prefill is not None
+        arrays = [step.positions, step.slots, step.prefill.tiles]
+        for part in (step.batch, step.prefill.batch, *([step.decode.batch] if step.decode else [])):
             arrays += [part.starts, part.counts, part.lengths, part.slots]
         assert {each.data_ptr() % 16 for each in arrays} == {0}
 
 
 def test_beside_prompts_histories_are_cut_in_fewer_ways() -> None:
     """Each way is a graph, of every number of writers and width."""
-    sizes = BatchConfig(28, 4, 128, 64, 132, context_tokens=8192)
+    config = BatchConfig(28, 4, 128, 64, 132, context_tokens=8192)
     alone, beside = set(), set()
     for length in (10, 100, 300, 700, 1500, 3000, 6000, 8000):
         writer = TokenSpan(0, length, 1)
-        alone.add(build_input_batch([writer], 0, sizes, 3).shape.splits)
-        beside.add(build_input_batch([writer, TokenSpan(1, 0, 500)], 0, sizes, 3).shape.splits)
+        alone.add(build_input_batch([writer], 0, config, 3).shape.splits)
+        beside.add(build_input_batch([writer, TokenSpan(1, 0, 500)], 0, config, 3).shape.splits)
     assert beside <= {1, 4, 16, 64} and len(beside) < len(alone)

@@ -260,17 +260,17 @@ def test_no_memory_in_a_step_is_a_result_and_the_one_behind_computes_nothing(
 ) -> None:
     runner = tiny_runner(folder)
     tokens = tokens_of(41, 30)
-    states = runner._model.states  # type: ignore[union-attr]
+    hidden_states = runner._model.hidden_states  # type: ignore[union-attr]
 
     def full(inputs: Any) -> Any:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(runner._model, "states", full)
+    monkeypatch.setattr(runner._model, "hidden_states", full)
     enter = (Enter(1, 0, tokens, 30, GREEDY),)
     runner.launch(
         StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (LogitsPosition(0, 29, 1),), enter=enter)
     )
-    monkeypatch.setattr(runner._model, "states", states)
+    monkeypatch.setattr(runner._model, "hidden_states", hidden_states)
     runner.launch(StepPlan(2, (StepRow(1, 0, 30, LAST),), (LogitsPosition(0, 0, 1),)))
     first, second = runner.collect(), runner.collect()
     assert (first.status, first.computed, first.samples) == ("out_of_memory", (0,), ())
@@ -287,17 +287,17 @@ def test_requests_outlive_steps_without_memory(
     asked = request(tokens_of(42, 60), max_tokens=20)
     plain = TinyLoop(tiny_runner(folder)).say(asked)
     loop = TinyLoop(tiny_runner(folder))
-    network = loop.runner._model
-    assert network is not None
-    states, calls = network.states, [0]
+    model = loop.runner._model
+    assert model is not None
+    hidden_states, calls = model.hidden_states, [0]
 
     def sometimes(inputs: Any) -> torch.Tensor:
         calls[0] += 1
         if calls[0] % 7 == 3:
             raise torch.OutOfMemoryError
-        return states(inputs)
+        return hidden_states(inputs)
 
-    monkeypatch.setattr(network, "states", sometimes)
+    monkeypatch.setattr(model, "hidden_states", sometimes)
     others = [loop.ask(request(tokens_of(43 + i, 40), max_tokens=20)) for i in range(3)]
     told = loop.told[loop.ask(asked)]
     loop.run_until_idle()
@@ -328,7 +328,7 @@ def test_a_step_that_waited_for_the_host_tells_nothing_of_the_next(
     host_s: float, elapsed_s: float, graphs: bool, wanted: bool
 ) -> None:
     runner = SimpleNamespace(graphs=SimpleNamespace(enabled=graphs))
-    flight = PendingStep(StepPlan(1), 0.0, host_s=host_s)
-    assert CudaRunner._is_typical(runner, flight, elapsed_s) == wanted  # type: ignore[arg-type]
-    flight.typical = False
-    assert not CudaRunner._is_typical(runner, flight, elapsed_s)  # type: ignore[arg-type]
+    step_ = PendingStep(StepPlan(1), 0.0, host_s=host_s)
+    assert CudaRunner._is_typical(runner, step_, elapsed_s) == wanted  # type: ignore[arg-type]
+    step_.typical = False
+    assert not CudaRunner._is_typical(runner, step_, elapsed_s)  # type: ignore[arg-type]

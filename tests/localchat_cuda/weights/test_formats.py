@@ -117,17 +117,17 @@ def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> Non
     model = tiny_models.reference("qwen3", **WIDE)
     quantizers.save(model, tmp_path, Way(ordered=True), 1)
     layer = loaded(tmp_path).layers[0]
-    held = {name: getattr(layer.products[name], "order") for name in layer.products}  # noqa: B009
+    held = {name: getattr(layer.linears[name], "order") for name in layer.linears}  # noqa: B009
     assert held["down"] is None
     assert all(held[name] is not None for name in ("qkv", "o", "gate_up"))
     mlp = model.model.layers[0].mlp
-    gate_up = dequantized(layer.products["gate_up"], torch.float32)
+    gate_up = dequantized(layer.linears["gate_up"], torch.float32)
     rows = [
         torch.cat((mlp.gate_proj.weight[i], mlp.up_proj.weight[i])).tolist() for i in range(384)
     ]
     order = [rows.index(torch.cat((gate_up[i], gate_up[384 + i])).tolist()) for i in range(384)]
     assert order != list(range(384))
-    down = dequantized(layer.products["down"], torch.float32)
+    down = dequantized(layer.linears["down"], torch.float32)
     assert torch.equal(down, mlp.down_proj.weight[:, order])
 
 
@@ -181,7 +181,7 @@ def test_the_zeros_are_read_as_they_are_stored_whatever_the_label_says(
     quantizers.save(model, tmp_path, way, label, stored)
     said: list[str] = []
     found = loaded(tmp_path, said)
-    o = dequantized(found.layers[0].products["o"], torch.float32)
+    o = dequantized(found.layers[0].linears["o"], torch.float32)
     assert torch.equal(o, model.model.layers[0].self_attn.o_proj.weight)
     if label == stored:
         assert said == []

@@ -40,7 +40,7 @@ def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
 def test_every_layout_says_what_its_codes_stand_for(layout: str, tmp_path: Path) -> None:
     model, tokens = made(layout, tmp_path), tokens_of(21, 40)
     ours = Tiny(tmp_path, torch.float32)
-    weight = ours.weights.layers[0].products["gate_up"]
+    weight = ours.weights.layers[0].linears["gate_up"]
     assert isinstance(weight, W8)
     assert weight.blocks == (layout in ("block", "deepseek"))
     assert torch.allclose(ours.prompt(tokens, 17), wanted_of(model, tokens), atol=2e-3, rtol=1e-4)
@@ -75,8 +75,8 @@ def test_a_layer_without_scales_stays_floating(tmp_path: Path) -> None:
     tensors[name] = model.state_dict()[name].clone()
     safetensors.torch.save_file(tensors, path)
     ours, tokens = Tiny(tmp_path, torch.float32), tokens_of(24, 20)
-    assert isinstance(ours.weights.layers[1].products["down"], torch.Tensor)
-    assert isinstance(ours.weights.layers[0].products["down"], W8)
+    assert isinstance(ours.weights.layers[1].linears["down"], torch.Tensor)
+    assert isinstance(ours.weights.layers[0].linears["down"], W8)
     assert torch.allclose(ours.prompt(tokens, 20), wanted_of(model, tokens), atol=2e-3, rtol=1e-4)
 
 
@@ -149,7 +149,7 @@ def test_random_layers_are_drawn_in_fp8_and_run(layout: str, tmp_path: Path) -> 
     ours = Tiny(tmp_path, torch.float32)
     names = ARCHITECTURES[ours.config.architecture].NAMES
     ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
-    weight = ours.weights.layers[0].products["qkv"]
+    weight = ours.weights.layers[0].linears["qkv"]
     assert isinstance(weight, W8)
     assert weight.blocks == (layout == "deepseek")
     found = ours.prompt(tokens_of(25, 9), 9)

@@ -35,7 +35,7 @@ def test_shards_are_read_and_parts_merged(folder: Path) -> None:
     for path in read_headers(folder):
         whole |= safetensors.torch.load_file(path)
     wanted = [whole[f"model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
-    assert torch.equal(found.layers[1].products["qkv"], torch.cat(wanted))  # type: ignore[arg-type]
+    assert torch.equal(found.layers[1].linears["qkv"], torch.cat(wanted))  # type: ignore[arg-type]
     biases = [whole[f"model.layers.1.self_attn.{part}_proj.bias"] for part in "qkv"]
     assert torch.equal(found.layers[1].biases["qkv"], torch.cat(biases))
     assert found.head is found.embedding
@@ -64,7 +64,7 @@ def test_awq_layers_are_packed_as_their_parts(tmp_path: Path) -> None:
     model = tiny_models.reference("qwen2")
     tiny_models.save_awq(model, tmp_path)
     found = loaded(tmp_path, read_config(tmp_path))
-    gate_up = found.layers[0].products["gate_up"]
+    gate_up = found.layers[0].linears["gate_up"]
     assert isinstance(gate_up, w4_pack.W4)
     mlp = model.model.layers[0].mlp
     wanted = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
@@ -75,11 +75,11 @@ def test_layers_left_out_of_a_quantization_stay_floating(tmp_path: Path) -> None
     model = tiny_models.reference("qwen2")
     tiny_models.save_awq(model, tmp_path, floating="1.mlp.up_proj")
     found = loaded(tmp_path, read_config(tmp_path), dtype=torch.float32)
-    assert isinstance(found.layers[0].products["gate_up"], w4_pack.W4)
+    assert isinstance(found.layers[0].linears["gate_up"], w4_pack.W4)
     mlp = model.model.layers[1].mlp
     wanted = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
-    assert torch.equal(found.layers[1].products["gate_up"], wanted)  # type: ignore[arg-type]
-    assert isinstance(found.layers[1].products["down"], w4_pack.W4)
+    assert torch.equal(found.layers[1].linears["gate_up"], wanted)  # type: ignore[arg-type]
+    assert isinstance(found.layers[1].linears["down"], w4_pack.W4)
     assert not found.packed
 
 
