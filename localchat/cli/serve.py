@@ -177,7 +177,9 @@ def _serve(
         tell = partial(_announce, setup, config, sockets, info)
         with context.registered(_local_url(sockets[0])):
             serve(
-                app, sockets, beside=startup_task(app, tell, setup.terminal.notify, context.on_stop)
+                app,
+                sockets,
+                background=startup_task(app, tell, setup.terminal.notify, context.on_stop),
             )
 
 

@@ -288,6 +288,7 @@ class EngineProcess:
             raise UsageError(
                 f"{self._spec.name} is a text model and gives no embeddings",
                 hint="use an embedding model, such as nomic-embed-text or qwen3-embedding",
+                no_embeddings=True,
             )
         self._opened.embedding.submit(id_, texts)
 

@@ -1,4 +1,4 @@
-"""The running server: its sockets, its signals, its end."""
+"""The running server: sockets, signals, graceful shutdown."""
 
 import asyncio
 import errno
@@ -26,23 +26,23 @@ _THREADS = 64
 _POLL_S = 0.05
 _GRACE_S = 2
 _FILES = 256
-"""Open files beside the connections: pipes of models, logs, what is read on the way."""
-_CROWDED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_SAY_S = 10.0
-_AGAIN = "._start_serving("
-"""What asyncio calls for every connection that could not be taken, when a second has passed."""
+"""Open files in addition to connections: pipes of engine processes, logs, files being read."""
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_WARN_EVERY_S = 10.0
+_RELISTEN = "._start_serving("
+"""The callback that asyncio runs a second after each connection that it could not accept."""
 
 
 class UvicornServer(uvicorn.Server):
-    """uvicorn's server with an end of its own: nobody new, a while for what runs, then an error event for
-    what still does. `drain_s`: how long that while is; a second signal cuts it short."""
+    """uvicorn's server with a graceful shutdown: it refuses new requests, waits for those in progress, then
+    ends them with an error. drain_s: longest wait; a second signal ends it."""
 
     def __init__(self, app: Starlette, drain_s: float) -> None:
         service = app.state.service
         assert isinstance(service, Service)
         self._service = service
         self._drain_s = drain_s
-        self._say_again_s = 0.0
+        self._next_warning_s = 0.0
         limits = service.config.limits
         super().__init__(
             uvicorn.Config(
@@ -63,7 +63,7 @@ class UvicornServer(uvicorn.Server):
         )
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        # Python's own choice is six threads on two cores: six long texts to tokenize would keep every chat out.
+        # Python's default is six threads on two cores: six long texts to tokenize would block every chat.
         threads = ThreadPoolExecutor(_THREADS, "server")
         loop = asyncio.get_running_loop()
         loop.set_default_executor(threads)
@@ -74,15 +74,15 @@ class UvicornServer(uvicorn.Server):
     def _handle_loop_exception(
         self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
-        """Without a file for a new connection, the loop complains with a traceback for each that may wait,
-        every second anew: once is enough."""
+        """Log one line instead of a traceback per connection and second if no file is left for new
+        connections."""
         error = context.get("exception")
-        if self.should_exit and isinstance(error, ValueError) and _AGAIN in context["message"]:
-            return  # it wanted to listen again a second later, at a place that was closed meanwhile
-        if not isinstance(error, OSError) or error.errno not in _CROWDED:
+        if self.should_exit and isinstance(error, ValueError) and _RELISTEN in context["message"]:
+            return  # a late attempt to listen again on a socket that was closed meanwhile
+        if not isinstance(error, OSError) or error.errno not in _OUT_OF_RESOURCES:
             loop.default_exception_handler(context)
-        elif loop.time() >= self._say_again_s:
-            self._say_again_s = loop.time() + _SAY_S
+        elif loop.time() >= self._next_warning_s:
+            self._next_warning_s = loop.time() + _WARN_EVERY_S
             log.warning(
                 "no connection can be taken (%s): new clients wait until others leave; a higher `ulimit -n` "
                 "helps",
@@ -90,7 +90,7 @@ class UvicornServer(uvicorn.Server):
             )
 
     def stop(self) -> None:
-        """End the server; from any thread."""
+        """End the server. Callable from any thread."""
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -110,8 +110,8 @@ class UvicornServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Ctrl+C, SIGTERM and a terminal that closes end the server well; they are no failure. Under nohup
-        SIGHUP stays ignored."""
+        """Shut down gracefully on Ctrl+C, SIGTERM and SIGHUP (a closed terminal). Under nohup SIGHUP stays
+        ignored."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -132,14 +132,17 @@ def serve(
     sockets: Sequence[socket.socket],
     *,
     drain_s: float = 5.0,
-    beside: Callable[[UvicornServer], Awaitable[None]] | None = None,
+    background: Callable[[UvicornServer], Awaitable[None]] | None = None,
 ) -> None:
-    """Answer on these sockets until a signal comes. `beside`: what runs in the same loop, such as the load of
-    the first model; it is cancelled at the end, and its failure ends the server and is raised here."""
+    """Serve on these sockets until a signal comes.
+
+    background: a task for the same event loop, such as the load of the first model. It is cancelled at the
+    end; its failure ends the server and is raised here.
+    """
     server = UvicornServer(app, drain_s)
 
     async def run() -> None:
-        task = asyncio.ensure_future(beside(server)) if beside is not None else None
+        task = asyncio.ensure_future(background(server)) if background is not None else None
         if task is not None:
             task.add_done_callback(lambda done: server.stop() if _failed(done) else None)
         await server.serve(list(sockets))
@@ -157,7 +160,7 @@ def _failed(task: "asyncio.Future[None]") -> bool:
 
 
 def raise_file_limit(connections: int) -> None:
-    """Let this process open as many files as its connections need, where it may: macOS begins with 256."""
+    """Raise the limit of open files to what the connections need, if allowed: macOS starts with 256."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -170,8 +173,8 @@ def raise_file_limit(connections: int) -> None:
 
 
 def bind_sockets(host: str, port: int) -> list[socket.socket]:
-    """Listening places of a host: for 127.0.0.1 also IPv6's loopback, where it has one. Port 0 takes a free
-    one. Raises UsageError for a name that is none here, LocalchatError where the port is taken."""
+    """Listening sockets for a host; 127.0.0.1 includes IPv6's loopback if there is one. Port 0 means any free
+    port. Raises UsageError for an unknown host, LocalchatError for a port in use."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -180,19 +183,19 @@ def bind_sockets(host: str, port: int) -> list[socket.socket]:
             hint="127.0.0.1 is this machine alone, 0.0.0.0 every network that it is in",
         ) from error
     family, _, _, _, address = found[0]
-    first = _listening(family, (str(address[0]), port), host)
+    first = _listen(family, (str(address[0]), port), host)
     sockets = [first]
     if address[0] == "127.0.0.1" and socket.has_ipv6:
         try:
-            sockets.append(_listening(socket.AF_INET6, ("::1", first.getsockname()[1]), "::1"))
+            sockets.append(_listen(socket.AF_INET6, ("::1", first.getsockname()[1]), "::1"))
         except LocalchatError:
             log.debug("no IPv6 loopback")
     return sockets
 
 
-def _listening(family: int, address: tuple[str, int], shown: str) -> socket.socket:
-    # The protocol is named, because asyncio turns off Nagle's algorithm only where it is: with it on, the
-    # end of a response waits 40 ms for the client's acknowledgement.
+def _listen(family: int, address: tuple[str, int], shown: str) -> socket.socket:
+    # asyncio turns off Nagle's algorithm only for sockets that name TCP as protocol; with it on, the end of a
+    # response waits 40 ms for the client's acknowledgement.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -202,11 +205,11 @@ def _listening(family: int, address: tuple[str, int], shown: str) -> socket.sock
         made.listen(_BACKLOG)
     except OSError as error:
         made.close()
-        raise _unusable(error, shown, address[1]) from error
+        raise _bind_error(error, shown, address[1]) from error
     return made
 
 
-def _unusable(error: OSError, host: str, port: int) -> LocalchatError:
+def _bind_error(error: OSError, host: str, port: int) -> LocalchatError:
     if error.errno == errno.EADDRINUSE:
         return LocalchatError(
             f"port {port} of {host} is taken by another program",

@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from localchat.engine.scripted import ScriptedAnswer
+from localchat.errors import UsageError
 from localchat.server.repetition import RepetitionDetector
 from tests.support.http_server import NAME, Stage, Wire, ask, chat, settled
 from tests.support.paths import ROOT
@@ -84,6 +85,17 @@ def test_tokens_of_a_text_and_of_a_conversation(stage: Stage) -> None:
     assert ask(stage, "/detokenize", {"tokens": [104, 105]}).json["content"] == "hi"
     assert ask(stage, "/detokenize", {"tokens": [-1]}).status == 400
     assert ask(stage, "/apply-template", {"messages": messages}).json == {"prompt": "user: hi\n"}
+
+
+def test_model_without_embeddings_is_not_supported(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def embed(self: object, texts: object) -> None:
+        raise UsageError("any sentence", no_embeddings=True)
+
+    monkeypatch.setattr(type(stage.engine), "embed", embed)
+    reply = ask(stage, "/v1/embeddings", {"input": "a"})
+    assert (reply.status, reply.error["code"]) == (501, "not_supported")
 
 
 def test_embeddings_are_lists_or_base64(stage: Stage) -> None:

@@ -109,7 +109,7 @@ def test_the_second_request_of_a_connection_has_its_own_time() -> None:
         assert wire.reply().status == 200
         (connection,) = stage.server.server_state.connections
         assert isinstance(connection, Connection)
-        assert settled(lambda: connection._headers_due is None), "none runs between two requests"
+        assert settled(lambda: connection._header_timer is None), "none runs between two requests"
         vars(connection)["limits"] = ServerLimits(header_s=0.1)
         wire.ask("/health")
         assert wire.reply().status == 200

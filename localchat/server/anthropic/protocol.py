@@ -1,4 +1,4 @@
-"""What clients of the Messages API send. Unknown fields are ignored, null stands for «not given»."""
+"""Request types of the Messages API. Unknown fields are ignored, null means "not given"."""
 
 from typing import Any, TypeAlias
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class DocumentSource(msgspec.Struct, frozen=True):
-    """Where the content of a document comes from: `data` of a text, `content` of pieces."""
+    """The content of a document: `data` for a text, `content` for blocks."""
 
     type: str = ""
     data: str | None = None
@@ -14,7 +14,7 @@ class DocumentSource(msgspec.Struct, frozen=True):
 
 
 class InputBlock(msgspec.Struct, frozen=True):
-    """A piece of content. Which fields it has depends on its type."""
+    """A block of content. Its fields depend on its type."""
 
     type: str
     text: str | None = None
@@ -41,15 +41,16 @@ class InputMessage(msgspec.Struct, frozen=True):
 
 
 class MessagesTool(msgspec.Struct, frozen=True):
-    """A tool that the client runs. `type`: none or `custom`; others run on Anthropic's machines, or are known
-    to its models only. `defer_loading`: the model is told of it once a tool's result has referred to it."""
+    """A tool that the client runs."""
 
     name: str
     type: str | None = None
+    """None or `custom`; others run on Anthropic's servers, or only its models know them."""
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+    """Hidden from the model until a tool result refers to it."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -74,8 +75,8 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 
 class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /v1/messages/count_tokens: all that the prompt is made of. `output_format` is the older place of
-    `output_config.format`."""
+    """POST /v1/messages/count_tokens: the fields that make up the prompt. `output_format` is the deprecated
+    place of `output_config.format`."""
 
     messages: list[InputMessage]
     model: str | None = None

@@ -1,5 +1,4 @@
-"""From a request of the Messages API to the chat that it is. What a chat means, and what of it is refused, is
-decided once, for all protocols (server/asking.py)."""
+"""Translates a Messages API request to a chat, which openai/requests.py validates for all protocols."""
 
 import re
 from collections.abc import Iterator
@@ -32,16 +31,16 @@ from localchat.server.openai.protocol import (
     ToolCallParam,
 )
 
-_CHANGING: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
-"""What Claude Code writes at the very beginning of its system prompt: another number with every request,
-which says nothing to a model and would leave nothing of the prefix cache."""
+_BILLING_HEADER: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
+"""A line at the start of Claude Code's system prompt. It changes with every request, means nothing to a model
+and would invalidate the whole prefix cache."""
 _EFFORTS: Final = {each: each for each in ("low", "medium", "high", "xhigh")} | {"max": "xhigh"}
-_FAILED: Final = "Error: "
-"""Templates cannot say that a tool failed, so its result does."""
+_ERROR_PREFIX: Final = "Error: "
+"""Templates have no place for the failure of a tool, so its result starts with this."""
 
 
 def as_chat(body: MessagesBody) -> ChatBody:
-    """The request as a chat. Raises ApiError."""
+    """The whole request as a chat. Raises ApiError."""
     return msgspec.structs.replace(
         prompt_as_chat(body),
         max_tokens=body.max_tokens,
@@ -54,9 +53,9 @@ def as_chat(body: MessagesBody) -> ChatBody:
 
 
 def prompt_as_chat(body: CountTokensBody) -> ChatBody:
-    """The part of the request that becomes the prompt. Raises ApiError."""
+    """The part of the request that makes up the prompt, as a chat. Raises ApiError."""
     config = body.output_config
-    form = (config.format if config else None) or body.output_format
+    format_ = (config.format if config else None) or body.output_format
     choice = body.tool_choice
     return ChatBody(
         model=body.model,
@@ -65,40 +64,42 @@ def prompt_as_chat(body: CountTokensBody) -> ChatBody:
         tool_choice=_choice(choice) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         chat_template_kwargs=_options(body),
-        response_format=_format(form) if form else None,
+        response_format=_format(format_) if format_ else None,
     )
 
 
 def _system(system: Content) -> list[ChatMessage]:
     blocks = [InputBlock("text", system)] if isinstance(system, str) else system or []
-    texts = [_CHANGING.sub("", _text(block, f"system.{at}")) for at, block in enumerate(blocks)]
+    texts = [
+        _BILLING_HEADER.sub("", _text(block, f"system.{at}")) for at, block in enumerate(blocks)
+    ]
     text = "\n".join(text for text in texts if text)
     return [ChatMessage("system", text)] if text else []
 
 
-def _messages(turns: list[InputMessage]) -> Iterator[ChatMessage]:
-    for at, turn in enumerate(turns):
-        if turn.role not in ("user", "assistant", "system"):
+def _messages(messages: list[InputMessage]) -> Iterator[ChatMessage]:
+    for at, message in enumerate(messages):
+        if message.role not in ("user", "assistant", "system"):
             raise bad_request(
-                f"The role {turn.role[:50]!r} is not known; there are user, assistant and system.",
+                f"The role {message.role[:50]!r} is not known; there are user, assistant and system.",
                 param=f"messages.{at}.role",
             )
-        if turn.content is None:
+        if message.content is None:
             raise ApiError(
                 400, "missing_required_parameter", f"messages.{at}.content: this field is required."
             )
-        place = f"messages.{at}.content"
-        if isinstance(turn.content, str):
-            yield ChatMessage(turn.role, turn.content)
-        elif turn.role == "assistant":
-            yield _said(turn.content, place)
+        path = f"messages.{at}.content"
+        if isinstance(message.content, str):
+            yield ChatMessage(message.role, message.content)
+        elif message.role == "assistant":
+            yield _assistant_message(message.content, path)
         else:
-            yield from _asked(turn.role, turn.content, place)
+            yield from _user_messages(message.role, message.content, path)
 
 
-def _said(blocks: list[InputBlock], place: str) -> ChatMessage:
-    """A message of the assistant: its parts in the places that chats have for them. What was encrypted
-    elsewhere is left out."""
+def _assistant_message(blocks: list[InputBlock], path: str) -> ChatMessage:
+    """A message of the assistant: text, reasoning and calls in the fields of a chat. Encrypted reasoning is
+    left out."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCallParam] = []
@@ -110,10 +111,10 @@ def _said(blocks: list[InputBlock], place: str) -> ChatMessage:
                 pass
             case "tool_use":
                 arguments = msgspec.json.encode(block.input or {}).decode()
-                name = _required(block.name, f"{place}.{at}.name")
+                name = _required(block.name, f"{path}.{at}.name")
                 calls.append(ToolCallParam(FunctionCallParam(name, arguments), block.id))
             case _:
-                texts.append(_text(block, f"{place}.{at}"))
+                texts.append(_text(block, f"{path}.{at}"))
     return ChatMessage(
         "assistant",
         "\n".join(texts),
@@ -122,88 +123,88 @@ def _said(blocks: list[InputBlock], place: str) -> ChatMessage:
     )
 
 
-def _asked(role: str, blocks: list[InputBlock], place: str) -> Iterator[ChatMessage]:
-    """A message of the user: the results of tools are messages of their own, in the order they stand."""
+def _user_messages(role: str, blocks: list[InputBlock], path: str) -> Iterator[ChatMessage]:
+    """A message of the user. Tool results become messages of their own, in their order."""
     texts: list[str] = []
     for at, block in enumerate(blocks):
         if block.type != "tool_result":
-            texts.append(_text(block, f"{place}.{at}"))
+            texts.append(_text(block, f"{path}.{at}"))
             continue
         if texts:
             yield ChatMessage(role, "\n".join(texts))
             texts = []
-        result = _plain(block.content, f"{place}.{at}.content")
+        result = _plain_text(block.content, f"{path}.{at}.content")
         yield ChatMessage(
             "tool",
-            f"{_FAILED}{result}" if block.is_error else result,
-            tool_call_id=_required(block.tool_use_id, f"{place}.{at}.tool_use_id"),
+            f"{_ERROR_PREFIX}{result}" if block.is_error else result,
+            tool_call_id=_required(block.tool_use_id, f"{path}.{at}.tool_use_id"),
         )
     if texts or not blocks:
         yield ChatMessage(role, "\n".join(texts))
 
 
-def _plain(content: Content, place: str) -> str:
+def _plain_text(content: Content, path: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(_text(block, f"{place}.{at}") for at, block in enumerate(content))
+    return "\n".join(_text(block, f"{path}.{at}") for at, block in enumerate(content))
 
 
-def _text(block: InputBlock, place: str) -> str:
-    """The text of a block. Raises ApiError for what is none."""
+def _text(block: InputBlock, path: str) -> str:
+    """The text of a block. Raises ApiError for a block without text."""
     if block.type == "text":
-        return _required(block.text, f"{place}.text")
+        return _required(block.text, f"{path}.text")
     if block.type == "tool_reference":
-        name = _required(block.tool_name, f"{place}.tool_name")
+        name = _required(block.tool_name, f"{path}.tool_name")
         return f"The tool {name} can be called now."
     if block.type == "search_result":
-        place_of = block.source if isinstance(block.source, str) else None
-        found = _plain(block.content, f"{place}.content")
-        return "\n".join(part for part in (block.title, place_of, found) if part)
+        source = block.source if isinstance(block.source, str) else None
+        found = _plain_text(block.content, f"{path}.content")
+        return "\n".join(part for part in (block.title, source, found) if part)
     if block.type == "document" and isinstance(block.source, DocumentSource):
-        text = _document(block.source, f"{place}.source.content")
+        text = _document(block.source, f"{path}.source.content")
         if text is not None:
             return "\n".join(part for part in (block.title, text) if part)
     raise bad_request(
-        f"{place}: this model reads text only; a block of type {block.type[:50]!r} cannot be read.",
-        param=place,
+        f"{path}: this model reads text only; a block of type {block.type[:50]!r} cannot be read.",
+        param=path,
     )
 
 
-def _document(source: DocumentSource, place: str) -> str | None:
-    """Its text; None for what is a file or lies elsewhere."""
+def _document(source: DocumentSource, path: str) -> str | None:
+    """The text of a document; None for a file or a URL."""
     match source.type:
         case "text":
             return source.data or ""
         case "content":
-            return _plain(source.content, place)
+            return _plain_text(source.content, path)
     return None
 
 
-def _required(value: str | None, place: str) -> str:
+def _required(value: str | None, path: str) -> str:
     if value is None:
         raise bad_request(
-            f"{place}: this field is required.", param=place, code="missing_required_parameter"
+            f"{path}: this field is required.", param=path, code="missing_required_parameter"
         )
     return value
 
 
 def _tools(body: CountTokensBody) -> list[ChatTool]:
-    """The tools that the model is told of: those that wait to be found are left out until they are."""
+    """The tools that the model sees: deferred tools only once a tool result has referred to them."""
     given = body.tools or []
-    found: set[str | None] = set()
+    referenced: set[str | None] = set()
     if any(tool.defer_loading for tool in given):
-        found = set(_found(body.messages))
+        referenced = set(_referenced_tools(body.messages))
     return [
         _tool(at, tool)
         for at, tool in enumerate(given)
-        if not tool.defer_loading or tool.name in found
+        if not tool.defer_loading or tool.name in referenced
     ]
 
 
-def _found(turns: list[InputMessage]) -> Iterator[str | None]:
-    """Names of the tools that results of others refer to."""
-    for turn in turns:
-        for block in turn.content if isinstance(turn.content, list) else ():
+def _referenced_tools(messages: list[InputMessage]) -> Iterator[str | None]:
+    """Names of the tools that tool results refer to."""
+    for message in messages:
+        for block in message.content if isinstance(message.content, list) else ():
             for inner in block.content if isinstance(block.content, list) else ():
                 if inner.type == "tool_reference":
                     yield inner.tool_name
@@ -235,7 +236,8 @@ def _choice(choice: ToolChoice) -> str | NamedToolChoice:
 
 
 def _options(body: CountTokensBody) -> dict[str, Any]:
-    """What the template is told. `adaptive` and nothing at all leave it to the model's own default."""
+    """Template options. Thinking of type `adaptive`, or none at all, leaves the choice to the model's
+    default."""
     options: dict[str, Any] = {}
     thinking = body.thinking
     if thinking is not None:
@@ -259,5 +261,5 @@ def _options(body: CountTokensBody) -> dict[str, Any]:
     return options
 
 
-def _format(wanted: OutputFormat) -> ResponseFormat:
-    return ResponseFormat(wanted.type, JsonSchemaFormat(wanted.schema))
+def _format(format_: OutputFormat) -> ResponseFormat:
+    return ResponseFormat(format_.type, JsonSchemaFormat(format_.schema))

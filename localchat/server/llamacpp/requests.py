@@ -1,4 +1,4 @@
-"""From the body of llama.cpp's own requests to what an engine is asked."""
+"""Converts llama.cpp's own requests to engine requests."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -19,29 +19,30 @@ from localchat.server.openai.requests import (
     generation,
 )
 
-_NAMELESS: Final = "tmp"
-_HALVINGS: Final = 12
+_DEFAULT_FILENAME: Final = "tmp"
+_MAX_HALVINGS: Final = 12
 
 
 def infill_requests(
     body: NativeBody, limits: ServerLimits, client: Client
 ) -> list[GenerateRequest]:
-    """The ways to ask for a gap, the whole of what was sent first, each with less around it than the one
-    before. Raises ApiError."""
+    """Requests for a gap: the whole context first, then ever shorter ones. Raises ApiError."""
     gap = Infill(
-        # The text before the cursor in its own line comes apart, and belongs to what stands before the gap.
+        # The cursor's line up to the cursor arrives as `prompt`; it is part of the text before the gap.
         (body.input_prefix or "") + _text(body),
         body.input_suffix or "",
         tuple(
-            (file.filename or _NAMELESS, file.text) for file in body.input_extra or () if file.text
+            (file.filename or _DEFAULT_FILENAME, file.text)
+            for file in body.input_extra or ()
+            if file.text
         ),
     )
-    asked = _request(body, gap, limits, client, priority=INFILL)
-    return [msgspec.structs.replace(asked, prompt=less) for less in _ever_less(gap)]
+    request = _request(body, gap, limits, client, priority=INFILL)
+    return [msgspec.structs.replace(request, prompt=shorter) for shorter in _ever_shorter(gap)]
 
 
 def completion_request(body: NativeBody, limits: ServerLimits, client: Client) -> GenerateRequest:
-    """What goes on from a text. Raises ApiError."""
+    """The request that continues a text. Raises ApiError."""
     if body.prompt is None:
         raise bad_request(
             "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"
@@ -62,54 +63,58 @@ def completion_request(body: NativeBody, limits: ServerLimits, client: Client) -
 def _request(
     body: NativeBody, prompt: Prompt, limits: ServerLimits, client: Client, *, priority: int = 0
 ) -> GenerateRequest:
-    _refuse_absent(body)
-    wanted = body.n_predict if body.n_predict is not None else body.max_tokens
-    tokens = {} if wanted is None or wanted < 0 else {"n_predict": wanted}
+    _refuse_unsupported(body)
+    limit = body.n_predict if body.n_predict is not None else body.max_tokens
+    tokens = {} if limit is None or limit < 0 else {"n_predict": limit}
     changes: dict[str, object] = {}
     if body.seed is not None and body.seed < 0:
-        changes["seed"] = None  # how llama.cpp writes «any»
+        changes["seed"] = None  # llama.cpp's notation for a random seed
     if body.json_schema is not None and body.response_format is None:
         changes["response_format"] = ResponseFormat("json_object", schema=body.json_schema)
-    asked = generation(
+    request = generation(
         msgspec.structs.replace(body, **changes),
         prompt,
         limits,
         client=client,
         max_tokens=answer_tokens(tokens, limits, least=0),
-        logprobs=checked_logprobs(body.n_probs or 0, "n_probs") if told_tokens(body) else None,
+        logprobs=checked_logprobs(body.n_probs or 0, "n_probs") if reports_tokens(body) else None,
         priority=priority,
     )
-    return msgspec.structs.replace(asked, sampling=_sampled(asked.sampling, body.samplers))
+    return msgspec.structs.replace(
+        request, sampling=_with_samplers(request.sampling, body.samplers)
+    )
 
 
-def told_tokens(body: NativeBody) -> bool:
-    """Whether the answer tells of each of its tokens."""
+def reports_tokens(body: NativeBody) -> bool:
+    """True if the answer reports each of its tokens."""
     return bool(body.n_probs or body.return_tokens)
 
 
-def _refuse_absent(body: NativeBody) -> None:
-    """Refuse what there is not. Clients send all fields with values that mean nothing, and those pass."""
+def _refuse_unsupported(body: NativeBody) -> None:
+    """Refuse unsupported fields. Clients send all of them with values that have no effect, which pass."""
     for name in ("n", "n_cmpl"):
         if getattr(body, name) not in (None, 1):
             raise bad_request(
                 f"The field {name!r} is {getattr(body, name)}; here it can be 1 only.", param=name
             )
-    for name in _ABSENT:
+    for name in _UNSUPPORTED:
         if getattr(body, name):
             raise bad_request(
                 f"The field {name!r} asks for what there is not here; leave it out.", param=name
             )
 
 
-_ABSENT: Final = (
+_UNSUPPORTED: Final = (
     *("post_sampling_probs", "image_data", "lora"),
     *("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"),
 )
 
 
-def _sampled(sampling: Sampling, samplers: str | list[str] | None) -> Sampling:
-    """A list of samplers leaves out those that it does not name. The order of ours is fixed. `infill` keeps
-    what is nearly certain; here that is the likeliest token, where no temperature was asked for."""
+def _with_samplers(sampling: Sampling, samplers: str | list[str] | None) -> Sampling:
+    """Turn off the samplers that the list does not name; the order of ours is fixed.
+
+    `infill` keeps nearly certain tokens; here that means greedy sampling, unless a temperature was given.
+    """
     if not isinstance(samplers, list) or not samplers:
         return sampling
     off = {
@@ -131,28 +136,28 @@ _OFF: Final = {
 }
 
 
-def _ever_less(gap: Infill) -> Iterator[Infill]:
-    """The gap with ever less around it: the older half of the other files goes first, as those that a client
-    sends last are nearest to what is written now; then what is far from the cursor, by whole lines."""
+def _ever_shorter(gap: Infill) -> Iterator[Infill]:
+    """The gap with ever less context: first without the older half of the other files, as clients send the
+    most relevant last; then without the lines farthest from the cursor."""
     yield gap
     replace = msgspec.structs.replace
     while gap.extra:
         gap = replace(gap, extra=gap.extra[(len(gap.extra) + 1) // 2 :])
         yield gap
-    for _ in range(_HALVINGS):
+    for _ in range(_MAX_HALVINGS):
         if not gap.prefix and not gap.suffix:
             return
-        gap = Infill(_latter(gap.prefix), _former(gap.suffix))
+        gap = Infill(_latter_half(gap.prefix), _former_half(gap.suffix))
         yield gap
 
 
-def _latter(text: str) -> str:
+def _latter_half(text: str) -> str:
     half = len(text) - len(text) // 2
     at = text.find("\n", half) + 1
     return text[at or half :]
 
 
-def _former(text: str) -> str:
+def _former_half(text: str) -> str:
     half = len(text) // 2
     return text[: text.rfind("\n", 0, half) + 1 or half]
 

@@ -70,7 +70,7 @@ def _embed(engine: Engine, texts: Sequence[str]) -> tuple[list[list[float]], int
     try:
         vectors = engine.embed(texts)
     except UsageError as error:
-        if "embedding" in error.message:
+        if error.details.get("no_embeddings"):
             message = "This model gives no embeddings; load an embedding model and name it."
             raise ApiError(501, "not_supported", message, param="model") from error
         raise

@@ -1,8 +1,8 @@
-"""A client's conversation as the engine takes it, made bearable for chat templates without losing a word.
+"""Converts a client's messages to the engine's, and adapts conversations to rigid chat templates without
+losing text.
 
-Templates are rigid: many refuse two system messages, or two of the same role in a row. What can be joined
-is joined; a system message in the middle becomes the user's, or is moved, only where the template refuses
-it or leaves it out.
+Many templates refuse two system messages, or two messages of one role in a row. Neighbours that can be joined
+are joined; a late system message becomes the user's, or moves, only if the template refuses or omits it.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ _ROLES: Final = {
     "tool": "tool",
     "function": "tool",
 }
-_TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
-_BETWEEN: Final = "\n\n"
+_TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
+_SEPARATOR: Final = "\n\n"
 
 
 def engine_messages(given: Sequence[ChatMessage], limits: ServerLimits) -> tuple[Message, ...]:
-    """The messages in the engine's words, neighbours of one role joined. Raises ApiError."""
+    """Convert messages, joining neighbours of one role. Raises ApiError."""
     if not given:
         raise bad_request(
             "The field 'messages' is empty: there is nothing to answer.",
@@ -39,24 +39,28 @@ def engine_messages(given: Sequence[ChatMessage], limits: ServerLimits) -> tuple
         raise bad_request(
             f"There are {len(given)} messages; {limits.messages} are taken.", param="messages"
         )
-    return joined(_named([_message(at, message) for at, message in enumerate(given)]))
+    return joined(_with_tool_names([_message(at, message) for at, message in enumerate(given)]))
 
 
 def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Neighbours of the same role as one message, where they are text alone."""
+    """Join neighbours of one role that are plain text."""
     made: list[Message] = []
     for message in messages:
-        if made and _plain(made[-1]) and _plain(message) and made[-1].role == message.role:
+        if (
+            made
+            and _is_plain_text(made[-1])
+            and _is_plain_text(message)
+            and made[-1].role == message.role
+        ):
             parts = [text for text in (made[-1].content, message.content) if text]
-            made[-1] = msgspec.structs.replace(made[-1], content=_BETWEEN.join(parts))
+            made[-1] = msgspec.structs.replace(made[-1], content=_SEPARATOR.join(parts))
         else:
             made.append(message)
     return tuple(made)
 
 
-def _named(messages: Sequence[Message]) -> list[Message]:
-    """Results of tools with the tool's name, which templates print and clients leave out: they send the id of
-    the call alone."""
+def _with_tool_names(messages: Sequence[Message]) -> list[Message]:
+    """Add the tool's name to tool results: templates print it, but clients send only the id of the call."""
     names: dict[str, str] = {}
     made: list[Message] = []
     for message in messages:
@@ -68,13 +72,12 @@ def _named(messages: Sequence[Message]) -> list[Message]:
 
 
 def has_late_system(messages: Sequence[Message]) -> bool:
-    """Whether a system message stands behind the first place: what many templates refuse or leave out."""
+    """True if a system message is not the first message: many templates refuse or omit it."""
     return any(message.role == "system" for message in messages[1:])
 
 
 def late_as_users(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """System messages behind the first place as the user's, where they stand: what comes before them stays
-    what it was, and with it what the cache holds."""
+    """Late system messages as user messages in the same place, so that the prefix before them stays cached."""
     return joined(
         [
             msgspec.structs.replace(message, role="user")
@@ -93,7 +96,7 @@ def hoisted(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """System messages at the head of what the user says, for templates that know no such role."""
+    """System messages as user messages, for templates without a system role."""
     asked = [
         msgspec.structs.replace(message, role="user") if message.role == "system" else message
         for message in messages
@@ -102,24 +105,23 @@ def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def with_results_last(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """What the user says right behind the results of tools as part of the last of them: some templates want
-    an answer in between."""
+    """User messages right after tool results as part of the last result: some templates want an answer in
+    between."""
     made: list[Message] = []
     for message in messages:
         if made and made[-1].role == "tool" and message.role == "user" and message.content:
             parts = [text for text in (made[-1].content, message.content) if text]
-            made[-1] = msgspec.structs.replace(made[-1], content=_BETWEEN.join(parts))
+            made[-1] = msgspec.structs.replace(made[-1], content=_SEPARATOR.join(parts))
         else:
             made.append(message)
     return tuple(made)
 
 
 def with_one_voice(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """What was said beside a tool call as part of the reasoning before it: some templates have one place for
-    both."""
+    """Text next to a tool call as part of the reasoning before it: some templates have one place for both."""
     return tuple(
         msgspec.structs.replace(
-            message, reasoning=f"{message.reasoning}{_BETWEEN}{message.content}", content=""
+            message, reasoning=f"{message.reasoning}{_SEPARATOR}{message.content}", content=""
         )
         if message.tool_calls and message.reasoning and message.content
         else message
@@ -127,7 +129,7 @@ def with_one_voice(messages: Sequence[Message]) -> tuple[Message, ...]:
     )
 
 
-def _plain(message: Message) -> bool:
+def _is_plain_text(message: Message) -> bool:
     bare = not (message.tool_calls or message.tool_call_id or message.reasoning or message.name)
     return bare and message.role != "tool"
 
@@ -147,7 +149,7 @@ def _message(at: int, message: ChatMessage) -> Message:
 
 
 def engine_role(role: str, param: str) -> str:
-    """The role in the engine's words. Raises ApiError."""
+    """The engine's name of a role. Raises ApiError."""
     known = _ROLES.get(role)
     if known is None:
         raise bad_request(
@@ -158,13 +160,13 @@ def engine_role(role: str, param: str) -> str:
 
 def _call(call: ToolCallParam) -> CalledTool:
     arguments = call.function.arguments
-    if isinstance(arguments, dict):  # some clients send what they have parsed
+    if isinstance(arguments, dict):  # some clients send the parsed object
         arguments = msgspec.json.encode(arguments).decode()
     return CalledTool(call.function.name, arguments or "{}", call.id or "")
 
 
 def text_of(content: Content, param: str) -> str:
-    """The text of a message's content. Raises ApiError for what is no text: a picture, a sound, a file."""
+    """The text of a message's content. Raises ApiError for images, audio and files."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(_text(part, f"{param}[{at}]") for at, part in enumerate(content))
@@ -173,7 +175,7 @@ def text_of(content: Content, param: str) -> str:
 def _text(part: ContentPart | str, param: str) -> str:
     if isinstance(part, str):
         return part
-    if part.type not in _TEXTS:
+    if part.type not in _TEXT_PARTS:
         raise bad_request(
             f"This model reads text only; a part of type {part.type[:50]!r} cannot be read.",
             param=param,

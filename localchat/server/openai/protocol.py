@@ -1,6 +1,9 @@
-"""What clients read: responses and chunks. A field that may be left out is left out rather than blank,
-because readers take one kind of delta per chunk and trip over empty ones; the key `error` never stands in
-anything that is none."""
+"""Wire types of OpenAI's chat, completions and embeddings endpoints.
+
+Responses: an optional field is left out rather than null, because clients expect one kind of delta per chunk
+and trip over empty ones; the key `error` appears in errors only. Requests: unknown fields are ignored, as
+every such server does; null means "not given". Values are checked where they are used (requests.py).
+"""
 
 from codecs import getincrementaldecoder
 from typing import Any, Literal, TypeAlias
@@ -31,9 +34,9 @@ def usage_info(usage: Usage) -> UsageInfo:
 
 
 def timings_info(done: Done) -> dict[str, Any]:
-    """The figures of one request by their names in the table of figures."""
-    figures: dict[str, Any] = msgspec.structs.asdict(done.timings)
-    figures |= {
+    """The metrics of one request, by their names in localchat/metrics.py."""
+    timings: dict[str, Any] = msgspec.structs.asdict(done.timings)
+    timings |= {
         "kv_used_tokens": done.kv_used_tokens,
         "kv_total_tokens": done.kv_total_tokens,
         "drafted": done.speculation.drafted,
@@ -42,7 +45,7 @@ def timings_info(done: Done) -> dict[str, Any]:
         "speculation_off": done.speculation.off,
         "fingerprint": done.fingerprint,
     }
-    return figures
+    return timings
 
 
 # ---------------------------------------------------------------------------- tool calls
@@ -54,7 +57,7 @@ class FunctionCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of a call in a stream: id, type and name stand in its first piece only."""
+    """A piece of a call in a stream. Only the first has id, type and name."""
 
     index: int
     function: FunctionCallDelta
@@ -107,7 +110,7 @@ def chat_logprobs(logprobs: tuple[TokenLogprob, ...]) -> list[ChatTokenLogprob]:
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Of a plain completion: lists of equal length, an entry a token."""
+    """Log probabilities of a plain completion: lists of equal length, one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -118,9 +121,11 @@ class CompletionLogprobs(msgspec.Struct):
 def completion_logprobs(
     logprobs: tuple[TokenLogprob, ...], offset: int, first: str | None = None
 ) -> CompletionLogprobs:
-    """`offset`: characters of the text before these tokens; tokens that share a character stand where it
-    does.
-    `first`: a token before them that nothing predicted, the beginning of an echoed prompt."""
+    """Log probabilities of a completion's tokens.
+
+    offset: characters of the text before these tokens; tokens that share a character have the same offset.
+    first: a token before them without a log probability, the start of an echoed prompt.
+    """
     made = CompletionLogprobs([], [], [], [])
     if first is not None:
         made.tokens.append(first)
@@ -199,12 +204,11 @@ class CompletionChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_reason: str | None = None
 
 
-# What clients send. Fields that are not named here are ignored, as every such server does; null stands for
-# «not given» wherever a field may be left out. Values are checked where they are used.
+# ---------------------------------------------------------------------------- requests
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """A piece of a message's content. Only text can be read."""
+    """A part of a message's content. Only text is supported."""
 
     type: str = "text"
     text: str | None = None
@@ -255,7 +259,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
 
 
 class NamedToolChoice(msgspec.Struct, frozen=True):
-    """The choice of a tool. `name`: where the Responses API has it; `allowed_tools`: some of them."""
+    """The choice of a tool. `name`: its place in the Responses API; `allowed_tools`: a choice of several."""
 
     function: NamedFunction | None = None
     type: str = "function"
@@ -275,7 +279,7 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """`schema` beside `json_object` is llama.cpp's way of writing."""
+    """`schema` with the type `json_object` is llama.cpp's notation."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
@@ -287,7 +291,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What chat and plain completions have in common."""
+    """Fields that chat and plain completions share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -316,23 +320,26 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
-    """POST /v1/chat/completions. `n_predict`: llama.cpp's name for the longest answer; its editors send 0 to
-    have the prompt computed before the question is written. `functions`, `function_call`: what tools were
-    called while there was one call at a time. `thinking`, `enable_thinking`, `reasoning`: how clients of
-    other servers turn thinking on and off; of any shape, as each server has its own."""
+    """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     n_predict: int | None = None
+    """llama.cpp's name for the longest answer; its editors send 0 to fill the cache before the user has
+    asked."""
     tools: list[ChatTool] | None = None
     tool_choice: str | NamedToolChoice | None = None
     functions: list[FunctionDefinition] | None = None
+    """Deprecated form of `tools`, with one call at a time."""
     function_call: str | NamedFunction | None = None
+    """Deprecated form of `tool_choice`."""
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     reasoning: Any = None
+    """Turns thinking on or off in other servers' APIs, as do the next two; of any shape, as each has its own.
+    """
     thinking: Any = None
     enable_thinking: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -358,8 +365,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True):
 
 
 class TokenizeBody(msgspec.Struct, frozen=True):
-    """POST /tokenize: a text, or a conversation as the model will see it. `with_pieces`: each id with its
-    text, as llama.cpp's clients ask for it."""
+    """POST /tokenize: a text, or a conversation as the model will see it."""
 
     content: str | None = None
     prompt: str | None = None
@@ -368,6 +374,7 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     model: str | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
+    """Return each id with its text, as llama.cpp's clients expect."""
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""From the body of a request to what an engine is asked: every value checked, or refused by its name."""
+"""Converts OpenAI request bodies to engine requests; every value is checked, or refused by its field name."""
 
 import re
 from collections.abc import Mapping
@@ -35,17 +35,16 @@ from localchat.server.openai.protocol import (
 )
 from localchat.server.request_body import check_json_size
 
-# The conversation of a chat as the engine takes it: messages, tools, and what the template is told.
-
-
 _Tools: TypeAlias = tuple[dict[str, Any], ...]
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
 _SWITCHES: Final = ("enable_thinking", "thinking")
-_OPTIONS: Final = frozenset({*_SWITCHES, "reasoning_effort", "thinking_budget", "date_string"})
-"""What a request may hand to a chat template: each a plain value that templates read as a switch."""
-_NAME: Final = re.compile(r'(?!\s)[^"\\<>\x00-\x1f\x7f]{1,256}(?<!\s)')
-"""Names of tools: with another sign, the form of one family or another would give back a different name."""
-_NO_OBJECTS: Final = ("string", "number", "integer", "boolean", "array", "null")
+_TEMPLATE_OPTIONS: Final = frozenset(
+    {*_SWITCHES, "reasoning_effort", "thinking_budget", "date_string"}
+)
+"""Options that a request may pass to a chat template; each is a plain value."""
+_TOOL_NAME: Final = re.compile(r'(?!\s)[^"\\<>\x00-\x1f\x7f]{1,256}(?<!\s)')
+"""Names of tools: other characters do not survive the tool-call syntax of one model family or another."""
+_NON_OBJECT_TYPES: Final = ("string", "number", "integer", "boolean", "array", "null")
 
 
 def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLimits) -> Messages:
@@ -60,12 +59,12 @@ def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLim
         options = _template_options(body.chat_template_kwargs or {})
         effort = body.reasoning_effort
         if isinstance(body, ChatBody):
-            effort = effort or _others_wish(body, options)
+            effort = effort or _thinking_of_other_servers(body, options)
         thinking = _thinking(options, effort)
     last = messages[-1]
-    prolongs = last.role == "assistant" and not last.tool_calls
-    if prolongs and not last.content and not last.reasoning and len(messages) > 1:
-        messages, prolongs = messages[:-1], False  # an empty answer to go on from is none
+    continues = last.role == "assistant" and not last.tool_calls
+    if continues and not last.content and not last.reasoning and len(messages) > 1:
+        messages, continues = messages[:-1], False  # an empty answer cannot be continued
     return Messages(
         messages=messages,
         tools=tools,
@@ -73,7 +72,7 @@ def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLim
         parallel_tool_calls=not (isinstance(body, ChatBody) and body.parallel_tool_calls is False),
         template_options=options,
         thinking=thinking,
-        continue_last=prolongs,
+        continue_last=continues,
     )
 
 
@@ -97,14 +96,14 @@ def _tool(at: int, tool: ChatTool, limits: ServerLimits) -> dict[str, Any]:
             param=f"tools[{at}].function",
             code="missing_required_parameter",
         )
-    if not _NAME.fullmatch(function.name):
+    if not _TOOL_NAME.fullmatch(function.name):
         raise bad_request(
             f"No model can call a tool of the name {function.name[:50]!r}: it must have 1 to 256 characters, "
             "such as letters, digits, - and _, and no quote, backslash, angle bracket or line break.",
             param=f"tools[{at}].function.name",
         )
     parameters = function.parameters or {"type": "object", "properties": {}}
-    if (kind := parameters.get("type")) in _NO_OBJECTS:
+    if (kind := parameters.get("type")) in _NON_OBJECT_TYPES:
         raise bad_request(
             f"The parameters of the tool {function.name!r} have the type {kind!r}; they must be an object.",
             param=f"tools[{at}].function.parameters",
@@ -120,21 +119,23 @@ def _tool(at: int, tool: ChatTool, limits: ServerLimits) -> dict[str, Any]:
 
 
 def _tool_choice(choice: str | NamedToolChoice | None, tools: _Tools) -> tuple[str, _Tools]:
-    """`auto`, `none`, `required` or a tool's name; and the tools that it leaves."""
+    """The choice as `auto`, `none`, `required` or a tool's name, and the tools that it leaves."""
     if isinstance(choice, NamedToolChoice):
         if choice.type == "function":
             name = choice.function.name if choice.function else choice.name or ""
-            _among(name, tools, "tool_choice.function.name")
+            _check_tool(name, tools, "tool_choice.function.name")
             return name, tools
         if choice.type == "allowed_tools" and choice.allowed_tools is not None:
             allowed = choice.allowed_tools
-            tools = _allowed(allowed, tools)
-            return _word(allowed.mode or "auto", tools, "tool_choice.allowed_tools.mode"), tools
+            tools = _allowed_tools(allowed, tools)
+            return _choice_mode(
+                allowed.mode or "auto", tools, "tool_choice.allowed_tools.mode"
+            ), tools
         choice = choice.type
-    return _word(choice or "auto", tools, "tool_choice"), tools
+    return _choice_mode(choice or "auto", tools, "tool_choice"), tools
 
 
-def _word(choice: str, tools: _Tools, param: str) -> str:
+def _choice_mode(choice: str, tools: _Tools, param: str) -> str:
     word = {"any": "required"}.get(choice, choice)  # as Mistral and Anthropic call it
     if word not in ("auto", "none", "required"):
         raise bad_request(
@@ -147,14 +148,14 @@ def _word(choice: str, tools: _Tools, param: str) -> str:
     return word
 
 
-def _allowed(allowed: AllowedTools, tools: _Tools) -> _Tools:
+def _allowed_tools(allowed: AllowedTools, tools: _Tools) -> _Tools:
     names = [tool.function.name if tool.function else tool.name or "" for tool in allowed.tools]
     for at, name in enumerate(names):
-        _among(name, tools, f"tool_choice.allowed_tools.tools[{at}]")
+        _check_tool(name, tools, f"tool_choice.allowed_tools.tools[{at}]")
     return tuple(tool for tool in tools if tool["function"]["name"] in names)
 
 
-def _among(name: str, tools: _Tools, param: str) -> None:
+def _check_tool(name: str, tools: _Tools, param: str) -> None:
     if name not in [tool["function"]["name"] for tool in tools]:
         raise bad_request(f"The tool {name[:100]!r} is not among 'tools'.", param=param)
 
@@ -162,10 +163,10 @@ def _among(name: str, tools: _Tools, param: str) -> None:
 def _template_options(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         param = f"chat_template_kwargs.{name[:50]}"
-        if name not in _OPTIONS:
+        if name not in _TEMPLATE_OPTIONS:
             raise bad_request(
                 f"The template option {name[:50]!r} is not taken; these are: "
-                f"{', '.join(sorted(_OPTIONS))}.",
+                f"{', '.join(sorted(_TEMPLATE_OPTIONS))}.",
                 param=param,
             )
         if not isinstance(value, str | bool | int | float | None):
@@ -173,9 +174,11 @@ def _template_options(given: dict[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
-def _others_wish(body: ChatBody, options: dict[str, Any]) -> str | None:
-    """What other servers' fields say of thinking: a switch goes to the options, where there is none yet, and
-    an effort is returned. What is of no known shape says nothing."""
+def _thinking_of_other_servers(body: ChatBody, options: dict[str, Any]) -> str | None:
+    """Read the thinking switches of other servers' APIs.
+
+    A switch goes to the options if they have none yet, an effort is returned; unknown shapes are ignored.
+    """
     switches = [body.enable_thinking, body.thinking, body.reasoning]
     for at, value in enumerate(switches):
         if isinstance(value, dict):
@@ -189,8 +192,10 @@ def _others_wish(body: ChatBody, options: dict[str, Any]) -> str | None:
 
 
 def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
-    """Whether the model is to think; its switches are taken out of the options, because the engine knows
-    their names. `effort`: OpenAI's word for it, which some templates read too."""
+    """The thinking mode. Removes its switches from the options, because the engine knows their names.
+
+    effort: OpenAI's `reasoning_effort`, which some templates read too.
+    """
     asked = [value for name in _SWITCHES if (value := options.pop(name, None)) is not None]
     if effort:
         effort = {"max": "xhigh"}.get(effort, effort)
@@ -208,22 +213,22 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
 
 
 CHAT, INFILL = 0, 1
-"""Priorities: an editor that completes a line waits for milliseconds, a chat for its reader."""
+"""Priorities: a completion in an editor must come within milliseconds, a chat may wait."""
 _SEED_MASK: Final = (1 << 64) - 1
-_SCHEMA_BYTES: Final = 256 << 10
-_LOGPROBS: Final = 20
-_BIAS: Final = 100.0
+_MAX_SCHEMA_BYTES: Final = 256 << 10
+_MAX_LOGPROBS: Final = 20
+_MAX_BIAS: Final = 100.0
 
 
 class Client(NamedTuple):
-    """Who asks. salt: separates its prefix cache; user: its name, for the engine's figures."""
+    """The sender of a request. salt: keeps its prefix cache apart; user: its name, for the engine's status."""
 
     salt: str = ""
     user: str = ""
 
 
 def chat_request(body: ChatBody, limits: ServerLimits, client: Client) -> GenerateRequest:
-    """What a chat asks of the engine. Raises ApiError."""
+    """The engine request of a chat. Raises ApiError."""
     top = body.top_logprobs
     if top and not body.logprobs:
         raise bad_request("The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
@@ -232,13 +237,13 @@ def chat_request(body: ChatBody, limits: ServerLimits, client: Client) -> Genera
         "max_completion_tokens": body.max_completion_tokens,
         "n_predict": body.n_predict,
     }
-    wanted = {name: each for name, each in named.items() if each is not None}
+    requested = {name: each for name, each in named.items() if each is not None}
     return generation(
         body,
         conversation(body, limits),
         limits,
         client=client,
-        max_tokens=answer_tokens(wanted, limits, least=0 if body.n_predict == 0 else 1),
+        max_tokens=answer_tokens(requested, limits, least=0 if body.n_predict == 0 else 1),
         logprobs=checked_logprobs(top or 0, "top_logprobs") if body.logprobs else None,
     )
 
@@ -246,13 +251,13 @@ def chat_request(body: ChatBody, limits: ServerLimits, client: Client) -> Genera
 def completion_requests(
     body: CompletionBody, limits: ServerLimits, client: Client
 ) -> tuple[GenerateRequest, ...]:
-    """What a completion asks of the engine, one request for each prompt. Raises ApiError."""
+    """The engine requests of a completion, one for each prompt. Raises ApiError."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("The field 'best_of' cannot differ from 'n'.", param="best_of")
     if body.suffix is not None and body.echo:
         raise bad_request("The fields 'suffix' and 'echo' do not go together.", param="echo")
-    wanted = {"max_tokens": body.max_tokens} if body.max_tokens is not None else {}
-    tokens = answer_tokens(wanted, limits, least=0 if body.echo else 1)
+    requested = {"max_tokens": body.max_tokens} if body.max_tokens is not None else {}
+    tokens = answer_tokens(requested, limits, least=0 if body.echo else 1)
     logprobs = None if body.logprobs is None else checked_logprobs(body.logprobs, "logprobs")
     prompts = _prompts(body, limits)
     if len(prompts) * _choices(body, limits) > limits.choices:
@@ -286,7 +291,7 @@ def generation(
     prompt_logprobs: int | None = None,
     priority: int = CHAT,
 ) -> GenerateRequest:
-    """The request of a prompt, its options checked. Raises ApiError."""
+    """The engine request of a prompt, with all options checked. Raises ApiError."""
     return GenerateRequest(
         prompt=prompt,
         sampling=_sampling(body, limits),
@@ -310,8 +315,8 @@ def _sampling(body: GenerationBody, limits: ServerLimits) -> Sampling:
         raise bad_request(
             f"There are {len(biases)} biases; {limits.biases} are taken.", param="logit_bias"
         )
-    if any(not -_BIAS <= bias <= _BIAS for bias in biases.values()):
-        raise bad_request(f"A bias must be {-_BIAS:g} to {_BIAS:g}.", param="logit_bias")
+    if any(not -_MAX_BIAS <= bias <= _MAX_BIAS for bias in biases.values()):
+        raise bad_request(f"A bias must be {-_MAX_BIAS:g} to {_MAX_BIAS:g}.", param="logit_bias")
     if any(not 0 <= token < 1 << 31 for token in biases):
         raise bad_request("The keys must be ids of tokens.", param="logit_bias")
     _check_range(body)
@@ -361,13 +366,15 @@ def _choices(body: GenerationBody, limits: ServerLimits) -> int:
     return n
 
 
-def answer_tokens(wanted: Mapping[str, int], limits: ServerLimits, *, least: int) -> int:
-    """Tokens of the longest answer: what was asked for, never more than the server allows, never endless.
-    `wanted`: by the field that asked. -1 is how some clients write «no limit»."""
-    for name, tokens in wanted.items():
+def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, least: int) -> int:
+    """Limit of the answer in tokens: as requested, within the server's limit.
+
+    requested: by field name; some clients send -1 for no limit.
+    """
+    for name, tokens in requested.items():
         if tokens < least and tokens != -1:
             raise bad_request(f"The field {name!r} is {tokens}; it must be positive.", param=name)
-    return min([limits.answer_tokens, *(tokens for tokens in wanted.values() if tokens >= 0)])
+    return min([limits.answer_tokens, *(tokens for tokens in requested.values() if tokens >= 0)])
 
 
 def _stops(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...]:
@@ -383,10 +390,10 @@ def _stops(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...
 
 
 def checked_logprobs(count: int, param: str) -> int:
-    """How many candidates are told of each token. Raises ApiError."""
-    if not 0 <= count <= _LOGPROBS:
+    """The number of alternatives for each token. Raises ApiError."""
+    if not 0 <= count <= _MAX_LOGPROBS:
         raise bad_request(
-            f"The field {param!r} is {count}; it must be 0 to {_LOGPROBS}.", param=param
+            f"The field {param!r} is {count}; it must be 0 to {_MAX_LOGPROBS}.", param=param
         )
     return count
 
@@ -397,29 +404,30 @@ def _grammar(body: GenerationBody, limits: ServerLimits) -> Grammar | None:
         *([Grammar("regex", body.regex)] if body.regex else []),
         *([_format(body.response_format, limits)] if body.response_format else []),
     ]
-    bounds = [grammar for grammar in made if grammar is not None]
-    if len(bounds) > 1:
+    grammars = [grammar for grammar in made if grammar is not None]
+    if len(grammars) > 1:
         raise bad_request(
             "Only one of 'response_format', 'grammar' and 'regex' can bind an answer.",
             param="response_format",
         )
-    if bounds and len(bounds[0].source.encode()) > _SCHEMA_BYTES:
+    if grammars and len(grammars[0].source.encode()) > _MAX_SCHEMA_BYTES:
         raise bad_request(
-            f"The schema or grammar is larger than {_SCHEMA_BYTES} bytes.", param="response_format"
+            f"The schema or grammar is larger than {_MAX_SCHEMA_BYTES} bytes.",
+            param="response_format",
         )
-    return bounds[0] if bounds else None
+    return grammars[0] if grammars else None
 
 
-def _format(wanted: ResponseFormat, limits: ServerLimits) -> Grammar | None:
-    match wanted.type:
+def _format(format_: ResponseFormat, limits: ServerLimits) -> Grammar | None:
+    match format_.type:
         case "text":
             return None
-        case "json_object" if wanted.schema is None:
+        case "json_object" if format_.schema is None:
             return Grammar("json_object")
         case "json_object":
-            schema: dict[str, Any] | bool | None = wanted.schema
+            schema: dict[str, Any] | bool | None = format_.schema
         case "json_schema":
-            schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
+            schema = format_.json_schema.schema if format_.json_schema else format_.schema
         case other:
             raise bad_request(
                 f"The response format {other[:50]!r} is not known; there are text, json_object and "
@@ -437,8 +445,8 @@ def _format(wanted: ResponseFormat, limits: ServerLimits) -> Grammar | None:
 
 
 def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
-    """Markup in a plain prompt means what it says: its sender has written the whole of it, and editors write
-    a gap in the model's own tokens."""
+    """The prompts of a completion. Markup in them is special tokens: the sender writes the whole prompt, and
+    editors mark a gap with the model's own tokens."""
     given = body.prompt
     if body.suffix is not None:
         if given is not None and not isinstance(given, str):
@@ -470,7 +478,7 @@ def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
 
 
 def checked_ids(given: list[Any]) -> list[int]:
-    """Ids of tokens, as far as can be told without a vocabulary. Raises ApiError."""
+    """Token ids, checked as far as that is possible without a vocabulary. Raises ApiError."""
     if any(not 0 <= token < 1 << 31 for token in given):
         raise bad_request("The prompt holds numbers that are no ids of tokens.", param="prompt")
     return given

@@ -1,4 +1,4 @@
-"""What clients of the Responses API send. Unknown fields are ignored, null stands for «not given»."""
+"""Request types of the Responses API. Unknown fields are ignored, null means "not given"."""
 
 from typing import Any, TypeAlias
 
@@ -10,7 +10,7 @@ ContentParts: TypeAlias = str | list[ContentPart | str] | None
 
 
 class InputItem(msgspec.Struct, frozen=True):
-    """A piece of the conversation. Which fields it has depends on its type; a message may leave that out."""
+    """An item of the conversation. Its fields depend on its type, which a message may omit."""
 
     type: str | None = None
     role: str | None = None
@@ -25,8 +25,7 @@ class InputItem(msgspec.Struct, frozen=True):
 
 
 class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function with its fields beside its type; a `custom` tool, which takes a text of a `format`; or a
-    namespace of functions."""
+    """A function, a `custom` tool that takes a text of a `format`, or a namespace of functions."""
 
     type: str
     name: str | None = None
@@ -38,7 +37,7 @@ class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ResponsesToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tool that is asked for by its name."""
+    """A tool choice by name."""
 
     type: str
     name: str | None = None
@@ -64,8 +63,9 @@ class ReasoningConfig(msgspec.Struct, frozen=True):
 
 
 class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /v1/responses. `include`, `store` and `truncation` change nothing: everything that there is comes
-    with the answer, nothing is kept, nothing is cut. tools and tool_choice are said again as they came."""
+    """POST /v1/responses. `include`, `store` and `truncation` have no effect beyond logprobs: the answer
+    contains everything, nothing is stored, nothing is truncated. The response repeats `tools` and
+    `tool_choice`."""
 
     input: str | list[InputItem] | None = None
     model: str | None = None

@@ -1,5 +1,4 @@
-"""From a request of the Responses API to the chat that it is. What a chat means, and what of it is refused,
-is decided once, for all protocols (server/asking.py)."""
+"""Translates a Responses API request to a chat, which openai/requests.py validates for all protocols."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -34,42 +33,43 @@ log = logging.getLogger("localchat.server")
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
-_OWN_NAMES: Final = {
+_FIELD_NAMES: Final = {
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
     "response_format.type": "text.format.type",
     "response_format": "text.format",
 }
-"""Fields of a chat, and what they are called here."""
+"""Names of a chat's fields in this protocol."""
 
-CUSTOM: Final = {
+_CUSTOM_PARAMETERS: Final = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
     "additionalProperties": False,
 }
-"""A custom tool as the function that a model knows: its text is the one argument."""
+"""Parameters of the function that stands for a custom tool: its text is the one argument."""
 
 
 class ToolName(NamedTuple):
-    """Where a function stands: its name inside its namespace, empty where it has none. custom: it takes a
-    text and no arguments."""
+    """A tool as the client names it."""
 
     name: str
     namespace: str = ""
+    """Empty: none."""
     custom: bool = False
+    """It takes a text instead of arguments."""
 
 
 class ResponsesChat(NamedTuple):
-    """The request as a chat. `places`: of its tools, by the one name that the model knows them by."""
+    """A request as a chat. tool_names: the client's names of its tools, by the names that the model sees."""
 
     chat: ChatBody
     tool_names: Mapping[str, ToolName]
 
 
 def as_chat(body: ResponsesBody) -> ResponsesChat:
-    """Raises ApiError."""
-    _refuse_memory(body)
+    """The request as a chat. Raises ApiError."""
+    _refuse_stored_state(body)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise bad_request(
             f"The field 'max_output_tokens' is {body.max_output_tokens}; it must be positive.",
@@ -104,20 +104,20 @@ def as_chat(body: ResponsesBody) -> ResponsesChat:
         stream=body.stream,
         seed=body.seed,
     )
-    return ResponsesChat(chat, {_flat(place): place for _, place in tools})
+    return ResponsesChat(chat, {_model_name(name): name for _, name in tools})
 
 
 def with_own_field_names(error: ApiError) -> ApiError:
-    """What refuses the chat, with the field named as the client named it."""
-    own = _OWN_NAMES.get(error.param or "")
+    """A refusal of the chat, with the field named as in this protocol."""
+    own = _FIELD_NAMES.get(error.param or "")
     if own is None:
         return error
     message = error.message.replace(repr(error.param), repr(own))
     return bad_request(message, param=own, code=error.code)
 
 
-def _refuse_memory(body: ResponsesBody) -> None:
-    """Refuse what needs an answer of earlier: nothing is kept here."""
+def _refuse_stored_state(body: ResponsesBody) -> None:
+    """Refuse what needs a stored response: this server stores none."""
     if body.previous_response_id:
         shown = body.previous_response_id[:100]
         raise ApiError(
@@ -140,93 +140,95 @@ def _refuse_memory(body: ResponsesBody) -> None:
 def _messages(given: str | list[InputItem] | None) -> list[ChatMessage]:
     if isinstance(given, str):
         return [ChatMessage("user", given)] if given else []
-    turns = _MessageBuilder()
+    builder = _MessageBuilder()
     for at, item in enumerate(given or ()):
-        turns.take(item, f"input[{at}]")
-    return turns.whole()
+        builder.add(item, f"input[{at}]")
+    return builder.messages()
 
 
 class _MessageBuilder:
-    """Puts messages together again: reasoning, text and calls of one turn come as items of their own."""
+    """Joins items to messages: reasoning, text and calls of one assistant message arrive as separate items."""
 
     def __init__(self) -> None:
         self._messages: list[ChatMessage] = []
-        self._turn: ChatMessage | None = None
+        self._assistant: ChatMessage | None = None
 
-    def whole(self) -> list[ChatMessage]:
+    def messages(self) -> list[ChatMessage]:
         self._flush()
         return self._messages
 
-    def take(self, item: InputItem, place: str) -> None:
-        """Raises ApiError."""
+    def add(self, item: InputItem, path: str) -> None:
+        """Add an item. Raises ApiError."""
         match item.type:
             case "message" | None if item.role == "assistant":
-                self._said(text_of(item.content, f"{place}.content"))
+                self._add_text(text_of(item.content, f"{path}.content"))
             case "message" | None:
-                role = engine_role(_required(item.role, f"{place}.role"), f"{place}.role")
-                content = text_of(item.content, f"{place}.content")
-                self._add(ChatMessage(role, content))
+                role = engine_role(_required(item.role, f"{path}.role"), f"{path}.role")
+                content = text_of(item.content, f"{path}.content")
+                self._append(ChatMessage(role, content))
             case "reasoning":
-                self._thought(item, place)
+                self._add_reasoning(item, path)
             case "function_call":
-                arguments = _required(item.arguments, f"{place}.arguments")
-                self._called(item, arguments, place)
-            case "custom_tool_call":  # of an answer that another server gave
-                text = _required(item.input, f"{place}.input")
-                self._called(item, msgspec.json.encode({"input": text}).decode(), place)
+                arguments = _required(item.arguments, f"{path}.arguments")
+                self._add_call(item, arguments, path)
+            case "custom_tool_call":  # from an answer of another server
+                text = _required(item.input, f"{path}.input")
+                self._add_call(item, msgspec.json.encode({"input": text}).decode(), path)
             case "function_call_output" | "custom_tool_call_output":
-                result = text_of(item.output, f"{place}.output")
-                call = _required(item.call_id, f"{place}.call_id")
-                self._add(ChatMessage("tool", result, tool_call_id=call))
+                result = text_of(item.output, f"{path}.output")
+                call = _required(item.call_id, f"{path}.call_id")
+                self._append(ChatMessage("tool", result, tool_call_id=call))
             case "item_reference":
                 raise bad_request(
                     "An item of an earlier answer is referred to, and this server keeps none: send it whole "
                     "(clients do with 'store': false).",
-                    param=place,
+                    param=path,
                 )
             case other:
                 raise bad_request(
                     f"An item of type {other[:50]!r} cannot be read here; there are message, reasoning, "
                     "function_call and function_call_output.",
-                    param=f"{place}.type",
+                    param=f"{path}.type",
                 )
 
-    def _add(self, message: ChatMessage) -> None:
+    def _append(self, message: ChatMessage) -> None:
         self._flush()
         self._messages.append(message)
 
     def _flush(self) -> None:
-        if self._turn is not None:
-            self._messages.append(self._turn)
-            self._turn = None
+        if self._assistant is not None:
+            self._messages.append(self._assistant)
+            self._assistant = None
 
-    def _said(self, text: str) -> None:
-        if self._turn is None or self._turn.content or self._turn.tool_calls:
+    def _add_text(self, text: str) -> None:
+        if self._assistant is None or self._assistant.content or self._assistant.tool_calls:
             self._flush()
-            self._turn = ChatMessage("assistant")
-        self._turn = msgspec.structs.replace(self._turn, content=text)
+            self._assistant = ChatMessage("assistant")
+        self._assistant = msgspec.structs.replace(self._assistant, content=text)
 
-    def _thought(self, item: InputItem, place: str) -> None:
-        """Its text, or its summary; what is encrypted was so elsewhere, and says nothing here."""
-        text = text_of(item.content, f"{place}.content")
+    def _add_reasoning(self, item: InputItem, path: str) -> None:
+        """Add the text of a reasoning item, or its summary. Encrypted reasoning is skipped."""
+        text = text_of(item.content, f"{path}.content")
         text = text or "\n\n".join(part.text or "" for part in item.summary or ())
         self._flush()
         if text:
-            self._turn = ChatMessage("assistant", reasoning_content=text)
+            self._assistant = ChatMessage("assistant", reasoning_content=text)
 
-    def _called(self, item: InputItem, arguments: str, place: str) -> None:
-        name = _flat(ToolName(_required(item.name, f"{place}.name"), item.namespace or ""))
+    def _add_call(self, item: InputItem, arguments: str, path: str) -> None:
+        name = _model_name(ToolName(_required(item.name, f"{path}.name"), item.namespace or ""))
         call = ToolCallParam(
-            FunctionCallParam(name, arguments), _required(item.call_id, f"{place}.call_id")
+            FunctionCallParam(name, arguments), _required(item.call_id, f"{path}.call_id")
         )
-        turn = self._turn or ChatMessage("assistant")
-        self._turn = msgspec.structs.replace(turn, tool_calls=[*(turn.tool_calls or ()), call])
+        message = self._assistant or ChatMessage("assistant")
+        self._assistant = msgspec.structs.replace(
+            message, tool_calls=[*(message.tool_calls or ()), call]
+        )
 
 
-def _required(value: str | None, place: str) -> str:
+def _required(value: str | None, path: str) -> str:
     if value is None:
         raise bad_request(
-            f"The field {place!r} is required.", param=place, code="missing_required_parameter"
+            f"The field {path!r} is required.", param=path, code="missing_required_parameter"
         )
     return value
 
@@ -234,36 +236,40 @@ def _required(value: str | None, place: str) -> str:
 # ---------------------------------------------------------------------------- tools and formats
 
 
-def _flat(place: ToolName) -> str:
-    """The one name by which the model knows a function."""
-    return f"{place.namespace}__{place.name}" if place.namespace else place.name
+def _model_name(name: ToolName) -> str:
+    """The one name by which the model knows a tool."""
+    return f"{name.namespace}__{name.name}" if name.namespace else name.name
 
 
 def _tools(
     at: int, tool: ResponsesTool, namespace: str = ""
 ) -> Sequence[tuple[ChatTool, ToolName]]:
-    """The functions of an entry. What other machines would run (searches, interpreters) is left out, as every
-    such server does: clients send it always, whether they need it or not."""
+    """The functions of an entry. Tools that run on other servers (search, interpreters) are left out, as
+    every such server does: clients send them always, even if they do not need them."""
     match tool.type:
         case "function":
-            place = ToolName(_required(tool.name, f"tools[{at}].name"), namespace)
+            name = ToolName(_required(tool.name, f"tools[{at}].name"), namespace)
             function = FunctionDefinition(
-                _flat(place), tool.description, tool.parameters, tool.strict
+                _model_name(name), tool.description, tool.parameters, tool.strict
             )
-            return [(ChatTool(function), place)]
+            return [(ChatTool(function), name)]
         case "custom":
-            place = ToolName(_required(tool.name, f"tools[{at}].name"), namespace, custom=True)
-            return [(ChatTool(FunctionDefinition(_flat(place), _told(tool), CUSTOM)), place)]
+            name = ToolName(_required(tool.name, f"tools[{at}].name"), namespace, custom=True)
+            function = FunctionDefinition(
+                _model_name(name), _custom_description(tool), _CUSTOM_PARAMETERS
+            )
+            return [(ChatTool(function), name)]
         case "namespace" if not namespace:
-            name = _required(tool.name, f"tools[{at}].name")
-            return [pair for inner in tool.tools or () for pair in _tools(at, inner, name)]
-    log.debug("a tool of type %.50r is left out: nobody here runs it", tool.type)
+            inner_namespace = _required(tool.name, f"tools[{at}].name")
+            return [
+                pair for inner in tool.tools or () for pair in _tools(at, inner, inner_namespace)
+            ]
+    log.debug("a tool of type %.50r is left out: it does not run here", tool.type)
     return []
 
 
-def _told(tool: ResponsesTool) -> str | None:
-    """The description of a custom tool, with the grammar that its text must follow: whoever runs it refuses
-    another."""
+def _custom_description(tool: ResponsesTool) -> str | None:
+    """The description of a custom tool with the grammar of its text, which the client enforces."""
     grammar = (tool.format or {}).get("definition")
     if not isinstance(grammar, str):
         return tool.description
@@ -275,15 +281,17 @@ def _told(tool: ResponsesTool) -> str | None:
 def _choice(
     choice: str | ResponsesToolChoice | None,
 ) -> tuple[str | NamedToolChoice | None, Sequence[ToolName] | None]:
-    """The choice as a chat has it, and the tools that it leaves; None: all."""
+    """The choice in the terms of a chat, and the tools that it leaves; None: all."""
     if choice is None or isinstance(choice, str):
         return choice, None
     match choice.type:
         case "function" | "custom":
-            return NamedToolChoice(NamedFunction(_flat(_named(choice, "tool_choice.name")))), None
+            return NamedToolChoice(
+                NamedFunction(_model_name(_tool_name(choice, "tool_choice.name")))
+            ), None
         case "allowed_tools":
             allowed = [
-                _named(tool, f"tool_choice.tools[{at}].name")
+                _tool_name(tool, f"tool_choice.tools[{at}].name")
                 for at, tool in enumerate(choice.tools or ())
                 if tool.type in ("function", "custom")
             ]
@@ -293,15 +301,17 @@ def _choice(
     )
 
 
-def _named(tool: ResponsesToolChoice, place: str) -> ToolName:
-    return ToolName(_required(tool.name, place), tool.namespace or "", tool.type == "custom")
+def _tool_name(tool: ResponsesToolChoice, path: str) -> ToolName:
+    return ToolName(_required(tool.name, path), tool.namespace or "", tool.type == "custom")
 
 
-def _format(wanted: TextFormat) -> ResponseFormat:
-    if wanted.type == "json_schema" and wanted.schema is None:
+def _format(format_: TextFormat) -> ResponseFormat:
+    if format_.type == "json_schema" and format_.schema is None:
         raise bad_request(
             "The field 'text.format.schema' is required.",
             param="text.format.schema",
             code="missing_required_parameter",
         )
-    return ResponseFormat(wanted.type, JsonSchemaFormat(wanted.schema, wanted.name, wanted.strict))
+    return ResponseFormat(
+        format_.type, JsonSchemaFormat(format_.schema, format_.name, format_.strict)
+    )
