@@ -30,7 +30,7 @@ class Inclusion(msgspec.Struct, frozen=True, omit_defaults=True):
     path: str = ""
 
 
-class AnswerFigures(msgspec.Struct, frozen=True):
+class AnswerMetrics(msgspec.Struct, frozen=True):
     """What was measured while an answer was made, and with what. `done` as the engine said it; None where
     the answer did not end by itself. `draw_seed`: with which the answer can be drawn again."""
 
@@ -51,7 +51,8 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     message: Message
     state: NodeState = "whole"
     created_s: float = 0.0
-    figures: AnswerFigures | None = None
+    metrics: AnswerMetrics | None = msgspec.field(default=None, name="figures")
+    """`figures` in files and exports."""
     inclusions: tuple[Inclusion, ...] = ()
     replaces: tuple[str, ...] = ()
     error: str = ""
@@ -123,11 +124,11 @@ class Conversation:
         return node
 
     def put(self, node: Node) -> None:
-        """Replace the node of this id by a newer state of it (text grew, figures came)."""
+        """Replace the node of this id by a newer state of it (text grew, metrics came)."""
         self.nodes[node.id] = node
         self.updated_s = time.time()
 
-    def take_back(self, id_: str) -> None:
+    def remove_last(self, id_: str) -> None:
         """Forget a message that was never sent and that nothing follows."""
         assert not self.children(id_)
         self.head = self.nodes.pop(id_).parent
@@ -159,7 +160,7 @@ class Conversation:
             raise UsageError(f"there is no message {id_!r} in this conversation")
         self.head = id_
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Make a whole of what came from a file: a message whose parent is lost begins a path of its own,
         and a lost head is the newest message."""
         for node in list(self.nodes.values()):

@@ -56,15 +56,15 @@ def _markdown(node: Node, *, not_sent: bool) -> list[str]:
         notes.append(_one_line(node.error))
     if not_sent:
         notes.append("Not sent any more.")
-    if node.figures is not None:
-        figures = node.figures
-        line = f"{figures.model}, {figures.backend}"
-        notes.append(f"{line} · {stats_line(figures.done)}" if figures.done else line)
+    if node.metrics is not None:
+        metrics = node.metrics
+        line = f"{metrics.model}, {metrics.backend}"
+        notes.append(f"{line} · {stats_line(metrics.done)}" if metrics.done else line)
     return [*parts, *(f"*{_one_line(note)}*" for note in notes)]
 
 
 def as_data(conversation: Conversation, *, tree: bool = True) -> dict[str, Any]:
-    """JSON-ready: the conversation with every message and its figures. `tree`: all branches, else the shown
+    """JSON-ready: the conversation with every message and its metrics. `tree`: all branches, else the shown
     path. Times are seconds since 1970."""
     path = conversation.path()
     unsent = unsent_ids(conversation)
@@ -99,7 +99,7 @@ def _record(node: Node, *, shown: bool, sent: bool) -> dict[str, Any]:
         "reasoning": message.reasoning,
         "shown": shown,
         "sent": sent,
-        "figures": msgspec.to_builtins(node.figures),
+        "figures": msgspec.to_builtins(node.metrics),
     }
     if message.tool_calls:
         record["tool_calls"] = msgspec.to_builtins(message.tool_calls)

@@ -38,7 +38,7 @@ def reserve_tokens(context_tokens: int, max_tokens: int | None = None) -> int:
     return max(context_tokens // 4, min(max_tokens or 0, context_tokens // 2))
 
 
-class LeaveOut(NamedTuple):
+class LeaveOutPlan(NamedTuple):
     """A cut that makes the prompt fit. nodes: ids that are not sent besides those that are not already.
     messages, tokens: how much is not sent then, with what was left out before. prompt_tokens: what is sent."""
 
@@ -48,7 +48,7 @@ class LeaveOut(NamedTuple):
     prompt_tokens: int
 
 
-class Choice(NamedTuple):
+class OverflowChoice(NamedTuple):
     """One way on. label: a sentence with its cost. tokens: that are not sent, or that are read for a summary,
     or of the context. extra_bytes: of memory, negative where some becomes free. kv_type: of a smaller cache."""
 
@@ -64,13 +64,13 @@ class Overflow(NamedTuple):
 
     prompt_tokens: int
     context_tokens: int
-    cut: LeaveOut | None
-    choices: tuple[Choice, ...]
+    leave_out: LeaveOutPlan | None
+    choices: tuple[OverflowChoice, ...]
 
     @property
     def sentence(self) -> str:
         """What happened, with both numbers."""
-        alone = "; the last question alone is too long" if self.cut is None else ""
+        alone = "; the last question alone is too long" if self.leave_out is None else ""
         return (
             f"the conversation has {tokens(self.prompt_tokens)} and the context holds "
             f"{self.context_tokens:,}; nothing was sent{alone}"
@@ -96,14 +96,14 @@ def examine(
     if info.context_tokens < 1:
         raise UsageError("nobody says how long the context is")
     reserve = reserve_tokens(info.context_tokens, max_tokens)
-    search = _Search(conversation, count, thinking)
+    search = _LeaveOutSearch(conversation, count, thinking)
     prompt = search.measured(0)
     if refusal is not None and prompt < info.context_tokens:
         raise UsageError("the conversation was refused and fits by the numbers that are told")
-    cut = search.cut(info.context_tokens - reserve) or search.cut(
-        info.context_tokens - 1
-    )  # room for one token
-    return Overflow(prompt, info.context_tokens, cut, tuple(_choices(search, prompt, cut, info)))
+    plan = search.plan(info.context_tokens - reserve)
+    # Without the reserve at least one token can be written.
+    plan = plan or search.plan(info.context_tokens - 1)
+    return Overflow(prompt, info.context_tokens, plan, tuple(_choices(search, prompt, plan, info)))
 
 
 def known_context(info: EngineInfo, overflow: Overflow | None) -> int:
@@ -113,24 +113,24 @@ def known_context(info: EngineInfo, overflow: Overflow | None) -> int:
     return min((each for each in told if each > 0), default=0)
 
 
-def what_to_leave_out(
+def plan_leave_out(
     conversation: Conversation,
     count: Count,
     context_tokens: int,
     reserve: int,
     *,
     thinking: ReasoningChoice = "auto",
-) -> LeaveOut | None:
+) -> LeaveOutPlan | None:
     """The fewest of the oldest exchanges without which the prompt and `reserve` tokens fit. The instructions,
     a summary and the last question always stay; None where they are too long by themselves. An empty cut
     where everything fits. Raises what `count` raises, apart from ContextExceeded."""
-    return _Search(conversation, count, thinking).cut(context_tokens - reserve)
+    return _LeaveOutSearch(conversation, count, thinking).plan(context_tokens - reserve)
 
 
-def leave_out(conversation: Conversation, cut: LeaveOut) -> None:
+def leave_out(conversation: Conversation, plan: LeaveOutPlan) -> None:
     """Choose this cut, and the same way whenever the conversation outgrows the context again."""
-    gone = (*conversation.policy.left_out, *cut.nodes)
-    conversation.policy = Policy("leave_out_oldest", gone, cut.tokens)
+    gone = (*conversation.policy.left_out, *plan.nodes)
+    conversation.policy = Policy("leave_out_oldest", gone, plan.tokens)
 
 
 def send_everything(conversation: Conversation) -> None:
@@ -144,7 +144,7 @@ def unsent_sentence(messages: int, unsent_tokens: int) -> str:
     return f"{messages:,} message{plural}, {tokens(unsent_tokens)} not sent"
 
 
-class _Search:
+class _LeaveOutSearch:
     """Counts each cut once."""
 
     def __init__(self, conversation: Conversation, count: Count, thinking: ReasoningChoice) -> None:
@@ -174,7 +174,7 @@ class _Search:
             known = problem.details.get("prompt_tokens")
             return known if isinstance(known, int) else 1 << 40
 
-    def cut(self, allowed: int) -> LeaveOut | None:
+    def plan(self, allowed: int) -> LeaveOutPlan | None:
         """The smallest cut that leaves at most `allowed` tokens."""
         if self.measured(0) <= allowed:
             dropped = 0
@@ -184,7 +184,7 @@ class _Search:
             dropped = self._smallest(allowed)
         nodes = [node for group in self.groups[:dropped] for node in group]
         everything = self._all_tokens() if self._before else self.measured(0)
-        return LeaveOut(
+        return LeaveOutPlan(
             tuple(node.id for node in nodes),
             len(nodes) + len(self._before),
             max(everything - self.measured(dropped), 0),
@@ -221,22 +221,22 @@ class _Search:
 
 
 def _choices(
-    search: _Search, prompt: int, cut: LeaveOut | None, info: EngineInfo
-) -> "list[Choice]":
-    found: list[Choice] = []
-    if cut is not None and cut.nodes:
-        label = f"leave out the oldest {len(cut.nodes)} messages ({tokens(cut.tokens)} not sent)"
-        found.append(Choice("leave_out_oldest", label, cut.tokens))
-    if search.most and cut is not None:  # else no summary makes the last question fit
+    search: _LeaveOutSearch, prompt: int, plan: LeaveOutPlan | None, info: EngineInfo
+) -> "list[OverflowChoice]":
+    found: list[OverflowChoice] = []
+    if plan is not None and plan.nodes:
+        label = f"leave out the oldest {len(plan.nodes)} messages ({tokens(plan.tokens)} not sent)"
+        found.append(OverflowChoice("leave_out_oldest", label, plan.tokens))
+    if search.most and plan is not None:  # else no summary makes the last question fit
         read = max(prompt - search.measured(search.most), 0)
         label = f"let the model sum up what came before (it reads {tokens(read)})"
-        found.append(Choice("compact", label, read))
+        found.append(OverflowChoice("compact", label, read))
     if info.backend != "remote":  # whose memory is for its own people to share out
         found += memory_choices(prompt, info)
     return found
 
 
-def memory_choices(prompt: int, info: EngineInfo) -> "list[Choice]":
+def memory_choices(prompt: int, info: EngineInfo) -> "list[OverflowChoice]":
     """A longer context, as it is and with a smaller KV cache, where the model was trained for it. Costs are
     those of the loaded cache in proportion, so they hold for layers that keep everything."""
     wanted = -(-(prompt + _BLOCK_TOKENS) // _BLOCK_TOKENS) * _BLOCK_TOKENS
@@ -250,12 +250,12 @@ def memory_choices(prompt: int, info: EngineInfo) -> "list[Choice]":
     extra = round(now * wanted) - kv_bytes
     if wanted > info.context_tokens:
         label = f"a context of {tokens(wanted)}{_memory(extra, kv_bytes, info)}"
-        found.append(Choice("longer_context", label, wanted, extra))
+        found.append(OverflowChoice("longer_context", label, wanted, extra))
     if small := smaller_kv_type(info.kv_type, info.kv_types):
         extra = round(now * small.share * wanted) - kv_bytes
         memory = _memory(extra, kv_bytes, info)
         label = f"the KV cache in {small.kv_type} and {tokens(wanted)}{memory}"
-        found.append(Choice("smaller_kv", label, wanted, extra, small.kv_type))
+        found.append(OverflowChoice("smaller_kv", label, wanted, extra, small.kv_type))
     return found
 
 
@@ -269,14 +269,14 @@ def _memory(extra: int, kv_bytes: int, info: EngineInfo) -> str:
     return f" ({word} memory{', which does not fit now' if short else ''})"
 
 
-def cut_by_policy(
+def leave_out_by_policy(
     conversation: Conversation,
     engine: Engine,
     refusal: ContextExceeded,
     *,
     max_tokens: int | None = None,
     thinking: ReasoningChoice = "auto",
-) -> LeaveOut | None:
+) -> LeaveOutPlan | None:
     """The cut that a policy of leaving out the oldest messages makes now; None if it has none that helps.
 
     `refusal` may know the context better than `info` of a remote engine does. Raises LocalchatError if the
@@ -286,5 +286,5 @@ def cut_by_policy(
     known = refusal.details.get("context_tokens")
     context = (known if isinstance(known, int) else 0) or engine.info().context_tokens
     reserve = reserve_tokens(context, max_tokens)
-    cut = what_to_leave_out(conversation, counter(engine), context, reserve, thinking=thinking)
-    return cut if cut is not None and cut.nodes else None
+    plan = plan_leave_out(conversation, counter(engine), context, reserve, thinking=thinking)
+    return plan if plan is not None and plan.nodes else None

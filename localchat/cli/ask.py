@@ -16,8 +16,8 @@ import click
 import msgspec
 
 from localchat import gc_control
-from localchat.chat.conversation import AnswerFigures, Conversation, Node, NodeState
-from localchat.chat.overflow import cut_by_policy, leave_out, unsent_sentence
+from localchat.chat.conversation import AnswerMetrics, Conversation, Node, NodeState
+from localchat.chat.overflow import leave_out, leave_out_by_policy, unsent_sentence
 from localchat.chat.prompt_messages import sent_messages
 from localchat.cli.context import AppContext
 from localchat.cli.context_advice import with_advice
@@ -217,7 +217,7 @@ def _receive_fitting(
     except ContextExceeded as refusal:
         cut = None
         with suppress(LocalchatError):  # an engine that cannot count: its refusal stands
-            cut = cut_by_policy(
+            cut = leave_out_by_policy(
                 conversation,
                 engine,
                 refusal,
@@ -299,14 +299,14 @@ def _add_answers(
     error: LocalchatError | None = None,
 ) -> tuple[Node, ...]:
     """Add every choice as a version of the answer; the first one is shown."""
-    figures = _figures(answer, engine)
+    metrics = _metrics(answer, engine)
     nodes: list[Node] = []
     for choice in sorted({0, *answer.texts, *answer.reasoning}):
         message = Message("assistant", answer.texts[choice], reasoning=answer.reasoning[choice])
         state: NodeState = "failed" if error is not None else _state(answer, choice)
         node = conversation.add(message, parent=question.id, state=state)
         node = msgspec.structs.replace(
-            node, figures=figures, error=error.message if error is not None else ""
+            node, metrics=metrics, error=error.message if error is not None else ""
         )
         conversation.put(node)
         nodes.append(node)
@@ -321,13 +321,13 @@ def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
     return "length" if reason == "length" else "whole"
 
 
-def _figures(answer: ReceivedAnswer, engine: Engine) -> AnswerFigures | None:
+def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:
     """Metrics for the history; None if the engine is gone and cannot be described."""
     try:
         info = engine.info()
     except LocalchatError:
         return None
-    return AnswerFigures(
+    return AnswerMetrics(
         model=info.model,
         backend=info.backend,
         quantization=info.quantization,

@@ -13,7 +13,7 @@ from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from localchat.chat.conversation import Conversation, Node
-    from localchat.history.queries import SearchHit, Summary
+    from localchat.history.queries import ConversationSummary, SearchHit
     from localchat.history.store import History
 
 
@@ -48,7 +48,7 @@ def list_(app: AppContext, limit: int, everything: bool, as_json: bool) -> None:
         click.echo(f"localchat: there are more than {limit}; --all lists them", err=True)
 
 
-def _print_rows(app: AppContext, rows: "Sequence[Summary]") -> None:
+def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
     from localchat.cli.output import print_lines, table
 
     cells = [(r.id[:_DIGITS], _moment(r.updated_s), str(r.messages), r.title) for r in rows]
@@ -205,7 +205,7 @@ def _hit_lines(hits: "list[SearchHit]") -> Iterator[str]:
             yield f"    {sanitize_line(hit.snippet)}"
 
 
-def _record(summary: "Summary") -> dict[str, Any]:
+def _record(summary: "ConversationSummary") -> dict[str, Any]:
     return dict(summary._asdict())
 
 

@@ -15,7 +15,7 @@ import msgspec
 from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.export import as_json_text, as_markdown
-from localchat.chat.overflow import Choice, Overflow, unsent_sentence
+from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
 from localchat.cli.context_advice import with_advice
 from localchat.cli.conversation_options import open_to_record
@@ -354,7 +354,7 @@ class Repl:
         for line in offer_lines(overflow):
             self._terminal.print_line(line)
 
-    def _choose(self, choice: Choice) -> None:
+    def _choose(self, choice: OverflowChoice) -> None:
         """Take an offered choice, and ask the question that waited for it."""
         question = self._unsent
         match choice.action:
@@ -472,7 +472,7 @@ def offer_lines(overflow: Overflow) -> Iterator[str]:
     yield "  or begin anew: /clear"
 
 
-def _command_for(choice: Choice) -> str:
+def _command_for(choice: OverflowChoice) -> str:
     """The command for a choice that needs another load; the conversation goes on there."""
     match choice.action:
         case "longer_context":

@@ -13,7 +13,7 @@ from localchat.chat.conversation import Conversation, Node
 from localchat.chat.titles import title_for
 from localchat.errors import HistoryUnusable
 from localchat.history.store import History
-from localchat.history.tables import ConversationRow, NodeRow, cover_of, row_of
+from localchat.history.tables import ConversationRow, NodeRow, conversation_row, node_row
 
 CADENCE_S: Final = 0.4
 _LAST_WORDS_S: Final = 10.0
@@ -30,7 +30,7 @@ class Autosave:
         self._conversation = conversation
         self._cadence_s = cadence_s
         self._lock = threading.Condition()
-        self._cover: ConversationRow | None = None
+        self._row: ConversationRow | None = None
         self._nodes: dict[str, Node] = {}
         self._drafts: dict[str | None, str] = {}
         self._nameless = not conversation.nodes
@@ -46,9 +46,9 @@ class Autosave:
         """A message came or grew, or (None) title, model, policy or head changed. What a person said does not
         wait for the cadence: it cannot be asked for again."""
         title = title_for(self._conversation)
-        cover = cover_of(self._conversation, title) if self._conversation.nodes else None
+        row = conversation_row(self._conversation, title) if self._conversation.nodes else None
         with self._lock:
-            self._cover = cover
+            self._row = row
             if node is not None:
                 self._nodes[node.id] = node
                 self._urgent = self._urgent or node.message.role == "user"
@@ -121,17 +121,17 @@ class Autosave:
                 if self._wanted == self._written:
                     return
                 target, self._urgent = self._wanted, False
-                cover, self._cover = self._cover, None
+                row, self._row = self._row, None
                 nodes, self._nodes = self._nodes, {}
                 drafts, self._drafts = self._drafts, {}
             begun = time.monotonic()
-            problem = self._write(cover, nodes, drafts)
+            problem = self._write(row, nodes, drafts)
             with self._lock:
                 self._problem = problem
                 if problem is None:
                     self._written = target
                 else:  # kept for the next try, under what came meanwhile
-                    self._cover = self._cover or cover
+                    self._row = self._row or row
                     self._nodes = nodes | self._nodes
                     self._drafts = drafts | self._drafts
                 self._lock.notify_all()
@@ -141,11 +141,11 @@ class Autosave:
                 self._lock.wait_for(lambda: self._urgent or self._closing, max(rest, 0.0))
 
     def _write(
-        self, cover: ConversationRow | None, nodes: dict[str, Node], drafts: dict[str | None, str]
+        self, row: ConversationRow | None, nodes: dict[str, Node], drafts: dict[str | None, str]
     ) -> HistoryUnusable | None:
-        rows: list[NodeRow] = [row_of(self._conversation.id, node) for node in nodes.values()]
+        rows: list[NodeRow] = [node_row(self._conversation.id, node) for node in nodes.values()]
         try:
-            self._history.write(cover, rows)
+            self._history.write(row, rows)
             for key, text in drafts.items():
                 self._history.put_draft(key, text)
         except HistoryUnusable as problem:

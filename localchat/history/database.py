@@ -31,7 +31,7 @@ class Database:
         self.notice = ""
         if path is not None:
             self.notice = _prepared(path)
-        with _told(path):
+        with _sqlite_errors(path):
             self._writer = _connected(path)
             self._reader = self._writer if path is None else _connected(path)
         self._depth = 0
@@ -50,7 +50,7 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """A transaction: all of it, or none."""
-        with self._writing, _told(self.path):
+        with self._writing, _sqlite_errors(self.path):
             if self._depth:  # a part of a larger one
                 yield self._writer
                 return
@@ -68,7 +68,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        with self._reading, _told(self.path):
+        with self._reading, _sqlite_errors(self.path):
             yield self._reader
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ def _set_aside(path: Path) -> str:
 
 
 @contextmanager
-def _told(path: Path | None) -> Iterator[None]:
+def _sqlite_errors(path: Path | None) -> Iterator[None]:
     """SQLite's errors as ours: the one place."""
     try:
         yield

@@ -12,7 +12,7 @@ _SUMMARY: Final = (
     "(SELECT count(*) FROM nodes n WHERE n.conversation = c.id), c.created_s FROM conversations c "
 )
 _HOLDS_SOMETHING: Final = "EXISTS (SELECT 1 FROM nodes n WHERE n.conversation = c.id)"
-_LIVE: Final = "c.deleted_s IS NULL"
+_NOT_DELETED: Final = "c.deleted_s IS NULL"
 _NODES: Final = (
     "SELECT n.conversation, n.id, n.content FROM nodes n "
     "JOIN conversations c ON c.id = n.conversation AND c.deleted_s IS NULL "
@@ -27,7 +27,7 @@ _INDEXED_TITLES: Final = (
 )
 
 
-class Summary(NamedTuple):
+class ConversationSummary(NamedTuple):
     """A conversation in a list. messages: of all branches. model: the word that named it."""
 
     id: str
@@ -42,7 +42,7 @@ class SearchHit(NamedTuple):
     """A conversation that was found. node_id: the message, None where the title alone matched. marks:
     (start, end) characters of the snippet that match."""
 
-    summary: Summary
+    summary: ConversationSummary
     snippet: str
     node_id: str | None
     marks: tuple[tuple[int, int], ...]
@@ -54,9 +54,11 @@ class _Match(NamedTuple):
     text: str
 
 
-def listed(connection: sqlite3.Connection, limit: int, before: Summary | None) -> list[Summary]:
+def list_summaries(
+    connection: sqlite3.Connection, limit: int, before: ConversationSummary | None
+) -> list[ConversationSummary]:
     """A page of the list, the newest first."""
-    where, values = f"WHERE {_LIVE} AND {_HOLDS_SOMETHING} ", []
+    where, values = f"WHERE {_NOT_DELETED} AND {_HOLDS_SOMETHING} ", []
     if before is not None:
         where += "AND (c.updated_s, c.id) < (?, ?) "
         values = [before.updated_s, before.id]
@@ -66,19 +68,19 @@ def listed(connection: sqlite3.Connection, limit: int, before: Summary | None) -
     return [_summary(row) for row in rows]
 
 
-def summary_of(connection: sqlite3.Connection, id_: str) -> Summary:
+def summary_by_id(connection: sqlite3.Connection, id_: str) -> ConversationSummary:
     return _summary(connection.execute(f"{_SUMMARY}WHERE c.id = ?", (id_,)).fetchone())
 
 
-def _summary(row: Sequence[object]) -> Summary:
+def _summary(row: Sequence[object]) -> ConversationSummary:
     id_, title, updated_s, model, messages, created_s = row
     assert isinstance(id_, str) and isinstance(title, str) and isinstance(model, bytes)
     assert isinstance(updated_s, float) and isinstance(messages, int)
     assert isinstance(created_s, float)
-    return Summary(id_, title, updated_s, unpacked(model), messages, created_s)
+    return ConversationSummary(id_, title, updated_s, unpacked(model), messages, created_s)
 
 
-def found(connection: sqlite3.Connection, text: str, limit: int) -> list[SearchHit]:
+def search(connection: sqlite3.Connection, text: str, limit: int) -> list[SearchHit]:
     """Up to `limit` conversations, the newest first. Of each the newest message that matches."""
     query = parse(searchable(text))
     if not query.parts:
@@ -99,7 +101,7 @@ def found(connection: sqlite3.Connection, text: str, limit: int) -> list[SearchH
 def _hit(connection: sqlite3.Connection, match: _Match, query: Query) -> SearchHit:
     shown: Snippet = snippet(match.text, query.parts)
     return SearchHit(
-        summary_of(connection, match.conversation), shown.text, match.node, shown.marks
+        summary_by_id(connection, match.conversation), shown.text, match.node, shown.marks
     )
 
 
@@ -131,7 +133,7 @@ def _scanned(
 def _titled(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
     source, values = (_INDEXED_TITLES, [query.match]) if query.match else (_TITLES, [])
     match = "f.title_index MATCH ? AND " if query.match else ""
-    where = f"WHERE {match}{_LIVE} AND {_HOLDS_SOMETHING} {_likes('c.title', query.like)}"
+    where = f"WHERE {match}{_NOT_DELETED} AND {_HOLDS_SOMETHING} {_likes('c.title', query.like)}"
     rows = connection.execute(source + where + "ORDER BY c.updated_s DESC", (*values, *query.like))
     yield from (_Match(id_, None, title) for id_, title in rows)
 

@@ -14,21 +14,27 @@ from localchat.chat.conversation import Conversation, Node
 from localchat.chat.titles import title_for
 from localchat.errors import UsageError
 from localchat.history.database import Database
-from localchat.history.queries import SearchHit, Summary, found, listed, summary_of
+from localchat.history.queries import (
+    ConversationSummary,
+    SearchHit,
+    list_summaries,
+    search,
+    summary_by_id,
+)
 from localchat.history.tables import (
     ConversationRow,
     NodeRow,
-    cover_of,
+    conversation_from_row,
+    conversation_row,
     deleted_before,
     erase,
-    node_of,
-    opened,
+    node_from_row,
+    node_row,
     packed,
-    revive,
-    row_of,
     searchable,
+    undelete,
     unpacked,
-    write_cover,
+    write_conversation,
     write_node,
     write_title,
 )
@@ -36,11 +42,11 @@ from localchat.history.tables import (
 _KEPT_S: Final = 30 * 24 * 3600.0
 """How long a deleted conversation can be restored."""
 _SHORTEST_PREFIX: Final = 4
-_COVER: Final = ", ".join(ConversationRow._fields)
+_CONVERSATION: Final = ", ".join(ConversationRow._fields)
 _NODE: Final = ", ".join(NodeRow._fields)
 
 
-Summaries: TypeAlias = list[Summary]
+Summaries: TypeAlias = list[ConversationSummary]
 Hits: TypeAlias = list[SearchHit]
 """Named here, because `History.list` hides the type in the class."""
 
@@ -90,28 +96,27 @@ class History:
 
     def save(self, conversation: Conversation) -> None:
         """Write what a conversation is apart from its messages: title, model, policy, head."""
-        self.write(cover_of(conversation, title_for(conversation)), ())
+        self.write(conversation_row(conversation, title_for(conversation)), ())
 
     def put(self, conversation_id: str, node: Node) -> None:
         """Write one message, new or in a newer state."""
-        self.write(None, (row_of(conversation_id, node),))
+        self.write(None, (node_row(conversation_id, node),))
 
     def append(self, conversation: Conversation, nodes: Iterable[Node]) -> None:
         """Write a conversation and these of its messages, in one transaction."""
-        rows = [row_of(conversation.id, node) for node in nodes]
-        self.write(cover_of(conversation, title_for(conversation)), rows)
+        rows = [node_row(conversation.id, node) for node in nodes]
+        self.write(conversation_row(conversation, title_for(conversation)), rows)
 
-    def write(self, cover: ConversationRow | None, rows: Iterable[NodeRow]) -> None:
-        """One transaction of what `rows.py` made. A conversation that is written to is not deleted any
-        more."""
+    def write(self, conversation: ConversationRow | None, nodes: Iterable[NodeRow]) -> None:
+        """Write rows in one transaction. A conversation that gets a message is restored if it was deleted."""
         with self._database.write() as connection:
-            if cover is not None:
-                write_cover(connection, cover, self._known.get(cover.id))
-            for row in rows:
-                write_node(connection, row)
-                revive(connection, row.conversation)
-        if cover is not None:
-            self._known[cover.id] = cover
+            if conversation is not None:
+                write_conversation(connection, conversation, self._known.get(conversation.id))
+            for node in nodes:
+                write_node(connection, node)
+                undelete(connection, node.conversation)
+        if conversation is not None:
+            self._known[conversation.id] = conversation
 
     # ------------------------------------------------------------------ reading
 
@@ -143,35 +148,35 @@ class History:
         died, is `open`. Raises UsageError."""
         id_ = self.find(id_or_prefix)
         with self._database.read() as connection:
-            cover = connection.execute(
-                f"SELECT {_COVER} FROM conversations WHERE id = ?",  # noqa: S608
+            stored = connection.execute(
+                f"SELECT {_CONVERSATION} FROM conversations WHERE id = ?",  # noqa: S608
                 (id_,),
             ).fetchone()
             rows = connection.execute(
                 f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY number",  # noqa: S608
                 (id_,),
             ).fetchall()
-        known = ConversationRow(*cover)
-        conversation = opened(known)
+        known = ConversationRow(*stored)
+        conversation = conversation_from_row(known)
         for row in rows:
-            node = node_of(NodeRow(*row))
+            node = node_from_row(NodeRow(*row))
             conversation.nodes[node.id] = node
-        conversation.mend()
+        conversation.repair()
         self._known[id_] = known
         return conversation
 
-    def summary(self, id_or_prefix: str) -> Summary:
+    def summary(self, id_or_prefix: str) -> ConversationSummary:
         """What `list` says of one conversation. Raises UsageError."""
         id_ = self.find(id_or_prefix)
         with self._database.read() as connection:
-            return summary_of(connection, id_)
+            return summary_by_id(connection, id_)
 
-    def list(self, limit: int = 50, before: Summary | None = None) -> Summaries:
+    def list(self, limit: int = 50, before: ConversationSummary | None = None) -> Summaries:
         """Conversations that hold a message, the newest first; `before`: the last one of the page before."""
         with self._database.read() as connection:
-            return listed(connection, limit, before)
+            return list_summaries(connection, limit, before)
 
-    def last(self) -> Summary | None:
+    def last(self) -> ConversationSummary | None:
         """The conversation that something was said in last."""
         return next(iter(self.list(1)), None)
 
@@ -179,7 +184,7 @@ class History:
         """Conversations that hold all words of `text` in one message, or in the title; the newest first,
         each once. Any text is a query (words.py); one without a sign finds nothing."""
         with self._database.read() as connection:
-            return found(connection, text, limit)
+            return search(connection, text, limit)
 
     # ------------------------------------------------------------------ care
 

@@ -62,7 +62,7 @@ def unpacked(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
-def cover_of(conversation: Conversation, title: str) -> ConversationRow:
+def conversation_row(conversation: Conversation, title: str) -> ConversationRow:
     """`title`: what it is called where it has no title of its own."""
     return ConversationRow(
         conversation.id,
@@ -76,21 +76,21 @@ def cover_of(conversation: Conversation, title: str) -> ConversationRow:
     )
 
 
-def opened(cover: ConversationRow) -> Conversation:
+def conversation_from_row(row: ConversationRow) -> Conversation:
     """The conversation of a row, without messages."""
     return Conversation(
-        id=cover.id,
-        title=cover.title,
-        created_s=cover.created_s,
-        updated_s=cover.updated_s,
-        model=unpacked(cover.model),
-        system=unpacked(cover.system),
-        policy=_policy(cover.policy),
-        head=cover.head,
+        id=row.id,
+        title=row.title,
+        created_s=row.created_s,
+        updated_s=row.updated_s,
+        model=unpacked(row.model),
+        system=unpacked(row.system),
+        policy=_policy(row.policy),
+        head=row.head,
     )
 
 
-def row_of(conversation: str, node: Node) -> NodeRow:
+def node_row(conversation: str, node: Node) -> NodeRow:
     content = searchable(node.message.content)
     changed = content != node.message.content
     rest = msgspec.structs.replace(
@@ -111,7 +111,7 @@ def row_of(conversation: str, node: Node) -> NodeRow:
     )
 
 
-def node_of(row: NodeRow) -> Node:
+def node_from_row(row: NodeRow) -> Node:
     """A message whose rest cannot be read keeps its text, and says so."""
     try:
         node = msgspec.convert(_parsed(row.rest), Node)
@@ -154,47 +154,45 @@ def _parsed(data: bytes) -> Any:  # noqa: ANN401 - JSON has no type
 # The index is contentless: it forgets a text only when it is told the very words that it was given.
 
 
-_COVER: Final = ", ".join(ConversationRow._fields)
+_CONVERSATION: Final = ", ".join(ConversationRow._fields)
 _NODE: Final = ", ".join(NodeRow._fields)
-_READ_COVER: Final = f"SELECT {_COVER} FROM conversations WHERE id = ?"  # noqa: S608 - our own names
-_NEW_COVER: Final = (
-    f"INSERT INTO conversations ({_COVER}) VALUES ({', '.join('?' * len(ConversationRow._fields))})"  # noqa: S608
-)
-_NEW_NODE: Final = (
-    f"INSERT INTO nodes ({_NODE}, indexed) VALUES ({', '.join('?' * len(NodeRow._fields))}, ?)"  # noqa: S608
-)
+_MARKS: Final = ", ".join("?" for _ in ConversationRow._fields)
+_NODE_MARKS: Final = ", ".join("?" for _ in (*NodeRow._fields, "indexed"))
+_READ_CONVERSATION: Final = f"SELECT {_CONVERSATION} FROM conversations WHERE id = ?"  # noqa: S608
+_NEW_CONVERSATION: Final = f"INSERT INTO conversations ({_CONVERSATION}) VALUES ({_MARKS})"  # noqa: S608
+_NEW_NODE: Final = f"INSERT INTO nodes ({_NODE}, indexed) VALUES ({_NODE_MARKS})"  # noqa: S608
 _NEW_STATE: Final = (
     "UPDATE nodes SET parent = ?, role = ?, state = ?, created_s = ?, content = ?, exact = ?, "
     "rest = ?, indexed = ? WHERE number = ?"
 )
 
 
-def write_cover(
-    connection: sqlite3.Connection, cover: ConversationRow, before: ConversationRow | None
+def write_conversation(
+    connection: sqlite3.Connection, row: ConversationRow, before: ConversationRow | None
 ) -> None:
     """Insert a conversation, or change what differs from `before`, which is what the writer last knew of it
     (None: nothing)."""
-    stored = connection.execute(_READ_COVER, (cover.id,)).fetchone()
+    stored = connection.execute(_READ_CONVERSATION, (row.id,)).fetchone()
     if stored is None:
-        connection.execute(_NEW_COVER, cover)
-        _index_title(connection, cover.id, None, cover.title)
+        connection.execute(_NEW_CONVERSATION, row)
+        _index_title(connection, row.id, None, row.title)
         return
     there = ConversationRow(*stored)
     changes = {
         name: value
-        for name, value in cover._asdict().items()
+        for name, value in row._asdict().items()
         if before is None or value != getattr(before, name)
     }
-    changes["updated_s"] = max(cover.updated_s, there.updated_s)
+    changes["updated_s"] = max(row.updated_s, there.updated_s)
     if before is None and there.title:
         # Read through another History: whether its title is an old one cannot be known.
         changes.pop("title")
     if "title" in changes:
-        _index_title(connection, cover.id, there.title, cover.title)
+        _index_title(connection, row.id, there.title, row.title)
     assigned = ", ".join(f"{name} = ?" for name in changes)
     connection.execute(
         f"UPDATE conversations SET {assigned} WHERE id = ?",  # noqa: S608
-        (*changes.values(), cover.id),
+        (*changes.values(), row.id),
     )
 
 
@@ -249,7 +247,7 @@ def write_node(connection: sqlite3.Connection, row: NodeRow) -> None:
         )
 
 
-def revive(connection: sqlite3.Connection, id_: str) -> None:
+def undelete(connection: sqlite3.Connection, id_: str) -> None:
     """Take a deletion back: somebody goes on with the conversation."""
     connection.execute(
         "UPDATE conversations SET deleted_s = NULL WHERE id = ? AND deleted_s IS NOT NULL", (id_,)

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from localchat.chat.conversation import AnswerFigures, Conversation, Node, NodeState
+from localchat.chat.conversation import AnswerMetrics, Conversation, Node, NodeState
 from localchat.engine.events import Accepted, Done, Event, Finished, Reasoning, Text, ToolCall
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import CalledTool, Message
@@ -89,7 +89,7 @@ class AnswerBuilder:
         if self.node is None or not self._changed:
             return None
         self._changed = False
-        return self._put(self.node.figures, "open", "")
+        return self._put(self.node.metrics, "open", "")
 
     def end(self, info: EngineInfo | None, state: NodeState | None = None, error: str = "") -> Node:
         """Finish the node, show it and return it. `state`: unless the model ended the answer itself."""
@@ -97,9 +97,9 @@ class AnswerBuilder:
             self._open()
         assert self.node is not None
         self._end_reasoning()
-        figures = _figures(info, self._accepted, self._done)
+        metrics = _metrics(info, self._accepted, self._done)
         ended = state or (self._state if self._state != "open" else "whole")
-        node = self._put(figures, ended, error)
+        node = self._put(metrics, ended, error)
         for block in node_blocks(self._conversation, node):
             if isinstance(block, ReasoningBlock):
                 continue  # finished with its seconds already
@@ -157,7 +157,7 @@ class AnswerBuilder:
         arguments = "".join(call.arguments)
         self._view.put(ToolCallBlock(f"{self._id}/call/{event.call}", call.name, arguments))
 
-    def _put(self, figures: AnswerFigures | None, state: NodeState, error: str) -> Node:
+    def _put(self, metrics: AnswerMetrics | None, state: NodeState, error: str) -> Node:
         assert self.node is not None
         calls = tuple(
             CalledTool(call.name, "".join(call.arguments), call.id)
@@ -167,7 +167,7 @@ class AnswerBuilder:
             "assistant", self.text, reasoning="".join(self._reasoning), tool_calls=calls
         )
         self.node = msgspec.structs.replace(
-            self.node, message=message, figures=figures, state=state, error=error
+            self.node, message=message, metrics=metrics, state=state, error=error
         )
         self._conversation.put(self.node)
         return self.node
@@ -189,12 +189,12 @@ def _text_kind(event: Event) -> tuple[type[Text] | type[Reasoning], int] | None:
     return (type(event), event.choice) if isinstance(event, Text | Reasoning) else None
 
 
-def _figures(
+def _metrics(
     info: EngineInfo | None, accepted: Accepted | None, done: Done | None
-) -> AnswerFigures | None:
+) -> AnswerMetrics | None:
     if info is None or accepted is None:
         return None
-    return AnswerFigures(
+    return AnswerMetrics(
         model=info.model,
         backend=info.backend,
         quantization=info.quantization,

@@ -16,13 +16,13 @@ import msgspec
 from localchat.chat.compaction import Compaction, without_summary
 from localchat.chat.conversation import Conversation, Inclusion, Node
 from localchat.chat.overflow import (
-    Choice,
     Overflow,
+    OverflowChoice,
     counter,
-    cut_by_policy,
     examine,
     known_context,
     leave_out,
+    leave_out_by_policy,
     send_everything,
 )
 from localchat.chat.prompt_messages import sent_messages
@@ -256,7 +256,7 @@ class ChatSession:
         finally:
             if self._unrecorded is question:
                 self._unrecorded = None
-                self.conversation.take_back(question.id)
+                self.conversation.remove_last(question.id)
 
     async def edit(self, id_: str, text: str, inclusions: Sequence[Inclusion] = ()) -> None:
         """Send another version of a question; the first one stays as a branch."""
@@ -495,7 +495,7 @@ class ChatSession:
         try:
             engine = await self.engine()
             cut = await asyncio.to_thread(
-                cut_by_policy,
+                leave_out_by_policy,
                 self.conversation,
                 engine,
                 problem,
@@ -521,8 +521,8 @@ class ChatSession:
         choice = self._choice(action)
         match choice.action:
             case "leave_out_oldest":
-                assert self.overflow is not None and self.overflow.cut is not None
-                leave_out(self.conversation, self.overflow.cut)
+                assert self.overflow is not None and self.overflow.leave_out is not None
+                leave_out(self.conversation, self.overflow.leave_out)
                 self.recorder.changed()
                 self.show()
             case "compact":
@@ -534,7 +534,7 @@ class ChatSession:
                 self.prepare_change(None, changes).apply()
         return None
 
-    def _choice(self, action: str) -> Choice:
+    def _choice(self, action: str) -> OverflowChoice:
         name = action.removeprefix(OVERFLOW_PREFIX)
         for choice in self.overflow.choices if self.overflow else ():
             if choice.action == name:

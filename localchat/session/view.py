@@ -107,8 +107,8 @@ def _model_changed(conversation: Conversation, node: Node) -> bool:
     at = node.parent
     while at is not None:
         before = conversation.nodes[at]
-        if before.figures is not None:
-            return node.figures is not None and node.figures.model != before.figures.model
+        if before.metrics is not None:
+            return node.metrics is not None and node.metrics.model != before.metrics.model
         at = before.parent
     return False
 
@@ -125,11 +125,11 @@ def footer_of(node: Node, *, other_model: bool = False) -> str:
     """The line below an answer: its metrics, and why it stopped. `other_model`: name the model, because the
     answer before came from another one."""
     parts = []
-    if node.figures is not None:
+    if node.metrics is not None:
         if other_model:
-            parts.append(node.figures.model)
-        if node.figures.done is not None:
-            parts.append(stats_line(node.figures.done))
+            parts.append(node.metrics.model)
+        if node.metrics.done is not None:
+            parts.append(stats_line(node.metrics.done))
     if node.state in _ENDED:
         parts.append(_ENDED[node.state])
     return " · ".join(part for part in parts if part)

@@ -14,9 +14,9 @@ from localchat.chat.overflow import (
     examine,
     known_context,
     leave_out,
+    plan_leave_out,
     reserve_tokens,
     send_everything,
-    what_to_leave_out,
 )
 from localchat.chat.prompt_messages import left_out, sent_messages, unsent_ids
 from localchat.engine.interface import MemoryParts
@@ -82,7 +82,7 @@ def test_a_cut_is_the_smallest_that_fits_and_tells_exact_numbers(
     conversation = talk(sizes, system=system)
     whole = sent_tokens(conversation)
     path = conversation.path()
-    cut = what_to_leave_out(conversation, COUNT, allowed + 100, 100)
+    cut = plan_leave_out(conversation, COUNT, allowed + 100, 100)
     least = talk([], system=system)
     if cut is None:
         assert sent_tokens(least) > allowed
@@ -106,7 +106,7 @@ def test_few_counts_find_the_cut() -> None:
         calls += 1
         return COUNT(messages)
 
-    cut = what_to_leave_out(talk([index % 90 for index in range(500)]), count, 10_000, 2_500)
+    cut = plan_leave_out(talk([index % 90 for index in range(500)]), count, 10_000, 2_500)
     assert cut is not None
     assert 0 < len(cut.nodes) < 1000
     assert calls <= 7
@@ -116,7 +116,7 @@ def test_a_second_cut_tells_all_that_is_not_sent() -> None:
     conversation = talk([100] * 20)
     whole = sent_tokens(conversation)
     for allowed in (3000, 1000):
-        cut = what_to_leave_out(conversation, COUNT, allowed, 0)
+        cut = plan_leave_out(conversation, COUNT, allowed, 0)
         assert cut is not None
         leave_out(conversation, cut)
     assert cut is not None
@@ -129,7 +129,7 @@ def test_a_second_cut_tells_all_that_is_not_sent() -> None:
 def test_the_last_question_and_the_instructions_always_stay() -> None:
     conversation = talk([10] * 3, question="y" * 5000)
     overflow = examine(conversation, COUNT, ENGINE.info())
-    assert overflow.cut is None
+    assert overflow.leave_out is None
     assert overflow.choices == ()  # no summary of the rest makes it fit
     assert "the last question alone is too long" in overflow.sentence
     assert "alone" not in examine(talk([100] * 20), COUNT, ENGINE.info()).sentence
@@ -142,7 +142,7 @@ def test_what_cannot_be_counted_is_too_long() -> None:
             raise ContextExceeded("too long", prompt_tokens=2500, context_tokens=2000)
         return tokens
 
-    cut = what_to_leave_out(talk([100] * 40), count, 2000, 500)
+    cut = plan_leave_out(talk([100] * 40), count, 2000, 500)
     assert cut is not None
     assert cut.prompt_tokens <= 1500
 
@@ -158,9 +158,9 @@ def test_the_offers_name_messages_tokens_and_memory() -> None:
     overflow = examine(talk([100] * 20), COUNT, info)
     told = {choice.action: choice for choice in overflow.choices}
     assert list(told) == ["leave_out_oldest", "compact", "longer_context", "smaller_kv"]
-    assert overflow.cut is not None
-    assert f"oldest {len(overflow.cut.nodes)} messages" in told["leave_out_oldest"].label
-    assert f"{overflow.cut.tokens:,} tokens" in told["leave_out_oldest"].label
+    assert overflow.leave_out is not None
+    assert f"oldest {len(overflow.leave_out.nodes)} messages" in told["leave_out_oldest"].label
+    assert f"{overflow.leave_out.tokens:,} tokens" in told["leave_out_oldest"].label
     longer = told["longer_context"]
     assert longer.tokens % 1024 == 0
     assert longer.tokens > overflow.prompt_tokens
@@ -191,8 +191,8 @@ def test_the_refusal_knows_the_context_where_the_engine_does_not() -> None:
     refusal = ContextExceeded("too long", prompt_tokens=3000, context_tokens=2000)
     overflow = examine(talk([100] * 20), COUNT, info, refusal=refusal)
     assert overflow.context_tokens == 2000
-    assert overflow.cut is not None
-    assert overflow.cut.prompt_tokens <= 1500
+    assert overflow.leave_out is not None
+    assert overflow.leave_out.prompt_tokens <= 1500
 
 
 @pytest.mark.parametrize(

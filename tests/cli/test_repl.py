@@ -322,6 +322,6 @@ def test_figures_are_those_that_the_engine_told(run: Run) -> None:
     talk = run(["one"], engine=ScriptedEngine(lambda request: ScriptedAnswer(events=events)))
     answer = talk.conversations[0].path()[-1]
     assert answer.state == "length"
-    assert answer.figures is not None
-    assert answer.figures.draw_seed == 9
-    assert isinstance(answer.figures.done, Done)
+    assert answer.metrics is not None
+    assert answer.metrics.draw_seed == 9
+    assert isinstance(answer.metrics.done, Done)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from localchat.chat.conversation import AnswerFigures, Conversation, Inclusion, Node, Policy
+from localchat.chat.conversation import AnswerMetrics, Conversation, Inclusion, Node, Policy
 from localchat.engine.events import Done, Speculation, Timings, Usage
 from localchat.engine.request import CalledTool, Message
 from localchat.errors import UsageError
@@ -26,7 +26,7 @@ DONE = Done(
     Speculation(51, 34, off=""),
     "f1",
 )
-METRICS = AnswerFigures("tiny", "llamacpp", "Q8_0", "f16", 2**63 - 1, DONE)
+METRICS = AnswerMetrics("tiny", "llamacpp", "Q8_0", "f16", 2**63 - 1, DONE)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_everything_of_a_conversation_comes_back(history: History) -> None:
         Message("user", "hi"), parent=None, inclusions=[Inclusion("f.txt", 0, 2, "/f.txt")]
     )
     node = before.add(Message("assistant", "yo", "hm", (call,)), parent=question.id)
-    before.put(replace(node, figures=METRICS, state="length", error="why"))
+    before.put(replace(node, metrics=METRICS, state="length", error="why"))
     before.add(Message("system", "sum"), parent=node.id, replaces=[question.id, node.id])
     before.back_to(node.id)
     history.append(before, before.nodes.values())

@@ -26,9 +26,9 @@ def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path
         await chat.session.ask("What is it?")
         node = chat.session.last_answer()
         assert node is not None
-        assert node.figures is not None
+        assert node.metrics is not None
         assert (node.message.content, node.state) == ("a cache", "whole")
-        assert node.figures.done == DONE
+        assert node.metrics.done == DONE
         shown = chat.page.blocks[node.id]
         assert isinstance(shown, AnswerBlock)
         assert shown.footer == stats_line(DONE)

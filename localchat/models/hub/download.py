@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from localchat.errors import NetworkError
 from localchat.models.hub.client import HubClient, Listing, RetryableError
-from localchat.models.hub.events import Checking, EmitEvent, Note, ProgressMeter
+from localchat.models.hub.events import Checking, EventSink, Note, ProgressMeter
 from localchat.models.hub.partial_file import PartialFile, RemoteFile
 from localchat.models.hub.retry import RetryPolicy
 from localchat.state_file import StateFile
@@ -33,23 +33,23 @@ class Download:
         hub: HubClient,
         listing: Listing,
         meter: ProgressMeter,
-        tell: EmitEvent,
-        patience: RetryPolicy,
+        emit: EventSink,
+        retry: RetryPolicy,
     ) -> None:
         self._hub = hub
         self._listing = listing
         self._meter = meter
-        self._tell = tell
-        self._patience = patience
+        self._emit = emit
+        self._retry = retry
 
     def fetch(self, file: RemoteFile, target: Path) -> str:
         """Make `target` this file; returns its sha256. What is here of it is used. A wrong hash discards
         what came and fetches it once more. Raises NetworkError, and LocalchatError of the disk."""
         if not file.hash:
-            self._tell(Note(f"the hub gives no hash of {file.path}: its length alone is checked"))
+            self._emit(Note(f"the hub gives no hash of {file.path}: its length alone is checked"))
         with PartialFile(target, file) as part:
             if part.length > _TELLING_BYTES:
-                self._tell(Checking(file.path, part.length))
+                self._emit(Checking(file.path, part.length))
             part.hash_existing(lambda _: None)
             for last in (False, True):
                 self._fill(part, file)
@@ -60,7 +60,7 @@ class Download:
                 found = part.found_hash
                 self._discard(part)
                 if not last:
-                    self._tell(
+                    self._emit(
                         Note(f"{file.path} came with a wrong hash; it is fetched once more, whole")
                     )
         raise NetworkError(
@@ -88,15 +88,15 @@ class Download:
                 self._wait(why, failures, problem.asked_s, part.length)
 
     def _wait(self, why: str, failures: int, asked_s: float | None, kept: int) -> None:
-        if self._patience.ends(failures, asked_s):
+        if self._retry.ends(failures, asked_s):
             told = f"; it asks to wait {asked_s / 60:.0f} minutes" if asked_s else ""
             raise NetworkError(
                 f"{why}{told}",
                 hint=f"{size(kept)} of the file are kept: the same command goes on there",
             )
-        wait = self._patience.wait_s(failures, asked_s)
-        self._tell(Note(f"{why}; next try in {wait:.0f} s"))
-        self._patience.sleep(wait)
+        wait = self._retry.wait_s(failures, asked_s)
+        self._emit(Note(f"{why}; next try in {wait:.0f} s"))
+        self._retry.sleep(wait)
 
     def _stream(self, part: PartialFile, file: RemoteFile) -> None:
         """One request, as far as it goes. Raises RetryableError where it ends early."""
@@ -117,7 +117,7 @@ class Download:
                     if changed
                     else "the server cannot go on in its middle"
                 )
-                self._tell(Note(f"{file.path}: {why}; it begins again"))
+                self._emit(Note(f"{file.path}: {why}; it begins again"))
                 self._discard(part)
             part.came_under(etag)
             for piece in response.iter_raw():
@@ -133,7 +133,7 @@ class Download:
         part.restart()
 
 
-def with_retries(read: Callable[[], T], patience: RetryPolicy, tell: EmitEvent) -> T:
+def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink) -> T:
     """A listing or a piece of a file, however often it takes. Raises LocalchatError."""
     failures = 0
     while True:
@@ -141,13 +141,13 @@ def with_retries(read: Callable[[], T], patience: RetryPolicy, tell: EmitEvent) 
             return read()
         except RetryableError as problem:
             failures += 1
-            if patience.ends(failures, problem.asked_s, reached=problem.reached):
+            if retry.ends(failures, problem.asked_s, reached=problem.reached):
                 raise NetworkError(
                     str(problem), hint="look at the network; HF_ENDPOINT names another hub"
                 ) from problem
-            wait = patience.wait_s(failures, problem.asked_s)
-            tell(Note(f"{problem}; next try in {wait:.0f} s"))
-            patience.sleep(wait)
+            wait = retry.wait_s(failures, problem.asked_s)
+            emit(Note(f"{problem}; next try in {wait:.0f} s"))
+            retry.sleep(wait)
 
 
 def _strong(etag: str | None) -> str:

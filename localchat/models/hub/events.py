@@ -88,7 +88,7 @@ class PullFinished(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
 
 
 PullEvent: TypeAlias = PullStarted | FitAssessed | Checking | Progress | Note | PullFinished
-EmitEvent: TypeAlias = Callable[[PullEvent], None]
+EventSink: TypeAlias = Callable[[PullEvent], None]
 
 
 class ProgressMeter:
@@ -98,13 +98,13 @@ class ProgressMeter:
         self,
         total_bytes: int,
         done_bytes: int,
-        tell: EmitEvent,
+        emit: EventSink,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fetched_bytes = 0
         self._total = total_bytes
         self._done = self._shown = done_bytes
-        self._tell = tell
+        self._emit = emit
         self._clock = clock
         self._next_s = clock()
         self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
@@ -131,4 +131,4 @@ class ProgressMeter:
         since, before = self._seen[0]
         rate = (self.fetched_bytes - before) / (now - since) if now > since else 0.0
         left = (self._total - self._done) / rate if rate > 0 else None
-        self._tell(Progress(file, self._shown, self._total, rate or None, left))
+        self._emit(Progress(file, self._shown, self._total, rate or None, left))

@@ -11,7 +11,7 @@ from localchat.errors import LocalchatError, ModelMissing, UsageError, reason
 from localchat.models.hub import manifest as manifests
 from localchat.models.hub.client import HubClient, Listing
 from localchat.models.hub.download import Download, with_retries
-from localchat.models.hub.events import EmitEvent, Note, ProgressMeter, PullFinished, PullStarted
+from localchat.models.hub.events import EventSink, Note, ProgressMeter, PullFinished, PullStarted
 from localchat.models.hub.manifest import Installed, Manifest, PulledFile
 from localchat.models.hub.partial_file import RemoteFile, kept_bytes
 from localchat.models.hub.retry import RetryPolicy
@@ -45,10 +45,10 @@ class SelectedFiles(NamedTuple):
 
 
 def select_files(
-    reference: Reference, hub: HubClient, tell: EmitEvent, patience: RetryPolicy
+    reference: Reference, hub: HubClient, emit: EventSink, retry: RetryPolicy
 ) -> SelectedFiles:
     """Which files the name means now. Raises LocalchatError."""
-    listing = with_retries(lambda: hub.list(reference.repository), patience, tell)
+    listing = with_retries(lambda: hub.list(reference.repository), retry, emit)
     variant = _variant(reference, listing)
     by_path = {file.path: file for file in listing.files}
     files = tuple(by_path[path] for path in variant.files)
@@ -67,14 +67,14 @@ def bytes_present(choice: SelectedFiles, models_dir: Path) -> int:
 
 
 def fetch(
-    choice: SelectedFiles, hub: HubClient, models_dir: Path, tell: EmitEvent, patience: RetryPolicy
+    choice: SelectedFiles, hub: HubClient, models_dir: Path, emit: EventSink, retry: RetryPolicy
 ) -> Installed:
     """Bring every file of the choice that is not here yet, and write the manifest. Raises LocalchatError;
     what came stays, and the next call goes on there."""
     listing = choice.listing
     folder = repository_folder(models_dir, listing.repository)
     targets = {file: target(models_dir, folder, file.path) for file in choice.files}
-    with _alone(models_dir, listing.repository, tell):
+    with _alone(models_dir, listing.repository, emit):
         known = {
             (part.path, part.size): part.sha256
             for one in manifests.read(folder)
@@ -85,10 +85,10 @@ def fetch(
             kept_bytes(place, file) if sums[file] is None else file.size
             for file, place in targets.items()
         )
-        tell(_found(choice, here))
+        emit(_found(choice, here))
         _check_disk(models_dir, choice.total_bytes - here, choice)
-        meter = ProgressMeter(choice.total_bytes, here, tell)
-        download = Download(hub, listing, meter, tell, patience)
+        meter = ProgressMeter(choice.total_bytes, here, emit)
+        download = Download(hub, listing, meter, emit, retry)
         for file, place in targets.items():
             if sums[file] is None:
                 sums[file] = download.fetch(file, place)
@@ -107,7 +107,7 @@ def fetch(
         )
         _write_down(folder, done)
     result = Installed(done, folder)
-    tell(PullFinished(done.name, str(result.path), choice.total_bytes, meter.fetched_bytes))
+    emit(PullFinished(done.name, str(result.path), choice.total_bytes, meter.fetched_bytes))
     return result
 
 
@@ -186,7 +186,7 @@ def _git_sha1(path: Path) -> str:
 
 
 @contextmanager
-def _alone(models_dir: Path, repository: str, tell: EmitEvent) -> Iterator[None]:
+def _alone(models_dir: Path, repository: str, emit: EventSink) -> Iterator[None]:
     """One pull of a repository at a time: a second waits, and then finds the files here. The lock falls with
     the process that holds it."""
     from filelock import FileLock, Timeout
@@ -197,7 +197,7 @@ def _alone(models_dir: Path, repository: str, tell: EmitEvent) -> Iterator[None]
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            tell(Note(f"another pull of {repository} runs; this one waits for it"))
+            emit(Note(f"another pull of {repository} runs; this one waits for it"))
             lock.acquire()
     except OSError as problem:
         raise LocalchatError(f"{models_dir} cannot be written: {reason(problem)}") from problem

@@ -23,7 +23,7 @@ from localchat.model_files.checkpoint import (
 from localchat.model_files.open_gguf import check_model, join_parts, read_source
 from localchat.models.hub.client import HubClient, RetryableError
 from localchat.models.hub.download import with_retries
-from localchat.models.hub.events import EmitEvent
+from localchat.models.hub.events import EventSink
 from localchat.models.hub.partial_file import RemoteFile
 from localchat.models.hub.pull import SelectedFiles
 from localchat.models.hub.retry import RetryPolicy
@@ -64,12 +64,12 @@ class HubSource:
         choice: SelectedFiles,
         file: RemoteFile,
         budget: Budget,
-        patiently: Callable[[Callable[[], bytes]], bytes],
+        with_retry: Callable[[Callable[[], bytes]], bytes],
     ) -> None:
         self.name = file.path
         self.size = file.size
         self._hub, self._listing, self._file = hub, choice.listing, file
-        self._budget, self._patiently = budget, patiently
+        self._budget, self._with_retry = budget, with_retry
         self._start, self._window = 0, b""
 
     def read(self, offset: int, count: int) -> bytes:
@@ -80,7 +80,7 @@ class HubSource:
         if not (self._start <= offset and end <= self._start + len(self._window)):
             wanted = min(max(end - offset, _LEAST_BYTES), self.size - offset)
             self._budget.spend(wanted, self.name)
-            self._window = self._patiently(lambda: self._fetch(offset, wanted))
+            self._window = self._with_retry(lambda: self._fetch(offset, wanted))
             self._start = offset
         return self._window[offset - self._start : end - self._start]
 
@@ -113,17 +113,17 @@ class HubSource:
 
 
 def read_remote_header(
-    choice: SelectedFiles, hub: HubClient, tell: EmitEvent, patience: RetryPolicy
+    choice: SelectedFiles, hub: HubClient, emit: EventSink, retry: RetryPolicy
 ) -> ModelSummary:
     """The shape of a GGUF (of a split one all parts), or config.json and the headers of the weights of a
     safetensors repository. Raises NetworkError, ModelInvalid."""
     budget = Budget(MOST_BYTES)
 
-    def patiently(read: Callable[[], bytes]) -> bytes:
-        return with_retries(read, patience, tell)
+    def with_retry(read: Callable[[], bytes]) -> bytes:
+        return with_retries(read, retry, emit)
 
     def source(file: RemoteFile) -> HubSource:
-        return HubSource(hub, choice, file, budget, patiently)
+        return HubSource(hub, choice, file, budget, with_retry)
 
     by_path = {file.path: file for file in choice.files}
     if choice.variant.format == "gguf":

@@ -14,7 +14,7 @@ from localchat.tui.keymap import bindings
 from localchat.tui.screens.list_dialog import ListDialog
 
 if TYPE_CHECKING:
-    from localchat.history.queries import SearchHit, Summary
+    from localchat.history.queries import ConversationSummary, SearchHit
     from localchat.history.store import History
 
 _SHOWN = 100
@@ -32,8 +32,8 @@ class HistoryScreen(ListDialog[str]):
     def __init__(self, history: "History") -> None:
         super().__init__()
         self._history = history
-        self._summaries: dict[str, Summary] = {}
-        self._deleted: list[Summary] = []
+        self._summaries: dict[str, ConversationSummary] = {}
+        self._deleted: list[ConversationSummary] = []
         self._renaming: str | None = None
 
     def fill(self, text: str) -> None:
@@ -119,7 +119,7 @@ class HistoryScreen(ListDialog[str]):
         self.dismiss(None)
 
 
-def _listed(summary: "Summary") -> Content:
+def _listed(summary: "ConversationSummary") -> Content:
     return Content.assemble(
         (f"{_when(summary.updated_s):>9}  ", "$foreground 60%"), sanitize_line(summary.title)
     )

@@ -66,7 +66,7 @@ def _of_command(own: dict[str, str]) -> float:
 
 
 def _of_screen(own: dict[str, str]) -> tuple[float, float]:
-    """Ask on the screen, wait for the figures in the history. The rate, and seconds of CPU from the question
+    """Ask on the screen, wait for the metrics in the history. The rate, and seconds of CPU from the question
     on."""
     file = Path(own["LOCALCHAT_DATA_DIR"]) / "history.sqlite3"
     for suffix in ("", "-wal", "-shm"):
@@ -94,5 +94,5 @@ def _kept_rate(file: Path) -> float | None:
     with History.open(file) as history:
         last = history.last()
         nodes = history.load(last.id).nodes.values() if last is not None else ()
-        done = [node.figures.done for node in nodes if node.figures and node.figures.done]
+        done = [node.metrics.done for node in nodes if node.metrics and node.metrics.done]
     return done[-1].timings.decode_tokens_per_s if done else None
