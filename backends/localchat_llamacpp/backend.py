@@ -1,4 +1,4 @@
-"""The llama.cpp backend as the loop finds it. Importing this imports neither llama_cpp nor numpy."""
+"""The llama.cpp backend. Importing this imports neither llama_cpp nor numpy."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,13 +36,13 @@ _NO_WRITERS = frozenset(
 
 
 class LlamaCppBackend:
-    """GGUF models on CPU, and on GPUs where the library was built for them. See backend.Backend."""
+    """GGUF models on CPU, and on GPUs where the library was built for them."""
 
     name = "llamacpp"
     kinds: tuple[Kind, ...] = ("gguf",)
 
     def build_key(self) -> str:
-        """The native library and this CPU; empty where there is no library."""
+        """Names the native library and this CPU; empty: there is no library."""
         return build_key()
 
     def build_info(self) -> BuildInfo:
@@ -54,7 +54,7 @@ class LlamaCppBackend:
         return remedies(read_build())
 
     def available(self) -> Availability:
-        """Looks for the package and its native library without loading either."""
+        """Look for the package and its native library without loading either."""
         installed = binding_version()
         if not installed:
             return Availability(
@@ -73,7 +73,7 @@ class LlamaCppBackend:
         )
 
     def accepts(self, path: Path) -> bool:
-        """A file that begins as GGUF, or is named so: then `open` says what is wrong with it."""
+        """Whether a file begins as GGUF, or is named so: then `open` explains what is wrong with it."""
         if path.suffix.lower() == ".gguf":
             return True
         try:
@@ -83,7 +83,7 @@ class LlamaCppBackend:
             return False
 
     def objection(self, model: ModelSummary) -> str:
-        """Looks for the architecture's name in the library file, and for what belongs to no plain model."""
+        """Looks for the architecture's name in the library file, and for anything foreign to a plain model."""
         if isinstance(model, Checkpoint):
             return "llama.cpp runs GGUF files, and this is a safetensors checkpoint"
         name = model.architecture
@@ -100,13 +100,13 @@ class LlamaCppBackend:
         return ""
 
     def with_gpus(self, machine: Machine) -> Machine:
-        """With AMD's, Intel's and integrated GPUs, where this build is for one."""
+        """The machine with AMD's, Intel's and integrated GPUs, where this build is for one."""
         from localchat_llamacpp.gpu_detection import detect_gpus
 
         return detect_gpus(machine)
 
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
-        """What a load would take of this machine. Raises UsageError, also for a safetensors checkpoint."""
+        """Memory of a load on this machine. Raises UsageError, also for a safetensors checkpoint."""
         from localchat_llamacpp import memory_plan as planner
 
         if isinstance(model, Checkpoint):
@@ -123,8 +123,11 @@ class LlamaCppBackend:
         past: Sequence[PastRun] = (),
         measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
-        """By a probe of this build in a process of its own, about a second where `measures` do not know, and
-        corrected by past runs; layers on a GPU by its bandwidth, None where that is not known."""
+        """Estimate by a benchmark of this build in a process of its own, corrected by past runs.
+
+        About a second where `measures` lack a result. Layers on a GPU are priced by its bandwidth; None if
+        that is unknown.
+        """
         from localchat.fit.hardware import read_machine
         from localchat_llamacpp.speed.estimate import (
             DecodeSetup,
@@ -147,11 +150,9 @@ class LlamaCppBackend:
             return offloaded_rate(running, plan, machine, threads, measures, known)
         return expected_rate(running, threads, measures, known)
 
-    def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
-        """Check the header, then read the vocabulary (0.2 s for 152k tokens). Nothing is said so far.
-
-        Raises ModelMissing, ModelInvalid.
-        """
+    def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
+        """Check the header, then read the vocabulary (0.2 s for 152k tokens). Raises ModelMissing,
+        ModelInvalid."""
         from localchat_llamacpp.model import GgufModel
 
         return GgufModel(path)

@@ -1,7 +1,5 @@
-"""One reusable llama_batch over numpy arrays.
-
-The binding fills batches token by token through ctypes; slices of arrays cost 2 µs for 512 tokens.
-"""
+"""A reusable llama_batch over numpy arrays: slices cost 2 µs for 512 tokens, the binding fills token by
+token."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,7 +11,7 @@ from localchat_llamacpp.native import library
 
 
 class Batch:
-    """At most `capacity` tokens, each of one sequence. The native struct points into our arrays for good."""
+    """Up to `capacity` tokens, each of one sequence. The native struct points into our arrays permanently."""
 
     def __init__(self, capacity: int, max_seqs: int) -> None:
         api = library().api
@@ -61,8 +59,10 @@ class Batch:
         self.size = self.native.n_tokens = end
 
     def add_output(self) -> bool:
-        """Keep one more token's logits, if there is another token. True: they come before those of the
-        token that was outputs_at already, whose index they shift."""
+        """Keep one more token's logits, if there is another token.
+
+        True: they come before those of the token requested earlier, whose index they shift.
+        """
         free = np.flatnonzero(self._output_flags[: self.size] == 0)
         if not free.size:
             return False

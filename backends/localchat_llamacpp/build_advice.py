@@ -1,5 +1,7 @@
-"""Facts about the llama.cpp build at hand, and the commands that build another one. Data only: `doctor`
-prints and asks."""
+"""The installed llama.cpp build: what it can do, and the commands that build a better one.
+
+Data only: `doctor` prints and asks.
+"""
 
 import ctypes
 import hashlib
@@ -19,14 +21,14 @@ CMAKE_ARGS = {
     "vulkan": "-DGGML_VULKAN=on",
     "no-amx": "-DCMAKE_CXX_FLAGS=-U__AMX_INT8__ -DCMAKE_C_FLAGS=-U__AMX_INT8__",
 }
-"""What to give to cmake, by what the build is for."""
+"""Arguments for cmake, by the purpose of the build."""
 _OFFLOADING = tuple(
     f"ggml-{kind}." for kind in ("cuda", "metal", "vulkan", "hip", "sycl", "musa", "cann", "opencl")
 )
 
 
 def binding_version() -> str:
-    """The installed version of the binding without importing it; empty where there is none."""
+    """Installed version of the binding, without importing it; empty: none."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -34,7 +36,7 @@ def binding_version() -> str:
 
 
 def library_file() -> Path | None:
-    """The native library, found without loading it. None where the binding is not installed."""
+    """The native library, found without loading it; None: the binding is not installed."""
     spec = find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -44,8 +46,10 @@ def library_file() -> Path | None:
 
 
 def can_offload() -> bool:
-    """Whether this build puts layers on a graphics card, by the libraries beside it; nothing is loaded.
-    (`llama_supports_gpu_offload` of the loaded library says the same.)"""
+    """Whether this build puts layers on a GPU, by the libraries in its folder; nothing is loaded.
+
+    (`llama_supports_gpu_offload` of the loaded library returns the same.)
+    """
     path = library_file()
     if path is None:
         return False
@@ -54,8 +58,10 @@ def can_offload() -> bool:
 
 
 def knows_architecture(name: str) -> bool:
-    """Whether this build can load models of the architecture: the names of all that it knows stand in the
-    library as C strings. True where there is no library to look into."""
+    """Whether this build can load models of the architecture; True where there is no library to look into.
+
+    The names of all known architectures stand in the library as C strings.
+    """
     path = library_file()
     if path is None or not name:
         return True
@@ -64,8 +70,10 @@ def knows_architecture(name: str) -> bool:
 
 
 def build_key(root: Path = Path("/")) -> str:
-    """Names the native build and this CPU with its features: another of either is another question of what
-    crashes. Empty where there is no library. `root`: where /proc stands."""
+    """Names the native build and this CPU with its features: what safe mode is remembered by.
+
+    Empty where there is no library. root: the folder with /proc.
+    """
     path = library_file()
     if path is None:
         return ""
@@ -75,15 +83,15 @@ def build_key(root: Path = Path("/")) -> str:
         info = (root / "proc/cpuinfo").read_text(errors="replace").split("\n\n", 1)[0]
     except OSError:
         info = platform.processor()
-    said = [
+    processor = [
         line for line in info.splitlines() if line.startswith(("model name", "flags", "Features"))
     ]
-    digest = hashlib.sha256("\n".join([*seen, *(said or [info])]).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join([*seen, *(processor or [info])]).encode()).hexdigest()
     return f"llama.cpp-{digest[:24]}"
 
 
 def rebuild_command(kind: str) -> Remedy:
-    """Build the installed version again for `cuda`, `metal`, `vulkan` or `no-amx`. KeyError otherwise."""
+    """Rebuild the installed version for `cuda`, `metal`, `vulkan` or `no-amx`. Raises KeyError otherwise."""
     requirement = f"{DISTRIBUTION}=={binding_version()}" if binding_version() else DISTRIBUTION
     command = (
         *(sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-cache-dir"),
@@ -97,14 +105,14 @@ def rebuild_command(kind: str) -> Remedy:
 
 
 def offload_kind(root: Path = Path("/")) -> str:
-    """The build to advise for a graphics card of this machine. `root`: where /proc stands."""
+    """The build to advise for a GPU of this machine. root: the folder with /proc."""
     if sys.platform == "darwin":
         return "metal"
     return "cuda" if (root / "proc/driver/nvidia").exists() else "vulkan"
 
 
 def offload_advice() -> str:
-    """Why layers stay on the CPU and what to run."""
+    """Why layers stay on the CPU, and what to run."""
     way = rebuild_command(offload_kind())
     ((name, arguments),) = way.environment
     return (
@@ -115,7 +123,7 @@ def offload_advice() -> str:
 
 
 def amx_remedies() -> tuple[Remedy, Remedy]:
-    """The two ways out where the build's AMX code crashes: safe mode, and a build without it."""
+    """Both remedies where the build's AMX code crashes: safe mode, and a build without it."""
     safe = Remedy(
         "Safe mode leaves that code alone (4 to 30 % slower, by model); localchat chooses it by itself after "
         "a crash and remembers it for this library and CPU."
@@ -124,14 +132,16 @@ def amx_remedies() -> tuple[Remedy, Remedy]:
 
 
 def remedies(build: BuildInfo, root: Path = Path("/")) -> tuple[Remedy, ...]:
-    """What would make this build better here, best first: a build for the graphics card that it cannot use,
-    and the two ways out of the AMX fault. `root`: where /proc and /dev stand."""
-    ways: tuple[Remedy, ...] = ()
+    """Ways to a better build here, best first. root: the folder with /proc and /dev.
+
+    A build for the GPU that this one cannot use, and the two remedies for the AMX fault.
+    """
+    found: tuple[Remedy, ...] = ()
     if not build.offload and _has_graphics_card(root):
-        ways += (rebuild_command(offload_kind(root)),)
+        found += (rebuild_command(offload_kind(root)),)
     if amx_at_risk(build):
-        ways += amx_remedies()
-    return ways
+        found += amx_remedies()
+    return found
 
 
 def amx_at_risk(build: BuildInfo) -> bool:
@@ -140,14 +150,14 @@ def amx_at_risk(build: BuildInfo) -> bool:
 
 
 def _has_graphics_card(root: Path) -> bool:
-    """A card that llama.cpp computes on: Apple's, NVIDIA's with its driver, AMD's with its own."""
+    """Whether llama.cpp could compute on a GPU here: Apple's, NVIDIA's or AMD's with their drivers."""
     if sys.platform == "darwin":
         return platform.machine() == "arm64"
     return any((root / place).exists() for place in ("proc/driver/nvidia", "dev/kfd"))
 
 
 def read_build() -> BuildInfo:
-    """Ask the library. Imports it (0.1 s)."""
+    """Read the build from the library. Imports it (0.1 s)."""
     from localchat_llamacpp.native import library
 
     api = library().api
@@ -208,7 +218,7 @@ def _features(system: str) -> frozenset[str]:
 
 
 def _built_by_gcc(library_path: Path) -> bool:
-    """Whether the CPU library carries GCC's comment; where it cannot be told, take it for GCC's."""
+    """Whether the CPU library carries GCC's comment; assumed where it cannot be read."""
     cpu = next(iter(sorted(library_path.parent.glob("libggml-cpu*"))), None)
     return cpu is None or b"GCC: (" in cpu.read_bytes()
 

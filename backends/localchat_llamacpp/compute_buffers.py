@@ -1,4 +1,4 @@
-"""What llama.cpp allocates beside weights and KV, in bytes, from the shape of a model.
+"""Bytes that llama.cpp allocates besides weights and KV, from the shape of a model.
 
 Formulas fitted to `no_alloc` loads of llama-cpp-python 0.3.36 (Llama, Qwen2 and Gemma 3 shapes of 0.5 to 12 B,
 contexts of 2,048 to 32,768, 128 and 512 tokens a step): the scratch of a graph is its widest moment, which is
@@ -12,9 +12,9 @@ from localchat.fit.memory_plan import rounded
 from localchat.model_files.architecture import ModelShape, Weight
 
 SCRATCH_CELLS = 16
-"""Cells beyond the promised context: exact mode pads steps with rows of a scratch sequence."""
+"""Cells after the promised context: deterministic mode pads steps with rows of a scratch sequence."""
 PROCESS_BYTES = 80_000_000
-"""The child before it reads a model: interpreter, numpy, llama.cpp's libraries."""
+"""The engine process before it reads a model: interpreter, numpy, llama.cpp's libraries."""
 TOKEN_BYTES = 400
 """Of the vocabulary, per token, in llama.cpp and in Python."""
 _GPU_CONTEXT_BYTES = 450_000_000
@@ -24,10 +24,12 @@ OUTPUT_ROWS = 64
 
 
 class Steps(NamedTuple):
-    """How a context is made. slots: sequences at once, the scratch one not counted. tokens: most of a step."""
+    """Parameters of a native context."""
 
     slots: int
+    """Sequences at once, without the scratch one."""
     tokens: int
+    """Most tokens of a step."""
 
     @property
     def sequences(self) -> int:
@@ -58,7 +60,7 @@ def window_cells(shape: ModelShape, cells: int, steps: Steps) -> int:
 def compute_bytes(
     shape: ModelShape, cells: int, sliding_cells: int, steps: Steps, *, flash: bool
 ) -> int:
-    """The scratch buffer of one device that runs the whole graph."""
+    """Scratch buffer of one device that runs the whole graph."""
     tokens = steps.reserved_tokens
     seen = cells if any(layer.keys for layer in shape.layers) else 0
     mask = tokens * (seen + (sliding_cells if shape.window else 0)) * (2 if flash else 4)
@@ -78,14 +80,17 @@ def compute_bytes(
 
 
 def input_bytes(shape: ModelShape, cells: int, steps: Steps) -> int:
-    """What stays in RAM of a graph that runs on a GPU: embedded tokens and masks."""
+    """RAM of a graph that runs on a GPU: embedded tokens and masks."""
     masks = 2 if shape.window else 1
     return steps.reserved_tokens * (4 * shape.embedding + 4 * masks * cells)
 
 
 def gpu_context_bytes(gpus: tuple[Gpu, ...]) -> int:
-    """What a CUDA context and its libraries take of each card: more where there are more multiprocessors
-    (640 MB measured on an H200). A card that cannot be read counts as one."""
+    """Memory of a CUDA context and its libraries, on all GPUs.
+
+    More where there are more multiprocessors (640 MB measured on an H200). A GPU that cannot be read counts
+    as one.
+    """
     sizes = [
         _LARGE_GPU_CONTEXT_BYTES if gpu.total_bytes > _LARGE_GPU_BYTES else _GPU_CONTEXT_BYTES
         for gpu in gpus
@@ -94,8 +99,11 @@ def gpu_context_bytes(gpus: tuple[Gpu, ...]) -> int:
 
 
 def borrowed_bytes(shape: ModelShape, gpu_layers: int) -> int:
-    """Of a card that holds a part of the layers: a long prompt is computed there whole, and the weights of
-    the other layers are copied in for it, two matrices at a time (measured: 80 to 95 MB of a 7B)."""
+    """Buffer on a GPU that holds a part of the layers.
+
+    A long prompt is computed there whole, and the weights of the other layers are copied in for it, two
+    matrices at a time (measured: 80 to 95 MB of a 7B).
+    """
     first = shape.all_layers + 1 - gpu_layers
     if gpu_layers <= 0 or first <= 0:
         return 0
@@ -108,7 +116,7 @@ def borrowed_bytes(shape: ModelShape, gpu_layers: int) -> int:
 
 
 def overhead_bytes(shape: ModelShape, steps: Steps) -> int:
-    """RAM of the child itself: process, vocabulary, copied logits."""
+    """RAM of the engine process: interpreter, vocabulary, copied logits."""
     logits = 4 * steps.output_rows * shape.vocab_size
     return PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size + logits
 
@@ -121,11 +129,12 @@ _AMX = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16
 
 
 class Repacked(NamedTuple):
-    """CPU weights that llama.cpp copies in another order (`use_extra_bufts`), in bytes. copies: what it keeps.
-    originals: their pages of the mapped file, which nobody reads again."""
+    """CPU weights that llama.cpp copies in another order (`use_extra_bufts`), in bytes."""
 
     copies: int = 0
+    """What it keeps."""
     originals: int = 0
+    """Their pages of the mapped file, which are not read again."""
 
 
 def repacked_weights(shape: ModelShape, machine: Machine, gpu_layers: int) -> Repacked:
@@ -146,7 +155,7 @@ def repacked_weights(shape: ModelShape, machine: Machine, gpu_layers: int) -> Re
         if weight.format.name in formats and _repackable(weight.shape, amx=amx) and in_ram(weight)
     ]
     originals = sum(weight.size_bytes for weight in copied)
-    # AMX stores sums beside its tiles, but for numbers that it takes as they are.
+    # AMX stores sums beside its tiles, except for F16, which it takes as it is.
     tiles = sum(weight.size_bytes for weight in copied if amx and weight.format.name != "F16")
     return Repacked(originals + tiles // 50, originals)
 

@@ -1,7 +1,7 @@
 """Runs an embedding model: whole texts in, one vector each out.
 
 A text is pooled within one step, so a step holds whole texts only, and its width is the longest text that the
-model reads. Padding, caches and drafts have no part in it.
+model reads. There is no padding, no cache and no draft.
 """
 
 import ctypes
@@ -21,20 +21,20 @@ from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import Weights, load_weights
 
 _STEP_TOKENS = 512
-"""Short texts share a step up to this width: wider ones wait longer for nothing."""
+"""Short texts group a step up to this width; wider steps only make them wait longer."""
 _FLASH_AUTO, _FLASH_OFF = -1, 0
 
 
 class LlamaCppEmbedder:
-    """See backend.Embedder. Belongs to one thread, but for `abort`."""
+    """Embedder over one native context. Used from one thread, apart from `abort`."""
 
     def __init__(
-        self, weights: Weights, context: int, taken: MemoryReport, tokens: int, pooling: str
+        self, weights: Weights, context: int, memory: MemoryReport, tokens: int, pooling: str
     ) -> None:
-        """Takes weights and context over."""
+        """Own weights and context from here on."""
         self._api: Any = library().api
         self._weights, self._context = weights, context
-        self._report = taken
+        self._report = memory
         self.context_tokens = tokens
         self.pooling = pooling
         self.dimension = int(self._api.llama_model_n_embd_out(weights.handle))
@@ -43,14 +43,16 @@ class LlamaCppEmbedder:
         self._stop = False
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A vector of length 1 for each text of 1 to `context_tokens` tokens. Raises EngineClosed after
-        `abort`, LocalchatError for a model that gives no numbers."""
+        """A vector of length 1 for each text of 1 to `context_tokens` tokens.
+
+        Raises EngineClosed after `abort`, LocalchatError for a model that gives no numbers.
+        """
         found: list[list[float]] = [[] for _ in texts]
-        for share in _shares([len(text) for text in texts], self.context_tokens):
+        for group in _step_groups([len(text) for text in texts], self.context_tokens):
             if self._stop:
                 raise EngineClosed("the engine was closed")
-            vectors = self._step([texts[place] for place in share])
-            for place, vector in zip(share, vectors, strict=True):
+            vectors = self._step([texts[place] for place in group])
+            for place, vector in zip(group, vectors, strict=True):
                 found[place] = _normalised(vector)
         return found
 
@@ -78,15 +80,15 @@ class LlamaCppEmbedder:
         return np.ctypeslib.as_array(where, (self.dimension,)).copy()
 
     def abort(self) -> None:
-        """From any thread: end after this step."""
+        """End after this step. From any thread."""
         self._stop = True
 
     def memory(self) -> MemoryReport:
-        """What the library said it allocated."""
+        """What the library reported at the load."""
         return self._report
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Release context and weights. Idempotent."""
         if self._context:
             self._api.llama_free(self._context)
             self._context = 0
@@ -96,8 +98,10 @@ class LlamaCppEmbedder:
 def load_embedder(
     target: Target, pooling: str, request: LoadRequest, progress: Progress
 ) -> LlamaCppEmbedder:
-    """Weights, context, and two steps that meet faults of the build. Raises ModelInvalid, DoesNotFit,
-    EngineClosed."""
+    """Load weights, make the context, run a step that meets faults of the build.
+
+    Raises ModelInvalid, DoesNotFit, EngineClosed.
+    """
     weights = load_weights(
         target.path,
         gpu_layers=request.plan.gpu_layers,
@@ -111,8 +115,8 @@ def load_embedder(
     except BaseException:
         weights.close()
         raise
-    taken = report([*weights.buffers, *buffers], target.total_bytes)
-    embedder = LlamaCppEmbedder(weights, context, taken, tokens, pooling)
+    memory = report([*weights.buffers, *buffers], target.total_bytes)
+    embedder = LlamaCppEmbedder(weights, context, memory, tokens, pooling)
     try:
         # Wide first: the fault of AMX builds needs two rows.
         embedder.embed([[0] * tokens, [0], [0]])
@@ -148,9 +152,11 @@ def _open(
     return int(context), captured.buffers
 
 
-def _shares(lengths: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
-    """Texts in steps: the longest first, so that those of a step are of a length and the widest step comes
-    while the caller still expects to wait."""
+def _step_groups(lengths: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    """Texts grouped in steps, the longest first.
+
+    So those of a step are of a length, and the widest step comes while the caller still expects to wait.
+    """
     width, places = 0, list[int]()
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         full = len(places) == MOST_TEXTS or width + lengths[place] > min(_STEP_TOKENS, most)

@@ -1,7 +1,4 @@
-"""Embedding models: which they are, how their files say that a text becomes one vector, and what they take.
-
-Imports neither torch nor llama_cpp.
-"""
+"""Memory plan of an embedding model. Imports neither torch nor llama_cpp."""
 
 from dataclasses import replace
 from typing import Final
@@ -60,7 +57,9 @@ def plan_embedding(
     most = min(trained, options.context_tokens or _GOAL_TOKENS)
     on_gpu = can_offload and options.gpu_layers != 0 and bool(machine.gpus)
     for layers in (shape.all_layers + 1, 0) if on_gpu else (0,):
-        needs = _Needs(shape, machine, layers, options.gpu_limit_bytes, safe_mode=safe_mode)
+        needs = _EmbeddingNeeds(
+            shape, machine, layers, options.gpu_limit_bytes, safe_mode=safe_mode
+        )
         longest = largest(needs.fit, most, step=_LEAST_TOKENS)
         if longest >= most or (options.context_tokens is None and longest >= min(trained, 512)):
             return _with_gpu(needs.plan(longest, longest, fits=True), options)
@@ -68,7 +67,7 @@ def plan_embedding(
 
 
 def _with_gpu(found: MemoryPlan, options: LoadOptions) -> MemoryPlan:
-    """The plan; none, with a sentence, where the user wants a GPU and it has no layer there."""
+    """The plan; refused with a sentence where a GPU is required and gets no layer."""
     if not options.require_gpu or found.gpu_layers:
         return found
     missing = "a GPU is required, and this embedding model would be computed on the CPU."
@@ -76,8 +75,8 @@ def _with_gpu(found: MemoryPlan, options: LoadOptions) -> MemoryPlan:
     return replace(found, fits=False, missing=missing, advice=advice)
 
 
-class _Needs:
-    """Prices texts of a length on one placement of the layers."""
+class _EmbeddingNeeds:
+    """Memory of texts of a length on one placement of the layers."""
 
     def __init__(
         self,
@@ -102,17 +101,17 @@ class _Needs:
         scratch = compute_bytes(shape, tokens, tokens, steps, flash=flash)
         cache = 0
         if self._shape.architecture not in ENCODERS:
-            options = CacheSpec(tokens, tokens, MOST_TEXTS, "f16", padded_values=not flash)
-            cache = sum(kv_layer_bytes(shape, options))
+            spec = CacheSpec(tokens, tokens, MOST_TEXTS, "f16", padded_values=not flash)
+            cache = sum(kv_layer_bytes(shape, spec))
         process = PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size
         if not self._layers:
             return self._weights, Split(cache, 0), Split(scratch, 0), Split(process, 0)
         inputs = input_bytes(shape, tokens, steps)
-        cards = gpu_context_bytes(self._machine.gpus)
-        return self._weights, Split(0, cache), Split(inputs, scratch), Split(process, cards)
+        contexts = gpu_context_bytes(self._machine.gpus)
+        return self._weights, Split(0, cache), Split(inputs, scratch), Split(process, contexts)
 
     def fit(self, tokens: int) -> bool:
-        """Whether there is room for texts of this length."""
+        """Whether texts of this length fit."""
         parts = self.parts(tokens)
         return sum(part.ram for part in parts) <= spendable_ram(self._machine) and (
             sum(part.gpu for part in parts) <= self._gpu_bytes or not self._layers

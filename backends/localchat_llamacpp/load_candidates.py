@@ -1,4 +1,4 @@
-"""Ways of loading one model on one machine: what each takes, and whether there is memory for it."""
+"""Candidate ways to load one model on one machine: the memory of each, and whether it fits."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -31,14 +31,15 @@ from localchat_llamacpp.compute_buffers import (
 SCORES_BYTES = 512_000_000
 """Attention scores up to this size are always paid for a faster decode."""
 _UNIFIED_SHARE = 0.75
-"""Of the RAM of a machine with unified memory, what its GPU may hold (Metal's own limit is near it)."""
+"""Share of the RAM that the GPU of a machine with unified memory may hold (Metal's own limit is near it)."""
 
 
 class LoadCandidate(NamedTuple):
-    """One candidate of loading. window_only: sliding-window layers keep only their window."""
+    """One combination of KV type, sliding window and offloaded layers."""
 
     kv_type: str
     window_only: bool
+    """Sliding-window layers keep only their window."""
     gpu_layers: int
 
     @property
@@ -48,7 +49,7 @@ class LoadCandidate(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Bytes of one candidate of loading, in RAM and on the GPU. mapped: see fit.plan.MemoryPlan; in no sum."""
+    """Bytes of one candidate, in RAM and on the GPU."""
 
     weights: Split
     kv: Split
@@ -56,19 +57,20 @@ class Needs(NamedTuple):
     overhead: Split
     flash: bool
     mapped: int = 0
+    """See MemoryPlan.mapped_bytes; in no sum."""
 
     @property
     def ram(self) -> int:
-        """All that lies in RAM."""
+        """All RAM."""
         return self.weights.ram + self.kv.ram + self.compute.ram + self.overhead.ram
 
     @property
     def gpu(self) -> int:
-        """All that lies in graphics memory."""
+        """All graphics memory."""
         return self.weights.gpu + self.kv.gpu + self.compute.gpu + self.overhead.gpu
 
     def pooled(self) -> "Needs":
-        """With unified memory everything comes out of the RAM."""
+        """The same with unified memory: everything is RAM."""
         whole = [
             Split(sum(part), 0) for part in (self.weights, self.kv, self.compute, self.overhead)
         ]
@@ -76,7 +78,7 @@ class Needs(NamedTuple):
 
 
 class MemoryCheck:
-    """A model, a machine and what was asked: prices every candidate of loading."""
+    """Computes the memory of every candidate for one model, machine and set of options."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class MemoryCheck:
             self.ram_bytes = min(self.ram_bytes, int(machine.ram_total_bytes * _UNIFIED_SHARE))
         self.gpu_bytes = 0 if self.unified else spendable_gpu(machine, options.gpu_limit_bytes)
         self.all_gpu_bytes = spendable_gpu(machine)
-        """Of all gpu_count, whatever the user's limit."""
+        """Of all GPUs, whatever the user's limit."""
         self._safe_mode = safe_mode
         if self.gpu_count > 1:
             # A layer is never divided between GPUs: at the border of two, up to one layer's memory is lost.
@@ -106,7 +108,7 @@ class MemoryCheck:
 
     @property
     def gpu_count(self) -> int:
-        """Graphics gpu_count that llama.cpp spreads layers over."""
+        """GPUs that llama.cpp spreads layers over."""
         return 0 if self.unified else len(self.machine.gpus)
 
     def _largest_layer(self) -> int:
@@ -115,13 +117,13 @@ class MemoryCheck:
         return max((b - a for a, b in pairwise(sizes)), default=0)
 
     def steps(self, gpu_layers: int) -> Steps:
-        """How the context is made when so many layers are offloaded."""
+        """Parameters of the context when so many layers are offloaded."""
         return Steps(
             self.options.max_slots, step_tokens(self.machine, gpu=gpu_layers >= self.layers)
         )
 
     def needs(self, context: int, candidate: LoadCandidate) -> Needs:
-        """Bytes at one context, without flash attention where that is faster and has memory."""
+        """Bytes at one context, without flash attention where that is faster and fits."""
         with_flash = self._needs(context, candidate, flash=True)
         if candidate.gpu_layers or candidate.coarse:
             return with_flash
@@ -141,7 +143,7 @@ class MemoryCheck:
         first = max(self.layers - layers, 0)
         weights = weights_split(self.shape, layers)
         again = Repacked()
-        # Beside a card, what stays in RAM stays as the file has it: llama.cpp prefers RAM that the card reads.
+        # With a GPU, weights in RAM stay as the file has them: llama.cpp prefers RAM that the GPU can read.
         if not self._safe_mode and (not layers or self.unified):
             again = repacked_weights(self.shape, self.machine, layers)
         scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
@@ -150,7 +152,7 @@ class MemoryCheck:
             whole = layers >= self.layers
             borrowed = 0 if self.unified else borrowed_bytes(self.shape, layers)
             ram = input_bytes(self.shape, cells, steps) if whole else scratch
-            # Every card runs its part of the graph in a scratch buffer of its own.
+            # Every GPU runs its part of the graph in a scratch buffer of its own.
             compute = Split(ram, scratch * max(self.gpu_count, 1) + borrowed)
         gpu_count = gpu_context_bytes(self.machine.gpus) if layers and not self.unified else 0
         found = Needs(
@@ -164,28 +166,28 @@ class MemoryCheck:
         return found.pooled() if self.unified else found
 
     def holds(self, needs: Needs, spare_bytes: int = 0) -> bool:
-        """Whether there is memory enough, `spare_bytes` of RAM left over."""
+        """Whether there is memory enough, with `spare_bytes` of RAM left over."""
         host_cache = self.options.cache_ram_bytes or 0
         return needs.ram + host_cache + spare_bytes <= self.ram_bytes and (
             self.trusted or needs.gpu <= self.gpu_bytes
         )
 
     def allowed(self, needs: Needs) -> bool:
-        """Whether the user's limit on the KV cache is kept."""
+        """Whether the KV cache is within the user's limit."""
         most = self.options.kv_limit_bytes
         return most is None or sum(needs.kv) <= most
 
     def fits(self, context: int, candidate: LoadCandidate, spare_bytes: int = 0) -> bool:
-        """Whether there is memory, `spare_bytes` of RAM left over, within the user's limits."""
+        """Whether it fits within memory and the user's limits, with `spare_bytes` of RAM left over."""
         needs = self.needs(context, candidate)
         return self.allowed(needs) and self.holds(needs, spare_bytes)
 
     def largest_context(self, candidate: LoadCandidate, most: int, spare_bytes: int = 0) -> int:
-        """The longest context up to `most`; 0: none."""
+        """Longest context up to `most`; 0: none."""
         return largest(lambda context: self.fits(context, candidate, spare_bytes), most)
 
     def largest_layers(self, context: int, candidate: LoadCandidate) -> int:
-        """The most layers that the GPU holds, where the RAM holds the others; 0: none."""
+        """Most layers that the GPU holds, where the RAM holds the others; 0: none."""
         layers = largest(
             lambda count: (
                 self.needs(context, candidate._replace(gpu_layers=count)).gpu <= self.gpu_bytes
@@ -196,11 +198,11 @@ class MemoryCheck:
         return layers if self.fits(context, candidate._replace(gpu_layers=layers)) else 0
 
     def free_bytes(self, needs: Needs) -> int:
-        """What a load may take of the memories that it uses."""
+        """Free memory of the kinds that the load uses."""
         return self.ram_bytes + self.gpu_free_bytes(needs)
 
     def gpu_free_bytes(self, needs: Needs) -> int:
-        """The graphics memory of that; where it cannot be read, what is needed."""
+        """Graphics memory within that; where it cannot be read, what is needed."""
         if not needs.gpu:
             return 0
         return needs.gpu if self.trusted else self.gpu_bytes

@@ -1,4 +1,4 @@
-"""From a checked file and a plan to a warm runner."""
+"""Loads weights and context by a plan, warms them up, and makes the runner."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,27 +37,29 @@ _WINDOW_SAVED = (
 
 
 _LONE = frozenset({"plamo2"})
-"""Architectures whose graph in llama.cpp (that of 0.3.36) ends the process (SIGABRT) with three
-sequences in a step."""
+"""Architectures whose graph in llama.cpp 0.3.36 ends the process (SIGABRT) with three sequences in a step."""
 _MAPPED, _IN_RAM = "_Mapped", ("CPU", "AMX")
-"""How the library names buffers: pages of the file, and memory of this machine."""
+"""The library's names of buffers: pages of the file, and memory of this machine."""
 _ALONE = "This llama.cpp computes one text of this model at a time: others wait for it."
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be loaded. path: the first file. total_bytes: all files. kv_types: those that the model's
-    head sizes allow. architecture: as the file names it."""
+    """A model to load."""
 
     path: Path
+    """Its first file."""
     total_bytes: int
+    """Of all files."""
     kv_types: tuple[str, ...]
+    """Those that the model's head sizes allow."""
     threads: int
     architecture: str = ""
+    """As the file names it."""
 
 
 def refuse_other_kinds(model: int) -> None:
-    """ModelInvalid for models that write no text token by token. `model`: vocabulary alone suffices."""
+    """Raise ModelInvalid for models that do not write token by token. The vocabulary suffices."""
     api = library().api
     if api.llama_model_is_diffusion(model):
         raise ModelInvalid(
@@ -70,9 +72,9 @@ def refuse_other_kinds(model: int) -> None:
 
 
 def load_runner(
-    target: Target, request: LoadRequest, progress: Progress, say: Callable[[str], None]
+    target: Target, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
 ) -> LlamaCppRunner:
-    """Weights, context, warm-up. Gives back what it took when one of them fails.
+    """Load weights, make the context, warm up. Releases everything when one of them fails.
 
     Raises ModelInvalid, DoesNotFit, EngineClosed, each with the library's own reason.
     """
@@ -82,7 +84,7 @@ def load_runner(
         )
     weights = load_weights(
         target.path,
-        gpu_layers=_gpu_layers(request.plan.gpu_layers, say),
+        gpu_layers=_gpu_layers(request.plan.gpu_layers, notify),
         safe_mode=request.safe_mode,
         total_bytes=target.total_bytes,
         progress=progress,
@@ -129,11 +131,11 @@ def _with_context(weights: Weights, target: Target, request: LoadRequest) -> Lla
         raise
 
 
-def _gpu_layers(wanted: int, say: Callable[[str], None]) -> int:
-    """What this build can do of the wanted layers; -1 is all."""
-    if wanted == 0 or library().api.llama_supports_gpu_offload():
-        return wanted
-    say(offload_advice())
+def _gpu_layers(layers: int, notify: Callable[[str], None]) -> int:
+    """The requested layers as far as this build can offload; -1 is all."""
+    if layers == 0 or library().api.llama_supports_gpu_offload():
+        return layers
+    notify(offload_advice())
     return 0
 
 
@@ -153,7 +155,7 @@ def _capabilities(
     if stateful or not found.can_truncate:
         rewind, limits = "checkpoint", (_NO_REWIND,)
     elif window > 0:
-        # With room for all of them the cells behind the window are kept too, but a saved state leaves them out,
+        # With room for all of them the cells before the window are kept too, but a saved state leaves them out,
         # and a full cache may write over them.
         sentence = _WINDOW if spec.window_only else _WINDOW_SAVED
         rewind, limits = "last_n", (sentence.format(window),)
@@ -180,8 +182,11 @@ def _capabilities(
 
 
 def report(buffers: list[Buffer], file_bytes: int) -> MemoryReport:
-    """What the library allocated, by purpose. A mapped buffer reaches from its first tensor to its last one,
-    also over those between them that went to a card: of a file of `file_bytes` no more than the rest counts."""
+    """Allocated bytes by purpose.
+
+    A mapped buffer reaches from its first tensor to its last one, also over those between them that went to a
+    GPU: of a file of `file_bytes` no more than the rest counts.
+    """
     model = [buffer for buffer in buffers if buffer.purpose == "model"]
     mapped = sum(one.size_bytes for one in model if one.device.endswith(_MAPPED))
     on_gpus = sum(one.size_bytes for one in model if _is_on_gpu(one.device))

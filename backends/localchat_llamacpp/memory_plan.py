@@ -1,8 +1,8 @@
-"""What llama.cpp will take of this machine, and the choices that follow from it: KV type, flash attention,
-layers on the GPU, tokens a step, context. Imports neither torch nor llama_cpp.
+"""Plans a load with llama.cpp: KV type, flash attention, layers on the GPU, tokens a step, context.
 
-Choices, measured on CPUs: flash attention off for f16 KV (decode 1.2 to 2.7 times faster) while its scores
-have memory, on for quantized KV, which needs it; 128 tokens a step on few cores, for more only lengthen a step.
+Imports neither torch nor llama_cpp. Choices, measured on CPUs: flash attention off for f16 KV (decode 1.2 to
+2.7 times faster) while its scores fit, on for quantized KV, which needs it; 128 tokens a step on few cores,
+because more only lengthen a step.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ from localchat.units import gigabytes_flag, size, tokens
 from localchat_llamacpp.load_candidates import LoadCandidate, MemoryCheck, Needs
 
 GOAL_TOKENS = 8192
-"""A context worth a quantized cache, cut windows or layers left in RAM; longer ones come only for free."""
+"""Context worth a quantized cache, window-only layers or layers left in RAM; a longer one must cost nothing."""
 _HOST_CACHE_BYTES = 2_000_000_000
 _LITTLE = 20
-"""Weights of less than this part of what is needed are not what does not fit."""
+"""Weights of less than this part of the need are not the reason that it does not fit."""
 _MOST_SLOTS = 255
 """llama.cpp counts 256 sequences, and one is the scratch sequence."""
 
@@ -37,10 +37,11 @@ _MOST_SLOTS = 255
 def plan(
     shape: ModelShape, options: LoadOptions, machine: Machine, *, can_offload: bool, safe_mode: bool
 ) -> MemoryPlan:
-    """The verdict on a load. It never raises for memory: `fit.plan.demand` makes the error of a plan that
-    does not fit. can_offload: what the installed llama.cpp can do. safe_mode: no repacked copies.
+    """The verdict on a load. Never raises for memory: `fit.memory_plan.demand` does so for a plan that does
+    not fit.
 
-    Raises UsageError for a KV type that this model cannot have, and for nonsense numbers.
+    can_offload: whether the installed llama.cpp can. safe_mode: no repacked copies. Raises UsageError for a
+    KV type that this model cannot have, and for numbers out of range.
     """
     _check(options)
     memory = MemoryCheck(shape, options, machine, can_offload=can_offload, safe_mode=safe_mode)
@@ -65,7 +66,7 @@ def _check(options: LoadOptions) -> None:
 
 
 class _CandidateChooser:
-    """Chooses among the ways of loading."""
+    """Chooses the first candidate that fits."""
 
     def __init__(self, memory: MemoryCheck, *, can_offload: bool) -> None:
         self.memory, self.can_offload = memory, can_offload
@@ -81,7 +82,8 @@ class _CandidateChooser:
         self.least = min(LEAST_CONTEXT_TOKENS, self.trained)
 
     def _within_positions(self, options: LoadOptions) -> LoadOptions:
-        """Learned positions have an end (GPT-2, StarCoder, MPT): a token behind it ends the process there."""
+        """The options within learned positions (GPT-2, StarCoder, MPT): a token after the last ends the
+        process."""
         last = self.memory.shape.positions
         if not last or (options.context_tokens or 0) <= last:
             return options
@@ -136,8 +138,8 @@ class _CandidateChooser:
                 yield LoadCandidate(kv_type, True, layers)
 
     def _candidates(self) -> Iterator[LoadCandidate]:
-        """Ways of loading, best first; where layers are chosen here, all of them first, then as many as
-        fit at the goal, then none."""
+        """Candidates, best first. Where the layers are chosen here: all, then as many as fit at the goal,
+        then none."""
         if self.layers is not None:
             yield from self._kv_candidates(self.layers)
             return
@@ -158,7 +160,7 @@ class _CandidateChooser:
         )
 
     def _no_gpu(self) -> tuple[str, tuple[str, ...]]:
-        """What a GPU was required for and is not there; and what to do."""
+        """Why a required GPU is not used, and what to do."""
         machine = self.memory.machine
         names = ", ".join(sorted({gpu.name for gpu in machine.gpus})) or "the GPU"
         if self.options.gpu_layers == 0:
@@ -263,7 +265,7 @@ class _CandidateChooser:
         )
 
     def _host_cache_bytes(self, needs: Needs) -> int:
-        """RAM for host_cache prefixes: what was asked, else half of what stays free, at most 2 GB."""
+        """RAM for swapped prefixes: as requested, else half of what stays free, at most 2 GB."""
         if self.options.cache_ram_bytes is not None:
             return self.options.cache_ram_bytes
         return min(max(self.memory.ram_bytes - needs.ram, 0) // 2, _HOST_CACHE_BYTES)
@@ -274,7 +276,7 @@ class _CandidateChooser:
         if spare := self._spare_bytes(needs):
             return (
                 f"--cache-ram keeps {size(self.options.cache_ram_bytes or 0)} for KV that nobody uses, and "
-                f"{size(spare)} are free beside the load."
+                f"{size(spare)} are free besides the load."
             )
         if most is None or memory.allowed(needs) or not memory.holds(needs):
             return ""
@@ -291,10 +293,10 @@ class _CandidateChooser:
         return memory.ram_bytes - needs.ram
 
     def _raised_limits(self, candidate: LoadCandidate) -> Iterator[str]:
-        """Wishes of the user's that could be others."""
+        """Flags of the user that could be raised."""
         needs, most = self.memory.needs(self.goal, candidate), self.options.gpu_limit_bytes
         if spare := self._spare_bytes(needs):
-            yield f"--cache-ram {spare >> 20}: what is free beside the load."
+            yield f"--cache-ram {spare >> 20}: what the load leaves free."
         if not self.memory.allowed(needs) and self.memory.holds(needs):
             kv = gigabytes_flag(sum(needs.kv))
             yield f"--kv-gb {kv}: what {tokens(self.goal)} take."
@@ -306,7 +308,7 @@ class _CandidateChooser:
             yield f"--vram-gb {gigabytes_flag(needs.gpu)}: what {candidate.gpu_layers} layers take."
 
     def _advice(self, candidate: LoadCandidate) -> Iterator[str]:
-        """What would help, in the order of what it costs the user."""
+        """What would help, cheapest for the user first."""
         yield from self._raised_limits(candidate)
         small = (
             candidate._replace(kv_type="q8_0")
@@ -320,13 +322,13 @@ class _CandidateChooser:
             if self.least <= longest < self.goal:
                 yield f"--ctx {longest}{flag}: {self._total(longest, shorter)} in all."
                 break
-        wanted = self.memory.needs(self.goal, candidate)
-        if self.memory.holds(wanted) or self._spare_bytes(wanted):
-            return  # the user's options for the cache forbids it, and neither layers nor weights help
+        needs = self.memory.needs(self.goal, candidate)
+        if self.memory.holds(needs) or self._spare_bytes(needs):
+            return  # the user limited the cache, and neither layers nor weights help
         if candidate.gpu_layers and not self.memory.unified:
             fewer = self.memory.largest_layers(self.goal, candidate)
             if fewer or self.memory.fits(self.goal, candidate._replace(gpu_layers=0)):
-                yield f"--gpu-layers {fewer}: what is left over stays in RAM."
+                yield f"--gpu-layers {fewer}: the rest stays in RAM."
         whole = self.memory.needs(self.goal, candidate)
         needs = self.memory.needs(self.least, small)
         if self.memory.fits(self.least, small) and sum(needs.weights) < (
@@ -338,15 +340,18 @@ class _CandidateChooser:
         elif name := self._coarser_quantization(self.least, small):
             yield f"A smaller quantization of this model, such as {name}, and a shorter --ctx."
         elif not self.memory.fits(self.least, small):
-            limit = size(self._weights_limit(self.least, small))
-            yield f"A smaller model: weights of {limit} at most fit here now."
+            limit = self._weights_limit(self.least, small)
+            if limit:
+                yield f"A smaller model: weights of {size(limit)} at most fit here now."
+            else:
+                yield "No memory is free here; close other programs."
 
     def _coarser_quantization(self, context: int, candidate: LoadCandidate) -> str:
-        """The finest usual quantization that fits with so much context; empty: none."""
+        """The finest usual quantization that fits with this context; empty: none."""
         return smaller_quantization(self.memory.shape, self._weights_limit(context, candidate))
 
     def _weights_limit(self, context: int, candidate: LoadCandidate) -> int:
-        """Bytes of a file that there is memory for beside all else that such a load takes."""
+        """Bytes of a file that would fit with everything else that such a load takes."""
         needs = self.memory.needs(context, candidate)
         weights = sum(needs.weights)
         rest = self.memory.free_bytes(needs) - (needs.ram + needs.gpu - weights)

@@ -1,4 +1,4 @@
-"""An opened GGUF model: what its header says, its tokenizer, the plan of a load, and the load."""
+"""An opened GGUF model: its header, its tokenizer, the plan of a load, and the load."""
 
 import hashlib
 from collections.abc import Callable
@@ -37,15 +37,15 @@ _SAMPLING = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-"""Keys under which a file states its own defaults, and our names for them."""
+"""Keys of a file's own defaults, and our names for them."""
 _PIECES, _PIECE_BYTES = 16, 4096
 
 
 class GgufModel:
-    """See backend.OpenModel. Native code sees the file only after its header was checked here."""
+    """OpenModel over a GGUF file. Native code gets the file only after its header was checked here."""
 
     def __init__(self, path: Path) -> None:
-        """`path`: the file, or any part of a split one. Raises ModelMissing, ModelInvalid."""
+        """path: the file, or any part of a split one. Raises ModelMissing, ModelInvalid."""
         self.header = read_header(path)
         self._first = self.header.parts[0]
         self.shape = model_shape(self.header)
@@ -59,18 +59,18 @@ class GgufModel:
                 f"{path} is a reranker: it scores pairs of texts, and localchat asks no model for that.",
                 hint="Give the file of a model that writes text or gives embeddings.",
             )
-        handle, said = load_vocabulary(self._first)
+        handle, log_lines = load_vocabulary(self._first)
         try:
             refuse_other_kinds(handle)
         except ModelInvalid:
             library().api.llama_model_free(handle)
             raise
-        self._vocabulary = LlamaTokenizer(handle, said)
+        self._vocabulary = LlamaTokenizer(handle, log_lines)
         self.tokenizer: Tokenizer = self._vocabulary
         self.info = _info(self.header, self.tokenizer)
 
     def plan(self, options: LoadOptions) -> MemoryPlan:
-        """What a load would take now. Raises DoesNotFit with advice, UsageError for impossible wishes."""
+        """Plan a load on this machine now. Raises DoesNotFit with advice, UsageError for impossible options."""
         can_offload = bool(library().api.llama_supports_gpu_offload())
         machine = add_gpus(read_machine(), devices) if can_offload else read_machine()
         if self.info.pooling:
@@ -82,9 +82,9 @@ class GgufModel:
         return demand(found, self.info.name)
 
     def load_embedder(
-        self, request: LoadRequest, progress: Progress, say: Callable[[str], None]
+        self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
     ) -> Embedder:
-        """See backend.EmbeddingModel. Raises ModelInvalid, DoesNotFit, EngineClosed."""
+        """See EmbeddingModel. Raises ModelInvalid, DoesNotFit, EngineClosed."""
         target = Target(
             path=self._first,
             total_bytes=self.header.file_bytes,
@@ -94,11 +94,13 @@ class GgufModel:
         return load_embedder(target, self.info.pooling, request, progress)
 
     def text_tokens(self, text: str) -> list[int]:
-        """See backend.EmbeddingModel."""
+        """See EmbeddingModel."""
         return self._vocabulary.encode_whole(text)
 
-    def load(self, request: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:
-        """Weights, context and warm-up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
+    def load(
+        self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
+    ) -> Runner:
+        """Load weights, make the context, warm up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
         target = Target(
             path=self._first,
             total_bytes=self.header.file_bytes,
@@ -106,10 +108,10 @@ class GgufModel:
             threads=request.options.threads or read_machine().cores,
             architecture=self.header.architecture,
         )
-        return load_runner(target, request, progress, say)
+        return load_runner(target, request, progress, notify)
 
     def close(self) -> None:
-        """Give the vocabulary back; a loaded runner has its own. Idempotent."""
+        """Release the vocabulary; a loaded runner has its own. Idempotent."""
         self._vocabulary.close()
 
 
@@ -133,7 +135,7 @@ def _info(header: Header, vocabulary: Tokenizer) -> ModelInfo:
 
 
 def _identity(header: Header) -> str:
-    """A digest of sizes, headers and pieces spread over the weights: two fine-tunes have equal headers."""
+    """Digest of sizes, headers and pieces spread over the weights: two fine-tunes have equal headers."""
     digest = hashlib.blake2b(digest_size=16)
     for number, path in enumerate(header.parts):
         size = path.stat().st_size

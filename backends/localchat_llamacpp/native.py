@@ -1,6 +1,6 @@
 """The native library: imported once, silenced, its log kept.
 
-llama.cpp's low-level binding is untyped for us (`Any`); everything that calls it lives in this package.
+llama.cpp's low-level binding is untyped for us (`Any`); everything that calls it stands in this package.
 """
 
 import ctypes
@@ -18,15 +18,16 @@ _BUFFER = re.compile(r"(\S+)\s+(\S+)\s+buffer size\s*=\s*([\d.]+) MiB")
 
 
 class Buffer(NamedTuple):
-    """One allocation that the library reported. `purpose`: model, KV, RS, compute, output."""
+    """One allocation that the library reported."""
 
     device: str
     purpose: str
+    """model, KV, RS, compute or output."""
     size_bytes: int
 
 
 class NativeLog:
-    """The library's log lines, newest last, and the buffers they tell of.
+    """Log lines of the library, newest last.
 
     Written from whatever thread calls the library; deque.append is atomic and readers copy.
     """
@@ -38,7 +39,7 @@ class NativeLog:
         self._watchers: list[Callable[[int, str], None]] = []
 
     def receive(self, level: int, text: bytes | None, _user: object = None) -> None:
-        """The callback's body. Text comes in pieces: a line ends at its newline."""
+        """Body of the native callback. Text comes in pieces: a line ends at its newline."""
         if level != _LEVEL_CONTINUE:
             self._level = level
         *whole, rest = (self._partial + (text or b"").decode("utf-8", "replace")).split("\n")
@@ -50,7 +51,7 @@ class NativeLog:
                 watcher(self._level, line)
 
     def capture(self) -> "LogCapture":
-        """Collects buffers and complaints from here on; use as a context manager."""
+        """Collect buffers and warnings from here on; use as a context manager."""
         return LogCapture(self._watchers)
 
     def tail(self, count: int = 12) -> tuple[str, ...]:
@@ -59,7 +60,7 @@ class NativeLog:
 
 
 class LogCapture:
-    """What the library said while this was open."""
+    """Lines, buffers and warnings that the library logged while this was open."""
 
     def __init__(self, watchers: list[Callable[[int, str], None]]) -> None:
         self._watchers = watchers
@@ -83,25 +84,26 @@ class LogCapture:
             self.complaints = [*self.complaints[-20:], line.strip()[:400]]
 
     def size_bytes(self, *purposes: str) -> int:
-        """All buffers of these purposes together."""
+        """Bytes of all buffers of these purposes."""
         return sum(b.size_bytes for b in self.buffers if b.purpose in purposes)
 
     def reason(self, otherwise: str) -> str:
-        """The last lines that complain, as one sentence part."""
+        """The last warnings and errors, as one part of a sentence."""
         return "; ".join(self.complaints[-3:]) or otherwise
 
 
 class Library(NamedTuple):
-    """`api`: the low-level binding. `log`: what it says. `callback` is held so that it stays alive."""
+    """The low-level binding and its log."""
 
     api: Any
     log: NativeLog
     callback: object
+    """Held so that it stays alive."""
 
 
 @cache
 def library() -> Library:
-    """Import llama.cpp (about 0.1 s) and take its log over before it can print. Once per process."""
+    """Import llama.cpp (about 0.1 s) and take over its log before it can print. Once per process."""
     from llama_cpp import llama_cpp as api
 
     log = NativeLog()

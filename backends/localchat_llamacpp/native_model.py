@@ -1,4 +1,4 @@
-"""Loading: from a checked GGUF file to a native model and a native context, or a clear error."""
+"""Loads a checked GGUF file into a native model and a native context, or raises a clear error."""
 
 import ctypes
 import os
@@ -25,8 +25,8 @@ KV_TYPES = {
 
 _FLASH_AUTO, _FLASH_OFF = -1, 0
 _NO_DEVICES = ctypes.cast((ctypes.c_void_p * 1)(None), ctypes.c_void_p)
-"""An empty list of devices. Without it even a vocabulary takes 0.5 GB of a card with CUDA, because llama.cpp
-asks the card for its free memory, and a model without layers on it 1.4 GB, for long prompts of a 7B."""
+"""An empty list of devices. Without it even a vocabulary takes 0.5 GB of a GPU with CUDA, because llama.cpp
+reads the GPU's free memory, and a model without layers on it 1.4 GB, for long prompts of a 7B."""
 
 _AGAIN = (
     "The file may be damaged, or newer than this llama.cpp: download it again, or try "
@@ -35,20 +35,21 @@ _AGAIN = (
 
 
 class ContextSpec(NamedTuple):
-    """Numbers of a native context. slots: without the scratch slot. window_only: a sliding-window model
-    keeps only its window."""
+    """Parameters of a native context."""
 
     context_tokens: int
     slots: int
+    """Without the scratch slot."""
     step_tokens: int
     kv_type: str
     flash_attention: bool
     threads: int
     window_only: bool
+    """A sliding-window model keeps only its window."""
 
 
 class Weights:
-    """A native model. Owns it until `close`."""
+    """A native model, owned until `close`."""
 
     def __init__(self, handle: int, buffers: list[Buffer]) -> None:
         self.handle = handle
@@ -87,9 +88,9 @@ def load_vocabulary(path: Path) -> tuple[int, tuple[str, ...]]:
 def load_weights(
     path: Path, *, gpu_layers: int, safe_mode: bool, total_bytes: int, progress: Progress
 ) -> Weights:
-    """The whole model. `path`: the first file of a split one; llama.cpp finds the others beside it.
+    """The whole model. path: the first file of a split one; llama.cpp finds the others in its folder.
 
-    Raises ModelInvalid with the library's reason, EngineClosed when `progress` says stop.
+    Raises ModelInvalid with the library's reason, EngineClosed when `progress` returns False.
     """
     native = library()
     callback_body = _ProgressCallback(progress, total_bytes)
@@ -147,8 +148,10 @@ def outputs_max(spec: ContextSpec) -> int:
 
 
 class _ProgressCallback:
-    """The body of a native progress callback: at most ten calls a second go through, and an exception,
-    which must not cross native code, is a stop."""
+    """Body of a native progress callback: passes on at most ten calls a second.
+
+    An exception must not cross native code, so it counts as a stop and is raised by load_weights.
+    """
 
     def __init__(self, progress: Progress, total_bytes: int) -> None:
         self._progress = progress

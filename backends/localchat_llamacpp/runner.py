@@ -1,7 +1,7 @@
-"""Executes plans with llama_decode.
+"""Executes step plans with llama_decode.
 
-`launch` only keeps the plan; `collect` works. So the loop tells what the last step brought between the two,
-without a thread of ours that would fight llama.cpp's own for a core.
+`launch` only keeps the plan; `collect` works. So the engine core sends the events of the last step between
+the two, without a thread of ours that would fight llama.cpp's own for a core.
 """
 
 import ctypes
@@ -33,17 +33,16 @@ from localchat_llamacpp.native_model import Weights
 from localchat_llamacpp.slots import Slots
 from localchat_llamacpp.thread_count import ThreadWatch
 
-# What a running decode asks between two operations: whether it should end.
-#
-# llama.cpp calls back after every node of its graph: 190 times a step of the guide, a thousand times a step of
-# a
-# larger model. A callback in Python takes the interpreter's lock each time while the other threads wait at the
-# barrier (measured: 70 to 140 µs of the guide's 1,400 a step). So C's own `strlen` is the callback: it gets the
-# address of a text of one character or of none, and its length is the answer, 1 or 0.
-
 
 class StopFlag:
-    """`set` may be called from any thread; it holds until `clear`."""
+    """Abort flag that llama.cpp reads after every node of its graph, without the interpreter's lock.
+
+    That is 190 times a step of the guide, a thousand times a step of a larger model. A callback in Python
+    takes the lock each time while the other threads wait at the barrier (measured: 70 to 140 µs of the
+    guide's 1,400 a step). So C's own `strlen` is the callback: it gets the address of a text of one character
+    or of none, and its length is the answer, 1 or 0. `set` may be called from any thread; it holds until
+    `clear`.
+    """
 
     def __init__(self) -> None:
         self._sequence_state = ctypes.create_string_buffer(2)
@@ -55,8 +54,7 @@ class StopFlag:
         self._sequence_state[0] = b"\0"
 
     def callback(self, kind: Any) -> tuple[Any, ctypes.c_void_p]:  # noqa: ANN401 - a type of the binding
-        """A `bool (*)(void *)` as a pointer of this `kind`, and what it is called with. Both must outlive their
-        use."""
+        """A `bool (*)(void *)` as a pointer of this `kind`, and its argument. Both must outlive their use."""
         pointer = ctypes.cast(ctypes.CDLL(None).strlen, kind)
         return pointer, ctypes.c_void_p(ctypes.addressof(self._sequence_state))
 
@@ -66,14 +64,15 @@ _NO_ROOM, _ABORTED = 1, 2
 
 @dataclass(slots=True)
 class _SequenceState:
-    """What the runner knows of a sequence. `counts` only where penalties look at it."""
+    """State of a sequence in the runner."""
 
     tokens: list[int]
     sampling: SamplingParams
     counts: TokenCounts | None
+    """Only where penalties need them."""
 
     def counts_before(self, position: int, since: int) -> TokenCounts | None:
-        """The counts of the tokens before `position`; those from `since` on may have changed."""
+        """Counts of the tokens before `position`; those from `since` on may have changed."""
         if self.counts is not None:
             begin = min(since, len(self.counts))
             self.counts.write(begin, self.tokens[begin:position])
@@ -82,7 +81,7 @@ class _SequenceState:
 
 @dataclass(slots=True)
 class _DecodePart:
-    """One llama_decode: stretches of rows, and which wanted logits it brings at which output index."""
+    """One llama_decode: stretches of rows, and the output index of each requested logits row."""
 
     stretches: list[tuple[int, int, int]]
     """(row, first offset, end offset)."""
@@ -91,7 +90,7 @@ class _DecodePart:
 
 
 class LlamaCppRunner:
-    """See backend.Runner. depth is 1."""
+    """Runner over one native context, with one step in flight."""
 
     def __init__(
         self,
@@ -105,7 +104,8 @@ class LlamaCppRunner:
         threads: int,
         report: MemoryReport,
     ) -> None:
-        """Takes `weights` and `context` over. The highest sequence id of the context is the scratch slot."""
+        """Own `weights` and `context` from here on. The highest sequence id of the context is the scratch
+        slot."""
         self._api: Any = library().api
         self.capabilities = capabilities
         self._weights = weights
@@ -125,7 +125,7 @@ class LlamaCppRunner:
         self._logits: NDArray[np.float32] = np.empty((0, vocab_size), np.float32)
         self._logits_address = 0
         self._stop = StopFlag()
-        # An aborted step is taken back by cutting, which recurrent models cannot.
+        # An aborted step is undone by truncation, which recurrent models cannot do.
         if capabilities.rewind != "checkpoint":
             self._callback = self._stop.callback(self._api.ggml_abort_callback)
             self._api.llama_set_abort_callback(context, *self._callback)
@@ -143,7 +143,7 @@ class LlamaCppRunner:
         assert plan is not None, "collect without launch"
         started_s = time.perf_counter()
         self._stop.clear()
-        # Every operation is done, also following one that found no room: the books count on it.
+        # Every operation runs, also after one that found no room: the KV cache manager counts on it.
         done = [self._slots.apply(operation) for operation in plan.memory]
         self._enter(plan)
         if not all(done):
@@ -168,16 +168,16 @@ class LlamaCppRunner:
         )
 
     def abort(self) -> None:
-        """From any thread: the running step ends at its next operation (milliseconds on a CPU)."""
+        """End the running step at its next operation (milliseconds on a CPU). From any thread."""
         self._stop.set()
 
     def memory(self) -> MemoryReport:
-        """What the library said it allocated; other: the output buffer and parked slots."""
+        """What the library reported at the load; other: the output buffer and saved slots."""
         other = self._report.other_bytes + self._slots.saved_bytes
         return self._report._replace(other_bytes=other)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release context and weights. Idempotent."""
         if self._context:
             self._logits = np.empty((0, self._vocab_size), np.float32)
             self._api.llama_free(self._context)
@@ -204,15 +204,15 @@ class LlamaCppRunner:
     # ------------------------------------------------------------------ decoding
 
     def _parts(self, plan: StepPlan) -> list[_DecodePart]:
-        """The plan as one decode, or several where more logits are wanted than one may bring."""
-        wanted: list[set[int]] = [set() for _ in plan.rows]
+        """The plan as one decode, or several where more logits are requested than one may bring."""
+        offsets: list[set[int]] = [set() for _ in plan.rows]
         for target in plan.positions:
-            wanted[target.row].add(target.offset)
+            offsets[target.row].add(target.offset)
         part = _DecodePart([], {})
         parts = [part] if plan.rows else []
         for number, row in enumerate(plan.rows):
             begin = 0
-            for offset in sorted(wanted[number]):
+            for offset in sorted(offsets[number]):
                 if len(part.outputs) == self._outputs_max:
                     if begin < offset:
                         part.stretches.append((number, begin, offset))
@@ -233,8 +233,8 @@ class LlamaCppRunner:
             assert slots.lengths[row.slot] == start, (
                 f"row at {start} of slot {row.slot}, which holds {slots.lengths[row.slot]} tokens"
             )
-            wanted = [o - begin for n, o in part.outputs if n == number]
-            batch.add(row.slot, start, tokens[number][begin:end], wanted)
+            offsets = [o - begin for n, o in part.outputs if n == number]
+            batch.add(row.slot, start, tokens[number][begin:end], offsets)
             slots.lengths[row.slot] = start + end - begin
         padding = plan.pad_to - batch.size
         if padding > 0:
@@ -305,8 +305,10 @@ class LlamaCppRunner:
         tokens: list[tuple[int, ...]],
         stopped: set[tuple[int, int]],
     ) -> list[Sample]:
-        """Sample the points whose logits this part brought. `stopped`: (row, sequence) following whose last
-        sample stands another draft; its later points are left out."""
+        """Sample the positions whose logits this part brought.
+
+        stopped: (row, sequence) whose last sample differs from its draft; their later positions are left out.
+        """
         masks = {mask.index: mask.words for mask in plan.masks}
         samples = []
         for number, target in enumerate(plan.positions):

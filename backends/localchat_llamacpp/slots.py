@@ -1,8 +1,8 @@
-"""Memory operations on llama.cpp's unified KV cache: slots are its sequence ids.
+"""Memory operations on llama.cpp's unified KV cache, whose sequence ids are the slots.
 
-Facts that shape this file (measured, see each line): copying a sequence within the unified cache is
-metadata only; the target is not cleared by it; removing a tail is exact for a plain cache, does nothing for
-recurrent models, and for a sliding window answers True even where the window is gone.
+Measured facts that shape this file: copying a sequence within the unified cache is metadata only; it does not
+clear the target; removing a tail is exact for a plain cache, does nothing for recurrent models, and for a
+sliding window returns True even where the window is gone.
 """
 
 import ctypes
@@ -32,11 +32,10 @@ class _SavedState(NamedTuple):
 
 
 class Slots:
-    """The KV cache of one context as numbered slots. Ids are checked here: out of range, native code ends
-    the process."""
+    """KV cache of one context as numbered slots. Checks ids: out of range, native code ends the process."""
 
     def __init__(self, context: int, count: int, *, can_truncate: bool) -> None:
-        """`count`: slots 0..count-1. `can_truncate`: whether a slot's tail can be removed."""
+        """count: slots 0..count-1. can_truncate: whether a slot's tail can be removed."""
         self._api: Any = library().api
         self._context = context
         self._memory = self._api.llama_get_memory(context)
@@ -48,7 +47,7 @@ class Slots:
 
     @property
     def saved_bytes(self) -> int:
-        """RAM taken by parked states."""
+        """Host memory of saved states."""
         return sum(saved.state.nbytes for saved in self._saved.values())
 
     @property
@@ -57,7 +56,7 @@ class Slots:
         return sum(self.lengths)
 
     def apply(self, operation: MemoryOp) -> bool:
-        """Do one operation. False: no room in the cache (only a `Restore` can meet that)."""
+        """Execute one operation. False: no room in the cache (only for a `Restore`)."""
         match operation:
             case Alias(src, dst, tokens):
                 self._alias(src, dst, tokens)
@@ -76,7 +75,7 @@ class Slots:
         return True
 
     def drop(self, slot: int) -> None:
-        """Empty a slot. Whole removal works for every kind of model."""
+        """Empty a slot. Works for every kind of model."""
         self._check(slot)
         self._api.llama_memory_seq_rm(self._memory, slot, -1, -1)
         self.lengths[slot] = 0
@@ -95,12 +94,12 @@ class Slots:
         self.lengths[slot] = tokens
 
     def measure(self, slot: int) -> int:
-        """Ask the cache how many tokens the slot holds; after a step that ended early."""
+        """Read from the cache how many tokens the slot holds, after a step that ended early."""
         self.lengths[slot] = int(self._api.llama_memory_seq_pos_max(self._memory, slot)) + 1
         return self.lengths[slot]
 
     def earliest(self, slot: int) -> int:
-        """The lowest position that the slot still holds; 0 for an empty one."""
+        """Lowest position that the slot still holds; 0 for an empty one."""
         return max(0, int(self._api.llama_memory_seq_pos_min(self._memory, slot)))
 
     def _alias(self, src: int, dst: int, tokens: int) -> None:

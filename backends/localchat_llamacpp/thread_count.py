@@ -1,7 +1,7 @@
-"""How many threads to compute with, while other programs want the cores too.
+"""Adapts the number of threads while other programs use the cores.
 
-llama.cpp's threads wait for each other at every operation: one core lost to a neighbour makes the others
-spin, and a step takes several times as long. One thread fewer is then the faster way.
+llama.cpp's threads wait for each other at every operation: one core lost to another program makes the others
+spin, and a step takes several times as long. One thread fewer is then faster.
 """
 
 import statistics
@@ -11,27 +11,28 @@ from typing import NamedTuple
 _SLOW = 2.0
 """A step is slow at this many times the best."""
 _WINDOW = 16
-"""Steps looked at before a thread is given up; three in four must be slow."""
+"""Steps examined before a thread is given up; three in four must be slow."""
 _MOST_ROWS = 8
 """Wider steps are prompts, and vary too much to compare."""
 _PATIENCE_S = 20.0
-"""Before the thread is tried again; doubled after each try that fails."""
+"""Wait before the thread is tried again; doubled after each try that fails."""
 _PATIENCE_MOST_S = 600.0
 _RECOVERED_S = 600.0
-"""All threads at work for so long: the next slowness is news."""
+"""After so long with all threads the next slowness is reported again."""
 _WORSE = 2.0
-"""Slower than what was last said by so much: news too."""
+"""Slowness is reported again when it is so many times worse than last reported."""
 
 
 class ThreadChange(NamedTuple):
-    """The new number of threads, and the sentence for the user; empty where it is no news."""
+    """A new number of threads."""
 
     threads: int
     note: str
+    """A sentence for the user; empty: nothing new to report."""
 
 
 class ThreadWatch:
-    """Told the time of every step; knows nothing of llama.cpp. Single thread."""
+    """Chooses the number of threads from the times of the steps. Independent of llama.cpp. Single thread."""
 
     def __init__(self, threads: int) -> None:
         self.most = self.threads = max(1, threads)
@@ -45,10 +46,10 @@ class ThreadWatch:
         self._whole_since_s: float | None = None
 
     def step(self, rows: int, cells: int, elapsed_s: float, now_s: float) -> ThreadChange | None:
-        """Take one step's time; says when the number should change.
+        """Record one step's time; returns a change of the number of threads, or None.
 
-        rows: tokens computed. cells: KV it had to read. Only steps of the same rows and about the same
-        cells are compared, because a long conversation is honestly slower. now_s: a monotonic clock.
+        Only steps of the same rows and about the same cells are compared, because a long conversation is
+        slower by itself. rows: tokens computed. cells: KV it had to read. now_s: a monotonic clock.
         """
         if rows > _MOST_ROWS or self.most == 1:
             return None
@@ -71,8 +72,11 @@ class ThreadWatch:
         self._slow += ratio > _SLOW
 
     def _expected(self, rows: int, cells: int, elapsed_s: float) -> float:
-        """Seconds of a good step with the threads at hand. Bests are kept for all threads together: fewer
-        of them are slower in proportion at most, and that must not pass for a busy neighbour."""
+        """Seconds of a good step with the present threads.
+
+        Best times are kept for all thread counts together: fewer threads are slower in proportion at most,
+        and that must not count as a busy machine.
+        """
         kind = rows, max(cells, 256).bit_length()
         share = self.threads / self.most
         best_s = self._best_s.get(kind)
@@ -89,20 +93,20 @@ class ThreadWatch:
         if times >= _WORSE * self._reported_times:
             self._reported_times = times
             note = (
-                f"Steps take {times:.1f} times as long as the best: another program is busy. "
+                "Slower than usual: other programs are using the CPU. "
                 f"Computing with {_threads(self.threads - 1)} now."
             )
         return self._to(self.threads - 1, now_s, note)
 
     def _recovered(self, now_s: float) -> ThreadChange | None:
-        """The end of a slowness that was told: every thread at work for long."""
+        """The end of a reported slowness: every thread at work for long."""
         if not self._reported_times or self.threads < self.most or self._trying:
             self._whole_since_s = None
         elif self._whole_since_s is None:
             self._whole_since_s = now_s
         elif now_s - self._whole_since_s > _RECOVERED_S:
             self._reported_times, self._whole_since_s = 0.0, None
-            note = f"Steps are fast again: computing with {_threads(self.threads)}."
+            note = f"Back to the usual speed: computing with {_threads(self.threads)}."
             return ThreadChange(self.threads, note)
         return None
 

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file: llama.cpp's own, over a vocabulary-only load.
+"""Tokenizer of a GGUF file: llama.cpp's own, over a vocabulary-only load.
 
-Callable from any thread: the native calls only read, and what is kept here is written whole. A token id
-never reaches native code unchecked, because one out of range ends the process there.
+Callable from any thread: the native calls only read, and caches are written whole. A token id is checked
+before it reaches native code, because one out of range ends the process there.
 """
 
 import re
@@ -30,11 +30,14 @@ _SPECIAL = {
 
 
 class LlamaTokenizer:
-    """Tokenizer of one model. Holds its native vocabulary until `close`; see backend.Tokenizer."""
+    """Tokenizer of one model. Owns its native vocabulary until `close`."""
 
     def __init__(self, model: int, log_lines: Sequence[str] = ()) -> None:
-        """`model`: a loaded llama_model (vocabulary alone suffices), which this object then owns. `log_lines`:
-        the library's log lines of that load, which spare two walks over all tokens (0.1 s for 152k)."""
+        """model: a loaded llama_model (vocabulary alone suffices), which this object then owns.
+
+        log_lines: the library's log lines of that load, which spare two walks over all tokens (0.1 s for
+        152k).
+        """
         self._api: Any = library().api
         self._model: int | None = model
         self._vocab: int = self._api.llama_model_get_vocab(model)
@@ -53,7 +56,7 @@ class LlamaTokenizer:
         return begin + self._tokens(text, ends=False, special=special) if text else begin
 
     def encode_whole(self, text: str) -> list[int]:
-        """A text as embedding models were trained on it: with the tokens that begin and end one."""
+        """Tokens of a text as embedding models were trained: with those that begin and end one."""
         return self._tokens(text, ends=True, special=False)
 
     def _tokens(self, text: str, *, ends: bool, special: bool) -> list[int]:
@@ -74,7 +77,7 @@ class LlamaTokenizer:
             room = -count
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of one token; control tokens are empty unless `special`. ValueError out of range."""
+        """Bytes of one token; control tokens are empty unless `special`. Raises ValueError out of range."""
         known = self._pieces.get((token, special))
         if known is not None:
             return known
@@ -96,25 +99,28 @@ class LlamaTokenizer:
         return int(getattr(self._api, call)(self._handle())) if call else -1
 
     def close(self) -> None:
-        """Give the native vocabulary back. Idempotent; nothing may be asked afterwards."""
+        """Release the native vocabulary. Idempotent; no call may follow."""
         if self._model is not None:
             self._api.llama_model_free(self._model)
             self._model = None
 
     def _ends(self, log_lines: Sequence[str]) -> frozenset[int]:
-        """Tokens that end a generation, also those that llama.cpp takes for such by their text."""
-        told = {int(found[1]) for line in log_lines if (found := _LOGGED_EOG.search(line))}
-        ids = told & set(range(self.vocab_size)) or range(self.vocab_size)
+        """Tokens that end a generation, also those that llama.cpp recognises by their text."""
+        logged = {int(found[1]) for line in log_lines if (found := _LOGGED_EOG.search(line))}
+        ids = logged & set(range(self.vocab_size)) or range(self.vocab_size)
         return frozenset(t for t in ids if self._api.llama_vocab_is_eog(self._vocab, t))
 
     def _longest(self, log_lines: Sequence[str]) -> int:
-        """Bytes of the longest token, from above: the vocabulary's own spelling is never shorter than what
-        it stands for. Tokenizers that fold or drop white space promise nothing, hence the huge number."""
+        """Upper bound of a token's bytes: the vocabulary's spelling is never shorter than the text it stands
+        for.
+
+        Tokenizers that fold or drop white space promise nothing, hence the huge number.
+        """
         if self.kind in (_WORDPIECE, _UNIGRAM):
             return 1 << 40
-        told = [int(found[1]) for line in log_lines if (found := _LOGGED_LENGTH.search(line))]
-        if told:
-            return max(told[-1], 1)
+        logged = [int(found[1]) for line in log_lines if (found := _LOGGED_LENGTH.search(line))]
+        if logged:
+            return max(logged[-1], 1)
         text, vocab = self._api.llama_vocab_get_text, self._vocab
         return max([1, *(len(text(vocab, t) or b"") for t in range(self.vocab_size))])
 

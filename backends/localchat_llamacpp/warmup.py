@@ -1,5 +1,7 @@
-"""The first steps of a loaded model: they read the weights from disk, meet faults of the build, and measure
-what the books must know (can a slot be cut; which numbers of rows compute bit-equal logits).
+"""First steps of a loaded model: read the weights from disk, meet faults of the build, measure the cache.
+
+The KV cache manager needs two findings: can a slot be truncated, and which numbers of rows compute bit-equal
+logits.
 """
 
 from collections.abc import Callable
@@ -16,33 +18,34 @@ _WIDEST = 7
 
 
 class Findings(NamedTuple):
-    """`can_truncate`: a slot's tail can be removed. `equal_rows`: see backend.RowClass."""
+    """Results of the warm-up."""
 
     can_truncate: bool
+    """A slot's tail can be removed."""
     equal_rows: tuple[RowClass, ...]
+    """See RowClass."""
 
 
 def row_classes(
     bits: Callable[[int], NDArray[np.uint32]], *, lone_joins: bool
 ) -> tuple[RowClass, ...]:
-    """The classes up to 7 rows, from `bits`: the logits of a step's first row by the step's number of rows,
-    always with two logits or more where there are several rows (float weights have a path of their own
-    for a single one).
+    """The classes up to 7 rows, from the logits' bits of a step's first row by the step's number of rows.
 
-    Plain weights make one class of 2 to 7 rows; repacked ones take another path from 4 on. From 8 on,
-    attention changes with the length of the context: no class is claimed. `lone_joins`: whether one row
-    may be in a class with several; on a float cache it differs at some lengths and not at others (0.5B: at
-    600 tokens, not at 60 or 1,500), so that a check in a short context cannot vouch for it.
+    `bits` must request two logits rows or more where there are several rows (float weights have a path of
+    their own for a single one). Plain weights make one class of 2 to 7 rows; repacked ones take another path
+    from 4 on. From 8 on, attention changes with the length of the context: no class is claimed. lone_joins:
+    whether one row may be in a class with several; on a float cache it differs at some lengths and not at
+    others (0.5B: at 600 tokens, not at 60 or 1,500), so that a check in a short context cannot vouch for it.
     """
-    lone, few, many = bits(1), bits(2), bits(_WIDEST)
-    if np.array_equal(few, many):
-        if lone_joins and np.array_equal(lone, few):
+    lone, pair, widest = bits(1), bits(2), bits(_WIDEST)
+    if np.array_equal(pair, widest):
+        if lone_joins and np.array_equal(lone, pair):
             return (RowClass(1, _WIDEST),)
         return RowClass(1, 1), RowClass(2, _WIDEST)
     found = [RowClass(1, 1)]
-    if np.array_equal(few, bits(3)):
+    if np.array_equal(pair, bits(3)):
         found.append(RowClass(2, 3))
-    if np.array_equal(bits(4), many):
+    if np.array_equal(bits(4), widest):
         found.append(RowClass(4, _WIDEST))
     return tuple(found)
 
@@ -62,10 +65,10 @@ class WarmUp:
         self._quantized_cache = kv_type.startswith("q")
 
     def run(self, tokens: int) -> Findings:
-        """Decode a batch of `tokens`, then narrow ones behind it.
+        """Decode a batch of `tokens`, then narrow ones after it. Raises RuntimeError when the library fails.
 
         The wide batch comes first: the fault of AMX builds needs two rows, and the process should meet it
-        here. RuntimeError when the library fails.
+        here.
         """
         try:
             self._decode(0, tokens, [tokens - 1])
@@ -87,17 +90,17 @@ class WarmUp:
         )
 
     def _first_row(self, start: int, rows: int) -> NDArray[np.uint32]:
-        """The bits of the logits of the first of `rows` rows behind `start` tokens; then takes them back."""
+        """Bits of the logits of the first of `rows` rows after `start` tokens; then removes them."""
         self._decode(start, rows, [0, rows - 1] if rows > 1 else [0])
         logits = self._api.llama_get_logits(self._context)
         row = np.ctypeslib.as_array(logits, (self._vocab_size,)).view(np.uint32).copy()
         self._api.llama_memory_seq_rm(self._memory, self._slot, start, -1)
         return row
 
-    def _decode(self, start: int, rows: int, wanted: list[int]) -> None:
+    def _decode(self, start: int, rows: int, outputs_at: list[int]) -> None:
         self._batch.clear()
         ids = [(start + i) * 7919 % self._vocab_size for i in range(rows)]
-        self._batch.add(self._slot, start, ids, wanted)
+        self._batch.add(self._slot, start, ids, outputs_at)
         status = self._api.llama_decode(self._context, self._batch.native)
         self._api.llama_synchronize(self._context)
         if status != 0:

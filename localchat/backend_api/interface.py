@@ -262,8 +262,13 @@ class OpenModel(Protocol):
         """Plan a load on this machine now. Raises DoesNotFit with advice."""
         ...
 
-    def load(self, request: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:
-        """Read the weights and warm up. `say` gets sentences for the user. Raises ModelInvalid, DoesNotFit."""
+    def load(
+        self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
+    ) -> Runner:
+        """Read the weights and warm up. Raises ModelInvalid, DoesNotFit.
+
+        notify: gets sentences for the user.
+        """
         ...
 
     def close(self) -> None: ...
@@ -299,7 +304,7 @@ class EmbeddingModel(Protocol):
         ...
 
     def load_embedder(
-        self, request: LoadRequest, progress: Progress, say: Callable[[str], None]
+        self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
     ) -> Embedder:
         """See OpenModel.load."""
         ...
@@ -385,7 +390,7 @@ class Backend(Protocol):
         """Whether it is for the file or folder at `path`, by its first bytes or name."""
         ...
 
-    def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
+    def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
         """Read header and vocabulary. Raises ModelMissing, ModelInvalid."""
         ...
 

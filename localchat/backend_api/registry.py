@@ -38,7 +38,7 @@ class BrokenBackend(MinimalBackend):
     def objection(self, model: ModelSummary) -> str:
         return self._reason
 
-    def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
+    def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
         raise LocalchatError(self._reason)
 
 

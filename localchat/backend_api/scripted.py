@@ -125,12 +125,12 @@ def hashed(tokens: list[int], prompt_tokens: int) -> NDArray[np.float32]:
 
 def reply_logits(reply: str) -> Logits:
     """Logits of a fixed answer, then the end."""
-    said = list(reply.encode())
+    answer = list(reply.encode())
 
     def logits(tokens: list[int], prompt_tokens: int) -> NDArray[np.float32]:
         row = np.zeros(VOCAB, np.float32)
         at = len(tokens) - prompt_tokens
-        row[said[at] if at < len(said) else EOS] = 30
+        row[answer[at] if at < len(answer) else EOS] = 30
         return row
 
     return logits
@@ -270,8 +270,8 @@ class ScriptedRunner:
         if target.kind == "prompt":
             drawn = self._sampler.logprobs(logits, target.token, target.top)
         else:
-            tally = TokenCounts(text, prompt_tokens) if sampling.penalised else None
-            drawn = self._sampler.draw(logits, sampling, position, tally, self._masks.get(number))
+            counts = TokenCounts(text, prompt_tokens) if sampling.penalised else None
+            drawn = self._sampler.draw(logits, sampling, position, counts, self._masks.get(number))
             if not row.drafts:
                 known[position:] = [drawn.token]
         return Sample(number, drawn.token, drawn.logprob, drawn.top)
@@ -334,7 +334,9 @@ class ScriptedModel:
             kv_types=_KV_TYPES,
         )
 
-    def load(self, request: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:
+    def load(
+        self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
+    ) -> Runner:
         script = self._script
         for tenth in range(10):
             if not progress(tenth * 100, 1000):
@@ -381,7 +383,7 @@ class ScriptedBackend(MinimalBackend):
     def accepts(self, path: Path) -> bool:
         return path.suffix == ".script"
 
-    def open(self, path: Path, say: Callable[[str], None]) -> ScriptedModel:
+    def open(self, path: Path, notify: Callable[[str], None]) -> ScriptedModel:
         if not path.is_file():
             raise ModelMissing(f"no script at {path}")
         try:

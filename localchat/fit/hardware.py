@@ -18,7 +18,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One graphics card."""
+    """One GPU."""
 
     index: int
     name: str
@@ -104,7 +104,7 @@ def read_limits(root: Path = Path("/")) -> ContainerLimits:
     memory, used, cpus = 0, 0, 0.0
     for folder in _control_groups(root):
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-        # Version 1 says "no limit" with a number near 2^63.
+        # Version 1 writes "no limit" as a number near 2^63.
         if 0 < limit < 1 << 60 and (not memory or limit < memory):
             now = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
             memory, used = limit, max(now - _inactive_file(folder), 0)
@@ -226,7 +226,7 @@ def _mac(name: str) -> str:
     return answer.stdout.strip()
 
 
-# ---------------------------------------------------------------------------- NVIDIA cards
+# ---------------------------------------------------------------------------- NVIDIA GPUs
 
 
 def read_gpus() -> tuple[tuple[Gpu, ...], str]:
@@ -246,7 +246,7 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
     except nvml.NVMLError as trouble:
         driverless = isinstance(trouble, nvml.NVMLError_LibraryNotFound)
         note = "" if driverless else f"The NVIDIA driver does not answer: {trouble}."
-        return (), note  # without a driver there is no card to speak of
+        return (), note  # without a driver there is no GPU to report
     try:
         driver = _decoded(nvml.nvmlSystemGetDriverVersion())
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
@@ -255,7 +255,7 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
             for i in visible([_uuid(nvml, one) for one in handles], os.environ)
         ), ""
     except nvml.NVMLError as trouble:
-        return (), f"The NVIDIA driver does not tell its memory: {trouble}."
+        return (), f"The NVIDIA driver does not report its memory: {trouble}."
     finally:
         nvml.nvmlShutdown()
 
@@ -266,18 +266,18 @@ def visible(uuids: Sequence[str], environment: Mapping[str, str]) -> tuple[int, 
     CUDA's rule: numbers or beginnings of names, and the list ends at the first entry that matches none. Parts
     of GPUs (`MIG-…`) are not followed: all GPUs are taken.
     """
-    wanted = environment.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None or "MIG-" in wanted:
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None or "MIG-" in listed:
         return tuple(range(len(uuids)))
     found: list[int] = []
-    for name in map(str.strip, wanted.split(",")):
+    for name in map(str.strip, listed.split(",")):
         if name.isdigit():
-            cards = [int(name)] if int(name) < len(uuids) else []
+            matching = [int(name)] if int(name) < len(uuids) else []
         else:
-            cards = [i for i, uuid in enumerate(uuids) if name and uuid.startswith(name)]
-        if len(cards) != 1:
+            matching = [i for i, uuid in enumerate(uuids) if name and uuid.startswith(name)]
+        if len(matching) != 1:
             break
-        found += cards
+        found += matching
     return tuple(dict.fromkeys(found))
 
 

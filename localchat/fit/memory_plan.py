@@ -208,7 +208,7 @@ _BITS_PER_WEIGHT = {
     "Q2_K": 3.0,
     "IQ2_XXS": 2.2,
 }
-"""Of whole files: embeddings and outputs are stored finer than the name says."""
+"""Of whole files: embeddings and outputs are stored finer than the name suggests."""
 
 
 def smaller_quantization(shape: ModelShape, most_bytes: int) -> str:
@@ -219,7 +219,7 @@ def smaller_quantization(shape: ModelShape, most_bytes: int) -> str:
     finer = names.index(shape.quantization) + 1 if shape.quantization in names else 0
     for name in names[finer:]:
         bits = _BITS_PER_WEIGHT[name]
-        wanted = int(shape.parameters * bits / 8)
-        if wanted <= most_bytes and wanted < 0.95 * now and name in FILE_TYPES.values():
+        needed = int(shape.parameters * bits / 8)
+        if needed <= most_bytes and needed < 0.95 * now and name in FILE_TYPES.values():
             return name
     return ""

@@ -42,7 +42,7 @@ def bar(
     legend = [
         f"{sign} {name} {size(part)}" for (sign, name), part in zip(_SIGNS, parts, strict=True)
     ]
-    legend += [f"{_KEPT} kept free {size(kept)}", f"{_FREE} left over {size(free)}"]
+    legend += [f"{_KEPT} reserved {size(kept)}", f"{_FREE} free {size(free)}"]
     return (f"[{cells}] {size(memory_bytes)}", ", ".join(legend[:4]), ", ".join(legend[4:]))
 
 

@@ -141,7 +141,7 @@ class SpeedHistory:
     def __init__(self, state_dir: Path) -> None:
         self._file = StateFile(state_dir / PACES_FILE, _RunsFile, _RunsFile(version=1))
         self.measures = MeasurementCache(state_dir)
-        """What probes found, kept beside."""
+        """Benchmark results, in a file of their own."""
 
     def runs(self) -> tuple[Run, ...]:
         """All runs, oldest first."""

@@ -121,7 +121,7 @@ class Cursor:
                     at += 8 + unpack(window, at)[0]
                 done = count
             except (struct.error, OverflowError):
-                pass  # the window ends before this length: `done` strings are behind us
+                pass  # the window ends before this length: `done` strings are done
             if self._start + at > self._source.size:
                 raise Truncated
             self._at, count = at, count - done

@@ -199,12 +199,12 @@ def join_parts(headers: Sequence[Header], name: str) -> Header:
 
 
 def _check_part(header: Header, number: int, count: int) -> None:
-    says = header.metadata.get("split.count"), header.metadata.get("split.no")
+    stated = header.metadata.get("split.count"), header.metadata.get("split.no")
     # llama.cpp writes both into every part; a whole file named like the only part has neither.
-    if says != (count, number) and not (count == 1 and says == (None, None)):
+    if stated != (count, number) and not (count == 1 and stated == (None, None)):
         raise ModelInvalid(
             f"{header.name} is named as part {number + 1} of {count}, and says of itself: "
-            f"split.count {says[0]}, split.no {says[1]}.",
+            f"split.count {stated[0]}, split.no {stated[1]}.",
             hint="The parts may be of different models, or renamed: download them again.",
             path=header.name,
         )
@@ -280,9 +280,9 @@ def _check_heads(header: Header, layers: int) -> None:
 def _within(header: Header, key: str, low: int, high: int) -> int:
     found = header.metadata.get(f"{header.architecture}.{key}")
     if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
-        says = "is missing" if found is None else f"is {found!r}"
+        stated = "is missing" if found is None else f"is {found!r}"
         raise _unusable(
-            header, f"{header.architecture}.{key} {says}; {low:,} to {high:,} is possible"
+            header, f"{header.architecture}.{key} {stated}; {low:,} to {high:,} is possible"
         )
     return found
 

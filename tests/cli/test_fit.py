@@ -196,7 +196,7 @@ def test_the_bar_shares_its_cells_by_bytes() -> None:
     assert drawn == "[████▓▓▒░╱╱╱╱--··] 16.0 GB"
     assert "weights 4.0 GB" in mine
     assert "other processes 4.0 GB" in others
-    assert "kept free 2.0 GB" in others
+    assert "reserved 2.0 GB" in others
 
 
 def test_the_bar_shows_where_the_memory_ends() -> None:

@@ -1,8 +1,5 @@
-"""The probe from outside: asks for what is not known yet, in a process of its own, and remembers it."""
+"""Runs the benchmark for results that are not cached yet, in a helper process, and caches them."""
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
@@ -11,21 +8,21 @@ import msgspec
 
 from localchat.fit.speed_history import MeasurementCache
 from localchat_llamacpp.build_advice import build_key
+from localchat_llamacpp.helper_process import run_module
 
-_PATIENCE_S: Final = 30.0
+_TIMEOUT_S: Final = 30.0
 _SPIN: Final = "2000"
-"""See the child's environment: threads that spin longer starve each other on a busy machine."""
+"""GOMP_SPINCOUNT: threads that spin longer starve each other on a busy machine."""
 _Q8_0: Final = 8
-"""The format that every probe measures."""
+"""ggml's number of the format that every benchmark measures."""
 _MOST_PROBES: Final = 3
+"""Most repetitions."""
 _ALIKE: Final = 0.9
-"""Rates of two probes that agree: this share of the higher one."""
+"""Rates of two repetitions agree from this share of the higher one."""
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """What decides what a layer takes beside its products. code: ggml's number of the format of its weights:
-    attention is slower behind some than behind others (measured, flash attention over q8_0: 600 µs behind
-    Q4_K, 250 to 430 behind Q8_0)."""
+    """Properties that decide the time of a layer apart from its gemms."""
 
     heads: int
     kv_heads: int
@@ -33,23 +30,28 @@ class Layer(msgspec.Struct, frozen=True):
     kv_type: str
     flash: bool
     code: int
+    """ggml's number of the format of its weights: attention is slower after some than after others (measured,
+    flash attention over q8_0: 600 µs after Q4_K, 250 to 430 after Q8_0)."""
 
 
 class BenchmarkRequest(msgspec.Struct, frozen=True):
-    """codes: ggml's type numbers. layers: each is measured. safe_mode: as models are loaded where this build
-    crashes otherwise."""
+    """What to measure."""
 
     threads: int
     codes: tuple[int, ...]
+    """ggml's type numbers."""
     layers: tuple[Layer, ...]
+    """Each is measured."""
     safe_mode: bool = False
+    """As models are loaded where this build crashes otherwise."""
 
 
 class BenchmarkResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of `step_s`, of a step with hardly a model in it, `bytes_per_s` of a code, `layer_s` of a layer.
-    stable: enough steps agreed; a number that is not was taken beside other programs."""
+    """One number: `step_s` of a step with hardly a model in it, `bytes_per_s` of a code, or `layer_s` of a
+    layer."""
 
     stable: bool
+    """Enough steps agreed; otherwise other programs disturbed it."""
     code: int = -1
     bytes_per_s: float = 0.0
     layer: Layer | None = None
@@ -58,13 +60,16 @@ class BenchmarkResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Costs(NamedTuple):
-    """Of this build and machine with so many threads: bytes a second by ggml's type number, seconds of a
-    layer beside its products, seconds of a step around its layers. quiet: nothing else was busy meanwhile."""
+    """Times of this build and machine with a number of threads."""
 
     bytes_per_s: dict[int, float]
+    """By ggml's type number."""
     layer_s: dict[Layer, float]
+    """Seconds of a layer apart from its gemms."""
     step_s: float
+    """Seconds of a step apart from its layers."""
     quiet: bool = True
+    """Nothing else was busy meanwhile."""
 
 
 _STEP: Final = "a step"
@@ -73,8 +78,10 @@ _STEP: Final = "a step"
 def costs(
     threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: MeasurementCache
 ) -> Costs:
-    """What is known of these and what a probe tells of the rest, about a second. Where the probe fails, which
-    a native crash may make it do, something is missing."""
+    """Cached results, and a benchmark of the rest, about a second.
+
+    Where the benchmark fails, which a native crash may cause, something is missing.
+    """
     at = f"{build_key()} {threads} threads: "
     found = {
         name.removeprefix(at): value
@@ -106,10 +113,12 @@ def costs(
 
 
 def _best_results(request: BenchmarkRequest, known: float | None) -> list[BenchmarkResult]:
-    """Of several probes the one with the most bytes a second. Where the system puts the threads of a process
-    holds as long as the process does: one in four got two thirds of the bandwidth of the others (two virtual
-    cores). Two that agree are enough, or one that agrees with the rate that is `known`; more help nothing
-    where other programs are busy."""
+    """Of several repetitions the one with the most bytes a second.
+
+    The system's placement of threads holds as long as the process: one in four got two thirds of the
+    bandwidth of the others (two virtual cores). Two that agree are enough, or one that agrees with the
+    `known` rate; more do not help where other programs are busy.
+    """
     best: list[BenchmarkResult] = []
     rates = [known] if known else []
     most = 0.0
@@ -149,38 +158,20 @@ def _of_layer(layer: Layer) -> str:
 
 def _benchmark(request: BenchmarkRequest) -> Iterator[BenchmarkResult]:
     try:
-        # Here and not in the probe, which leaves its stand-ins of some 50 MB behind where it crashes.
+        # Here and not in the helper, whose crash would leave synthetic models of some 50 MB.
         with tempfile.TemporaryDirectory(
             prefix="localchat-probe-", ignore_cleanup_errors=True
         ) as folder:
-            said = _output_of(request, folder)
+            output = run_module(
+                "speed.benchmark_process",
+                timeout_s=_TIMEOUT_S,
+                stdin=msgspec.json.encode(request),
+                environment={"GOMP_SPINCOUNT": _SPIN, "TMPDIR": folder},
+            )
     except OSError:
         return
-    for line in said.splitlines():
+    for line in output.splitlines():
         try:
             yield msgspec.json.decode(line, type=BenchmarkResult)
         except msgspec.DecodeError:
             return  # it ended in the middle of a line
-
-
-def _output_of(request: BenchmarkRequest, folder: str) -> bytes:
-    command = [sys.executable, "-m", "localchat_llamacpp.speed.benchmark_process"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "GOMP_SPINCOUNT": _SPIN,
-        "GGML_NO_BACKTRACE": "1",
-        "TMPDIR": folder,
-    }
-    try:
-        done = subprocess.run(
-            command,
-            input=msgspec.json.encode(request),
-            capture_output=True,
-            timeout=_PATIENCE_S,
-            check=False,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired as slow:
-        return slow.stdout or b""
-    return done.stdout

@@ -1,14 +1,12 @@
-"""What decoding costs here, by decoding with stand-ins (stand_in.py): how fast this build reads weights of a
-number format, and what a layer takes besides.
+"""Measures decoding with synthetic models (synthetic_gguf.py): bytes a second by format, seconds of a layer.
 
-A token's time beyond its products is attention over the cache, which depends on the heads and on the cache's
+A token's time apart from its gemms is attention over the cache, which depends on the heads and on the cache's
 format, and some thirty operations a layer after each of which the threads wait for each other. Both are
 measured with the model's own heads. Weights stand between the layers, because they drive the cache out of the
 processor: attention over what is still there takes a third of the time (measured).
 
-Run as a process of its own (`python -m localchat_llamacpp.speed.benchmark_process`, the request as JSON on
-stdin): native code
-may crash, and a door stays light. Prints a line of JSON for each finding as it comes.
+Run as a module (helper_process.py), the request as JSON on stdin; prints a line of JSON for each result as it
+comes.
 """
 
 import sys
@@ -41,7 +39,7 @@ _AGREE: Final = 4
 """Steps within a twentieth of the best that make it believable."""
 _MOST_STEPS: Final = 1500
 _MOST_AROUND: Final = 0.08
-"""Of a step, what a step with hardly a model in it can take: it is short, and soon disturbed."""
+"""Share of a step that a step with hardly a model in it can take: it is short, and soon disturbed."""
 _QUIET_S: Final = 1e-3
 _Q8_0: Final = 8
 _LEAST_LAYER_S: Final = 5e-6
@@ -55,42 +53,42 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 def run_benchmark(request: BenchmarkRequest, folder: Path) -> Iterator[BenchmarkResult]:
-    """Every finding, one after another. folder: takes the stand-ins. Loads the library."""
-    stage = _DecodeTimer(folder / "stand-in.gguf", request.threads, safe_mode=request.safe_mode)
+    """Every result, one after another. folder: for the synthetic models. Loads the library."""
+    timer = _DecodeTimer(folder / "synthetic.gguf", request.threads, safe_mode=request.safe_mode)
     plain = Layer(1, 1, 64, "f16", False, _Q8_0)
-    least = stage.timed(SyntheticModel(1, 1, 1, 64, 256, 256, _Q8_0), plain, 1)
-    # Where even this takes long, the threads wait for cores: the figures are told, and none is believed.
-    quiet = least.stable and least.best_s < _QUIET_S
-    yield BenchmarkResult(quiet, step_s=least.best_s)
+    smallest = timer.timed(SyntheticModel(1, 1, 1, 64, 256, 256, _Q8_0), plain, 1)
+    # Where even this takes long, the threads wait for cores: no result counts as stable.
+    quiet = smallest.stable and smallest.best_s < _QUIET_S
+    yield BenchmarkResult(quiet, step_s=smallest.best_s)
     rates: dict[int, float] = {}
-    behind = (layer.code for layer in request.layers)
-    for code in dict.fromkeys((_Q8_0, *request.codes, *behind)):
+    layer_codes = (layer.code for layer in request.layers)
+    for code in dict.fromkeys((_Q8_0, *request.codes, *layer_codes)):
         model = _filled(SyntheticModel(1, 1, 1, 64, _WIDTH, 256, code))
-        found = stage.timed(model, plain, 1)
-        around_s = min(least.best_s, _MOST_AROUND * found.best_s)
+        found = timer.timed(model, plain, 1)
+        around_s = min(smallest.best_s, _MOST_AROUND * found.best_s)
         rates[code] = model.weights_bytes / (found.best_s - around_s)
         yield BenchmarkResult(quiet and found.stable, code=code, bytes_per_s=rates[code])
     for layer in request.layers:
         heads = layer.heads, layer.kv_heads, layer.head_width
         model = _filled(SyntheticModel(_LAYERS, *heads, _LAYER_WIDTH, 256, layer.code))
-        found = stage.timed(model, layer, CONTEXT_TOKENS)
+        found = timer.timed(model, layer, CONTEXT_TOKENS)
         rest_s = found.best_s - model.feed_forward_bytes / rates[layer.code]
         rest_s -= (model.weights_bytes - model.feed_forward_bytes) / rates[_Q8_0]
-        rest_s -= min(least.best_s, _MOST_AROUND * found.best_s)
+        rest_s -= min(smallest.best_s, _MOST_AROUND * found.best_s)
         yield BenchmarkResult(
             quiet and found.stable, layer=layer, layer_s=max(rest_s / _LAYERS, _LEAST_LAYER_S)
         )
 
 
 def _filled(model: SyntheticModel) -> SyntheticModel:
-    """With ways up, gate and down that make it as large as wanted."""
+    """The model with a feed-forward block that makes it as large as needed."""
     more = model._replace(feed_forward=2 * model.feed_forward).weights_bytes - model.weights_bytes
     count = max(_MATRIX_BYTES - model.weights_bytes, 0) // more
     return model._replace(feed_forward=model.feed_forward * (1 + count))
 
 
 class _DecodeTimer:
-    """Decodes with stand-ins, one after another in the same file."""
+    """Decodes with synthetic models, one after another in the same file."""
 
     def __init__(self, path: Path, threads: int, *, safe_mode: bool) -> None:
         self._path, self._threads, self._safe_mode = path, threads, safe_mode
@@ -103,8 +101,10 @@ class _DecodeTimer:
 
     @contextmanager
     def _decoding(self, layer: Layer, known: int) -> Iterator[Callable[[], None]]:
-        """A function that decodes one token more behind `known` ones and those of the last calls: never the
-        same twice in a row, for processors learn what repeats itself."""
+        """A function that decodes one token more after `known` ones and those of the last calls.
+
+        Never the same twice in a row, for processors learn what repeats itself.
+        """
         from localchat_llamacpp.batch import Batch
         from localchat_llamacpp.native import library
         from localchat_llamacpp.native_model import ContextSpec, load_weights, open_context
@@ -134,7 +134,7 @@ class _DecodeTimer:
             words = [(start * 5 + n) % TOKENS for n in range(width)]
             batch.add(0, start, words, [width - 1])
             if api.llama_decode(context, batch.native):
-                raise RuntimeError("a stand-in cannot be decoded")
+                raise RuntimeError("a synthetic model cannot be decoded")
             api.llama_synchronize(context)
 
         taken = count()

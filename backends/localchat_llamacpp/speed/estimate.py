@@ -1,8 +1,8 @@
-"""How fast a model will write here, before it is loaded: an estimate, and said to be one.
+"""Estimates a model's tokens per second on this machine before it is loaded.
 
 One token reads the weights once, so its time is their bytes over the rate at which this build multiplies by
-them, and beside that a constant a layer: attention over a short context, and some thirty operations after each
-of which the threads wait for each other. The probe measures both (probe.py).
+them, and a constant a layer: attention over a short context, and some thirty operations after each of which
+the threads wait for each other. The benchmark measures both (benchmark.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,35 +17,37 @@ from localchat.model_files.ggml_types import KV_FORMATS, NUMBER_FORMATS
 from localchat_llamacpp.speed.benchmark import Costs, Layer, costs
 
 _LOOP_S = 0.4e-3
-"""A step of the loop beside llama.cpp's: books, sampling, text, frames (guide: 1.4 ms a step, 0.9 of them in
-llama.cpp)."""
+"""A step of the engine core without llama.cpp's: bookkeeping, sampling, text, frames (guide: 1.4 ms a step,
+0.9 of them in llama.cpp)."""
 _TOKEN_S = 2e-9
 """Of sampling, for each token of the vocabulary."""
 _LAYER_UNKNOWN_S = {False: 0.2e-3, True: 0.3e-3}
-"""Of a layer that the probe could not try, without and with flash attention (two cores, 12 heads of 64)."""
+"""Of a layer that the benchmark could not measure, without and with flash attention (two cores, 12 heads of
+64)."""
 _READING_SHARE = 0.9
-"""Of a card's bandwidth, what its matrix products reach."""
-_CARD_LAYER_S = 100e-6
-"""What a layer on a card takes besides: its many small kernels, one behind the other (7B shapes of 28 layers
-on an H200: 3.9 ms a token, of which reading takes 0.9)."""
+"""Share of a GPU's bandwidth that its gemms reach."""
+_GPU_LAYER_S = 100e-6
+"""Other time of a layer on a GPU: its many small kernels, one after the other (7B shapes of 28 layers on an
+H200: 3.9 ms a token, of which reading takes 0.9)."""
 _USUAL = 0.93
-"""Of the speed of the best steps, which the probe takes, what an answer comes to (0.8 to 1.07 for models of 8
-to 40 layers on two cores)."""
+"""Speed of an answer as a share of the best steps, which the benchmark takes (0.8 to 1.07 for models of 8 to
+40 layers on two cores)."""
 _USUAL_RUNS = 1.5
 _LEAST_RATIO, _MOST_RATIO = 0.3, 1.6
 _WIDEST_HEAD = 512
 
 
 class DecodeSetup(NamedTuple):
-    """A model and how its cache is kept. flash: whether attention is flash attention."""
+    """A model and its KV cache."""
 
     shape: ModelShape
     kv_type: str
     flash: bool
+    """Whether attention is flash attention."""
 
     @property
     def layer(self) -> Layer | None:
-        """What most of its attending layers are alike; None where none attends, or in a way of its own."""
+        """The usual attending layer; None where none attends, or in an unusual shape."""
         shape = self.shape
         keys = [layer.keys for layer in shape.layers if layer.keys]
         work = bytes_per_token(shape)
@@ -61,14 +63,14 @@ class DecodeSetup(NamedTuple):
 
 
 class PastRun(NamedTuple):
-    """What ran here, and its tokens a second."""
+    """A setup that ran here, and its tokens a second."""
 
     running: DecodeSetup
     tokens_per_s: float
 
 
 def past_run(shape: ModelShape, kv_type: str, tokens_per_s: float) -> PastRun:
-    """With flash attention where the cache is quantized, as the planner has it on a CPU."""
+    """A past run, with flash attention where the cache is quantized, as the planner chooses on a CPU."""
     return PastRun(DecodeSetup(shape, kv_type, KV_FORMATS[kv_type].block > 1), tokens_per_s)
 
 
@@ -78,10 +80,10 @@ def expected_rate(
     measures: MeasurementCache,
     past: Sequence[PastRun] = (),
 ) -> Estimate | None:
-    """Tokens a second of one request with a short context, every layer on the CPU and nothing else
-    computing. Takes about a second where `measures` do not know. None where the probe fails.
+    """Tokens a second of one request with a short context, all layers on the CPU of a quiet machine.
 
-    past: models that ran here with as many threads. How far the estimate was off for them corrects it.
+    Takes about a second where `measures` lack a result. None where the benchmark fails. past: models that ran
+    here with as many threads; how far the estimate was off for them corrects it.
     """
     known = [one for one in past if bytes_per_token(one.running.shape)]
     every = [running, *(one.running for one in known)]
@@ -100,7 +102,7 @@ def expected_rate(
 
 
 def _step_s(running: DecodeSetup, found: Costs) -> float | None:
-    """One token's time; None where the rate of a format is not known."""
+    """One token's time; None where the rate of a format is unknown."""
     work = bytes_per_token(running.shape)
     if not work.keys() <= found.bytes_per_s.keys():
         return None
@@ -108,11 +110,11 @@ def _step_s(running: DecodeSetup, found: Costs) -> float | None:
     unknown = _LAYER_UNKNOWN_S[running.flash]
     layer_s = found.layer_s.get(layer, unknown) if layer is not None else unknown
     if not found.quiet:
-        # Threads that wait for a core do so after each of many operations: a large product tells more.
+        # Threads that wait for a core do so after each of many operations: a large gemm is a better measure.
         layer_s = min(layer_s, unknown)
     shape = running.shape
     return (
-        _products_s(work, found.bytes_per_s)
+        _gemms_s(work, found.bytes_per_s)
         + len(shape.layers) * layer_s
         + (found.step_s if found.quiet else 0.0)
         + _LOOP_S
@@ -128,37 +130,42 @@ def offloaded_rate(
     measures: MeasurementCache,
     past: Sequence[PastRun] = (),
 ) -> Estimate | None:
-    """The same with layers on graphics cards, which read their weights one after another at nearly their
-    bandwidth, and spend a constant on each layer; what stays in RAM is priced by the probe. past: models that
-    ran whole on these cards, whose times correct the estimate. None where a driver does not tell the
-    bandwidth."""
+    """The same with layers on GPUs; None where a driver does not report the bandwidth.
+
+    GPUs read their weights one after another at nearly their bandwidth, and spend a constant on each layer;
+    what stays in RAM is priced by the benchmark. past: models that ran whole on these GPUs, whose times
+    correct the estimate.
+    """
     speeds = [gpu.bytes_per_s for gpu in machine.gpus]
     if not speeds or not all(speeds) or not plan.layers:
         return None
-    off = [1 / (one.tokens_per_s * _on_card_s(one.running.shape, min(speeds))) for one in past]
-    whole_s = _on_card_s(running.shape, min(speeds)) * (median(off) if off else 1.0)
-    on_cards = plan.gpu_layers / plan.layers
-    if on_cards >= 1:
+    off = [1 / (one.tokens_per_s * _on_gpu_s(one.running.shape, min(speeds))) for one in past]
+    whole_s = _on_gpu_s(running.shape, min(speeds)) * (median(off) if off else 1.0)
+    on_gpus = plan.gpu_layers / plan.layers
+    if on_gpus >= 1:
         return Estimate(1 / whole_s)
     on_cpu = expected_rate(running, threads, measures)
     if on_cpu is None:
         return None
-    rest_s = (1 - on_cards) / on_cpu.tokens_per_s
-    return Estimate(1 / (on_cards * whole_s + rest_s), on_cpu.disturbed)
+    rest_s = (1 - on_gpus) / on_cpu.tokens_per_s
+    return Estimate(1 / (on_gpus * whole_s + rest_s), on_cpu.disturbed)
 
 
-def _on_card_s(shape: ModelShape, bytes_per_s: int) -> float:
+def _on_gpu_s(shape: ModelShape, bytes_per_s: int) -> float:
     read = sum(bytes_per_token(shape).values())
-    return read / (_READING_SHARE * bytes_per_s) + _CARD_LAYER_S * shape.all_layers
+    return read / (_READING_SHARE * bytes_per_s) + _GPU_LAYER_S * shape.all_layers
 
 
-def _products_s(work: Mapping[int, int], rates: Mapping[int, float]) -> float:
+def _gemms_s(work: Mapping[int, int], rates: Mapping[int, float]) -> float:
     return sum(count / rates[code] for code, count in work.items())
 
 
 def _ratio(measured: Sequence[float]) -> float:
-    """Of an answer's speed to that of the best steps: that of past runs, within what is possible, and the usual
-    one, which counts for one and a half of them: two models differ by more than the weather of a machine."""
+    """Speed of an answer relative to the best steps: that of past runs, within what is possible.
+
+    The usual value counts for one and a half of them: two models differ by more than a machine does from day
+    to day.
+    """
     if not measured:
         return _USUAL
     found = (len(measured) * median(measured) + _USUAL_RUNS * _USUAL) / (
@@ -168,8 +175,10 @@ def _ratio(measured: Sequence[float]) -> float:
 
 
 def bytes_per_token(shape: ModelShape) -> dict[int, int]:
-    """Bytes of weights that one token reads, by ggml's type number: of experts those in use, and of an input
-    embedding nothing unless it is the output too. Vectors are left out."""
+    """Bytes of weights that one token reads, by ggml's type number; vectors are left out.
+
+    Of experts those in use, and of an input embedding nothing unless it is the output too.
+    """
     tied = shape.tied
     codes = {format_.name: code for code, format_ in NUMBER_FORMATS.items()}
     found: dict[int, int] = {}

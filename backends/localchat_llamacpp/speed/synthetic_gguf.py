@@ -1,8 +1,8 @@
-"""Model files that stand for a model: the architecture of Llama, no vocabulary, keys and values of chance. The
-probe decodes with them, so that llama.cpp itself chooses kernels, copies and caches as it does for a real one.
+"""Writes synthetic GGUF models for benchmarks: the architecture of Llama, no vocabulary.
 
-The matrices of the heads hold noise, so that the scores of attention differ as a model's do. All other matrices
-are a hole in the file, which reads as zeros.
+The benchmark decodes with them, so that llama.cpp itself chooses kernels, copies and caches as it does for a
+real model. The matrices of the heads hold noise, so that the scores of attention differ as a model's do. All
+other matrices are a hole in the file, which reads as zeros.
 """
 
 import struct
@@ -51,7 +51,7 @@ class SyntheticModel(NamedTuple):
 
     @property
     def weights_bytes(self) -> int:
-        """Of what a token reads: all layers."""
+        """Bytes that a token reads: all layers."""
         return sum(one.size_bytes for one in _matrices(self) if one.name.startswith("blk."))
 
 
@@ -67,7 +67,7 @@ class _Matrix(NamedTuple):
 
 
 def write(path: Path, model: SyntheticModel) -> None:
-    """A GGUF of this model. Raises OSError."""
+    """Write a GGUF of this model. Raises OSError."""
     matrices, values = list(_matrices(model)), list(_values(model))
     head = bytearray(b"GGUF" + struct.pack("<IQQ", _VERSION, len(matrices), len(values)))
     for name, value in values:

@@ -165,7 +165,7 @@ class ChildEngine:
 
     def all_threads(self) -> bool:
         """See Ours.all_threads; here a new child is started."""
-        fewer = any(note.startswith("Steps take") for note in self._notes)
+        fewer = any(note.startswith("Slower than usual") for note in self._notes)
         if fewer:
             self._engine.close()
             self._engine = self._start()

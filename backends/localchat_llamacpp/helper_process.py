@@ -1,0 +1,36 @@
+"""Runs a module of this package in a process of its own: native code may crash, and callers load none."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+
+def run_module(
+    module: str,
+    *,
+    timeout_s: float,
+    stdin: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+) -> bytes:
+    """What `python -m localchat_llamacpp.MODULE` wrote to stdout, also if it crashed or ran out of time.
+
+    environment: variables over those of this process. Raises OSError.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", f"localchat_llamacpp.{module}"],
+            input=stdin,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "GGML_NO_BACKTRACE": "1",
+                **(environment or {}),
+            },
+        )
+    except subprocess.TimeoutExpired as slow:
+        return slow.stdout or b""
+    return done.stdout
