@@ -1,4 +1,4 @@
-"""The engine pool: loads models on demand, shares them, unloads them; and the registry of running servers.
+"""The engine pool, and the registry of running servers.
 
 Imports nothing, because the command line uses only the light modules of this package.
 """

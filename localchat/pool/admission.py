@@ -1,4 +1,4 @@
-"""Memory admission: asks the backend's planner if one more model fits next to the loaded ones."""
+"""Memory admission: decides if one more model fits next to the loaded ones."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -55,9 +55,10 @@ class AdmissionResult(NamedTuple):
 
 
 def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> AdmissionResult:
-    """Compare the planned size of a model with free memory, minus what loaded engines will still claim.
+    """Compare a model's planned size with free memory.
 
-    Raises LocalchatError for a file or options that cannot be loaded.
+    Memory that loaded engines will still claim is not free. Raises LocalchatError for a file or options that
+    cannot be loaded.
     """
     # A remote model takes no memory here; a third-party backend class plans its own memory.
     if options.remote is not None or ":" in (options.backend or ""):

@@ -139,13 +139,15 @@ class PoolEntry:
 
     @property
     def uncounted_gpu_bytes(self) -> int:
-        """GPU memory that an unfinished load will still claim, though the system reports it as free."""
+        """GPU memory that an unfinished load will claim. The system still reports it as free."""
         return 0 if self.info is not None and self.info.loaded else self.gpu_bytes
 
     @property
     def uncounted_ram_bytes(self) -> int:
-        """RAM in use though the system reports it as available: weights mapped from a file, and everything
-        that an unfinished load will still claim."""
+        """RAM in use that the system reports as available.
+
+        That is weights mapped from a file, and everything that an unfinished load will still claim.
+        """
         if self.info is None or not self.info.loaded:
             return self.ram_bytes
         import psutil  # takes 5 ms, which a single prompt without a pool need not pay

@@ -1,4 +1,4 @@
-"""The engine pool: loads models by name, shares them, unloads them when idle or when memory is short.
+"""The engine pool: loads models by name, shares and unloads them.
 
 Every method may be called from any thread. Two locks: `_changed` guards the tables and is never held during a
 load or an unload; `_loading` admits one model at a time, so that two loads cannot count on the same memory.
@@ -24,8 +24,8 @@ from localchat.pool.entry import (
     PoolEntry,
 )
 
-_KNOWN_WORD_S = 2.0
-_KNOWN_WORDS = 256
+_KNOWN_NAME_S = 2.0
+_MAX_KNOWN_NAMES = 256
 
 
 ResolveModel = Callable[[str], ModelSpec]
@@ -36,7 +36,10 @@ CheckMemory = Callable[[EngineOptions, Iterable[PoolEntry]], AdmissionResult]
 
 
 class Lease:
-    """A reference to an engine, which stays loaded until `release` (or the end of the `with` block)."""
+    """A reference to an engine, which stays loaded until `release`.
+
+    The end of a `with` block releases it.
+    """
 
     def __init__(self, name: str, engine: Engine, on_release: Callable[[], None]) -> None:
         self.name = name
@@ -92,33 +95,35 @@ class EnginePool:
         self._loading = threading.Lock()
         self._entries: dict[bytes, PoolEntry] = {}
         self._closing = 0
-        self._keys_by_word: dict[str, tuple[float, bytes]] = {}
+        self._keys_by_name: dict[str, tuple[float, bytes]] = {}
         self._numbers = itertools.count(1)
         self._closed = False
         self._idle_thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------ leases
 
-    def lease_if_loaded(self, word: str, user: str = "") -> Lease | None:
-        """A lease without any disk access, if this word was resolved within the last seconds and the engine
-        runs; otherwise None. Never waits. Raises EngineBusy."""
+    def lease_if_loaded(self, name: str, user: str = "") -> Lease | None:
+        """A lease without disk access or waiting; None if `lease` has to look.
+
+        The engine must run and its name must have been resolved within the last seconds. Raises EngineBusy.
+        """
         with self._changed:
-            known_s, key = self._keys_by_word.get(word, (0.0, b""))
+            known_s, key = self._keys_by_name.get(name, (0.0, b""))
             entry = self._entries.get(key)
-            if entry is None or time.monotonic() - known_s > _KNOWN_WORD_S:
+            if entry is None or time.monotonic() - known_s > _KNOWN_NAME_S:
                 return None
             return self._lease_entry(entry, user) if entry.engine.alive else None
 
     def lease(
-        self, word: str, user: str = "", *, cancelled: threading.Event | None = None
+        self, name: str, user: str = "", *, cancelled: threading.Event | None = None
     ) -> Lease:
         """Resolve a model name and lease its engine; see `lease_spec`. Also raises what `resolve` raises."""
-        spec = self._resolve(word)
+        spec = self._resolve(name)
         lease = self.lease_spec(spec, user, cancelled=cancelled)
         with self._changed:
-            if len(self._keys_by_word) >= _KNOWN_WORDS:
-                self._keys_by_word.clear()
-            self._keys_by_word[word] = (time.monotonic(), spec.key)
+            if len(self._keys_by_name) >= _MAX_KNOWN_NAMES:
+                self._keys_by_name.clear()
+            self._keys_by_name[name] = (time.monotonic(), spec.key)
         return lease
 
     def lease_spec(
@@ -196,8 +201,11 @@ class EnginePool:
     def _free_memory(
         self, spec: ModelSpec, until_s: float, cancelled: threading.Event
     ) -> AdmissionResult:
-        """Unload idle engines, least recently used first, until the model fits; then wait for one to become
-        idle. Raises DoesNotFit if it can never fit, EngineBusy if the wait was in vain."""
+        """Unload idle engines, least recently used first, until the model fits.
+
+        Then waits for one to become idle. Raises DoesNotFit if it can never fit, EngineBusy if the wait was
+        in vain.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: not self._closing, timeout=self._patience_s)
@@ -299,13 +307,13 @@ class EnginePool:
         with self._changed:
             return entry.status(stats, time.monotonic(), self._keep_s)
 
-    def unload(self, word: str) -> int | None:
+    def unload(self, name: str) -> int | None:
         """Unload a model at once; its requests end with EngineClosed. Returns how many there were, or None if
-        the model is not loaded. `word`: the model's name, or anything that resolves to it."""
+        the model is not loaded. `name`: the model's name, or anything that resolves to it."""
         with self._changed:
-            found = [one for one in self._entries.values() if one.spec.name == word]
+            found = [one for one in self._entries.values() if one.spec.name == name]
         if not found:
-            key = self._resolve(word).key
+            key = self._resolve(name).key
             with self._changed:
                 found = [one for one in self._entries.values() if one.spec.key == key]
         ended = 0

@@ -1,4 +1,4 @@
-"""Model resolver: from the name in a request to an installed model and its load options."""
+"""Model resolver: finds the model that a request names, and its load options."""
 
 import os
 import time
@@ -107,8 +107,10 @@ class ModelResolver:
         return ModelSpec(model.name, self._options(model, word))
 
     def resolve_request(self, spec: "AttachSpec") -> ModelSpec:
-        """The model that another program of the owner asks for: its file, and its options, which override
-        the settings here. Raises ModelMissing, ModelInvalid, UsageError."""
+        """The model that another program of the owner asks for.
+
+        Its options override the settings here. Raises ModelMissing, ModelInvalid, UsageError.
+        """
         path = Path(os.fsdecode(spec.model))
         if not path.exists():
             from localchat.engine.local import protocol
@@ -136,8 +138,10 @@ class ModelResolver:
         return self._models[1] or (self._card(self.own.name, self.own.path, None),)
 
     def refresh(self) -> None:
-        """Read the installed models again; each new file takes some 0.2 s, for its header and vocabulary.
-        Raises LocalchatError, OSError."""
+        """Read the installed models again.
+
+        Each new file takes some 0.2 s, for its header and vocabulary. Raises LocalchatError, OSError.
+        """
         from localchat.models.index import Model, read_index
         from localchat.models.info.inspect import inspect
 

@@ -46,7 +46,7 @@ class ServerSpec:
 
 
 class ServerContext:
-    """The parts of a server that live as long as it does: engine pool, owner's token, registration."""
+    """The engine pool, the owner's token and the registration of a server."""
 
     def __init__(
         self, engines: AsyncEnginePool, paths: Paths, notify: Callable[[str], None]

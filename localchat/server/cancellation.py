@@ -1,4 +1,4 @@
-"""Cancellation: notices that a client left, and undoes what a cancelled task started on a thread.
+"""Cancellation: notices that a client left, undoes what a cancelled task started.
 
 A module of its own because leases, generation and the local API need it and do not import each other.
 """
@@ -38,8 +38,8 @@ async def shielded(work: Awaitable[T], undo: Callable[[T], object]) -> T:
 
 
 async def submit(engine: Engine, request: GenerateRequest) -> Stream:
-    """Start a request on a thread, because a long prompt blocks until the engine process has read it.
+    """Start a request on a thread; a cancelled caller leaves no stream.
 
-    If the caller is cancelled, the stream is closed as soon as it exists.
+    A thread, because a long prompt blocks until the engine process has read it.
     """
     return await shielded(asyncio.to_thread(engine.generate, request), Stream.close)

@@ -1,8 +1,8 @@
-"""Collects an answer: ordered content blocks per choice, and their changes for protocols that stream blocks.
+"""Collects an answer as ordered content blocks per choice.
 
 A block is a text, a stretch of reasoning or a tool call. Anthropic's and the Responses API number the blocks
-of an answer and want each opened, filled and closed before the next. An answer without content gets one empty
-text block, because clients read the first block without checking that there is one.
+of an answer and stream their changes: each is opened, filled and closed before the next. An answer without
+content gets one empty text block, because clients read the first block without checking that there is one.
 """
 
 import time

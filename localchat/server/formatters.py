@@ -1,5 +1,4 @@
-"""Answer formatters: what an endpoint implements to write an answer in its protocol; parts that several
-share."""
+"""Answer formatters: the interface that writes an answer in a protocol, and shared parts."""
 
 import secrets
 import time
@@ -19,7 +18,7 @@ from localchat.server.sse import DONE, event
 
 
 class AnswerFormatter(Protocol):
-    """Writes one answer in the shape of a protocol: as events of a stream, or as one response."""
+    """Writes one answer in a protocol, as events of a stream or as one response."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         """Events before the first token. `prompt_tokens`: of all prompts together."""
@@ -38,7 +37,7 @@ class AnswerFormatter(Protocol):
         ...
 
     def heartbeat(self) -> bytes:
-        """An event without content that shows the server is alive; empty if the protocol has none."""
+        """An event without content; empty if the protocol has none."""
         ...
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:

@@ -1,5 +1,4 @@
-"""One generation for the server: runs one or more prompts on an engine and turns its events into output
-events.
+"""Generation: runs prompts on an engine and converts its events for a protocol.
 
 It does what the API promises and engines do not: finish reasons, ids of tool calls, a single call for clients
 that want one, an end to answers that repeat themselves.
@@ -104,7 +103,7 @@ class GenerationSpec:
 
     @property
     def guided(self) -> bool:
-        """True if a grammar, a schema, a forced tool or a strict one constrains the answer."""
+        """True if a grammar, a schema or a tool constrains the answer."""
         request = self.prompts[0][0]
         prompt = request.prompt
         if request.grammar is not None or not isinstance(prompt, Messages):
@@ -132,7 +131,10 @@ class _Choice:
 
 @dataclass(slots=True)
 class _TokenCounts:
-    """Tokens of one prompt and its answers: counted here until the engine's exact numbers arrive with Done."""
+    """Tokens of one prompt and its answers.
+
+    Counted here until the engine's exact numbers arrive with Done.
+    """
 
     prompt: int
     cached: int = 0
@@ -239,7 +241,7 @@ class Generation:
 
     @property
     def _ended_early(self) -> bool:
-        """True if all choices have ended, at least one of them by this server and not by the engine."""
+        """True if all choices have ended, not all of them by the engine."""
         choices = self._choices
         return any(one.ended_here for one in choices) and all(one.ended for one in choices)
 
@@ -276,7 +278,7 @@ class Generation:
             await asyncio.gather(*pumps, return_exceptions=True)
 
     def _count(self, prompt: int, event: Event) -> None:
-        """Update the numbers of the tracked request, even for events that the client does not see."""
+        """Update the tracked request, even for events that the client does not see."""
         tracked, counts = self._tracked, self._counts[prompt]
         match event:
             case Prefill(cached=cached):

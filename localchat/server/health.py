@@ -46,11 +46,11 @@ async def props(request: Request) -> Response:
     server's own. Clients poll this route, so it loads no model and keeps none loaded."""
     engines = service_of(request).engines
     cards = {card.name: card for card in engines.models()}
-    word = request.query_params.get("model", "")
-    card = cards.get(word) or next(iter(cards.values()))
+    name = request.query_params.get("model", "")
+    card = cards.get(name) or next(iter(cards.values()))
     made = _from_card(card)
-    for name, engine in engines.loaded():
-        if name == card.name:
+    for loaded, engine in engines.loaded():
+        if loaded == card.name:
             try:
                 made |= await asyncio.to_thread(_from_engine, engine)
             except LocalchatError:

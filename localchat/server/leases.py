@@ -1,4 +1,4 @@
-"""Leases of engines for the event loop: the pool's blocking calls run on threads of their own."""
+"""Leases of engines on the event loop; blocking calls run on threads."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Private HTTP API for the owner's own programs: the CLI and the TUI attach to a running server through it.
+"""Private HTTP API by which the owner's CLI and TUI attach to a running server.
 
 Every route requires the token of the server registry. It stands for the owner, who may name files, unload
 models and stop the server. Frames and routes: engine/attached/protocol.py.
@@ -172,7 +172,10 @@ def _failed(error: LocalchatError) -> protocol.Failed:
 
 
 class _AsgiRoute:
-    """Wraps a handler as an ASGI app: a plain route function cannot use `receive` after the body is read."""
+    """Wraps a handler as an ASGI app.
+
+    A plain route function cannot use `receive` after the body is read.
+    """
 
     def __init__(self, handle: Callable[[Request], Awaitable[Response]]) -> None:
         self._handle = handle

@@ -1,7 +1,7 @@
-"""Request bodies: read within limits, decompressed, decoded to a type, or refused with a message.
+"""Request bodies: read within limits, decompressed, decoded or refused.
 
-zstd is in the standard library from Python 3.14 on and in `backports.zstd` before; without it a client that
-sends zstd is told which encodings work.
+zstd is in the standard library from Python 3.14 on and in `backports.zstd` before; without it the refusal of
+zstd lists the encodings that work.
 """
 
 import asyncio
@@ -124,8 +124,10 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def _decode_with_integers(body: bytes, kind: type[T], error: msgspec.ValidationError) -> T:
-    """Decode again with whole floats as integers, for languages that write 1000 as 1000.0 or 1e3. Raises
-    `error` if something else is wrong too."""
+    """Decode again with whole floats as integers.
+
+    Some languages write 1000 as 1000.0 or 1e3. Raises `error` if something else is wrong too.
+    """
     try:
         return msgspec.convert(_with_integers(msgspec.json.decode(body)), kind, str_keys=True)
     except msgspec.ValidationError:
@@ -167,8 +169,10 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
 
 
 def check_json_size(value: Any, limits: ServerLimits, param: str) -> None:  # noqa: ANN401 - any JSON
-    """Refuse free-form JSON, such as a schema, that nests too deep or holds too many values, before anything
-    recurses into it. Raises ApiError."""
+    """Refuse free-form JSON that nests too deep or holds too many values.
+
+    For schemas and the like, before anything recurses into them. Raises ApiError.
+    """
     level, count = [value], 0
     for _ in range(limits.depth):
         containers = [one for one in level if isinstance(one, dict | list)]
@@ -259,7 +263,7 @@ def _gzip(_: bytes) -> Any:  # noqa: ANN401 - zlib's type has no public name
 
 
 def _deflate(body: bytes) -> Any:  # noqa: ANN401
-    """Deflate in a zlib header, as the standard demands, or without one, as some clients send it."""
+    """Deflate with a zlib header, as the standard demands, or without one."""
     wrapped = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0
     return zlib.decompressobj(zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
 

@@ -1,6 +1,7 @@
-"""Server-sent events: one `data: ` line per event, LF only, and a comment after a time of silence.
+"""Server-sent events: one `data: ` line per event, and heartbeats.
 
-The comment is `: keep-alive`, because some clients take a line that begins with `: ping` for the end.
+Lines end with LF only. The heartbeat is the comment `: keep-alive`, because some clients take a line that
+begins with `: ping` for the end.
 """
 
 import asyncio

@@ -1,5 +1,4 @@
-"""Answers one generation request over HTTP, from the lease to the last byte, and cancels it if the client
-leaves.
+"""Answers one generation request over HTTP, and cancels it if the client leaves.
 
 Nothing is sent before the engine has accepted the request: until then every refusal is a real HTTP status. A
 handler that does not read from its connection never learns that the client left, so a task reads it all the

@@ -1,4 +1,4 @@
-"""Tracks the requests in progress: which wait, which run, and what each has used. Event loop only."""
+"""Tracks the requests in progress. Used on the event loop only."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ class TrackedRequest:
     error: str = ""
 
     def attach(self, stream: Stream) -> None:
-        """Own a stream: it is closed with the request, at once if that has already ended."""
+        """Own a stream: it is closed with the request, or at once."""
         self.streams.append(stream)
         if self.abort_error is not None or self.client_left:
             stream.close()

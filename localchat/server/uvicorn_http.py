@@ -68,8 +68,10 @@ class Connection(H11Protocol):
         return not self.transport.is_closing()
 
     def _probe(self, times: int) -> None:
-        """Write filler at growing intervals: a client that is gone rejects it, one that waits ignores it.
-        Until then both look the same."""
+        """Write filler at growing intervals, to find out if the client is gone.
+
+        One that is gone rejects it, one that waits ignores it.
+        """
         self._probe_timer = None
         if self.transport.is_closing() or self.cycle.response_complete:
             return
@@ -98,8 +100,10 @@ class Connection(H11Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        """Skip empty lines before a request, which old clients send after a body (RFC 9112, 2.2), and
-        everything after the last request of a connection."""
+        """Skip empty lines before a request and data after the last one.
+
+        Old clients send an empty line after a body (RFC 9112, 2.2).
+        """
         if self.conn.their_state is h11.MUST_CLOSE:
             return
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
@@ -127,8 +131,10 @@ class Connection(H11Protocol):
             self._header_timer = None
 
     def on_response_complete(self) -> None:
-        """Read the rest of a body for a moment if the answer came first: closing at once could lose the
-        answer for a client that still sends."""
+        """Read the rest of a body for a moment if the answer came first.
+
+        Closing at once could lose the answer for a client that still sends.
+        """
         super().on_response_complete()
         if self._half_closed and self.cycle.response_complete:
             self._unset_keepalive_if_required()

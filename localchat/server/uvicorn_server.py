@@ -34,8 +34,11 @@ _RELISTEN = "._start_serving("
 
 
 class UvicornServer(uvicorn.Server):
-    """uvicorn's server with a graceful shutdown: it refuses new requests, waits for those in progress, then
-    ends them with an error. drain_s: longest wait; a second signal ends it."""
+    """uvicorn's server with a graceful shutdown.
+
+    It refuses new requests, waits for those in progress, then ends them with an error. drain_s: longest wait;
+    a second signal ends it.
+    """
 
     def __init__(self, app: Starlette, drain_s: float) -> None:
         service = app.state.service
@@ -74,8 +77,10 @@ class UvicornServer(uvicorn.Server):
     def _handle_loop_exception(
         self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
-        """Log one line instead of a traceback per connection and second if no file is left for new
-        connections."""
+        """Log one line if no file is left for new connections.
+
+        asyncio would log a traceback for each connection that waits, every second.
+        """
         error = context.get("exception")
         if self.should_exit and isinstance(error, ValueError) and _RELISTEN in context["message"]:
             return  # a late attempt to listen again on a socket that was closed meanwhile
@@ -160,16 +165,16 @@ def _failed(task: "asyncio.Future[None]") -> bool:
 
 
 def raise_file_limit(connections: int) -> None:
-    """Raise the limit of open files to what the connections need, if allowed: macOS starts with 256."""
+    """Raise the limit of open files, if allowed: macOS starts with 256."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _FILES
+    needed = connections + _FILES
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+        needed = min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def bind_sockets(host: str, port: int) -> list[socket.socket]:

@@ -189,7 +189,10 @@ def _required(value: str | None, path: str) -> str:
 
 
 def _tools(body: CountTokensBody) -> list[ChatTool]:
-    """The tools that the model sees: deferred tools only once a tool result has referred to them."""
+    """The tools that the model sees.
+
+    Deferred tools are left out until a tool result has referred to them.
+    """
     given = body.tools or []
     referenced: set[str | None] = set()
     if any(tool.defer_loading for tool in given):

@@ -76,8 +76,10 @@ class MessagesEndpoint(ConversationEndpoint):
 
 
 async def count_tokens(request: Request) -> Response:
-    """Count the prompt tokens of a conversation with the model's own template and tokenizer; an estimate if
-    those are on a remote server that does not offer them."""
+    """Count the prompt tokens of a conversation.
+
+    An estimate if template and tokenizer are on a remote server that does not offer them.
+    """
     service = service_of(request)
     limits = service.config.limits
     body = await read_json(request, CountTokensBody, limits)
@@ -145,7 +147,7 @@ class MessagesFormatter:
         self._blocks = ContentBlocks()
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
-        """Cached tokens are known only after the first step: `finish` reports them and corrects an estimate."""
+        """Cached tokens are known only later: `finish` reports them and corrects an estimate."""
         usage = self._usage(Usage(prompt_tokens, 0, 0))
         return _event("message_start", message=self._message([], None, usage))
 
@@ -236,7 +238,7 @@ def _complete_block(block: ContentBlock) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as the object that the protocol demands; empty if the token limit cut them off."""
+    """Arguments as an object; empty if the token limit cut them off."""
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Early stop of a gap fill: at a line that leaves the indented block, or at a line end after the time limit."""
+"""Early stop of a gap fill, by indentation or by time."""
 
 import time
 from collections.abc import Callable

@@ -111,9 +111,10 @@ _UNSUPPORTED: Final = (
 
 
 def _with_samplers(sampling: Sampling, samplers: str | list[str] | None) -> Sampling:
-    """Turn off the samplers that the list does not name; the order of ours is fixed.
+    """Turn off the samplers that the list does not name.
 
-    `infill` keeps nearly certain tokens; here that means greedy sampling, unless a temperature was given.
+    The order of ours is fixed. `infill` keeps nearly certain tokens; here that means greedy sampling, unless
+    the request has a temperature.
     """
     if not isinstance(samplers, list) or not samplers:
         return sampling
@@ -137,8 +138,11 @@ _OFF: Final = {
 
 
 def _ever_shorter(gap: Infill) -> Iterator[Infill]:
-    """The gap with ever less context: first without the older half of the other files, as clients send the
-    most relevant last; then without the lines farthest from the cursor."""
+    """The gap with ever less context.
+
+    The older half of the other files goes first, as clients send the most relevant last; then the lines
+    farthest from the cursor.
+    """
     yield gap
     replace = msgspec.structs.replace
     while gap.extra:

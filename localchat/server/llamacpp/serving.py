@@ -86,7 +86,10 @@ class NativeEndpoint:
 
 
 class NativeFormatter:
-    """Answers in llama.cpp's own format: an object for each piece of text, the last one with all metrics."""
+    """Answers in llama.cpp's own format.
+
+    A stream has an object for each piece of text; the last one has all metrics.
+    """
 
     def __init__(
         self, model: str, body: NativeBody, request: GenerateRequest, *, truncated: bool
@@ -212,7 +215,10 @@ class NativeFormatter:
 
 
 def projected(whole: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """The values at these paths, each under its path as key; a path that leads nowhere is left out."""
+    """The values at these paths, each under its path as key.
+
+    A path that leads nowhere is left out.
+    """
     found: dict[str, Any] = {}
     for path in paths:
         value: Any = whole

@@ -1,4 +1,4 @@
-"""Access log middleware: gives each request an id, normalizes its path, logs one line about it.
+"""Access log middleware: request ids, normalized paths, one log line per request.
 
 The line never contains any text of a prompt or an answer. Pure ASGI, see security.py.
 """

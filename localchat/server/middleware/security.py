@@ -1,9 +1,9 @@
-"""Security middleware: checks Host, Origin and API key of every request before anything is read or done.
+"""Security middleware: checks Host, Origin and API key of every request.
 
-A web page in a visitor's browser can send requests to this machine. It cannot choose the Host header, unless
-its own name was made to point here (DNS rebinding), and its Origin identifies it; so both must be known. A
-name that ends in .local proves nothing. Pure ASGI, because Starlette's wrapper for middleware hides that a
-client left.
+It does so before anything is read or done. A web page in a visitor's browser can send requests to this
+machine. It cannot choose the Host header, unless its own name was made to point here (DNS rebinding), and its
+Origin identifies it; so both must be known. A name that ends in .local proves nothing. Pure ASGI, because
+Starlette's wrapper for middleware hides that a client left.
 """
 
 import hmac
@@ -63,10 +63,11 @@ def checked_names(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_keys(file: Path | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """API keys from a file that only its owner can read, and from the environment; empty if there are none.
+    """API keys from a file and from the environment; empty if there are none.
 
-    Never from the command line, which every program of the machine can read. The file has one key per line;
-    lines that begin with # are comments. Raises FileMissing, UsageError.
+    Never from the command line, which every program of the machine can read; for the same reason nobody but
+    its owner may read the file. It has one key per line; lines that begin with # are comments. Raises
+    FileMissing, UsageError.
     """
     keys = [environ[_KEY_VARIABLE]] if environ.get(_KEY_VARIABLE) else []
     if file is not None:
@@ -207,8 +208,10 @@ class SecurityMiddleware:
     # ------------------------------------------------------------------------ keys
 
     def _check_key(self, headers: Headers) -> str:
-        """The key of the request; empty if the server needs none, as some clients always send one. Raises
-        ApiError."""
+        """The key of the request. Raises ApiError.
+
+        Empty if the server needs none: some clients always send one.
+        """
         keys = self._config.api_keys
         if not keys:
             return ""

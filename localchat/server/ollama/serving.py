@@ -1,5 +1,4 @@
-"""GET /api/version, /api/tags, /api/ps and POST /api/show, for programs that look for Ollama's models and
-then chat over /v1.
+"""The part of Ollama's API by which programs find models before they chat over /v1.
 
 Nothing here loads a model or waits for one. Routes that would change something or answer a prompt are refused
 with a pointer to the right one.
@@ -125,7 +124,7 @@ async def unsupported(request: Request) -> Response:
 
 
 def _find(service: Service, name: str) -> ModelCard:
-    """The model of this name, with or without `:latest`, which programs add to a name without a tag."""
+    """The model of this name. Programs add `:latest` to a name without a tag."""
     cards = service.engines.models()
     for candidate in (name, name.removesuffix(":latest")):
         for card in cards:
@@ -184,8 +183,10 @@ def _capabilities(card: ModelCard) -> list[str]:
 
 
 def _template(card: ModelCard) -> str:
-    """The marks that programs look for, not the template of the model: `.Suffix` means that it can fill gaps,
-    `.Tools` that it takes tools."""
+    """Marks that programs look for, not the template of the model.
+
+    `.Suffix` means that it can fill gaps, `.Tools` that it takes tools.
+    """
     marks = ["{{ .System }}"]
     marks += ["{{ .Tools }}"] if "tools" in card.abilities else []
     marks += ["{{ .Prompt }}"]
@@ -205,7 +206,7 @@ def _parameters(count: int) -> str:
 
 
 def _digest(card: ModelCard) -> str:
-    """A digest of name, size and date, as hashing the file would take too long for a list."""
+    """A digest of name, size and date; hashing the file would take too long."""
     identity = f"{card.name}\0{card.size_bytes}\0{card.created}"
     return hashlib.sha256(identity.encode()).hexdigest()
 

@@ -1,5 +1,4 @@
-"""POST /v1/chat/completions: streaming and whole answers; the base of every endpoint that answers a
-conversation."""
+"""POST /v1/chat/completions, and the base of all endpoints that answer a conversation."""
 
 import asyncio
 from dataclasses import dataclass
@@ -111,7 +110,7 @@ class ConversationEndpoint:
 
 
 async def template_fallbacks(lease: AsyncLease, prompt: Messages) -> list[Messages]:
-    """Variants of a conversation for rigid chat templates, best first; the next is tried if one is refused.
+    """Variants of a conversation for rigid chat templates, best first.
 
     A late system message stays one only if the template renders all of them in place: some templates render
     the last one alone, some move them to the beginning, which invalidates the prefix cache.

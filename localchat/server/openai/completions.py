@@ -146,6 +146,9 @@ def _logprobs(echo: str, choice: ContentBlocks) -> CompletionLogprobs:
 
 
 def _first_token(prompt: str, rest: tuple[TokenLogprob, ...]) -> str:
-    """Text of the prompt's first token, which has no log probability: the prompt without its other tokens."""
+    """Text of the prompt's first token: the prompt without its other tokens.
+
+    The first token has no log probability, so the engine does not report it.
+    """
     rest_text = b"".join(token.text for token in rest).decode("utf-8", "replace")
     return prompt[: max(0, len(prompt) - len(rest_text))]

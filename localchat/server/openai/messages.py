@@ -1,8 +1,8 @@
-"""Converts a client's messages to the engine's, and adapts conversations to rigid chat templates without
-losing text.
+"""Converts a client's messages to the engine's and adapts them to rigid templates.
 
-Many templates refuse two system messages, or two messages of one role in a row. Neighbours that can be joined
-are joined; a late system message becomes the user's, or moves, only if the template refuses or omits it.
+No text is lost. Many templates refuse two system messages, or two messages of one role in a row. Neighbours
+that can be joined are joined; a late system message becomes the user's, or moves, only if the template
+refuses or omits it.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,10 @@ def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _with_tool_names(messages: Sequence[Message]) -> list[Message]:
-    """Add the tool's name to tool results: templates print it, but clients send only the id of the call."""
+    """Add the tool's name to tool results.
+
+    Templates print it, but clients send only the id of the call.
+    """
     names: dict[str, str] = {}
     made: list[Message] = []
     for message in messages:
@@ -72,12 +75,12 @@ def _with_tool_names(messages: Sequence[Message]) -> list[Message]:
 
 
 def has_late_system(messages: Sequence[Message]) -> bool:
-    """True if a system message is not the first message: many templates refuse or omit it."""
+    """True if a later message is a system message, which many templates refuse or omit."""
     return any(message.role == "system" for message in messages[1:])
 
 
 def late_as_users(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Late system messages as user messages in the same place, so that the prefix before them stays cached."""
+    """Late system messages as user messages; the prefix before them stays cached."""
     return joined(
         [
             msgspec.structs.replace(message, role="user")
@@ -97,16 +100,18 @@ def hoisted(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
     """System messages as user messages, for templates without a system role."""
-    asked = [
+    made = [
         msgspec.structs.replace(message, role="user") if message.role == "system" else message
         for message in messages
     ]
-    return joined(asked)
+    return joined(made)
 
 
 def with_results_last(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """User messages right after tool results as part of the last result: some templates want an answer in
-    between."""
+    """User messages right after tool results as part of the last result.
+
+    Some templates want an answer in between.
+    """
     made: list[Message] = []
     for message in messages:
         if made and made[-1].role == "tool" and message.role == "user" and message.content:
@@ -118,7 +123,10 @@ def with_results_last(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def with_one_voice(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Text next to a tool call as part of the reasoning before it: some templates have one place for both."""
+    """Text next to a tool call as part of the reasoning before it.
+
+    Some templates have one place for both.
+    """
     return tuple(
         msgspec.structs.replace(
             message, reasoning=f"{message.reasoning}{_SEPARATOR}{message.content}", content=""

@@ -33,7 +33,7 @@ async def model(request: Request) -> Response:
 
 
 def _is_anthropic_client(request: Request) -> bool:
-    """True for a client of Anthropic's API, which uses the same route; they all send a version header."""
+    """True for a client of Anthropic's API; they all send a version header."""
     return "anthropic-version" in request.headers
 
 

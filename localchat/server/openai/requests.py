@@ -1,4 +1,4 @@
-"""Converts OpenAI request bodies to engine requests; every value is checked, or refused by its field name."""
+"""Converts OpenAI request bodies to engine requests, and checks every value."""
 
 import re
 from collections.abc import Mapping
@@ -119,7 +119,10 @@ def _tool(at: int, tool: ChatTool, limits: ServerLimits) -> dict[str, Any]:
 
 
 def _tool_choice(choice: str | NamedToolChoice | None, tools: _Tools) -> tuple[str, _Tools]:
-    """The choice as `auto`, `none`, `required` or a tool's name, and the tools that it leaves."""
+    """The tool choice and the tools that it leaves.
+
+    The choice is `auto`, `none`, `required` or a tool's name.
+    """
     if isinstance(choice, NamedToolChoice):
         if choice.type == "function":
             name = choice.function.name if choice.function else choice.name or ""
@@ -136,16 +139,16 @@ def _tool_choice(choice: str | NamedToolChoice | None, tools: _Tools) -> tuple[s
 
 
 def _choice_mode(choice: str, tools: _Tools, param: str) -> str:
-    word = {"any": "required"}.get(choice, choice)  # as Mistral and Anthropic call it
-    if word not in ("auto", "none", "required"):
+    mode = {"any": "required"}.get(choice, choice)  # as Mistral and Anthropic call it
+    if mode not in ("auto", "none", "required"):
         raise bad_request(
             f"The tool choice {choice[:50]!r} is not known; there are auto, none, required and "
             '{"type": "function", "function": {"name": NAME}}.',
             param=param,
         )
-    if word == "required" and not tools:
+    if mode == "required" and not tools:
         raise bad_request("A tool is required and none is given.", param=param)
-    return word
+    return mode
 
 
 def _allowed_tools(allowed: AllowedTools, tools: _Tools) -> _Tools:
@@ -182,8 +185,8 @@ def _thinking_of_other_servers(body: ChatBody, options: dict[str, Any]) -> str |
     switches = [body.enable_thinking, body.thinking, body.reasoning]
     for at, value in enumerate(switches):
         if isinstance(value, dict):
-            word = {"enabled": True, "disabled": False}.get(str(value.get("type")))
-            switches[at] = word if word is not None else value.get("enabled")
+            switch = {"enabled": True, "disabled": False}.get(str(value.get("type")))
+            switches[at] = switch if switch is not None else value.get("enabled")
     if not any(options.get(name) is not None for name in _SWITCHES):
         found = [value for value in switches if isinstance(value, bool)]
         options |= {"enable_thinking": found[0]} if found else {}
@@ -196,7 +199,7 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
 
     effort: OpenAI's `reasoning_effort`, which some templates read too.
     """
-    asked = [value for name in _SWITCHES if (value := options.pop(name, None)) is not None]
+    switches = [value for name in _SWITCHES if (value := options.pop(name, None)) is not None]
     if effort:
         effort = {"max": "xhigh"}.get(effort, effort)
         if effort not in _EFFORTS:
@@ -206,10 +209,10 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
             )
         if effort != "none":
             options.setdefault("reasoning_effort", "low" if effort == "minimal" else effort)
-        asked.append(effort not in ("none", "minimal"))
-    if not asked:
+        switches.append(effort not in ("none", "minimal"))
+    if not switches:
         return "auto"
-    return "on" if asked[0] else "off"
+    return "on" if switches[0] else "off"
 
 
 CHAT, INFILL = 0, 1

@@ -25,7 +25,7 @@ class InputItem(msgspec.Struct, frozen=True):
 
 
 class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function, a `custom` tool that takes a text of a `format`, or a namespace of functions."""
+    """A function, a `custom` tool with a `format`, or a namespace of functions."""
 
     type: str
     name: str | None = None

@@ -147,7 +147,10 @@ def _messages(given: str | list[InputItem] | None) -> list[ChatMessage]:
 
 
 class _MessageBuilder:
-    """Joins items to messages: reasoning, text and calls of one assistant message arrive as separate items."""
+    """Joins items to messages.
+
+    Reasoning, text and calls of one assistant message arrive as separate items.
+    """
 
     def __init__(self) -> None:
         self._messages: list[ChatMessage] = []
@@ -269,7 +272,10 @@ def _tools(
 
 
 def _custom_description(tool: ResponsesTool) -> str | None:
-    """The description of a custom tool with the grammar of its text, which the client enforces."""
+    """The description of a custom tool, with the grammar of its text.
+
+    The client refuses a text that does not follow the grammar.
+    """
     grammar = (tool.format or {}).get("definition")
     if not isinstance(grammar, str):
         return tool.description
@@ -281,7 +287,7 @@ def _custom_description(tool: ResponsesTool) -> str | None:
 def _choice(
     choice: str | ResponsesToolChoice | None,
 ) -> tuple[str | NamedToolChoice | None, Sequence[ToolName] | None]:
-    """The choice in the terms of a chat, and the tools that it leaves; None: all."""
+    """The tool choice of a chat, and the tools that it leaves; None: all."""
     if choice is None or isinstance(choice, str):
         return choice, None
     match choice.type:

@@ -1,4 +1,4 @@
-"""The response object of the Responses API, at every stage of an answer, and its output items."""
+"""The response object of the Responses API and its output items."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -120,7 +120,10 @@ def item_id(block: ContentBlock) -> str:
 
 
 def custom_input(block: ContentBlock) -> str:
-    """The text that a custom tool was called with; incomplete JSON, if the call was cut off."""
+    """The text that a custom tool was called with.
+
+    Incomplete JSON, if the token limit cut off the call.
+    """
     try:
         found = msgspec.json.decode(block.text, type=_CustomInput)
     except msgspec.DecodeError:
