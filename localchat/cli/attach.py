@@ -23,7 +23,7 @@ def running_servers(paths: Paths) -> "list[tuple[ServerClient, bytes]]":
         from localchat.engine.attached.engine import ServerClient
 
         server = ServerClient(entry.url, entry.token)
-        if (loaded := server.loaded()) is not None:
+        if (loaded := server.loaded_models()) is not None:
             found.append((server, loaded))
     return found
 

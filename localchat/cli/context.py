@@ -24,10 +24,10 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
 
         remote = options.remote
         key = remote.key(os.environ)
-        return RemoteEngine(RemoteOptions(remote.url, remote.model, key), say=notify)
+        return RemoteEngine(RemoteOptions(remote.url, remote.model, key), notify=notify)
     from localchat.engine.local.engine import LocalEngine
 
-    return LocalEngine(options, say=notify)
+    return LocalEngine(options, notify=notify)
 
 
 def _attach(paths: "Paths", spec: "AttachSpec", user: str, notify: Notify) -> "Engine | None":

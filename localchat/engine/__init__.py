@@ -1,4 +1,4 @@
-"""What a door holds: an Engine, the request that goes in and the events that come out."""
+"""Engines as front ends use them: the Engine interface, requests, events, and three implementations."""
 
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import GenerateRequest

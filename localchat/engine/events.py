@@ -1,6 +1,6 @@
-"""What an engine answers, in order: `Accepted` first, `Done` last, a failure as an exception of errors.py.
+"""Events of a request, in order: `Accepted` first, `Done` last; a failure is an exception of errors.py.
 
-Consumed with `match`; times are seconds of one monotonic clock, counted from the arrival of the request.
+Consumers use `match`. Times are seconds of one monotonic clock, counted from the arrival of the request.
 """
 
 from typing import Literal, TypeAlias
@@ -11,47 +11,53 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A token with its log probability (raw logits, natural log), and the best alternatives."""
+    """A token with its log probability (raw logits, natural log)."""
 
     token: int
     text: bytes
     logprob: float
     top: tuple[tuple[int, bytes, float], ...] = ()
+    """The likeliest alternatives."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The request is valid and fits. `max_tokens` is what may be generated, `seed` what is drawn with."""
+    """The request is valid and fits."""
 
     prompt_tokens: int
     max_tokens: int
+    """Most tokens that may be generated."""
     seed: int
+    """Seed that the tokens are drawn with."""
 
 
 class Queued(msgspec.Struct, frozen=True, tag="queued"):
-    """Waits; `ahead` requests come before it."""
+    """The request waits."""
 
     ahead: int
+    """Requests before it."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """The model is being read."""
+    """The model is being loaded."""
 
     done_bytes: int
     total_bytes: int
 
 
 class Prefill(msgspec.Struct, frozen=True, tag="prefill", omit_defaults=True):
-    """The prompt is being computed: `done` of `total` tokens, `cached` of them came from the prefix cache.
-    `why_missed`: one phrase, where the cache could have helped and did not."""
+    """The prompt is being computed."""
 
     done: int
+    """Prompt tokens ready, cached ones included."""
     cached: int
+    """Tokens that came from the prefix cache."""
     total: int
     why_missed: str = ""
+    """One phrase, where the cache could have helped and did not."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
-    """One entry per prompt token after the first; sent once, before the first text."""
+    """One entry for each prompt token after the first; sent once, before the first text."""
 
     tokens: tuple[TokenLogprob, ...]
 
@@ -65,24 +71,26 @@ class Text(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, tag="reasoning"):
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's reasoning."""
 
     choice: int
     text: str
 
 
 class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", omit_defaults=True):
-    """A piece of a tool call: `name` with the first piece, `arguments` as JSON text in pieces."""
+    """A piece of a tool call."""
 
     choice: int
     call: int
     id: str = ""
     name: str = ""
+    """Set in the first piece."""
     arguments: str = ""
+    """JSON text in pieces."""
 
 
 class MetricsSnapshot(msgspec.Struct, frozen=True, tag="figures", omit_defaults=True):
-    """The engine's figures now; names, units and meaning stand in figures.py."""
+    """The engine's metrics now; names, units and meaning stand in metrics.py."""
 
     phase: Literal["queued", "loading", "prefill", "decode"]
     ttft_s: float | None = None
@@ -101,11 +109,12 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, tag="figures", omit_defaults=
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", omit_defaults=True):
-    """One choice is complete. `stop`: the stop string that ended it, where one did."""
+    """One choice is complete."""
 
     choice: int
     reason: FinishReason
     stop: str = ""
+    """The stop string that ended it, where one did."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -117,9 +126,10 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Measured beside the engine; None where there was nothing to measure. Load is apart from TTFT."""
+    """Times of a request, measured at the engine; None where there was nothing to measure."""
 
     load_s: float
+    """Not part of TTFT."""
     queue_s: float
     ttft_s: float | None
     prefill_tokens_per_s: float | None
@@ -131,16 +141,20 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Drafted and accepted tokens; `speedup`: net gain against measured plain steps; `off`: why it is off."""
+    """Results of speculative decoding."""
 
     drafted: int = 0
+    """Tokens drafted."""
     accepted: int = 0
+    """Drafted tokens that were accepted."""
     speedup: float | None = None
+    """Net gain against measured plain steps."""
     off: str = ""
+    """Why it is off."""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The end of the request. `fingerprint`: hash of model file, template, quantization, KV type, versions."""
+    """The end of the request."""
 
     usage: Usage
     timings: Timings
@@ -148,31 +162,30 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     kv_total_tokens: int
     speculation: Speculation
     fingerprint: str
+    """Hash of model file, template, quantization, KV type and versions."""
 
 
 class RunningRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request that the engine holds now. `user`: who asks, as its door names it; `age_s`: since it came."""
+    """One request that the engine holds now."""
 
     phase: Literal["queued", "prefill", "decode"]
     prompt_tokens: int
     cached_tokens: int = 0
     completion_tokens: int = 0
     age_s: float = 0.0
+    """Time since it arrived."""
     user: str = ""
+    """Who asks, as the front end names them."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The engine as a whole: `now`, and counts since its load (figures.py has their sentences).
-
-    failed: requests ended by an error, by its code. tpot_ms: of the last tokens told, oldest first, 512 at
-    most. requests: what it holds now. late_rows: steps that still computed a request after the one in which
-    its cancel arrived (0 is the promise). process_bytes: resident memory of the engine's process.
-    """
+    """The engine as a whole: metrics now, and counts since its load (metrics.py explains them)."""
 
     now: MetricsSnapshot
     finished: int = 0
     cancelled: int = 0
     failed: dict[str, int] = {}
+    """Requests that ended with an error, by its code."""
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -183,9 +196,13 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     preemptions: int = 0
     evictions: int = 0
     late_rows: int = 0
+    """Steps that still computed a request after the one in which its cancel arrived; 0 is the promise."""
     tpot_ms: tuple[float, ...] = ()
+    """Of the last tokens generated, oldest first, 512 at most."""
     requests: tuple[RunningRequest, ...] = ()
+    """Requests that it holds now."""
     process_bytes: int = 0
+    """Resident memory of the engine process."""
 
 
 Event: TypeAlias = (

@@ -1,4 +1,5 @@
-"""Waist 1: what a door holds. LocalEngine, RemoteEngine and ScriptedEngine implement it."""
+"""Engine: the interface that front ends hold. LocalEngine, RemoteEngine, AttachedEngine and
+ScriptedEngine have it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -11,7 +12,7 @@ from localchat.engine.stream import Stream
 
 
 class MemoryParts(msgspec.Struct, frozen=True):
-    """What a loaded model takes, in bytes; -1 where it cannot be known."""
+    """Memory of a loaded model, in bytes; -1 where it cannot be known."""
 
     weights_bytes: int
     kv_bytes: int
@@ -20,11 +21,7 @@ class MemoryParts(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What is loaded (or about to be) and how. `why`: one sentence on the choice of backend and placement;
-    `notes`: what was decided for the user; `limits`: what this model cannot do; `warning`: what may spoil
-    answers (for instance a missing chat template); `predicted` and `actual`: the parts of
-    `predicted_bytes` and `actual_bytes`, None where they are not known (yet). Sizes in bytes and
-    tokens; gpu_layers of layers."""
+    """The model that is loaded (or about to be), and how. Sizes in bytes and tokens."""
 
     model: str
     path: str
@@ -36,6 +33,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     context_train: int
     kv_type: str
     gpu_layers: int
+    """Of `layers`."""
     layers: int
     threads: int
     file_bytes: int
@@ -44,38 +42,49 @@ class EngineInfo(msgspec.Struct, frozen=True):
     loaded: bool
     safe_mode: bool
     why: str
+    """One sentence on the choice of backend and placement."""
     fingerprint: str
     notes: tuple[str, ...] = ()
+    """Decisions made for the user."""
     limits: tuple[str, ...] = ()
+    """What this model cannot do."""
     warning: str = ""
+    """What may spoil answers, for instance a missing chat template."""
     predicted: MemoryParts | None = None
+    """Parts of `predicted_bytes`; None where they are not known."""
     actual: MemoryParts | None = None
+    """Parts of `actual_bytes`; None where they are not known (yet)."""
     free_bytes: int = 0
     """Memory that was free for the model before its load."""
     kv_types: tuple[str, ...] = ()
-    """How this model's KV cache can be kept, best first; empty where nobody knows."""
+    """Types in which this model's KV cache can be stored, best first; empty where they are not known."""
 
 
 class Vectors(list[list[float]]):
-    """One vector per text; `tokens`: how many tokens each text took."""
+    """One vector per text."""
 
     def __init__(self, vectors: Iterable[list[float]], tokens: Sequence[int]) -> None:
         super().__init__(vectors)
         self.tokens = tuple(tokens)
+        """Tokens of each text."""
 
 
 class Engine(Protocol):
-    """A model that answers. All methods are callable from any thread; only `generate`'s stream may be
-    consumed from an event loop. Every method may raise a LocalchatError."""
+    """A model that answers. Every method may raise a LocalchatError.
+
+    All methods are callable from any thread; only `generate`'s stream may be consumed from an event loop.
+    """
 
     def generate(self, request: GenerateRequest) -> Stream:
-        """Begin to answer; returns at once. Refusals come out of the stream."""
+        """Begin to answer; returns at once. Errors are raised from the stream."""
         ...
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """A vector of length 1 (Euclidean) for each text, as the model's file says they are pooled. Raises
-        ContextExceeded for a text that is longer than the model reads at once, UsageError where the model
-        gives no embeddings."""
+        """A vector of length 1 (Euclidean) for each text, pooled as the model's file says.
+
+        Raises ContextExceeded for a text that is longer than the model reads at once, UsageError where the
+        model gives no embeddings.
+        """
         ...
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]: ...
@@ -83,7 +92,7 @@ class Engine(Protocol):
     def detokenize(self, tokens: Sequence[int]) -> str: ...
 
     def render(self, messages: Messages) -> str:
-        """The prompt text that these messages become."""
+        """The prompt text that the chat template makes of these messages."""
         ...
 
     def info(self) -> EngineInfo: ...
@@ -93,5 +102,5 @@ class Engine(Protocol):
         ...
 
     def close(self, deadline_s: float = 2.0) -> None:
-        """Unload: asks nicely, and after the deadline ends the process. Idempotent."""
+        """Unload the model; ends its process after the deadline. Idempotent."""
         ...

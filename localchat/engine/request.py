@@ -1,7 +1,7 @@
-"""What a door asks of an engine. Messages go in whole and are rendered where the model lives, so that
-our own child and a remote server take the same request.
+"""Requests to an engine. Messages are sent whole and rendered where the model is.
 
-Everything here crosses a pipe: msgspec structs, tagged where they are alternatives.
+So an engine process and a remote server take the same request. Everything here crosses a pipe: msgspec
+structs, tagged where they are alternatives.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,11 @@ ReasoningChoice = Literal["auto", "on", "off"]
 
 
 class CalledTool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tool call that an assistant message carries. `arguments` is JSON text."""
+    """A tool call in an assistant message."""
 
     name: str
     arguments: str
+    """JSON text."""
     id: str = ""
 
 
@@ -32,27 +33,28 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
-    """A conversation. `tools` are JSON-schema function descriptions, `template_options` are handed to the
-    template (for instance `enable_thinking`), `continue_last` prolongs the last assistant message.
-
-    `tool_choice`: `auto`, `none`, `required` (the answer is calls alone) or the name of a tool (of that one).
-    `parallel_tool_calls`: such an answer may hold several calls, where the model's format allows it.
-    """
+    """A conversation."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
+    """JSON-schema function descriptions."""
     tool_choice: str = "auto"
+    """`auto`, `none`, `required` (the answer is calls alone), or the name of the tool to call."""
     parallel_tool_calls: bool = True
+    """The answer may hold several calls, where the model's format allows it."""
     template_options: dict[str, Any] = {}
+    """Passed to the template (for instance `enable_thinking`)."""
     thinking: ReasoningChoice = "auto"
     continue_last: bool = False
+    """Continue the last assistant message."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
-    """Plain text to go on from. `special`: markup such as `<|im_start|>` becomes control tokens."""
+    """Plain text to continue."""
 
     text: str
     special: bool = False
+    """Markup such as `<|im_start|>` becomes control tokens."""
 
 
 class TokenIds(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
@@ -62,20 +64,23 @@ class TokenIds(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
 
 
 class Infill(msgspec.Struct, frozen=True, tag="infill", omit_defaults=True):
-    """Fill in the middle. `extra`: (file name, text) pairs of context."""
+    """A gap to fill in the middle of a text."""
 
     prefix: str
     suffix: str
     extra: tuple[tuple[str, str], ...] = ()
+    """Context, as pairs of file name and text."""
 
 
 Prompt: TypeAlias = Messages | TextPrompt | TokenIds | Infill
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How tokens are drawn. None: the model's own default (DESIGN: models.toml, then the model's
-    generation settings, then temperature 0.7, top-p 0.95, min-p 0.05). `top_k` 0 and `typical_p`,
-    `top_p` 1 are off; temperature 0 is greedy. `seed`: 64 bits; None draws one and reports it."""
+    """Sampling of tokens. None: the default of the models.toml entry or the user, then the model's own.
+
+    Without either the engine uses temperature 0.7, top-p 0.95 and min-p 0.05. `top_k` 0 and `typical_p`,
+    `top_p` 1 are off; temperature 0 is greedy.
+    """
 
     temperature: float | None = None
     top_k: int | None = None
@@ -87,6 +92,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     presence_penalty: float | None = None
     logit_bias: dict[int, float] = {}
     seed: int | None = None
+    """64 bits; None draws one, and Accepted reports it."""
 
 
 SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
@@ -104,30 +110,34 @@ narrow some of them to what users mean."""
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A constraint on the answer, compiled by llguidance in the child."""
+    """A constraint on the answer, compiled by llguidance in the engine process."""
 
     kind: Literal["json_schema", "json_object", "lark", "regex"]
     source: str = ""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request. `max_tokens` None: up to the end of the context. `logprobs`: how many alternatives per
-    generated token (0: only its own). `prompt_logprobs`: the same for the prompt. `salt` separates
-    prefix caches: equal text under another salt shares nothing. `exact`: None means «when a seed is
-    given»: the steps of the request keep to one class of row counts, so that drafts change no token.
-    `user`: who asks, for the engine's figures; it changes nothing. `priority`: higher goes first."""
+    """One request."""
 
     prompt: Prompt
     sampling: Sampling = Sampling()
     n: int = 1
     max_tokens: int | None = None
+    """None: up to the end of the context."""
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None
     logprobs: int | None = None
+    """Alternatives per generated token (0: only its own log probability)."""
     prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
     salt: str = ""
+    """Separates prefix caches: equal text under another salt shares nothing."""
     priority: int = 0
+    """Higher goes first."""
     speculation: bool = True
     ignore_eos: bool = False
     exact: bool | None = None
+    """Deterministic mode: its steps keep to one class of row counts, so that drafts change no token.
+    None: where a seed is given."""
     user: str = ""
+    """Who asks, for the engine's stats; it changes nothing."""

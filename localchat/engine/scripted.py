@@ -1,4 +1,5 @@
-"""An engine without a model: answers what a script says. For tests of doors, and shipped for others'."""
+"""ScriptedEngine: an engine without a model, for tests of front ends. Shipped for those of other
+projects."""
 
 import threading
 import time
@@ -27,14 +28,17 @@ from localchat.errors import EngineClosed, LocalchatError
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
-    """One scripted answer. `pieces` are told one after the other, `gap_s` seconds apart; `error` comes in
-    place of the end. `events` replace everything between Accepted and Done where they are given."""
+    """One scripted answer."""
 
     pieces: tuple[str, ...] = ("Hello.",)
+    """Sent one after the other."""
     reasoning: tuple[str, ...] = ()
     gap_s: float = 0.0
+    """Time between two pieces."""
     error: LocalchatError | None = None
+    """Replaces the end."""
     events: tuple[Event, ...] = ()
+    """If given, they replace everything between Accepted and Done."""
 
 
 Script = Callable[[GenerateRequest], ScriptedAnswer]
@@ -42,28 +46,31 @@ Script = Callable[[GenerateRequest], ScriptedAnswer]
 
 @dataclass(slots=True)
 class ScriptedEngine:
-    """See Engine. `script` is asked for each request; `requests` keeps what was asked, `cancelled` counts."""
+    """See Engine."""
 
     script: Script = lambda request: ScriptedAnswer()
+    """Called for each request."""
     context_tokens: int = 4096
     model: str = "scripted"
     requests: list[GenerateRequest] = field(default_factory=list)
+    """Every request so far."""
     cancelled: int = 0
+    """Number of cancelled requests."""
     closed: bool = False
 
     def generate(self, request: GenerateRequest) -> Stream:
-        stopped = threading.Event()
+        cancelled_event = threading.Event()
 
         def cancel() -> None:
             self.cancelled += 1
-            stopped.set()
+            cancelled_event.set()
 
         stream = Stream(cancel)
         if self.closed:
             stream.put(EngineClosed("the engine was closed"))
             return stream
         self.requests.append(request)
-        arguments = (request, self.script(request), stream, stopped)
+        arguments = (request, self.script(request), stream, cancelled_event)
         threading.Thread(target=self._answer, args=arguments, daemon=True).start()
         return stream
 
@@ -109,12 +116,12 @@ class ScriptedEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether it was not closed."""
+        """Whether it is still open."""
         return not self.closed
 
     @property
     def child_pid(self) -> int | None:
-        """There is no process."""
+        """None: there is no process."""
         return None
 
     def close(self, deadline_s: float = 2.0) -> None:
@@ -125,23 +132,23 @@ class ScriptedEngine:
         request: GenerateRequest,
         answer: ScriptedAnswer,
         stream: Stream,
-        stopped: threading.Event,
+        cancelled_event: threading.Event,
     ) -> None:
-        begun = time.monotonic()
+        began_s = time.monotonic()
         prompt_tokens = len(repr(request.prompt))
         room = max(1, self.context_tokens - prompt_tokens)
         stream.put(Accepted(prompt_tokens, request.max_tokens or room, request.sampling.seed or 0))
         stream.put(Prefill(prompt_tokens, 0, prompt_tokens))
-        events = answer.events or self._told(request, answer)
+        events = answer.events or self._default_events(request, answer)
         for event in events:
-            if answer.gap_s and stopped.wait(answer.gap_s):
+            if answer.gap_s and cancelled_event.wait(answer.gap_s):
                 return
             stream.put(event)
         if answer.error is not None:
             stream.put(answer.error)
             return
         tokens = sum(isinstance(event, Text | Reasoning) for event in events)
-        seconds = max(time.monotonic() - begun, 1e-6)
+        seconds = max(time.monotonic() - began_s, 1e-6)
         stream.put(
             Done(
                 usage=Usage(prompt_tokens, 0, tokens),
@@ -163,7 +170,9 @@ class ScriptedEngine:
             )
         )
 
-    def _told(self, request: GenerateRequest, answer: ScriptedAnswer) -> tuple[Event, ...]:
+    def _default_events(
+        self, request: GenerateRequest, answer: ScriptedAnswer
+    ) -> tuple[Event, ...]:
         events: list[Event] = []
         for choice in range(request.n):
             events += [Reasoning(choice, piece) for piece in answer.reasoning]

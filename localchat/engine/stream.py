@@ -1,4 +1,4 @@
-"""The answer to one request, as a stream of events that a thread or an event loop can consume."""
+"""Stream of one request's events, for a thread or an event loop."""
 
 import threading
 from collections import deque
@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     import asyncio
 
 SIGNAL_POLL_S = 0.1
-"""Seconds after which a waiting thread looks for signals. Python runs a handler between two instructions: one
-that arrives just before the wait begins would be heard when the wait ends, and a Ctrl+C be lost so long."""
-_LAST = (LocalchatError, Done)
+"""Seconds after which a waiting thread looks for signals. Python runs a handler between two instructions:
+one that arrives just before the wait begins would run when the wait ends, and a Ctrl+C would be lost so
+long."""
+_FINAL = (LocalchatError, Done)
 
 
 class Stream:
     """Events of one request: iterate it, in a thread or with `async for`, from one place.
 
     The stream ends after `Done`; a failure is raised from the iteration. `close()` cancels the request
-    (idempotent, from any thread); leaving the `with` block closes. Events that come after a close are dropped.
+    (idempotent, from any thread); leaving the `with` block closes. Events that come after a close are
+    dropped.
     """
 
     def __init__(self, cancel: Callable[[], None]) -> None:
@@ -40,7 +42,7 @@ class Stream:
                 return
             for item in items:
                 self._items.append(item)
-                if isinstance(item, _LAST):
+                if isinstance(item, _FINAL):
                     self._ended = True
                     break
             self._wake()
@@ -68,10 +70,10 @@ class Stream:
                 return  # its consumer is awake, or is not waiting
             try:
                 loop.call_soon_threadsafe(event.set)
-            except RuntimeError:  # the consumer's event loop is closed: nobody listens any more
+            except RuntimeError:  # the consumer's event loop is closed
                 self._waker = None
 
-    def _take(self) -> Event | None:
+    def _next_event(self) -> Event | None:
         """The next event, or None when there is none yet. Call with the lock held."""
         if self._items:
             item = self._items.popleft()
@@ -91,7 +93,7 @@ class Stream:
             with self._lock:
                 if self._drained:
                     return
-                while (event := self._take()) is None:
+                while (event := self._next_event()) is None:
                     self._lock.wait(SIGNAL_POLL_S)
             yield event
 
@@ -101,8 +103,10 @@ class Stream:
                 yield event
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """All that has come, each time that the consumer asks for more. One that pauses between two batches
-        is woken once for each of them, and not once for every event."""
+        """All events so far, each time that the consumer asks for more.
+
+        A consumer that pauses between two batches is woken once for each of them, not once for every event.
+        """
         import asyncio  # 25 ms, which a one-shot that reads in a thread does not pay
 
         ready = asyncio.Event()
@@ -112,7 +116,7 @@ class Stream:
             with self._lock:
                 if self._drained:
                     return
-                batch = self._take_all()
+                batch = self._next_batch()
                 if not batch:
                     ready.clear()
             if batch:
@@ -120,15 +124,15 @@ class Stream:
             else:
                 await ready.wait()
 
-    def _take_all(self) -> list[Event]:
+    def _next_batch(self) -> list[Event]:
         """The events up to a failure, which is raised when nothing is before it. Call with the lock held."""
         batch: list[Event] = []
         while self._items and not (batch and isinstance(self._items[0], LocalchatError)):
-            event = self._take()
+            event = self._next_event()
             assert event is not None
             batch.append(event)
         if not batch:
-            self._take()  # closed: raises
+            self._next_event()  # closed: raises
         return batch
 
     def __enter__(self) -> "Stream":

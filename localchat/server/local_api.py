@@ -215,7 +215,7 @@ class _FrameResponse(Response):
                 await send(
                     {
                         "type": "http.response.body",
-                        "body": protocol.framed(msgspec.msgpack.encode(frame)),
+                        "body": protocol.frame_bytes(msgspec.msgpack.encode(frame)),
                         "more_body": True,
                     }
                 )

@@ -61,7 +61,7 @@ def main() -> None:
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 15
     tokens = int(sys.argv[3]) if len(sys.argv) > 3 else 64
     engine = LocalEngine(
-        EngineOptions(model, load=LoadOptions(context_tokens=4096)), say=lambda text: None
+        EngineOptions(model, load=LoadOptions(context_tokens=4096)), notify=lambda text: None
     )
     sockets = bind_sockets("127.0.0.1", 0)
     server = UvicornServer(

@@ -142,7 +142,7 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
         speculation=False,
         state_dir=state,
     )
-    engine = LocalEngine(options, say=lambda sentence: print(f"  {case.name}: {sentence}"))
+    engine = LocalEngine(options, notify=lambda sentence: print(f"  {case.name}: {sentence}"))
     try:
         # The best of several: other programs only ever make an answer slower.
         answers = [_written(engine, 32 if quick else 64) for _ in range(2 if quick else 5)]

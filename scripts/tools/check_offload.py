@@ -113,7 +113,7 @@ def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
         load=LoadOptions(context_tokens=context, kv_type=kv_type, gpu_layers=wanted),
         speculation=False,
     )
-    engine = LocalEngine(options, say=lambda text: print(f"  {text}", file=sys.stderr))
+    engine = LocalEngine(options, notify=lambda text: print(f"  {text}", file=sys.stderr))
     try:
         request = GenerateRequest(
             TokenIds(_PROMPT), Sampling(temperature=0), max_tokens=64, ignore_eos=True

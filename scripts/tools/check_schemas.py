@@ -32,7 +32,7 @@ def main() -> int:
     model = asked.model or Path(__file__).parents[2] / "localchat" / "guide" / "guide.gguf"
     engine = LocalEngine(
         EngineOptions(load=LoadOptions(context_tokens=4096, max_slots=8), model=model),
-        say=lambda sentence: print(sentence, file=sys.stderr),
+        notify=lambda sentence: print(sentence, file=sys.stderr),
     )
     try:
         answers = list(judged(engine, range(asked.first, asked.first + asked.count)))

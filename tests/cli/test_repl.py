@@ -284,7 +284,7 @@ def test_a_remote_that_drops_in_the_middle_leaves_what_it_said(run: Run) -> None
             exchange.stream(next(pieces), end=False)
 
     server = Server(answer)
-    engine = RemoteEngine(RemoteOptions(server.url, "m"), say=lambda sentence: None)
+    engine = RemoteEngine(RemoteOptions(server.url, "m"), notify=lambda sentence: None)
     try:
         talk = run(["one", "two"], engine=engine)
     finally:

@@ -64,7 +64,7 @@ def shared(backend: tuple[str, Path]) -> Iterator[LocalEngine]:
         backend=name,
         audit=True,
     )
-    engine = LocalEngine(options, say=lambda sentence: None)
+    engine = LocalEngine(options, notify=lambda sentence: None)
     yield engine
     engine.close()
 

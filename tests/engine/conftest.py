@@ -21,7 +21,7 @@ def opened(said: list[str]) -> Iterator[Open]:
     def make(answer: Handler, **options: Any) -> tuple[RemoteEngine, Server]:
         server = Server(answer)
         options = {"model": "m", "silence_s": 90.0, **options}
-        engine = RemoteEngine(RemoteOptions(server.url, **options), say=said.append)
+        engine = RemoteEngine(RemoteOptions(server.url, **options), notify=said.append)
         made.append((engine, server))
         return made[-1]
 

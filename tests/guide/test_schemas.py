@@ -16,7 +16,7 @@ def test_answers_end_in_time_and_are_valid() -> None:
         EngineOptions(
             load=LoadOptions(context_tokens=4096, threads=1, max_slots=8), model=GUIDE, audit=True
         ),
-        say=lambda sentence: None,
+        notify=lambda sentence: None,
     )
     try:
         answers = list(judged(engine, range(100, 110)))

@@ -31,7 +31,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEng
     load = LoadOptions(context_tokens=1024, threads=1, max_slots=2)
     opened = [
         LocalEngine(
-            EngineOptions(path, load, backend=name, speculation=False), say=lambda text: None
+            EngineOptions(path, load, backend=name, speculation=False), notify=lambda text: None
         )
         for path, name in ((GUIDE, "llamacpp"), (folder, REFERENCE))
     ]

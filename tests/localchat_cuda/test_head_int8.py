@@ -106,7 +106,7 @@ def test_the_wish_reaches_the_load_of_a_child(tmp_path: Path) -> None:
         model=write_speaking(tmp_path),
         backend="localchat_cuda.backend:ReferenceBackend",
     )
-    with closing(LocalEngine(options, say=said.append)) as engine:
+    with closing(LocalEngine(options, notify=said.append)) as engine:
         sampling = Sampling(temperature=0)
         answer = ask(engine, GenerateRequest(TextPrompt("hello"), sampling=sampling, max_tokens=4))
     assert answer.text

@@ -95,7 +95,7 @@ def test_an_engine_is_loaded_with_it_and_says_so(tmp_path: Path) -> None:
         LoadOptions(kv_type="fp8_e4m3", context_tokens=512, max_slots=2, threads=1),
         backend="localchat_cuda.backend:ReferenceBackend",
     )
-    engine = LocalEngine(options, say=lambda text: None)
+    engine = LocalEngine(options, notify=lambda text: None)
     try:
         answer = ask(engine, request((65, 66, 67), max_tokens=5))
         info = engine.info()

@@ -232,7 +232,7 @@ def engine_of() -> Iterator[Callable[[Path], Engine]]:
         options = EngineOptions(
             path, load=LoadOptions(context_tokens=64, threads=1), name="the model"
         )
-        engines.append(LocalEngine(options, say=lambda text: None))
+        engines.append(LocalEngine(options, notify=lambda text: None))
         return engines[-1]
 
     yield begin

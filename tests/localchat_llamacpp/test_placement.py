@@ -43,7 +43,7 @@ def test_a_load_takes_what_was_planned(architecture: str, kv_type: str, tmp_path
     options = EngineOptions(
         path, load=LoadOptions(kv_type=kv_type, context_tokens=size.context, max_slots=2)
     )
-    engine = LocalEngine(options, say=said.append)
+    engine = LocalEngine(options, notify=said.append)
     try:
         with engine.generate(
             GenerateRequest(TextPrompt("a b"), sampling=Sampling(temperature=0), max_tokens=2)
@@ -75,7 +75,7 @@ def test_a_required_gpu_is_refused_before_the_load(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     path = write_model(tmp_path / "m.gguf")
     engine = LocalEngine(
-        EngineOptions(path, load=LoadOptions(require_gpu=True)), say=lambda _: None
+        EngineOptions(path, load=LoadOptions(require_gpu=True)), notify=lambda _: None
     )
     try:
         with (

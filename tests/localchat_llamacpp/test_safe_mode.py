@@ -23,7 +23,7 @@ def _engine(model: Path, state: Path, say: Callable[[str], None]) -> LocalEngine
         backend="tests.support.crashing_backend:CrashingBackend",
         state_dir=state,
     )
-    return LocalEngine(options, say=say)
+    return LocalEngine(options, notify=say)
 
 
 def test_a_crash_in_warm_up_is_survived_and_remembered(

@@ -24,7 +24,7 @@ def engine(models: dict[str, Path]) -> Iterator[LocalEngine]:
         backend="llamacpp",
         audit=True,
     )
-    engine = LocalEngine(options, say=lambda sentence: None)
+    engine = LocalEngine(options, notify=lambda sentence: None)
     yield engine
     engine.close()
 

@@ -27,11 +27,11 @@ def silent(_: str) -> None:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[LocalEngine, RemoteEngine]]:
     """The guide, and a remote of a server of a remote of a server that runs it."""
-    local = LocalEngine(EngineOptions(GUIDE, name="guide"), say=silent)
+    local = LocalEngine(EngineOptions(GUIDE, name="guide"), notify=silent)
     with running(local) as (near, _):
-        first = RemoteEngine(RemoteOptions(f"http://127.0.0.1:{near}"), say=silent)
+        first = RemoteEngine(RemoteOptions(f"http://127.0.0.1:{near}"), notify=silent)
         with running(first) as (far, _):
-            second = RemoteEngine(RemoteOptions(f"http://127.0.0.1:{far}/v1"), say=silent)
+            second = RemoteEngine(RemoteOptions(f"http://127.0.0.1:{far}/v1"), notify=silent)
             yield local, second
             second.close()
         first.close()
@@ -93,7 +93,7 @@ def test_figures_of_the_engine_come_through_the_chain(
 
 def test_a_stage_is_reached_like_any_server(stage: Stage) -> None:
     word = stage.plays("ping", Text(0, "pong"))
-    engine = RemoteEngine(RemoteOptions(stage.base), say=silent)
+    engine = RemoteEngine(RemoteOptions(stage.base), notify=silent)
     stream = engine.generate(GenerateRequest(Messages((Message("user", word),))))
     assert said([event for event in stream if isinstance(event, Text)]) == "pong"
     engine.close()

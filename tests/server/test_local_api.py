@@ -164,7 +164,7 @@ def test_ps_tells_models_and_clients(house: Running, engine: ScriptedEngine) -> 
         GenerateRequest(prompt=PlainText("x"))
     )
     next(iter(stream))
-    body = house.server.loaded()
+    body = house.server.loaded_models()
     assert body is not None
     (model,) = json.loads(body)["models"]
     assert model["name"] == "scripted" and model["clients"] == ["the terminal"]
@@ -189,13 +189,13 @@ def test_server_that_is_gone_is_an_error_that_says_so(house: Running) -> None:
     from localchat.engine.attached.engine import AttachedEngine, ServerClient
 
     nowhere = ServerClient("http://127.0.0.1:1", "t")
-    assert nowhere.loaded() is None
+    assert nowhere.loaded_models() is None
     attached = AttachedEngine(nowhere, AttachSpec(b"", "m"), "u")
-    with pytest.raises(EngineDied, match="went away"):
+    with pytest.raises(EngineDied, match="was lost"):
         list(attached.generate(ASKED))
     with pytest.raises(EngineDied):
         attached.info()
-    assert ServerClient(house.server.url, "wrong").loaded() is None
+    assert ServerClient(house.server.url, "wrong").loaded_models() is None
     with pytest.raises(LocalchatError, match="refused"):
         list(
             AttachedEngine(
@@ -219,7 +219,7 @@ def script(tmp_path: Path) -> Callable[..., EngineOptions]:
 
 
 def _local(options: EngineOptions, say: Callable[[str], None]) -> LocalEngine:
-    return LocalEngine(options, say=say)
+    return LocalEngine(options, notify=say)
 
 
 def greedy(text: str, **more: object) -> GenerateRequest:
@@ -234,7 +234,7 @@ def said(events: object) -> str:
 
 def test_greedy_text_is_the_one_of_an_engine_alone(script: Callable[..., EngineOptions]) -> None:
     options = script()
-    alone = LocalEngine(options, say=lambda text: None)
+    alone = LocalEngine(options, notify=lambda text: None)
     try:
         wanted = [said(alone.generate(greedy(word))) for word in ("one", "two", "three")]
     finally:

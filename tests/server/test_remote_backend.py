@@ -28,7 +28,7 @@ def behind(answer: Handler) -> Iterator[tuple[int, Server]]:
             exchange.send(404, {"detail": "Not Found"})
 
     server = Server(route)
-    engine = RemoteEngine(RemoteOptions(server.url), say=lambda _: None)
+    engine = RemoteEngine(RemoteOptions(server.url), notify=lambda _: None)
     try:
         with running(engine) as (port, _):
             yield port, server

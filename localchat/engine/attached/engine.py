@@ -1,6 +1,6 @@
-"""AttachedEngine: a model in a running server of this user, over its private routes (door_frames.py).
+"""AttachedEngine: a model in a running server of this user, over its private routes (protocol.py).
 
-Plain http.client: the command line pays its import instead of a load of the model.
+Uses plain http.client: the command line pays its import instead of a load of the model.
 """
 
 import http.client
@@ -30,14 +30,15 @@ from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
 
-_GREETING_S = 10.0
-"""How long a server may take to say that it is there: it is on this machine, which may be busy."""
+_CONNECT_S = 10.0
+"""Time for a server to answer `ps`: it is on this machine, which may be busy."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 
 class ServerClient:
-    """A running server as its owner's programs ask it. Thread-safe; a connection for each request."""
+    """Client of a running server, for programs of its owner. Thread-safe; one connection for each
+    request."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url = url
@@ -45,10 +46,10 @@ class ServerClient:
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": MEDIA_TYPE}
 
-    def loaded(self) -> bytes | None:
-        """What `ps` says, as JSON; None where nobody answers who knows the token. Never raises."""
+    def loaded_models(self) -> bytes | None:
+        """The answer of `ps`, as JSON; None where no server accepts the token. Never raises."""
         try:
-            with closing(self._connection(_GREETING_S)) as connection:
+            with closing(self._connection(_CONNECT_S)) as connection:
                 connection.request("GET", f"{PREFIX}/ps", headers=self._headers)
                 response = connection.getresponse()
                 body = response.read()
@@ -57,44 +58,44 @@ class ServerClient:
         return body if response.status == 200 else None
 
     def stop(self, model: str | None) -> Stopped:
-        """Unload a model, or end the server. Raises LocalchatError."""
+        """Unload a model, or stop the server. Raises LocalchatError."""
         return msgspec.msgpack.decode(self._post("stop", StopCall(model)), type=Stopped)
 
-    def query(self, asked: QueryCall, kind: type[R]) -> R:
-        """One question, one frame of the kind. Raises LocalchatError."""
-        body = self._post("query", asked)
+    def query(self, request: QueryCall, kind: type[R]) -> R:
+        """Ask one question and return a frame of the kind. Raises LocalchatError."""
+        body = self._post("query", request)
         answer = msgspec.msgpack.decode(body, type=protocol.FromChild)
         if isinstance(answer, protocol.Failed):
-            raise _rebuilt(answer)
+            raise _error_from(answer)
         assert isinstance(answer, kind), f"{type(answer).__name__} for {kind.__name__}"
         return answer
 
-    def _post(self, route: str, asked: msgspec.Struct) -> bytes:
-        sent = _encoded(asked)
+    def _post(self, route: str, request: msgspec.Struct) -> bytes:
+        sent = _encode(request)
         try:
             with closing(self._connection(None)) as connection:
                 connection.request("POST", f"{PREFIX}/{route}", sent, self._headers)
                 response = connection.getresponse()
                 body = response.read()
-        except (OSError, http.client.HTTPException) as problem:
-            raise self._away(problem) from problem
+        except (OSError, http.client.HTTPException) as error:
+            raise self._connection_lost(error) from error
         if response.status == 409:
-            raise _rebuilt(msgspec.msgpack.decode(body, type=protocol.Failed))
+            raise _error_from(msgspec.msgpack.decode(body, type=protocol.Failed))
         if response.status != 200:
-            raise self._refusal(response.status, body)
+            raise self._refused(response.status, body)
         return body
 
-    def follow(self, asked: GenerateCall, stream: "Stream", call: "AttachedCall") -> None:
-        """Put the events of a request into its stream, until its end or the call's."""
+    def stream_events(self, request: GenerateCall, stream: "Stream", call: "AttachedCall") -> None:
+        """Put the events of a request into its stream, until its end or a cancel."""
         try:
-            body = _encoded(asked)
+            body = _encode(request)
             connection = self._connection(None)
             if not call.begin(connection):
                 return
             connection.request("POST", f"{PREFIX}/generate", body, self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise self._refusal(response.status, response.read())
+                raise self._refused(response.status, response.read())
             answer: protocol.FrameReader[protocol.FromChild] = protocol.FrameReader(
                 response, protocol.FromChild
             )
@@ -105,13 +106,13 @@ class ServerClient:
                         if items and isinstance(items[-1][1], Done):
                             return
                     case protocol.Failed():
-                        stream.put(_rebuilt(frame))
+                        stream.put(_error_from(frame))
                         return
                     case _:
                         raise protocol.FrameError(f"a {type(frame).__name__} in a stream")
             raise protocol.FrameError("the stream ended early")
-        except (OSError, ValueError, http.client.HTTPException, protocol.FrameError) as problem:
-            stream.put(self._away(problem))
+        except (OSError, ValueError, http.client.HTTPException, protocol.FrameError) as error:
+            stream.put(self._connection_lost(error))
         except LocalchatError as error:
             stream.put(error)
         finally:
@@ -124,47 +125,47 @@ class ServerClient:
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
-    def _away(self, problem: Exception) -> EngineDied:
+    def _connection_lost(self, error: Exception) -> EngineDied:
         return EngineDied(
-            f"the server at {self.url} went away: {problem or type(problem).__name__}",
-            hint="start it again (localchat serve), or start this anew: then the model is loaded here",
+            f"the connection to the server at {self.url} was lost: {error or type(error).__name__}",
+            hint="start it again with `localchat serve`, or run this command again to load the model here",
             signal="",
             phase="serve",
         )
 
-    def _refusal(self, status: int, body: bytes) -> LocalchatError:
-        said = body.decode("utf-8", "replace")[:200]
+    def _refused(self, status: int, body: bytes) -> LocalchatError:
+        body_text = body.decode("utf-8", "replace")[:200]
         return LocalchatError(
-            f"the server at {self.url} refused its own program ({status}): {said}",
-            hint="start it anew, or use --no-attach",
+            f"the server at {self.url} rejected the request ({status}): {body_text}",
+            hint="restart it, or use --no-attach",
         )
 
 
 class AttachedCall:
-    """The connection of one request, which may be cut from any thread."""
+    """Connection of one request, which any thread may close."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._connection: http.client.HTTPConnection | None = None
-        self._cut = False
+        self._cancelled = False
 
     def begin(self, connection: http.client.HTTPConnection) -> bool:
-        """False: it was cut before it began."""
+        """Register the connection; False: the request was cancelled before it began."""
         with self._lock:
             self._connection, self._socket = connection, connection.sock
-            return not self._cut
+            return not self._cancelled
 
-    def cut(self) -> None:
-        """Hang up: the server cancels the request. Idempotent."""
+    def cancel(self) -> None:
+        """Close the connection: the server cancels the request. Idempotent."""
         with self._lock:
-            self._cut = True
+            self._cancelled = True
             if self._socket is not None:
                 with suppress(OSError):  # it ended just now
                     self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """The request is over."""
+        """Note that the request is over."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -172,9 +173,10 @@ class AttachedCall:
 
 
 class AttachedEngine:
-    """See Engine. `user`: who asks, for `ps`. `close` hangs up; the model stays loaded on the server."""
+    """See Engine. `close` closes the connections; the model stays loaded on the server."""
 
     def __init__(self, server: ServerClient, spec: AttachSpec, user: str) -> None:
+        """`user`: who asks, for `ps`."""
         self._server = server
         self._spec = spec
         self._user = user
@@ -184,7 +186,7 @@ class AttachedEngine:
 
     def generate(self, request: GenerateRequest) -> Stream:
         call = AttachedCall()
-        stream = Stream(call.cut)
+        stream = Stream(call.cancel)
         with self._lock:
             if self._closed:
                 stream.put(EngineClosed("the engine was closed"))
@@ -192,12 +194,14 @@ class AttachedEngine:
             self._calls.add(call)
         named = msgspec.structs.replace(request, user=request.user or self._user)
         threading.Thread(
-            target=self._follow, args=(GenerateCall(self._spec, named), stream, call), daemon=True
+            target=self._stream_events,
+            args=(GenerateCall(self._spec, named), stream, call),
+            daemon=True,
         ).start()
         return stream
 
-    def _follow(self, asked: GenerateCall, stream: Stream, call: AttachedCall) -> None:
-        self._server.follow(asked, stream, call)
+    def _stream_events(self, request: GenerateCall, stream: Stream, call: AttachedCall) -> None:
+        self._server.stream_events(request, stream, call)
         with self._lock:
             self._calls.discard(call)
 
@@ -225,7 +229,7 @@ class AttachedEngine:
             self._closed = True
             calls = list(self._calls)
         for call in calls:
-            call.cut()
+            call.cancel()
 
     def _query(self, query: Query, kind: type[R]) -> R:
         if self._closed:
@@ -233,12 +237,12 @@ class AttachedEngine:
         return self._server.query(QueryCall(self._spec, query, self._user), kind)
 
 
-def _encoded(asked: msgspec.Struct) -> bytes:
+def _encode(request: msgspec.Struct) -> bytes:
     try:
-        return msgspec.msgpack.encode(asked)
+        return msgspec.msgpack.encode(request)
     except (UnicodeEncodeError, OverflowError, TypeError) as error:
         raise UsageError(f"this cannot be sent to the engine: {error}") from error
 
 
-def _rebuilt(failed: protocol.Failed) -> LocalchatError:
+def _error_from(failed: protocol.Failed) -> LocalchatError:
     return from_wire(failed.code, failed.message, failed.hint, failed.details)

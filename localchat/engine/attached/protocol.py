@@ -1,9 +1,9 @@
-"""What our own doors and a running server say to each other over HTTP: the frames of the child's pipe, so
-that nothing is lost between them, under a few private routes.
+"""Frames between a program and a running server of the same user, over private HTTP routes.
 
-`POST /localchat/v1/generate` takes an AskDoor and answers with a stream of frames (Events, and Failed at the
-end of one that failed); `/query` takes a QueryDoor and answers with one frame. Both bodies are msgpack.
-`GET /ps` and `POST /stop` are JSON.
+They are the frames of the engine process's pipe, so nothing is lost in between. `POST
+/localchat/v1/generate` takes a GenerateCall and answers with a stream of frames (Events, and Failed at the
+end of one that failed); `/query` takes a QueryCall and answers with one frame. Both bodies are msgpack. `GET
+/ps` and `POST /stop` are JSON.
 """
 
 from typing import TypeAlias
@@ -16,7 +16,7 @@ from localchat.fit.load_options import LoadOptions
 
 PREFIX = "/localchat/v1"
 MEDIA_TYPE = "application/vnd.localchat"
-"""A type that no page of a browser can send to another site without being asked."""
+"""A type that no page of a browser can send to another site without permission."""
 
 
 class AttachSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,20 +48,23 @@ Query: TypeAlias = (
 
 
 class QueryCall(msgspec.Struct, frozen=True):
-    """`user`: who asks, for `ps`."""
+    """A question that needs no step."""
 
     model: AttachSpec
     query: Query
     user: str = ""
+    """Who asks, for `ps`."""
 
 
 class StopCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A model to unload; None stops the server."""
+    """Stops the server, or unloads one model."""
 
     model: str | None = None
+    """The model to unload; None stops the server."""
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """`ended`: requests that ended with the model; None: it was not loaded."""
+    """Answer to StopCall."""
 
     ended: int | None
+    """Requests that ended with the model; None: it was not loaded."""

@@ -1,1 +1,1 @@
-"""An engine in a child process."""
+"""An engine in a child process on this machine."""

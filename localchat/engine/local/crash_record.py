@@ -1,6 +1,6 @@
-"""Which native builds are known to crash here, remembered between runs.
+"""Record of native builds that crashed on this machine, kept between runs.
 
-A build is named by Backend.build_key (library file and CPU), so a rebuilt library is tried afresh.
+A build is named by Backend.build_key (library file and CPU), so a rebuilt library is tried again.
 """
 
 from pathlib import Path
@@ -15,10 +15,14 @@ class _Crashes(msgspec.Struct, frozen=True):
 
 
 class CrashRecord:
-    """A small JSON list on disk. A file that cannot be read counts as empty: the worst that follows is one
-    more crash in warm-up, which is survived. `path` None: remembered for this process only."""
+    """A small JSON list on disk.
+
+    A file that cannot be read counts as empty: the worst that follows is one more crash in warm-up, which is
+    survived.
+    """
 
     def __init__(self, path: Path | None) -> None:
+        """`path` None: kept for this process only."""
         self._file = StateFile(path, _Crashes, _Crashes())
         self._known = self._file.read().crashed_in_warmup
         self._tried = ""
@@ -26,21 +30,23 @@ class CrashRecord:
     def known(self) -> tuple[str, ...]:
         return (*self._known, self._tried) if self._tried else self._known
 
-    def try_out(self, build: str) -> None:
-        """Take `build` for one that crashes until it is settled whether that was the reason."""
+    def try_safe_mode(self, build: str) -> None:
+        """Treat `build` as one that crashes until `resolve` reports whether safe mode helped."""
         self._tried = build
 
-    def settle(self, *, helped: bool) -> bool:
-        """What was tried has answered, and is remembered, or has crashed in safe mode too: then the build is
-        not to blame, and other models are spared its slower way. False: nothing was tried. Raises OSError
-        where it cannot be written; it then holds for this process."""
+    def resolve(self, *, helped: bool) -> bool:
+        """Keep or drop the build that is being tried; False: none was.
+
+        If safe mode did not help the build is not to blame, and other models are spared its slower path.
+        Raises OSError where the record cannot be written; it then holds for this process.
+        """
         tried, self._tried = self._tried, ""
         if tried and helped:
             self.add(tried)
         return bool(tried)
 
     def add(self, build: str) -> None:
-        """Remember `build`; written at once, atomically."""
+        """Record `build`; written at once, atomically."""
         on_disk = self._file.read().crashed_in_warmup if self._file.path else self._known
         self._known = (*(known for known in on_disk if known != build), build)
         self._file.write(_Crashes(self._known))

@@ -1,4 +1,4 @@
-"""LocalEngine: a model in a child process of our own."""
+"""LocalEngine: a model in a child process on this machine."""
 
 import itertools
 import os
@@ -29,10 +29,10 @@ from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageErro
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-_BEFORE_WORK = (Loading, Queued, MetricsSnapshot)
-_NOT_THE_BUILD = (
-    "safe mode did not help: the file may be damaged, or this llama.cpp has a fault with such models; "
-    "download it again, or try `pip install --upgrade llama-cpp-python`"
+_BEFORE_OUTPUT = (Loading, Queued, MetricsSnapshot)
+_SAFE_MODE_FAILED = (
+    "safe mode did not help: the file may be damaged, or this llama.cpp has a bug with such models; "
+    "download the file again, or try `pip install --upgrade llama-cpp-python`"
 )
 _CRASHES = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"})
 
@@ -45,7 +45,7 @@ class _Query:
         self._done = threading.Event()
         self._answer: msgspec.Struct | LocalchatError | None = None
 
-    def answer(self, answer: msgspec.Struct | LocalchatError) -> None:
+    def set_answer(self, answer: msgspec.Struct | LocalchatError) -> None:
         self._answer = answer
         self._done.set()
 
@@ -59,22 +59,23 @@ class _Query:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A request under way. `begun`: it has been told more than Accepted, so it cannot be asked again."""
+class _PendingRequest:
+    """A request under way."""
 
     request: GenerateRequest
     stream: Stream
     accepted: bool = False
     begun: bool = False
+    """It has sent more than Accepted, so it cannot be started again."""
 
-    def hears(self, event: Event) -> bool:
-        """Note how far the request has come; False for what was told already."""
+    def record(self, event: Event) -> bool:
+        """Note how far the request has come; False for an event that was sent already."""
         if isinstance(event, Accepted):
             if self.accepted:
-                return False  # asked a second time, after a crash in warm-up
+                return False  # sent a second time, after a crash in warm-up
             self.accepted = True
-            self.request = _drawn_with(self.request, event.seed)
-        elif not isinstance(event, _BEFORE_WORK):
+            self.request = _with_seed(self.request, event.seed)
+        elif not isinstance(event, _BEFORE_OUTPUT):
             self.begun = True
         return True
 
@@ -82,25 +83,25 @@ class _Asked:
 class LocalEngine:
     """See Engine. The child starts at once; after its death the next call starts another.
 
-    `say` gets sentences for the user, from a thread of the engine. A child that dies in its load or warm-up is
-    started again in safe mode once, and its build is remembered.
+    A child that dies in its load or warm-up is restarted once in safe mode, and its build is recorded.
     """
 
-    def __init__(self, options: EngineOptions, *, say: Callable[[str], None]) -> None:
+    def __init__(self, options: EngineOptions, *, notify: Callable[[str], None]) -> None:
+        """`notify` gets sentences for the user, from a thread of the engine."""
         self._options = options
-        self._say = say
-        self._safe = CrashRecord(
+        self._notify = notify
+        self._crash_record = CrashRecord(
             options.state_dir / "safe-builds.json" if options.state_dir else None
         )
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
-        self._asked: dict[int, _Asked] = {}
+        self._requests: dict[int, _PendingRequest] = {}
         self._queries: dict[int, _Query] = {}
-        self._broken: LocalchatError | None = None
+        self._load_error: LocalchatError | None = None
         self._closed = False
         self._child: ChildProcess | None = None
         with self._lock:
-            self._running()
+            self._running_child()
 
     # ------------------------------------------------------------------------ Engine
 
@@ -109,16 +110,16 @@ class LocalEngine:
         stream = Stream(lambda: self._cancel(id_))
         with self._lock:
             try:
-                child = self._running()
+                child = self._running_child()
             except LocalchatError as error:
                 stream.put(error)
                 return stream
-            self._asked[id_] = _Asked(request, stream)
-        # Not under the lock: the reader of answers needs it, and a long prompt waits for the child to read.
+            self._requests[id_] = _PendingRequest(request, stream)
+        # Not under the lock: the thread that reads frames needs it, and a long prompt waits for the child.
         try:
             child.send(protocol.Generate(id_, request))
         except UsageError as error:
-            self._failed(id_, error)
+            self._fail(id_, error)
         return stream
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -151,7 +152,7 @@ class LocalEngine:
             child, self._child = self._child, None
         if child is not None:
             child.send(protocol.Close())
-            child.end(deadline_s)
+            child.stop(deadline_s)
         self._fail_all(EngineClosed("the engine was closed"))
 
     @property
@@ -165,15 +166,15 @@ class LocalEngine:
         child = self._child
         return child.pid if child is not None and child.alive() else None
 
-    # ------------------------------------------------------------------------ the child
+    # ------------------------------------------------------------------------ child process
 
-    def _running(self) -> ChildProcess:
+    def _running_child(self) -> ChildProcess:
         """The child, started if there is none. Call with the lock held."""
         if self._closed:
             raise EngineClosed("the engine was closed")
         if self._child is None:
-            self._broken = None
-            self._child = ChildProcess(self._receive, self._gone)
+            self._load_error = None
+            self._child = ChildProcess(self._on_frame, self._on_exit)
             options = self._options
             self._child.send(
                 protocol.Open(
@@ -182,39 +183,39 @@ class LocalEngine:
                     backend=options.backend,
                     load=options.load,
                     speculation=options.speculation,
-                    safe_builds=self._safe.known(),
+                    safe_builds=self._crash_record.known(),
                     sampling=options.sampling,
                     audit=options.audit,
                 )
             )
         return self._child
 
-    def _query(self, make: Callable[[int], msgspec.Struct], kind: type[R]) -> R:
+    def _query(self, make_frame: Callable[[int], msgspec.Struct], kind: type[R]) -> R:
         id_ = next(self._ids)
-        query = _Query(make(id_))
+        query = _Query(make_frame(id_))
         with self._lock:
-            child = self._running()
+            child = self._running_child()
             self._queries[id_] = query
         try:
             child.send(query.frame)
         except UsageError as error:
-            self._failed(id_, error)
+            self._fail(id_, error)
         return query.wait(kind)
 
     def _cancel(self, id_: int) -> None:
         with self._lock:
-            child = self._child if self._asked.pop(id_, None) is not None else None
+            child = self._child if self._requests.pop(id_, None) is not None else None
         if child is not None:
             child.send(protocol.Cancel(id_))
 
-    def _receive(self, frame: protocol.FromChild) -> None:
+    def _on_frame(self, frame: protocol.FromChild) -> None:
         match frame:
             case protocol.Events(items):
-                self._tell(items)
+                self._deliver(items)
             case protocol.Failed(id_, code, message, hint, details):
-                self._failed(id_, from_wire(code, message, hint, details))
+                self._fail(id_, from_wire(code, message, hint, details))
             case protocol.Notice(text):
-                self._say(text)
+                self._notify(text)
             case protocol.Entered(phase):
                 if phase == "serve":
                     self._remember_safe_mode()
@@ -222,98 +223,103 @@ class LocalEngine:
                 with self._lock:
                     query = self._queries.pop(frame.id, None)
                 if query is not None:
-                    query.answer(frame)
+                    query.set_answer(frame)
 
-    def _tell(self, items: Sequence[tuple[int, Event]]) -> None:
-        """Hand the events of a frame on, those of a request together: its reader is woken once."""
-        told: dict[int, list[Event]] = {}
+    def _deliver(self, items: Sequence[tuple[int, Event]]) -> None:
+        """Pass the events of a frame on, those of a request together: its reader is woken once."""
+        by_request: dict[int, list[Event]] = {}
         for id_, event in items:
-            told.setdefault(id_, []).append(event)
+            by_request.setdefault(id_, []).append(event)
         with self._lock:
-            for id_, events in told.items():
-                asked = self._asked.get(id_)
-                if asked is not None:  # else it was cancelled meanwhile
-                    asked.stream.put(*[event for event in events if asked.hears(event)])
-                    # A stream that is being closed asks for its cancel itself.
+            for id_, events in by_request.items():
+                pending = self._requests.get(id_)
+                if pending is not None:  # else it was cancelled meanwhile
+                    pending.stream.put(*[event for event in events if pending.record(event)])
+                    # A stream that is being closed requests its cancel itself.
                     if isinstance(events[-1], Done):
-                        del self._asked[id_]
+                        del self._requests[id_]
 
-    def _failed(self, id_: int, error: LocalchatError) -> None:
+    def _fail(self, id_: int, error: LocalchatError) -> None:
         if id_ == 0:
             with self._lock:
-                self._broken = error
+                self._load_error = error
             self._fail_all(error)
             return
         with self._lock:
-            asked = self._asked.pop(id_, None)
+            pending = self._requests.pop(id_, None)
             query = self._queries.pop(id_, None)
-        if asked is not None:
-            asked.stream.put(error)
+        if pending is not None:
+            pending.stream.put(error)
         if query is not None:
-            query.answer(error)
+            query.set_answer(error)
 
     def _fail_all(self, error: LocalchatError) -> None:
         with self._lock:
-            asked, self._asked = self._asked, {}
+            pending, self._requests = self._requests, {}
             queries, self._queries = self._queries, {}
-        for one in asked.values():
+        for one in pending.values():
             one.stream.put(error)
         for query in queries.values():
-            query.answer(error)
+            query.set_answer(error)
 
-    # ------------------------------------------------------------------------ death
+    # ------------------------------------------------------------------------ crashes
 
-    def _gone(self, child: ChildProcess) -> None:
-        """The child has ended; called from its reader thread."""
+    def _on_exit(self, child: ChildProcess) -> None:
+        """React to the end of the child; called from its reader thread."""
         death = child.death()
-        said: list[str] = []
+        notices: list[str] = []
         with self._lock:
             if self._child is not child:
-                return  # closed on purpose
+                return  # it was closed by `close`
             self._child = None
-            survived = self._broken is None and self._survives(child, death, said)
-            if not survived and self._safe.settle(helped=False):
-                death = EngineDied(death.message, hint=_NOT_THE_BUILD, **death.details)
-            error = self._broken or death
-        if not survived:
+            restarted = self._load_error is None and self._restart_in_safe_mode(
+                child, death, notices
+            )
+            if not restarted and self._crash_record.resolve(helped=False):
+                death = EngineDied(death.message, hint=_SAFE_MODE_FAILED, **death.details)
+            error = self._load_error or death
+        if not restarted:
             self._fail_all(error)
-        for sentence in said:  # not under the lock: who listens may hold the engine
-            self._say(sentence)
+        for sentence in notices:  # not under the lock: the receiver may call the engine
+            self._notify(sentence)
 
-    def _survives(self, child: ChildProcess, death: EngineDied, said: list[str]) -> bool:
-        """Start again in safe mode, where a build crashed natively before it answered and was not in it yet."""
+    def _restart_in_safe_mode(
+        self, child: ChildProcess, death: EngineDied, notices: list[str]
+    ) -> bool:
+        """Restart where a build crashed natively before its first answer and was not in safe mode yet."""
         crashed = death.details.get("signal") in _CRASHES
         if child.phase not in ("load", "warmup") or not crashed or not child.build:
             return False
-        if child.build in self._safe.known():
+        if child.build in self._crash_record.known():
             return False
-        said.append(
-            f"llama.cpp crashed before its first answer ({death.details['signal']}): starting again in safe "
-            "mode, which is remembered if it helps; `localchat doctor` tells how to rebuild it for full speed"
+        notices.append(
+            f"llama.cpp crashed before its first answer ({death.details['signal']}) and restarts in safe "
+            "mode, which is remembered if it helps; `localchat doctor` explains how to rebuild it at full speed"
         )
-        self._safe.try_out(child.build)
-        fresh = self._running()
-        for id_, asked in self._asked.items():
+        self._crash_record.try_safe_mode(child.build)
+        child_in_safe_mode = self._running_child()
+        for id_, pending in self._requests.items():
             # Nothing was computed before the warm-up ended.
-            assert not asked.begun
-            fresh.send(protocol.Generate(id_, asked.request))
+            assert not pending.begun
+            child_in_safe_mode.send(protocol.Generate(id_, pending.request))
         for query in self._queries.values():
-            fresh.send(query.frame)
+            child_in_safe_mode.send(query.frame)
         return True
 
     def _remember_safe_mode(self) -> None:
-        """A child answers: if it is one in safe mode after a crash, the next start spares itself the crash."""
+        """Record the build of a child that answers in safe mode, so that the next start is spared the
+        crash."""
         with self._lock:
             try:
-                self._safe.settle(helped=True)
+                self._crash_record.resolve(helped=True)
                 return
             except OSError as error:
                 why = error
-        self._say(f"safe mode cannot be remembered for the next start: {why}")
+        self._notify(f"safe mode could not be saved for the next start: {why}")
 
 
-def _drawn_with(request: GenerateRequest, seed: int) -> GenerateRequest:
-    """The request as it was accepted: asked again, it is drawn with the seed that was told."""
+def _with_seed(request: GenerateRequest, seed: int) -> GenerateRequest:
+    """The request as it was accepted: sent again, it is sampled with the same seed."""
     exact = request.exact if request.exact is not None else request.sampling.seed is not None
     sampling = msgspec.structs.replace(request.sampling, seed=seed)
     return msgspec.structs.replace(request, sampling=sampling, exact=exact)

@@ -1,4 +1,4 @@
-"""The engine's child process: started, watched, talked to in frames, ended."""
+"""The child process of an engine: starts it, exchanges frames with it, and explains its death."""
 
 import os
 import signal
@@ -25,19 +25,19 @@ from localchat.errors import EngineDied, UsageError
 
 _LOG_LINES = 200
 _LOG_LINE_BYTES = 2000
-_TOLD_LINES = 5
+_SHOWN_LINES = 5
 _LAST_LINES_S = 5.0
-"""Longer than that only a program that the child started holds its stderr open."""
-# The child holds no secrets: what native code prints or dumps must not be able to contain them.
+"""Only a program that the child started holds its stderr open for longer."""
+# The child gets no secrets, so that nothing that native code prints or dumps can contain them.
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "APIKEY", "_KEY")
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the child: without secrets, with what keeps native code quiet and polite.
+    """The environment of the child: without secrets, and with settings that keep native code quiet.
 
-    GOMP_SPINCOUNT: OpenMP workers that spin at barriers ruin decoding beside a busy neighbour (measured:
-    one busy process on two cores, 250 to 3,390 ms a token; with it 100 to 160). GGML_NO_BACKTRACE: a
-    failed assertion would start a debugger that prints on standard output.
+    GOMP_SPINCOUNT: OpenMP workers that spin at barriers ruin decoding when another program uses the CPU
+    (measured: one busy process on two cores, 250 to 3,390 ms a token; with it 100 to 160).
+    GGML_NO_BACKTRACE: a failed assertion would start a debugger that prints on standard output.
     """
     kept = {
         name: value
@@ -50,25 +50,26 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class ChildProcess:
-    """One child. `receive` is called with each frame and `gone` once at the end, both from one thread."""
+    """One child process."""
 
     def __init__(
         self,
-        receive: Callable[[FromChild], None],
-        gone: Callable[["ChildProcess"], None],
+        on_frame: Callable[[FromChild], None],
+        on_exit: Callable[["ChildProcess"], None],
         module: str = "localchat.core.process",
     ) -> None:
-        self._receive = receive
-        self._gone = gone
+        """`on_frame` is called with each frame and `on_exit` once at the end, both from one thread."""
+        self._on_frame = on_frame
+        self._on_exit = on_exit
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
         self.phase: Phase = "open"
         self.build = ""
-        self._trouble = ""
+        self._frame_error = ""
         environment = child_environment(os.environ)
-        # The child must import the same localchat, however this process found it; and nothing from the folder
-        # that it happens to be started in (-P), where anybody's json.py may lie.
+        # The child must import the same localchat, however this process found it, and nothing from the
+        # working folder (-P), where anybody's json.py may lie.
         environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-        with _deaf_to_ctrl_c():
+        with _sigint_blocked():
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
                 stdin=subprocess.PIPE,
@@ -91,8 +92,11 @@ class ChildProcess:
         return self._process.pid
 
     def send(self, frame: msgspec.Struct) -> bool:
-        """False when the child is gone (its end is told through `gone`). UsageError: the frame holds what no
-        frame can (half a surrogate pair, a number of more than 64 bits)."""
+        """Send a frame; False when the child is gone, which `on_exit` reports.
+
+        Raises UsageError where the frame holds what cannot be sent (half a surrogate pair, a number of more
+        than 64 bits).
+        """
         try:
             body = self._writer.encode(frame)
         except (UnicodeEncodeError, OverflowError, TypeError) as error:
@@ -110,37 +114,42 @@ class ChildProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def end(self, deadline_s: float) -> None:
+    def stop(self, deadline_s: float) -> None:
         """Close the pipe, wait, then kill. Returns when the process is gone."""
-        self._hang_up()
+        self._close_stdin()
         try:
             self._process.wait(deadline_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _hang_up(self) -> None:
+    def _close_stdin(self) -> None:
         assert self._process.stdin is not None
         with suppress(OSError):  # it was gone already, with unread frames in the pipe
             self._process.stdin.close()
 
     def death(self) -> EngineDied:
-        """Why the child is gone, in words, with its last log lines."""
+        """The error that explains why the child is gone, with its last log lines."""
         status = self._process.wait()
         name = _signal_name(status)
-        what = f"was ended by {name}" if name else f"ended with status {status}"
-        doing = {"open": "reading", "load": "loading", "warmup": "warming up", "serve": "running"}
-        if self._trouble:
-            what = f"sent what is no frame ({self._trouble}) and was ended"
-        message = f"the engine {what} while {doing[self.phase]} the model"
-        lines = [line for line in self.log() if line.strip()][-_TOLD_LINES:]
+        what = f"was killed by {name}" if name else f"exited with status {status}"
+        activity = {
+            "open": "reading",
+            "load": "loading",
+            "warmup": "warming up",
+            "serve": "running",
+        }
+        if self._frame_error:
+            what = f"sent invalid data ({self._frame_error}) and was stopped"
+        message = f"the engine {what} while {activity[self.phase]} the model"
+        lines = [line for line in self.log() if line.strip()][-_SHOWN_LINES:]
         if lines:
             message += "; its last log lines: " + " | ".join(lines)
-        hint = "the next request starts it again; `localchat doctor` checks the build"
+        hint = "it restarts with your next message; `localchat doctor` checks the build"
         if name and self.phase == "open":
             hint = "the file may be damaged: download it again, or try another file of this model"
-        if name == "SIGKILL" and not self._trouble:
-            hint = "often the system ended it for want of memory; the next request starts it again"
+        if name == "SIGKILL" and not self._frame_error:
+            hint = "it probably ran out of memory; it restarts with your next message"
         return EngineDied(message, hint=hint, signal=name, status=status, phase=self.phase)
 
     def _keep_log(self, stream: IO[bytes]) -> None:
@@ -149,32 +158,35 @@ class ChildProcess:
                 self._log.append(line.decode("utf-8", "replace").rstrip())
 
     def _read(self, stream: IO[bytes]) -> None:
-        heard = False
+        completed = False
         try:
             frames: FrameReader[FromChild] = FrameReader(stream, FromChild)
             for frame in frames:
                 if isinstance(frame, Entered):
                     self.phase = frame.phase
                     self.build = frame.build or self.build
-                self._receive(frame)
-            heard = True
+                self._on_frame(frame)
+            completed = True
         except (FrameError, OSError) as error:
-            self._trouble = str(error)
+            self._frame_error = str(error)
         finally:
-            # Also when a receiver breaks: nobody may wait for ever on a child that nobody hears.
-            if not heard:
+            # Also when on_frame raises: no request may wait for ever on a child whose frames nobody reads.
+            if not completed:
                 self._process.kill()
             self._process.wait()
             self._log_thread.join(_LAST_LINES_S)
-            self._hang_up()
+            self._close_stdin()
             stream.close()
-            self._gone(self)
+            self._on_exit(self)
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """A program that is started here inherits a blocked SIGINT: Ctrl+C reaches the whole group, and the child
-    needs a while until it says itself that it ignores it. This process hears a blocked one afterwards."""
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT while a child is started, which inherits that.
+
+    Ctrl+C reaches the whole group, and the child needs a while until it ignores the signal itself. This
+    process gets a blocked one afterwards.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

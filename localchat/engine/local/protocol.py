@@ -1,6 +1,6 @@
-"""What travels between an engine and its child: length-prefixed msgpack, one union of structs each way.
+"""Frames between an engine and its process: length-prefixed msgpack, one union of structs each way.
 
-A frame is four bytes of length (big endian) and a body. A malformed frame is a crash of whoever sent it.
+A frame is four bytes of length (big endian) and a body. A malformed frame counts as a crash of its sender.
 """
 
 import struct
@@ -21,23 +21,22 @@ _LENGTH = struct.Struct(">I")
 
 
 class FrameError(Exception):
-    """The other side sent bytes that are no frame."""
+    """The bytes received are not a frame."""
 
 
 def sendable(text: str) -> str:
-    """`text` with everything that is no Unicode (bytes of a file name that is no UTF-8) replaced, so that it
-    can be sent."""
+    """`text` with everything that is not Unicode (bytes of a file name that is not UTF-8) replaced."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-# ---------------------------------------------------------------------------- to the child
+# ---------------------------------------------------------------------------- to the process
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     """First frame: which model, and how it is loaded."""
 
     model: bytes
-    """The path as the system's bytes, which may be no Unicode."""
+    """The path as the system's bytes, which may not be Unicode."""
     name: str
     backend: str | None
     load: LoadOptions = LoadOptions()
@@ -95,20 +94,21 @@ ToChild: TypeAlias = (
 )
 
 
-# ---------------------------------------------------------------------------- from the child
+# ---------------------------------------------------------------------------- from the process
 
 Phase: TypeAlias = Literal["open", "load", "warmup", "serve"]
 
 
 class Entered(msgspec.Struct, frozen=True, tag="phase"):
-    """The child begins a phase. `build`: the native build that it will run, for safe mode."""
+    """The process begins a phase."""
 
     phase: Phase
     build: str = ""
+    """The native build that will run, for safe mode."""
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):
-    """Everything a step has to tell, of all requests."""
+    """All events of a step, of all requests."""
 
     items: tuple[tuple[int, Event], ...]
 
@@ -139,6 +139,7 @@ class VectorsReply(msgspec.Struct, frozen=True, tag="vectors"):
     id: int
     vectors: list[list[float]]
     tokens: tuple[int, ...]
+    """Tokens of each text."""
 
 
 class InfoReply(msgspec.Struct, frozen=True, tag="info"):
@@ -172,8 +173,8 @@ FromChild: TypeAlias = (
 T = TypeVar("T")
 
 
-def framed(body: bytes) -> bytes:
-    """A frame of this body."""
+def frame_bytes(body: bytes) -> bytes:
+    """A frame with this body."""
     return _LENGTH.pack(len(body)) + body
 
 
@@ -186,26 +187,27 @@ class FrameWriter:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def write(self, frame: msgspec.Struct) -> None:
-        """OSError (BrokenPipeError) when the other side is gone."""
+        """Encode and write a frame. Raises OSError (BrokenPipeError) when the other side is gone."""
         self.send(self.encode(frame))
 
     def encode(self, frame: msgspec.Struct) -> bytes:
-        """The body of a frame. UnicodeEncodeError, OverflowError, TypeError: it holds what cannot be sent."""
+        """The body of a frame. Raises UnicodeEncodeError, OverflowError or TypeError if it cannot be
+        sent."""
         return self._encode(frame)
 
     def send(self, body: bytes) -> None:
-        """Write an encoded frame. OSError (BrokenPipeError) when the other side is gone."""
+        """Write an encoded frame. Raises OSError (BrokenPipeError) when the other side is gone."""
         with self._lock:
-            self._stream.write(framed(body))
+            self._stream.write(frame_bytes(body))
             self._stream.flush()
 
 
 class FrameReader(Generic[T]):
-    """Iterates over the frames of a stream until its end. FrameError on anything else than whole frames."""
+    """Iterates over the frames of a stream until its end. Raises FrameError on anything but whole frames."""
 
-    def __init__(self, stream: IO[bytes], kinds: Any) -> None:  # noqa: ANN401 - a union is no type
+    def __init__(self, stream: IO[bytes], types: Any) -> None:  # noqa: ANN401 - a union is no type
         self._stream = stream
-        self._decode = msgspec.msgpack.Decoder(kinds).decode
+        self._decode = msgspec.msgpack.Decoder(types).decode
 
     def __iter__(self) -> Iterator[T]:
         while head := self._stream.read(_LENGTH.size):

@@ -75,7 +75,8 @@ def first_token_s(folder: Path) -> tuple[float, float, str]:
     said: list[str] = []
     began_s = time.perf_counter()
     engine = LocalEngine(
-        EngineOptions(load=LoadOptions(max_slots=8), model=folder, backend=BACKEND), say=said.append
+        EngineOptions(load=LoadOptions(max_slots=8), model=folder, backend=BACKEND),
+        notify=said.append,
     )
     try:
         request = GenerateRequest(

@@ -177,7 +177,7 @@ class ChildEngine:
 
     def _start(self) -> LocalEngine:
         self._notes: list[str] = []
-        engine = LocalEngine(self._options, say=self._notes.append)
+        engine = LocalEngine(self._options, notify=self._notes.append)
         engine.info()
         return engine
 

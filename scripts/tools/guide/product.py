@@ -45,7 +45,7 @@ class Product:
 
     def __init__(self, model: Path) -> None:
         self._engine = LocalEngine(
-            EngineOptions(model, name="guide"), say=lambda text: print(text, file=sys.stderr)
+            EngineOptions(model, name="guide"), notify=lambda text: print(text, file=sys.stderr)
         )
 
     def answer(self, messages: list[tuple[str, str]], max_tokens: int = 400) -> tuple[str, bool]:

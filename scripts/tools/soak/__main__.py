@@ -66,7 +66,7 @@ def main() -> int:
 async def _bare(model: Path, count: int, seconds: float, parallel: int) -> float:
     """Tokens a second of the same load on the engine itself, over its pipe."""
     engine = LocalEngine(
-        EngineOptions(model, load=LoadOptions(max_slots=parallel)), say=lambda text: None
+        EngineOptions(model, load=LoadOptions(max_slots=parallel)), notify=lambda text: None
     )
     tokens = 0
     until_s = 0.0

@@ -82,7 +82,7 @@ def _found(process: "subprocess.Popen[bytes]", model: Path, environ: dict[str, s
     while time.monotonic() < end_s and process.poll() is None:
         for about in registered(find_paths(environ)):
             server = ServerClient(about.url, about.token)
-            if about.pid == process.pid and server.loaded() is not None:
+            if about.pid == process.pid and server.loaded_models() is not None:
                 watched = Watched(process, server, wish)
                 if AttachedEngine(server, wish, "soak").info().loaded:
                     return watched

@@ -51,7 +51,7 @@ def engine_for(tmp_path: Path, said: list[str]) -> Iterator[Open]:
             "backend": "localchat.backend_api.scripted:ScriptedBackend",
         }
         engine = LocalEngine(
-            EngineOptions(**{**wish, "audit": True, **(options or {})}), say=said.append
+            EngineOptions(**{**wish, "audit": True, **(options or {})}), notify=said.append
         )
         engines.append(engine)
         return engine
@@ -287,7 +287,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from localchat.engine.local.engine import EngineOptions, LocalEngine\n"
         "engine = LocalEngine(EngineOptions(Path(sys.argv[1]),"
-        " backend='localchat.backend_api.scripted:ScriptedBackend'), say=print)\n"
+        " backend='localchat.backend_api.scripted:ScriptedBackend'), notify=print)\n"
         "engine.tokenize('a')\n"
         "print(engine.child_pid, flush=True)\n"
         "time.sleep(60)\n"

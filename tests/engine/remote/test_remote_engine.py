@@ -240,11 +240,11 @@ def test_the_models_card_gives_context_and_first_model(opened: Open) -> None:
 def test_nobody_there_is_a_network_error_and_a_wrong_address_a_usage_error(said: list[str]) -> None:
     server = Server(lambda one: None)
     server.stop()
-    engine = RemoteEngine(RemoteOptions(server.url, "m"), say=said.append)
+    engine = RemoteEngine(RemoteOptions(server.url, "m"), notify=said.append)
     with pytest.raises(NetworkError, match="failed"):
         engine.info()
     engine.close()
     with pytest.raises(EngineClosed):
         engine.info()
     with pytest.raises(UsageError):
-        RemoteEngine(RemoteOptions("ftp://x"), say=said.append)
+        RemoteEngine(RemoteOptions("ftp://x"), notify=said.append)

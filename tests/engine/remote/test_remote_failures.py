@@ -286,7 +286,7 @@ def test_an_answer_that_is_too_long_is_not_a_prompt_that_is(opened: Open) -> Non
 @pytest.mark.parametrize("key", ["a\nb", "a b", "schlüssel", "a\x00"])
 def test_a_key_that_is_none_is_refused_and_not_repeated(key: str) -> None:
     with pytest.raises(UsageError) as caught:
-        RemoteEngine(RemoteOptions("http://127.0.0.1:1", key=key), say=print)
+        RemoteEngine(RemoteOptions("http://127.0.0.1:1", key=key), notify=print)
     assert key not in str(caught.value)
 
 

@@ -24,7 +24,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
         load=LoadOptions(context_tokens=4096),
         backend="localchat.backend_api.scripted:ScriptedBackend",
     )
-    made = LocalEngine(options, say=lambda text: None)
+    made = LocalEngine(options, notify=lambda text: None)
     yield made
     made.close()
 

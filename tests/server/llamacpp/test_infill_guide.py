@@ -19,7 +19,7 @@ from tests.support.llamavim import VIM, VIM_CHECK, VIM_WARM
 @pytest.fixture(scope="module")
 def guide() -> Iterator[tuple[Engine, int]]:
     file = Path(localchat.__file__).with_name("guide") / "guide.gguf"
-    engine = LocalEngine(EngineOptions(file, name="guide"), say=lambda _: None)
+    engine = LocalEngine(EngineOptions(file, name="guide"), notify=lambda _: None)
     with running(engine) as (port, _):
         yield engine, port
     engine.close()
