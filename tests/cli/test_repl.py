@@ -297,7 +297,7 @@ def test_a_remote_that_drops_in_the_middle_leaves_what_it_said(run: Run) -> None
         ("two", "whole"),
         ("whole", "whole"),
     ]
-    assert "what came is kept" in talk.shown
+    assert "the partial answer is kept" in talk.shown
 
 
 def test_without_a_history_nothing_is_written(run: Run) -> None:

@@ -196,7 +196,7 @@ def test_server_that_is_gone_is_an_error_that_says_so(house: Running) -> None:
     with pytest.raises(EngineDied):
         attached.info()
     assert ServerClient(house.server.url, "wrong").loaded_models() is None
-    with pytest.raises(LocalchatError, match="refused"):
+    with pytest.raises(LocalchatError, match="rejected"):
         list(
             AttachedEngine(
                 ServerClient(house.server.url, "wrong"), AttachSpec(b"", "m"), "u"

@@ -1,1 +1,1 @@
-"""An engine behind any OpenAI-compatible server."""
+"""An engine on another machine: any OpenAI-compatible server."""

@@ -1,4 +1,4 @@
-"""Connections to a server on another machine: bounded in time and size, cut when nobody listens any more."""
+"""HTTP client of a remote server: bounded in time and size, and cancelled by closing the connection."""
 
 import json
 import socket
@@ -10,60 +10,64 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from localchat.engine.remote.errors import refusal_of
+from localchat.engine.remote.errors import error_from_status
 from localchat.errors import EngineClosed, LocalchatError, NetworkError, UsageError
 
 CONNECT_S: Final = 10.0
-ASK_S: Final = 30.0
-"""Patience with a question that needs no model."""
-_MOST_LINE_BYTES: Final = 16 << 20
-_MOST_BYTES: Final = 64 << 20
-_MOST_REFUSAL_BYTES: Final = 64 << 10
+QUERY_TIMEOUT_S: Final = 30.0
+"""For a question that needs no model."""
+_MAX_LINE_BYTES: Final = 16 << 20
+_MAX_BODY_BYTES: Final = 64 << 20
+_MAX_ERROR_BYTES: Final = 64 << 10
 _CONNECTED: Final = ("connect_tcp.complete", "start_tls.complete")
 
 
 class RemoteCall:
-    """One request under way, that another thread may end: in whatever it waits for, the server sees the
-    connection close at once. `gone`: whether that was done."""
+    """One request under way, which another thread may cancel: the server sees the connection close at
+    once."""
 
     def __init__(self) -> None:
-        self.gone = threading.Event()
+        self.cancelled = threading.Event()
+        """Set by `cancel`."""
         self._lock = threading.Lock()
-        self._line: Any = None
+        self._connection: Any = None
 
     def trace(self, name: str, info: Mapping[str, Any]) -> None:
-        """Told of each step by the HTTP library; the connection is known from its first one on."""
+        """Called by the HTTP library at each step; the first one yields the connection."""
         if name.endswith(_CONNECTED):
             with self._lock:
-                self._line = info["return_value"]
-            if self.gone.is_set():
-                self.hang_up()
+                self._connection = info["return_value"]
+            if self.cancelled.is_set():
+                self.cancel()
 
-    def hang_up(self) -> None:
-        self.gone.set()
+    def cancel(self) -> None:
+        """Close the connection, whatever the request waits for."""
+        self.cancelled.set()
         with self._lock:
-            line = self._line
+            line = self._connection
         if line is None:
             return
         try:
-            # Closing alone leaves a thread that reads, and with it the connection, as they are.
+            # A shutdown, because closing alone does not wake a thread that reads, nor end the connection.
             line.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it is closed already
 
 
 class RemoteClient:
-    """What can be asked of one server. `base`: its address as it is shown. Raises UsageError for an address or
-    a key that cannot be one; neither is ever repeated where it could hold a secret."""
+    """Requests to one server."""
 
     def __init__(self, url: str, key: str, silence_s: float) -> None:
-        self.base = base_of(url)
+        """Raises UsageError for an invalid address or key; neither is ever repeated where it could hold a
+        secret."""
+        self.base = base_url(url)
+        """The address as it is shown."""
         headers = {"User-Agent": "localchat", "Accept-Encoding": "identity"}
         if key:
             if not (key.isascii() and key.isprintable()) or " " in key:
                 raise UsageError(
-                    f"the key for {self.base} holds characters that no key has",
-                    hint="one line, without blanks; `key_env` or `key_file` of the remote names it",
+                    f"the key for {self.base} contains invalid characters",
+                    hint="a key is one line without spaces; check `key_env` or `key_file` of the remote",
                 )
             headers["Authorization"] = f"Bearer {key}"
         self._closed = False
@@ -85,44 +89,48 @@ class RemoteClient:
     def stream(
         self, path: str, body: Mapping[str, Any], call: RemoteCall, *, root: bool = False
     ) -> AbstractContextManager[httpx2.Response]:
-        """POST, on a connection of its own. Raises what httpx2 raises."""
+        """POST on a connection of its own. Raises what httpx2 raises."""
         extensions = {"trace": call.trace}
         return self._client.stream("POST", self._url(path, root), json=body, extensions=extensions)
 
-    def ask(
+    def request_json(
         self,
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
         root: bool = False,
-        patience_s: float = ASK_S,
+        timeout_s: float = QUERY_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """GET, or POST a body; the JSON object that comes back. Raises NetworkError, ModelMissing, UsageError,
-        ContextExceeded, EngineClosed."""
+        """GET, or POST a body, and return the JSON object of the reply.
+
+        Raises NetworkError, ModelMissing, UsageError, ContextExceeded, EngineClosed.
+        """
         method = "GET" if body is None else "POST"
-        timeout = httpx2.Timeout(patience_s, connect=CONNECT_S)
+        timeout = httpx2.Timeout(timeout_s, connect=CONNECT_S)
         try:
             with self._client.stream(
                 method, self._url(path, root), json=body, timeout=timeout
             ) as response:
                 if response.status_code != 200:
-                    raise self.refusal(response)
-                found = json.loads(whole(response, _MOST_BYTES))
-        except httpx2.InvalidURL as problem:
-            raise UsageError(f"{self.base} is no address of a server: {problem}") from problem
-        except (httpx2.HTTPError, RuntimeError) as problem:  # RuntimeError: the client was closed
+                    raise self.status_error(response)
+                found = json.loads(read_body(response, _MAX_BODY_BYTES))
+        except httpx2.InvalidURL as error:
+            raise UsageError(f"{self.base} is not the address of a server: {error}") from error
+        except (httpx2.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed
             if self._closed:
-                raise EngineClosed("the engine was closed") from problem
-            raise self.lost(problem) from problem
-        except ValueError as problem:
-            raise self.odd(path, "what is no JSON") from problem
+                raise EngineClosed("the engine was closed") from error
+            raise self.connection_error(error) from error
+        except ValueError as error:
+            raise self.unexpected_reply(path, "invalid JSON") from error
         if not isinstance(found, dict):
-            raise self.odd(path, "no JSON object")
+            raise self.unexpected_reply(path, "JSON that is not an object")
         return found
 
     def lines(self, response: httpx2.Response) -> Iterator[str]:
-        """Lines that end in LF or CRLF and in nothing else: texts hold the other ends of lines that Unicode
-        knows. Raises NetworkError for one without end."""
+        """Lines that end in LF or CRLF only: texts contain the other line ends of Unicode.
+
+        Raises NetworkError for a line without end.
+        """
         pending = bytearray()
         for piece in response.iter_bytes():
             pending += piece
@@ -130,36 +138,38 @@ class RemoteClient:
                 *ended, rest = bytes(pending).split(b"\n")
                 yield from (line.decode("utf-8", "replace").rstrip("\r") for line in ended)
                 pending = bytearray(rest)
-            if len(pending) > _MOST_LINE_BYTES:
-                raise self.odd("the stream", f"a line of more than {_MOST_LINE_BYTES} bytes")
+            if len(pending) > _MAX_LINE_BYTES:
+                raise self.unexpected_reply(
+                    "the stream", f"a line of more than {_MAX_LINE_BYTES} bytes"
+                )
         if pending:
             yield pending.decode("utf-8", "replace")
 
-    def refusal(self, response: httpx2.Response) -> LocalchatError:
+    def status_error(self, response: httpx2.Response) -> LocalchatError:
         """Our error for a status other than 200."""
-        text = whole(response, _MOST_REFUSAL_BYTES).decode("utf-8", "replace")
-        return refusal_of(response.status_code, text, self.base)
+        text = read_body(response, _MAX_ERROR_BYTES).decode("utf-8", "replace")
+        return error_from_status(response.status_code, text, self.base)
 
-    def lost(self, problem: Exception, *, begun: bool = False) -> NetworkError:
-        """The connection failed. `begun`: after part of an answer."""
-        what = " in the middle of its answer; what came is kept" if begun else ""
+    def connection_error(self, error: Exception, *, partial: bool = False) -> NetworkError:
+        """Our error for a failed connection. `partial`: part of an answer had come."""
+        what = " mid-answer; the partial answer is kept" if partial else ""
         return NetworkError(
-            f"the connection to {self.base} failed{what} ({type(problem).__name__}: {problem})",
-            hint="is the server running, and is its address right? `localchat config show` has the remotes",
+            f"the connection to {self.base} failed{what} ({type(error).__name__}: {error})",
+            hint="is the server running, and is its address right? `localchat config show` lists the remotes",
         )
 
-    def odd(self, what: str, found: str) -> NetworkError:
-        """The server speaks another language."""
+    def unexpected_reply(self, what: str, found: str) -> NetworkError:
+        """Our error for a reply that does not follow the protocol."""
         return NetworkError(
             f"{self.base} answered {what} with {found}",
-            hint="an OpenAI-compatible server is expected there",
+            hint="is it an OpenAI-compatible server?",
         )
 
     def _url(self, path: str, root: bool) -> str:
         return f"{self.base}/{path}" if root else f"{self.base}/v1/{path}"
 
 
-def whole(response: httpx2.Response, most_bytes: int) -> bytes:
+def read_body(response: httpx2.Response, most_bytes: int) -> bytes:
     """The body, or its beginning where it is longer."""
     found = bytearray()
     for piece in response.iter_bytes():
@@ -169,22 +179,24 @@ def whole(response: httpx2.Response, most_bytes: int) -> bytes:
     return bytes(found[:most_bytes])
 
 
-def base_of(url: str) -> str:
+def base_url(url: str) -> str:
     """Scheme, host and path of a server, without /v1. Raises UsageError."""
     text = url.strip().rstrip("/")
     if "://" not in text:
         text = f"http://{text}"
     if not text.startswith(("http://", "https://")):
-        raise UsageError(f"{url!r} is no address of a server", hint="as in http://127.0.0.1:8000")
+        raise UsageError(
+            f"{url!r} is not the address of a server", hint="as in http://127.0.0.1:8000"
+        )
     if "@" in text.partition("://")[2].partition("/")[0]:
         raise UsageError(
-            "the address of a server cannot hold a name or a password",
-            hint="keys come from `key_env` or `key_file` of the remote",
+            "the address of a server must not contain a name or a password",
+            hint="set `key_env` or `key_file` of the remote instead",
         )
     try:
         port = urlsplit(text).port
-    except ValueError as problem:
-        raise UsageError(f"{url!r} is no address of a server: {problem}") from problem
+    except ValueError as error:
+        raise UsageError(f"{url!r} is not the address of a server: {error}") from error
     if port == 0:
-        raise UsageError(f"{url!r} is no address of a server: its port is 0")
+        raise UsageError(f"{url!r} is not the address of a server: its port is 0")
     return text.removesuffix("/v1").rstrip("/")

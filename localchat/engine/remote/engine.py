@@ -1,8 +1,8 @@
 """RemoteEngine: any OpenAI-compatible server as an engine (vLLM, SGLang, llama-server, another localchat).
 
-What a server sends is taken as it comes; what it does not send is not invented: times are measured here, at
-our edge, and tokens are counted by its usage, or by its chunks where it sends none. A lost connection is tried
-again before the first token, never after it: half an answer is kept, and said to be half.
+Values that a server does not send are not invented: times are measured at this end, and tokens are counted
+by its usage, or by its chunks where it sends none. A lost connection is retried before the first token,
+never after it: a partial answer is kept and reported as partial.
 """
 
 import json
@@ -16,8 +16,8 @@ import httpx2
 
 from localchat.engine.events import Accepted, EngineStats, Event, MetricsSnapshot
 from localchat.engine.interface import EngineInfo, Vectors
-from localchat.engine.remote.client import RemoteCall, RemoteClient, whole
-from localchat.engine.remote.request_body import body_of, gap_of, path_of
+from localchat.engine.remote.client import RemoteCall, RemoteClient, read_body
+from localchat.engine.remote.request_body import infill_body, request_body, request_path
 from localchat.engine.remote.response_stream import ResponseStream
 from localchat.engine.remote.server_timings import count
 from localchat.engine.request import GenerateRequest, Infill, Messages
@@ -31,47 +31,48 @@ from localchat.errors import (
 )
 
 _SILENCE_S: Final = 300.0
-_TRIES: Final = 4
-_LONGEST_WAIT_S: Final = 30.0
-_BUSY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-_NEW_LIMIT: Final = "max_completion_tokens"
-"""What OpenAI calls `max_tokens` of its newer models, which refuse the older name."""
-_NO_ROUTE: Final = frozenset({404, 405})
-_NO_LIST: Final = frozenset({400, 403, 404, 405, 501})
-_FIGURES_EVERY_S: Final = 0.1
-_MOST_ANSWER_BYTES: Final = 64 << 20
+_MAX_ATTEMPTS: Final = 4
+_MAX_WAIT_S: Final = 30.0
+_RETRY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_NEW_MAX_TOKENS: Final = "max_completion_tokens"
+"""OpenAI's name of `max_tokens` for its newer models, which refuse the older one."""
+_NO_ROUTE_STATUSES: Final = frozenset({404, 405})
+_NO_LIST_STATUSES: Final = frozenset({400, 403, 404, 405, 501})
+_METRICS_INTERVAL_S: Final = 0.1
+_MAX_ANSWER_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """Where the server is. url: with or without /v1. model: the server's name of it; empty: its first.
-    key: sent as a bearer token and nowhere shown. silence_s: seconds without a byte that end a stream."""
+    """Address of a server and how to use it."""
 
     url: str
+    """With or without /v1."""
     model: str = ""
+    """The server's name of it; empty: its first."""
     key: str = ""
+    """Sent as a bearer token, and shown nowhere."""
     silence_s: float = _SILENCE_S
+    """Seconds without a byte that end a stream."""
 
 
 class RemoteEngine:
-    """See Engine. Raises UsageError for a URL or a key that is none; what the network says comes with each
-    call.
+    """See Engine. Network errors are raised by each call."""
 
-    `say` gets sentences for the user, from a thread of the engine.
-    """
-
-    def __init__(self, options: RemoteOptions, *, say: Callable[[str], None]) -> None:
+    def __init__(self, options: RemoteOptions, *, notify: Callable[[str], None]) -> None:
+        """Raises UsageError for an invalid URL or key. `notify` gets sentences for the user, from a
+        thread of the engine."""
         self._options = options
-        self._server = RemoteClient(options.url, options.key, options.silence_s)
-        self._say = say
+        self._client = RemoteClient(options.url, options.key, options.silence_s)
+        self._notify = notify
         self._lock = threading.Lock()
-        self._card: dict[str, Any] | None = None
+        self._model_entry: dict[str, Any] | None = None
         self._now = MetricsSnapshot(phase="decode")
         self._calls: set[RemoteCall] = set()
         self._finished = 0
-        self._told = ""
+        self._reported = ""
         self._has_infill = True
-        self._limit = "max_tokens"
+        self._max_tokens_field = "max_tokens"
         self._answered = False
         self._closed = threading.Event()
 
@@ -79,29 +80,29 @@ class RemoteEngine:
 
     def generate(self, request: GenerateRequest) -> Stream:
         call = RemoteCall()
-        stream = Stream(call.hang_up)
+        stream = Stream(call.cancel)
         answer = ResponseStream(request, time.perf_counter())
         with self._lock:
             self._calls.add(call)
         threading.Thread(
-            target=self._answer, args=(answer, stream, call), name="remote", daemon=True
+            target=self._run, args=(answer, stream, call), name="remote", daemon=True
         ).start()
         return stream
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         body = {"model": self._model(), "input": list(texts), "encoding_format": "float"}
-        found = self._server.ask("embeddings", body, patience_s=self._options.silence_s)
+        found = self._client.request_json("embeddings", body, timeout_s=self._options.silence_s)
         data = found.get("data")
         if not isinstance(data, list) or len(data) != len(texts):
-            raise self._server.odd("embeddings", "no vector for each text")
+            raise self._client.unexpected_reply("embeddings", "no vector for each text")
         try:
             ranked = sorted(data, key=lambda one: int(one.get("index", 0)))
             vectors = [[float(number) for number in one["embedding"]] for one in ranked]
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
-            raise self._server.odd("embeddings", "what are no vectors") from problem
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._client.unexpected_reply("embeddings", "invalid vectors") from error
         usage = found.get("usage")
         total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
-        return Vectors(vectors, (total, *[0] * (len(vectors) - 1)))  # servers tell the sum alone
+        return Vectors(vectors, (total, *[0] * (len(vectors) - 1)))  # servers report the sum alone
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         body = {
@@ -111,41 +112,41 @@ class RemoteEngine:
             "add_special_tokens": False,
             "parse_special": special,
         }
-        tokens = self._server.ask("tokenize", body, root=True).get("tokens")
+        tokens = self._client.request_json("tokenize", body, root=True).get("tokens")
         try:
             assert isinstance(tokens, list)
             return [int(token["id"] if isinstance(token, dict) else token) for token in tokens]
-        except (AssertionError, KeyError, TypeError, ValueError) as problem:
-            raise self._server.odd("tokenize", "no tokens") from problem
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            raise self._client.unexpected_reply("tokenize", "no tokens") from error
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         body = {"model": self._model(), "tokens": list(tokens)}
-        found = self._server.ask("detokenize", body, root=True)
+        found = self._client.request_json("detokenize", body, root=True)
         text = found.get("content", found.get("prompt"))
         if not isinstance(text, str):
-            raise self._server.odd("detokenize", "no text")
+            raise self._client.unexpected_reply("detokenize", "no text")
         return text
 
     def render(self, messages: Messages) -> str:
-        body = body_of(GenerateRequest(messages), self._model())
-        text = self._server.ask("apply-template", body, root=True).get("prompt")
+        body = request_body(GenerateRequest(messages), self._model())
+        text = self._client.request_json("apply-template", body, root=True).get("prompt")
         if not isinstance(text, str):
-            raise self._server.odd("apply-template", "no prompt")
+            raise self._client.unexpected_reply("apply-template", "no prompt")
         return text
 
     def info(self) -> EngineInfo:
-        card = self._model_card()
-        found = card.get("meta")
+        entry = self._server_entry()
+        found = entry.get("meta")
         meta: dict[str, Any] = found if isinstance(found, dict) else {}
         keys = ("max_model_len", "context_length", "max_context_length")
-        named = [count(card.get(key)) for key in keys]
-        # The context that is in force stands before the one that the model was trained for.
+        named = [count(entry.get(key)) for key in keys]
+        # The context in force goes before the one that the model was trained for.
         context = next(filter(None, (count(meta.get("n_ctx")), *named)), 0)
         with self._lock:
-            told = self._told
+            reported = self._reported
         return EngineInfo(
             model=self._model(),
-            path=self._server.base,
+            path=self._client.base,
             backend="remote",
             architecture="",
             quantization="",
@@ -161,9 +162,9 @@ class RemoteEngine:
             actual_bytes=0,
             loaded=True,
             safe_mode=False,
-            why=f"{self._server.base} answers; times are measured here{told}",
+            why=f"{self._client.base} answers; times are measured here{reported}",
             fingerprint="",
-            warning="" if context else "the server does not say how long its context is",
+            warning="" if context else "the server does not report the length of its context",
         )
 
     def stats(self) -> EngineStats:
@@ -175,179 +176,186 @@ class RemoteEngine:
         with self._lock:
             calls = list(self._calls)
         for call in calls:
-            call.hang_up()
-        self._server.close()
+            call.cancel()
+        self._client.close()
 
     @property
     def alive(self) -> bool:
-        """As far as is known here."""
+        """Whether it was not closed."""
         return not self._closed.is_set()
 
     @property
     def child_pid(self) -> int | None:
-        """There is no process of ours."""
+        """None: there is no process of ours."""
         return None
 
     # ------------------------------------------------------------------------ an answer
 
-    def _answer(self, answer: ResponseStream, stream: Stream, call: RemoteCall) -> None:
+    def _run(self, answer: ResponseStream, stream: Stream, call: RemoteCall) -> None:
         try:
             if not self._closed.is_set():
-                self._ask(answer, stream, call)
+                self._request_with_retries(answer, stream, call)
             if self._closed.is_set():
                 stream.put(EngineClosed("the engine was closed"))
-        except LocalchatError as problem:
-            stream.put(EngineClosed("the engine was closed") if self._closed.is_set() else problem)
-        except httpx2.InvalidURL as problem:
-            stream.put(UsageError(f"{self._server.base} is no address of a server: {problem}"))
-        except (httpx2.HTTPError, RuntimeError, OSError) as problem:
+        except LocalchatError as error:
+            stream.put(EngineClosed("the engine was closed") if self._closed.is_set() else error)
+        except httpx2.InvalidURL as error:
+            stream.put(UsageError(f"{self._client.base} is not the address of a server: {error}"))
+        except (httpx2.HTTPError, RuntimeError, OSError) as error:
             if self._closed.is_set():
                 stream.put(EngineClosed("the engine was closed"))
-            elif not call.gone.is_set():
-                stream.put(self._server.lost(problem, begun=answer.begun))
+            elif not call.cancelled.is_set():
+                stream.put(self._client.connection_error(error, partial=answer.begun))
         finally:
             with self._lock:
                 self._calls.discard(call)
                 self._finished += answer.finished
 
-    def _ask(self, answer: ResponseStream, stream: Stream, call: RemoteCall) -> None:
-        """Until there is an answer, or nobody wants one any more, or it was tried often enough."""
+    def _request_with_retries(
+        self, answer: ResponseStream, stream: Stream, call: RemoteCall
+    ) -> None:
+        """Request until there is an answer, the request is cancelled, or the attempts are used up."""
         attempt = 0
         shortened = False
-        problem: LocalchatError
-        while not call.gone.is_set():
-            path, body, root = self._question(answer.request)
+        failure: LocalchatError
+        while not call.cancelled.is_set():
+            path, body, root = self._request_parts(answer.request)
             wait_s = None
             try:
-                with self._server.stream(path, body, call, root=root) as response:
+                with self._client.stream(path, body, call, root=root) as response:
                     if response.status_code == 200:
-                        self._listen(response, answer, stream, call)
+                        self._read_answer(response, answer, stream, call)
                         return
-                    if path == "infill" and response.status_code in _NO_ROUTE:
+                    if path == "infill" and response.status_code in _NO_ROUTE_STATUSES:
                         self._has_infill = False
                         continue
-                    problem = self._server.refusal(response)
-                    if self._limit != _NEW_LIMIT and _wants_new_limit(problem.message):
-                        self._limit = _NEW_LIMIT
+                    failure = self._client.status_error(response)
+                    if self._max_tokens_field != _NEW_MAX_TOKENS and _wants_new_field(
+                        failure.message
+                    ):
+                        self._max_tokens_field = _NEW_MAX_TOKENS
                         continue
-                    if not shortened and answer.shortened(problem):
+                    if not shortened and answer.shorten_answer(failure):
                         shortened = True
                         continue
                     wait_s = _retry_after(response)
-                    settled = isinstance(problem, ContextExceeded | TemplateError)
-                    if settled or response.status_code not in _BUSY or _final(response):
-                        raise problem
+                    certain = isinstance(failure, ContextExceeded | TemplateError)
+                    if certain or response.status_code not in _RETRY_STATUSES or _final(response):
+                        raise failure
             except (httpx2.TransportError, ConnectionError) as error:
-                if answer.begun or call.gone.is_set():
+                if answer.begun or call.cancelled.is_set():
                     raise
-                problem = self._server.lost(error)
+                failure = self._client.connection_error(error)
             attempt += 1
-            if attempt == _TRIES:
-                raise problem
-            wait_s = min(wait_s if wait_s is not None else 2.0 ** (attempt - 1), _LONGEST_WAIT_S)
-            self._say(f"{problem.message}; trying again in {wait_s:.0f} s")
-            call.gone.wait(wait_s)
+            if attempt == _MAX_ATTEMPTS:
+                raise failure
+            wait_s = min(wait_s if wait_s is not None else 2.0 ** (attempt - 1), _MAX_WAIT_S)
+            self._notify(f"{failure.message}; trying again in {wait_s:.0f} s")
+            call.cancelled.wait(wait_s)
 
-    def _question(self, request: GenerateRequest) -> tuple[str, Mapping[str, Any], bool]:
+    def _request_parts(self, request: GenerateRequest) -> tuple[str, Mapping[str, Any], bool]:
         """Path, body, and whether the path stands at the root."""
         model = self._model()
         if isinstance(request.prompt, Infill) and self._has_infill and request.grammar is None:
-            return "infill", gap_of(request, model), True
-        ours = (self._card or {}).get("owned_by") == "localchat"
-        body = body_of(request, model, stream=True, ours=ours)
-        if ours:
+            return "infill", infill_body(request, model), True
+        is_localchat = (self._model_entry or {}).get("owned_by") == "localchat"
+        body = request_body(request, model, stream=True, to_localchat=is_localchat)
+        if is_localchat:
             body["timings"] = True
         if "messages" in body and "max_tokens" in body:
-            body[self._limit] = body.pop("max_tokens")
-        return path_of(request), body, False
+            body[self._max_tokens_field] = body.pop("max_tokens")
+        return request_path(request), body, False
 
-    def _listen(
+    def _read_answer(
         self, response: httpx2.Response, answer: ResponseStream, stream: Stream, call: RemoteCall
     ) -> None:
-        """Lines of an event stream, as events. The server is free to put other fields and comments in."""
+        """Send the lines of an event stream as events. Unknown fields and comments are ignored."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "text/html":
-            raise self._server.odd("the question", "a page of HTML")
+            raise self._client.unexpected_reply("the request", "an HTML page")
         self._answered = True
         if not answer.accepted:
             answer.accepted = True
             request = answer.request
             stream.put(Accepted(0, request.max_tokens or 0, request.sampling.seed or 0))
         if kind == "application/json":
-            found = answer.take_chunk(self._object(response), self._server.base)
-            self._tell(answer, stream, found)
+            found = answer.feed_chunk(self._object(response), self._client.base)
+            self._send(answer, stream, found)
             answer.complete = True
         else:
-            for line in self._server.lines(response):
-                if call.gone.is_set():
+            for line in self._client.lines(response):
+                if call.cancelled.is_set():
                     return
                 if line.startswith("data:"):
-                    found = answer.take(line[5:].strip(), self._server.base)
-                    self._tell(answer, stream, found)
+                    found = answer.feed(line[5:].strip(), self._client.base)
+                    self._send(answer, stream, found)
                 if answer.complete:
                     break
         events = list(answer.end(time.perf_counter()))
         with self._lock:
-            own = answer.own.sentence
-            self._told = f"; measured there: {own}" if own else ""
-        self._tell(answer, stream, events)
+            summary = answer.timings.summary
+            self._reported = f"; measured there: {summary}" if summary else ""
+        self._send(answer, stream, events)
 
     def _object(self, response: httpx2.Response) -> dict[str, Any]:
         """The whole answer of a server that does not stream."""
         try:
-            found = json.loads(whole(response, _MOST_ANSWER_BYTES))
-        except ValueError as problem:
-            raise self._server.odd("the question", "what is no JSON") from problem
+            found = json.loads(read_body(response, _MAX_ANSWER_BYTES))
+        except ValueError as error:
+            raise self._client.unexpected_reply("the request", "invalid JSON") from error
         if not isinstance(found, dict):
-            raise self._server.odd("the question", "no JSON object")
+            raise self._client.unexpected_reply("the request", "JSON that is not an object")
         return found
 
-    def _tell(self, answer: ResponseStream, stream: Stream, events: Iterable[Event]) -> None:
-        """Events, and the figures with the first token and ten times a second from then on."""
+    def _send(self, answer: ResponseStream, stream: Stream, events: Iterable[Event]) -> None:
+        """Send events, and metrics with the first token and ten times a second from then on."""
         for event in events:
             stream.put(event)
         now_s = time.perf_counter()
-        if answer.begun and now_s >= answer.figures_due_s:
-            answer.figures_due_s = now_s + _FIGURES_EVERY_S
+        if answer.begun and now_s >= answer.metrics_due_s:
+            answer.metrics_due_s = now_s + _METRICS_INTERVAL_S
             with self._lock:
-                self._now = answer.figures(len(self._calls))
+                self._now = answer.snapshot(len(self._calls))
             stream.put(self._now)
 
     # ------------------------------------------------------------------------ the model
 
     def _model(self) -> str:
-        return self._options.model or str(self._model_card().get("id", ""))
+        return self._options.model or str(self._server_entry().get("id", ""))
 
-    def _model_card(self) -> dict[str, Any]:
-        """What /v1/models says of our model; asked once. A server that has no such list, or that answers and
-        has none that can be read, is taken at the user's word. Raises NetworkError, ModelMissing."""
+    def _server_entry(self) -> dict[str, Any]:
+        """The entry of our model in /v1/models, requested once.
+
+        A server that has no such list, or answers without a readable one, is trusted to have the user's
+        model. Raises NetworkError, ModelMissing.
+        """
         with self._lock:
-            if self._card is not None:
-                return self._card
+            if self._model_entry is not None:
+                return self._model_entry
         wanted = self._options.model
         try:
-            found = self._server.ask("models").get("data")
-        except LocalchatError as problem:
-            without = self._answered or problem.details.get("status") in _NO_LIST
+            found = self._client.request_json("models").get("data")
+        except LocalchatError as error:
+            without = self._answered or error.details.get("status") in _NO_LIST_STATUSES
             if not (wanted and without):
                 raise
             found = None
-        cards = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        if not cards and not wanted:
-            raise self._server.odd("models", "no model")
-        named = [one for one in cards if one.get("id") == wanted]
-        card = named[0] if named else ({} if wanted else cards[0])
+        entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        if not entries and not wanted:
+            raise self._client.unexpected_reply("models", "no model")
+        named = [one for one in entries if one.get("id") == wanted]
+        entry = named[0] if named else ({} if wanted else entries[0])
         with self._lock:
-            self._card = card
-        return card
+            self._model_entry = entry
+        return entry
 
 
-def _wants_new_limit(message: str) -> bool:
-    return _NEW_LIMIT in message and "instead" in message.lower()
+def _wants_new_field(message: str) -> bool:
+    return _NEW_MAX_TOKENS in message and "instead" in message.lower()
 
 
 def _final(response: httpx2.Response) -> bool:
-    """Whether the server says that asking again is of no use."""
+    """Whether the server asks not to retry."""
     return bool(response.headers.get("x-should-retry", "") == "false")
 
 

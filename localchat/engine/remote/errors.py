@@ -1,7 +1,7 @@
-"""What a server says when it refuses, or gives up in the middle, as one of our errors.
+"""Errors of a remote server, as a status or inside a stream, become errors of ours.
 
-Servers word a prompt that is too long in many ways. Numbers are taken over where it is plain what they count,
-and left out otherwise: a wrong one would mislead more than none.
+Servers word a prompt that is too long in many ways. Numbers are taken over where it is clear what they
+count, and omitted otherwise: a wrong one would mislead more than none.
 """
 
 import json
@@ -17,7 +17,7 @@ from localchat.errors import (
     UsageError,
 )
 
-_MOST_TOLD: Final = 500
+_MAX_MESSAGE_CHARS: Final = 500
 _TOO_LONG_CODES: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _TOO_LONG: Final = re.compile(
     r"context (?:length|size|window)|prompt is too long|input is too long|maximum (?:input|model) length",
@@ -46,93 +46,94 @@ _LONGEST: Final = (re.compile(r"at most ([\d,]+) completion tokens", re.IGNORECA
 
 
 class ServerError(NamedTuple):
-    """An error as a server words it. code: of whichever kind it has, empty for none."""
+    """An error as a server words it."""
 
-    sentence: str
+    text: str
     code: str
+    """Of whichever kind it has; empty for none."""
     fields: dict[str, Any]
 
 
-def refusal_of(status: int, text: str, base: str) -> LocalchatError:
-    """Our error for a status other than 200. The server's own sentence is kept, cut to what can be read."""
-    said = _said(text)
-    told = (
-        f"{base} answered {status}: {said.sentence}"
-        if said.sentence
-        else f"{base} answered {status}"
+def error_from_status(status: int, text: str, base: str) -> LocalchatError:
+    """Our error for a status other than 200. Keeps the server's own message, cut to a readable length."""
+    error = _parse_error(text)
+    message = (
+        f"{base} answered {status}: {error.text}" if error.text else f"{base} answered {status}"
     )
-    if status in (400, 413, 422, 500) and _is_too_long(said):
-        return _too_long(told, said)
-    if status in (400, 422, 500) and _is_template(said):
-        return TemplateError(told, reason="refused")
-    if status in (400, 422) and (longest := _first(_LONGEST, said.sentence)):
-        return _no_room(told, longest)
+    if status in (400, 413, 422, 500) and _is_too_long(error):
+        return _too_long(message, error)
+    if status in (400, 422, 500) and _is_template_error(error):
+        return TemplateError(message, reason="refused")
+    if status in (400, 422) and (longest := _first(_LONGEST, error.text)):
+        return _answer_too_long(message, longest)
     match status:
         case 401 | 403:
-            hint = "does it want a key? `key_env` or `key_file` of the remote names one"
-        case 404 if said.code == "model_not_found" or "model" in said.sentence.lower():
+            hint = "does it need a key? set `key_env` or `key_file` of the remote"
+        case 404 if error.code == "model_not_found" or "model" in error.text.lower():
             return ModelMissing(
-                told, hint="the `model` of the remote must be one that the server lists", status=404
+                message,
+                hint="set the `model` of the remote to one that the server lists",
+                status=404,
             )
         case 404:
             hint = "is this the address of an OpenAI-compatible server?"
         case 400 | 405 | 413 | 415 | 422:
-            return UsageError(told, status=status)
+            return UsageError(message, status=status)
         case _:
-            hint = "the server has trouble; its own log says more"
-    return NetworkError(told, hint=hint, status=status)
+            hint = "the server failed; see its log"
+    return NetworkError(message, hint=hint, status=status)
 
 
-def broken_off(found: dict[str, Any], base: str, *, begun: bool) -> LocalchatError:
-    """An error that came in a stream. Before the first token it is a refusal like any other."""
-    said = _said(json.dumps(found))
-    if not begun:
-        status = said.fields.get("code", said.fields.get("status"))
+def error_from_stream(body: dict[str, Any], base: str, *, partial: bool) -> LocalchatError:
+    """Our error for one inside a stream. Before the first token it is handled like a status."""
+    error = _parse_error(json.dumps(body))
+    if not partial:
+        status = error.fields.get("code", error.fields.get("status"))
         known = isinstance(status, int) and 400 <= status < 600
-        return refusal_of(status if known else 500, json.dumps(found), base)  # type: ignore[arg-type]
+        return error_from_status(status if known else 500, json.dumps(body), base)  # type: ignore[arg-type]
     return NetworkError(
-        f"{base} ended its answer with an error: {said.sentence or said.code or 'it does not say which'}",
-        hint="what came is kept; the server's log says more",
+        f"{base} ended its answer with an error: {error.text or error.code or 'no reason given'}",
+        hint="the partial answer is kept; see the server's log",
     )
 
 
 def is_error(chunk: dict[str, Any]) -> bool:
-    """Whether a chunk of a stream is an error and no piece of an answer."""
+    """Whether a chunk of a stream is an error instead of a piece of an answer."""
     return bool(chunk.get("error")) or chunk.get("object") == "error"
 
 
-def _is_too_long(said: ServerError) -> bool:
-    return said.code in _TOO_LONG_CODES or bool(_TOO_LONG.search(said.sentence))
+def _is_too_long(error: ServerError) -> bool:
+    return error.code in _TOO_LONG_CODES or bool(_TOO_LONG.search(error.text))
 
 
-def _is_template(said: ServerError) -> bool:
-    """Whether the chat template there refuses the conversation: another way of putting it may do."""
-    return said.code == "chat_template_error" or bool(_TEMPLATE.search(said.sentence))
+def _is_template_error(error: ServerError) -> bool:
+    """Whether the server's chat template refused the conversation: another form of the request may work."""
+    return error.code == "chat_template_error" or bool(_TEMPLATE.search(error.text))
 
 
-def _too_long(told: str, said: ServerError) -> LocalchatError:
-    context = _number(said.fields.get("n_ctx")) or _first(_LIMITS, said.sentence)
-    prompt = _number(said.fields.get("n_prompt_tokens")) or _first(_PROMPTS, said.sentence)
+def _too_long(message: str, error: ServerError) -> LocalchatError:
+    context = _number(error.fields.get("n_ctx")) or _first(_LIMITS, error.text)
+    prompt = _number(error.fields.get("n_prompt_tokens")) or _first(_PROMPTS, error.text)
     if context and prompt and prompt < context:
-        return _no_room(told, context - prompt)
+        return _answer_too_long(message, context - prompt)
     details = {"context_tokens": context, "prompt_tokens": prompt}
     return ContextExceeded(
-        told,
-        hint="a shorter input, or a server with a longer context",
+        message,
+        hint="shorten the input, or use a server with a longer context",
         **{name: count for name, count in details.items() if count},
     )
 
 
-def _no_room(told: str, room: int) -> UsageError:
-    """Not the prompt is too long but the longest answer; its details say for how much there is room."""
-    hint = "the prompt fits, the longest answer does not: --max-tokens"
-    return UsageError(told, hint=hint, room_tokens=room)
+def _answer_too_long(message: str, room_tokens: int) -> UsageError:
+    """The prompt fits and the longest answer does not; the details say for how much there is room."""
+    hint = "the prompt fits, but not the longest answer: lower --max-tokens"
+    return UsageError(message, hint=hint, room_tokens=room_tokens)
 
 
-def _first(patterns: tuple[re.Pattern[str], ...], sentence: str) -> int:
+def _first(patterns: tuple[re.Pattern[str], ...], text: str) -> int:
     for pattern in patterns:
-        if found := pattern.search(sentence):
-            return int(found[1].replace(",", ""))
+        if body := pattern.search(text):
+            return int(body[1].replace(",", ""))
     return 0
 
 
@@ -140,16 +141,16 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _said(text: str) -> ServerError:
-    """The sentence and the code of an error body, of whichever shape."""
+def _parse_error(text: str) -> ServerError:
+    """Message and code of an error body, in whichever shape."""
     try:
-        found = json.loads(text)
+        body = json.loads(text)
     except ValueError:
-        return ServerError(" ".join(text.split())[:_MOST_TOLD], "", {})
-    error = found.get("error", found) if isinstance(found, dict) else found
+        return ServerError(" ".join(text.split())[:_MAX_MESSAGE_CHARS], "", {})
+    error = body.get("error", body) if isinstance(body, dict) else body
     if not isinstance(error, dict):
-        return ServerError(str(error)[:_MOST_TOLD], "", {})
-    sentence = error.get("message") or error.get("detail") or ""
+        return ServerError(str(error)[:_MAX_MESSAGE_CHARS], "", {})
+    text = error.get("message") or error.get("detail") or ""
     codes = [error.get("code"), error.get("type")]
     code = next((one for one in codes if isinstance(one, str) and one), "")
-    return ServerError(str(sentence)[:_MOST_TOLD], code, error)
+    return ServerError(str(text)[:_MAX_MESSAGE_CHARS], code, error)

@@ -1,4 +1,4 @@
-"""A request as the OpenAI protocol writes it, and a gap as llama.cpp does."""
+"""Bodies of requests to a remote server: the OpenAI protocol, and llama.cpp's /infill."""
 
 import json
 from typing import Any, Final
@@ -25,33 +25,35 @@ _SAMPLING: Final = {
     "typical_p": "typical_p",
     "repetition_penalty": "repetition_penalty",
 }
-"""Ours to theirs; the last four are extensions that vLLM, SGLang and llama-server share."""
+"""Our names to the protocol's; the last four are extensions that vLLM, SGLang and llama-server share."""
 
-_OUR_GRAMMARS: Final = {"lark": "grammar", "regex": "regex"}
-"""Constraints that another localchat takes too, by their fields."""
+_LOCALCHAT_GRAMMARS: Final = {"lark": "grammar", "regex": "regex"}
+"""Grammars that another localchat takes too, by their fields."""
 
 
-def path_of(request: GenerateRequest) -> str:
+def request_path(request: GenerateRequest) -> str:
     """The route below /v1."""
     return "chat/completions" if isinstance(request.prompt, Messages) else "completions"
 
 
-def body_of(
-    request: GenerateRequest, model: str, *, stream: bool = False, ours: bool = False
+def request_body(
+    request: GenerateRequest, model: str, *, stream: bool = False, to_localchat: bool = False
 ) -> dict[str, Any]:
-    """The JSON body. Only what was asked for is sent: a server's own defaults stay in force. `ours`: another
-    localchat answers, which takes more than the protocol has.
+    """The JSON body. It holds only what was asked for, so that a server's own defaults stay in force.
 
-    Raises UsageError for what this protocol cannot carry, rather than leave it out in silence.
+    `to_localchat`: another localchat answers, which takes more than the protocol has. Raises UsageError for
+    what this protocol cannot carry.
     """
     if request.prompt_logprobs is not None:
-        raise UsageError("a remote server is not asked for log probabilities of the prompt")
+        raise UsageError("a remote server cannot return log probabilities of the prompt")
     body: dict[str, Any] = {"model": model, **_prompt(request), **_sampling(request.sampling)}
     if request.n != 1:
         body["n"] = request.n
     if request.max_tokens is not None:
-        warms = ours and request.max_tokens == 0 and isinstance(request.prompt, Messages)
-        body["n_predict" if warms else "max_tokens"] = request.max_tokens
+        prefill_only = (
+            to_localchat and request.max_tokens == 0 and isinstance(request.prompt, Messages)
+        )
+        body["n_predict" if prefill_only else "max_tokens"] = request.max_tokens
     if request.stop:
         body["stop"] = list(request.stop)
     if request.logprobs is not None:
@@ -63,13 +65,13 @@ def body_of(
         )
     if request.ignore_eos:
         body["ignore_eos"] = True
-    body |= _format(request, ours)
+    body |= _response_format(request, to_localchat)
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
 
 
-def gap_of(request: GenerateRequest, model: str) -> dict[str, Any]:
+def infill_body(request: GenerateRequest, model: str) -> dict[str, Any]:
     """The JSON body for llama.cpp's /infill. The prompt is an Infill."""
     prompt = request.prompt
     assert isinstance(prompt, Infill)
@@ -99,8 +101,8 @@ def _prompt(request: GenerateRequest) -> dict[str, Any]:
         case Infill(prefix, suffix, extra):
             if extra:
                 raise UsageError(
-                    "this server takes no further files for a gap: it has no /infill",
-                    hint="llama-server and localchat have one",
+                    "this server takes no context files: it has no /infill route",
+                    hint="use llama-server or localchat",
                     too_much="files",
                 )
             return {"prompt": prefix, "suffix": suffix}
@@ -128,11 +130,11 @@ def _chat(messages: Messages) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
-        found["reasoning_content"] = message.reasoning
+        fields["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        found["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -141,24 +143,24 @@ def _message(message: Message) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     if message.tool_call_id:
-        found["tool_call_id"] = message.tool_call_id
+        fields["tool_call_id"] = message.tool_call_id
     if message.name:
-        found["name"] = message.name
-    return found
+        fields["name"] = message.name
+    return fields
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    found = {
-        theirs: value
-        for ours, theirs in _SAMPLING.items()
-        if (value := getattr(sampling, ours)) is not None
+    fields = {
+        field: value
+        for to_localchat, field in _SAMPLING.items()
+        if (value := getattr(sampling, to_localchat)) is not None
     }
     if sampling.logit_bias:
-        found["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    return found
+        fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return fields
 
 
-def _format(request: GenerateRequest, ours: bool) -> dict[str, Any]:
+def _response_format(request: GenerateRequest, to_localchat: bool) -> dict[str, Any]:
     grammar = request.grammar
     if grammar is None:
         return {}
@@ -167,9 +169,9 @@ def _format(request: GenerateRequest, ours: bool) -> dict[str, Any]:
     if grammar.kind == "json_schema":
         schema = {"name": "answer", "schema": json.loads(grammar.source), "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
-    if ours and grammar.kind in _OUR_GRAMMARS:
-        return {_OUR_GRAMMARS[grammar.kind]: grammar.source}
+    if to_localchat and grammar.kind in _LOCALCHAT_GRAMMARS:
+        return {_LOCALCHAT_GRAMMARS[grammar.kind]: grammar.source}
     raise UsageError(
-        f"a constraint of the kind {grammar.kind} cannot be asked of a remote server",
-        hint="a JSON schema can",
+        f"a {grammar.kind} grammar cannot be sent to a remote server",
+        hint="use a JSON schema",
     )

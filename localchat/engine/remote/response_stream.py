@@ -1,4 +1,4 @@
-"""One answer of a remote server: its chunks become events, and its times are measured as they arrive."""
+"""Response stream of a remote server: its chunks become events, and times are measured as they arrive."""
 
 import json
 import time
@@ -21,7 +21,7 @@ from localchat.engine.events import (
     ToolCall,
     Usage,
 )
-from localchat.engine.remote.errors import broken_off, is_error
+from localchat.engine.remote.errors import error_from_stream, is_error
 from localchat.engine.remote.server_timings import ServerTimings
 from localchat.engine.request import GenerateRequest
 from localchat.errors import LocalchatError, NetworkError
@@ -35,83 +35,88 @@ _REASONS: dict[str, FinishReason] = {
     "word": "stop",
     "limit": "length",
 }
-"""Those of OpenAI's protocol, and the last three of llama.cpp's."""
+"""OpenAI's reasons, and the last three of llama.cpp."""
 _ENDED_EARLY: Final = {
-    "content_filter": "its filter stopped it",
-    "abort": "it was aborted there",
-    "error": "it failed there",
+    "content_filter": "its content filter stopped it",
+    "abort": "it was aborted by the server",
+    "error": "it failed on the server",
 }
-_MANY_PER_CHUNK: Final = 1.5
-"""Tokens in a chunk from which on the gaps between chunks say nothing of the time of a token."""
+_MAX_TOKENS_PER_CHUNK: Final = 1.5
+"""With more tokens in a chunk, the gaps between chunks show nothing of the time of a token."""
 
 
 class ResponseStream:
-    """Chunks in, events out. `arrived_s`: when the request came, by time.perf_counter. accepted: whether its
-    reader was told so; figures_due_s: when it should be told figures next."""
+    """Chunks in, events out."""
 
     def __init__(self, request: GenerateRequest, arrived_s: float) -> None:
+        """`arrived_s`: when the request came, by time.perf_counter."""
         self.request = request
         self.complete = False
         self.accepted = False
-        self.figures_due_s = 0.0
+        """Accepted was sent."""
+        self.metrics_due_s = 0.0
+        """When the next metrics are sent."""
         self.finished = 0
         self._arrived_s = arrived_s
         self._times: list[float] = []
-        self._own = ServerTimings()
+        self._timings = ServerTimings()
         self._open: set[int] = set(range(request.n))
         self._fingerprint = ""
         self._calls: dict[tuple[int, int], tuple[str, int]] = {}
 
     @property
     def begun(self) -> bool:
-        """Whether something of the answer has come. Heartbeats, roles and empty pieces are nothing of it."""
+        """Whether part of the answer has come. Heartbeats, roles and empty pieces do not count."""
         return bool(self._times)
 
     @property
-    def own(self) -> ServerTimings:
-        """What the server told of itself."""
-        return self._own
+    def timings(self) -> ServerTimings:
+        """Values that the server reported."""
+        return self._timings
 
-    def shortened(self, refusal: LocalchatError) -> bool:
-        """Whether the longest answer was all that did not fit; then it is as long from now on as there is room
-        for. Who asks for more than there is gets what there is, here as from an engine of our own."""
-        room, wanted = refusal.details.get("room_tokens"), self.request.max_tokens
-        if not isinstance(room, int) or wanted is None or not 0 < room < wanted:
+    def shorten_answer(self, error: LocalchatError) -> bool:
+        """Limit the answer to the room that the server reported, where only its length did not fit.
+
+        Returns whether it did: whoever asks for more than there is room for gets what there is, as from a
+        local engine.
+        """
+        room, asked_tokens = error.details.get("room_tokens"), self.request.max_tokens
+        if not isinstance(room, int) or asked_tokens is None or not 0 < room < asked_tokens:
             return False
         self.request = msgspec.structs.replace(self.request, max_tokens=room)
         return True
 
-    def take(self, data: str, base: str) -> Iterator[Event]:
-        """Events of one `data:` line. Raises what the server says in place of an answer."""
+    def feed(self, data: str, base: str) -> Iterator[Event]:
+        """Events of one `data:` line. Raises the error that the server sends instead of an answer."""
         if data == "[DONE]":
             self.complete = True
             return
         try:
             chunk = json.loads(data)
-        except ValueError as problem:
-            raise NetworkError(f"{base} sent a chunk that is no JSON: {data[:80]!r}") from problem
+        except ValueError as error:
+            raise NetworkError(f"{base} sent a chunk that is not JSON: {data[:80]!r}") from error
         if not isinstance(chunk, dict):
-            raise NetworkError(f"{base} sent a chunk that is no JSON object: {data[:80]!r}")
-        yield from self.take_chunk(chunk, base)
+            raise NetworkError(f"{base} sent a chunk that is not a JSON object: {data[:80]!r}")
+        yield from self.feed_chunk(chunk, base)
 
-    def take_chunk(self, chunk: dict[str, Any], base: str) -> Iterator[Event]:
-        """Events of one object, of a stream or of a whole answer. Raises what `take` raises."""
+    def feed_chunk(self, chunk: dict[str, Any], base: str) -> Iterator[Event]:
+        """Events of one object, of a stream or of a whole answer. Raises what `feed` raises."""
         if is_error(chunk):
-            raise broken_off(chunk, base, begun=self.begun)
-        self._own = self._own.updated(chunk)
+            raise error_from_stream(chunk, base, partial=self.begun)
+        self._timings = self._timings.updated(chunk)
         self._fingerprint = str(chunk.get("system_fingerprint") or self._fingerprint)
         try:
             for choice in chunk.get("choices") or ():
                 yield from self._choice(choice, base)
             if "choices" not in chunk and isinstance(chunk.get("content"), str):
-                yield from self._native(chunk, base)
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+                yield from self._llamacpp_chunk(chunk, base)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise NetworkError(
-                f"{base} sent a chunk of an odd shape ({type(problem).__name__}): {str(chunk)[:80]}"
-            ) from problem
+                f"{base} sent a malformed chunk ({type(error).__name__}): {str(chunk)[:80]}"
+            ) from error
 
-    def _native(self, chunk: dict[str, Any], base: str) -> Iterator[Event]:
-        """A piece of llama.cpp's own stream, whose last one says so."""
+    def _llamacpp_chunk(self, chunk: dict[str, Any], base: str) -> Iterator[Event]:
+        """A chunk of llama.cpp's own stream, whose last one is marked."""
         ended = chunk.get("stop") is True
         reason = str(chunk.get("stop_type") or "eos") if ended else None
         choice = {
@@ -125,19 +130,21 @@ class ResponseStream:
     def _choice(self, choice: dict[str, Any], base: str) -> Iterator[Event]:
         number = int(choice.get("index") or 0)
         if not 0 <= number < self.request.n:
-            raise NetworkError(f"{base} sent a choice {number} that nobody asked for")
+            raise NetworkError(f"{base} sent choice {number}, which was not requested")
         delta = choice.get("delta", choice.get("message"))
         delta = delta if isinstance(delta, dict) else {"content": choice.get("text")}
-        told: list[Event] = []
-        if thought := _words(delta.get("reasoning_content")) or _words(delta.get("reasoning")):
-            told.append(Reasoning(number, thought))
-        if text := _words(delta.get("content")):
-            told.append(Text(number, text, _logprobs(choice)))
+        events: list[Event] = []
+        if reasoning := _joined_text(delta.get("reasoning_content")) or _joined_text(
+            delta.get("reasoning")
+        ):
+            events.append(Reasoning(number, reasoning))
+        if text := _joined_text(delta.get("content")):
+            events.append(Text(number, text, _logprobs(choice)))
         for place, call in enumerate(delta.get("tool_calls") or ()):
-            told.append(self._call(number, place, call))
-        if told:
+            events.append(self._call(number, place, call))
+        if events:
             self._times.append(time.perf_counter())
-        yield from told
+        yield from events
         if (reason := choice.get("finish_reason")) and number in self._open:
             if early := _ENDED_EARLY.get(str(reason)):
                 raise NetworkError(f"{base} ended its answer early: {early}")
@@ -151,8 +158,11 @@ class ResponseStream:
             )
 
     def _call(self, choice: int, place: int, call: dict[str, Any]) -> ToolCall:
-        """A piece of a tool call. In a whole answer calls have no index and stand in their order; arguments
-        that are an object become the text that they should have been."""
+        """A piece of a tool call.
+
+        In a whole answer calls have no index and stand in their order; arguments that are an object become
+        the text that they should have been.
+        """
         function = call.get("function") or {}
         arguments = function.get("arguments") or ""
         id_, name = str(call.get("id") or ""), str(function.get("name") or "")
@@ -166,30 +176,33 @@ class ResponseStream:
         )
 
     def _number(self, choice: int, index: int, id_: str, name: str) -> int:
-        """The number of a call. Some servers give every call the same index, or none: another name with another
-        id is another call."""
+        """The number of a call.
+
+        Some servers give every call the same index, or none: another name with another id is another call.
+        """
         known, number = self._calls.get((choice, index), ("", -1))
-        taken = [each for (other, _), (_, each) in self._calls.items() if other == choice]
+        numbers = [each for (other, _), (_, each) in self._calls.items() if other == choice]
         if number < 0:
-            number = index if index not in taken else max(taken) + 1
+            number = index if index not in numbers else max(numbers) + 1
         elif name and id_ and known and id_ != known:
-            number = max(taken) + 1
+            number = max(numbers) + 1
         self._calls[(choice, index)] = (id_ or known, number)
         return number
 
-    # ------------------------------------------------------------------------ figures
+    # ------------------------------------------------------------------------ metrics
 
     def _tokens(self) -> int:
-        """As the server counts, or the pieces that came. A count of nothing beside a text counts nothing."""
-        return self._own.completion_tokens or len(self._times)
+        """Tokens as the server counts them, or the pieces that came. A count of zero with a text is
+        ignored."""
+        return self._timings.completion_tokens or len(self._times)
 
     def _rate(self) -> float | None:
         if not self._times:
             return None
         return metrics.decode_rate(self._tokens(), self._times[0], self._times[-1])
 
-    def figures(self, running: int) -> MetricsSnapshot:
-        """The figures now, as far as our edge sees them."""
+    def snapshot(self, running: int) -> MetricsSnapshot:
+        """Metrics now, as far as this end can measure them."""
         phase: Literal["prefill", "decode"] = "decode" if self._times else "prefill"
         return MetricsSnapshot(
             phase=phase,
@@ -200,48 +213,48 @@ class ResponseStream:
         )
 
     def end(self, now_s: float) -> Iterator[Event]:
-        """The last events. Raises ConnectionError where the stream ended without any, NetworkError where it
-        ended without saying how."""
+        """The last events. Raises ConnectionError where the stream was empty, NetworkError where it is
+        incomplete."""
         if self._open and not self.complete:
             if not self.begun:
-                raise ConnectionError("the server ended the answer before its first word")
+                raise ConnectionError("the server closed the connection before its first word")
             raise NetworkError(
-                "the server ended the answer without saying that it is whole; what came is kept",
-                hint="the server, or something on the way, cut the connection",
+                "the connection dropped mid-answer; the partial answer is kept",
+                hint="the server, or something on the way, closed the connection",
             )
-        for choice in sorted(self._open):  # it said that it is done, and not why
+        for choice in sorted(self._open):  # the stream is complete, without a reason
             self.finished += 1
             yield Finished(choice, "stop")
         yield self._done(now_s)
 
     def _done(self, now_s: float) -> Done:
-        gaps = [1e3 * (b - a) for a, b in zip(self._times, self._times[1:], strict=False)]
-        if self._tokens() > _MANY_PER_CHUNK * len(self._times):
-            gaps = []
-        own = self._own
+        gaps_ms = [1e3 * (b - a) for a, b in zip(self._times, self._times[1:], strict=False)]
+        if self._tokens() > _MAX_TOKENS_PER_CHUNK * len(self._times):
+            gaps_ms = []
+        timings = self._timings
         ttft_s = self._times[0] - self._arrived_s if self._times else None
-        prefill = metrics.prefill_rate(own.prompt_tokens, own.cached_tokens, ttft_s or 0.0)
+        prefill = metrics.prefill_rate(timings.prompt_tokens, timings.cached_tokens, ttft_s or 0.0)
         return Done(
-            usage=Usage(own.prompt_tokens, own.cached_tokens, self._tokens()),
+            usage=Usage(timings.prompt_tokens, timings.cached_tokens, self._tokens()),
             timings=Timings(
-                load_s=own.load_s,
-                queue_s=own.queue_s,
+                load_s=timings.load_s,
+                queue_s=timings.queue_s,
                 ttft_s=ttft_s,
-                prefill_tokens_per_s=own.prefill_tokens_per_s or prefill,
+                prefill_tokens_per_s=timings.prefill_tokens_per_s or prefill,
                 decode_tokens_per_s=self._rate(),
-                tpot_ms_p50=metrics.percentile(gaps, 0.5),
-                tpot_ms_p95=metrics.percentile(gaps, 0.95),
-                tpot_ms_p99=metrics.percentile(gaps, 0.99),
+                tpot_ms_p50=metrics.percentile(gaps_ms, 0.5),
+                tpot_ms_p95=metrics.percentile(gaps_ms, 0.95),
+                tpot_ms_p99=metrics.percentile(gaps_ms, 0.99),
                 total_s=now_s - self._arrived_s,
             ),
-            kv_used_tokens=own.kv_used_tokens,
-            kv_total_tokens=own.kv_total_tokens,
-            speculation=own.speculation,
-            fingerprint=own.fingerprint or self._fingerprint,
+            kv_used_tokens=timings.kv_used_tokens,
+            kv_total_tokens=timings.kv_total_tokens,
+            speculation=timings.speculation,
+            fingerprint=timings.fingerprint or self._fingerprint,
         )
 
 
-def _words(value: object) -> str:
+def _joined_text(value: object) -> str:
     """A text, or the texts of a list of parts."""
     if isinstance(value, list):
         parts = [one.get("text") for one in value if isinstance(one, dict)]
@@ -254,7 +267,7 @@ def _logprobs(choice: dict[str, Any]) -> tuple[TokenLogprob, ...]:
     if not isinstance(found, dict):
         return ()
     if isinstance(found.get("tokens"), list):
-        return _listed_logprobs(found)
+        return _completion_logprobs(found)
     entries = found.get("content")
     if not isinstance(entries, list):
         return ()
@@ -269,8 +282,8 @@ def _logprobs(choice: dict[str, Any]) -> tuple[TokenLogprob, ...]:
     )
 
 
-def _listed_logprobs(found: dict[str, Any]) -> tuple[TokenLogprob, ...]:
-    """Those of a plain completion: a list of each kind."""
+def _completion_logprobs(found: dict[str, Any]) -> tuple[TokenLogprob, ...]:
+    """Log probabilities of a plain completion: a list of each kind."""
     tokens = found["tokens"]
     logprobs = found.get("token_logprobs") or [None] * len(tokens)
     tops = found.get("top_logprobs") or [None] * len(tokens)

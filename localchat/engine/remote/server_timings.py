@@ -1,5 +1,8 @@
-"""What a server tells of itself beside an answer: its usage, and the figures of llama-server and of another
-localchat. What it does not tell stays unknown."""
+"""Timings that a remote server reports with an answer: its usage, and the metrics of llama-server and
+localchat.
+
+Values that it does not report stay unknown.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -7,12 +10,12 @@ from typing import Any, Final
 from localchat import metrics, units
 from localchat.engine.events import Speculation
 
-_NOTHING: Final = Speculation(off=metrics.NOT_REPORTED)
+_NOT_REPORTED: Final = Speculation(off=metrics.NOT_REPORTED)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTimings:
-    """Zero, None or empty where nothing was told. ttft_s, decode_tokens_per_s: as the server measured them."""
+    """Values as the server measured them; zero, None or empty where it reported none."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -24,86 +27,90 @@ class ServerTimings:
     decode_tokens_per_s: float | None = None
     kv_used_tokens: int = 0
     kv_total_tokens: int = 0
-    speculation: Speculation = _NOTHING
+    speculation: Speculation = _NOT_REPORTED
     fingerprint: str = ""
 
     def updated(self, chunk: dict[str, Any]) -> "ServerTimings":
-        """With what this chunk tells."""
-        own = self
-        if isinstance(timings := chunk.get("timings"), dict):
-            own = _llamacpps(own, timings) if "prompt_n" in timings else _localchats(own, timings)
+        """With the values of this chunk."""
+        timings = self
+        if isinstance(reported := chunk.get("timings"), dict):
+            timings = (
+                _from_llamacpp(timings, reported)
+                if "prompt_n" in reported
+                else _from_localchat(timings, reported)
+            )
         if isinstance(usage := chunk.get("usage"), dict):
-            own = _usage(own, usage)
-        return own
+            timings = _usage(timings, usage)
+        return timings
 
     @property
-    def sentence(self) -> str:
-        """The times that it measured itself; empty for none."""
-        told = []
+    def summary(self) -> str:
+        """The server's own times in words; empty for none."""
+        parts = []
         if self.ttft_s is not None:
-            told.append(f"TTFT {units.decimal(self.ttft_s, 2)} s")
+            parts.append(f"TTFT {units.decimal(self.ttft_s, 2)} s")
         if self.decode_tokens_per_s is not None:
-            told.append(f"{units.decimal(self.decode_tokens_per_s, 1)} tok/s")
-        return " · ".join(told)
+            parts.append(f"{units.decimal(self.decode_tokens_per_s, 1)} tok/s")
+        return " · ".join(parts)
 
 
 def count(value: object) -> int:
-    """A number of something; 0 for what is none."""
+    """A count; 0 for a value that is not one."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _time(value: object) -> float | None:
-    """Seconds or a rate; None for what is none."""
+    """Seconds or a rate; None for a value that is neither."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if number and 0 <= value < 1e12 else None  # type: ignore[arg-type, operator]
 
 
-def _usage(own: ServerTimings, usage: dict[str, Any]) -> ServerTimings:
+def _usage(timings: ServerTimings, usage: dict[str, Any]) -> ServerTimings:
     details = usage.get("prompt_tokens_details")
-    prompt = count(usage.get("prompt_tokens")) or own.prompt_tokens
+    prompt = count(usage.get("prompt_tokens")) or timings.prompt_tokens
     cached = count(details.get("cached_tokens")) if isinstance(details, dict) else 0
     return replace(
-        own,
+        timings,
         prompt_tokens=prompt,
-        cached_tokens=min(cached or own.cached_tokens, prompt),
-        completion_tokens=count(usage.get("completion_tokens")) or own.completion_tokens,
+        cached_tokens=min(cached or timings.cached_tokens, prompt),
+        completion_tokens=count(usage.get("completion_tokens")) or timings.completion_tokens,
     )
 
 
-def _llamacpps(own: ServerTimings, timings: dict[str, Any]) -> ServerTimings:
-    cached = count(timings.get("cache_n"))
-    drafted = count(timings.get("draft_n"))
-    off = "" if "draft_n" in timings else metrics.NOT_REPORTED
-    prompt_ms = _time(timings.get("prompt_ms"))
+def _from_llamacpp(timings: ServerTimings, reported: dict[str, Any]) -> ServerTimings:
+    cached = count(reported.get("cache_n"))
+    drafted = count(reported.get("draft_n"))
+    off = "" if "draft_n" in reported else metrics.NOT_REPORTED
+    prompt_ms = _time(reported.get("prompt_ms"))
     return replace(
-        own,
-        prompt_tokens=own.prompt_tokens or cached + count(timings.get("prompt_n")),
-        cached_tokens=own.cached_tokens or cached,
-        completion_tokens=own.completion_tokens or count(timings.get("predicted_n")),
+        timings,
+        prompt_tokens=timings.prompt_tokens or cached + count(reported.get("prompt_n")),
+        cached_tokens=timings.cached_tokens or cached,
+        completion_tokens=timings.completion_tokens or count(reported.get("predicted_n")),
         ttft_s=None if prompt_ms is None else prompt_ms / 1e3,
-        prefill_tokens_per_s=_time(timings.get("prompt_per_second")) or None,
-        decode_tokens_per_s=_time(timings.get("predicted_per_second")) or None,
-        speculation=Speculation(drafted, count(timings.get("draft_n_accepted")), off=off),
+        prefill_tokens_per_s=_time(reported.get("prompt_per_second")) or None,
+        decode_tokens_per_s=_time(reported.get("predicted_per_second")) or None,
+        speculation=Speculation(drafted, count(reported.get("draft_n_accepted")), off=off),
     )
 
 
-def _localchats(own: ServerTimings, timings: dict[str, Any]) -> ServerTimings:
-    off = timings.get("speculation_off")
-    known = "drafted" in timings
+def _from_localchat(timings: ServerTimings, reported: dict[str, Any]) -> ServerTimings:
+    off = reported.get("speculation_off")
+    known = "drafted" in reported
     return replace(
-        own,
-        load_s=_time(timings.get("load_s")) or 0.0,
-        queue_s=_time(timings.get("queue_s")) or 0.0,
-        ttft_s=_time(timings.get("ttft_s")),
-        prefill_tokens_per_s=_time(timings.get("prefill_tokens_per_s")),
-        decode_tokens_per_s=_time(timings.get("decode_tokens_per_s")),
-        kv_used_tokens=count(timings.get("kv_used_tokens")),
-        kv_total_tokens=count(timings.get("kv_total_tokens")),
+        timings,
+        load_s=_time(reported.get("load_s")) or 0.0,
+        queue_s=_time(reported.get("queue_s")) or 0.0,
+        ttft_s=_time(reported.get("ttft_s")),
+        prefill_tokens_per_s=_time(reported.get("prefill_tokens_per_s")),
+        decode_tokens_per_s=_time(reported.get("decode_tokens_per_s")),
+        kv_used_tokens=count(reported.get("kv_used_tokens")),
+        kv_total_tokens=count(reported.get("kv_total_tokens")),
         speculation=Speculation(
-            count(timings.get("drafted")),
-            count(timings.get("accepted")),
-            _time(timings.get("speedup")),
+            count(reported.get("drafted")),
+            count(reported.get("accepted")),
+            _time(reported.get("speedup")),
             (off if isinstance(off, str) else "") if known else metrics.NOT_REPORTED,
         ),
-        fingerprint=str(timings.get("fingerprint") or ""),
+        fingerprint=str(reported.get("fingerprint") or ""),
     )

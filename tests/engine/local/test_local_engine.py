@@ -169,7 +169,7 @@ def test_safe_mode_works_where_it_cannot_be_remembered(
     (tmp_path / "state").write_text("a file where a folder should be")
     engine = engine_for(options={"state_dir": tmp_path / "state"}, reply="yes", crash="warmup")
     assert text_of(list(engine.generate(plain()))) == "yes"
-    wait_until(lambda: any("remembered for the next start" in one for one in said))
+    wait_until(lambda: any("could not be saved" in one for one in said))
 
 
 def test_crash_in_a_step_is_an_error_that_says_so(engine_for: Open) -> None:

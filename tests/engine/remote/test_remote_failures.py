@@ -15,9 +15,9 @@ from localchat.engine.events import (
     Text,
     ToolCall,
 )
-from localchat.engine.remote.client import base_of
+from localchat.engine.remote.client import base_url
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
-from localchat.engine.remote.errors import refusal_of
+from localchat.engine.remote.errors import error_from_status
 from localchat.engine.request import GenerateRequest
 from localchat.errors import (
     ContextExceeded,
@@ -188,7 +188,7 @@ def test_ends_of_lines_that_only_unicode_knows_are_text(opened: Open) -> None:
 
 
 def test_a_line_without_end_is_refused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localchat.engine.remote.client._MOST_LINE_BYTES", 10_000)
+    monkeypatch.setattr("localchat.engine.remote.client._MAX_LINE_BYTES", 10_000)
 
     def answer(exchange: Exchange) -> None:
         exchange.stream(end=False)
@@ -266,7 +266,9 @@ _OPENAI = "This model's maximum context length is 4096 tokens. However, "
 def test_numbers_of_a_refusal_are_taken_where_it_is_plain_what_they_count(
     message: str, details: tuple[int | None, int | None]
 ) -> None:
-    error = refusal_of(400, json.dumps({"error": {"message": message, "code": None}}), "http://x")
+    error = error_from_status(
+        400, json.dumps({"error": {"message": message, "code": None}}), "http://x"
+    )
     assert isinstance(error, ContextExceeded)
     found = error.details.get("context_tokens"), error.details.get("prompt_tokens")
     assert found == details
@@ -295,7 +297,7 @@ def test_a_key_that_is_none_is_refused_and_not_repeated(key: str) -> None:
 )
 def test_an_address_that_is_none_or_holds_a_password_is_refused(url: str) -> None:
     with pytest.raises(UsageError) as caught:
-        base_of(url)
+        base_url(url)
     assert "u:p" not in str(caught.value)
 
 

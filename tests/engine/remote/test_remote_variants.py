@@ -116,7 +116,7 @@ def test_lists_of_log_probabilities_that_do_not_fit_are_an_error(opened: Open) -
     told = {"tokens": ["a", "b"], "token_logprobs": [-1.0]}
     choice = {"index": 0, "text": "ab", "logprobs": told, "finish_reason": "stop"}
     engine, _ = opened(lambda one: one.stream({"choices": [choice]}))
-    with pytest.raises(NetworkError, match="odd shape"):
+    with pytest.raises(NetworkError, match="malformed"):
         events(engine, GenerateRequest(Prompt("x"), logprobs=0))
 
 
@@ -149,7 +149,7 @@ def test_another_localchat_is_asked_for_what_the_protocol_has_not(
     owner = "vllm"
     other, strange = opened(answer, model="")
     if asked.grammar is not None:
-        with pytest.raises(UsageError, match="cannot be asked of a remote"):
+        with pytest.raises(UsageError, match="cannot be sent to a remote"):
             events(other, asked)
     else:
         events(other, asked)

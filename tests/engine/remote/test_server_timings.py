@@ -217,7 +217,7 @@ def test_a_server_without_infill_gets_a_suffix_and_no_silence_about_other_files(
             exchange.stream({"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]})
 
     engine, server = opened(answer)
-    with pytest.raises(UsageError, match="further files"):
+    with pytest.raises(UsageError, match="context files"):
         events(engine, GAP)
     plain = GenerateRequest(Infill("a(", ")"))
     assert text_of(events(engine, plain)) == "b"
