@@ -17,8 +17,79 @@ from tests.support.paths import ROOT
 # Read once, when Triton is first imported, whichever test does so: kernels run in its interpreter on a CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+TIERS = {
+    "gpu": (
+        *("localchat_cuda/test_compile_ahead_gpu.py", "localchat_cuda/test_model_gpu.py"),
+        "localchat_cuda/test_model_w8_gpu.py",
+    ),
+    "interpreter": (
+        *("localchat_cuda/kernels", "localchat_cuda/runner", "localchat_cuda/weights"),
+        *("localchat_cuda/test_architectures.py", "localchat_cuda/test_compile_ahead.py"),
+        *("localchat_cuda/test_families.py", "localchat_cuda/test_family_formats.py"),
+        *("localchat_cuda/test_guide.py", "localchat_cuda/test_guide_w8.py"),
+        *("localchat_cuda/test_head_int8.py", "localchat_cuda/test_kv_fp8_model.py"),
+    ),
+    "process": (
+        *(
+            "contract",
+            "engine/local",
+            "localchat_llamacpp",
+            "test_imports.py",
+            "test_gc_control.py",
+        ),
+        *("cli/test_interrupted_conversation.py", "cli/test_process.py", "cli/test_signals.py"),
+        *(
+            "fit/test_speed_history.py",
+            "history/test_autosave.py",
+            "models/hub/test_pull_command.py",
+        ),
+        *("server/anthropic/test_prompt_cache.py", "server/llamacpp/test_infill_guide.py"),
+        *("server/test_chained_servers.py", "server/test_engine_death.py", "server/test_serve.py"),
+        *("tui/test_program.py", "tui/test_terminal_bytes.py"),
+    ),
+    "slow": (
+        *(
+            "guide",
+            "models/hub/test_killed_download.py",
+            "server/test_fuzz.py",
+            "server/test_soak.py",
+        ),
+        *("backend_api/sampling", "core/test_engine_core_determinism.py"),
+        *("core/kv_cache/test_properties.py", "models/test_assess.py", "models/test_fit_golden.py"),
+        *(
+            "cli/test_onboarding.py",
+            "models/test_onboarding.py",
+            "server/test_lifecycle.py",
+            "server/test_local_api.py",
+            "tui",
+        ),
+    ),
+}
+"""Markers by folder or file under tests/: what scripts/test-fast leaves out, without importing it."""
+
 _SENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH)
 _LOOPBACK = re.compile(r"127\.|::1$|localhost$|::ffff:127\.")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out what is marked by its place")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.getoption("--fast") and tiers_of(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for tier in tiers_of(item.path):
+            item.add_marker(tier)
+
+
+def tiers_of(path: Path) -> list[str]:
+    """Markers of a test file or folder."""
+    place = path.relative_to(Path(__file__).parent)
+    names = {str(place), *map(str, place.parents)}
+    return [tier for tier, places in TIERS.items() if names & set(places)]
 
 
 @pytest.fixture(scope="session", autouse=True)
