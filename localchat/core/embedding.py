@@ -105,9 +105,9 @@ class EmbeddingQueue:
     def stats(self) -> EngineStats:
         """Counters, and how many requests there are now."""
         phase: Phase = "loading" if self._embedder is None else "queued"
-        figures = MetricsSnapshot(
+        now = MetricsSnapshot(
             phase="prefill" if self._running else phase,
             running=int(self._running),
             waiting=self._waiting.qsize(),
         )
-        return self._counters.stats(figures, [])
+        return self._counters.stats(now, [])

@@ -37,7 +37,7 @@ class EngineCallbacks:
 
 @dataclass(frozen=True, slots=True)
 class _CancelCommand:
-    """`step`: number of the step that was launched or in the making when it came."""
+    """Cancels one request."""
 
     id: int
     step: int
@@ -112,7 +112,7 @@ class EngineCore:
         self._commands.put(request_state)
 
     def cancel(self, id_: int) -> None:
-        """Cancel a request: it leaves with the next plan. A step that computes it alone is cut short."""
+        """Cancel a request: it leaves with the next plan. A step that computes it alone is aborted."""
         with self._commands_lock:
             self._commands.put(_CancelCommand(id_, self._step))
         if self._sole_request == id_:
@@ -192,7 +192,7 @@ class EngineCore:
             )
 
     def _next_s(self) -> float:
-        """Seconds until the next step has events, as far as steps like the launched one were measured."""
+        """Estimated seconds until the next step has events; infinite where no such step was measured."""
         costs = self.output_processor.step_costs
         if not self._in_flight or not self._in_flight[0].is_decode or not costs.has_samples():
             return float("inf")

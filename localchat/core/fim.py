@@ -2,7 +2,8 @@
 
 Prefix, suffix, middle is the order that these models share (Bavarian et al. 2022). Files of the same
 repository come first, as Qwen2.5-Coder's report describes: a name of the repository, then each file after a
-separator and its name.
+separator and its name. A module of its own, because the prompt format changes with the models, not with the
+input processor.
 """
 
 from collections.abc import Callable

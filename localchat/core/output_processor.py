@@ -137,9 +137,9 @@ class OutputProcessor:
     def _append_tokens(
         self, sequence: Sequence, accepted: list[Sample], now_s: float
     ) -> tuple[FinishReason | None, str]:
-        """Append sampled tokens to a sequence, and those that a grammar forces after them, up to its end.
+        """Append sampled tokens to a sequence, and the tokens that a grammar forces after them.
 
-        Returns why the sequence ended, if it did, and the stop string.
+        Stops at its end. Returns why the sequence ended, if it did, and the stop string.
         """
         request_state, before = sequence.request_state, sequence.known
         events: list[Event] = []
@@ -176,10 +176,10 @@ class OutputProcessor:
         grammar_matcher = sequence.grammar_matcher
         if grammar_matcher is not None and not grammar_matcher.accept(sample.token):
             return "stop", ""  # with an error, which ends the request
-        spoken = sequence.output.push(sample.token, self._logprob(sample))
-        events += spoken.events
-        if spoken.stop:
-            return "stop", spoken.stop
+        delta = sequence.output.push(sample.token, self._logprob(sample))
+        events += delta.events
+        if delta.stop:
+            return "stop", delta.stop
         if grammar_matcher is not None and grammar_matcher.ended:
             events += sequence.output.finish()
             return "stop", ""
@@ -197,8 +197,8 @@ class OutputProcessor:
 
     def _read_prompt(self, row: ScheduledRow, samples: dict[int, Sample]) -> None:
         request_state = row.sequence.request_state
-        for point in row.prompt_positions:
-            entry = self._logprob(samples[point])
+        for position in row.prompt_positions:
+            entry = self._logprob(samples[position])
             assert entry is not None
             request_state.prompt_logprobs.append(entry)
         if len(request_state.prompt_logprobs) == request_state.prompt_tokens - 1:
@@ -245,9 +245,9 @@ class OutputProcessor:
             sequence.draft_likely = bool(proposer.propose(1))
 
     def _start_forks(self, row: ScheduledRow, samples: dict[int, Sample], now_s: float) -> None:
-        """Start the other choices of a request, which have their first token now, from the prompt."""
-        for child, point in row.forks:
-            reason, stop = self._append_tokens(child, [samples[point]], now_s)
+        """Start the other choices of a request from its prompt: they have their first token now."""
+        for child, position in row.forks:
+            reason, stop = self._append_tokens(child, [samples[position]], now_s)
             if self._fail_on_grammar(child):
                 return
             if reason:

@@ -35,9 +35,10 @@ class RequestTimer:
         return first
 
     def step(self, choice: int, tokens: int, at_s: float) -> list[float]:
-        """Record the tokens of a step for one choice, and share out the time since the choice's last step.
+        """Record the tokens that a step gave one choice.
 
-        Returns the milliseconds of each token, where there was a step before.
+        The time since the choice's last step is shared among them. Returns the milliseconds of each token,
+        where there was a step before.
         """
         if tokens <= 0:
             return []

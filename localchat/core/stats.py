@@ -21,7 +21,7 @@ _REMEMBERED_TOKENS = 512
 
 
 class EngineCounters:
-    """Counts since the load; EngineStats says what each means."""
+    """Counts since the load; EngineStats explains each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class EngineCounters:
             self._cancelled += 1
 
     def record_failure(self, error: LocalchatError) -> None:
-        """Count a request that ended with an error, in the input processor or in the core."""
+        """Count a request that ended with an error, before or in the core."""
         with self._lock:
             self._failed[error.code] += 1
 

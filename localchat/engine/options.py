@@ -27,7 +27,7 @@ class EngineOptions:
     sampling: dict[str, float] = field(default_factory=dict)
     """Sampling defaults of the catalogue or the user, by name; they go before the model's own."""
     state_dir: Path | None = None
-    """Where builds that crashed are remembered."""
+    """Folder with the record of builds that crashed."""
     remote: Remote | None = None
     """A server that answers instead; then nothing is loaded here."""
     audit: bool = False

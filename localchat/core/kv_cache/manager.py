@@ -88,8 +88,10 @@ class KVCacheManager(Protocol):
         ...
 
     def checkpoint(self, seq: int) -> CacheUpdate:
-        """Save the state at the end of a prompt or an answer, for models that cannot rewind; others do
-        nothing."""
+        """Save the state at the end of a prompt or an answer.
+
+        Only models that cannot rewind need it; others do nothing.
+        """
         ...
 
     def fork(self, seq: int, child: int) -> CacheUpdate | None:

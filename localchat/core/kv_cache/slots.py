@@ -68,9 +68,11 @@ class SlotKVCacheManager:
         *,
         min_swap_tokens: int = MIN_SWAP_TOKENS,
     ) -> None:
-        """`capabilities.max_slots` and `kv_tokens` are what sequences may use (a runner's scratch slot
-        and its cells not counted). `cache_ram_bytes` bounds the host cache; 0 turns it off. Entries
-        shorter than `min_swap_tokens` are dropped instead of saved."""
+        """`cache_ram_bytes` bounds the host cache; 0 turns it off.
+
+        `capabilities.max_slots` and `kv_tokens` are what sequences may use: a runner's scratch slot and its
+        cells are not counted. Entries shorter than `min_swap_tokens` are dropped instead of saved.
+        """
         self._can = capabilities
         self._cells = Cells(capabilities.kv_tokens)
         self._slots = list(range(capabilities.max_slots))
@@ -87,8 +89,8 @@ class SlotKVCacheManager:
         return self._can.bytes_per_token * tokens + self._can.state_bytes
 
     def _can_truncate(self, length: int, earliest: int, tokens: int) -> bool:
-        """Whether a state of `length` tokens that holds positions from `earliest` on can be truncated to
-        `tokens`."""
+        """Whether a state of `length` tokens can be truncated to `tokens`. `earliest`: lowest position
+        that it holds."""
         if tokens == length or self._can.rewind == "any":
             return True
         return self._can.rewind == "last_n" and earliest <= max(0, tokens - self._can.rewind_tokens)
@@ -103,8 +105,10 @@ class SlotKVCacheManager:
         return max(earliest, length - self._can.rewind_tokens)
 
     def _earliest(self, entry: _SlotEntry) -> int:
-        """The earliest position as the last step measured it, or an upper bound where that step had no
-        row of it."""
+        """The earliest position that an entry holds.
+
+        As the last step measured it, or an upper bound where that step had no row of the entry.
+        """
         if entry.seen == self._steps:
             return entry.earliest
         return self._guaranteed_from(len(entry.prefix), entry.earliest)

@@ -25,7 +25,7 @@ def decode_class(capabilities: Capabilities) -> RowClass | None:
 
 
 class ExactPolicy:
-    """Chooses the rows of steps in exact mode, from the running sequences that ask for it."""
+    """Chooses the rows of steps in exact mode."""
 
     def __init__(self, capabilities: Capabilities) -> None:
         self._class = decode_class(capabilities)
@@ -39,7 +39,7 @@ class ExactPolicy:
     def prefill_row(
         self, step: StepBuilder, running: Several[Sequence], most_tokens: int | None
     ) -> Sequence | None:
-        """Choose one prompt for a step of its own, and bound the step to the prompt's next chunk.
+        """Choose one prompt for a step of its own, and bound the step to its next chunk.
 
         The chunks are the same whenever the prompt is computed. `most_tokens` bounds them further where
         memory is short.
@@ -61,7 +61,7 @@ class ExactPolicy:
     def decode_rows(
         self, step: StepBuilder, running: Several[Sequence]
     ) -> tuple[list[Sequence], int]:
-        """Decoding sequences for a step within the class, longest waiting first, and the tokens of each."""
+        """Sequences for a decode step, longest waiting first, and the tokens of each."""
         assert self._class is not None
         step.tokens_left = min(self._class.high, self._max_step_tokens)
         step.pad_to = self._class.low

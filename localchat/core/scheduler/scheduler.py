@@ -87,7 +87,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=lambda one: (-one.priority, one.number))
 
     def add_memory_ops(self, ops: Iterable[MemoryOp]) -> None:
-        """Add operations to the next plan, in the order in which the KV cache manager gave them."""
+        """Add operations to the next plan, in the order of the KV cache manager's calls."""
         self._memory_ops.extend(ops)
 
     def remove(self, sequence: Sequence, *, keep: bool) -> None:
@@ -254,7 +254,7 @@ class Scheduler:
     # ------------------------------------------------------------------------ rows
 
     def _add_row(self, step: StepBuilder, sequence: Sequence, share: int = 0) -> None:
-        """Add the next tokens of a running sequence to the step, if there is room for them."""
+        """Add the next tokens of a running sequence, if there is room for them."""
         if sequence.state is not State.RUNNING or sequence.blocked:
             return
         if sequence.grammar_matcher is not None and sequence.unknown:

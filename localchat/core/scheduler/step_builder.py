@@ -68,14 +68,14 @@ class StepBuilder:
         return sum(row.width for row in self.rows)
 
     def fits_prompt(self, needs: int) -> bool:
-        """Whether a prompt that needs so many tokens would get more than a scrap of those left."""
+        """Whether a prompt would get more than a scrap of the tokens left. `needs`: its tokens."""
         return 0 < min(self.min_prompt_tokens, needs) <= self.tokens_left
 
     def round_to_width(self, widths: Widths, max_tokens: int) -> None:
-        """Set the tokens left so that the step comes out at the nearest width that is not padded.
+        """Set the tokens left so that the step comes out at the nearest unpadded width.
 
-        Called before prompts take what is left. The step grows by an eighth of the budget and to `max_tokens`
-        at most; steps far wider than all listed widths are not padded.
+        Called before prompts take what is left. The step grows by an eighth of the budget and to
+        `max_tokens` at most; steps far wider than all listed widths are not padded.
         """
         decode_tokens = self.width
         decode_width = next(
@@ -105,7 +105,7 @@ class StepBuilder:
             self.masks += [Mask(at, words) for at, words in zip(positions, masks, strict=True)]
 
     def add_prompt_logprobs(self, scheduled: ScheduledRow, row: int) -> None:
-        """Request the log probabilities of a row's prompt tokens that were asked and are not known yet."""
+        """Request the missing log probabilities of a row's prompt tokens, where they were asked."""
         sequence = scheduled.sequence
         request_state = sequence.request_state
         top = request_state.request.prompt_logprobs
@@ -115,8 +115,8 @@ class StepBuilder:
             if len(request_state.prompt_logprobs) < position + 1 < request_state.prompt_tokens:
                 token = request_state.tokens[position + 1]
                 offset = position - scheduled.start
-                wanted = LogitsPosition(row, offset, sequence.number, "prompt", token, top)
-                scheduled.prompt_positions.append(self.add_position(wanted))
+                logits_position = LogitsPosition(row, offset, sequence.number, "prompt", token, top)
+                scheduled.prompt_positions.append(self.add_position(logits_position))
 
     def add(self, row: StepRow, scheduled: ScheduledRow, *, is_decode: bool) -> None:
         """Append a row and charge it to the budget."""

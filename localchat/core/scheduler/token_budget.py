@@ -1,7 +1,7 @@
-"""Token budget of a step, bounded by time so that a cancel takes effect within one short step.
+"""Token budget of a step, bounded by time so that a cancel takes effect soon.
 
-A step takes at most `step_target_s` (250 ms on a CPU, 200 ms on a GPU where nobody decodes) and is
-never under 32 tokens: below that, a step's fixed cost would eat the prefill rate.
+A step takes at most `step_target_s` (250 ms on a CPU, 200 ms on a GPU where nobody decodes) and is never
+under 32 tokens: below that, a step's fixed cost would eat the prefill rate.
 """
 
 LEAST_TOKENS = 32
@@ -40,8 +40,8 @@ class TokenBudget:
             return min(_FIRST_TOKENS, self._allowed)
         target_s = self._shared_target_s if shared else self._target_s
         base_s, token_s = self._fit()
-        wanted = int((target_s - base_s) / token_s)
-        return max(min(LEAST_TOKENS, self._allowed), min(self._allowed, wanted))
+        affordable = int((target_s - base_s) / token_s)
+        return max(min(LEAST_TOKENS, self._allowed), min(self._allowed, affordable))
 
     def observe(self, tokens: int, elapsed_s: float, *, prompt: bool = True) -> None:
         """Learn from a successful step of `tokens`.

@@ -80,7 +80,7 @@ class NgramIndex:
         return twin
 
     def find(self, context: Sequence[int], limit: int) -> Iterator[int]:
-        """Positions that end with the last SPAN tokens of `context`, the latest first, `limit` at most.
+        """Positions that end with the last SPAN tokens of `context`, the latest first.
 
         The end of the text itself is left out, because nothing follows it.
         """
@@ -100,7 +100,7 @@ class NgramIndex:
             walked -= 1
 
     def match_length(self, context: Sequence[int], position: int) -> int:
-        """How many last tokens of `context` equal those up to and including `position`, LONGEST at most."""
+        """Number of last tokens of `context` that equal those up to `position`, LONGEST at most."""
         tokens = self.tokens
         limit = min(LONGEST, len(context), position + 1)
         length = 0

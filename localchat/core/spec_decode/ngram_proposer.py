@@ -218,7 +218,7 @@ class NgramProposer:
             self.off = ""
 
     def _follow_copy(self, tokens: Sequence[int]) -> None:
-        """Move along the source of the last proposal, and remember where a long copy leaves it."""
+        """Follow the source of the last proposal, and remember where a long copy leaves it."""
         copying = self._copying
         if copying is not None:
             source, position, length = copying.source.tokens, copying.position, copying.length

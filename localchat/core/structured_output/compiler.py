@@ -173,7 +173,7 @@ def display_name(grammar: Grammar) -> str:
 
 
 def with_style(schema: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """A schema with our JSON style, where it does not state its own, and with its objects closed."""
+    """A schema with closed objects, and with our JSON style where it does not state its own."""
     if schema is True:
         schema = {}
     guidance = schema.get("x-guidance")

@@ -101,8 +101,10 @@ class GrammarMatcher:
         return tuple(drafts[:kept])
 
     def masks(self, drafts: Sequence[int]) -> list[Words]:
-        """A mask for the next token and one after each of `drafts`, which are all allowed. A worker
-        computes them."""
+        """A mask for the next token and one after each of `drafts`. A worker computes them.
+
+        The grammar must allow all drafts (`allowed_drafts`).
+        """
         self._synchronized()
         future = self._pending = self._workers.submit(self._compute, tuple(drafts))
         return [partial(_result, future, place) for place in range(len(drafts) + 1)]
@@ -128,7 +130,7 @@ class GrammarMatcher:
         return forced
 
     def _walk(self, drafts: Sequence[int]) -> Iterator[int | None]:
-        """Yield the forced token, or None, before each allowed draft and once after the last of them.
+        """Yield the forced token, or None, before each allowed draft and after the last.
 
         The matcher stands there meanwhile, and afterwards where it was.
         """

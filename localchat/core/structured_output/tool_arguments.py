@@ -1,4 +1,4 @@
-"""Arguments of a tool call as a grammar, for families that write them in another way than as JSON.
+"""Arguments of a tool call as a grammar, for families that do not write JSON.
 
 A rule for each property, in the order of the training data; constraints of a schema beyond types, choices
 and nesting apply where the value is JSON.
@@ -156,7 +156,7 @@ def _gemma(rule: str, schema: Schema, markup: TagTerms) -> list[str]:
 def _gemma_object(
     rule: str, value: Schema, whole: Schema, markup: TagTerms
 ) -> tuple[str, list[str]]:
-    """An object with the properties of a schema, sorted by name as the template has them."""
+    """An object with a schema's properties, sorted by name as the template has them."""
     arguments = []
     for place, (key, inner, required) in enumerate(
         sorted(_properties(value), key=lambda one: one[0])

@@ -1,4 +1,4 @@
-"""Frames between a program and a running server of the same user, over private HTTP routes.
+"""Frames between a program and a running server of the same user, over private routes.
 
 They are the frames of the engine process's pipe, so nothing is lost in between. `POST
 /localchat/v1/generate` takes a GenerateCall and answers with a stream of frames (Events, and Failed at the

@@ -286,7 +286,7 @@ class LocalEngine:
     def _restart_in_safe_mode(
         self, child: ChildProcess, death: EngineDied, notices: list[str]
     ) -> bool:
-        """Restart where a build crashed natively before its first answer and was not in safe mode yet."""
+        """Restart a build that crashed natively before its first answer, unless it was in safe mode."""
         crashed = death.details.get("signal") in _CRASHES
         if child.phase not in ("load", "warmup") or not crashed or not child.build:
             return False
@@ -307,8 +307,7 @@ class LocalEngine:
         return True
 
     def _remember_safe_mode(self) -> None:
-        """Record the build of a child that answers in safe mode, so that the next start is spared the
-        crash."""
+        """Record a build that answers in safe mode, which spares the next start the crash."""
         with self._lock:
             try:
                 self._crash_record.resolve(helped=True)

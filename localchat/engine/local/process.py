@@ -58,7 +58,7 @@ class ChildProcess:
         on_exit: Callable[["ChildProcess"], None],
         module: str = "localchat.core.process",
     ) -> None:
-        """`on_frame` is called with each frame and `on_exit` once at the end, both from one thread."""
+        """`on_frame` gets each frame, and `on_exit` is called once at the end, both from one thread."""
         self._on_frame = on_frame
         self._on_exit = on_exit
         self._log: deque[str] = deque(maxlen=_LOG_LINES)

@@ -25,7 +25,7 @@ class FrameError(Exception):
 
 
 def sendable(text: str) -> str:
-    """`text` with everything that is not Unicode (bytes of a file name that is not UTF-8) replaced."""
+    """`text` with everything that is not Unicode replaced (bytes of a file name, for instance)."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -134,7 +134,7 @@ class TextReply(msgspec.Struct, frozen=True, tag="text"):
 
 
 class VectorsReply(msgspec.Struct, frozen=True, tag="vectors"):
-    """`tokens`: how many each text took."""
+    """One vector for each text."""
 
     id: int
     vectors: list[list[float]]

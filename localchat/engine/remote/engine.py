@@ -214,7 +214,7 @@ class RemoteEngine:
     def _request_with_retries(
         self, answer: ResponseStream, stream: Stream, call: RemoteCall
     ) -> None:
-        """Request until there is an answer, the request is cancelled, or the attempts are used up."""
+        """Request until there is an answer, a cancel, or no attempt left."""
         attempt = 0
         shortened = False
         failure: LocalchatError
@@ -308,7 +308,7 @@ class RemoteEngine:
         return found
 
     def _send(self, answer: ResponseStream, stream: Stream, events: Iterable[Event]) -> None:
-        """Send events, and metrics with the first token and ten times a second from then on."""
+        """Send events, and metrics with the first token and then ten times a second."""
         for event in events:
             stream.put(event)
         now_s = time.perf_counter()
@@ -332,19 +332,19 @@ class RemoteEngine:
         with self._lock:
             if self._model_entry is not None:
                 return self._model_entry
-        wanted = self._options.model
+        asked_name = self._options.model
         try:
             found = self._client.request_json("models").get("data")
         except LocalchatError as error:
             without = self._answered or error.details.get("status") in _NO_LIST_STATUSES
-            if not (wanted and without):
+            if not (asked_name and without):
                 raise
             found = None
         entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        if not entries and not wanted:
+        if not entries and not asked_name:
             raise self._client.unexpected_reply("models", "no model")
-        named = [one for one in entries if one.get("id") == wanted]
-        entry = named[0] if named else ({} if wanted else entries[0])
+        named = [one for one in entries if one.get("id") == asked_name]
+        entry = named[0] if named else ({} if asked_name else entries[0])
         with self._lock:
             self._model_entry = entry
         return entry

@@ -1,4 +1,4 @@
-"""Errors of a remote server, as a status or inside a stream, become errors of ours.
+"""Errors that a remote server reports, by a status or inside a stream, as ours.
 
 Servers word a prompt that is too long in many ways. Numbers are taken over where it is clear what they
 count, and omitted otherwise: a wrong one would mislead more than none.
@@ -98,7 +98,7 @@ def error_from_stream(body: dict[str, Any], base: str, *, partial: bool) -> Loca
 
 
 def is_error(chunk: dict[str, Any]) -> bool:
-    """Whether a chunk of a stream is an error instead of a piece of an answer."""
+    """Whether a chunk of a stream is an error."""
     return bool(chunk.get("error")) or chunk.get("object") == "error"
 
 

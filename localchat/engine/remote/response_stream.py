@@ -75,10 +75,9 @@ class ResponseStream:
         return self._timings
 
     def shorten_answer(self, error: LocalchatError) -> bool:
-        """Limit the answer to the room that the server reported, where only its length did not fit.
+        """Limit the answer to the room that the server reported. Returns whether that helps.
 
-        Returns whether it did: whoever asks for more than there is room for gets what there is, as from a
-        local engine.
+        Whoever asks for more than there is room for gets what there is, as from a local engine.
         """
         room, asked_tokens = error.details.get("room_tokens"), self.request.max_tokens
         if not isinstance(room, int) or asked_tokens is None or not 0 < room < asked_tokens:
