@@ -73,7 +73,7 @@ class LlamaCppBackend:
         )
 
     def accepts(self, path: Path) -> bool:
-        """Whether a file begins as GGUF, or is named so: then `open` explains what is wrong with it."""
+        """True if a file begins as GGUF, or is named so: then `open` explains what is wrong with it."""
         if path.suffix.lower() == ".gguf":
             return True
         try:
@@ -132,14 +132,14 @@ class LlamaCppBackend:
         from localchat_llamacpp.speed.estimate import (
             DecodeSetup,
             expected_rate,
+            measured_setup,
             offloaded_rate,
-            past_run,
         )
 
         if isinstance(model, Checkpoint) or model.pooling or not self.available().ok:
             return None
         known = [
-            past_run(one.model, one.kv_type, one.tokens_per_s)
+            measured_setup(one.model, one.kv_type, one.tokens_per_s)
             for one in past
             if isinstance(one.model, ModelShape) and one.kv_type in KV_FORMATS
         ]

@@ -1,5 +1,7 @@
-"""A reusable llama_batch over numpy arrays: slices cost 2 µs for 512 tokens, the binding fills token by
-token."""
+"""A reusable llama_batch over numpy arrays.
+
+Slices cost 2 µs for 512 tokens; the binding fills batches token by token through ctypes.
+"""
 
 import ctypes
 from collections.abc import Sequence

@@ -46,7 +46,7 @@ def library_file() -> Path | None:
 
 
 def can_offload() -> bool:
-    """Whether this build puts layers on a GPU, by the libraries in its folder; nothing is loaded.
+    """True if this build puts layers on a GPU, by the libraries in its folder; nothing is loaded.
 
     (`llama_supports_gpu_offload` of the loaded library returns the same.)
     """
@@ -58,7 +58,7 @@ def can_offload() -> bool:
 
 
 def knows_architecture(name: str) -> bool:
-    """Whether this build can load models of the architecture; True where there is no library to look into.
+    """True if this build can load models of the architecture; True where there is no library to look into.
 
     The names of all known architectures stand in the library as C strings.
     """
@@ -145,12 +145,12 @@ def remedies(build: BuildInfo, root: Path = Path("/")) -> tuple[Remedy, ...]:
 
 
 def amx_at_risk(build: BuildInfo) -> bool:
-    """Whether the build uses AMX and was compiled by GCC, some versions of which get that wrong."""
+    """True if the build uses AMX and was compiled by GCC, some versions of which get that wrong."""
     return "AMX_INT8" in build.features and _built_by_gcc(Path(build.library))
 
 
 def _has_graphics_card(root: Path) -> bool:
-    """Whether llama.cpp could compute on a GPU here: Apple's, NVIDIA's or AMD's with their drivers."""
+    """True if llama.cpp could compute on a GPU here: Apple's, NVIDIA's or AMD's with their drivers."""
     if sys.platform == "darwin":
         return platform.machine() == "arm64"
     return any((root / place).exists() for place in ("proc/driver/nvidia", "dev/kfd"))
@@ -218,7 +218,7 @@ def _features(system: str) -> frozenset[str]:
 
 
 def _built_by_gcc(library_path: Path) -> bool:
-    """Whether the CPU library carries GCC's comment; assumed where it cannot be read."""
+    """True if the CPU library carries GCC's comment; assumed where it cannot be read."""
     cpu = next(iter(sorted(library_path.parent.glob("libggml-cpu*"))), None)
     return cpu is None or b"GCC: (" in cpu.read_bytes()
 

@@ -169,5 +169,5 @@ def _repacked_formats(flags: frozenset[str]) -> tuple[frozenset[str], bool]:
 
 
 def _repackable(sides: tuple[int, ...], *, amx: bool) -> bool:
-    """Whether the copying kernels take a matrix of these sides."""
+    """True if the copying kernels take a matrix of these sides."""
     return 2 <= len(sides) <= (2 if amx else 3) and sides[1] % (32 if amx else 8) == 0

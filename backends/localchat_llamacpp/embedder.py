@@ -84,7 +84,7 @@ class LlamaCppEmbedder:
         self._stop = True
 
     def memory(self) -> MemoryReport:
-        """What the library reported at the load."""
+        """Allocations that the library reported at the load."""
         return self._report
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ class _EmbeddingNeeds:
         return self._weights, Split(0, cache), Split(inputs, scratch), Split(process, contexts)
 
     def fit(self, tokens: int) -> bool:
-        """Whether texts of this length fit."""
+        """True if texts of this length fit."""
         parts = self.parts(tokens)
         return sum(part.ram for part in parts) <= spendable_ram(self._machine) and (
             sum(part.gpu for part in parts) <= self._gpu_bytes or not self._layers

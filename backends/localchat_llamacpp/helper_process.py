@@ -1,4 +1,7 @@
-"""Runs a module of this package in a process of its own: native code may crash, and callers load none."""
+"""Runs a module of this package in a process of its own.
+
+Native code may crash, and callers load none of it.
+"""
 
 import os
 import subprocess
@@ -13,7 +16,7 @@ def run_module(
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> bytes:
-    """What `python -m localchat_llamacpp.MODULE` wrote to stdout, also if it crashed or ran out of time.
+    """Stdout of `python -m localchat_llamacpp.MODULE`, also if it crashed or ran out of time.
 
     environment: variables over those of this process. Raises OSError.
     """

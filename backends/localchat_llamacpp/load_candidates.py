@@ -44,7 +44,7 @@ class LoadCandidate(NamedTuple):
 
     @property
     def coarse(self) -> bool:
-        """Whether the KV cache is quantized, which needs flash attention."""
+        """True if the KV cache is quantized, which needs flash attention."""
         return self.kv_type not in ("f32", "f16", "bf16")
 
 
@@ -94,7 +94,7 @@ class MemoryCheck:
         """As llama.cpp counts what can be offloaded: the output is one more."""
         self.unified = machine.unified_memory and can_offload
         self.trusted = can_offload and not self.unified and not machine.gpus
-        """Whether a GPU's memory cannot be read, so that a number of layers is taken on trust."""
+        """True if a GPU's memory cannot be read, so that a number of layers is taken on trust."""
         self.ram_bytes = spendable_ram(machine)
         if self.unified:
             self.ram_bytes = min(self.ram_bytes, int(machine.ram_total_bytes * _UNIFIED_SHARE))
@@ -166,19 +166,19 @@ class MemoryCheck:
         return found.pooled() if self.unified else found
 
     def holds(self, needs: Needs, spare_bytes: int = 0) -> bool:
-        """Whether there is memory enough, with `spare_bytes` of RAM left over."""
+        """True if there is memory enough, with `spare_bytes` of RAM left over."""
         host_cache = self.options.cache_ram_bytes or 0
         return needs.ram + host_cache + spare_bytes <= self.ram_bytes and (
             self.trusted or needs.gpu <= self.gpu_bytes
         )
 
     def allowed(self, needs: Needs) -> bool:
-        """Whether the KV cache is within the user's limit."""
+        """True if the KV cache is within the user's limit."""
         most = self.options.kv_limit_bytes
         return most is None or sum(needs.kv) <= most
 
     def fits(self, context: int, candidate: LoadCandidate, spare_bytes: int = 0) -> bool:
-        """Whether it fits within memory and the user's limits, with `spare_bytes` of RAM left over."""
+        """True if it fits within memory and the user's limits, with `spare_bytes` of RAM left over."""
         needs = self.needs(context, candidate)
         return self.allowed(needs) and self.holds(needs, spare_bytes)
 

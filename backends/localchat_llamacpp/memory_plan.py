@@ -308,7 +308,7 @@ class _CandidateChooser:
             yield f"--vram-gb {gigabytes_flag(needs.gpu)}: what {candidate.gpu_layers} layers take."
 
     def _advice(self, candidate: LoadCandidate) -> Iterator[str]:
-        """What would help, cheapest for the user first."""
+        """Sentences on what would help, cheapest for the user first."""
         yield from self._raised_limits(candidate)
         small = (
             candidate._replace(kv_type="q8_0")

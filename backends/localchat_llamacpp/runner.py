@@ -172,7 +172,7 @@ class LlamaCppRunner:
         self._stop.set()
 
     def memory(self) -> MemoryReport:
-        """What the library reported at the load; other: the output buffer and saved slots."""
+        """Allocations that the library reported at the load; other: the output buffer and saved slots."""
         other = self._report.other_bytes + self._slots.saved_bytes
         return self._report._replace(other_bytes=other)
 

@@ -1,4 +1,4 @@
-"""First steps of a loaded model: read the weights from disk, meet faults of the build, measure the cache.
+"""First steps of a loaded model: they read the weights, meet faults of the build, and test the cache.
 
 The KV cache manager needs two findings: can a slot be truncated, and which numbers of rows compute bit-equal
 logits.
@@ -29,13 +29,16 @@ class Findings(NamedTuple):
 def row_classes(
     bits: Callable[[int], NDArray[np.uint32]], *, lone_joins: bool
 ) -> tuple[RowClass, ...]:
-    """The classes up to 7 rows, from the logits' bits of a step's first row by the step's number of rows.
+    """Classes of bit-equal rows up to 7 rows.
 
-    `bits` must request two logits rows or more where there are several rows (float weights have a path of
-    their own for a single one). Plain weights make one class of 2 to 7 rows; repacked ones take another path
-    from 4 on. From 8 on, attention changes with the length of the context: no class is claimed. lone_joins:
-    whether one row may be in a class with several; on a float cache it differs at some lengths and not at
-    others (0.5B: at 600 tokens, not at 60 or 1,500), so that a check in a short context cannot vouch for it.
+    bits: the logits' bits of a step's first row, by the step's number of rows; two logits rows or more must
+    be requested where there are several rows (float weights have a path of their own for a single one).
+    lone_joins: whether one row may be in a class with several; on a float cache it differs at some lengths
+    and not at others (0.5B: at 600 tokens, not at 60 or 1,500), so that a check in a short context cannot
+    vouch for it.
+
+    Plain weights make one class of 2 to 7 rows; repacked ones take another path from 4 on. From 8 on,
+    attention changes with the length of the context: no class is claimed.
     """
     lone, pair, widest = bits(1), bits(2), bits(_WIDEST)
     if np.array_equal(pair, widest):

@@ -126,7 +126,7 @@ class Capabilities:
     restored (recurrent and hybrid models), so no drafts, and prefix hits at checkpoints only."""
     rewind_tokens: int = 0
     share: bool = True
-    """Whether one slot's prefix can be aliased by another."""
+    """True if one slot's prefix can be aliased by another."""
     block_tokens: int = 0
     """Page size; 0: the cache is not paged."""
     bytes_per_token: int = 0
@@ -315,7 +315,7 @@ class EmbeddingModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a backend can run here."""
+    """True if a backend can run here."""
 
     ok: bool
     reason: str
@@ -348,7 +348,7 @@ class BuildInfo:
     features: frozenset[str]
     """Instruction sets or compute capabilities."""
     offload: bool
-    """Whether it can put layers on a GPU."""
+    """True if it can put layers on a GPU."""
     devices: tuple[Device, ...]
 
 
@@ -383,11 +383,11 @@ class Backend(Protocol):
         ...
 
     def available(self) -> Availability:
-        """Whether it can run here. Imports nothing heavy."""
+        """True if it can run here. Imports nothing heavy."""
         ...
 
     def accepts(self, path: Path) -> bool:
-        """Whether it is for the file or folder at `path`, by its first bytes or name."""
+        """True if it is for the file or folder at `path`, by its first bytes or name."""
         ...
 
     def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
@@ -430,8 +430,7 @@ class Backend(Protocol):
         ...
 
     def remedies(self) -> tuple[Remedy, ...]:
-        """What could be better here, best first: a rebuild for a GPU that this build cannot use, ways around a
-        crash."""
+        """Ways to a better build, best first: a rebuild for an unused GPU, ways around a crash."""
         ...
 
 

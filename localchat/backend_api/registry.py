@@ -56,8 +56,11 @@ def find_backends() -> dict[str, Backend]:
 
 @lru_cache(maxsize=1)
 def _entry_points(path: tuple[str, ...]) -> "tuple[EntryPoint, ...]":
-    """Entry points on this path. Cached: a look takes 10 ms and more, and a list of models needs one a model.
-    What is installed meanwhile is found by the next run."""
+    """Entry points on this path.
+
+    Cached: a look takes 10 ms and more, and a list of models needs one a model. What is installed meanwhile
+    is found by the next run.
+    """
     from importlib.metadata import entry_points
 
     return tuple(sorted(entry_points(group=GROUP), key=lambda one: one.name))
@@ -75,8 +78,11 @@ class BackendChoice(NamedTuple):
 
 
 def choose_for_model(model: ModelSummary, kind: Kind, asked: str | None = None) -> BackendChoice:
-    """The backend for a model known by its header alone, here or on a hub; one that can run here before one
-    that cannot. asked: its name. Raises UsageError, LocalchatError."""
+    """The backend for a model known by its header alone, here or on a hub.
+
+    One that can run here goes before one that cannot. asked: a backend's name. Raises UsageError,
+    LocalchatError.
+    """
     backends = find_backends()
     fitting = [backend for backend in backends.values() if kind in backend.kinds]
     if asked is None and not fitting:
@@ -88,8 +94,11 @@ def choose_for_model(model: ModelSummary, kind: Kind, asked: str | None = None) 
 
 
 def choose_for_file(path: Path, asked: str | None = None) -> BackendChoice:
-    """The backend for the file or folder at `path`; one that can run here before one that cannot. asked: its
-    name, or `module:Class` of one that is not installed. Raises UsageError, LocalchatError."""
+    """The backend for the file or folder at `path`; one that can run here goes first.
+
+    asked: a backend's name, or `module:Class` of one that is not installed. Raises UsageError,
+    LocalchatError.
+    """
     kind: Kind = "safetensors" if path.is_dir() else "gguf"
     if asked and ":" in asked:
         module, _, name = asked.partition(":")
@@ -136,7 +145,10 @@ def _named(backends: Mapping[str, Backend], kind: Kind, asked: str) -> BackendCh
 
 
 def _first(fitting: Sequence[Backend], kind: Kind) -> BackendChoice:
-    """The first that can run here, with the reasons of those before it; the first of all where none can."""
+    """The first that can run here, with the reasons against those before it.
+
+    Where none can, the first of all.
+    """
     refusals: list[str] = []
     for backend in fitting:
         found = backend.available()

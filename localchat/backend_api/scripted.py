@@ -1,9 +1,9 @@
-"""Backend without a model, for tests of the engine core and of front ends over a real child process.
+"""Backend without a model, for tests of the engine core and of front ends.
 
-It keeps every rule of the interface and makes up the logits; it ships so that third parties can test with it.
-A script is a JSON file (`Script`). Tokens are bytes and a few control tokens. The runner keeps token ids
-where a real one keeps KV (scripted_kv.py refuses what a real cache would do wrongly), and logits are a
-function of exactly those tokens, so a wrong byte in the cache changes the text.
+It keeps every rule of the interface and makes up the logits; it ships so that third parties can test with it
+over a real child process. A script is a JSON file (`Script`). Tokens are bytes and a few control tokens. The
+runner keeps token ids where a real one keeps KV (scripted_kv.py refuses what a real cache would do wrongly),
+and logits are a function of exactly those tokens, so a wrong byte in the cache changes the text.
 """
 
 import hashlib

@@ -109,7 +109,7 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Whether the counts of earlier tokens matter."""
+        """True if the counts of earlier tokens matter."""
         return (
             self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0

@@ -1,8 +1,8 @@
-"""Options of a model load, as one record for front ends, the pool, the engine process and the backends.
+"""Options of a model load, as one record that everything from flag to loader embeds.
 
-Stands in `fit/`, the lowest package that reads it, because backends import no higher one. Engines, frames and
-calls embed it. `engine.options.load_options` makes it of the settings: a new option is a setting, a field of
-the same name here, and its use in a planner or loader.
+Stands in `fit/`, the lowest package that reads it, because backends import no higher one. Engine options,
+frames and calls embed it; `engine.options.load_options` makes it of the settings. A new option is a setting,
+a field of the same name here, and its use in a planner or loader.
 """
 
 from typing import Literal, TypeAlias

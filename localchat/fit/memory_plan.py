@@ -113,9 +113,10 @@ class Split(NamedTuple):
 
 
 def weights_split(shape: ModelShape, gpu_layers: int) -> Split:
-    """Weights in RAM and on the GPU when the last `gpu_layers` layers are offloaded; the output is the last.
+    """Weights in RAM and on the GPU when the last `gpu_layers` layers are offloaded.
 
-    The input embedding stays in RAM; where it is the output matrix too, the GPU gets a copy.
+    The output counts as the last layer. The input embedding stays in RAM; where it is the output matrix too,
+    the GPU gets a copy.
     """
     first = max(shape.all_layers + 1 - gpu_layers, 0)
     ram = gpu = 0

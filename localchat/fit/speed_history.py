@@ -1,4 +1,4 @@
-"""Speeds of past runs on this machine, which correct the estimate of `fit`; and a cache of benchmarks.
+"""Speeds of past runs on this machine, and a cache of benchmarks: both feed the estimate of `fit`.
 
 Two small JSON files in the state folder. Runs: one entry for each model file and way of running it, the
 oldest go first; written under a lock, so that no process loses another's runs. Benchmarks: numbers by name,
@@ -126,7 +126,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def same(self, other: "Run") -> bool:
-        """Whether both are the same file run in the same way."""
+        """True if both are the same file run in the same way."""
         return self._identity() == other._identity()
 
 
@@ -165,7 +165,10 @@ class SpeedHistory:
     def measured(
         self, path: Path, *, backend: str, threads: int, gpu_layers: int, kv_type: str
     ) -> float | None:
-        """Tokens a second of this very file run in this way; None if it never ran so, or has changed."""
+        """Tokens a second of this very file run in this way.
+
+        None if it never ran so, or has changed.
+        """
         found = [
             one
             for one in self.runs()

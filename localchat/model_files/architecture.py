@@ -131,16 +131,16 @@ class ModelShape:
     vocabulary: bool = True
     """False for a part of a model, such as an adapter."""
     images: bool = False
-    """Whether an image encoder is in the same file."""
+    """True if an image encoder is in the same file."""
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layer carries a state that cannot be cut back."""
+        """True if some layer carries a state that cannot be cut back."""
         return any(layer.state for layer in self.layers)
 
     @property
     def tied(self) -> bool:
-        """Whether the input embedding is the output matrix too."""
+        """True if the input embedding is the output matrix too."""
         return not any(weight.part == "output" for weight in self.weights)
 
     @property
@@ -394,5 +394,5 @@ def pooling_of(header: Header) -> str:
 
 
 def _is_reranker(header: Header) -> bool:
-    """Whether the model scores pairs of texts."""
+    """True if the model scores pairs of texts."""
     return header.metadata.get(f"{header.architecture}.pooling_type") == _RANK

@@ -140,7 +140,7 @@ def read_summary(path: Path, *, dummy_weights: bool = False) -> ModelSummary:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether this is the folder of a Hugging Face checkpoint."""
+    """True if this is the folder of a Hugging Face checkpoint."""
     return path.is_dir() and (path / CONFIG).is_file() and any(path.glob("*.safetensors"))
 
 

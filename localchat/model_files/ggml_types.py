@@ -1,4 +1,7 @@
-"""ggml's number formats, as a table, so that no header needs the `gguf` package (a test compares the two)."""
+"""ggml's number formats, as a table.
+
+So no header needs the `gguf` package; a test compares the two.
+"""
 
 from typing import NamedTuple
 

@@ -18,8 +18,8 @@ from localchat_llamacpp.speed.estimate import (
     DecodeSetup,
     bytes_per_token,
     expected_rate,
+    measured_setup,
     offloaded_rate,
-    past_run,
 )
 from localchat_llamacpp.speed.synthetic_gguf import SyntheticModel, write
 from tests.support.gguf_files import F16, Q8_0, Size, Tensor, gemma3, llama, qwen2, write_model
@@ -284,7 +284,7 @@ def test_past_runs_correct_the_estimate(tmp_path: Path, asked: list[Layer]) -> N
     other = rate_of(expected_rate(plain(large), 2, NO_MEASUREMENTS))
 
     def corrected(rate: float, times: int) -> float:
-        past = [past_run(small, "f16", rate)] * times
+        past = [measured_setup(small, "f16", rate)] * times
         return rate_of(expected_rate(plain(large), 2, NO_MEASUREMENTS, past))
 
     # A few runs may have been disturbed, and nonsense is bounded.
@@ -307,7 +307,7 @@ def test_layers_on_cards_are_priced_by_bandwidth(tmp_path: Path, asked: list[Lay
     assert whole == pytest.approx(1 / (work / 0.9e11 + 7 * 100e-6))
     assert 1 / half == pytest.approx(0.5 / whole + 0.5 / cpu)
     # PastRun runs of any model here were half as fast as estimated: so is this one.
-    past = [past_run(shape, "f16", whole / 2)]
+    past = [measured_setup(shape, "f16", whole / 2)]
     again = offloaded_rate(running, plans[0], machine, 4, NO_MEASUREMENTS, past)
     assert rate_of(again) == pytest.approx(whole / 2)
     unknown = replace(machine, gpus=(Gpu(0, "card", 1, 1),))

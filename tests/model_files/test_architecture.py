@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from localchat.fit.memory_plan import CacheSpec, kv_layer_bytes, kv_types, weights_split
 from localchat.model_files.architecture import ModelShape, model_shape
-from localchat.model_files.byte_source import BytesSource
 from localchat.model_files.gguf import Header, read_gguf
+from tests.support.bytes_source import BytesSource
 from tests.support.gguf_files import Gguf, Size, Value, gemma3, llama, mamba, qwen2
 
 

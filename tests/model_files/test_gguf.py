@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localchat.errors import ModelInvalid, ModelMissing
-from localchat.model_files.byte_source import BytesSource
 from localchat.model_files.ggml_types import FILE_TYPES, NUMBER_FORMATS
 from localchat.model_files.gguf import Array, read_gguf
 from localchat.model_files.open_gguf import check_model, read_header, read_source
+from tests.support.bytes_source import BytesSource
 from tests.support.gguf_files import (
     ARCHITECTURES,
     CHATML,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localchat.errors import ModelInvalid, ModelMissing
-from localchat.model_files.byte_source import BytesSource
 from localchat.model_files.safetensors import Tensor, read_safetensors, read_safetensors_source
+from tests.support.bytes_source import BytesSource
 
 
 def encoded(header: object, data: int = 0) -> bytes:

@@ -35,7 +35,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class BenchmarkRequest(msgspec.Struct, frozen=True):
-    """What to measure."""
+    """Measurements to take."""
 
     threads: int
     codes: tuple[int, ...]

@@ -43,7 +43,7 @@ class DecodeSetup(NamedTuple):
     shape: ModelShape
     kv_type: str
     flash: bool
-    """Whether attention is flash attention."""
+    """True if attention is flash attention."""
 
     @property
     def layer(self) -> Layer | None:
@@ -62,28 +62,28 @@ class DecodeSetup(NamedTuple):
         return Layer(shape.heads, kv_heads, shape.head_width, self.kv_type, self.flash, code)
 
 
-class PastRun(NamedTuple):
+class MeasuredSetup(NamedTuple):
     """A setup that ran here, and its tokens a second."""
 
     running: DecodeSetup
     tokens_per_s: float
 
 
-def past_run(shape: ModelShape, kv_type: str, tokens_per_s: float) -> PastRun:
+def measured_setup(shape: ModelShape, kv_type: str, tokens_per_s: float) -> MeasuredSetup:
     """A past run, with flash attention where the cache is quantized, as the planner chooses on a CPU."""
-    return PastRun(DecodeSetup(shape, kv_type, KV_FORMATS[kv_type].block > 1), tokens_per_s)
+    return MeasuredSetup(DecodeSetup(shape, kv_type, KV_FORMATS[kv_type].block > 1), tokens_per_s)
 
 
 def expected_rate(
     running: DecodeSetup,
     threads: int,
     measures: MeasurementCache,
-    past: Sequence[PastRun] = (),
+    past: Sequence[MeasuredSetup] = (),
 ) -> Estimate | None:
-    """Tokens a second of one request with a short context, all layers on the CPU of a quiet machine.
+    """Tokens a second of one request with a short context, all layers on the CPU.
 
-    Takes about a second where `measures` lack a result. None where the benchmark fails. past: models that ran
-    here with as many threads; how far the estimate was off for them corrects it.
+    On a quiet machine. Takes about a second where `measures` lack a result. None where the benchmark fails.
+    past: models that ran here with as many threads; how far the estimate was off for them corrects it.
     """
     known = [one for one in past if bytes_per_token(one.running.shape)]
     every = [running, *(one.running for one in known)]
@@ -128,7 +128,7 @@ def offloaded_rate(
     machine: Machine,
     threads: int,
     measures: MeasurementCache,
-    past: Sequence[PastRun] = (),
+    past: Sequence[MeasuredSetup] = (),
 ) -> Estimate | None:
     """The same with layers on GPUs; None where a driver does not report the bandwidth.
 

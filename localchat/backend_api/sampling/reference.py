@@ -223,8 +223,10 @@ class Sampler:
         return float(self._work.sum())
 
     def _head(self, z: Row, best: float, least: float, needed: float) -> Ids:
-        """Ids, rising, of a head of the falling order that holds the top-p prefix, or of all down
-        to `least`. Called after `_mass`, whose terms are still in the scratch."""
+        """Ids, rising, of a head of the falling order that holds the top-p prefix.
+
+        Down to `least` where no shorter one does. Called after `_mass`, whose terms are still in the scratch.
+        """
         for depth in (4.0, 12.0):
             if best - depth <= least:
                 break
@@ -313,8 +315,11 @@ def _lowest(keys: NDArray[np.floating], border: float, count: int) -> Ids:
 def _shortest(
     keys: NDArray[np.floating], weights: NDArray[np.floating], needed: float
 ) -> Ids | None:
-    """Indices, rising, of the shortest prefix, in the order of rising keys, whose weights sum to
-    `needed` or more; None where they do not. Equal keys stand in the order of the arrays."""
+    """Indices, rising, of the shortest prefix in the order of rising keys that is heavy enough.
+
+    Its weights sum to `needed` or more; None where all of them do not. Equal keys stand in the order of the
+    arrays.
+    """
     if float(weights.sum(dtype=np.float64)) < needed:
         return None
     # Sorting 152k floats takes 7 ms: halve the range of keys until the border lies among few.
