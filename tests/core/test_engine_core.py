@@ -1,4 +1,4 @@
-"""The loop, case by case: ends, failures, drafts, exactness, what is told."""
+"""The engine core, case by case: ends, failures, drafts, exact mode, events."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,9 +13,9 @@ from localchat.engine.events import MetricsSnapshot, Prefill, PromptLogprobs, Qu
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from tests.support.engine_core_bench import (
     Bench,
-    Told,
+    Received,
     capabilities,
-    check_told,
+    check_received,
     copying,
     peaked,
     periodic,
@@ -47,8 +47,8 @@ def test_logits_that_are_no_numbers_end_the_request_and_leave_no_prefix(
     assert "no usable logits" in broken.error.message
     again = bench.ask(request(ALPHABET, max_tokens=3))
     bench.run_until_idle()
-    assert bench.told[again].text() == "abc"
-    assert bench.told[again].done.usage.cached_tokens == 0
+    assert bench.received[again].text() == "abc"
+    assert bench.received[again].done.usage.cached_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_hints_name_the_kv_types_that_there_are(
 
 
 @pytest.mark.parametrize("kind", [{}, AHEAD])
-def test_periodic_text_is_drafted_and_the_figures_say_so(kind: dict[str, Any]) -> None:
+def test_periodic_text_is_drafted_and_metrics_show_it(kind: dict[str, Any]) -> None:
     bench = Bench(capabilities(**kind), periodic)
-    told = bench.say(request(ALPHABET * 3, max_tokens=100))
-    assert told.text() == (ALPHABET * 4)[:100]
-    drafts = told.done.speculation
+    received = bench.say(request(ALPHABET * 3, max_tokens=100))
+    assert received.text() == (ALPHABET * 4)[:100]
+    drafts = received.done.speculation
     assert drafts.accepted > 50
     assert drafts.accepted <= drafts.drafted
     assert drafts.speedup is not None and drafts.speedup > 1
@@ -85,8 +85,8 @@ def test_periodic_text_is_drafted_and_the_figures_say_so(kind: dict[str, Any]) -
 def test_no_drafts_where_they_are_not_asked_for() -> None:
     for asked, engine in ((False, True), (True, False)):
         bench = Bench(logits=periodic, speculation=engine)
-        told = bench.say(request(ALPHABET * 3, max_tokens=60, speculation=asked))
-        assert told.done.speculation.drafted == 0
+        received = bench.say(request(ALPHABET * 3, max_tokens=60, speculation=asked))
+        assert received.done.speculation.drafted == 0
         assert not any(row.drafts for plan in bench.runner.steps for row in plan.rows)
 
 
@@ -98,7 +98,7 @@ def test_drafts_are_as_long_as_this_kind_of_runner_takes(target_s: float, most: 
 
 
 @pytest.mark.parametrize("logits", [hashed, copying])
-def test_exact_text_does_not_depend_on_drafts_nor_on_neighbours(logits: Any) -> None:
+def test_exact_text_depends_neither_on_drafts_nor_on_other_requests(logits: Any) -> None:
     can = capabilities(equal_rows=CLASSES)
     asked = [
         request("abab" * 5 + letter, exact=True, max_tokens=40, salt=letter, ignore_eos=True)
@@ -113,10 +113,10 @@ def test_exact_text_does_not_depend_on_drafts_nor_on_neighbours(logits: Any) -> 
     together.step(7)
     numbers.append(together.ask(asked[2]))
     together.run_until_idle()
-    assert [together.told[numbers[place]].text() for place in (0, 2, 3)] == alone
+    assert [together.received[numbers[place]].text() for place in (0, 2, 3)] == alone
 
 
-def test_exact_text_survives_being_set_back() -> None:
+def test_exact_text_is_the_same_after_a_preemption() -> None:
     tight = capabilities(equal_rows=CLASSES, kv_tokens=120, context_tokens=120)
     asked = [
         request("ab" * 10 + letter, exact=True, max_tokens=60, salt=letter, ignore_eos=True)
@@ -127,39 +127,39 @@ def test_exact_text_survives_being_set_back() -> None:
     numbers = [bench.ask(one) for one in asked]
     bench.run_until_idle()
     assert bench.core.preemptions
-    assert [bench.told[number].text() for number in numbers] == alone
+    assert [bench.received[number].text() for number in numbers] == alone
 
 
 @pytest.mark.parametrize("kind", [{}, AHEAD])
 @pytest.mark.parametrize("n", [1, 3])
 def test_no_answer_asked_ends_when_the_prompt_is_computed(kind: dict[str, Any], n: int) -> None:
     bench = Bench(capabilities(**kind, max_step_tokens=16))
-    told = bench.say(request("ab" * 30, n=n, max_tokens=0, prompt_logprobs=1))
-    assert told.text() == ""
-    assert {one.reason for one in told.finished().values()} == {"length"}
-    assert len(told.all(PromptLogprobs)[0].tokens) == 59
-    assert told.done.usage.completion_tokens == 0
+    received = bench.say(request("ab" * 30, n=n, max_tokens=0, prompt_logprobs=1))
+    assert received.text() == ""
+    assert {one.reason for one in received.finished().values()} == {"length"}
+    assert len(received.all(PromptLogprobs)[0].tokens) == 59
+    assert received.done.usage.completion_tokens == 0
 
 
-def test_prompt_logprobs_of_a_single_token_are_told_empty() -> None:
-    told = Bench().say(request("a", prompt_logprobs=2))
-    assert told.all(PromptLogprobs) == [PromptLogprobs(())]
+def test_prompt_logprobs_of_a_single_token_are_empty() -> None:
+    received = Bench().say(request("a", prompt_logprobs=2))
+    assert received.all(PromptLogprobs) == [PromptLogprobs(())]
 
 
 @pytest.mark.parametrize("halt", [[], [1], [2, 3]])
 def test_prompt_logprobs_are_complete_and_in_order(halt: list[int]) -> None:
     bench = Bench(capabilities(max_step_tokens=8), halt=halt)
-    told = bench.say(request("abcabcabcabcabc", prompt_logprobs=0))
-    entries = told.all(PromptLogprobs)[0].tokens
+    received = bench.say(request("abcabcabcabcabc", prompt_logprobs=0))
+    entries = received.all(PromptLogprobs)[0].tokens
     assert bytes(entry.token for entry in entries) == b"bcabcabcabcabc"
 
 
-def test_logprobs_are_one_for_each_token_that_is_told() -> None:
+def test_each_token_sent_has_one_logprob() -> None:
     bench = Bench()
     number = bench.ask(request("ab", logprobs=1, max_tokens=25, ignore_eos=True))
     bench.run_until_idle()
-    check_told(bench, number, peaked)
-    tokens = [entry.token for entry in bench.told[number].logprobs()]
+    check_received(bench, number, peaked)
+    tokens = [entry.token for entry in bench.received[number].logprobs()]
     assert tokens == bench.requests[number].sequences[0].tokens[2:]
 
 
@@ -168,8 +168,8 @@ def test_second_turn_computes_only_what_is_new() -> None:
     first = bench.ask(request("ab" * 40, max_tokens=10, ignore_eos=True))
     bench.run_until_idle()
     whole = bench.requests[first].sequences[0].tokens
-    told = bench.say(request([*whole, 97, 98, 99]))
-    assert told.done.usage.cached_tokens == len(whole) - 1
+    received = bench.say(request([*whole, 97, 98, 99]))
+    assert received.done.usage.cached_tokens == len(whole) - 1
     other = bench.say(request([*whole, 97, 98, 99], salt="other"))
     assert other.done.usage.cached_tokens == 0
 
@@ -184,7 +184,7 @@ def test_priority_goes_before_arrival_and_equals_keep_theirs() -> None:
     first = {plan.rows[0].seq: plan.number for plan in reversed(bench.runner.steps) if plan.rows}
     order = sorted(numbers, key=lambda number: first[bench.requests[number].sequences[0].number])
     assert [numbers.index(number) for number in order] == [2, 0, 1, 3]
-    assert bench.told[numbers[3]].all(Queued)
+    assert bench.received[numbers[3]].all(Queued)
 
 
 def test_what_can_never_fit_is_refused_and_the_rest_goes_on() -> None:
@@ -192,10 +192,10 @@ def test_what_can_never_fit_is_refused_and_the_rest_goes_on() -> None:
     large, small = bench.ask(request("a" * 200)), bench.ask(request("a"))
     growing = bench.ask(request("ab" * 40, max_tokens=None, ignore_eos=True))
     bench.run_until_idle()
-    assert isinstance(bench.told[large].error, DoesNotFit)
-    check_told(bench, small, peaked)
-    assert isinstance(bench.told[growing].error, DoesNotFit)
-    assert bench.told[growing].text()
+    assert isinstance(bench.received[large].error, DoesNotFit)
+    check_received(bench, small, peaked)
+    assert isinstance(bench.received[growing].error, DoesNotFit)
+    assert bench.received[growing].text()
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -208,25 +208,25 @@ def test_memory_that_never_comes_back_is_one_error_for_each_request(
     numbers = [bench.ask(request("ab" * 20, exact=exact)) for _ in range(4)]
     bench.run_until_idle()
     for number in numbers:
-        assert isinstance(bench.told[number].error, DoesNotFit)
+        assert isinstance(bench.received[number].error, DoesNotFit)
 
 
-def test_figures_are_told_at_each_phase_and_at_the_end() -> None:
-    told: Told = Bench().say(request("ab" * 50, ignore_eos=True))
-    figures = told.all(MetricsSnapshot)
+def test_metrics_are_sent_at_each_phase_and_at_the_end() -> None:
+    received: Received = Bench().say(request("ab" * 50, ignore_eos=True))
+    figures = received.all(MetricsSnapshot)
     assert {one.phase for one in figures} == {"prefill", "decode"}
-    assert figures[-1].completion_tokens == told.done.usage.completion_tokens == 20
-    assert told.done.timings.ttft_s is not None
+    assert figures[-1].completion_tokens == received.done.usage.completion_tokens == 20
+    assert received.done.timings.ttft_s is not None
 
 
-def test_cached_tokens_are_those_of_the_cache_also_after_being_set_back() -> None:
+def test_cached_tokens_stay_those_of_the_first_admission_after_a_preemption() -> None:
     bench = Bench(capabilities(kv_tokens=100, context_tokens=100, max_step_tokens=8))
     numbers = [bench.ask(request(letter * 60, max_tokens=30)) for letter in "ab"]
     bench.run_until_idle()
     for number in numbers:
-        check_told(bench, number, peaked)
-        assert bench.told[number].done.usage.cached_tokens == 0
-        assert {one.cached for one in bench.told[number].all(Prefill)} == {0}
+        check_received(bench, number, peaked)
+        assert bench.received[number].done.usage.cached_tokens == 0
+        assert {one.cached for one in bench.received[number].all(Prefill)} == {0}
 
 
 @pytest.mark.parametrize("kind", [{}, AHEAD])
@@ -236,20 +236,20 @@ def test_stopping_fails_what_is_under_way(kind: dict[str, Any]) -> None:
     bench.step(4)
     bench.core.stop()
     bench.core.run()
-    assert isinstance(bench.told[number].error, EngineClosed)
+    assert isinstance(bench.received[number].error, EngineClosed)
 
 
-def test_nothing_is_told_of_a_cancelled_request() -> None:
+def test_a_cancelled_request_sends_no_more_events() -> None:
     bench = Bench(capabilities(**AHEAD))
     number = bench.ask(request("ab", n=3, max_tokens=50, ignore_eos=True))
     bench.step()
     bench.core.cancel(number)
-    told = len(bench.told[number].events)
+    received = len(bench.received[number].events)
     bench.run_until_idle()
-    assert len(bench.told[number].events) == told
+    assert len(bench.received[number].events) == received
 
 
-def test_a_long_prompt_is_taken_in_by_drafts_while_it_is_computed() -> None:
+def test_a_long_prompt_is_indexed_for_drafts_while_it_is_computed() -> None:
     can = replace(capabilities(), context_tokens=40_000, kv_tokens=40_000, max_step_tokens=8192)
     bench = Bench(can, periodic)
     number = bench.ask(request(ALPHABET * 1200, max_tokens=40))
@@ -259,7 +259,7 @@ def test_a_long_prompt_is_taken_in_by_drafts_while_it_is_computed() -> None:
     assert drafts is not None
     assert drafts.index_prompt()
     bench.run_until_idle()
-    assert bench.told[number].done.speculation.accepted > 20
+    assert bench.received[number].done.speculation.accepted > 20
 
 
 def test_end_token_is_an_end_unless_it_is_ignored() -> None:
@@ -269,12 +269,12 @@ def test_end_token_is_an_end_unless_it_is_ignored() -> None:
         return logits
 
     assert Bench(logits=ending).say(request("abc")).text() == "de"
-    told = Bench(logits=ending).say(request("abc", max_tokens=3, ignore_eos=True, logprobs=0))
-    assert told.text() == "de"
-    assert [entry.token for entry in told.logprobs()] == [100, 101, EOS]
+    received = Bench(logits=ending).say(request("abc", max_tokens=3, ignore_eos=True, logprobs=0))
+    assert received.text() == "de"
+    assert [entry.token for entry in received.logprobs()] == [100, 101, EOS]
 
 
-def test_a_prompt_comes_on_while_others_take_the_whole_budget() -> None:
+def test_a_prompt_advances_while_decoding_takes_the_whole_budget() -> None:
     """Steps that seem dear leave 32 tokens: as many as write already."""
     can = capabilities(max_rows=40, max_slots=40, kv_tokens=40_000, step_target_s=1e-9)
     bench = Bench(can, hashed)
@@ -283,4 +283,4 @@ def test_a_prompt_comes_on_while_others_take_the_whole_budget() -> None:
     bench.step(40)
     late = bench.ask(request("z" * 200, max_tokens=2))
     bench.step(30)
-    assert bench.told[late].text()
+    assert bench.received[late].text()

@@ -11,7 +11,7 @@ from localchat.engine.request import GenerateRequest, Grammar
 from tests.support.engine_core_bench import (
     Bench,
     capabilities,
-    check_told,
+    check_received,
     copying,
     peaked,
     request,
@@ -120,6 +120,6 @@ def test_text_is_that_of_the_simulation_whatever_else_runs(kind: str, data: st.D
     bench.run_until_idle()
     for id_ in asked:
         if id_ not in gone:
-            check_told(bench, id_, logits)
+            check_received(bench, id_, logits)
         else:
-            assert bench.told[id_].error is None
+            assert bench.received[id_].error is None

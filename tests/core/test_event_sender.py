@@ -1,4 +1,4 @@
-"""What waits to be told together, and what does not: nothing is lost, nothing overtakes."""
+"""Coalescing of events: some wait, urgent ones do not, none is lost or overtaken."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +19,8 @@ FOR_EVER = 1e9
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
 
 
-class Ear:
-    """A telling, and the frames that came of it."""
+class SenderBench:
+    """An event sender, and the frames that it sent."""
 
     def __init__(self, coalesce_s: float = 0.015) -> None:
         self.frames: list[list[Event]] = []
@@ -42,97 +42,101 @@ class Ear:
         self.event_sender.end_step(now_s, next_s)
 
 
-def test_steps_of_a_slow_model_are_told_one_by_one() -> None:
-    ear = Ear()
+def test_events_of_slow_steps_are_sent_one_by_one() -> None:
+    sender_bench = SenderBench()
     for number in range(100, 120):
-        ear.token(number, number * 0.01, 0.01)
-    assert [len(frame) for frame in ear.frames] == [1] * 20
+        sender_bench.token(number, number * 0.01, 0.01)
+    assert [len(frame) for frame in sender_bench.frames] == [1] * 20
 
 
-def test_fast_steps_are_told_together_within_the_time() -> None:
-    ear = Ear()
+def test_events_of_fast_steps_are_sent_together_within_the_limit() -> None:
+    sender_bench = SenderBench()
     for number in range(100, 148):
-        ear.token(number, number * 0.001, 0.001)
-    assert {len(frame) for frame in ear.frames[1:]} == {15}
-    assert [event.text for frame in ear.frames for event in frame if isinstance(event, Text)] == [
-        f"{number} " for number in range(100, 100 + sum(map(len, ear.frames)))
-    ]
+        sender_bench.token(number, number * 0.001, 0.001)
+    assert {len(frame) for frame in sender_bench.frames[1:]} == {15}
+    assert [
+        event.text for frame in sender_bench.frames for event in frame if isinstance(event, Text)
+    ] == [f"{number} " for number in range(100, 100 + sum(map(len, sender_bench.frames)))]
 
 
 def test_first_words_never_wait() -> None:
-    ear = Ear()
+    sender_bench = SenderBench()
     for number in range(1, 12):
-        ear.token(number, number * 0.001, 0.001)
-    assert [len(frame) for frame in ear.frames] == [1] * 8
+        sender_bench.token(number, number * 0.001, 0.001)
+    assert [len(frame) for frame in sender_bench.frames] == [1] * 8
 
 
 @pytest.mark.parametrize("next_s", [0.2, float("inf")])
-def test_what_waits_is_told_before_a_long_step(next_s: float) -> None:
-    ear = Ear()
-    ear.token(100, 1.0, 0.001)
-    ear.token(101, 1.001, 0.001)
-    ear.token(102, 1.002, next_s)
-    assert [len(frame) for frame in ear.frames] == [1, 2]
+def test_waiting_events_are_sent_before_a_long_step(next_s: float) -> None:
+    sender_bench = SenderBench()
+    sender_bench.token(100, 1.0, 0.001)
+    sender_bench.token(101, 1.001, 0.001)
+    sender_bench.token(102, 1.002, next_s)
+    assert [len(frame) for frame in sender_bench.frames] == [1, 2]
 
 
 @pytest.mark.parametrize(
     "tell",
     [
-        lambda ear: ear.token(102, 1.002, 0.001, ToolCall(0, 0, "id", "name")),
-        lambda ear: ear.event_sender.queued(ear.request_state, 3),
-        lambda ear: ear.event_sender.prefill(ear.request_state, 2),
-        lambda ear: ear.event_sender.finished(ear.sequence, "stop", ""),
-        lambda ear: ear.event_sender.done(ear.request_state, KVUsage(0, 0, 0, 0, 0, 0, 0), 1.002),
-        lambda ear: ear.event_sender.send_metrics(ear.request_state, 1, 0, 1.002),
+        lambda sender_bench: sender_bench.token(102, 1.002, 0.001, ToolCall(0, 0, "id", "name")),
+        lambda sender_bench: sender_bench.event_sender.queued(sender_bench.request_state, 3),
+        lambda sender_bench: sender_bench.event_sender.prefill(sender_bench.request_state, 2),
+        lambda sender_bench: sender_bench.event_sender.finished(sender_bench.sequence, "stop", ""),
+        lambda sender_bench: sender_bench.event_sender.done(
+            sender_bench.request_state, KVUsage(0, 0, 0, 0, 0, 0, 0), 1.002
+        ),
+        lambda sender_bench: sender_bench.event_sender.send_metrics(
+            sender_bench.request_state, 1, 0, 1.002
+        ),
     ],
 )
-def test_what_does_not_wait_takes_along_what_waited(tell: Callable[[Ear], None]) -> None:
-    ear = Ear()
-    ear.token(100, 1.0, 0.001)
-    ear.token(101, 1.001, 0.001)
-    tell(ear)
-    ear.event_sender.end_step(1.002, 0.001)
-    assert [len(frame) for frame in ear.frames] == [1, 2]
-    assert ear.frames[1][0] == Text(0, "101 ")
+def test_urgent_events_flush_the_waiting_ones(tell: Callable[[SenderBench], None]) -> None:
+    sender_bench = SenderBench()
+    sender_bench.token(100, 1.0, 0.001)
+    sender_bench.token(101, 1.001, 0.001)
+    tell(sender_bench)
+    sender_bench.event_sender.end_step(1.002, 0.001)
+    assert [len(frame) for frame in sender_bench.frames] == [1, 2]
+    assert sender_bench.frames[1][0] == Text(0, "101 ")
 
 
-def test_figures_of_the_same_phase_wait_with_the_text() -> None:
-    ear = Ear()
-    ear.token(100, 1.0, 0.001)
-    ear.event_sender.send_metrics(ear.request_state, 1, 0, 1.0)
-    ear.event_sender.end_step(1.0, 0.001)
-    told = len(ear.frames)
-    ear.event_sender.send_metrics(ear.request_state, 1, 0, 2.0)
-    ear.event_sender._sent_s = 2.0
-    ear.event_sender.end_step(2.0, 0.001)
-    assert len(ear.frames) == told
-    ear.event_sender.flush()
-    assert isinstance(ear.frames[-1][0], MetricsSnapshot)
+def test_metrics_of_the_same_phase_wait_with_the_text() -> None:
+    sender_bench = SenderBench()
+    sender_bench.token(100, 1.0, 0.001)
+    sender_bench.event_sender.send_metrics(sender_bench.request_state, 1, 0, 1.0)
+    sender_bench.event_sender.end_step(1.0, 0.001)
+    received = len(sender_bench.frames)
+    sender_bench.event_sender.send_metrics(sender_bench.request_state, 1, 0, 2.0)
+    sender_bench.event_sender._sent_s = 2.0
+    sender_bench.event_sender.end_step(2.0, 0.001)
+    assert len(sender_bench.frames) == received
+    sender_bench.event_sender.flush()
+    assert isinstance(sender_bench.frames[-1][0], MetricsSnapshot)
 
 
-def test_nothing_of_a_cancelled_request_is_told_afterwards() -> None:
+def test_waiting_events_of_a_cancelled_request_are_dropped() -> None:
     bench = Bench(logits=periodic, coalesce_s=FOR_EVER)
     gone, stays = (
         bench.ask(request(ALPHABET, max_tokens=60)),
         bench.ask(request("bcd", max_tokens=60)),
     )
     bench.step(40)
-    told = len(bench.told[gone].events)
+    received = len(bench.received[gone].events)
     bench.core.cancel(gone)
     bench.run_until_idle()
-    assert len(bench.told[gone].events) == told
-    assert bench.told[stays].text() == ((ALPHABET * 4)[4:])[:60]
+    assert len(bench.received[gone].events) == received
+    assert bench.received[stays].text() == ((ALPHABET * 4)[4:])[:60]
 
 
-def test_a_closed_engine_tells_first_what_waited() -> None:
+def test_a_closed_engine_sends_waiting_events_first() -> None:
     bench = Bench(logits=periodic, coalesce_s=FOR_EVER, speculation=False)
     id_ = bench.ask(request(ALPHABET, max_tokens=200))
     bench.step(60)
-    assert len(bench.told[id_].text()) < bench.requests[id_].completion_tokens
+    assert len(bench.received[id_].text()) < bench.requests[id_].completion_tokens
     bench.core.stop()
     bench.core.run()
-    assert len(bench.told[id_].text()) == bench.requests[id_].completion_tokens > 50
-    assert isinstance(bench.told[id_].error, EngineClosed)
+    assert len(bench.received[id_].text()) == bench.requests[id_].completion_tokens > 50
+    assert isinstance(bench.received[id_].error, EngineClosed)
 
 
 @pytest.mark.parametrize("kind", [{}, AHEAD])
@@ -154,8 +158,8 @@ def test_waiting_changes_only_how_events_are_bundled(
             for n, most, stop in asked
         ]
         bench.run_until_idle()
-        told = [bench.told[id_].events for id_ in ids]
-        return [_without_times(one) for one in told], len(bench.frames)
+        received = [bench.received[id_].events for id_ in ids]
+        return [_without_times(one) for one in received], len(bench.frames)
 
     (at_once, frames), (together, fewer) = events(0.0), events(FOR_EVER)
     assert together == at_once

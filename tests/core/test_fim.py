@@ -23,8 +23,8 @@ class Coder(ScriptedTokenizer):
 
 
 def prompt(vocabulary: ScriptedTokenizer, infill: Infill) -> list[int]:
-    desk = InputProcessor(_Model(vocabulary), 400, {}, lambda text: None)
-    request_state, accepted = desk.accept(1, GenerateRequest(prompt=infill))
+    input_processor = InputProcessor(_Model(vocabulary), 400, {}, lambda text: None)
+    request_state, accepted = input_processor.accept(1, GenerateRequest(prompt=infill))
     assert accepted.prompt_tokens == len(request_state.tokens)
     return list(request_state.tokens)
 
@@ -41,7 +41,7 @@ def test_gap_alone_is_prefix_suffix_middle() -> None:
     assert text(prompt(Coder(), Infill("", ""))) == "<P><S><M>"
 
 
-def test_other_files_come_first_in_the_form_of_the_model() -> None:
+def test_other_files_come_first_in_the_format_of_the_model() -> None:
     infill = Infill("x = ", "\n", extra=(("a.py", "A = 1"), ("b.py", "B = 2\n")))
     whole = text(prompt(Coder(), infill))
     assert whole == "<R>repository\n<F>a.py\nA = 1\n<F>b.py\nB = 2\n<F>file\n<P>x = <S>\n<M>"
@@ -57,6 +57,6 @@ def test_model_without_the_tokens_refuses_and_names_what_is_missing() -> None:
         prompt(Coder("fim_suf"), Infill("a", "b"))
 
 
-def test_surroundings_that_do_not_fit_are_refused_and_never_cut() -> None:
+def test_context_files_that_do_not_fit_are_refused_not_truncated() -> None:
     with pytest.raises(ContextExceeded):
         prompt(Coder(), Infill("a" * 300, "b" * 300))

@@ -1,4 +1,4 @@
-"""What the desk makes of a model's own advice, before any request is computed."""
+"""The input processor: sampling defaults of a model file, and token ids out of range."""
 
 from dataclasses import replace
 
@@ -11,18 +11,20 @@ from localchat.errors import UsageError
 from tests.support.engine_core_bench import _Model
 
 
-def test_defaults_of_a_file_that_mean_nothing_are_left_out_and_named() -> None:
+def test_sampling_defaults_out_of_range_are_ignored_with_a_notice() -> None:
     model = _Model(ScriptedTokenizer())
     nan = float("nan")
     advised = (("temperature", nan), ("top_k", -1.0), ("top_p", 0.5), ("min_p", 7.0))
     model.info = replace(model.info, sampling=advised)
     said: list[str] = []
-    desk = InputProcessor(model, 400, {}, said.append)
-    request_state, _ = desk.accept(1, GenerateRequest(TokenIds((1, 2))))
+    input_processor = InputProcessor(model, 400, {}, said.append)
+    request_state, _ = input_processor.accept(1, GenerateRequest(TokenIds((1, 2))))
     drawn = request_state.sampling
     assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p) == (0.7, 0, 0.5, 0.05)
     assert ["temperature nan" in said[0], "min_p 7" in said[1], len(said)] == [True, True, 2]
-    asked, _ = desk.accept(2, GenerateRequest(TokenIds((1, 2)), Sampling(temperature=0.0)))
+    asked, _ = input_processor.accept(
+        2, GenerateRequest(TokenIds((1, 2)), Sampling(temperature=0.0))
+    )
     assert asked.sampling.temperature == 0.0
 
 
@@ -30,14 +32,14 @@ def test_defaults_of_a_file_that_mean_nothing_are_left_out_and_named() -> None:
 def test_ids_that_are_no_tokens_of_the_model_are_refused_by_id_and_field(beyond: int) -> None:
     vocabulary = ScriptedTokenizer()
     size = vocabulary.vocab_size
-    desk = InputProcessor(_Model(vocabulary), 400, {}, print)
+    input_processor = InputProcessor(_Model(vocabulary), 400, {}, print)
     bad = beyond if beyond < 0 else size + beyond
     biased = GenerateRequest(TokenIds((1, 2)), Sampling(logit_bias={size - 1: 1.0, bad: 1.0}))
     with pytest.raises(UsageError, match=f"id {bad} of logit_bias .* of {size} ") as refusal:
-        desk.accept(1, biased)
+        input_processor.accept(1, biased)
     assert refusal.value.details["field"] == "logit_bias"
     with pytest.raises(UsageError, match=f"id {bad} of prompt ") as refusal:
-        desk.accept(2, GenerateRequest(TokenIds((size - 1, bad))))
+        input_processor.accept(2, GenerateRequest(TokenIds((size - 1, bad))))
     assert refusal.value.details["field"] == "prompt"
     kept = GenerateRequest(TokenIds((1, 2)), Sampling(logit_bias={size - 1: 1.0, 0: 2.0}))
-    assert desk.accept(3, kept)[0].sampling.logit_bias == ((0, 2.0), (size - 1, 1.0))
+    assert input_processor.accept(3, kept)[0].sampling.logit_bias == ((0, 2.0), (size - 1, 1.0))

@@ -22,7 +22,7 @@ def test_ends_and_tokens_are_counted_by_request() -> None:
     stats = bench.core.stats()
     assert (stats.finished, stats.cancelled, stats.failed) == (2, 1, {})
     assert stats.prompt_tokens == 2 * 23 + 1
-    assert stats.cached_tokens == bench.told[2].done.usage.cached_tokens > 0
+    assert stats.cached_tokens == bench.received[2].done.usage.cached_tokens > 0
     assert 20 < stats.completion_tokens < 30
     assert stats.steps == len([plan for plan in bench.runner.steps if plan.rows])
     assert stats.requests == ()
@@ -39,14 +39,14 @@ def test_drafts_are_counted_as_the_requests_count_them() -> None:
     assert stats.draft_steps == len(drafting)
 
 
-def test_failure_in_the_loop_is_counted_by_its_code_and_as_no_cancel() -> None:
+def test_failure_in_a_step_is_counted_by_its_code_and_not_as_cancel() -> None:
     bench = Bench(capabilities(kv_tokens=64, context_tokens=512))
     bench.say(request("a" * 200))
     assert bench.core.stats().failed == {"does_not_fit": 1}
     assert bench.core.stats().cancelled == 0
 
 
-def test_requests_are_told_with_phase_age_and_user() -> None:
+def test_stats_list_requests_with_phase_age_and_user() -> None:
     bench = Bench(capabilities(max_rows=1, max_slots=1, max_step_tokens=16))
     bench.ask(request("a" * 40, max_tokens=50, ignore_eos=True, user="editor"))
     bench.ask(request("b" * 40, user="chat", salt="b"))
@@ -94,7 +94,7 @@ def test_cancel_during_a_step_keeps_the_request_out_of_the_next_plan(
     assert not any(row.seq == sequence for plan in after for row in plan.rows)
     bench.run_until_idle()
     assert bench.core.stats().late_rows == 0
-    assert all(bench.told[other].done for other in others)
+    assert all(bench.received[other].done for other in others)
 
 
 def test_row_launched_after_its_cancel_is_counted_as_late() -> None:

@@ -78,7 +78,7 @@ def test_without_stop_strings_all_text_passes(strings: list[str]) -> None:
     assert StopScanner(patterns).push("anything") == Scan("anything")
 
 
-def test_behind_a_stop_the_scanner_begins_anew() -> None:
+def test_after_a_stop_the_scanner_starts_afresh() -> None:
     scanner = StopScanner(StopPatterns(["aba", "ab"]))
     assert scanner.push("xa") == Scan("x")
     assert scanner.push("b") == Scan("", "ab")

@@ -59,7 +59,7 @@ def test_drafts_chunks_and_neighbours_leave_the_text_of_transformers(
     ]
     loop.run_until_idle()
     for id_, prompt in zip(ids, prompts, strict=True):
-        found = loop.told[id_].tokens()
+        found = loop.received[id_].tokens()
         assert found == greedy(model, prompt, 64) or (ON_GPU and lost(model, prompt, found) < 0.1)
 
 
@@ -101,7 +101,7 @@ def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: 
     ids = [loop.ask(request(prompt, max_tokens=32, speculation=True)) for prompt in prompts]
     loop.run_until_idle()
     for id_, prompt in zip(ids, prompts, strict=True):
-        found = loop.told[id_].tokens()
+        found = loop.received[id_].tokens()
         # activations are rounded to 16 bits a group, so a text may part where two tokens are as good
         assert lost(model, prompt, found) < 0.1
         assert len(found) == 32

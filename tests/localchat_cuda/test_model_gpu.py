@@ -84,7 +84,7 @@ def test_graphs_change_no_bit(kind: str, stored: str, tmp_path: Path) -> None:
         ]
         loop.run_until_idle()
         assert bool(loop.runner.graphs.count) == graphs
-        texts.append([loop.told[i].logprobs() for i in ids])
+        texts.append([loop.received[i].logprobs() for i in ids])
     assert texts[0] == texts[1]
 
 

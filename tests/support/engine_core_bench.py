@@ -1,4 +1,4 @@
-"""A loop turned by hand over a scripted runner, and a simulation of what every request must say."""
+"""An engine core stepped by hand over a scripted runner, and a simulation of every expected answer."""
 
 import hashlib
 import itertools
@@ -46,7 +46,7 @@ from localchat.errors import LocalchatError
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 
-MOST_TURNS = 6000
+MAX_STEPS = 6000
 
 
 def capabilities(**changes: Any) -> Capabilities:
@@ -95,25 +95,25 @@ def periodic(tokens: list[int], prompt_tokens: int) -> NDArray[np.float32]:
 
 
 class _Model:
-    """What the desk needs of an open model."""
+    """The part of an open model that the input processor uses."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.info = ModelInfo("m", "script", "none", 0, 400, VOCAB, 0, None, identity="m")
 
     def plan(self, wish: LoadOptions) -> MemoryPlan:
-        raise AssertionError("the desk plans nothing")
+        raise AssertionError("the input processor plans nothing")
 
     def load(self, options: LoadRequest, progress: Progress, say: Any) -> Runner:
-        raise AssertionError("the desk loads nothing")
+        raise AssertionError("the input processor loads nothing")
 
     def close(self) -> None:
         """Nothing to give back."""
 
 
 @dataclass
-class Told:
-    """What one request was told, in order."""
+class Received:
+    """Events of one request, in order."""
 
     accepted: Accepted
     events: list[Event] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Told:
         return last
 
     def text(self, choice: int = 0) -> str:
-        """All that a choice said."""
+        """The whole text of a choice."""
         parts = [one.text for one in self.events if isinstance(one, Text) and one.choice == choice]
         return "".join(parts)
 
@@ -142,7 +142,7 @@ class Told:
 
 
 class Bench:
-    """One loop. Requests are accepted at a real desk; `settle` turns until nothing is left to do."""
+    """One engine core with a real input processor; `run_until_idle` steps until nothing is left to do."""
 
     def __init__(
         self,
@@ -162,8 +162,8 @@ class Bench:
         self.kv_cache = make_kv_cache_manager(self.can, "m", ram)
         self.sent: list[str] = []
         self.frames: list[list[Event]] = []
-        """What was told together."""
-        self.told: dict[int, Told] = {}
+        """Events that were sent together."""
+        self.received: dict[int, Received] = {}
         self.requests: dict[int, RequestState] = {}
         vocabulary = ScriptedTokenizer()
         self.core = EngineCore(
@@ -181,22 +181,22 @@ class Bench:
         self._ids = itertools.count(1)
 
     def _events(self, items: list[tuple[int, Event]]) -> None:
-        assert items, "nothing was told"
+        assert items, "an empty frame was sent"
         self.frames.append([event for _, event in items])
         for id_, event in items:
-            told = self.told[id_]
-            assert told.error is None, "told after the failure"
-            told.events.append(event)
+            received = self.received[id_]
+            assert received.error is None, "an event after the failure"
+            received.events.append(event)
 
     def _failure(self, id_: int, error: LocalchatError) -> None:
-        assert self.told[id_].error is None, "two failures"
-        self.told[id_].error = error
+        assert self.received[id_].error is None, "two failures"
+        self.received[id_].error = error
 
     def ask(self, request: GenerateRequest) -> int:
         """Submit a request; its number."""
         id_ = next(self._ids)
         request_state, accepted = self.input_processor.accept(id_, request)
-        self.told[id_] = Told(accepted, [accepted])
+        self.received[id_] = Received(accepted, [accepted])
         self.requests[id_] = request_state
         self.core.submit(request_state)
         return id_
@@ -207,13 +207,13 @@ class Bench:
             self.core.step()
 
     def run_until_idle(self) -> None:
-        """Turn until all is done, then look for what was left behind."""
-        for _ in range(MOST_TURNS):
+        """Step until all is done, then check that nothing is left over."""
+        for _ in range(MAX_STEPS):
             if self.core.idle:
                 break
             self.step()
         else:
-            raise AssertionError("the loop does not come to rest")
+            raise AssertionError("the engine core does not become idle")
         self.step()
         self.check_nothing_left()
 
@@ -230,11 +230,11 @@ class Bench:
                 assert not sequence.steps_in_flight
                 assert sequence.unknown <= 0 or sequence.state.name == "ENDED"
 
-    def say(self, request: GenerateRequest) -> Told:
-        """Ask one request and settle."""
+    def say(self, request: GenerateRequest) -> Received:
+        """Run one request to its end."""
         id_ = self.ask(request)
         self.run_until_idle()
-        return self.told[id_]
+        return self.received[id_]
 
 
 def request(prompt: str | Iterable[int], **changes: Any) -> GenerateRequest:
@@ -250,7 +250,7 @@ def request(prompt: str | Iterable[int], **changes: Any) -> GenerateRequest:
 
 @dataclass(frozen=True)
 class Said:
-    """What a choice must say."""
+    """Expected output of a choice."""
 
     tokens: tuple[int, ...]
     text: str
@@ -336,7 +336,7 @@ def _whole(raw: bytes) -> str:
 
 
 def expected(bench: Bench, id_: int, logits: Logits) -> list[Said]:
-    """What every choice of a request must say."""
+    """Expected output of every choice of a request."""
     request_state = bench.requests[id_]
     room = bench.can.context_tokens - request_state.prompt_tokens
     return [
@@ -345,46 +345,48 @@ def expected(bench: Bench, id_: int, logits: Logits) -> list[Said]:
     ]
 
 
-def check_told(bench: Bench, id_: int, logits: Logits) -> None:
+def check_received(bench: Bench, id_: int, logits: Logits) -> None:
     """The right text, and events in the order of their contract."""
-    told, request_state = bench.told[id_], bench.requests[id_]
-    assert told.error is None, told.error
-    check_order(told, request_state)
+    received, request_state = bench.received[id_], bench.requests[id_]
+    assert received.error is None, received.error
+    check_order(received, request_state)
     saids = expected(bench, id_, logits)
     for choice, said in enumerate(saids):
-        assert told.text(choice) == said.text
-        end = told.finished()[choice]
+        assert received.text(choice) == said.text
+        end = received.finished()[choice]
         assert (end.reason, end.stop) == (said.reason, said.stop)
-    usage = told.done.usage
+    usage = received.done.usage
     assert usage.prompt_tokens == request_state.prompt_tokens
     assert usage.completion_tokens == sum(len(said.tokens) for said in saids)
     assert 0 <= usage.cached_tokens < usage.prompt_tokens
-    assert told.done.kv_used_tokens <= told.done.kv_total_tokens
-    msgspec.msgpack.encode(told.events)
+    assert received.done.kv_used_tokens <= received.done.kv_total_tokens
+    msgspec.msgpack.encode(received.events)
 
 
-def check_order(told: Told, request_state: RequestState) -> None:
+def check_order(received: Received, request_state: RequestState) -> None:
     """Accepted first, Done last, one Finished for each choice and nothing of it behind, prefill before
     text."""
-    events = told.events
+    events = received.events
     assert isinstance(events[0], Accepted)
     assert isinstance(events[-1], Done)
     assert [type(one) for one in events].count(Accepted) == 1
     assert [type(one) for one in events].count(Done) == 1
-    assert sorted(one.choice for one in told.all(Finished)) == list(range(request_state.request.n))
+    assert sorted(one.choice for one in received.all(Finished)) == list(
+        range(request_state.request.n)
+    )
     ended: set[int] = set()
     reply_logits = False
     prefill = -1
     for event in events:
         match event:
             case Text(choice, text):
-                assert choice not in ended, "text behind its end"
+                assert choice not in ended, "text after its end"
                 assert text or event.logprobs
                 reply_logits = True
             case Finished(choice):
                 ended.add(choice)
             case Prefill(done, cached, total):
-                assert not reply_logits, "prefill behind text"
+                assert not reply_logits, "prefill after text"
                 assert prefill < done <= total
                 assert cached <= done
                 prefill = done
@@ -394,6 +396,8 @@ def check_order(told: Told, request_state: RequestState) -> None:
                 assert event.running >= 0
             case _:
                 pass
-    assert prefill == request_state.prompt_tokens, "the prompt was not told to its end"
+    assert prefill == request_state.prompt_tokens, (
+        "prefill events stopped before the end of the prompt"
+    )
     wanted = request_state.request.prompt_logprobs is not None
-    assert len(told.all(PromptLogprobs)) == wanted
+    assert len(received.all(PromptLogprobs)) == wanted

@@ -1,4 +1,4 @@
-"""A loop turned by hand over the CUDA runner and a tiny random checkpoint, on a CPU or a GPU."""
+"""An engine core stepped by hand over the CUDA runner and a tiny random checkpoint, on a CPU or a GPU."""
 
 import itertools
 import os
@@ -29,7 +29,7 @@ ON_GPU = os.environ.get("TRITON_INTERPRET") == "0" and torch.cuda.is_available()
 """The same tests on a GPU, with the kernels in fp16: TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
 DEVICE = torch.device("cuda", 0) if ON_GPU else CPU
 PAGE = 64
-MOST_TURNS = 20_000
+MAX_STEPS = 20_000
 
 
 class Bytes:
@@ -52,14 +52,14 @@ class Bytes:
 
 
 class _Model:
-    """What the desk needs of an open model."""
+    """The part of an open model that the input processor uses."""
 
     def __init__(self) -> None:
         self.tokenizer = Bytes()
         self.info = ModelInfo("m", "tiny", "none", 0, 512, VOCABULARY, 0, None, identity="m")
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"the desk asks for {name}")
+        raise AssertionError(f"the input processor uses {name}")
 
 
 def tiny_runner(
@@ -97,8 +97,8 @@ def tiny_runner(
 
 
 @dataclass
-class Told:
-    """What a request was told."""
+class Received:
+    """Events of one request."""
 
     events: list[Event] = field(default_factory=list)
     error: LocalchatError | None = None
@@ -116,13 +116,13 @@ class Told:
 
 
 class TinyLoop:
-    """One loop over one runner, its books audited whenever it rests."""
+    """One engine core over one runner, its KV cache checked whenever it is idle."""
 
     def __init__(self, runner: CudaRunner, *, speculation: bool = True) -> None:
         self.runner = runner
         self.kv_cache = make_kv_cache_manager(runner.capabilities, "m", 0)
         self.sent: list[str] = []
-        self.told: dict[int, Told] = {}
+        self.received: dict[int, Received] = {}
         self.core = EngineCore(
             runner, Bytes(), self.kv_cache, EngineCallbacks(self._events, self._failure, self.sent.append),
             speculation=speculation, audit=True,
@@ -133,15 +133,15 @@ class TinyLoop:
 
     def _events(self, items: list[tuple[int, Event]]) -> None:
         for id_, event in items:
-            self.told[id_].events.append(event)
+            self.received[id_].events.append(event)
 
     def _failure(self, id_: int, error: LocalchatError) -> None:
-        self.told[id_].error = error
+        self.received[id_].error = error
 
     def ask(self, request: GenerateRequest) -> int:
         id_ = next(self._ids)
         request_state, accepted = self.input_processor.accept(id_, request)
-        self.told[id_] = Told([accepted])
+        self.received[id_] = Received([accepted])
         self.core.submit(request_state)
         return id_
 
@@ -151,25 +151,25 @@ class TinyLoop:
             self.core.step()
 
     def run_until_idle(self) -> None:
-        """Turn until all is done; nothing may be left behind."""
-        for _ in range(MOST_TURNS):
+        """Step until all is done; nothing may be left over."""
+        for _ in range(MAX_STEPS):
             if self.core.idle:
                 break
             self.step()
         else:
-            raise AssertionError("the loop does not come to rest")
+            raise AssertionError("the engine core does not become idle")
         self.step()
         self.kv_cache.check()
         assert self.kv_cache.usage().live == 0
         assert not self.runner.table.sequences, "the runner still knows a sequence"
         assert not self.core.output_processor.requests
 
-    def say(self, request: GenerateRequest) -> Told:
+    def say(self, request: GenerateRequest) -> Received:
         id_ = self.ask(request)
         self.run_until_idle()
-        told = self.told[id_]
-        assert told.error is None, told.error
-        return told
+        received = self.received[id_]
+        assert received.error is None, received.error
+        return received
 
 
 def request(prompt: Iterable[int], **changes: Any) -> GenerateRequest:

@@ -38,7 +38,7 @@ def stress(runner: CudaRunner, requests: int, seed: int) -> dict[str, int]:
             loop.step()
     loop.run_until_idle()
     for id_ in asked:
-        error = loop.told[id_].error
+        error = loop.received[id_].error
         assert error is None, error
     told["cancelled"] = len(cancelled)
     told["answered"] = len(asked) - len(cancelled)
@@ -68,5 +68,5 @@ def _request(draw: random.Random, texts: list[list[int]], context: int) -> Gener
 
 
 def _ended(loop: TinyLoop, id_: int) -> bool:
-    told = loop.told[id_]
+    told = loop.received[id_]
     return told.error is not None or type(told.events[-1]).__name__ == "Done"

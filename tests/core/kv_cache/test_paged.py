@@ -1,4 +1,4 @@
-"""The paged books: what is found, what is copied, what goes first."""
+"""The paged KV cache: prefixes found, blocks copied, order of eviction."""
 
 import pytest
 
@@ -104,7 +104,7 @@ def test_what_a_running_sequence_holds_is_not_evicted() -> None:
     assert b.kv_cache.usage().live == 16
 
 
-def test_the_last_block_is_taken_over_when_there_is_no_other() -> None:
+def test_the_last_block_is_reused_when_there_is_no_other() -> None:
     b = bench(blocks=3)
     run(b, list(range(12)))
     assert b.allocate([0, 1, 2, 3, 4, 5, 6, 7, 8, 99]) is not None
@@ -113,7 +113,7 @@ def test_the_last_block_is_taken_over_when_there_is_no_other() -> None:
     assert (hit.cached, hit.why_missed) == (9, "evicted to make room")
 
 
-def test_salts_never_meet() -> None:
+def test_prefixes_are_not_shared_across_salts() -> None:
     b = bench()
     run(b, TEN, "mine")
     assert b.find_prefix(TEN, "mine").cached == 9
@@ -148,7 +148,7 @@ def test_a_fork_evicts_when_nothing_is_free() -> None:
     assert b.kv_cache.usage().evictions == 1
 
 
-def test_an_unkept_text_is_forgotten_and_a_kept_one_stays() -> None:
+def test_a_prefix_released_without_keep_is_dropped() -> None:
     b = bench()
     run(b, TEN[:8])
     run(b, [*TEN, 10, 11, 12], keep=False)

@@ -144,12 +144,12 @@ SETTINGS = settings(
 )
 
 
-def test_paged_books_keep_every_text_whole_and_leak_nothing() -> None:
+def test_paged_cache_keeps_every_sequence_and_leaks_no_block() -> None:
     run_state_machine_as_test(BlocksLife, settings=settings(SETTINGS, max_examples=60))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_slot_books_keep_every_text_whole_and_leak_nothing(kind: str) -> None:
+def test_slot_cache_keeps_every_sequence_and_leaks_no_cell(kind: str) -> None:
     life = type("KindOfLife", (SlotsLife,), {"changes": KINDS[kind]})
     run_state_machine_as_test(life, settings=SETTINGS)
 

@@ -4,7 +4,7 @@ from localchat.backend_api.interface import Drop
 from tests.support.slot_benches import TEN, bench, start
 
 
-def test_a_window_that_moved_on_is_computed_anew() -> None:
+def test_a_prefix_outside_the_sliding_window_is_computed_again() -> None:
     b = bench(rewind="last_n", rewind_tokens=4)
     seq = b.allocate([*range(20)])
     assert seq is not None
@@ -20,7 +20,7 @@ def test_a_window_that_moved_on_is_computed_anew() -> None:
     assert b.find_prefix([*range(16), 90, 91]).cached == 16
 
 
-def test_a_swapped_window_goes_on_at_its_end_and_nowhere_before() -> None:
+def test_a_saved_window_continues_only_at_its_end() -> None:
     b = bench(rewind="last_n", rewind_tokens=4)
     b.release(start(b, TEN))
     b.release(start(b, [50, 51, 52, 53], salt="other"))
@@ -41,7 +41,7 @@ def test_a_window_that_others_may_have_written_over_is_not_shared() -> None:
     assert b.find_prefix([*TEN[:8], 90]).cached == 0
 
 
-def test_a_cut_that_the_window_does_not_cover_empties_the_slot() -> None:
+def test_a_truncation_outside_the_window_empties_the_slot() -> None:
     b = bench(rewind="last_n", rewind_tokens=4)
     seq = start(b, TEN)
     assert b.kv_cache.extend(seq, 14) is not None

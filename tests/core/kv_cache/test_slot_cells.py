@@ -38,7 +38,7 @@ def test_every_cell_is_counted_once_whoever_holds_it(
         assert [cells.used_by(slot) for slot in range(4)] == [len(plain[slot]) for slot in range(4)]
 
 
-def test_cutting_a_shared_stretch_leaves_the_others_whole() -> None:
+def test_truncating_a_shared_segment_leaves_other_slots_whole() -> None:
     cells = Cells(20)
     cells.extend(0, 10)
     cells.share(0, 1, 10)

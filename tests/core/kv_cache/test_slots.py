@@ -23,7 +23,7 @@ def since(b: Bench, before: int) -> list[MemoryOp]:
 # ---------------------------------------------------------------------------- idle texts
 
 
-def test_the_next_turn_goes_on_in_place() -> None:
+def test_the_next_turn_of_a_conversation_continues_in_its_slot() -> None:
     b = bench()
     run(b, TEN)
     assert b.kv_cache.usage().cached == 10
@@ -32,7 +32,7 @@ def test_the_next_turn_goes_on_in_place() -> None:
     assert b.kv_cache.usage()[:3] == (12, 0, 0)
 
 
-def test_a_changed_turn_parks_the_old_one_and_is_cut_to_the_common_part() -> None:
+def test_an_edited_turn_saves_the_old_branch_and_is_truncated_to_the_common_prefix() -> None:
     b = bench()
     run(b, TEN)
     hit = b.find_prefix([0, 1, 2, 3, 90])
@@ -45,7 +45,7 @@ def test_a_changed_turn_parks_the_old_one_and_is_cut_to_the_common_part() -> Non
     assert b.find_prefix(TEN).cached == 9
 
 
-def test_another_conversation_parks_the_idle_one_and_its_return_restores_it() -> None:
+def test_an_idle_conversation_is_swapped_for_another_and_restored_on_return() -> None:
     b = bench()
     run(b, TEN)
     before = len(b.log)
@@ -59,7 +59,7 @@ def test_another_conversation_parks_the_idle_one_and_its_return_restores_it() ->
     assert since(b, before) == [Save(0, 2), Drop(0), Restore(1, 0, 10)]
 
 
-def test_what_ends_beside_others_is_swapped_at_once() -> None:
+def test_a_sequence_that_ends_while_others_run_is_swapped_at_once() -> None:
     b = bench()
     first = start(b, TEN)
     start(b, [50, 51])
@@ -68,7 +68,7 @@ def test_what_ends_beside_others_is_swapped_at_once() -> None:
     assert b.kv_cache.usage().cached == 0
 
 
-def test_a_text_that_grew_takes_the_place_of_its_older_swapped_self() -> None:
+def test_a_longer_state_replaces_its_own_shorter_one() -> None:
     b = bench()
     for tokens in (TEN, [50], [*TEN, 10, 11], [50]):
         run(b, tokens)
@@ -77,7 +77,7 @@ def test_a_text_that_grew_takes_the_place_of_its_older_swapped_self() -> None:
     assert b.find_prefix([*TEN, 10, 11, 12]).cached == 12
 
 
-def test_short_texts_are_dropped_instead_of_swapped() -> None:
+def test_short_prefixes_are_dropped_instead_of_swapped() -> None:
     b = bench(worth=11)
     run(b, TEN)
     run(b, [50])
@@ -97,14 +97,14 @@ def test_the_host_cache_is_bounded_and_the_longest_unused_goes_first() -> None:
     assert b.find_prefix([20 + t for t in TEN]).cached == 9
 
 
-def test_a_text_that_outgrew_the_host_cache_leaves_its_older_self_there() -> None:
+def test_a_state_too_large_for_the_host_cache_leaves_its_shorter_one_there() -> None:
     b = bench(ram=110)
     for tokens in (TEN, [50], [*TEN, 10, 11], [50]):
         run(b, tokens)
     assert b.find_prefix([*TEN, 10, 11, 12]).cached == 10
 
 
-def test_a_branch_left_behind_never_costs_another_conversation_its_place() -> None:
+def test_a_disposable_branch_evicts_no_other_conversation() -> None:
     b = bench(ram=220)
     run(b, TEN)
     run(b, [50 + t for t in TEN])
@@ -117,7 +117,7 @@ def test_a_branch_left_behind_never_costs_another_conversation_its_place() -> No
     assert b.find_prefix([50 + t for t in TEN]).cached == 3
 
 
-def test_a_branch_left_behind_is_lost_rather_than_evict() -> None:
+def test_a_disposable_branch_is_lost_rather_than_evicting() -> None:
     b = bench(ram=120)
     run(b, TEN)
     run(b, [50 + t for t in TEN])
@@ -126,7 +126,7 @@ def test_a_branch_left_behind_is_lost_rather_than_evict() -> None:
     assert b.find_prefix([50 + t for t in TEN]).why_missed == "evicted to make room"
 
 
-def test_a_second_choice_is_spare_and_the_first_is_not() -> None:
+def test_a_second_choice_is_disposable_and_the_first_is_not() -> None:
     b = bench(ram=250)
     first = start(b, TEN)
     second = b.fork(first)
@@ -153,7 +153,7 @@ def test_a_restored_text_counts_as_used_now() -> None:
     assert b.find_prefix([20 + t for t in TEN]).cached == 0
 
 
-def test_growing_again_needs_only_the_room_that_the_older_self_gives_back() -> None:
+def test_saving_a_longer_state_needs_only_the_difference() -> None:
     b = bench(ram=220, worth=2)
     for tokens in ([20 + t for t in TEN], TEN, [*TEN, 10, 11]):
         run(b, tokens)
@@ -177,7 +177,7 @@ def test_a_text_larger_than_the_host_cache_says_so() -> None:
     assert "larger than the RAM for swapping" in b.find_prefix(TEN).why_missed
 
 
-def test_what_is_about_to_be_restored_is_not_evicted_for_what_is_swapped() -> None:
+def test_a_state_about_to_be_restored_is_not_evicted_for_one_being_saved() -> None:
     b = bench(ram=150)
     run(b, TEN)
     run(b, [50 + t for t in TEN])
@@ -186,7 +186,7 @@ def test_what_is_about_to_be_restored_is_not_evicted_for_what_is_swapped() -> No
     assert b.kv_cache.usage().evictions == 1
 
 
-def test_a_restore_waits_for_nothing_when_there_is_no_room_for_it() -> None:
+def test_without_room_to_restore_the_prompt_is_computed_at_once() -> None:
     b = bench(kv_tokens=21)
     run(b, TEN)
     start(b, [50 + t for t in TEN[:9]])
@@ -253,7 +253,7 @@ def test_a_fork_shares_and_without_sharing_copies_through_ram() -> None:
     b.flush()
 
 
-def test_room_is_counted_in_cells_not_in_tokens() -> None:
+def test_free_room_is_counted_in_cells() -> None:
     b = bench(kv_tokens=16)
     seq = start(b, TEN)
     for _ in range(3):
@@ -268,7 +268,7 @@ def test_room_is_counted_in_cells_not_in_tokens() -> None:
 # ---------------------------------------------------------------------------- kinds of models
 
 
-def test_rejected_drafts_are_cut() -> None:
+def test_rejected_drafts_are_truncated() -> None:
     b = bench()
     seq = b.allocate([1, 2])
     assert seq is not None
@@ -306,7 +306,7 @@ def test_a_model_that_can_rewind_saves_no_checkpoints() -> None:
 # ---------------------------------------------------------------------------- salts and limits
 
 
-def test_nothing_is_found_or_told_across_salts() -> None:
+def test_why_missed_never_reveals_another_salt() -> None:
     b = bench(ram=0)
     run(b, TEN, "mine")
     assert b.find_prefix([*TEN, 1], "yours")[:2] == (0, "")
@@ -330,7 +330,7 @@ def test_never_fits_is_about_cells_and_context() -> None:
     assert kv_cache.never_fits(21)
 
 
-def test_an_idle_text_gives_way_when_slots_or_cells_run_out() -> None:
+def test_an_idle_conversation_is_swapped_when_slots_or_cells_run_out() -> None:
     b = bench(max_slots=1, kv_tokens=12, ram=0)
     run(b, TEN)
     assert start(b, [50 + t for t in TEN]) is not None

@@ -5,7 +5,7 @@ import pytest
 from localchat.backend_api.interface import Widths
 from localchat.backend_api.scripted import hashed
 from localchat.core.scheduler.scheduler import PromptShares
-from tests.support.engine_core_bench import Bench, capabilities, check_told, request
+from tests.support.engine_core_bench import Bench, capabilities, check_received, request
 
 
 def test_of_many_prompts_the_first_end_first_and_few_go_on_at_once() -> None:
@@ -30,7 +30,7 @@ def test_of_many_prompts_the_first_end_first_and_few_go_on_at_once() -> None:
     assert ends == sorted(ends)
     assert ends[0] <= ends[-1] // 2
     for id_ in ids:
-        check_told(bench, id_, hashed)
+        check_received(bench, id_, hashed)
 
 
 def test_a_runner_that_pads_gives_no_prompt_less_than_its_smallest_width() -> None:
@@ -49,7 +49,7 @@ def test_a_runner_that_pads_gives_no_prompt_less_than_its_smallest_width() -> No
         rows = [row for plan in bench.runner.steps for row in plan.rows if row.seq == number]
         pieces = [row.width for row in rows if row.width > 1]
         assert all(piece >= 64 for piece in pieces[:-1]), pieces
-        check_told(bench, id_, hashed)
+        check_received(bench, id_, hashed)
 
 
 @pytest.mark.parametrize(("left", "wanted"), [(512, 4), (128, 2), (64, 1), (10, 1)])

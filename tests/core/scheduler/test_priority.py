@@ -6,7 +6,7 @@ import pytest
 
 from localchat.backend_api.interface import Widths
 from localchat.backend_api.scripted import hashed
-from tests.support.engine_core_bench import Bench, capabilities, check_told, copying, request
+from tests.support.engine_core_bench import Bench, capabilities, check_received, copying, request
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
 URGENT = 1
@@ -35,11 +35,11 @@ def test_urgent_request_overtakes_the_queue(kind: dict[str, Any]) -> None:
     bench.run_until_idle()
     assert first_step(bench, running) < first_step(bench, fill) < first_step(bench, chats[0])
     for id_ in (running, *chats, fill):
-        check_told(bench, id_, hashed)
+        check_received(bench, id_, hashed)
 
 
 @pytest.mark.parametrize("kind", [{}, AHEAD])
-def test_urgent_request_gets_the_row_of_another_which_says_the_same_in_the_end(
+def test_urgent_request_preempts_another_whose_text_stays_the_same(
     kind: dict[str, Any],
 ) -> None:
     bench = Bench(capabilities(max_rows=2, max_slots=3, **kind), hashed)
@@ -50,14 +50,14 @@ def test_urgent_request_gets_the_row_of_another_which_says_the_same_in_the_end(
     bench.step(8)
     fill = bench.ask(request("f" * 10, max_tokens=4, salt="f", priority=URGENT, ignore_eos=True))
     bench.step(12)
-    assert bench.told[fill].events[-1] == bench.told[fill].done
+    assert bench.received[fill].events[-1] == bench.received[fill].done
     assert bench.core.preemptions == 1
     bench.run_until_idle()
     for id_ in (*chats, fill):
-        check_told(bench, id_, hashed)
+        check_received(bench, id_, hashed)
 
 
-def test_nobody_gives_way_to_an_equal() -> None:
+def test_equal_priority_preempts_nobody() -> None:
     bench = Bench(capabilities(max_rows=2, max_slots=3), hashed)
     for letter in "abcd":
         bench.ask(request(letter * 20, max_tokens=30, salt=letter, priority=URGENT))
@@ -74,17 +74,17 @@ def test_long_prompt_leaves_a_part_of_each_step_to_who_comes_after(logits: Any) 
     bench.step(3)
     short = bench.ask(request("s" * 40, max_tokens=2, salt="s"))
     bench.step(5)
-    assert bench.told[short].done.usage.completion_tokens == 2
+    assert bench.received[short].done.usage.completion_tokens == 2
     assert len(widths(bench, long)) > 5
     bench.run_until_idle()
     # Alone it has the whole step, and beside another half of it.
     assert max(widths(bench, long)) == 64
     assert min(widths(bench, long)[:8]) == 32
     for id_ in (long, short):
-        check_told(bench, id_, logits)
+        check_received(bench, id_, logits)
 
 
-def test_urgent_prompt_is_computed_before_a_long_one_goes_on() -> None:
+def test_urgent_prompt_is_computed_before_a_long_one_continues() -> None:
     bench = Bench(
         capabilities(max_step_tokens=64, kv_tokens=4096, context_tokens=2048, max_rows=4), hashed
     )
@@ -97,7 +97,7 @@ def test_urgent_prompt_is_computed_before_a_long_one_goes_on() -> None:
     assert len(widths(bench, long)) <= before + 1
     bench.run_until_idle()
     for id_ in (long, fill):
-        check_told(bench, id_, hashed)
+        check_received(bench, id_, hashed)
 
 
 def test_many_long_prompts_share_the_steps_evenly() -> None:
@@ -110,10 +110,10 @@ def test_many_long_prompts_share_the_steps_evenly() -> None:
     assert min(done) * 2 >= max(done)
     bench.run_until_idle()
     for id_ in ids:
-        check_told(bench, id_, hashed)
+        check_received(bench, id_, hashed)
 
 
-def test_full_house_serves_equals_in_the_order_of_their_arrival() -> None:
+def test_with_all_rows_taken_equals_are_served_in_order_of_arrival() -> None:
     bench = Bench(capabilities(max_rows=4, max_slots=5, kv_tokens=4096), hashed)
     ids = [
         bench.ask(request(f"{number:03}" * 5, max_tokens=16, salt=str(number), ignore_eos=True))
@@ -141,15 +141,15 @@ def test_a_step_wider_than_all_widths_of_the_runner_takes_all_that_the_budget_al
     rows = [row for plan in bench.runner.steps for row in plan.rows if row.seq == number]
     assert rows[0].width >= 900
     for id_ in (first, long):
-        check_told(bench, id_, hashed)
+        check_received(bench, id_, hashed)
 
 
 def test_steps_with_prompts_come_out_at_the_widths_of_the_runner() -> None:
     """One that pads 60 rows to 64 computes four for nothing, and another shape for every count."""
-    told = Widths((16, 32, 48), (0, 4), (16, 32, 48))
+    received = Widths((16, 32, 48), (0, 4), (16, 32, 48))
     bench = Bench(
         capabilities(
-            max_step_tokens=50, kv_tokens=4096, context_tokens=2048, max_rows=6, widths=told
+            max_step_tokens=50, kv_tokens=4096, context_tokens=2048, max_rows=6, widths=received
         ),
         hashed,
     )
@@ -166,4 +166,4 @@ def test_steps_with_prompts_come_out_at_the_widths_of_the_runner() -> None:
     assert sizes == {48}
     bench.run_until_idle()
     for id_ in (*writers, long):
-        check_told(bench, id_, hashed)
+        check_received(bench, id_, hashed)

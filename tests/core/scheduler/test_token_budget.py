@@ -30,7 +30,7 @@ def test_a_step_without_memory_halves_the_budget_and_good_ones_win_it_back() -> 
     assert token_budget.next_step() == 512
 
 
-def test_what_a_step_takes_whatever_its_width_is_no_price_of_a_token() -> None:
+def test_the_fixed_cost_of_a_step_is_not_charged_to_its_tokens() -> None:
     token_budget = TokenBudget(0.1, 8192, shared_target_s=0.02)
     for tokens in (200, 4000, 600, 3000, 1000, 2000, 400, 4000, 800, 2500) * 3:
         token_budget.observe(tokens, 0.008 + 20e-6 * tokens)
@@ -38,7 +38,7 @@ def test_what_a_step_takes_whatever_its_width_is_no_price_of_a_token() -> None:
     assert 500 < token_budget.next_step(shared=True) < 700
 
 
-def test_steps_without_a_prompt_say_nothing_of_its_tokens() -> None:
+def test_decode_steps_do_not_count_for_the_cost_of_a_token() -> None:
     token_budget = TokenBudget(0.1, 8192)
     token_budget.observe(1000, 0.02)
     token_budget.observe(32, 0.5, prompt=False)
@@ -55,7 +55,7 @@ def test_widths_that_hardly_differ_make_no_fixed_cost_out_of_noise() -> None:
         assert token_budget.next_step(shared=True) > 200
 
 
-def test_a_machine_that_became_slower_is_believed_after_a_while() -> None:
+def test_the_budget_follows_a_machine_that_became_slower() -> None:
     token_budget = TokenBudget(0.1, 4096)
     token_budget.observe(1, 0.001, prompt=False)
     for tokens in (500, 1000, 2000, 4000) * 200:

@@ -42,7 +42,7 @@ def test_a_text_is_found_alike_in_one_piece_and_token_by_token() -> None:
     assert list(whole.find(text[:500], 12))
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_a_copied_index_grows_independently() -> None:
     index = NgramIndex([1, 2, 3, 4] * 20)
     twin = index.copy()
     twin.extend([9, 9, 9, 9] * 300)

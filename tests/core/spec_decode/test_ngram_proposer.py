@@ -163,7 +163,7 @@ def test_nothing_is_proposed_without_a_match_or_a_limit() -> None:
     assert NgramProposer([5] * 20, CostModel()).propose(0) == ()
 
 
-def test_beside_many_rows_a_weak_guess_does_not_pay() -> None:
+def test_with_many_rows_a_weak_guess_does_not_pay() -> None:
     """When every token costs as much as the first, nothing is gained."""
     model = CostModel()
     for rows in (1, 2, 4, 8, 16, 32, 64):
@@ -223,7 +223,7 @@ def test_what_hopeless_drafts_cost_is_bounded_by_the_credit() -> None:
     assert 0 < lost < FIRST_CREDIT + cost(CPU, 5) + 2 * PLAIN_CREDIT * steps
 
 
-def test_a_fork_goes_its_own_way_from_the_same_text() -> None:
+def test_a_fork_continues_independently_from_the_same_text() -> None:
     drafts = NgramProposer([1, 2, 3, 4, 5, 6], CostModel())
     drafts.index_prompt()
     twin = drafts.fork()
@@ -252,7 +252,7 @@ def test_a_long_prompt_is_taken_in_slices_and_loses_no_token() -> None:
         max_size=20,
     ),
 )
-def test_any_sequence_of_steps_keeps_the_books_straight(
+def test_any_sequence_of_steps_keeps_the_counters_consistent(
     prompt: list[int], steps: list[tuple[list[int], int]]
 ) -> None:
     earlier = EarlierTexts()

@@ -73,7 +73,7 @@ def test_calls_are_one_or_several_and_of_the_tool_that_was_named(style: str) -> 
 
 
 @pytest.mark.parametrize("style", SIGNS)
-def test_an_answer_of_a_form_or_calls_where_both_are_asked(style: str) -> None:
+def test_with_grammar_and_tools_the_answer_is_either_of_both(style: str) -> None:
     chat = template(SIGNS[style])
     call = ("<|python_tag|>" if style == "llama3" else "") + ONE[style]
     assert whole(chat, '{"a": 1}', SCHEMA, tools=TOOLS)
@@ -94,7 +94,7 @@ def test_strict_tools_leave_text_free_and_bind_calls(style: str) -> None:
         assert whole(chat, f"Look:\n{ONE[style]}\nDone.", tools=tools)
 
 
-def test_tools_bind_nothing_where_nobody_asks() -> None:
+def test_optional_tools_constrain_nothing() -> None:
     chat = template(SIGNS["hermes"])
     prompt = Messages((Message("user", "hi"),), tools=TOOLS)
     assert answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER) is None
@@ -165,7 +165,7 @@ def test_a_schema_may_say_how_its_json_is_written() -> None:
 # ---------------------------------------------------------------------------- one choice
 
 
-def test_what_is_forced_comes_without_a_mask_and_what_is_not_is_refused() -> None:
+def test_forced_tokens_need_no_mask_and_others_are_refused() -> None:
     one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "abc(d|e)f")), room=50)
     said = []
     while one.forced is not None:
@@ -187,7 +187,7 @@ def test_what_is_forced_comes_without_a_mask_and_what_is_not_is_refused() -> Non
     assert other.error
 
 
-def test_drafts_are_cut_where_the_grammar_ends_and_leave_no_trace() -> None:
+def test_drafts_are_limited_to_the_grammar_and_leave_the_matcher_unchanged() -> None:
     one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "[ab]+cd[0-9]")), room=50)
     assert bytes(one.allowed_drafts(list(b"abacd7x"))) == b"abacd7"
     assert bytes(one.allowed_drafts(list(b"abx"))) == b"ab"

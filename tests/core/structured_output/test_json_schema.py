@@ -47,7 +47,7 @@ def takes(schema: dict[str, Any], text: str) -> bool:
         ({"allOf": [{"$ref": "#/$defs/A"}, B], "$defs": {"A": {"type": "object", **A}}}, AB, True),
     ],
 )  # fmt: skip
-def test_only_what_is_named_is_written(schema: dict[str, Any], text: str, taken: bool) -> None:
+def test_only_named_properties_are_allowed(schema: dict[str, Any], text: str, taken: bool) -> None:
     assert takes(schema, text) is taken
 
 
@@ -123,7 +123,7 @@ VALUES = st.recursive(
 
 @given(SCHEMAS, VALUES)
 @settings(max_examples=120, deadline=None)
-def test_what_the_closed_schema_takes_the_written_one_takes_too(
+def test_every_answer_of_the_closed_schema_satisfies_the_original(
     schema: dict[str, Any], value: object
 ) -> None:
     whole = {**schema, "$defs": {"A": {"type": "object", **A}}}

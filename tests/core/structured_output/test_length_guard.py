@@ -55,7 +55,7 @@ def ending(source: GrammarSpec, said: str) -> str | None:
         ({"type": "number", "exclusiveMinimum": 0.5, "maximum": 0.9}, "0.", "9"),
     ],
 )  # fmt: skip
-def test_the_way_to_an_end_is_short(schema: dict[str, Any], said: str, end: str) -> None:
+def test_the_path_to_an_end_is_short(schema: dict[str, Any], said: str, end: str) -> None:
     assert ending(grammar_spec(Grammar("json_schema", json.dumps(schema))), said) == end
 
 
@@ -111,7 +111,7 @@ def test_nothing_changes_while_there_is_room_and_then_only_the_end_is_allowed() 
     assert allowed_behind(b"[1", 26) == {"]"}
 
 
-def test_an_end_is_looked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_to_an_end_is_measured_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
     real = LengthGuard.check
 

@@ -112,12 +112,12 @@ def test_gpt_oss_calls_the_tool_that_was_named(said: str, fits: bool) -> None:
         (THOUGHT + CALL.replace("{}", '{"nights": 3}'), False),
     ],
 )
-def test_gpt_oss_speaks_freely_beside_strict_tools(said: str, fits: bool) -> None:
+def test_gpt_oss_may_write_text_with_strict_tools(said: str, fits: bool) -> None:
     strict = ({**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1])
     assert bound(chat_format(HARMONY), said, tools=strict) is fits
 
 
-def test_gpt_oss_thinks_before_a_form() -> None:
+def test_gpt_oss_reasons_before_a_constrained_answer() -> None:
     chat = chat_format(HARMONY)
     assert bound(chat, THOUGHT + '<|channel|>final<|message|>{"a": 1}', SCHEMA)
     assert bound(chat, '<|channel|>final<|message|>{"a": 1}', SCHEMA)

@@ -112,7 +112,7 @@ def test_death_in_mid_answer_names_the_signal_and_the_next_request_works(engine_
 
 
 @pytest.mark.parametrize("where", ["load", "warmup"])
-def test_crash_before_the_first_answer_is_survived_told_and_remembered(
+def test_crash_before_the_first_answer_restarts_in_safe_mode_with_a_notice(
     engine_for: Open, said: list[str], tmp_path: Path, where: str
 ) -> None:
     options = {"state_dir": tmp_path / "state"}
@@ -163,7 +163,7 @@ def test_seed_that_was_told_is_the_one_drawn_with_after_a_crash_in_warm_up(
     assert text_of(list(again)) == text_of(events)
 
 
-def test_safe_mode_works_where_it_cannot_be_remembered(
+def test_safe_mode_works_where_it_cannot_be_saved(
     engine_for: Open, said: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "state").write_text("a file where a folder should be")

@@ -138,7 +138,7 @@ def test_a_busy_server_is_asked_again_after_the_time_it_names(
     assert len(tries) == 3 and "loading" in said[0]
 
 
-def test_a_drop_after_the_first_token_is_never_tried_again(opened: Open) -> None:
+def test_a_drop_after_the_first_token_is_never_retried(opened: Open) -> None:
     engine, server = opened(lambda one: one.stream(piece(content="half"), end=False))
     got: list[Event] = []
     with pytest.raises(NetworkError, match="kept"):
@@ -146,7 +146,7 @@ def test_a_drop_after_the_first_token_is_never_tried_again(opened: Open) -> None
     assert len(server.seen) == 1
 
 
-def test_an_error_in_the_middle_is_told_in_the_servers_words(opened: Open) -> None:
+def test_an_error_mid_answer_keeps_the_servers_words(opened: Open) -> None:
     engine, _ = opened(
         lambda one: one.stream(piece(content="a"), {"error": {"message": "out of memory"}})
     )

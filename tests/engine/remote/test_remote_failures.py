@@ -62,7 +62,7 @@ def test_heartbeats_keep_a_slow_server_from_being_given_up(opened: Open) -> None
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_reader_that_leaves_is_seen_by_a_server_that_is_silent(opened: Open, begun: bool) -> None:
+def test_a_cancel_reaches_a_silent_server(opened: Open, begun: bool) -> None:
     """In its prefill, before any header, and in the middle of an answer."""
     asked, gone = threading.Event(), threading.Event()
 
@@ -107,7 +107,7 @@ def test_a_closed_engine_lets_nobody_wait(opened: Open, answering: bool) -> None
         list(engine.generate(ASK))
 
 
-def test_a_server_that_says_so_is_not_asked_again(opened: Open) -> None:
+def test_a_server_that_forbids_retries_is_not_asked_again(opened: Open) -> None:
     engine, server = opened(
         lambda one: one.send(500, {"error": "template"}, x_should_retry="false")
     )
@@ -163,9 +163,7 @@ def test_an_error_before_the_first_token_is_a_refusal(
         {"choices": [{"index": 5, "delta": {"content": "x"}}]},
     ],
 )
-def test_what_ends_an_answer_early_is_an_error_and_what_came_is_told_before(
-    opened: Open, chunk: object
-) -> None:
+def test_an_early_end_is_an_error_after_the_partial_answer(opened: Open, chunk: object) -> None:
     engine, _ = opened(lambda one: one.stream(piece(content="half"), chunk))
     got: list[Event] = []
     with pytest.raises(NetworkError):
@@ -187,7 +185,7 @@ def test_ends_of_lines_that_only_unicode_knows_are_text(opened: Open) -> None:
     assert text_of(events(engine)) == odd
 
 
-def test_a_line_without_end_is_refused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_refused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localchat.engine.remote.client._MAX_LINE_BYTES", 10_000)
 
     def answer(exchange: Exchange) -> None:

@@ -96,13 +96,13 @@ def test_a_call_whose_head_is_repeated_is_one_call(opened: Open, again: tuple[st
 
 
 def test_log_probabilities_of_a_completion_are_taken_over(opened: Open) -> None:
-    told = {
+    reported = {
         "tokens": [" a", "é"],
         "token_logprobs": [None, -0.5],
         "top_logprobs": [None, {"é": -0.5, "b": -1}],
         "text_offset": [0, 2],
     }
-    choice = {"index": 0, "text": " aé", "logprobs": told, "finish_reason": "stop"}
+    choice = {"index": 0, "text": " aé", "logprobs": reported, "finish_reason": "stop"}
     engine, _ = opened(lambda one: one.stream({"choices": [choice]}))
     asked = GenerateRequest(Prompt("x"), logprobs=2)
     (text,) = [event for event in events(engine, asked) if isinstance(event, Text)]
@@ -113,8 +113,8 @@ def test_log_probabilities_of_a_completion_are_taken_over(opened: Open) -> None:
 
 
 def test_lists_of_log_probabilities_that_do_not_fit_are_an_error(opened: Open) -> None:
-    told = {"tokens": ["a", "b"], "token_logprobs": [-1.0]}
-    choice = {"index": 0, "text": "ab", "logprobs": told, "finish_reason": "stop"}
+    reported = {"tokens": ["a", "b"], "token_logprobs": [-1.0]}
+    choice = {"index": 0, "text": "ab", "logprobs": reported, "finish_reason": "stop"}
     engine, _ = opened(lambda one: one.stream({"choices": [choice]}))
     with pytest.raises(NetworkError, match="malformed"):
         events(engine, GenerateRequest(Prompt("x"), logprobs=0))

@@ -31,7 +31,7 @@ def done_of(engine: RemoteEngine, request: GenerateRequest = ASK) -> Done:
 # ---------------------------------------------------------------------------- what a server tells of itself
 
 
-def test_what_is_not_told_is_not_shown(opened: Open) -> None:
+def test_unreported_values_are_not_shown(opened: Open) -> None:
     engine, _ = opened(lambda one: one.stream(piece(content="a"), piece("stop", content="b")))
     done = done_of(engine)
     assert (done.kv_used_tokens, done.kv_total_tokens, done.usage.prompt_tokens) == (0, 0, 0)
@@ -63,7 +63,7 @@ def test_a_usage_that_is_none_counts_for_nothing(opened: Open, usage: object) ->
     assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens) == (0, 0, 1)
 
 
-def test_the_figures_of_llama_server_are_taken_over(opened: Open) -> None:
+def test_timings_of_llama_server_are_taken_over(opened: Open) -> None:
     timings = {
         "cache_n": 90,
         "prompt_n": 10,
@@ -90,7 +90,7 @@ def test_the_figures_of_llama_server_are_taken_over(opened: Open) -> None:
     assert engine.info().why.endswith("measured there: TTFT 0.05 s · 33.0 tok/s")
 
 
-def test_a_localchat_is_asked_for_its_figures_and_no_other_server_is(opened: Open) -> None:
+def test_only_a_localchat_server_is_asked_for_timings(opened: Open) -> None:
     timings: dict[str, Any] = {
         "queue_s": 0.5,
         "ttft_s": 1.5,
@@ -121,7 +121,7 @@ def test_a_localchat_is_asked_for_its_figures_and_no_other_server_is(opened: Ope
     assert "timings" not in strange.seen[-1][1]
 
 
-def test_chunks_of_many_tokens_say_nothing_of_the_time_of_one(opened: Open) -> None:
+def test_chunks_of_many_tokens_give_no_time_per_token(opened: Open) -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 40}
     engine, _ = opened(
         lambda one: one.stream(*[piece(content="many words")] * 5, piece("stop"), {"usage": usage})
@@ -129,7 +129,7 @@ def test_chunks_of_many_tokens_say_nothing_of_the_time_of_one(opened: Open) -> N
     assert done_of(engine).timings.tpot_ms_p50 is None
 
 
-def test_figures_come_with_the_first_token(opened: Open) -> None:
+def test_metrics_come_with_the_first_token(opened: Open) -> None:
     engine, _ = opened(lambda one: one.stream(piece(content="a"), piece("stop", content="b")))
     found = events(engine)
     at = next(n for n, event in enumerate(found) if isinstance(event, MetricsSnapshot))
@@ -148,7 +148,7 @@ def test_figures_come_with_the_first_token(opened: Open) -> None:
         ({}, 0),
     ],
 )
-def test_the_context_is_what_a_card_can_mean(
+def test_the_context_is_read_from_the_models_entry(
     opened: Open, card: dict[str, Any], context: int
 ) -> None:
     engine, _ = opened(lambda one: one.send(200, {"data": [{"id": "m", **card}]}))
@@ -157,7 +157,7 @@ def test_the_context_is_what_a_card_can_mean(
     assert bool(info.warning) == (context == 0)
 
 
-def test_a_server_without_a_list_of_models_is_taken_at_the_users_word(opened: Open) -> None:
+def test_without_a_list_of_models_the_users_name_is_used(opened: Open) -> None:
     engine, server = opened(lambda one: one.send(404, {"detail": "Not Found"}))
     assert (engine.info().model, engine.info().context_tokens) == ("m", 0)
     assert len(server.seen) == 1

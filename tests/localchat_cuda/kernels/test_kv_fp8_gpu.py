@@ -98,5 +98,5 @@ def test_graphs_change_no_bit(tmp_path: Path) -> None:
             for i in range(3)
         ]
         loop.run_until_idle()
-        texts.append([loop.told[i].logprobs() for i in ids])
+        texts.append([loop.received[i].logprobs() for i in ids])
     assert texts[0] == texts[1]

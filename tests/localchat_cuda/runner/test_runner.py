@@ -25,7 +25,7 @@ from localchat.engine.request import GenerateRequest
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.step_output import PendingStep
 from tests.support import tiny_models
-from tests.support.tiny_engine_core import ON_GPU, TinyLoop, Told, request, tiny_runner
+from tests.support.tiny_engine_core import ON_GPU, Received, TinyLoop, request, tiny_runner
 from tests.support.tiny_models import KINDS, VOCABULARY, tokens_of
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -51,7 +51,7 @@ def folder(models: dict[str, tuple[Any, Path]]) -> Path:
     return models["qwen3"][1]
 
 
-def apart(one: Told, other: Told) -> float:
+def apart(one: Received, other: Received) -> float:
     """How far the two best candidates were apart where two texts first differ; 0 where they are equal."""
     for mine, theirs in zip(one.logprobs(), other.logprobs(), strict=True):
         if mine.token != theirs.token:
@@ -90,7 +90,7 @@ def test_prompt_logprobs_and_greedy_text_are_transformers(
 # ---------------------------------------------------------------------------- the same text
 
 
-def variants(folder: Path) -> dict[str, Told]:
+def variants(folder: Path) -> dict[str, Received]:
     """One greedy text, made in every way that should not matter."""
     prompt = tokens_of(11, 50) * 3
     asked = request(prompt, max_tokens=30, salt="a")
@@ -106,24 +106,24 @@ def variants(folder: Path) -> dict[str, Told]:
     return found
 
 
-def _preempted(folder: Path, asked: GenerateRequest) -> Told:
+def _preempted(folder: Path, asked: GenerateRequest) -> Received:
     # 150 and 30 tokens take three pages; five are there, so the younger of two cannot stay.
     loop = TinyLoop(tiny_runner(folder, blocks=5))
     loop.ask(request(tokens_of(12, 100), max_tokens=80))
     id_ = loop.ask(asked)
     loop.run_until_idle()
     assert loop.core.preemptions
-    return loop.told[id_]
+    return loop.received[id_]
 
 
-def _mixed(folder: Path, asked: GenerateRequest) -> Told:
+def _mixed(folder: Path, asked: GenerateRequest) -> Received:
     loop = TinyLoop(tiny_runner(folder, step=40))
     for seed in (13, 14):
         loop.ask(request(tokens_of(seed, 60), max_tokens=40, temperature=1.0))
     loop.step(4)
     id_ = loop.ask(asked)
     loop.run_until_idle()
-    return loop.told[id_]
+    return loop.received[id_]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
@@ -299,10 +299,10 @@ def test_requests_outlive_steps_without_memory(
 
     monkeypatch.setattr(model, "hidden_states", sometimes)
     others = [loop.ask(request(tokens_of(43 + i, 40), max_tokens=20)) for i in range(3)]
-    told = loop.told[loop.ask(asked)]
+    told = loop.received[loop.ask(asked)]
     loop.run_until_idle()
     assert told.error is None and apart(plain, told) < NEAR
-    assert all(loop.told[id_].error is None for id_ in others)
+    assert all(loop.received[id_].error is None for id_ in others)
     assert any("memory" in sentence for sentence in loop.sent)
 
 
