@@ -11,6 +11,8 @@ from typing import Protocol
 from localchat.chat_format.parser import Parser, Rendered
 from localchat.chat_format.plain_format import PlainFormat
 from localchat.chat_format.reasoning_parser import Family
+from localchat.chat_format.render_process import RenderProcess
+from localchat.chat_format.template_format import TemplateFormat
 from localchat.chat_format.tool_calls.family import ToolCallFamily
 from localchat.engine.request import Messages
 
@@ -45,18 +47,18 @@ def chat_format(
     templates: str | Mapping[str, str] | None,
     special_tokens: Mapping[str, str] | None = None,
     *,
+    process: RenderProcess | None = None,
     now: Callable[[], datetime] = datetime.now,
 ) -> ChatFormat:
-    """The format of a model, by its own template.
+    """Choose the format of a model, by its own template.
 
     templates: the source, or several by name (`default`, `tool_use`, …); None or empty: the model
-    brings none, and PlainFormat says so with every prompt. special_tokens: `bos_token`,
-    `eos_token`, … as text. Never raises: a template that cannot be read raises when it is used.
+    brings none, and PlainFormat warns of that with every prompt. special_tokens: `bos_token`,
+    `eos_token`, … as text. process: where the template runs; one of its own if there is none.
+    Never raises: a template that cannot be read raises when it is used.
     """
     named = {"default": templates} if isinstance(templates, str) else dict(templates or {})
     named = {name: source for name, source in named.items() if source.strip()}
     if not named:
         return PlainFormat()
-    from localchat.chat_format.template_format import TemplateFormat
-
-    return TemplateFormat(named, special_tokens, now=now)
+    return TemplateFormat(named, special_tokens, process=process or RenderProcess(), now=now)

@@ -1,25 +1,16 @@
 """A model's own chat template: source in, prompt text out, or a TemplateError that says why not.
 
 Output equals transformers' `apply_chat_template` (settings, filters, names,
-`continue_final_message`); the limits and the sandbox are described in meter.py and sandbox.py. One
-render runs at a time per template.
+`continue_final_message`). The template runs in a helper process: see render_process.py.
 """
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import jinja2
-from jinja2 import meta
-
-from localchat.chat_format.meter import Limits, Meter, exceeded
-from localchat.chat_format.sandbox import Sandbox
+from localchat.chat_format.render_process import RenderFailure, RenderProcess, exceeded
 from localchat.errors import TemplateError
 
-_FILE = "<chat template>"
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 _HERE = "LOCALCHAT_GOES_ON_HERE "
@@ -30,11 +21,9 @@ whether the template trims."""
 class ChatTemplate:
     """One jinja chat template, compiled at the first use.
 
-    special_tokens: texts by the names that templates use (`bos_token`, `eos_token`, …). now: the
-    clock of `strftime_now`. clock: seconds for the limits. Every method that compiles or renders
-    raises TemplateError with `details["reason"]`: `syntax`, `refused` (the template's own
-    raise_exception), `broken` (it fails), `escape` (it reaches for what the sandbox hides),
-    `limit`, `input`.
+    Every method that compiles or renders raises TemplateError with `details["reason"]`: `syntax`,
+    `refused` (the template's own raise_exception), `broken` (it fails), `escape` (it reaches for
+    what the sandbox hides), `limit` or `input`.
     """
 
     def __init__(
@@ -42,24 +31,24 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str] | None = None,
         *,
-        limits: Limits | None = None,
+        process: RenderProcess,
         now: Callable[[], datetime] = datetime.now,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens or {})
-        self._limits = limits or Limits()
-        self._clock = clock
-        self._sandbox = Sandbox(now)
-        self._compiled: jinja2.Template | None = None
-        self._variables: frozenset[str] = frozenset()
-        self._lock = threading.Lock()
+        """Texts by the names that templates use: `bos_token`, `eos_token`, …"""
+        self._process = process
+        self._now = now
+        """Clock of `strftime_now`."""
+        self._variables: frozenset[str] | None = None
 
     def variables(self) -> frozenset[str]:
-        """Names that the template reads and does not set: its switches, such as
-        `enable_thinking`."""
-        with self._lock:
-            self._ready()
+        """Names that the template reads and does not set: its switches, such as `enable_thinking`."""
+        if self._variables is None:
+            try:
+                self._variables = self._process.variables(self.source)
+            except RenderFailure as failure:
+                raise _translate(failure) from failure
         return self._variables
 
     def render(
@@ -74,6 +63,7 @@ class ChatTemplate:
         the template as they are; an option takes precedence over a special token of the same
         name."""
         options = dict(options or {})
+        self.variables()  # compiles it, under a limit of its own
         if taken := sorted(_RESERVED & options.keys()):
             raise TemplateError(
                 f"A template option may not be named {', '.join(taken)}.", reason="input"
@@ -86,13 +76,10 @@ class ChatTemplate:
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
-        with self._lock:
-            template = self._ready()
-            meter = Meter(self._limits, clock=self._clock)
-            self._sandbox.meter = meter
-            with self._translated():
-                meter.take_input(values)
-                return meter.joined(template.root_render_func(template.new_context(values)))
+        try:
+            return self._process.render(self.source, values, self._now())
+        except RenderFailure as failure:
+            raise _translate(failure) from failure
 
     def prolong(
         self,
@@ -120,84 +107,48 @@ class ChatTemplate:
         trimmed = not text.startswith(_HERE, at)
         return text[:at].rstrip() if trimmed else text[:at]
 
-    def _ready(self) -> jinja2.Template:
-        if self._compiled is not None:
-            return self._compiled
-        limits = self._limits
-        if len(self.source) > limits.source:
-            raise exceeded(
-                f"is {len(self.source):,} characters long; {limits.source:,} are allowed"
-            )
-        sandbox = self._sandbox
-        sandbox.meter = Meter(limits, seconds=limits.compile_seconds, clock=self._clock)
-        with self._translated():
-            tree = sandbox.parse(self.source)
-            self._variables = frozenset(meta.find_undeclared_variables(tree))
-            python = sandbox.compile(tree, raw=True)
-            if len(python) > limits.compiled:
-                raise exceeded("becomes too long a program")
-            code = compile(python, _FILE, "exec")
-            self._compiled = sandbox.template_class.from_code(
-                sandbox, code, sandbox.make_globals(None)
-            )
-        return self._compiled
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Whatever a template can raise becomes a TemplateError: it can raise anything."""
-        try:
-            yield
-        except TemplateError:
-            raise
-        except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(
-                f"The model's chat template cannot be read, line {error.lineno}: {error.message}.",
+_LIMITS = {
+    "MemoryError": "takes too much memory",
+    "RecursionError": "nests, or calls itself, too deep",
+}
+
+
+def _translate(failure: RenderFailure) -> TemplateError:
+    """Error for the user."""
+    message, line = failure.message, failure.line
+    match failure.reason:
+        case "syntax":
+            return TemplateError(
+                f"The model's chat template cannot be read, line {line}: {message}.",
                 hint="Another file of this model may have a sound template.",
                 reason="syntax",
-                line=error.lineno,
-            ) from error
-        except jinja2.exceptions.SecurityError as error:
-            raise TemplateError(
-                f"The model's chat template was stopped: {error}",
+                line=line,
+            )
+        case "escape":
+            return TemplateError(
+                f"The model's chat template was stopped: {message}",
                 hint="It may mean harm: do not use this file unless you trust its source.",
                 reason="escape",
-                line=self._line(error),
-            ) from error
-        except jinja2.TemplateError as error:
-            if type(error) is not jinja2.TemplateError:
-                raise self._broken(error) from error
-            raise TemplateError(
-                f"The model's chat template refuses this conversation: {error.message}",
+                line=line,
+            )
+        case "refused":
+            return TemplateError(
+                f"The model's chat template refuses this conversation: {message}",
                 hint="It has rules for roles, their order or options: change the messages to suit.",
                 reason="refused",
-                line=self._line(error),
-            ) from error
-        except RecursionError as error:
-            raise exceeded("nests, or calls itself, too deep") from error
-        except MemoryError as error:
-            raise exceeded("takes too much memory") from error
-        except Exception as error:
-            raise self._broken(error) from error
-
-    def _broken(self, error: Exception) -> TemplateError:
-        line = self._line(error)
-        where = f", line {line}" if line else ""
-        what = f"{type(error).__name__}: {error}"[:500]
-        return TemplateError(
-            f"The model's chat template fails on this conversation{where}: {what}",
-            hint="It may not know tools, or an order of roles such as this.",
-            reason="broken",
-            line=line,
-        )
-
-    def _line(self, error: BaseException) -> int:
-        """The template's line that raised; 0: unknown."""
-        line, at = 0, error.__traceback__
-        while at is not None:
-            if at.tb_frame.f_code.co_filename == _FILE and self._compiled is not None:
-                line = self._compiled.get_corresponding_lineno(at.tb_lineno)
-            at = at.tb_next
-        return line
+                line=line,
+            )
+        case "limit":
+            return exceeded(_LIMITS.get(failure.type, message))
+    where = f", line {line}" if line else ""
+    what = f"{failure.type}: {message}"[:500]
+    return TemplateError(
+        f"The model's chat template fails on this conversation{where}: {what}",
+        hint="It may not know tools, or an order of roles such as this.",
+        reason="broken",
+        line=line,
+    )
 
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")

@@ -10,6 +10,7 @@ from typing import Any
 from localchat.chat_format.answer_parser import with_calls
 from localchat.chat_format.parser import Parser, Rendered
 from localchat.chat_format.reasoning_parser import Family
+from localchat.chat_format.render_process import RenderProcess
 from localchat.chat_format.template import ChatTemplate
 from localchat.chat_format.template_messages import ToolCallConvention, to_dicts, whole_tool
 from localchat.chat_format.tool_calls.families import UNSURE, style_of
@@ -32,10 +33,11 @@ class TemplateFormat:
         sources: Mapping[str, str],
         special_tokens: Mapping[str, str] | None = None,
         *,
+        process: RenderProcess,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._voices = {
-            name: _TemplateProbe(ChatTemplate(source, special_tokens, now=now))
+            name: _TemplateProbe(ChatTemplate(source, special_tokens, process=process, now=now))
             for name, source in sources.items()
         }
         whole = "\n".join(sources.values())

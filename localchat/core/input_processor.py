@@ -17,6 +17,7 @@ import msgspec
 from localchat.backend_api.interface import OpenModel, SamplingParams, Tokenizer
 from localchat.chat_format import ChatFormat, chat_format
 from localchat.chat_format.parser import Rendered
+from localchat.chat_format.render_process import RenderProcess
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
 from localchat.core.request_timer import RequestTimer
@@ -52,9 +53,10 @@ class InputProcessor:
         context_tokens: int,
         sampling: Mapping[str, float],
         notify: Callable[[str], None],
+        render_process: RenderProcess | None = None,
     ) -> None:
         """`context_tokens`: longest sequence. `sampling`: defaults by name, which go before the model's
-        own. `notify` gets sentences for the user."""
+        own. `notify` gets sentences for the user. `render_process`: where the chat template runs."""
         self._model = model
         self._context = context_tokens
         self._notify = notify
@@ -62,7 +64,9 @@ class InputProcessor:
         self._defaults = {**_FALLBACKS, **self._model_defaults(), **sampling}
         self._numbers = count(1)
         tokenizer = model.tokenizer
-        self.format: ChatFormat = chat_format(model.info.chat_template, _special_texts(tokenizer))
+        self.format: ChatFormat = chat_format(
+            model.info.chat_template, _special_texts(tokenizer), process=render_process
+        )
         self._grammars = GrammarCompiler(tokenizer)
         self._visible_tokens = _control_tokens(tokenizer, self.format.markup)
         self._visible_call_tokens = _control_tokens(tokenizer, self.format.calls.markup)

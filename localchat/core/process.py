@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ import msgspec
 from localchat import gc_control
 from localchat.backend_api.interface import Embedder, EmbeddingModel, LoadRequest, OpenModel, Runner
 from localchat.backend_api.registry import BackendChoice, require_for_file
+from localchat.chat_format.render_process import RenderProcess
 from localchat.core.embedding import EmbeddingQueue
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.engine_info import MemoryUsage, ProcessState, engine_info, fingerprint
@@ -60,6 +62,8 @@ class OpenedModel:
     """The build is known to crash here."""
     embedding: EmbeddingQueue | None
     """Set where the model gives embeddings and writes no text."""
+    render_process: RenderProcess
+    """Where the chat template runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +283,7 @@ class EngineProcess:
         if self._opened.embedding is not None:
             self._opened.embedding.stop()
         time.sleep(_GRACE_S)
+        self._opened.render_process.close()
         os._exit(0)
 
     # ------------------------------------------------------------------------ requests
@@ -371,7 +376,12 @@ class EngineProcess:
         )
 
 
-def open_model(spec: protocol.Open, sender: FrameSender, counters: EngineCounters) -> OpenedModel:
+def open_model(
+    spec: protocol.Open,
+    sender: FrameSender,
+    counters: EngineCounters,
+    render_process: RenderProcess,
+) -> OpenedModel:
     """Read header and vocabulary, and plan the memory. Raises ModelMissing, ModelInvalid, DoesNotFit."""
     path = Path(os.fsdecode(spec.model))
     sender.send(protocol.Entered("open"))
@@ -382,7 +392,11 @@ def open_model(spec: protocol.Open, sender: FrameSender, counters: EngineCounter
     memory = MemoryUsage(plan)
     for note in plan.notes:
         sender.notify(note)
-    input_processor = InputProcessor(model, plan.context_tokens, spec.sampling, sender.notify)
+    input_processor = InputProcessor(
+        model, plan.context_tokens, spec.sampling, sender.notify, render_process
+    )
+    if not model.info.chat_template or model.info.pooling:
+        render_process.close()  # there is nothing to render
     embedding = None
     if model.info.pooling:
         embedding = EmbeddingQueue(
@@ -407,6 +421,7 @@ def open_model(spec: protocol.Open, sender: FrameSender, counters: EngineCounter
         build=build,
         safe_mode=bool(build) and build in spec.safe_builds,
         embedding=embedding,
+        render_process=render_process,
     )
 
 
@@ -417,12 +432,14 @@ def serve(source: BinaryIO, sink: BinaryIO) -> int:
     if not isinstance(spec, protocol.Open):
         return 0 if spec is None else 2
     sender, counters = FrameSender(sink), EngineCounters()
-    try:
-        opened = open_model(spec, sender, counters)
-    except LocalchatError as error:
-        sender.fail(0, error)
-        return 1
-    return EngineProcess(spec, opened, frames, sender, counters).run()
+    with closing(RenderProcess()) as render_process:
+        render_process.start()  # now, so that it is ready before the first prompt
+        try:
+            opened = open_model(spec, sender, counters, render_process)
+        except LocalchatError as error:
+            sender.fail(0, error)
+            return 1
+        return EngineProcess(spec, opened, frames, sender, counters).run()
 
 
 def private_pipes() -> tuple[BinaryIO, BinaryIO]:

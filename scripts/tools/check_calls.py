@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from localchat.chat_format.parser import Call, Part, Rendered, Thought
+from localchat.chat_format.render_process import RenderProcess
 from localchat.chat_format.template_format import TemplateFormat
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
@@ -75,7 +76,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
-    found = [_checked(path) for path in sorted(folder.glob("*.jinja"))]
+    process = RenderProcess()
+    found = [_checked(path, process) for path in sorted(folder.glob("*.jinja"))]
     for one in found:
         print(f"{one.name:48} {one.style:16} {one.family:9} {one.calls:24} {one.reasoning}")
     bad = [one.name for one in found if not one.good]
@@ -83,9 +85,11 @@ def main() -> int:
     return 1 if bad else 0
 
 
-def _checked(path: Path) -> Found:
+def _checked(path: Path, process: RenderProcess) -> Found:
     chat = TemplateFormat(
-        {"default": path.read_text("utf-8")}, {"bos_token": "<s>", "eos_token": ""}
+        {"default": path.read_text("utf-8")},
+        {"bos_token": "<s>", "eos_token": ""},
+        process=process,
     )
     name = path.stem
     try:

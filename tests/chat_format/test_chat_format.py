@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from localchat.chat_format import chat_format
 from localchat.chat_format.parser import Answer, Thought
 from localchat.chat_format.plain_format import NO_TEMPLATE, NO_TOOLS
 from localchat.chat_format.template_format import NO_SWITCH
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
+from tests.support.chat_templates import chat_format
 
 USER = Message("user", "hi")
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chat_format import chat_format
 from localchat.chat_format.answer_parser import with_calls
 from localchat.chat_format.parser import Parser, Part, Thought
 from localchat.chat_format.reasoning_parser import FAMILIES, Family
 from localchat.chat_format.tool_calls.families import STYLES
 from localchat.engine.request import Message, Messages
+from tests.support.chat_templates import chat_format
 from tests.support.tool_calls import TOOLS, gather
 
 FAMILY = {family.name: family for family in FAMILIES}

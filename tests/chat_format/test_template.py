@@ -1,33 +1,37 @@
 """The template renderer, with templates of our own."""
 
-import time
 from datetime import datetime
-from itertools import count
 from typing import Any
 
 import pytest
 
-from localchat.chat_format.meter import Limits, Meter
+from localchat.chat_format.render_process import RenderLimits, RenderProcess
 from localchat.chat_format.template import ChatTemplate
 from localchat.errors import TemplateError
+from tests.support.chat_templates import RENDER_PROCESS
 
 USER = {"role": "user", "content": "hi"}
 TALK = [USER, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "more"}]
+HASTY = RenderProcess(RenderLimits(seconds=0.3))
+
+
+def template(source: str, process: RenderProcess = RENDER_PROCESS) -> ChatTemplate:
+    return ChatTemplate(
+        source,
+        {"bos_token": "<s>", "eos_token": "</s>"},
+        process=process,
+        now=lambda: datetime(2026, 3, 7, 9, 5),
+    )
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
-    template = ChatTemplate(
-        source, {"bos_token": "<s>", "eos_token": "</s>"}, now=lambda: datetime(2026, 3, 7, 9, 5)
-    )
-    return template.render(TALK if messages is None else messages, options=options)
+    return template(source).render(TALK if messages is None else messages, options=options)
 
 
-def reason(source: str, **limits: Any) -> str:
-    """Why the template was refused. The clock runs a millisecond each time it is asked."""
-    steps = count()
-    template = ChatTemplate(source, limits=Limits(**limits), clock=lambda: next(steps) / 1000)
+def reason(source: str, process: RenderProcess = HASTY) -> str:
+    """Why the template was refused."""
     with pytest.raises(TemplateError) as raised:
-        template.render(TALK)
+        template(source, process).render(TALK)
     return str(raised.value.details["reason"])
 
 
@@ -77,7 +81,7 @@ def test_options_reach_the_template_and_override_special_tokens() -> None:
 
 def test_an_option_may_not_take_the_place_of_the_messages() -> None:
     with pytest.raises(TemplateError, match="messages"):
-        ChatTemplate("x").render(TALK, options={"messages": []})
+        template("x").render(TALK, options={"messages": []})
 
 
 def test_what_is_no_plain_data_is_refused() -> None:
@@ -87,15 +91,16 @@ def test_what_is_no_plain_data_is_refused() -> None:
 
 def test_data_nested_too_deep_is_refused() -> None:
     deep: list[Any] = []
-    for _ in range(200):
+    for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(TemplateError, match="128 levels"):
+    with pytest.raises(TemplateError, match="nest too deep") as raised:
         render("x", deep=deep)
+    assert raised.value.details["reason"] == "limit"
 
 
 def test_switches_of_a_template_are_listed() -> None:
-    template = ChatTemplate("{% set a = 1 %}{{ a }}{% if enable_thinking %}{% endif %}")
-    assert template.variables() == {"enable_thinking"}
+    switch = template("{% set a = 1 %}{{ a }}{% if enable_thinking %}{% endif %}")
+    assert switch.variables() == {"enable_thinking"}
 
 
 def test_raise_exception_refuses_with_the_words_of_the_template() -> None:
@@ -123,26 +128,18 @@ HUNDRED_THOUSAND = "{% for a in range(100000) %}"
     "source",
     [
         f"{HUNDRED_THOUSAND * 3}{'{% endfor %}' * 3}",
-        f"{HUNDRED_THOUSAND}{{% for b in range(9) if false %}}{{% endfor %}}{{% endfor %}}",
+        f"{HUNDRED_THOUSAND * 2}{{% for b in range(9) if false %}}{{% endfor %}}{'{% endfor %}' * 2}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
         "{{ f(50) }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% block b %}{{ self.b() }}{% endblock %}",
         "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-        "{{ range(100000) | map('upper') | list | length }}",
-        "{{ range(100000) | select('odd') | list | length }}",
+        f"{HUNDRED_THOUSAND}{{{{ range(100000) | map('upper') | list | length }}}}{{% endfor %}}",
+        f"{HUNDRED_THOUSAND}{{{{ range(100000) | select('odd') | list | length }}}}{{% endfor %}}",
     ],
 )
 def test_an_endless_template_is_stopped(source: str) -> None:
     assert reason(source) == "limit"
-
-
-def test_the_time_limit_is_what_stops_a_loop() -> None:
-    loop = "{% for a in range(50) %}{% endfor %}"
-    steps = count()
-    clock = lambda: next(steps) / 1000  # noqa: E731
-    assert ChatTemplate(loop, clock=clock).render(TALK) == ""
-    assert reason(loop, seconds=0.02) == "limit"
 
 
 DOUBLING = (
@@ -154,64 +151,78 @@ def doubling(start: str, step: str) -> str:
     return DOUBLING.replace("START", start).replace("STEP", step)
 
 
+EXPLODING = [
+    "{{ 'a' * 10**10 }}",
+    "{{ [1] * 10**9 }}",
+    doubling("'a'", "n.x + n.x"),
+    doubling("'a'", "n.x ~ n.x"),
+    doubling("[1]", "n.x + n.x"),
+    doubling("[1]", "[n.x] * 9") + "{{ n.x }}",
+    doubling("[1]", "[n.x, n.x]") + "{{ n.x }}",
+    doubling("(1,)", "(n.x, n.x)") + "{{ n.x | tojson }}",
+    doubling("1", "{'a': n.x, 'b': n.x}") + "{{ n.x }}",
+    doubling("3", "n.x * n.x"),
+    "{% set n = namespace(x=()) %}{% for i in range(99999) %}{% set n.x = (n.x,) %}{% endfor %}"
+    "{{ n.x }}",
+    "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set y %}{{ n.x }}{{ n.x }}"
+    "{% endset %}{% set n.x = y %}{% endfor %}",
+    "{% set s = 'a' * 10**6 %}{{ ([s] * 9) | join }}",
+    "{% set s = 'a' * 10**6 %}{{ s.join(['', ''] * 9) }}",
+    "{% set s = 'a' * 10**6 %}{{ s.replace('a', 'bbbbbb') }}",
+    "{% set s = 'a' * 10**6 %}{{ s | replace('a', 'bbbbbb') }}",
+    "{% set s = 'a' * 10**6 %}{{ s.translate({97: 'bbbbbb'}) }}",
+    "{% set s = 'a' * 10**6 %}{{ s ~ s ~ s ~ s ~ s }}",
+    "{% set s = 'a' * 10**6 %}{{ s }}{{ s }}{{ s }}{{ s }}{{ s }}",
+    "{% set s = 'a' * 10**6 %}{{ '%s%s%s%s%s' % (s, s, s, s, s) }}",
+    "{% set s = 'a' * 10**6 %}{{ '%(s)s%(s)s%(s)s%(s)s%(s)s' % {'s': s} }}",
+    "{% set s = 'a' * 10**6 %}{{ '{0}{0}{0}{0}{0}'.format(s) }}",
+    "{{ 'a'.center(10**10) }}",
+    "{{ 'a' | center(width=10**10) }}",
+    "{{ '{:>9999999999}'.format(1) }}",
+    "{{ '{:>{}}'.format(1, 10**10) }}",
+    "{{ '%2000000000d' % 1 }}",
+    "{{ '%*d' % (2 * 10**9, 1) }}",
+    "{{ '%2000000000d' | format(1) }}",
+    "{{ ('\t' * 1000).expandtabs(10**9) }}",
+    "{{ 'a\n' | indent(10**10) }}",
+    "{{ [[1]] | tojson(indent=10**10) }}",
+    "{{ [1] | batch(10**10, 0) | list }}",
+    "{{ 1 | round(10**9, 'ceil') }}",
+    "{{ (5).to_bytes(10**11, 'big') }}",
+    "{{ ('ü' * 10**6).encode('punycode') }}",
+    "{{ ([[1]] * 100000) | sum(start=[]) }}",
+    "{% set s = 'a' * 10**7 %}{{ s.rfind('ab' ~ s[:9**6]) }}",
+    "{{ ('a' * 99999999) | wordwrap(3) }}",
+    "{% for i in range(99) %}" + "x" * 99999 + "{% endfor %}",
+    "{% filter center(10**10) %}a{% endfilter %}",
+    "x" * 300_000,
+    "{{ " + "1+" * 50_000 + "1 }}",
+]
+
+
+@pytest.mark.parametrize("source", EXPLODING)
+def test_an_exploding_template_is_stopped(source: str) -> None:
+    assert reason(source) == "limit"
+
+
 @pytest.mark.parametrize(
-    "source",
+    ("source", "length"),
     [
-        "{{ 'a' * 10**10 }}",
-        "{{ [1] * 10**9 }}",
-        doubling("'a'", "n.x + n.x"),
-        doubling("'a'", "n.x ~ n.x"),
-        doubling("[1]", "n.x + n.x"),
-        doubling("[1]", "[n.x] * 9"),
-        doubling("[1]", "[n.x, n.x]"),
-        doubling("(1,)", "(n.x, n.x)"),
-        doubling("1", "{'a': n.x, 'b': n.x}"),
-        doubling("3", "n.x * n.x"),
-        "{% set n = namespace(x=()) %}{% for i in range(300) %}{% set n.x = (n.x,) %}{% endfor %}",
-        "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set y %}{{ n.x }}{{ n.x }}"
-        "{% endset %}{% set n.x = y %}{% endfor %}",
-        "{% set s = 'a' * 10**6 %}{{ ([s] * 9) | join }}",
-        "{% set s = 'a' * 10**6 %}{{ s.join(['', ''] * 9) }}",
-        "{% set s = 'a' * 10**6 %}{{ s.replace('a', 'bbbbbb') }}",
-        "{% set s = 'a' * 10**6 %}{{ s | replace('a', 'bbbbbb') }}",
-        "{% set s = 'a' * 10**6 %}{{ s.translate({97: 'bbbbbb'}) }}",
-        "{% set s = 'a' * 10**6 %}{{ s ~ s ~ s ~ s ~ s }}",
-        "{% set s = 'a' * 10**6 %}{{ s }}{{ s }}{{ s }}{{ s }}{{ s }}",
-        "{% set s = 'a' * 10**6 %}{{ '%s%s%s%s%s' % (s, s, s, s, s) }}",
-        "{% set s = 'a' * 10**6 %}{{ '%(s)s%(s)s%(s)s%(s)s%(s)s' % {'s': s} }}",
-        "{% set s = 'a' * 10**6 %}{{ '{0}{0}{0}{0}{0}'.format(s) }}",
-        "{{ 'a'.center(10**10) }}",
-        "{{ 'a' | center(width=10**10) }}",
-        "{{ '{:>99999999999}'.format(1) }}",
-        "{{ '{:>{}}'.format(1, 10**11) }}",
-        "{{ '%99999999999d' % 1 }}",
-        "{{ '%*d' % (10**10, 1) }}",
-        "{{ '%99999999999d' | format(1) }}",
-        "{{ ('\t' * 1000).expandtabs(10**9) }}",
-        "{{ 'a\n' | indent(10**10) }}",
-        "{{ [[1]] | tojson(indent=10**10) }}",
-        "{{ [1] | batch(10**10, 0) | list }}",
-        "{{ 1 | round(10**9, 'ceil') }}",
-        "{{ (5).to_bytes(10**11, 'big') }}",
-        "{{ ('ü' * 9).encode('punycode') }}",
-        "{{ ([[1]] * 100000) | sum(start=[]) }}",
-        "{% set s = 'a' * 10**6 %}{{ s.rfind('b' ~ s[:9**5]) }}",
-        "{{ ('a' * 99999) | wordwrap(3) }}",
-        "{{ dict.fromkeys(range(99999)) }}{{ namespace(range(99999)) }}",
-        "{{ strftime_now('%1000000000Y') }}",
-        "{% for i in range(99) %}" + "x" * 99999 + "{% endfor %}",
-        "{% filter center(10**10) %}a{% endfilter %}",
-        "x" * 300_000,
-        "{{ " + "1+" * 50_000 + "1 }}",
+        ("{{ dict.fromkeys(range(99999)) | length }}", 5),
+        ("{% set n = namespace() %}{% set n.x = [n, n] %}{{ n }}", 57),
+        ("{{ strftime_now('%1000000000Y') }}", 0),
+        ("{{ strftime_now('%Y' * 9999) }}", 39_996),
+        ("{% for i in range(200) %}{% set x = 'a' * 9999 ~ i %}{% endfor %}", 0),
     ],
 )
-def test_an_exploding_template_is_stopped(source: str) -> None:
-    assert reason(source, seconds=100.0, compile_seconds=1e6) == "limit"
+def test_a_template_that_only_looks_dangerous_is_rendered(source: str, length: int) -> None:
+    assert len(render(source)) == length
 
 
-def test_all_that_is_made_counts_and_not_only_what_is_alive() -> None:
-    source = "{% for i in range(200) %}{% set x = 'a' * 9999 ~ i %}{% endfor %}"
-    assert reason(source, memory_bytes=1_000_000, seconds=100.0) == "limit"
+def test_memory_is_bounded_where_the_text_is_short() -> None:
+    source = "{% set n = namespace(x=[]) %}" + "{% set n.x = n.x + ['a' * 10**7] %}" * 40 + "done"
+    assert reason(source) == "limit"
+    assert render(source.replace("10**7", "10**5")) == "done"
 
 
 def test_a_long_conversation_may_give_a_long_prompt() -> None:
@@ -223,21 +234,19 @@ def test_a_long_conversation_may_give_a_long_prompt() -> None:
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
-        "{{ ''['__class__'] }}",
-        "{{ '' | attr('__class__') }}",
-        "{{ [''] | map(attribute='__class__') | list }}",
-        "{{ '{0.__class__}'.format('') }}",
-        "{{ '{a.__class__}'.format_map({'a': 1}) }}",
-        "{{ raise_exception.__globals__ }}",
-        "{{ strftime_now.__self__ }}",
+        "{{ ''['__class__'].__mro__ }}",
+        "{{ ('' | attr('__class__')).__mro__ }}",
+        "{{ [''] | map(attribute='__class__.__mro__') | list }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ '{a.__class__.__mro__}'.format_map({'a': 1}) }}",
+        "{{ raise_exception.__globals__['sys'] }}",
+        "{{ strftime_now.__self__._environment }}",
         "{{ cycler.__init__.__globals__.os }}",
         "{{ namespace.mro() }}",
-        "{{ (messages | map('upper')).gi_frame }}",
-        "{{ self._TemplateReference__context }}",
+        "{{ (messages | map('upper')).gi_frame.f_back }}",
+        "{{ self._TemplateReference__context.vars }}",
         "{{ messages.append(1) }}",
         "{{ messages[0].update({'role': 'x'}) }}",
-        "{% set n = namespace() %}{% set n._x = 1 %}",
-        "{{ namespace(__class__=1) }}",
     ],
 )
 def test_reaching_out_of_the_sandbox_is_refused(source: str) -> None:
@@ -245,18 +254,33 @@ def test_reaching_out_of_the_sandbox_is_refused(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{% include '/etc/hosts' %}", "{% import 'os' as os %}", "{{ lipsum(9) }}",
-               "{% set n = namespace() %}{{ n }}"]
-)  # fmt: skip
-def test_what_templates_do_not_need_is_not_there(source: str) -> None:
+    ("source", "text"),
+    [
+        ("{{ ''.__class__ }}{{ ''['__class__'] }}{{ '' | attr('__class__') }}", ""),
+        ("{{ [''] | map(attribute='__class__') | join }}", ""),
+        ("{{ '{0.__class__}'.format('') }}{{ '{a.__class__}'.format_map({'a': 1}) }}", ""),
+        (
+            "{{ raise_exception.__globals__ }}{{ strftime_now.__self__ }}{{ raise_exception.func }}",
+            "",
+        ),
+        ("{{ (messages | map('upper')).gi_frame }}{{ self._TemplateReference__context }}", ""),
+        ("{% set n = namespace(__class__=1) %}{% set n._x = 2 %}{{ n.__class__ }}{{ n._x }}", ""),
+    ],
+)
+def test_a_hidden_attribute_is_empty(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+@pytest.mark.parametrize("source", ["{% include '/etc/hosts' %}", "{% import 'os' as os %}"])
+def test_files_and_modules_are_out_of_reach(source: str) -> None:
     assert reason(source) == "broken"
 
 
 def test_a_render_that_was_stopped_leaves_the_template_usable() -> None:
-    template = ChatTemplate("{% if n %}{{ 'a' * n }}{% endif %}")
+    times = template("{% if n %}{{ 'a' * n }}{% endif %}")
     with pytest.raises(TemplateError):
-        template.render(TALK, options={"n": 10**10})
-    assert template.render(TALK, options={"n": 3}) == "aaa"
+        times.render(TALK, options={"n": 10**10})
+    assert times.render(TALK, options={"n": 3}) == "aaa"
 
 
 MARKED = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
@@ -264,26 +288,15 @@ MARKED = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
 
 def test_prolonging_cuts_right_behind_the_last_words() -> None:
     talk = [USER, {"role": "assistant", "content": "it is "}]
-    assert ChatTemplate(MARKED).prolong(talk) == "[user]hi[end][assistant]it is "
+    assert template(MARKED).prolong(talk) == "[user]hi[end][assistant]it is "
 
 
 def test_prolonging_a_trimmed_message_leaves_no_blanks_behind() -> None:
     trimming = MARKED.replace("m.content", "m.content | trim")
     talk = [USER, {"role": "assistant", "content": "it is \n"}]
-    assert ChatTemplate(trimming).prolong(talk) == "[user]hi[end][assistant]it is"
+    assert template(trimming).prolong(talk) == "[user]hi[end][assistant]it is"
 
 
 def test_prolonging_what_the_template_leaves_out_is_refused() -> None:
     with pytest.raises(TemplateError, match="leaves out"):
-        ChatTemplate("{{ messages[0].content }}").prolong(TALK)
-
-
-def test_time_in_which_the_system_does_something_else_is_not_the_templates() -> None:
-    meter = Meter(Limits(seconds=0.05))
-    time.sleep(0.1)
-    meter.tick()
-    begun_s = time.thread_time()
-    while time.thread_time() - begun_s < 0.1:
-        pass
-    with pytest.raises(TemplateError, match="longer than"):
-        meter.tick()
+        template("{{ messages[0].content }}").prolong(TALK)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from localchat.chat_format import chat_format
 from localchat.engine.request import CalledTool, Message, Messages
+from tests.support.chat_templates import chat_format
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
 SAID = (

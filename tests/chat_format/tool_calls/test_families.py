@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chat_format import chat_format
 from localchat.chat_format.answer_parser import AnswerParser, with_calls
 from localchat.chat_format.parser import Answer, Call, Part, Thought
 from localchat.chat_format.reasoning_parser import Family, Splitter
 from localchat.chat_format.tool_calls.families import STYLES, UNKNOWN, style_of
 from localchat.chat_format.tool_calls.family import ToolCallFamily
 from localchat.engine.request import Message, Messages
+from tests.support.chat_templates import chat_format
 from tests.support.tool_calls import (
     BOTH,
     FORMS,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from localchat.backend_api.scripted import VOCAB, ScriptedTokenizer
-from localchat.chat_format import ChatFormat, chat_format
+from localchat.chat_format import ChatFormat
 from localchat.core.structured_output import compiler as grammar_module
 from localchat.core.structured_output.compiler import (
     GrammarCompiler,
@@ -24,6 +24,7 @@ from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, TextPrompt
 from localchat.errors import UsageError
 from tests.support.answer_grammars import ONE, SCHEMA, SIGNS
+from tests.support.chat_templates import chat_format
 from tests.support.tool_calls import NAMED, TOOLS
 
 TOKENIZER = ScriptedTokenizer()
