@@ -94,7 +94,7 @@ def never_fits(spec: ModelSpec, verdict: AdmissionResult) -> DoesNotFit:
     """The error for a model that does not fit even alone."""
     return DoesNotFit(
         f"{spec.name} needs {size(verdict.needed_bytes)}, and {size(verdict.free_bytes)} are free",
-        hint="\n".join(verdict.advice) or f"localchat fit {spec.name} tells what would help",
+        hint="\n".join(verdict.advice) or f"localchat fit {spec.name} shows what would help",
         needed_bytes=verdict.needed_bytes,
         free_bytes=verdict.free_bytes,
     )

@@ -140,7 +140,7 @@ class EnginePool:
                 return taken
         if not self._loading.acquire(timeout=self._patience_s):
             raise EngineBusy(
-                f"{spec.name} waits for another model to be loaded", retry_after_s=RETRY_AFTER_S
+                f"{spec.name} has to wait: another model is loading", retry_after_s=RETRY_AFTER_S
             )
         try:
             with self._changed:
@@ -179,7 +179,7 @@ class EnginePool:
         waiting = len(entry.users) - entry.spec.options.load.max_slots
         if waiting >= self._queue:
             raise EngineBusy(
-                f"{entry.spec.name} is busy: {waiting} requests wait for it already",
+                f"{entry.spec.name} is busy: {waiting} requests are already waiting for it",
                 hint="try again in a moment",
                 waiting=waiting,
                 limit=self._queue,

@@ -70,7 +70,7 @@ class ServerContext:
         try:
             registration = register(self._paths, url, self._token, time.time())
         except OSError as problem:
-            self._notify(f"other programs of yours will not find this server: {problem}")
+            self._notify(f"your other programs will not find this server: {problem}")
             yield
             return
         try:

@@ -91,20 +91,20 @@ def unavailable(message: str, code: str = "server_busy", retry_s: int = 1) -> Ap
 
 def timed_out(seconds: float) -> ApiError:
     """504: the request exceeded the time limit."""
-    message = f"The request took longer than {seconds:g} seconds and was ended."
+    message = f"The request took longer than {seconds:g} seconds and was cancelled."
     return ApiError(504, "timeout", message, kind="server_error", headers=_NO_RETRY)
 
 
 def internal_error() -> ApiError:
     """500: a bug of ours. The log has the details, the client gets none."""
-    message = "The server made a mistake; its log tells which."
+    message = "Internal server error; see the server's log."
     return ApiError(500, "internal_error", message, kind="server_error", headers=_NO_RETRY)
 
 
 def model_not_found(name: str) -> ApiError:
     """404: no model has this name."""
     shown = name if len(name) <= 100 else f"{name[:100]}…"
-    message = f"The model {shown!r} does not exist here; GET /v1/models lists those that do."
+    message = f"The model {shown!r} does not exist; GET /v1/models lists those that do."
     return ApiError(404, "model_not_found", message, param="model")
 
 
@@ -124,11 +124,11 @@ def to_api_error(error: LocalchatError, *, requested_tokens: int | None = None) 
                 503, "does_not_fit", error.message, kind="server_error", headers=_NO_RETRY
             )
         case ModelInvalid():
-            message = "The model's file cannot be used; the server's log tells why."
+            message = "The model file cannot be used; see the server's log."
             return ApiError(500, "model_invalid", message, kind="server_error", headers=_NO_RETRY)
         case EngineDied():
             return unavailable(
-                "The engine ended in the middle of its work and is started again.", "engine_died"
+                "The engine stopped unexpectedly and is restarting; try again.", "engine_died"
             )
         case EngineBusy():
             retry = error.details.get("retry_after_s")
@@ -154,19 +154,19 @@ def _upstream(status: object) -> ApiError:
     """A remote server that this one forwards to failed. Its message goes to the log only, as it may name
     machines that clients should not know. `status`: of its response, if there was one."""
     if status in (404, 405, 501):
-        message = "The server behind this one does not offer this."
+        message = "The upstream server does not support this."
         return ApiError(501, "not_supported", message, headers=_NO_RETRY)
     if status == 429:
-        return unavailable("The server behind this one has too much to do.", "upstream_busy")
-    message = "The connection to the server behind this one failed or broke off"
+        return unavailable("The upstream server is overloaded.", "upstream_busy")
+    message = "The connection to the upstream server failed"
     if isinstance(status, int):
-        message = f"The server behind this one answered with status {status}"
+        message = f"The upstream server answered with status {status}"
     may_retry = not isinstance(status, int) or status >= 500
     headers = {} if may_retry else _NO_RETRY  # a wrong key, for instance, stays wrong
     return ApiError(
         502,
         "upstream_error",
-        f"{message}; the log of this one tells more.",
+        f"{message}; see this server's log.",
         kind="server_error",
         headers=headers,
     )

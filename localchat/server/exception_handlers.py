@@ -48,13 +48,13 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
             ApiError(
                 405,
                 "method_not_allowed",
-                f"{path} does not take {method}, but {allowed}.",
+                f"{path} does not support {method}; it supports {allowed}.",
                 headers={"allow": allowed},
             ),
         )
     if error.status_code == 404:
         return _respond(
-            request, ApiError(404, None, f"There is no {path} here.", kind="not_found_error")
+            request, ApiError(404, None, f"There is no route {path}.", kind="not_found_error")
         )
     return _respond(request, ApiError(error.status_code, None, error.detail))
 

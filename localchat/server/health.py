@@ -37,7 +37,7 @@ async def health(request: Request) -> Response:
     service = service_of(request)
     service.tracker.check_open()
     if not service.ready:
-        raise unavailable("The model is being loaded.", "model_loading", retry_s=2)
+        raise unavailable("The model is still loading.", "model_loading", retry_s=2)
     return json_response({"status": "ok"})
 
 

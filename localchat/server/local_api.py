@@ -62,7 +62,7 @@ class LocalApi:
         async def checked(request: Request) -> Response:
             given = request.headers.get("authorization", "").encode("utf-8", "replace")
             if not hmac.compare_digest(given, b"Bearer " + self._token):
-                return Response("this token is not the server's", 403)
+                return Response("this is not the server's token", 403)
             try:
                 return await handle(request)
             except _BadRequest as refusal:

@@ -85,7 +85,7 @@ def _check_type(request: Request) -> None:
         raise ApiError(
             415,
             "unsupported_media_type",
-            f"The content type is {given[:100]!r}; this takes application/json.",
+            f"The content type is {given[:100]!r}; it must be application/json.",
         )
 
 
@@ -105,7 +105,7 @@ def decode(body: bytes, kind: type[T], limits: ServerLimits) -> T:
         raise _invalid(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise bad_request(f"The body is no JSON: {reason}.", code="invalid_json") from error
+        raise bad_request(f"The body is not valid JSON: {reason}.", code="invalid_json") from error
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
@@ -216,7 +216,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
         raise ApiError(
             415,
             "unsupported_media_type",
-            f"The content encoding is {encoding[:50]!r}; this takes one of {supported}, or none.",
+            f"The content encoding is {encoding[:50]!r}; supported are {supported}, or none.",
             headers={"accept-encoding": supported},
         )
     return _decompress(body, make, max_bytes)

@@ -38,7 +38,7 @@ async def tokenize(request: Request) -> Response:
         if body.with_pieces:
             if len(tokens) > limits.values:
                 raise bad_request(
-                    f"There are {len(tokens)} tokens; the pieces of {limits.values} are told.",
+                    f"There are {len(tokens)} tokens; pieces are returned for at most {limits.values}.",
                     param="with_pieces",
                 )
             listed = await asyncio.to_thread(_with_pieces, lease.engine, tokens)
@@ -57,7 +57,7 @@ async def detokenize(request: Request) -> Response:
     body = await read_json(request, DetokenizeBody, limits)
     if any(not 0 <= token < 1 << 31 for token in body.tokens):
         raise bad_request(
-            "The field 'tokens' holds numbers that are no ids of tokens.", param="tokens"
+            "The field 'tokens' contains numbers that are not token ids.", param="tokens"
         )
     async with await service.lease(body.model, request) as lease:
         text = await asyncio.to_thread(lease.engine.detokenize, body.tokens)

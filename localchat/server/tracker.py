@@ -77,7 +77,9 @@ class RequestTracker:
         """Track a request. Raises ApiError if the queue is full or the server stops."""
         self.check_open()
         if self.waiting >= self._max_waiting:
-            raise unavailable(f"{self.waiting} requests wait already; try again in a moment.")
+            raise unavailable(
+                f"{self.waiting} requests are already waiting; try again in a moment."
+            )
         self._requests.add(request)
 
     def remove(self, request: TrackedRequest) -> None:

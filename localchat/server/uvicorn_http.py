@@ -169,10 +169,12 @@ class Connection(H11Protocol):
             self.transport.close()  # an empty line after the last request is not a request
             return
         if " Host: header" in str(error):  # none, or two; h11 refuses it before our middleware can
-            self._answer(403, "permission_error", "host_not_allowed", "One Host header is needed.")
+            self._answer(
+                403, "permission_error", "host_not_allowed", "Exactly one Host header is required."
+            )
             return
         status = error.error_status_hint
-        code, message = _H11_ERRORS.get(status, (None, "The request is no valid HTTP."))
+        code, message = _H11_ERRORS.get(status, (None, "The request is not valid HTTP."))
         self._answer(status, "invalid_request_error", code, message)
 
     def _on_headers_late(self) -> None:
@@ -202,7 +204,7 @@ class Connection(H11Protocol):
 
 _H11_ERRORS: Final = {
     431: ("headers_too_large", f"The request's headers are larger than {HEAD_BYTES} bytes."),
-    501: ("not_supported", "The transfer encoding is not known here; there is chunked."),
+    501: ("not_supported", "The transfer encoding is not supported; use chunked."),
 }
 """Code and message of h11's errors by status, other than plain 400."""
 

@@ -89,8 +89,7 @@ class UvicornServer(uvicorn.Server):
         elif loop.time() >= self._next_warning_s:
             self._next_warning_s = loop.time() + _WARN_EVERY_S
             log.warning(
-                "no connection can be taken (%s): new clients wait until others leave; a higher `ulimit -n` "
-                "helps",
+                "cannot accept connections (%s): new clients wait until others leave; raise `ulimit -n`",
                 error.strerror,
             )
 
@@ -184,8 +183,8 @@ def bind_sockets(host: str, port: int) -> list[socket.socket]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise UsageError(
-            f"--host {host}: this is no address of a machine ({error.strerror or error})",
-            hint="127.0.0.1 is this machine alone, 0.0.0.0 every network that it is in",
+            f"--host {host} is not an address of this machine ({error.strerror or error})",
+            hint="127.0.0.1 is this machine only, 0.0.0.0 all its networks",
         ) from error
     family, _, _, _, address = found[0]
     first = _listen(family, (str(address[0]), port), host)
@@ -217,13 +216,13 @@ def _listen(family: int, address: tuple[str, int], shown: str) -> socket.socket:
 def _bind_error(error: OSError, host: str, port: int) -> LocalchatError:
     if error.errno == errno.EADDRINUSE:
         return LocalchatError(
-            f"port {port} of {host} is taken by another program",
-            hint="it may be a localchat that runs already (localchat ps); another port: "
+            f"port {port} on {host} is in use by another program",
+            hint="localchat may already be running (see localchat ps); to use another port: "
             f"--port {port + 1}",
         )
     if error.errno == errno.EACCES:
         return LocalchatError(
-            f"port {port} of {host} needs more rights",
+            f"port {port} on {host} needs administrator rights",
             hint="ports from 1024 on need none: --port 8114",
         )
     return LocalchatError(

@@ -99,7 +99,7 @@ def test_what_is_not_offered_there_is_not_offered_here(path: str, body: Any) -> 
     [
         (401, 502, "upstream_error", "answered with status 401"),
         (500, 502, "upstream_error", "answered with status 500"),
-        (429, 503, "upstream_busy", "too much to do"),
+        (429, 503, "upstream_busy", "overloaded"),
     ],
 )
 def test_a_refusal_there_is_told_here_without_names(
@@ -119,7 +119,7 @@ def test_an_answer_that_breaks_off_says_so() -> None:
         reply = asked(port, "/v1/chat/completions", {"messages": [USER], "stream": True})
     *_, last = reply.chunks_json
     assert last["error"]["code"] == "upstream_error"
-    assert "broke off" in last["error"]["message"]
+    assert "upstream server failed" in last["error"]["message"]
 
 
 def test_log_probabilities_of_a_completion_come_through() -> None:

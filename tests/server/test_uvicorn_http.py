@@ -171,7 +171,7 @@ def test_a_whole_address_is_as_good_as_a_path(stage: Stage, host: str) -> None:
     completed = ask(stage, f"{base}/v1/completions", {"prompt": "hi"})
     assert completed.json["choices"][0]["text"] == "Hello."
     missing = ask(stage, f"{base}/nothing")
-    assert (missing.status, missing.error["message"]) == (404, "There is no /nothing here.")
+    assert (missing.status, missing.error["message"]) == (404, "There is no route /nothing.")
 
 
 def test_the_host_of_a_whole_address_counts_and_not_the_header(stage: Stage) -> None:

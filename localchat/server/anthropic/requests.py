@@ -81,7 +81,7 @@ def _messages(messages: list[InputMessage]) -> Iterator[ChatMessage]:
     for at, message in enumerate(messages):
         if message.role not in ("user", "assistant", "system"):
             raise bad_request(
-                f"The role {message.role[:50]!r} is not known; there are user, assistant and system.",
+                f"The role {message.role[:50]!r} is unknown; the choices are user, assistant and system.",
                 param=f"messages.{at}.role",
             )
         if message.content is None:
@@ -233,7 +233,7 @@ def _choice(choice: ToolChoice) -> str | NamedToolChoice:
             name = _required(choice.name, "tool_choice.name")
             return NamedToolChoice(NamedFunction(name))
     raise bad_request(
-        f"tool_choice: {choice.type[:50]!r} is not known; there are auto, any, tool and none.",
+        f"tool_choice: {choice.type[:50]!r} is unknown; the choices are auto, any, tool and none.",
         param="tool_choice.type",
     )
 
@@ -246,7 +246,7 @@ def _options(body: CountTokensBody) -> dict[str, Any]:
     if thinking is not None:
         if thinking.type not in ("enabled", "disabled", "adaptive", "between_tools"):
             raise bad_request(
-                f"thinking: {thinking.type[:50]!r} is not known; there are enabled, disabled and adaptive.",
+                f"thinking: {thinking.type[:50]!r} is unknown; the choices are enabled, disabled and adaptive.",
                 param="thinking.type",
             )
         if thinking.type in ("enabled", "disabled"):
@@ -257,7 +257,7 @@ def _options(body: CountTokensBody) -> dict[str, Any]:
         effort = body.output_config.effort
         if effort not in _EFFORTS:
             raise bad_request(
-                f"output_config.effort: {effort[:50]!r} is not known; there are {', '.join(_EFFORTS)}.",
+                f"output_config.effort: {effort[:50]!r} is unknown; the choices are {', '.join(_EFFORTS)}.",
                 param="output_config.effort",
             )
         options["reasoning_effort"] = _EFFORTS[effort]

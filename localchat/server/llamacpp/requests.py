@@ -52,7 +52,7 @@ def completion_request(body: NativeBody, limits: ServerLimits, client: Client) -
             return _request(body, TextPrompt(text, special=True), limits, client)
         case given if any(isinstance(each, str) for each in given):
             raise bad_request(
-                "The prompt is one text or one list of ids here.",
+                "The prompt must be one string or one list of token ids here.",
                 param="prompt",
                 code="invalid_type",
             )
@@ -95,13 +95,11 @@ def _refuse_unsupported(body: NativeBody) -> None:
     for name in ("n", "n_cmpl"):
         if getattr(body, name) not in (None, 1):
             raise bad_request(
-                f"The field {name!r} is {getattr(body, name)}; here it can be 1 only.", param=name
+                f"The field {name!r} is {getattr(body, name)}; only 1 is supported.", param=name
             )
     for name in _UNSUPPORTED:
         if getattr(body, name):
-            raise bad_request(
-                f"The field {name!r} asks for what there is not here; leave it out.", param=name
-            )
+            raise bad_request(f"The field {name!r} is not supported; leave it out.", param=name)
 
 
 _UNSUPPORTED: Final = (
@@ -168,5 +166,7 @@ def _former_half(text: str) -> str:
 
 def _text(body: NativeBody) -> str:
     if body.prompt is not None and not isinstance(body.prompt, str):
-        raise bad_request("For a gap the prompt is a text.", param="prompt", code="invalid_type")
+        raise bad_request(
+            "For a gap, the prompt must be a string.", param="prompt", code="invalid_type"
+        )
     return body.prompt or ""

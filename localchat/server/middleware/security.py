@@ -43,7 +43,7 @@ def checked_origins(given: Sequence[str]) -> tuple[str, ...]:
     for origin in made:
         if not _ORIGIN.fullmatch(origin):
             raise UsageError(
-                f"--allow-origin {origin!r}: no page has such an origin",
+                f"--allow-origin {origin!r} is not a valid origin",
                 hint="scheme://host or scheme://host:port, with * in place of host or port: "
                 "http://localhost:*, https://app.example.org, vscode-webview://*",
             )
@@ -56,7 +56,7 @@ def checked_names(given: Sequence[str]) -> tuple[str, ...]:
     for name in made:
         if not _NAME.fullmatch(name) and not _is_address(name.strip("[]")):
             raise UsageError(
-                f"--allow-host {name!r}: this is no name of a machine",
+                f"--allow-host {name!r} is not a host name or an address",
                 hint="the name or address alone, without http:// and without a port: box.lan",
             )
     return made
@@ -75,7 +75,7 @@ def read_keys(file: Path | None, environ: Mapping[str, str]) -> tuple[str, ...]:
     for key in keys:
         if len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
             raise UsageError(
-                "an API key is too short, or holds characters that no header can carry",
+                "an API key is too short or contains characters that a header cannot hold",
                 hint=f"at least {_MIN_KEY_LENGTH} letters and digits; for a new one: openssl rand -hex 24",
             )
     return tuple(dict.fromkeys(keys))
@@ -86,19 +86,17 @@ def _keys_in_file(file: Path) -> list[str]:
         status = file.stat()
         text = file.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
     except OSError as error:
-        raise FileMissing(
-            f"the file of API keys {file} cannot be read: {error.strerror}"
-        ) from error
+        raise FileMissing(f"the API key file {file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is no text") from error
+        raise UsageError(f"the API key file {file} is not a text file") from error
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(
-            f"others of this machine can read the API keys in {file}", hint=f"chmod 600 {file}"
+            f"other users of this machine can read the API keys in {file}", hint=f"chmod 600 {file}"
         )
     lines = [line.strip() for line in text.splitlines()]
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise UsageError(f"there is no API key in {file}", hint="one a line")
+        raise UsageError(f"there is no API key in {file}", hint="one per line")
     return keys
 
 
@@ -147,8 +145,8 @@ class SecurityMiddleware:
             raise ApiError(
                 403,
                 "host_not_allowed",
-                f"The Host header is {shown!r}, which is no name of this server; if it should be one, start "
-                "it with --allow-host NAME.",
+                f"The Host header is {shown!r}, which is not a name of this server; to allow it, start "
+                "the server with --allow-host NAME.",
                 kind="permission_error",
             )
 
@@ -190,7 +188,7 @@ class SecurityMiddleware:
             raise ApiError(
                 403,
                 "origin_not_allowed",
-                "No page may ask this.",
+                "Pages may not send this request.",
                 kind="permission_error",
             )
         requested = headers.get("access-control-request-headers", "")
@@ -222,7 +220,7 @@ class SecurityMiddleware:
         raise ApiError(
             401,
             "invalid_api_key",
-            "This server wants an API key: Authorization: Bearer KEY.",
+            "This server requires an API key: Authorization: Bearer KEY.",
             kind="authentication_error",
             headers={"www-authenticate": "Bearer"},
         )

@@ -109,14 +109,14 @@ async def unsupported(request: Request) -> Response:
         raise ApiError(
             404,
             None,
-            f"There is no /api/{verb[:50]} here; the API of localchat is OpenAI's, at /v1.",
+            f"There is no route /api/{verb[:50]}; the API of localchat is OpenAI's, at /v1.",
             kind="not_found_error",
         )
     raise ApiError(
         501,
         "not_supported",
-        f"localchat does not answer /api/{verb}: use {instead}. Of Ollama's API there are version, tags, show "
-        "and ps, so that programs find the models; chats go to /v1 (base URL http://HOST:PORT/v1).",
+        f"localchat does not support /api/{verb}: use {instead}. Of Ollama's API it supports version, tags, "
+        "show and ps, so that programs find the models; chats go to /v1 (base URL http://HOST:PORT/v1).",
     )
 
 

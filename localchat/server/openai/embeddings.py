@@ -27,7 +27,7 @@ async def embeddings(request: Request) -> Response:
     encoding = body.encoding_format or "float"
     if encoding not in ("float", "base64"):
         raise bad_request(
-            f"The encoding {encoding[:50]!r} is not known; there are float and base64.",
+            f"The encoding {encoding[:50]!r} is unknown; the choices are float and base64.",
             param="encoding_format",
         )
     async with await service.lease(body.model, request) as lease:
@@ -36,7 +36,7 @@ async def embeddings(request: Request) -> Response:
     size = len(vectors[0]) if vectors else 0
     if body.dimensions is not None and body.dimensions != size:
         raise bad_request(
-            f"This model's vectors have {size} dimensions and cannot be cut to {body.dimensions}.",
+            f"This model's vectors have {size} dimensions and cannot be shortened to {body.dimensions}.",
             param="dimensions",
         )
     data = [
@@ -51,18 +51,18 @@ def _texts(body: EmbeddingsBody, limits: ServerLimits) -> list[str]:
     given = [body.input] if isinstance(body.input, str) else body.input
     if not given or len(given) > limits.inputs:
         raise bad_request(
-            f"There are {len(given)} inputs; 1 to {limits.inputs} are taken.", param="input"
+            f"There are {len(given)} inputs; 1 to {limits.inputs} are allowed.", param="input"
         )
     texts = [each for each in given if isinstance(each, str)]
     if len(texts) < len(given):
         raise bad_request(
-            "The input holds ids of tokens, which are another tokenizer's; send text. In LangChain: "
+            "The input contains token ids, which belong to another tokenizer; send text. In LangChain: "
             "OpenAIEmbeddings(check_embedding_ctx_length=False).",
             param="input",
             code="invalid_type",
         )
     if not all(texts):
-        raise bad_request("The input holds an empty text.", param="input")
+        raise bad_request("The input contains an empty string.", param="input")
     return texts
 
 
@@ -71,7 +71,7 @@ def _embed(engine: Engine, texts: Sequence[str]) -> tuple[list[list[float]], int
         vectors = engine.embed(texts)
     except UsageError as error:
         if error.details.get("no_embeddings"):
-            message = "This model gives no embeddings; load an embedding model and name it."
+            message = "This model does not give embeddings; load an embedding model and name it in 'model'."
             raise ApiError(501, "not_supported", message, param="model") from error
         raise
     return vectors, sum(vectors.tokens)

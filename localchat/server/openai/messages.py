@@ -37,7 +37,7 @@ def engine_messages(given: Sequence[ChatMessage], limits: ServerLimits) -> tuple
         )
     if len(given) > limits.messages:
         raise bad_request(
-            f"There are {len(given)} messages; {limits.messages} are taken.", param="messages"
+            f"There are {len(given)} messages; the limit is {limits.messages}.", param="messages"
         )
     return joined(_with_tool_names([_message(at, message) for at, message in enumerate(given)]))
 
@@ -161,7 +161,7 @@ def engine_role(role: str, param: str) -> str:
     known = _ROLES.get(role)
     if known is None:
         raise bad_request(
-            f"The role {role[:50]!r} is not known; there are {', '.join(_ROLES)}.", param=param
+            f"The role {role[:50]!r} is unknown; the choices are {', '.join(_ROLES)}.", param=param
         )
     return known
 

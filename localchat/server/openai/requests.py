@@ -79,7 +79,9 @@ def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLim
 def _tools(tools: list[ChatTool] | None, limits: ServerLimits) -> _Tools:
     given = tools or []
     if len(given) > limits.tools:
-        raise bad_request(f"There are {len(given)} tools; {limits.tools} are taken.", param="tools")
+        raise bad_request(
+            f"There are {len(given)} tools; the limit is {limits.tools}.", param="tools"
+        )
     return tuple(_tool(at, tool, limits) for at, tool in enumerate(given))
 
 
@@ -142,12 +144,12 @@ def _choice_mode(choice: str, tools: _Tools, param: str) -> str:
     mode = {"any": "required"}.get(choice, choice)  # as Mistral and Anthropic call it
     if mode not in ("auto", "none", "required"):
         raise bad_request(
-            f"The tool choice {choice[:50]!r} is not known; there are auto, none, required and "
+            f"The tool choice {choice[:50]!r} is unknown; the choices are auto, none, required and "
             '{"type": "function", "function": {"name": NAME}}.',
             param=param,
         )
     if mode == "required" and not tools:
-        raise bad_request("A tool is required and none is given.", param=param)
+        raise bad_request("A tool call is required, but there are no tools.", param=param)
     return mode
 
 
@@ -168,12 +170,12 @@ def _template_options(given: dict[str, Any]) -> dict[str, Any]:
         param = f"chat_template_kwargs.{name[:50]}"
         if name not in _TEMPLATE_OPTIONS:
             raise bad_request(
-                f"The template option {name[:50]!r} is not taken; these are: "
+                f"The template option {name[:50]!r} is not supported; the options are: "
                 f"{', '.join(sorted(_TEMPLATE_OPTIONS))}.",
                 param=param,
             )
         if not isinstance(value, str | bool | int | float | None):
-            raise bad_request("A template option is a plain value.", param=param)
+            raise bad_request("A template option must be a plain value.", param=param)
     return dict(given)
 
 
@@ -264,7 +266,7 @@ def completion_requests(
     logprobs = None if body.logprobs is None else checked_logprobs(body.logprobs, "logprobs")
     prompts = _prompts(body, limits)
     if len(prompts) * _choices(body, limits) > limits.choices:
-        raise bad_request(f"More than {limits.choices} answers at once.", param="prompt")
+        raise bad_request(f"Too many answers; the limit is {limits.choices}.", param="prompt")
     return tuple(
         generation(
             body,
@@ -316,12 +318,14 @@ def _sampling(body: GenerationBody, limits: ServerLimits) -> Sampling:
     biases = body.logit_bias or {}
     if len(biases) > limits.biases:
         raise bad_request(
-            f"There are {len(biases)} biases; {limits.biases} are taken.", param="logit_bias"
+            f"There are {len(biases)} biases; the limit is {limits.biases}.", param="logit_bias"
         )
     if any(not -_MAX_BIAS <= bias <= _MAX_BIAS for bias in biases.values()):
-        raise bad_request(f"A bias must be {-_MAX_BIAS:g} to {_MAX_BIAS:g}.", param="logit_bias")
+        raise bad_request(
+            f"A bias must be between {-_MAX_BIAS:g} and {_MAX_BIAS:g}.", param="logit_bias"
+        )
     if any(not 0 <= token < 1 << 31 for token in biases):
-        raise bad_request("The keys must be ids of tokens.", param="logit_bias")
+        raise bad_request("The keys must be token ids.", param="logit_bias")
     _check_range(body)
     repetition = (
         body.repetition_penalty if body.repetition_penalty is not None else body.repeat_penalty
@@ -385,10 +389,10 @@ def _stops(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...
     texts = [text for text in given if text]
     if len(texts) > limits.stops:
         raise bad_request(
-            f"There are {len(texts)} stop texts; {limits.stops} are taken.", param="stop"
+            f"There are {len(texts)} stop strings; the limit is {limits.stops}.", param="stop"
         )
     if any(len(text.encode()) > limits.stop_bytes for text in texts):
-        raise bad_request(f"A stop text is longer than {limits.stop_bytes} bytes.", param="stop")
+        raise bad_request(f"A stop string is longer than {limits.stop_bytes} bytes.", param="stop")
     return tuple(texts)
 
 
@@ -410,7 +414,7 @@ def _grammar(body: GenerationBody, limits: ServerLimits) -> Grammar | None:
     grammars = [grammar for grammar in made if grammar is not None]
     if len(grammars) > 1:
         raise bad_request(
-            "Only one of 'response_format', 'grammar' and 'regex' can bind an answer.",
+            "Only one of 'response_format', 'grammar' and 'regex' can be used at a time.",
             param="response_format",
         )
     if grammars and len(grammars[0].source.encode()) > _MAX_SCHEMA_BYTES:
@@ -433,7 +437,7 @@ def _format(format_: ResponseFormat, limits: ServerLimits) -> Grammar | None:
             schema = format_.json_schema.schema if format_.json_schema else format_.schema
         case other:
             raise bad_request(
-                f"The response format {other[:50]!r} is not known; there are text, json_object and "
+                f"The response format {other[:50]!r} is unknown; the choices are text, json_object and "
                 "json_schema.",
                 param="response_format.type",
             )
@@ -453,7 +457,7 @@ def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
     given = body.prompt
     if body.suffix is not None:
         if given is not None and not isinstance(given, str):
-            raise bad_request("With 'suffix' the prompt is one text.", param="prompt")
+            raise bad_request("With 'suffix', the prompt must be a single string.", param="prompt")
         return [Infill(given or "", body.suffix)]
     if given is None:
         raise bad_request(
@@ -465,11 +469,11 @@ def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
         return [TokenIds(tuple(checked_ids(given)))]
     if not given or len(given) > limits.prompts:
         raise bad_request(
-            f"There are {len(given)} prompts; 1 to {limits.prompts} are taken.", param="prompt"
+            f"There are {len(given)} prompts; 1 to {limits.prompts} are allowed.", param="prompt"
         )
     if any(isinstance(each, int) for each in given):
         raise bad_request(
-            "The prompt mixes ids of tokens with texts.", param="prompt", code="invalid_type"
+            "The prompt mixes token ids with strings.", param="prompt", code="invalid_type"
         )
     return [
         TextPrompt(each, special=True)
@@ -483,5 +487,5 @@ def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
 def checked_ids(given: list[Any]) -> list[int]:
     """Token ids, checked as far as that is possible without a vocabulary. Raises ApiError."""
     if any(not 0 <= token < 1 << 31 for token in given):
-        raise bad_request("The prompt holds numbers that are no ids of tokens.", param="prompt")
+        raise bad_request("The prompt contains numbers that are not token ids.", param="prompt")
     return given

@@ -123,15 +123,17 @@ def _refuse_stored_state(body: ResponsesBody) -> None:
         raise ApiError(
             400,
             "previous_response_not_found",
-            f"Previous response with id {shown!r} not found: this server keeps none. Send the whole "
+            f"Previous response with id {shown!r} not found: this server stores none. Send the whole "
             "conversation as 'input'.",
             param="previous_response_id",
         )
     for name in ("conversation", "prompt"):
         if getattr(body, name) is not None:
-            raise bad_request(f"The field {name!r} is not taken: nothing is kept here.", param=name)
+            raise bad_request(
+                f"The field {name!r} is not supported: this server stores nothing.", param=name
+            )
     if body.background:
-        raise bad_request("An answer in the background is not kept here.", param="background")
+        raise bad_request("Background responses are not supported.", param="background")
 
 
 # ---------------------------------------------------------------------------- items
@@ -183,8 +185,8 @@ class _MessageBuilder:
                 self._append(ChatMessage("tool", result, tool_call_id=call))
             case "item_reference":
                 raise bad_request(
-                    "An item of an earlier answer is referred to, and this server keeps none: send it whole "
-                    "(clients do with 'store': false).",
+                    "The item refers to an earlier response, but this server stores none: send the whole item "
+                    "(clients do so with 'store': false).",
                     param=path,
                 )
             case other:
