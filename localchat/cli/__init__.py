@@ -1,4 +1,4 @@
-"""The command line: a door that parses, asks an engine, and prints."""
+"""Command line: parses arguments, asks an engine, prints."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def main(args: Sequence[str] | None = None, app: "AppContext | None" = None) -> NoReturn:
-    """Run the command and exit with its code. `args` None: those of the process."""
+    """Run the command and exit with its code. `args=None`: the arguments of the process."""
     import sys
 
     _end_at_ctrl_c()
@@ -22,8 +22,8 @@ def main(args: Sequence[str] | None = None, app: "AppContext | None" = None) -> 
 
 
 def _end_at_ctrl_c() -> None:
-    """While the program loads, and while it ends, there is nothing to be kept: Ctrl+C ends it as it ends any
-    other program, without a traceback. `run` hears it itself."""
+    """Let Ctrl+C end the program without a traceback while it loads and while it ends: nothing is lost then.
+    `run` handles Ctrl+C itself."""
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -31,9 +31,10 @@ def _end_at_ctrl_c() -> None:
 
 
 def _fill_closed_descriptors() -> None:
-    """Where a shell closed stdin, stdout or stderr, the next file or pipe to be opened would take its
-    number, and what is meant for a stream would end up there. What is written to a stdout that was closed
-    fails: an answer that nobody can read is no success."""
+    """Open the standard streams that a shell has closed.
+
+    The next file or pipe would get their numbers, and text for a stream would end up there. Writing to a
+    stdout that was closed fails: an answer that nobody can read is no success."""
     import os
     import sys
 

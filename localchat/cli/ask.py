@@ -139,8 +139,8 @@ def _resolved(ctx: click.Context, model_word: str | None, before: Conversation |
         if word == model_word:
             raise
         raise ModelMissing(
-            f"this conversation was held with {word}, which is not here: {problem.message}",
-            hint="-m MODEL goes on with another",
+            f"this conversation used {word}, which is not here: {problem.message}",
+            hint="-m MODEL continues with another",
         ) from problem
 
 
@@ -260,7 +260,7 @@ def _texts(answer: ReceivedAnswer, choices: int, options: AskOptions) -> dict[in
     found = {choice: block for choice, block in code.items() if block is not None}
     if not found and not answer.interrupted:
         raise LocalchatError(
-            "the answer holds no fenced code block",
+            "the answer contains no fenced code block",
             hint=f"it was:\n{answer.texts[0]}" if answer.texts[0] else "it was empty",
         )
     return found
@@ -272,7 +272,7 @@ def _advised(
     advised = with_advice(problem, engine)
     if len(conversation.nodes) > 1:  # a conversation can be shortened, and a long input cannot
         there = f"localchat -i --conversation {conversation.id}"
-        advised.hint += f"\nor shorten the conversation: {there} offers how"
+        advised.hint += f"\nor shorten the conversation: {there} shows how"
     return advised
 
 
@@ -288,7 +288,7 @@ def _record(setup: Setup, conversation: Conversation, nodes: Sequence[Node]) -> 
         try:
             history.append(conversation, nodes)
         except HistoryUnusable as problem:
-            setup.terminal.notify(f"this conversation is not kept: {problem.message}")
+            setup.terminal.notify(f"this conversation is not saved: {problem.message}")
 
 
 def _add_answers(
@@ -364,8 +364,8 @@ def _refuse_unfinished(answer: ReceivedAnswer, choices: int) -> None:
     """Raise LocalchatError for an answer that ended at its longest: it cannot match the grammar."""
     if any(answer.reasons.get(choice) == "length" for choice in range(choices)):
         raise LocalchatError(
-            "the answer was cut off before it had the form that was asked",
-            hint="--max-tokens allows more; bounds in the schema (maxLength, maxItems) make answers end",
+            "the answer was cut off before it matched the requested format",
+            hint="raise --max-tokens, or bound the schema (maxLength, maxItems)",
         )
 
 

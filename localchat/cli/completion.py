@@ -1,4 +1,4 @@
-"""`localchat completion SHELL`: the script that makes a shell complete verbs, flags and file names."""
+"""Command `localchat completion`: prints a script that completes verbs, flags and file names."""
 
 import click
 

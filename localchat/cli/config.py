@@ -1,19 +1,21 @@
-"""`localchat config …`: what is set, where it was said, and how to change it."""
+"""Command `localchat config`: shows settings with their origin, and changes them."""
 
 from typing import Any
 
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.group import LoneGroup
+from localchat.cli.group import DefaultGroup
+from localchat.cli.output import print_json, print_lines
+from localchat.config.paths import find_paths
 
 
-@click.group("config", cls=LoneGroup, invoke_without_command=True)
+@click.group("config", cls=DefaultGroup, invoke_without_command=True)
 def command() -> None:
     """Show and change settings.
 
-    Alone it shows them, with the flags of show. A flag wins over the environment (LOCALCHAT_ and the key in
-    capitals), that over the settings file, that over the default. In the file, [models."NAME"] wins over
+    Without a command, it shows them. A flag wins over the environment (LOCALCHAT_ and the key in capitals), the
+    environment over the settings file, and the file over the default. In the file, [models."NAME"] wins over
     [defaults].
     """
 
@@ -24,11 +26,9 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> None:
-    """Print every setting in force."""
+    """Print every setting in effect."""
     import msgspec
 
-    from localchat.cli.output import print_json, print_lines
-    from localchat.config.paths import find_paths
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
 
@@ -42,10 +42,10 @@ def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> Non
         print_json(app.environ, rows if origin else values)
         return
     width = max(len(key) for key in values)
-    record = {key: f"  ({origins[key]})" if origin else "" for key in values}
+    suffixes = {key: f"  ({origins[key]})" if origin else "" for key in values}
     print_lines(
         app.environ,
-        (f"{key:<{width}} = {_written(value)}{record[key]}" for key, value in values.items()),
+        (f"{key:<{width}} = {_written(value)}{suffixes[key]}" for key, value in values.items()),
     )
 
 
@@ -53,8 +53,6 @@ def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> Non
 @click.pass_obj
 def path(app: AppContext) -> None:
     """Print the path of the settings file."""
-    from localchat.cli.output import print_lines
-    from localchat.config.paths import find_paths
 
     print_lines(app.environ, (str(find_paths(app.environ).settings_file),))
 
@@ -74,7 +72,7 @@ def set_value(app: AppContext, key: str, value: str, model: str | None) -> None:
 @click.option("--for", "model", metavar="MODEL", help="For this model only.")
 @click.pass_obj
 def unset(app: AppContext, key: str, model: str | None) -> None:
-    """Take a setting out of the file."""
+    """Remove a setting from the file."""
     _write(app, key, None, model)
 
 
@@ -90,12 +88,11 @@ def keys() -> None:
 
 
 def _write(app: AppContext, key: str, value: str | None, model: str | None) -> None:
-    from localchat.config.paths import find_paths
     from localchat.config.settings_file import write_setting
 
     file = find_paths(app.environ).settings_file
     write_setting(file, key.replace("-", "_"), value, model)
-    click.echo(f"localchat: {file} is written", err=True)
+    click.echo(f"localchat: wrote {file}", err=True)
 
 
 def _written(value: Any) -> str:  # noqa: ANN401 - any setting

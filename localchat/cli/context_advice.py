@@ -1,4 +1,4 @@
-"""What helps when a prompt is longer than the context, in the order in which it costs the user least."""
+"""Advice for a prompt that is longer than the context, cheapest first."""
 
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.errors import ContextExceeded, LocalchatError
@@ -6,11 +6,11 @@ from localchat.fit.kv_types import smaller_kv_type
 
 
 def with_advice(problem: ContextExceeded, engine: Engine) -> ContextExceeded:
-    """The same refusal with both numbers and with what to do on this engine."""
+    """Add both token counts and the remedies on this engine to a refusal."""
     try:
         info = engine.info()
     except LocalchatError:
-        return problem  # the engine is gone; its own words must do
+        return problem  # the engine is gone; its own message must do
     prompt, context = problem.details.get("prompt_tokens"), problem.details.get("context_tokens")
     if not isinstance(prompt, int) or not isinstance(context, int):
         return problem
@@ -25,29 +25,29 @@ def with_advice(problem: ContextExceeded, engine: Engine) -> ContextExceeded:
 def _steps(prompt: int, context: int, info: EngineInfo) -> tuple[str, ...]:
     shorter = f"shorten the input by {prompt - context + 1:,} tokens or more"
     if info.backend == "remote":
-        ways = [
+        steps = [
             shorter,
             "the server decides on its context: start it with a longer one, or ask another",
         ]
     else:
-        ways = [shorter, *_memory(prompt, context, info), _another(context, info)]
-    return tuple(f"{number}. {way}" for number, way in enumerate(ways, 1))
+        steps = [shorter, *_memory(prompt, context, info), _another(context, info)]
+    return tuple(f"{number}. {step}" for number, step in enumerate(steps, 1))
 
 
 def _memory(prompt: int, context: int, info: EngineInfo) -> list[str]:
-    """Ways to a longer context; none where the model knows no longer one, or none that is long enough."""
+    """Steps to a longer context; none if the model was not trained for one that is long enough."""
     if info.context_train and prompt >= info.context_train:
         return []
-    ways = []
+    steps = []
     if (small := smaller_kv_type(info.kv_type, info.kv_types)) is not None:
-        ways.append(
+        steps.append(
             "store the KV cache in half the memory, so that a longer context fits: "
             f"--kv-type {small.kv_type}"
         )
     trained = f" ({_trained(info)})" if info.context_train else ""
-    wanted = min(info.context_train or _rounded(prompt), _rounded(prompt))
-    ways.append(f"a longer context, if memory allows: --ctx {wanted}{trained}")
-    return ways
+    needed = min(info.context_train or _rounded(prompt), _rounded(prompt))
+    steps.append(f"a longer context, if memory allows: --ctx {needed}{trained}")
+    return steps
 
 
 def _another(context: int, info: EngineInfo) -> str:
@@ -61,5 +61,5 @@ def _trained(info: EngineInfo) -> str:
 
 
 def _rounded(tokens: int) -> int:
-    """Room for the prompt and an answer, in whole blocks of 1,024."""
+    """Tokens for the prompt and an answer, rounded up to a multiple of 1,024."""
     return -(-(tokens + 1024) // 1024) * 1024

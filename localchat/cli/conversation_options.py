@@ -1,4 +1,4 @@
-"""The conversation of a run: a new one, or one that goes on; and how its answers come to the disk."""
+"""Options `-c` and `--conversation`: find, complete and open saved conversations."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -8,6 +8,7 @@ import click
 from localchat.cli.context import AppContext
 from localchat.config.paths import Paths, find_paths
 from localchat.errors import HistoryUnusable, UsageError
+from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -21,17 +22,16 @@ _COMPLETED = 50
 
 
 def open_history(paths: Paths, *, to_read: bool = False) -> "History":
-    """The history of this user. `to_read`: where there is none, an empty one that leaves no file. Raises
-    HistoryUnusable."""
-    from localchat.history.store import History
+    """Open the history of this user. `to_read`: without creating a file. Raises HistoryUnusable."""
+    from localchat.history.store import History  # sqlite3
 
     path = paths.data_dir / HISTORY_FILE
     return History.open(None if to_read and not path.exists() else path)
 
 
 def resumed(ctx: click.Context) -> "Conversation | None":
-    """The conversation that `--continue` or `--conversation` names; None: neither is given. Raises
-    UsageError, HistoryUnusable."""
+    """Load the conversation of `--continue` or `--conversation`; None without them. Raises UsageError,
+    HistoryUnusable."""
     named, last = ctx.params["conversation"], ctx.params["continue_last"]
     if not named and not last:
         return None
@@ -44,15 +44,13 @@ def resumed(ctx: click.Context) -> "Conversation | None":
             return history.load(named)
         summary = history.last()
         if summary is None:
-            raise UsageError("there is no conversation to go on with", hint="leave --continue out")
+            raise UsageError("there is no conversation to continue", hint="leave --continue out")
         return history.load(summary.id)
 
 
 def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-    """For a shell: ids that begin so, each with its title. Nothing where the history cannot be read."""
+    """Ids that begin with `incomplete`, with titles, for a shell. None if the history cannot be read."""
     from click.shell_completion import CompletionItem
-
-    from localchat.sanitize import sanitize_line
 
     app = ctx.find_object(AppContext)
     if app is None:
@@ -68,13 +66,13 @@ def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
 
 
 def open_to_record(paths: Paths, terminal: "Terminal", *, enabled: bool) -> "History | None":
-    """The history, where it is wanted and can be used; trouble with it is said and stops no answer."""
+    """Open the history to write. None if it is off or cannot be used: a notice, which stops no answer."""
     if not enabled:
         return None
     try:
         history = open_history(paths)
     except HistoryUnusable as problem:
-        terminal.notify(f"this conversation is not kept: {problem.message}")
+        terminal.notify(f"this conversation is not saved: {problem.message}")
         return None
     if history.notice:
         terminal.print_line(f"localchat: {history.notice}")

@@ -1,8 +1,12 @@
-"""`localchat cp MODEL NAME`: another name for a model. Nothing is copied."""
+"""Command `localchat cp`: gives a model another name. No file is copied."""
 
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.output import print_json
+from localchat.config.paths import find_paths
+from localchat.errors import UsageError
+from localchat.sanitize import sanitize_line
 
 
 @click.command("cp")
@@ -13,15 +17,11 @@ from localchat.cli.context import AppContext
 def command(app: AppContext, word: str, name: str, as_json: bool) -> None:
     """Give a model another name.
 
-    The alias follows its model when that is pulled anew; `localchat rm NAME` takes the alias alone away.
+    The alias follows its model when that is pulled again; `localchat rm NAME` removes the alias alone.
     """
-    from localchat.cli.output import print_json
-    from localchat.config.paths import find_paths
-    from localchat.errors import UsageError
     from localchat.models.aliases import add_alias, check_name, read_aliases
     from localchat.models.index import read_index
     from localchat.models.resolve import locate
-    from localchat.sanitize import sanitize_line
 
     paths = find_paths(app.environ)
     check_name(name)
@@ -34,4 +34,4 @@ def command(app: AppContext, word: str, name: str, as_json: bool) -> None:
     if as_json:
         print_json(app.environ, {"name": name, "alias_of": target, "path": str(found.path)})
     else:
-        click.echo(f"localchat: {name} is {sanitize_line(target)} from now on", err=True)
+        click.echo(f"localchat: {name} is now an alias of {sanitize_line(target)}", err=True)

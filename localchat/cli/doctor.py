@@ -1,4 +1,4 @@
-"""`localchat doctor`: what this machine and this build can do, and how to make it better."""
+"""Command `localchat doctor`: reports hardware and backends, and rebuilds llama.cpp for them."""
 
 import os
 import subprocess
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.output import print_json, print_lines
+from localchat.config.paths import find_paths
+from localchat.errors import LocalchatError, UsageError
 
 if TYPE_CHECKING:
     from localchat.backend_api.interface import Remedy
@@ -23,11 +26,10 @@ if TYPE_CHECKING:
 def command(app: AppContext, rebuild: bool, yes: bool, as_json: bool) -> int:
     """Say what this machine and this build can do."""
     from localchat.cli.doctor_report import diagnose, sentences
-    from localchat.cli.output import print_json, print_lines
 
     diagnosis = diagnose(app)
     if rebuild:
-        return _rebuild(app, diagnosis.ways_out, yes=yes)
+        return _rebuild(app, diagnosis.remedies, yes=yes)
     if as_json:
         print_json(app.environ, diagnosis)
     else:
@@ -35,15 +37,13 @@ def command(app: AppContext, rebuild: bool, yes: bool, as_json: bool) -> int:
     return 0
 
 
-def _rebuild(app: AppContext, ways: "tuple[Remedy, ...]", *, yes: bool) -> int:
-    """Offer each command in turn and run the first that is wanted."""
+def _rebuild(app: AppContext, remedies: "tuple[Remedy, ...]", *, yes: bool) -> int:
+    """Offer each command in turn and run the first that the user accepts."""
     from localchat.cli.doctor_report import shell_line
-    from localchat.config.paths import find_paths
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
-    from localchat.errors import LocalchatError, UsageError
 
-    offered = [way for way in ways if way.command]
+    offered = [remedy for remedy in remedies if remedy.command]
     if not offered:
         click.echo("localchat: there is nothing to rebuild: this build fits this machine", err=True)
         return 0
@@ -54,19 +54,19 @@ def _rebuild(app: AppContext, ways: "tuple[Remedy, ...]", *, yes: bool) -> int:
         raise UsageError(
             "doctor --rebuild asks first, and there is no terminal", hint="--yes agrees"
         )
-    for way in offered:
-        click.echo(f"{way.sentence}\n  {shell_line(way)}", err=True)
+    for remedy in offered:
+        click.echo(f"{remedy.sentence}\n  {shell_line(remedy)}", err=True)
         if yes or click.confirm("Run it?", err=True):
             done = subprocess.run(
-                way.command,
-                env={**os.environ, **dict(way.environment)},
+                remedy.command,
+                env={**os.environ, **dict(remedy.environment)},
                 stdout=sys.stderr,
                 check=False,
             )
             if done.returncode:
                 raise LocalchatError(
                     f"the rebuild ended with status {done.returncode}",
-                    hint="what it printed says why",
+                    hint="see its output above",
                 )
             return 0
     return 0

@@ -1,4 +1,4 @@
-"""What `doctor` finds out, as data and in words."""
+"""Report of `localchat doctor`, as data and as text."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ from localchat.units import size
 
 
 class BackendDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend. `trouble`: why its library could not be asked, else empty."""
+    """State of one backend."""
 
     name: str
     available: bool
@@ -30,16 +30,17 @@ class BackendDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     safe_mode: bool
     trouble: str = ""
+    """Why its library cannot be used; empty if it can."""
     library: str = ""
     version: str = ""
     features: tuple[str, ...] = ()
     offload: bool = False
     devices: tuple[dict[str, str | int], ...] = ()
-    ways_out: tuple[Remedy, ...] = ()
+    remedies: tuple[Remedy, ...] = msgspec.field(default=(), name="ways_out")
 
 
-class Card(msgspec.Struct, frozen=True):
-    """A graphics card with its memory, as every plan here counts it."""
+class GpuMemory(msgspec.Struct, frozen=True):
+    """Memory of a GPU, counted as the memory planner counts it."""
 
     name: str
     free_bytes: int
@@ -47,7 +48,7 @@ class Card(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `doctor --json` prints. `troubles`: what is wrong in files and variables of the user's."""
+    """Everything that `doctor --json` prints."""
 
     localchat: str
     python: str
@@ -58,23 +59,25 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_total_bytes: int
     memory_available_bytes: int
-    gpus: tuple[Card, ...]
+    gpus: tuple[GpuMemory, ...]
     settings_file: str
     models_dir: str
     state_dir: str
     backends: tuple[BackendDiagnosis, ...]
     choices: tuple[str, ...]
     troubles: tuple[str, ...] = ()
+    """Errors in settings, aliases and other files of the user."""
 
     @property
-    def ways_out(self) -> tuple[Remedy, ...]:
-        """Those of all backends."""
-        return tuple(way for backend in self.backends for way in backend.ways_out)
+    def remedies(self) -> tuple[Remedy, ...]:
+        """Remedies of all backends."""
+        return tuple(remedy for backend in self.backends for remedy in backend.remedies)
 
 
 def diagnose(app: AppContext) -> Diagnosis:
-    """Look at the machine and ask every backend; what fails is reported as found. Memory is what `fit` and
-    every load count with: within the limits of a container, and apart from what a library says of it."""
+    """Inspect the machine and every backend; failures become part of the report.
+
+    Memory is counted as for every load: within the limits of a container, whatever a library reports."""
     from localchat.fit.hardware import read_machine
 
     paths = find_paths(app.environ)
@@ -91,7 +94,7 @@ def diagnose(app: AppContext) -> Diagnosis:
         cores=machine.cores,
         memory_total_bytes=machine.ram_total_bytes,
         memory_available_bytes=machine.ram_free_bytes,
-        gpus=tuple(Card(gpu.name, gpu.free_bytes, gpu.total_bytes) for gpu in machine.gpus),
+        gpus=tuple(GpuMemory(gpu.name, gpu.free_bytes, gpu.total_bytes) for gpu in machine.gpus),
         settings_file=str(paths.settings_file),
         models_dir=str(paths.models_dir),
         state_dir=str(paths.state_dir),
@@ -102,7 +105,7 @@ def diagnose(app: AppContext) -> Diagnosis:
 
 
 def _troubles(paths: Paths, environ: Mapping[str, str]) -> Iterator[str]:
-    """What every other command would end with: settings, the user's models.toml, aliases and folders."""
+    """Errors that other commands would end with: in settings, models.toml, aliases and folders."""
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
     from localchat.models.aliases import read_aliases
@@ -119,7 +122,7 @@ def _troubles(paths: Paths, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _choices(backends: Mapping[str, Backend], offload: Mapping[str, bool]) -> Iterator[str]:
-    """For each kind of model file, what would run it and why: one sentence."""
+    """For each kind of model file, the backend that would run it and why."""
     kinds: tuple[Kind, ...] = ("gguf", "safetensors")
     for kind in kinds:
         what = kind_name(kind)
@@ -149,7 +152,7 @@ def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
     if not available.ok:
         return known
     try:
-        facts, ways = backend.build_info(), backend.remedies()
+        facts, remedies = backend.build_info(), backend.remedies()
     except (LocalchatError, ImportError, OSError, RuntimeError) as problem:
         return msgspec.structs.replace(known, trouble=str(problem))
     return msgspec.structs.replace(
@@ -159,13 +162,13 @@ def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
         features=tuple(sorted(facts.features)),
         offload=facts.offload,
         devices=tuple(map(_device_record, facts.devices)),
-        ways_out=ways,
+        remedies=remedies,
     )
 
 
 def _device_record(device: Device) -> dict[str, str | int]:
-    """A device of the backend's library, with that library's count of its memory. Of a CPU that is left out:
-    it is the RAM, all of it called free by some libraries."""
+    """A device as the backend's library describes it. The memory of a CPU is left out: it is the RAM, and some
+    libraries report all of it as free."""
     record: dict[str, str | int] = {
         "name": device.name,
         "description": device.description,
@@ -177,7 +180,7 @@ def _device_record(device: Device) -> dict[str, str | int]:
 
 
 def sentences(diagnosis: Diagnosis) -> Iterator[str]:
-    """The diagnosis in lines."""
+    """Format the diagnosis for a terminal."""
     cores = f"{_count(diagnosis.cores, 'core')}, {_count(diagnosis.threads, 'thread')}"
     free = _free(diagnosis.memory_available_bytes, diagnosis.memory_total_bytes)
     rows = (
@@ -187,8 +190,8 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
         ("CPU", f"{diagnosis.cpu}, {cores}"),
         ("memory", free),
         *(
-            ("GPU", f"{card.name}, {_free(card.free_bytes, card.total_bytes)}")
-            for card in diagnosis.gpus
+            ("GPU", f"{gpu.name}, {_free(gpu.free_bytes, gpu.total_bytes)}")
+            for gpu in diagnosis.gpus
         ),
         ("settings", diagnosis.settings_file),
         ("models", diagnosis.models_dir),
@@ -222,12 +225,12 @@ def _backend_sentences(backend: BackendDiagnosis) -> Iterator[str]:
         )
         if row[1]
     )
-    if backend.ways_out:
+    if backend.remedies:
         yield "  what could be better:"
-    for way in backend.ways_out:
-        yield f"  - {way.sentence}"
-        if way.command:
-            yield f"      {shell_line(way)}"
+    for remedy in backend.remedies:
+        yield f"  - {remedy.sentence}"
+        if remedy.command:
+            yield f"      {shell_line(remedy)}"
             yield "      (localchat doctor --rebuild runs it after asking)"
 
 
@@ -236,10 +239,10 @@ _SAFE_MODE = (
 )
 
 
-def shell_line(way: Remedy) -> str:
-    """The command as one would type it."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in way.environment]
-    return " ".join((*variables, shlex.join(way.command)))
+def shell_line(remedy: Remedy) -> str:
+    """The command as it is typed in a shell."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in remedy.environment]
+    return " ".join((*variables, shlex.join(remedy.command)))
 
 
 def _offload(backend: BackendDiagnosis) -> str:

@@ -1,4 +1,4 @@
-"""The first run in words: hardware, models that are here already, and three to begin with."""
+"""Welcome text of the first run: hardware, models that are here, and three to begin with."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,11 @@ _MOST_EXTERNAL = 6
 
 
 def welcome(found: FirstRun) -> Iterator[str]:
-    """Lines for a terminal."""
+    """Format the first run for a terminal."""
     yield sanitize_line(found.hardware)
     if found.external:
         yield ""
-        yield "Here already, used where it lies:"
+        yield "Already here, and usable in place:"
         for model in found.external[:_MOST_EXTERNAL]:
             yield f"  localchat run {sanitize_line(model.name)}   ({sanitize_line(model.origin)})"
         if len(found.external) > _MOST_EXTERNAL:

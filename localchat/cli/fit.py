@@ -1,4 +1,4 @@
-"""`localchat fit MODEL`: will it run here, and how: by the planner that decides at the load."""
+"""Command `localchat fit`: plans the load of a model on this machine, with the planner of the load itself."""
 
 import sys
 from collections.abc import Iterator
@@ -9,6 +9,13 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import load_flags
+from localchat.cli.output import print_json, print_lines
+from localchat.cli.streams import Terminal
+from localchat.errors import ExitCode, ModelMissing, NetworkError, UsageError
+from localchat.fit.report import bar, parts
+from localchat.fit.report import verdict as sentences
+from localchat.sanitize import sanitize_line
+from localchat.units import rate
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Inputs
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
     from localchat.models.names import Reference
 
 _LEAST_CELLS, _MOST_CELLS = 16, 60
-"""Of the bar."""
+"""Width of the memory bar."""
 LEAST_SLOTS = 2
 """Sequences that a chat loads with."""
 
@@ -36,17 +43,15 @@ def command(
 ) -> int:
     """Say whether a model fits into memory, and what would help.
 
-    MODEL is here, or a name that `pull` knows: then its headers alone are read over the network, a few
-    megabytes. No weights are loaded. The speed is an estimate from a short probe and from what ran here
-    before. Ends with 0 where the model fits and with 4 where it does not.
+    MODEL is here, or a name that `pull` knows: then only its headers are read over the network, a few
+    megabytes. No weights are loaded. The speed is estimated from a short benchmark and from earlier runs.
+    Ends with 0 if the model fits and with 4 if it does not.
     """
-    from localchat.cli.output import print_json, print_lines
     from localchat.engine.options import load_options
-    from localchat.errors import ExitCode
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import assess, usable_machine
 
-    seen = _look(ctx, word)
+    seen = _find(ctx, word)
     slots = parallel or max(LEAST_SLOTS, seen.settings.n)
     subject = seen.subject
     options = load_options(seen.settings, max_slots=slots)
@@ -61,8 +66,8 @@ def command(
     return ExitCode.OK if verdict.plan.fits else ExitCode.DOES_NOT_FIT
 
 
-class _Seen(NamedTuple):
-    """A model that was looked at, and what else the verdict needs."""
+class _FoundModel(NamedTuple):
+    """A model and the settings for it."""
 
     subject: "Subject"
     settings: "Settings"
@@ -70,10 +75,9 @@ class _Seen(NamedTuple):
     app: AppContext
 
 
-def _look(ctx: click.Context, word: str) -> _Seen:
-    """The model that is here under this word, else the one that could be pulled. Raises LocalchatError."""
+def _find(ctx: click.Context, word: str) -> _FoundModel:
+    """The model that is here under this word, else the one that can be pulled. Raises LocalchatError."""
     from localchat.cli.resolve import Inputs, resolve_setup
-    from localchat.errors import ModelMissing
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject
 
@@ -83,20 +87,18 @@ def _look(ctx: click.Context, word: str) -> _Seen:
         inputs = Inputs.of(ctx, word)
         settings = inputs.settings((word,)).settings
         subject = _elsewhere(word, inputs, settings, missing)
-        return _Seen(subject, settings, inputs.paths, inputs.app)
+        return _FoundModel(subject, settings, inputs.paths, inputs.app)
     model = setup.model
     unloaded = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
     subject = Subject(model.name, unloaded, model.path, setup.settings.backend)
-    return _Seen(subject, setup.settings, setup.paths, setup.app)
+    return _FoundModel(subject, setup.settings, setup.paths, setup.app)
 
 
 def _elsewhere(
     word: str, inputs: "Inputs", settings: "Settings", missing: "ModelMissing"
 ) -> "Subject":
-    """The model on the hub, by its headers. Raises `missing` where the word names none there."""
-    from localchat.cli.streams import Terminal
+    """The model on the hub, from its headers. Raises `missing` if the word names none there."""
     from localchat.config.settings import offline_reason
-    from localchat.errors import ModelMissing, UsageError
     from localchat.models.assess import Subject
     from localchat.models.catalog import read_catalog
     from localchat.models.hub.client import hub_from_environment
@@ -118,13 +120,13 @@ def _elsewhere(
             terminal.notify(event.text)
 
     if by := offline_reason(inputs.settings(), inputs.app.environ):
-        drawn = published_model(reference)
-        if drawn is None:
+        published = published_model(reference)
+        if published is None:
             raise _unknown_shape(reference, by)
         terminal.notify(
-            f"{drawn.name} is not here and offline is set: its published shape stands in"
+            f"{published.name} is not here and offline is set: planned from its published shape"
         )
-        return Subject(drawn.name, drawn, None, settings.backend)
+        return Subject(published.name, published, None, settings.backend)
     hub, patience = hub_from_environment(inputs.app.environ), RetryPolicy()
     choice = select_files(reference, hub, show, patience)
     terminal.notify(
@@ -136,30 +138,25 @@ def _elsewhere(
 
 
 def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
-    """Nothing is known of a model without its headers. `by`: who forbids the network."""
-    from localchat.errors import NetworkError
+    """Error for a model whose shape is unknown. `by`: where offline is set."""
     from localchat.models.published_shapes import published_names
 
     others = ", ".join(published_names(reference))
     return NetworkError(
-        f"{reference.name} cannot be judged: it is not here, offline is set ({by}), and no published shape "
+        f"{reference.name} cannot be planned: it is not here, offline is set ({by}), and no published shape "
         "of it is known",
-        hint="with a network, take that away: its headers alone are read, a few megabytes"
-        + (f"\nwithout one, these can be judged: {others}" if others else ""),
+        hint="unset offline: only its headers are read over the network, a few megabytes"
+        + (f"\noffline, these can be planned: {others}" if others else ""),
     )
 
 
 def verdict_lines(verdict: "FitReport") -> Iterator[str]:
-    """The verdict with a bar, for people."""
-    from localchat.fit.report import bar, parts
-    from localchat.fit.report import verdict as sentences
-    from localchat.sanitize import sanitize_line
-    from localchat.units import rate
+    """Format the report with a memory bar."""
 
     first, _, *rest = sentences(verdict.plan)
     yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"
     if verdict.plan.missing:
-        # Of memory that is not there a bar says nothing.
+        # A bar of memory that is not there would be empty.
         yield parts(verdict.plan)
         yield from (*rest, *verdict.alternatives)
         return
@@ -172,7 +169,7 @@ def verdict_lines(verdict: "FitReport") -> Iterator[str]:
 
 
 def _bar_cells() -> int:
-    """As many as the line of a narrow terminal has room for beside brackets and size."""
+    """Width of the bar: what the terminal leaves next to brackets and size."""
     if sys.stdout is None or not sys.stdout.isatty():
         return _MOST_CELLS
     return min(max(get_terminal_size().columns - 12, _LEAST_CELLS), _MOST_CELLS)

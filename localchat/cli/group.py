@@ -1,4 +1,4 @@
-"""The root of the command: verbs that load when they are used, and a prompt where no verb stands."""
+"""Root group of commands: a verb loads its module when it is used; anything else is a prompt."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-# The verbs and where each lives, so that `--help` names them all without importing one.
-
-
 class Verb(NamedTuple):
-    """`module` holds the click command as `command`; `about` is its line in the overview."""
+    """One verb. The table lists all of them for `--help` without importing their modules."""
 
     module: str
+    """Holds the click command as `command`."""
     about: str
+    """Its line in the overview."""
 
 
 VERBS: Final = {
@@ -44,7 +43,7 @@ VERBS: Final = {
 }
 
 ALIASES: Final = {"ls": "list"}
-"""Other words for verbs, as other programs call them."""
+"""Names that other programs use for a verb."""
 
 
 def similar_verb(word: str) -> str | None:
@@ -61,16 +60,13 @@ def similar_verb(word: str) -> str | None:
 _PROMPT_MODULE = "localchat.cli.run"
 _OWN_FLAGS = ("--help", "-h", "--version")
 _PROMPT = "\0prompt"
-"""Stands in the arguments for the verb that is not written; no shell can pass it."""
+"""Internal name of the prompt command in the arguments; no shell can pass a zero byte."""
 _AS_WORD = {"remote": ("serve",), "model": ("serve", "run", "show", "fit", "pull", "rm", "stop")}
-"""Flags of a prompt that these verbs take as the word of a model."""
+"""Flags of a prompt whose value these verbs take as their MODEL argument."""
 
 
 class RootGroup(click.Group):
-    """`localchat VERB …` runs the verb; everything else is a prompt, handled by `ask`.
-
-    A lone word that is nearly a verb is refused by `ask`, which sees the words after the flags.
-    """
+    """Runs `localchat VERB …`; everything else goes to the prompt command, which refuses a near verb."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -115,8 +111,8 @@ class RootGroup(click.Group):
             formatter.write_dl([record for record in records if record is not None])
 
 
-class LoneGroup(click.Group):
-    """A verb with verbs of its own. Without one of them it does what the first of them does, with its flags."""
+class DefaultGroup(click.Group):
+    """A verb with subcommands. Without one of them, the first runs with the given flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         flags = bool(args) and args[0].startswith("-") and args[0] not in ctx.help_option_names
@@ -133,34 +129,33 @@ def _command(module: str) -> click.Command:
 
 
 def _prompt_command() -> click.Command:
-    """The command behind the prompt. It resumes the garbage collection itself, once the answer is asked for."""
+    """The command of a prompt. It resumes garbage collection itself, when the request is on its way."""
     command = import_module(_PROMPT_MODULE).prompt_command
     assert isinstance(command, click.Command)
     return command
 
 
 def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
-    """Raise UsageError where the words of a prompt were surely meant as a verb. `ctx`: of the prompt, with its
-    flags."""
+    """Raise UsageError if the words of a prompt were surely meant as a verb. `ctx`: of the prompt command."""
 
     first = words[0]
     if first in (*VERBS, *ALIASES):
-        meant_line, left = _meant_line(words, ctx)
+        intended, left = _intended_command(words, ctx)
         unknown = f" ({first} takes no {', '.join(left)})" if left else ""
         raise UsageError(
-            f"flags stand after the verb: {meant_line}{unknown}",
-            hint=f"to ask the model {first!r}, write it behind --: localchat -- {first}",
+            f"flags stand after the verb: {intended}{unknown}",
+            hint=f"to ask the model {first!r}, write it after --: localchat -- {first}",
         )
     verb = similar_verb(first) if len(words) == 1 and not first.split()[1:] else None
     if verb is not None:
         raise UsageError(
             f"there is no verb {first!r}; did you mean {verb}?",
-            hint=f"to ask the model {first!r}, write it behind --: localchat -- {first}",
+            hint=f"to ask the model {first!r}, write it after --: localchat -- {first}",
         )
 
 
-def _meant_line(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[str]]:
-    """The command that was meant, its flags behind the verb, and the flags that this verb does not take."""
+def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[str]]:
+    """The intended command with its flags after the verb, and the flags that this verb does not take."""
     import shlex
 
     verb = ALIASES.get(words[0], words[0])
@@ -188,7 +183,7 @@ def _meant_line(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[s
 
 
 def other_spelling(problem: click.NoSuchOption) -> str:
-    """What to write in place of a flag that a verb does not take; empty where nothing says the same."""
+    """What to write instead of a flag that a verb does not take; empty if there is no equivalent."""
     word = {"--remote": "remote", "-m": "model", "--model": "model"}.get(problem.option_name, "")
     if problem.ctx is None or problem.ctx.info_name not in _AS_WORD.get(word, ()):
         return ""

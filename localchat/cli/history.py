@@ -1,14 +1,21 @@
-"""`localchat history …`: the conversations that are kept."""
+"""Command `localchat history`: lists, searches, shows and exports saved conversations."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from localchat.atomic import write_text
 from localchat.cli.context import AppContext
-from localchat.cli.group import LoneGroup
+from localchat.cli.conversation_options import open_history
+from localchat.cli.group import DefaultGroup
+from localchat.cli.output import confirm, print_lines, table
 from localchat.cli.run import complete_conversation
+from localchat.config.paths import find_paths
+from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:
@@ -17,10 +24,10 @@ if TYPE_CHECKING:
     from localchat.history.store import History
 
 
-_AGAIN = "localchat -c goes on with the last one, --conversation ID with any."
+_AGAIN = "localchat -c continues the last one, --conversation ID any."
 
 
-@click.group("history", epilog=_AGAIN, cls=LoneGroup, invoke_without_command=True)
+@click.group("history", epilog=_AGAIN, cls=DefaultGroup, invoke_without_command=True)
 def command() -> None:
     """List, search, show and export conversations.
 
@@ -49,8 +56,6 @@ def list_(app: AppContext, limit: int, everything: bool, as_json: bool) -> None:
 
 
 def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
-    from localchat.cli.output import print_lines, table
-
     cells = [(r.id[:_DIGITS], _moment(r.updated_s), str(r.messages), r.title) for r in rows]
     print_lines(app.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
 
@@ -61,13 +66,11 @@ def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """Find conversations by what was said in them.
+    """Find conversations by their text.
 
     All words must occur in one message, each as the beginning of a word; text in double quotes must occur as
-    it is. Ends with 1 where nothing is found.
+    it is. Ends with 1 if nothing is found.
     """
-    from localchat.cli.output import print_lines
-    from localchat.errors import LocalchatError
 
     with _opened(app) as history:
         hits = history.search(" ".join(words), limit + 1)
@@ -79,18 +82,17 @@ def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -
     if left_out:
         click.echo(f"localchat: more than {limit} were found; -n shows more", err=True)
     if not hits:
-        raise LocalchatError(f"no conversation holds {' '.join(words)!r}")
+        raise LocalchatError(f"no conversation contains {' '.join(words)!r}")
 
 
 @command.command("show")
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the figures.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the metrics.")
 @click.option("--tree", is_flag=True, help="All branches; with text, as an outline.")
 @click.pass_obj
 def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
-    """Show a conversation: what was said, or with --json every message with its figures."""
+    """Show a conversation as text, or with --json every message with its metrics."""
     from localchat.chat.export import as_data, as_markdown
-    from localchat.cli.output import print_lines
 
     with _opened(app) as history:
         conversation = history.load(id_)
@@ -105,7 +107,7 @@ def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
 @command.command("export")
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
 @click.option("-o", "--output", metavar="FILE", help="Write to this file; otherwise to stdout.")
-@click.option("--json", "as_json", is_flag=True, help="JSON with all branches and figures.")
+@click.option("--json", "as_json", is_flag=True, help="JSON with all branches and metrics.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.pass_obj
 def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: bool) -> None:
@@ -113,12 +115,8 @@ def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: 
 
     JSON is also what a FILE that ends in .json gets.
     """
-    from pathlib import Path
 
-    from localchat.atomic import write_text
     from localchat.chat.export import as_json_text, as_markdown
-    from localchat.cli.output import print_lines
-    from localchat.errors import LocalchatError, UsageError
 
     with _opened(app) as history:
         conversation = history.load(id_)
@@ -129,11 +127,11 @@ def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: 
         return
     path = Path(output)
     if path.exists() and not force:
-        raise UsageError(f"{path} is there already", hint="--force replaces it")
+        raise UsageError(f"{path} already exists", hint="--force replaces it")
     try:
         write_text(path, text)
     except OSError as problem:
-        raise LocalchatError(f"{path} cannot be written: {problem.strerror}") from problem
+        raise LocalchatError(f"cannot write {path}: {problem.strerror}") from problem
 
 
 @command.command("rename")
@@ -154,19 +152,16 @@ def rename(app: AppContext, id_: str, title: tuple[str, ...]) -> None:
 @click.pass_obj
 def remove(app: AppContext, ids: tuple[str, ...], yes: bool) -> int:
     """Remove conversations. They can be restored for thirty days."""
-    from localchat.cli.output import agreed
-    from localchat.errors import ExitCode
-    from localchat.sanitize import sanitize_line
 
     with _opened(app) as history:
         gone = [history.summary(id_) for id_ in ids]
         for summary in gone:
             question = f"Remove {summary.title!r} ({summary.messages} messages)?"
-            if not agreed(question, yes=yes, verb="history rm"):
+            if not confirm(question, yes=yes, verb="history rm"):
                 return ExitCode.ERROR
             history.delete(summary.id)
-            told = f"removed {sanitize_line(summary.title)!r}; to take it back:"
-            click.echo(f"{told} localchat history restore {summary.id}", err=True)
+            undo = f"localchat history restore {summary.id}"
+            click.echo(f"removed {sanitize_line(summary.title)!r}; to restore it: {undo}", err=True)
     return ExitCode.OK
 
 
@@ -174,20 +169,17 @@ def remove(app: AppContext, ids: tuple[str, ...], yes: bool) -> int:
 @click.argument("id_", metavar="ID")
 @click.pass_obj
 def restore(app: AppContext, id_: str) -> None:
-    """Take a removal back. ID is the whole id."""
+    """Restore a removed conversation. ID is the whole id."""
     with _opened(app) as history:
         history.restore(id_)
 
 
 _DIGITS = 12
-"""Of an id: the milliseconds of its birth."""
+"""Digits of an id that hold the time of its creation, in milliseconds."""
 
 
 @contextmanager
 def _opened(app: AppContext) -> "Iterator[History]":
-    from localchat.cli.conversation_options import open_history
-    from localchat.config.paths import find_paths
-
     with open_history(find_paths(app.environ), to_read=True) as history:
         if history.notice:
             click.echo(f"localchat: {history.notice}", err=True)
@@ -195,8 +187,6 @@ def _opened(app: AppContext) -> "Iterator[History]":
 
 
 def _hit_lines(hits: "list[SearchHit]") -> Iterator[str]:
-    from localchat.sanitize import sanitize_line
-
     for hit in hits:
         summary = hit.summary
         title = sanitize_line(summary.title)
@@ -220,25 +210,19 @@ def _found(hit: "SearchHit") -> dict[str, Any]:
 
 def _print_json(environ: Mapping[str, str], data: object) -> None:
     from localchat.chat.export import json_text
-    from localchat.cli.output import print_lines
 
     print_lines(environ, (json_text(data),))
 
 
 def _moment(seconds: float) -> str:
-    import time
-
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-# A conversation with its branches, as an outline.
-
-
-_SHOWN = 60
+_OUTLINE_CHARACTERS = 60
 
 
 def outline(conversation: "Conversation") -> Iterator[str]:
-    """A line a message. A branch is set in by two where several messages follow one; `*` marks the path."""
+    """One line for each message; branches are indented by two, and `*` marks the shown path."""
     shown = {node.id for node in conversation.path()}
     children: dict[str | None, list[Node]] = {}
     for node in conversation.nodes.values():
@@ -254,7 +238,7 @@ def outline(conversation: "Conversation") -> Iterator[str]:
 
 def _line(node: "Node") -> str:
     text = " ".join(node.message.content.split())
-    text = f"{text[: _SHOWN - 1]}…" if len(text) > _SHOWN else text
+    text = f"{text[: _OUTLINE_CHARACTERS - 1]}…" if len(text) > _OUTLINE_CHARACTERS else text
     who = "summary" if node.replaces else node.message.role
     ending = (
         "" if node.state == "whole" else f" [{'stopped' if node.state == 'open' else node.state}]"

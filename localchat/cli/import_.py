@@ -1,12 +1,16 @@
-"""`localchat import PATH [NAME]`: a file under a name, by a link; a checkpoint under a name, where it lies; or
-a folder, whose models are listed."""
+"""Command `localchat import`: links a model file, names a checkpoint, or adds a folder of models."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.output import print_json
+from localchat.config.paths import find_paths
+from localchat.errors import UsageError
+from localchat.sanitize import sanitize_line
+from localchat.units import size
 
 
 @click.command("import")
@@ -14,7 +18,7 @@ from localchat.cli.context import AppContext
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option("--symlink", "how", flag_value="symbolic link", help="Link by path, not by file.")
 @click.option("--copy", "how", flag_value="copy", help="Copy the file instead of linking it.")
-@click.option("--forget", is_flag=True, help="Look into this folder no longer.")
+@click.option("--forget", is_flag=True, help="Stop using this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def command(
@@ -23,33 +27,27 @@ def command(
     """Use a model file under a name, or all models of a folder.
 
     A file gets a link in the models folder and is not copied: a hard link, which outlives the file, or a
-    symbolic one where that is impossible. A folder is looked into from now on, and its models stay in it; one
-    of safetensors is a model itself, and is used where it lies.
+    symbolic one where that is impossible. A folder is added to those that are searched, and its models stay in
+    it; a folder of safetensors is a model itself, and is used in place.
     """
-    from localchat.errors import UsageError
     from localchat.model_files.checkpoint import is_checkpoint
 
     given = path.expanduser().absolute()
     alone = is_checkpoint(given) and (name is not None or not any(given.glob("*.gguf")))
     if alone and not forget:
         if how is not None:
-            raise UsageError("a checkpoint is used where it lies: it takes no --symlink or --copy")
+            raise UsageError("a checkpoint is used in place: it takes no --symlink or --copy")
         _checkpoint(app, given, given.name if name is None else name, as_json=as_json)
     elif forget or given.is_dir():
         if name is not None or how is not None:
-            raise UsageError(
-                "a folder is looked into as it is: it takes no name, --symlink or --copy"
-            )
+            raise UsageError("a folder is used in place: it takes no name, --symlink or --copy")
         _folder(app, given, forget=forget, as_json=as_json)
     else:
         _file(app, given, name, how or "hard link", as_json=as_json)
 
 
 def _file(app: AppContext, path: Path, name: str | None, how: str, *, as_json: bool) -> None:
-    from typing import cast
-
     from localchat.backend_api.registry import choose_for_file
-    from localchat.config.paths import find_paths
     from localchat.model_files.architecture import model_shape
     from localchat.model_files.open_gguf import read_header
     from localchat.models.external.base import plain_stem
@@ -73,7 +71,6 @@ def _file(app: AppContext, path: Path, name: str | None, how: str, *, as_json: b
 
 def _checkpoint(app: AppContext, folder: Path, name: str, *, as_json: bool) -> None:
     from localchat.backend_api.registry import choose_for_model
-    from localchat.config.paths import find_paths
     from localchat.model_files.checkpoint import read_checkpoint
     from localchat.models.aliases import add_alias
     from localchat.models.index import files_of
@@ -89,13 +86,11 @@ def _checkpoint(app: AppContext, folder: Path, name: str, *, as_json: bool) -> N
         "size_bytes": sum(file.stat().st_size for file in files_of(folder)),
         "warning": choose_for_model(found, "safetensors").backend.objection(found) or None,
     }
-    _announce(app, record, "used where it lies", as_json=as_json)
+    _announce(app, record, "used in place", as_json=as_json)
 
 
 def _check_free(app: AppContext, name: str) -> None:
-    """Raises UsageError for what is no name, or somebody's."""
-    from localchat.config.paths import find_paths
-    from localchat.errors import UsageError
+    """Raise UsageError for an invalid name, or one that another model has."""
     from localchat.models.aliases import check_name
     from localchat.models.index import read_index
 
@@ -104,15 +99,11 @@ def _check_free(app: AppContext, name: str) -> None:
     if there is not None:
         raise UsageError(
             f"there is a model {there.name} already ({there.origin})",
-            hint="give another name behind the path",
+            hint="give another name after the path",
         )
 
 
 def _announce(app: AppContext, record: dict[str, Any], how: str, *, as_json: bool) -> None:
-    from localchat.cli.output import print_json
-    from localchat.sanitize import sanitize_line
-    from localchat.units import size
-
     if as_json:
         print_json(app.environ, record)
         return
@@ -125,9 +116,6 @@ def _announce(app: AppContext, record: dict[str, Any], how: str, *, as_json: boo
 
 
 def _folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> None:
-    from localchat.cli.output import print_json
-    from localchat.config.paths import find_paths
-    from localchat.errors import UsageError
     from localchat.models.aliases import add_folder, remove_folder
     from localchat.models.external.base import FOLDER
     from localchat.models.external.discovery import find_external_models
@@ -135,11 +123,11 @@ def _folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> No
     paths = find_paths(app.environ)
     if forget:
         if not remove_folder(paths, folder):
-            raise UsageError(f"{folder} is not among the folders that are looked into")
+            raise UsageError(f"{folder} is not one of the added folders")
         if as_json:
             print_json(app.environ, {"folder": str(folder), "models": []})
         else:
-            click.echo(f"localchat: {folder} is looked into no longer; its files stay", err=True)
+            click.echo(f"localchat: removed folder {folder}; its files stay", err=True)
         return
     add_folder(paths, folder)
     models = [
@@ -151,8 +139,6 @@ def _folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> No
         names = [{"name": model.name, "path": str(model.path)} for model in models]
         print_json(app.environ, {"folder": str(folder), "models": names})
         return
-    click.echo(
-        f"localchat: {folder} is looked into from now on; models in it: {len(models)}", err=True
-    )
+    click.echo(f"localchat: added folder {folder}; models in it: {len(models)}", err=True)
     for model in models:
         click.echo(f"  {model.name}", err=True)

@@ -1,4 +1,4 @@
-"""The one object of `--json`, and the words about what is loaded."""
+"""Object of `--json`, and the line about the loaded model."""
 
 from typing import Any
 
@@ -15,11 +15,12 @@ _TIMINGS = (
 def report(
     answer: ReceivedAnswer, info: EngineInfo, choices: int, texts: dict[int, str]
 ) -> dict[str, Any]:
-    """The answer with its figures, JSON-ready. What an interrupted request never learned is null.
+    """The answer with its metrics, ready for JSON. Metrics that an interrupted request lacks are null.
+
     `texts`: the text to report, by choice (with `--extract`, the code)."""
     done = answer.done
     timings: Timings | None = done.timings if done else None
-    whole: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": info.model,
         "backend": info.backend,
         "text": texts.get(0, ""),
@@ -32,7 +33,7 @@ def report(
         "fingerprint": done.fingerprint if done else info.fingerprint,
     }
     if choices > 1:
-        whole["choices"] = [
+        fields["choices"] = [
             {
                 "text": texts.get(choice, ""),
                 "reasoning": answer.reasoning[choice],
@@ -40,11 +41,11 @@ def report(
             }
             for choice in range(choices)
         ]
-    return whole
+    return fields
 
 
 def context_line(info: EngineInfo) -> str:
-    """Which model answers, on what, with how much context."""
+    """Describe the model, its backend and its context in one line."""
     trained = f" of {info.context_train:,}" if info.context_train > info.context_tokens else ""
     return f"{info.model} · {info.backend} · context {info.context_tokens:,}{trained} tokens"
 

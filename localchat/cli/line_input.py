@@ -1,4 +1,4 @@
-"""Lines from the person at the terminal, also where stdin was a pipe."""
+"""Reads messages from the terminal of the user, even if stdin is a pipe."""
 
 import fcntl
 import os
@@ -6,7 +6,6 @@ import select
 import sys
 import termios
 from contextlib import suppress
-from typing import Protocol
 
 from localchat.cli.streams import Terminal
 from localchat.errors import UsageError
@@ -14,24 +13,16 @@ from localchat.errors import UsageError
 _FENCE = '"""'
 
 
-class Keyboard(Protocol):
-    """Where a conversation reads from."""
-
-    def read(self) -> str | None:
-        """The next message, stripped; None at its end. Raises KeyboardInterrupt."""
-        ...
-
-
 class TerminalKeyboard:
-    """Reads with line editing where Python has it. Three double quotes begin and end a text of several
-    lines."""
+    """Reads with line editing, if Python has it. Three double quotes begin and end a text of several lines."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        with suppress(ImportError):  # a Python built without it still reads lines
+        with suppress(ImportError):  # a Python without it still reads lines
             import readline  # noqa: F401 - gives input() its editing and its history
 
     def read(self) -> str | None:
+        """The next message, stripped; None at the end. Raises KeyboardInterrupt."""
         line = self._line("> ")
         if line is None or not line.lstrip().startswith(_FENCE):
             return None if line is None else line.strip()
@@ -49,15 +40,16 @@ class TerminalKeyboard:
         try:
             if self._terminal.stdout_is_terminal:
                 return input(sign)
-            self._terminal.ask(sign)
+            self._terminal.prompt(sign)
             return input()
         except EOFError:
             return None
 
 
 def _ended_ahead() -> bool:
-    """Whether Ctrl+D was pressed while an answer came. The system keeps it as an end without a text, and line
-    editing, which reads keys and no lines, would never see it."""
+    """Whether Ctrl+D was pressed during an answer.
+
+    The system keeps it as an end of file, which line editing never sees because it reads keys."""
     with suppress(OSError, ValueError, AttributeError):  # stdin is no terminal, or closed
         number = sys.stdin.fileno()
         count = fcntl.ioctl(number, termios.FIONREAD, bytes(4))
@@ -67,8 +59,8 @@ def _ended_ahead() -> bool:
 
 
 def open_keyboard(terminal: Terminal) -> TerminalKeyboard:
-    """The keyboard of this process's terminal. Where stdin is not one, the terminal takes its place.
-    Raises UsageError where there is no terminal."""
+    """The keyboard of this process's terminal, which replaces a stdin that is a pipe. Raises UsageError
+    without a terminal."""
     if sys.stdin is None or not sys.stdin.isatty():
         try:
             handle = os.open("/dev/tty", os.O_RDWR)

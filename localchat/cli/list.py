@@ -1,4 +1,4 @@
-"""`localchat list`: every model that can be run here, and where it comes from."""
+"""Command `localchat list`: lists the models on this machine and their origin."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.output import print_json, print_lines, table
+from localchat.config.paths import find_paths
+from localchat.sanitize import sanitize_line
+from localchat.units import size
 
 if TYPE_CHECKING:
     from localchat.models.index import Model
@@ -20,11 +24,9 @@ _HEAD = ("NAME", "SIZE", "QUANT", "CONTEXT", "ORIGIN")
 def command(app: AppContext, as_json: bool) -> None:
     """List the models on this machine.
 
-    Pulled and imported ones, files put into the models folder, and those that Ollama, LM Studio, the Hugging
-    Face cache and llama.cpp keep: they are used where they lie.
+    Pulled and imported ones, files put into the models folder, and those of Ollama, LM Studio, the Hugging
+    Face cache and llama.cpp, which are used in place.
     """
-    from localchat.cli.output import print_json, print_lines
-    from localchat.config.paths import find_paths
     from localchat.models.index import read_index
 
     index = read_index(find_paths(app.environ), app.environ)
@@ -38,7 +40,7 @@ def command(app: AppContext, as_json: bool) -> None:
 
 
 def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]":
-    """Each header once, whatever names its file has."""
+    """Inspect each file once, even if several names stand for it."""
     from localchat.models.info.inspect import inspect
 
     known: dict[object, Inspection] = {}
@@ -50,9 +52,6 @@ def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]
 
 
 def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
-    from localchat.cli.output import table
-    from localchat.sanitize import sanitize_line
-
     yield from table(_HEAD, (_cells(model, seen) for model, seen in rows), right=(1, 3))
     troubled = [(model, seen.trouble) for model, seen in rows if seen.trouble]
     if troubled:
@@ -63,8 +62,6 @@ def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
 
 
 def _cells(model: "Model", seen: "Inspection") -> tuple[str, ...]:
-    from localchat.units import size
-
     facts = seen.facts
     return (
         model.name,

@@ -1,7 +1,7 @@
-"""The flags that several commands share.
+"""Flags that several commands share.
 
-A flag that is a setting has the setting's key as its name, and its value is checked where settings are: a
-flag, a variable and a line of the settings file fail in the same words.
+A flag of a setting has the setting's key as its parameter name. Its value is checked with the settings, so that
+a flag, a variable and a line of the settings file fail with the same message.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from localchat.errors import UsageError
+from localchat.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from localchat.config.settings import Given
@@ -91,14 +92,14 @@ _THINK_VALUES: Final = {
     _THINK: ("true", "on", "yes", "1", "low", "medium", "high"),
 }
 _UNDECIDED = "localchat.cli.options.undecided"
-"""Where a context remembers `--think=auto`, which no switch can say."""
+"""Key of the context's notes: `--think=auto` was given, which a switch cannot express."""
 
 STOP: Final = "stop"
 OPTION: Final = "option"
 
 
 def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
-    """Everything that chooses a model, loads it, and asks it."""
+    """Add the flags that choose a model, load it and ask it."""
 
     def decorate(function: _Decorated) -> _Decorated:
         values = (*(_MODEL if with_model else ()), *_SYSTEM, *_SAMPLING, *_LOAD, *_REMOTE, *_SCREEN)
@@ -132,7 +133,7 @@ def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
 
 
 def load_flags(function: _Decorated) -> _Decorated:
-    """The settings that a load reads, for a command that asks no model."""
+    """Add the flags that a load reads, for a command that asks no model."""
     decorators = [click.option(*f.names, f.key, metavar=f.metavar, help=f.about) for f in _LOAD]
     decorators += [
         click.option(*f.names, f.key, default=None, help=f.about) for f in _LOAD_SWITCHES
@@ -143,7 +144,7 @@ def load_flags(function: _Decorated) -> _Decorated:
 
 
 class ThinkingCommand(click.Command):
-    """Takes `--think=VALUE` beside `--think` and `--no-think`, as people who come from Ollama write it."""
+    """Accepts `--think=VALUE` as well as `--think` and `--no-think`, as Ollama does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -152,10 +153,9 @@ class ThinkingCommand(click.Command):
 
 
 def _thinking(ctx: click.Context, arg: str) -> str | None:
-    """This argument with the value of `--think` made a switch; None for `auto`, which the context keeps.
+    """Turn `--think=VALUE` into a switch; None for `auto`, which the context keeps.
 
-    A level counts as on: how much a model thinks is not ours to say. Raises UsageError for other values.
-    """
+    A level counts as on: models cannot be told how much to think. Raises UsageError for other values."""
     name, equals, value = arg.partition("=")
     if name not in _THINK_VALUES:
         return arg
@@ -171,7 +171,7 @@ def _thinking(ctx: click.Context, arg: str) -> str | None:
 
 
 def given_flags(ctx: click.Context) -> dict[str, "Given"]:
-    """The settings that the command line itself names. Raises UsageError for an unknown `-o`."""
+    """The settings that the command line names. Raises UsageError for an unknown `-o`."""
     from localchat.config.settings import KEYS, Given
 
     found = dict(_options(ctx.params.get(OPTION, ())))
@@ -186,7 +186,6 @@ def given_flags(ctx: click.Context) -> dict[str, "Given"]:
 
 def _options(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, "Given"]]:
     from localchat.config.settings import SAMPLING_KEYS, Given
-    from localchat.suggestions import did_you_mean
 
     for key, value in pairs:
         name = key.replace("-", "_")

@@ -1,20 +1,24 @@
-"""Data on stdout: lines for a person, or JSON for a program."""
+"""Output of commands: lines or JSON on stdout, and the question before a removal."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
+import click
+
 from localchat.cli.streams import Terminal
+from localchat.errors import UsageError
+from localchat.sanitize import sanitize, sanitize_line
 
 
 def print_lines(environ: Mapping[str, str], lines: Iterable[str]) -> None:
-    """Lines, whatever they hold made inert on a terminal. Raises LocalchatError where stdout is full."""
+    """Print lines, sanitized on a terminal. Raises LocalchatError if stdout cannot be written."""
     terminal = Terminal(environ)
     terminal.answer("\n".join(lines))
     terminal.end_answer(empty=False)
 
 
 def print_json(environ: Mapping[str, str], data: object) -> None:
-    """One JSON value on one line."""
+    """Print a JSON value on one line."""
     import msgspec
 
     print_lines(environ, (msgspec.json.encode(data).decode(),))
@@ -23,8 +27,7 @@ def print_json(environ: Mapping[str, str], data: object) -> None:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()
 ) -> list[str]:
-    """Columns as wide as their widest cell, two blanks apart. `right`: columns of numbers."""
-    from localchat.sanitize import sanitize_line
+    """Align cells in columns, two spaces apart. `right`: columns that are aligned to the right."""
 
     cells = [list(head), *([sanitize_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
@@ -37,12 +40,8 @@ def table(
     ]
 
 
-def agreed(question: str, *, yes: bool, verb: str) -> bool:
-    """Whether the user agrees: `--yes`, or an answer on the terminal. Raises UsageError where there is none."""
-    import click
-
-    from localchat.errors import UsageError
-    from localchat.sanitize import sanitize
+def confirm(question: str, *, yes: bool, verb: str) -> bool:
+    """Whether the user agrees, by `--yes` or on the terminal. Raises UsageError without a terminal."""
 
     if yes:
         return True

@@ -1,40 +1,39 @@
-"""The text of a prompt: files, then stdin, then the words of the command, a blank line between.
+"""Text of a prompt: files, then stdin, then the words of the command, separated by blank lines.
 
-This order makes a long text the beginning of the prompt, so that a second question on the same text finds
-it in the prefix cache.
+A long text comes first, so that a second question about it hits the prefix cache.
 """
 
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from localchat.cli.context import Notify
 from localchat.errors import ContextExceeded, FileMissing, UsageError
 
 MAX_INPUT_BYTES = 256 * 2**20
-_PATIENCE_S = 3.0
-
-Notify = Callable[[str], None]
+_STDIN_NOTICE_S = 3.0
+"""Time without input after which the user hears that stdin is read."""
 
 
 def join_parts(parts: Sequence[str]) -> str:
-    """The parts that hold anything, a blank line between."""
+    """Join the parts that are not blank, with a blank line between."""
     kept = [part.rstrip("\n") for part in parts[:-1]] + list(parts[-1:])
     return "\n\n".join(part for part in kept if part.strip())
 
 
 def read_stdin(notify: Notify) -> str:
-    """What is piped in, or nothing: a terminal, an empty or a closed stdin are no stdin."""
+    """Read what is piped in; nothing from a terminal or a closed stdin."""
     stream = sys.stdin
     if stream is None or stream.closed or stream.isatty():
         return ""
-    _mention_waiting(stream.buffer, notify)
+    _notify_waiting(stream.buffer, notify)
     return _decoded(_bounded(stream.buffer, "stdin"), "stdin", notify)
 
 
 def read_files(names: Sequence[str], notify: Notify) -> str:
-    """The text of the files: of one as it is, of several each under its name."""
+    """Read files: one as it is, several each under its name."""
     texts = [_read_file(name, notify) for name in names]
     if len(texts) == 1:
         return texts[0]
@@ -58,8 +57,8 @@ def _read_file(name: str, notify: Notify) -> str:
         raise UsageError(f"{name} cannot be read: {problem.strerror}") from problem
     if b"\0" in data:
         raise UsageError(
-            f"{name} is no text: it holds bytes of zero",
-            hint="-f takes text files; iconv -f utf-16 -t utf-8 turns UTF-16 into UTF-8",
+            f"{name} is a binary file",
+            hint="-f takes text files; iconv -f utf-16 -t utf-8 converts UTF-16",
         )
     return _decoded(data, name, notify)
 
@@ -76,7 +75,7 @@ def _bounded(stream: BinaryIO, name: str) -> bytes:
 
 
 def _decoded(data: bytes, name: str, notify: Notify) -> str:
-    """UTF-8; what is not is replaced and said, so that a pipeline goes on."""
+    """Decode UTF-8; invalid bytes are replaced with a notice, so that a pipeline continues."""
     text = data.decode("utf-8-sig", errors="replace")
     if "\ufffd" in text:
         try:
@@ -90,14 +89,14 @@ def _decoded(data: bytes, name: str, notify: Notify) -> str:
 
 
 def decoded_words(words: str, notify: Notify) -> str:
-    """The prompt of the command line, whose bytes the system may not have been able to decode."""
+    """Decode the prompt of the command line, whose bytes may not be valid in the system's encoding."""
     return _decoded(words.encode("utf-8", "surrogateescape"), "the prompt", notify)
 
 
-def _mention_waiting(stream: BinaryIO, notify: Notify) -> None:
-    """Say that stdin is awaited when nothing comes: an open pipe that nobody writes to looks like a hang."""
+def _notify_waiting(stream: BinaryIO, notify: Notify) -> None:
+    """Print a notice if stdin stays silent: an open pipe without a writer looks like a hang."""
     try:
-        ready, _, _ = select.select([stream], [], [], _PATIENCE_S)
+        ready, _, _ = select.select([stream], [], [], _STDIN_NOTICE_S)
     except (OSError, ValueError):
         return  # a stream without a descriptor never blocks
     if not ready:

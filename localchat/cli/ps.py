@@ -1,4 +1,4 @@
-"""`localchat ps`: which models a running server has loaded, for whom."""
+"""Command `localchat ps`: lists the models of a running server, and their users."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.output import print_json, print_lines, table
+from localchat.config.paths import find_paths
+from localchat.sanitize import sanitize_line
+from localchat.units import size
 
 if TYPE_CHECKING:
     from localchat.pool.entry import ModelStatus
@@ -20,32 +24,28 @@ _MINUTE_S = 60
 def command(app: AppContext, as_json: bool) -> None:
     """List the models that a running server has loaded.
 
-    With the memory they take, who uses them, and when they will be unloaded for idleness. Models that a
-    prompt or a conversation loads for itself end with it and are not listed.
+    With their memory, their users, and when they will be unloaded because nobody uses them. Models that a
+    prompt or a conversation loads for itself are unloaded with it and not listed.
     """
     import msgspec
 
     from localchat.cli.attach import running_servers
-    from localchat.cli.output import print_json, print_lines
-    from localchat.config.paths import find_paths
     from localchat.pool.entry import ServerStatus
 
     servers = [
-        (server.url, msgspec.json.decode(record, type=ServerStatus))
-        for server, record in running_servers(find_paths(app.environ))
+        (server.url, msgspec.json.decode(loaded, type=ServerStatus))
+        for server, loaded in running_servers(find_paths(app.environ))
     ]
     if as_json:
-        record: list[dict[str, Any]] = [
-            {"server": url, **_record(model)} for url, state in servers for model in state.models
+        records: list[dict[str, Any]] = [
+            {"server": url, **_record(model)} for url, status in servers for model in status.models
         ]
-        print_json(app.environ, record)
+        print_json(app.environ, records)
         return
-    print_lines(app.environ, _lines([(url, state.models) for url, state in servers]))
+    print_lines(app.environ, _lines([(url, status.models) for url, status in servers]))
 
 
 def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str]:
-    from localchat.cli.output import table
-
     if not servers:
         yield "No server is running: localchat serve starts one."
     for url, models in servers:
@@ -55,9 +55,6 @@ def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str
 
 
 def _cells(model: "ModelStatus") -> tuple[str, ...]:
-    from localchat.sanitize import sanitize_line
-    from localchat.units import size
-
     clients = sorted(set(model.clients))
     return (
         sanitize_line(model.name),
@@ -79,7 +76,7 @@ def _state(model: "ModelStatus") -> str:
     idle = f"idle for {_time(model.idle_s)}"
     if model.unloads_in_s is None:
         return idle
-    return f"{idle}, leaves in {_time(model.unloads_in_s)}"
+    return f"{idle}, unloads in {_time(model.unloads_in_s)}"
 
 
 def _time(seconds: float) -> str:

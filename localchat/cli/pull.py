@@ -1,5 +1,6 @@
-"""`localchat pull NAME`: fetch a model, and go on where an earlier try stopped."""
+"""Command `localchat pull`: downloads a model, and resumes an earlier download."""
 
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -7,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localchat.cli.streams import Terminal
+from localchat.errors import DoesNotFit, LocalchatError, ModelMissing, UsageError
+
 if TYPE_CHECKING:
-    from localchat.cli.pull_progress import View
+    from localchat.cli.pull_progress import PullView
     from localchat.cli.resolve import Inputs
     from localchat.config.paths import Paths
     from localchat.models.hub.client import HubClient
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("pull")
 @click.argument("name")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask, also where it will not fit.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, even if it will not fit.")
 @click.option("--json", "as_json", is_flag=True, help="Print progress as lines of JSON.")
 @click.option("--offline/--no-offline", default=None, help="Never use the network.")
 @click.option("-q", "--quiet/--no-quiet", default=None, help="Only errors.")
@@ -31,17 +35,15 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
 
     \b
     localchat pull qwen2.5:7b-q4_k_m       a name of the catalogue
-    localchat pull qwen2.5:7b              the same: Q4_K_M where nothing is said
+    localchat pull qwen2.5:7b              the same: Q4_K_M unless named
     localchat pull hf.co/user/repo:Q8_0    a repository of the Hugging Face hub
 
-    Says first whether the model will fit into memory here; where it will not, asks on a terminal, and warns
-    and goes on elsewhere.
+    Says first whether the model will fit into memory here. If it will not: asks on a terminal, and continues
+    with a warning elsewhere.
     """
     from localchat.cli.pull_progress import view_for
     from localchat.cli.resolve import Inputs
-    from localchat.cli.streams import Terminal
     from localchat.config.settings import offline_reason
-    from localchat.errors import LocalchatError
 
     inputs = Inputs.of(ctx)
     settings = inputs.settings().settings
@@ -51,7 +53,7 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
         try:
             reference = _reference(name, inputs)
             if by := offline_reason(inputs.settings(), inputs.app.environ):
-                _show_what_is_here(reference, inputs.paths, by, view)
+                _show_installed(reference, inputs.paths, by, view)
             else:
                 _pull(reference, inputs, view, asks=asks)
         except LocalchatError as problem:
@@ -64,16 +66,15 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
 
 
 def _reference(name: str, inputs: "Inputs") -> "Reference":
-    """What a name means. Raises UsageError, ModelMissing; of a model that is no matter of the hub and here
-    already, with the command that runs it."""
-    from localchat.errors import LocalchatError, ModelMissing, UsageError
+    """Parse a name. Raises UsageError, ModelMissing; for a model that is here but not on the hub, with the
+    command that runs it."""
     from localchat.models.catalog import read_catalog
     from localchat.models.names import parse
     from localchat.models.resolve import locate
 
-    catalogue = read_catalog(inputs.paths)
+    catalog = read_catalog(inputs.paths)
     try:
-        return parse(name, catalogue)
+        return parse(name, catalog)
     except (ModelMissing, UsageError) as missing:
         if isinstance(missing, UsageError) and not Path(name).expanduser().exists():
             raise
@@ -87,19 +88,19 @@ def _reference(name: str, inputs: "Inputs") -> "Reference":
         ) from missing
 
 
-def _pull(reference: "Reference", inputs: "Inputs", view: "View", *, asks: bool) -> None:
+def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", *, asks: bool) -> None:
     from localchat.models.hub.client import hub_from_environment
     from localchat.models.hub.download import remember_rate
     from localchat.models.hub.events import PullFinished
     from localchat.models.hub.pull import bytes_present, fetch, select_files
     from localchat.models.hub.retry import RetryPolicy
 
-    patience = RetryPolicy()
+    retry = RetryPolicy()
     hub = hub_from_environment(inputs.app.environ)
-    choice = select_files(reference, hub, view.show, patience)
-    # What was begun was judged then.
+    choice = select_files(reference, hub, view.show, retry)
+    # A download that was begun showed its verdict then.
     if not bytes_present(choice, inputs.paths.models_dir):
-        _judge(choice, hub, inputs, view, patience, asks=asks)
+        _show_verdict(choice, hub, inputs, view, retry, asks=asks)
     began_s, fetched = time.monotonic(), 0
 
     def show(event: "PullEvent") -> None:
@@ -107,27 +108,26 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "View", *, asks: bool)
         fetched = event.fetched_bytes if isinstance(event, PullFinished) else fetched
         view.show(event)
 
-    fetch(choice, hub, inputs.paths.models_dir, show, patience)
-    with suppress(OSError):  # the next download time is an assumption then
+    fetch(choice, hub, inputs.paths.models_dir, show, retry)
+    with suppress(OSError):  # the next estimate of a download time uses the default rate then
         remember_rate(inputs.paths.state_dir, fetched, time.monotonic() - began_s)
 
 
-def _judge(
+def _show_verdict(
     choice: "SelectedFiles",
     hub: "HubClient",
     inputs: "Inputs",
-    view: "View",
-    patience: "RetryPolicy",
+    view: "PullView",
+    retry: "RetryPolicy",
     *,
     asks: bool,
 ) -> None:
-    """Show the verdict. A model whose header cannot be read beforehand is fetched all the same: that may be
-    the server's fault. Raises DoesNotFit where the user would rather not."""
-    import sys
+    """Show whether the model fits. Raises DoesNotFit if it does not and the user declines.
+
+    A model whose header cannot be read is downloaded all the same: that may be the server's fault."""
 
     from localchat.cli.fit import LEAST_SLOTS
     from localchat.engine.options import load_options
-    from localchat.errors import DoesNotFit, LocalchatError
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import Subject, assess, usable_machine
     from localchat.models.hub.events import FitAssessed, Note
@@ -138,28 +138,28 @@ def _judge(
     try:
         subject = Subject(
             choice.name,
-            read_remote_header(choice, hub, view.show, patience),
+            read_remote_header(choice, hub, view.show, retry),
             None,
             settings.backend,
         )
         verdict = assess(subject, options, usable_machine(), SpeedHistory(inputs.paths.state_dir))
     except LocalchatError as problem:
-        view.show(Note(f"whether it will run here is not known: {problem.message}"))
+        view.show(Note(f"cannot tell whether it will run here: {problem.message}"))
         return
     view.show(FitAssessed(choice.name, **verdict.record()))
     if verdict.plan.fits or not asks or not sys.stdin.isatty():
         return
-    if not click.confirm("Fetch it all the same?", err=True):
+    if not click.confirm("Download it anyway?", err=True):
         raise DoesNotFit(
-            f"{choice.name} is not fetched",
-            hint="--yes fetches it without asking; localchat fit tells more",
+            f"{choice.name} was not downloaded",
+            hint="--yes downloads it without asking; see localchat fit",
         )
 
 
-def _show_what_is_here(
-    reference: "Reference", paths: "Paths", forbidden_by: str, view: "View"
+def _show_installed(
+    reference: "Reference", paths: "Paths", offline_by: str, view: "PullView"
 ) -> None:
-    """Without the network a model that is here whole is enough. Raises NetworkError."""
+    """Show the model if it is here completely, which needs no network. Raises NetworkError otherwise."""
     from localchat.models.hub.client import offline_error
     from localchat.models.hub.events import PullFinished
     from localchat.models.hub.manifest import installed
@@ -167,5 +167,5 @@ def _show_what_is_here(
 
     found = among(reference, installed(paths.models_dir))
     if found is None or not found.complete:
-        raise offline_error(reference.name, forbidden_by)
+        raise offline_error(reference.name, offline_by)
     view.show(PullFinished(found.manifest.name, str(found.path), found.size_bytes, 0))

@@ -1,4 +1,4 @@
-"""How a pull is shown: a bar on a terminal, a line now and then elsewhere, or lines of JSON."""
+"""Views of a pull: a bar on a terminal, occasional lines elsewhere, or lines of JSON."""
 
 import sys
 from typing import TYPE_CHECKING, Protocol, assert_never
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-class View(Protocol):
-    """Shows the events of one pull; entered before the first and left at the end."""
+class PullView(Protocol):
+    """Shows the events of one pull. A context manager that lasts as long as the pull."""
 
     def show(self, event: PullEvent) -> None: ...
 
     def failed(self, problem: LocalchatError) -> None:
-        """The pull ends with this; the command says it on stderr as every error."""
+        """The pull failed; the command prints the error to stderr as usual."""
         ...
 
     def stopped(self, name: str) -> None:
-        """Somebody pressed Ctrl+C."""
+        """The user pressed Ctrl+C."""
         ...
 
-    def __enter__(self) -> "View": ...
+    def __enter__(self) -> "PullView": ...
 
     def __exit__(self, *_: object) -> None: ...
 
 
-def view_for(terminal: Terminal, *, as_json: bool) -> View:
+def view_for(terminal: Terminal, *, as_json: bool) -> PullView:
     """The view that fits the streams."""
     if as_json:
         return JsonView(terminal)
-    return BarView(terminal) if terminal.animated else LineView(terminal)
+    return BarView(terminal) if terminal.animated else TextView(terminal)
 
 
 class JsonView:
-    """One event in a line on stdout, a failure too. Raises LocalchatError where stdout is full."""
+    """Prints one event per line to stdout, a failure too. Raises LocalchatError if that cannot be written."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -74,20 +74,20 @@ class JsonView:
         self._print(line)
 
     def stopped(self, name: str) -> None:
-        """Nothing: the exit code says it."""
+        """Print nothing: the exit code is enough."""
 
     def _print(self, line: object) -> None:
         self._terminal.answer(msgspec.json.encode(line).decode())
         self._terminal.end_answer()
 
 
-class LineView:
-    """Sentences on stderr, and how far it is every ten seconds."""
+class TextView:
+    """Prints sentences to stderr, and the progress every ten seconds."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
 
-    def __enter__(self) -> "LineView":
+    def __enter__(self) -> "TextView":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,14 +103,14 @@ class LineView:
                 assert_never(event)
 
     def failed(self, problem: LocalchatError) -> None:
-        """Nothing more than what every error says."""
+        """Print nothing: the command prints the error."""
 
     def stopped(self, name: str) -> None:
-        self._terminal.notify(_kept(name))
+        self._terminal.notify(_resume_sentence(name))
 
 
 class BarView:
-    """One bar for all files on stderr, with rate and time left; sentences stand above it."""
+    """Draws one bar for all files on stderr, with rate and time left; sentences appear above it."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -133,7 +133,7 @@ class BarView:
                 self.__exit__()
                 self._terminal.notify(_sentence(event))
             case PullStarted() | FitAssessed() | Checking() | Note():
-                self._say(_sentence(event))
+                self._print_above(_sentence(event))
             case _:
                 assert_never(event)
 
@@ -142,16 +142,16 @@ class BarView:
 
     def stopped(self, name: str) -> None:
         self.__exit__()
-        self._terminal.notify(_kept(name))
+        self._terminal.notify(_resume_sentence(name))
 
     def _draw(self, event: Progress) -> None:
         if self._bars is None:
             self._bars, self._task = _bar(event.total_bytes, colored=self._terminal.colored)
             self._bars.start()
         assert self._task is not None
-        self._bars.update(self._task, completed=event.done_bytes, words=_line(event))
+        self._bars.update(self._task, completed=event.done_bytes, text=_line(event))
 
-    def _say(self, sentence: str) -> None:
+    def _print_above(self, sentence: str) -> None:
         if self._bars is None:
             self._terminal.notify(sentence)
         else:
@@ -166,9 +166,9 @@ def _bar(total_bytes: int, *, colored: bool) -> "tuple[Bars, TaskID]":
     from rich.progress import Progress as Bars
 
     console = Console(file=sys.stderr, force_terminal=True, no_color=not colored)
-    words = TextColumn("{task.fields[words]}", markup=False)
-    bars = Bars(BarColumn(bar_width=None), words, console=console, expand=True)
-    return bars, bars.add_task("", total=total_bytes, words="")
+    text = TextColumn("{task.fields[text]}", markup=False)
+    bars = Bars(BarColumn(bar_width=None), text, console=console, expand=True)
+    return bars, bars.add_task("", total=total_bytes, text="")
 
 
 def _line(event: Progress) -> str:
@@ -189,16 +189,16 @@ def _sentence(event: PullStarted | FitAssessed | Checking | Note | PullFinished)
             here = f", {size(event.done_bytes)} of it here already" if event.done_bytes else ""
             return f"{event.name} from {event.repository}: {files}{size(event.total_bytes)}{here}"
         case Checking():
-            return f"reading again the {size(event.total_bytes)} of {event.file} that are here"
+            return f"checking the {size(event.total_bytes)} of {event.file} that are here"
         case Note():
             return event.text
         case PullFinished():
-            how = "is here, its hash is right" if event.fetched_bytes else "is here already"
+            how = "is downloaded and verified" if event.fetched_bytes else "is here already"
             return f"{event.name} {how}: localchat run {event.name}"
 
 
 def _verdict(event: FitAssessed) -> str:
-    """A line where it fits; where it does not, also what would help."""
+    """One line if it fits; otherwise also what would help."""
     if event.missing:
         return "\n  ".join((f"{event.name} will not run here: {event.missing}", *event.advice))
     memory = f"{size(event.total_bytes)} of {size(event.free_bytes)} free"
@@ -211,5 +211,5 @@ def _verdict(event: FitAssessed) -> str:
     return f"{event.name} will fit: {memory}, {context}{speed}. {event.why}"
 
 
-def _kept(name: str) -> str:
-    return f"stopped; what came is kept, and localchat pull {name} goes on there"
+def _resume_sentence(name: str) -> str:
+    return f"stopped; localchat pull {name} resumes the download"

@@ -52,16 +52,16 @@ _HELP: Final = """\
 /help           this list
 /clear          begin a new conversation, keep the instructions
 /system TEXT    instructions that come before the conversation; without TEXT, show them
-/send           ask the question that could not be sent
+/send           send the question that could not be sent
 /undo           go back before the last question
-/regen          answer the last question once more
-/compact        have the model sum up the older part, and send the summary in its place
-/everything     send all messages again that were left out or summed up
-/export FILE    write the conversation to FILE: Markdown, or JSON where it ends in .json
-/stats          the figures of the last answer
+/regen          answer the last question again
+/compact        have the model summarize the older part, and send the summary instead
+/everything     send all messages again that were left out or summarized
+/export FILE    write the conversation to FILE: Markdown, or JSON if it ends in .json
+/stats          the metrics of the last answer
 /quit           leave (also Ctrl+D)
 \"\"\"             begins and ends a text of several lines
-Ctrl+C          stops the answer and keeps what was said"""
+Ctrl+C          stops the answer and keeps the text so far"""
 
 
 def chat(
@@ -100,10 +100,10 @@ def _greet(setup: Setup) -> None:
             for line in welcome(first_run(setup.paths, environ)):
                 setup.terminal.print_line(line)
     except LocalchatError as problem:
-        setup.terminal.notify(f"what could run here is not known: {problem.message}")
+        setup.terminal.notify(f"cannot tell what could run here: {problem.message}")
 
 
-class LineView:
+class TerminalView:
     """Prints what happens in a session to the terminal.
 
     Notices are not printed: their sentences name keys and screens. The line mode prints outcomes instead."""
@@ -175,7 +175,9 @@ class Repl:
         """A question that did not reach the engine, for `/send`."""
         self._history_failed = False
         settings = msgspec.structs.replace(setup.settings, n=1)
-        view = LineView(setup.terminal, reasoning=not (settings.hide_reasoning or settings.quiet))
+        view = TerminalView(
+            setup.terminal, reasoning=not (settings.hide_reasoning or settings.quiet)
+        )
         recorder = ConversationRecorder()
         recorder.attach(history)
         context, model_setup = session_context(setup)
@@ -292,7 +294,7 @@ class Repl:
                     return
             case "stopped":
                 remember(self._setup)
-                self._terminal.notify("stopped; what was said stays")
+                self._terminal.notify("stopped; the text so far is kept")
             case "complete":
                 self._print_stats()
         self._report_history(self._session.recorder.trouble)
@@ -320,7 +322,7 @@ class Repl:
         if problem is not None and not self._history_failed:
             self._history_failed = True
             self._terminal.print_line(
-                f"localchat: this conversation is not kept: {problem.message}"
+                f"localchat: this conversation is not saved: {problem.message}"
             )
 
     def _show_past(self) -> None:
@@ -328,7 +330,7 @@ class Repl:
         if not conversation.nodes:
             return
         count = len(conversation.path())
-        self._terminal.notify(f"going on with {conversation.title!r}, {count} messages")
+        self._terminal.notify(f"continuing {conversation.title!r}, {count} messages")
         self._unsent = self._history.draft(conversation.id)
         if self._unsent:
             line = " ".join(self._unsent[:_SHOWN_CHARACTERS].split())
@@ -347,7 +349,7 @@ class Repl:
             return
         if overflow is None or not overflow.choices:
             self._print_error(with_advice(problem, self._engine))
-            self._terminal.print_line("  or begin anew: /clear")
+            self._terminal.print_line("  or start a new conversation: /clear")
             return
         self._offered, self._unsent = overflow, question
         self._session.recorder.draft(question)
@@ -364,13 +366,13 @@ class Repl:
                 if not self._compact():
                     return
             case _:  # needs another load, and this process holds the engine of this one
-                self._terminal.print_line("leave with Ctrl+D and start localchat as the offer says")
+                self._terminal.print_line("leave with Ctrl+D and run the command of the choice")
                 return
         self._ask(question)
 
     def _compact(self) -> bool:
         """Summarize the older part. False if that failed, which is printed."""
-        self._terminal.print_line("summing up; Ctrl+C stops", dim=True)
+        self._terminal.print_line("summarizing; Ctrl+C stops", dim=True)
         try:
             summary = self._call(self._session.compact())
         except EngineClosed:
@@ -380,8 +382,7 @@ class Repl:
             self._print_error(problem)
             return False
         self._terminal.print_line(
-            f"{summary.messages} messages are sent as this summary from now on "
-            "(/everything takes it back):"
+            f"{summary.messages} messages are now sent as this summary (/everything undoes it):"
         )
         self._terminal.print_line(summary.text, dim=True)
         return True
@@ -412,7 +413,7 @@ class Repl:
                 write(session.conversation.system or "there are no instructions")
             case "/stats":
                 done = session.status.done
-                write(stats_line(done) if done else "there are no figures yet")
+                write(stats_line(done) if done else "there are no metrics yet")
                 write(self._engine.info().why)
             case "/undo":
                 self._question()
@@ -422,7 +423,7 @@ class Repl:
             case "/send" if self._unsent:
                 self._ask(self._unsent)
             case "/send":
-                raise UsageError("no question waits to be sent")
+                raise UsageError("there is no unsent question")
             case "/regen":
                 self._regenerate()
             case "/compact":
@@ -452,24 +453,24 @@ class Repl:
             return
         path = Path(name).expanduser()
         if path.exists():
-            write(f"{path} is there already; nothing was written")
+            write(f"{path} already exists; nothing was written")
             return
         conversation = self._session.conversation
         text = as_json_text(conversation) if path.suffix == ".json" else as_markdown(conversation)
         try:
             write_text(path, text)
         except OSError as problem:
-            write(f"{path} cannot be written: {problem.strerror}")
+            write(f"cannot write {path}: {problem.strerror}")
             return
         write(f"written: {path}")
 
 
 def offer_lines(overflow: Overflow) -> Iterator[str]:
     """Numbered choices for a prompt that was too long."""
-    yield f"localchat: {overflow.sentence}; the question is kept. Type a number, or go on otherwise:"
+    yield f"localchat: {overflow.sentence}; the question is kept. Type a number, or continue otherwise:"
     for number, choice in enumerate(overflow.choices, start=1):
         yield f"  {number}. {choice.label}{_command_for(choice)}"
-    yield "  or begin anew: /clear"
+    yield "  or start a new conversation: /clear"
 
 
 def _command_for(choice: OverflowChoice) -> str:

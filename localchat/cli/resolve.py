@@ -187,8 +187,8 @@ def _attach_spec(setup: Setup) -> AttachSpec:
 def _another(name: str) -> str:
     """The hint if no model was named: the default failed to load, and would fail at every start."""
     return (
-        f"nobody named {name}: it answered last. -m MODEL asks another, which is the default once it has "
-        f"answered: localchat -m {GUIDE} …, or one of localchat list"
+        f"{name} is the default because it answered last; -m MODEL asks another, which is then the default: "
+        f"localchat -m {GUIDE} …, or one of localchat list"
     )
 
 
@@ -225,7 +225,7 @@ def remember(
         record_use(setup.model, setup.paths, info, done)
     except (OSError, LocalchatError) as problem:
         why = (isinstance(problem, OSError) and problem.strerror) or problem
-        setup.terminal.notify(f"the model and the speed of this run cannot be remembered: {why}")
+        setup.terminal.notify(f"cannot save the model and the speed of this run: {why}")
 
 
 def record_use(

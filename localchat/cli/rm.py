@@ -1,10 +1,14 @@
-"""`localchat rm MODEL …`: take models away, after saying what goes and what that frees."""
+"""Command `localchat rm`: removes models, after showing the files and the space they free."""
 
 from typing import TYPE_CHECKING
 
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.output import confirm, print_json
+from localchat.config.paths import find_paths
+from localchat.sanitize import sanitize
+from localchat.units import size
 
 if TYPE_CHECKING:
     from localchat.models.remove import Removal
@@ -19,15 +23,11 @@ if TYPE_CHECKING:
 def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_json: bool) -> int:
     """Remove models, aliases and imported links.
 
-    Files that belong to other programs are not touched without --force, and an alias or a link goes without
-    the model behind it.
+    Files that belong to other programs are not touched without --force. An alias or a link is removed without
+    the model that it names.
     """
-    from localchat.cli.output import agreed, print_json
-    from localchat.config.paths import find_paths
     from localchat.models.index import find_model, read_index
     from localchat.models.remove import carry_out, plan_removal
-    from localchat.sanitize import sanitize
-    from localchat.units import size
 
     paths = find_paths(app.environ)
     index = read_index(paths, app.environ)
@@ -38,8 +38,8 @@ def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_
     removals = [plan_removal(model, index, paths, force=force) for model in models.values()]
     total = sum(removal.freed_bytes for removal in removals)
     for removal in removals:
-        click.echo(sanitize(_told(removal)), err=True)
-    if not agreed(f"Remove? It frees {size(total)}.", yes=yes, verb="rm"):
+        click.echo(sanitize(_description(removal)), err=True)
+    if not confirm(f"Remove? It frees {size(total)}.", yes=yes, verb="rm"):
         return 1
     for removal in removals:
         carry_out(removal, paths)
@@ -58,12 +58,10 @@ def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_
     return 0
 
 
-def _told(removal: "Removal") -> str:
-    from localchat.units import size
-
+def _description(removal: "Removal") -> str:
     lines = [f"{removal.model.name}: frees {size(removal.freed_bytes)}"]
     if removal.kept:
         lines[0] += f" ({removal.kept})"
     lines += [f"  {file}" for file in removal.files]
-    lines += [f"  the alias {name} will mean nothing" for name in removal.orphans]
+    lines += [f"  the alias {name} will name no model" for name in removal.orphans]
     return "\n".join(lines)

@@ -1,11 +1,15 @@
-"""`localchat serve [MODEL]`: models for editors and programs, over HTTP."""
+"""Command `localchat serve`: serves models to editors and programs over HTTP."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from localchat.cli.options import load_flags
+from localchat.errors import UsageError
+from localchat.sanitize import sanitize_line
+from localchat.units import size
 
 if TYPE_CHECKING:
     import socket
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
 _SLOTS = 16
 _PORT = 8114
-"""Not 11434: a page that was made to attack another local server finds nothing there."""
+"""Not 11434: a web page that attacks another local server finds nothing there."""
 
 
 @click.command("serve")
@@ -47,21 +51,25 @@ _PORT = 8114
 )
 @click.option("--insecure-no-auth", is_flag=True, help="Serve a network without any key.")
 @click.option("--strict-models", is_flag=True, help="An unknown model name is an error.")
-@click.option("--no-loop-guard", is_flag=True, help="Let answers repeat themselves for ever.")
+@click.option("--no-loop-guard", is_flag=True, help="Let answers repeat themselves forever.")
 @click.option(
     "--longest", type=click.IntRange(1), metavar="TOKENS", help="The longest answer; 32768."
 )
 @click.option(
-    "--parallel", type=click.IntRange(1, 255), default=_SLOTS, metavar="N", help="At once; 16."
+    "--parallel",
+    type=click.IntRange(1, 255),
+    default=_SLOTS,
+    metavar="N",
+    help="Requests at once; 16.",
 )
 @click.option(
     "--keep-alive",
     "keep_alive",
     metavar="SECONDS",
-    help="Unload a model that nobody used for so long; 300, 0: at once, -1: never.",
+    help="Unload a model that is idle for so long; 300, 0: at once, -1: never.",
 )
 @load_flags
-@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No line a request.")
+@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="Do not log requests.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -114,34 +122,32 @@ def command(
 
 
 def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
-    """Where to listen. Servers that run are told of in any case: one of them may have the port."""
+    """Bind the sockets, after listing the running servers: one of them may have the port."""
     from localchat.server.uvicorn_server import bind_sockets
 
-    for sentence in neighbours(setup.paths, setup.model.name):
+    for sentence in running_server_notices(setup.paths, setup.model.name):
         setup.terminal.notify(sentence)
     return bind_sockets(host, port)
 
 
 def _names(host: str, addresses: "Sequence[str]") -> list[str]:
-    """Names that the server has by where it listens: an address, never «all of them»."""
+    """Host names from the addresses that the server listens on, without the wildcards."""
     return [name for name in (host, *addresses) if name not in ("0.0.0.0", "::")]  # noqa: S104
 
 
 def _check_open(
-    addresses: "Sequence[str]", config: "ServerConfig", agreed: bool, setup: "Setup"
+    addresses: "Sequence[str]", config: "ServerConfig", insecure: bool, setup: "Setup"
 ) -> None:
-    """A network gets in with a key, or by the user's express wish. Raises UsageError."""
+    """Refuse to serve a network without a key, unless the user insists. Raises UsageError."""
     import ipaddress
-
-    from localchat.errors import UsageError
 
     if config.api_keys or all(ipaddress.ip_address(address).is_loopback for address in addresses):
         return
-    if not agreed:
+    if not insecure:
         raise UsageError(
-            f"{addresses[0]} is open to a network, and no API key is asked for",
-            hint="--api-key-file FILE asks for one (a key a line, chmod 600); --insecure-no-auth lets "
-            "everybody in who reaches it",
+            f"{addresses[0]} is open to a network, and no API key is required",
+            hint="--api-key-file FILE requires one (one key per line, chmod 600); --insecure-no-auth serves "
+            "everybody who reaches it",
         )
     setup.terminal.print_line(
         f"localchat: WARNING: everybody who reaches {addresses[0]} can use this server, without a key"
@@ -151,8 +157,7 @@ def _check_open(
 def _serve(
     setup: "Setup", config: "ServerConfig", sockets: "Sequence[socket.socket]", parallel: int
 ) -> None:
-    """Open the house, tell where it is, answer until a signal comes."""
-    from functools import partial
+    """Start the server, print its address, and answer until a signal arrives."""
 
     from localchat.server.app import create_app
     from localchat.server.bootstrap import ServerSpec, open_server_context, startup_task
@@ -174,24 +179,24 @@ def _serve(
             info = lease.engine.info()
         app = create_app(context.engines, config, context.private)
         _log_requests(setup)
-        tell = partial(_announce, setup, config, sockets, info)
+        announce = partial(_announce, setup, config, sockets, info)
         with context.registered(_local_url(sockets[0])):
             serve(
                 app,
                 sockets,
-                background=startup_task(app, tell, setup.terminal.notify, context.on_stop),
+                background=startup_task(app, announce, setup.terminal.notify, context.on_stop),
             )
 
 
 def _local_url(listening: "socket.socket") -> str:
-    """Where this machine's own programs reach it, also where it listens to a network."""
+    """The URL for programs of this machine, even if the server listens on a network."""
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _log_requests(setup: "Setup") -> None:
-    """A line a request on stderr, unless the run is quiet; what goes wrong in any case."""
+    """Log requests to stderr unless the run is quiet; errors in any case."""
     import logging
 
     handler = logging.StreamHandler()
@@ -211,7 +216,7 @@ def _announce(
     sockets: "Sequence[socket.socket]",
     info: "EngineInfo",
 ) -> None:
-    """The address on stdout, for programs; the rest beside it."""
+    """Print the address to stdout for programs, and notices to stderr."""
     from localchat.cli.json_report import context_line
 
     host, port = sockets[0].getsockname()[:2]
@@ -225,17 +230,15 @@ def _announce(
         f"curl {base}/chat/completions -H 'content-type: application/json'{key} -d "
         '\'{"messages":[{"role":"user","content":"Hello"}]}\''
     )
-    if not setup.terminal.stdout_is_closed:  # daemons are started so, and nobody asked to be told
+    if not setup.terminal.stdout_is_closed:  # a daemon: nobody reads the address
         setup.terminal.answer(base)
         setup.terminal.end_answer(empty=False)
 
 
-# Servers of this user that run already: said before another one starts, because each loads its own models.
+def running_server_notices(paths: "Paths", own: str) -> "Iterator[str]":
+    """Sentences about the servers of this user that run already, because each loads its own models.
 
-
-def neighbours(paths: "Paths", own: str) -> "Iterator[str]":
-    """A sentence for each server that answers: where it is, what it holds, and what a second one costs. `own`:
-    the name of the model that this one will load."""
+    `own`: the model that this one will load."""
     import msgspec
 
     from localchat.cli.attach import running_servers
@@ -244,7 +247,7 @@ def neighbours(paths: "Paths", own: str) -> "Iterator[str]":
     found = running_servers(paths)
     for server, state in found:
         models = msgspec.json.decode(state, type=ServerStatus).models
-        yield f"another server runs at {server.url} and holds {_held(models)}"
+        yield f"another server runs at {server.url} and has loaded {_loaded(models)}"
         twice = next((model for model in models if model.name == own), None)
         if twice is not None:
             yield (
@@ -258,23 +261,17 @@ def neighbours(paths: "Paths", own: str) -> "Iterator[str]":
         )
 
 
-def _held(models: "tuple[ModelStatus, ...]") -> str:
-    from localchat.sanitize import sanitize_line
-
+def _loaded(models: "tuple[ModelStatus, ...]") -> str:
     if not models:
-        return "no model now"
+        return "no model"
     return ", ".join(sanitize_line(model.name) + _size(model) for model in models)
 
 
 def _size(model: "ModelStatus") -> str:
-    from localchat.units import size
-
     bytes_ = model.process_bytes or model.memory_bytes
     return f" ({size(bytes_)})" if bytes_ else ""
 
 
 def _cost(model: "ModelStatus") -> str:
-    from localchat.units import size
-
     bytes_ = model.process_bytes or model.memory_bytes
     return f", for about as much memory again ({size(bytes_)})" if bytes_ else ""

@@ -1,4 +1,4 @@
-"""`localchat show MODEL`: what a model is, what it can do, and what it cannot."""
+"""Command `localchat show`: describes a model and what it can do."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -6,6 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.output import print_json, print_lines
+from localchat.config.paths import find_paths
+from localchat.errors import LocalchatError
+from localchat.sanitize import sanitize_line
+from localchat.units import size, tokens
 
 if TYPE_CHECKING:
     from localchat.config.paths import Paths
@@ -24,8 +29,6 @@ def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
 
     Reads the header of its file; no weights are loaded.
     """
-    from localchat.cli.output import print_json, print_lines
-    from localchat.config.paths import find_paths
     from localchat.models.index import find_model, read_index
     from localchat.models.info.inspect import inspect
     from localchat.models.recommended_sampling import NO_RECOMMENDATION
@@ -43,22 +46,22 @@ def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
 
 
 class _Here(NamedTuple):
-    """`why`: what would run it and how, one sentence, empty where nothing does. `missing`: what is not here to
-    run it, a sentence. `kv_types`: how its cache can be kept."""
+    """How a model would run on this machine."""
 
     why: str
+    """The backend and its reason, one sentence; empty if none can run it."""
     advice: "RecommendedSampling"
     missing: str = ""
+    """What is missing to run it, one sentence."""
     kv_types: tuple[str, ...] = ()
+    """Types that its KV cache can have."""
 
 
 def _here(app: AppContext, model: "Model", paths: "Paths") -> _Here:
-    """What this machine under the user's settings, and the catalogue, add to what the file says. Raises
-    UsageError for settings that are not right."""
+    """Plan the model on this machine with the user's settings. Raises UsageError for invalid settings."""
     from localchat.cli.fit import LEAST_SLOTS
     from localchat.cli.resolve import Inputs
     from localchat.engine.options import load_options
-    from localchat.errors import LocalchatError
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject, assess, usable_machine
     from localchat.models.recommended_sampling import NO_RECOMMENDATION, recommended_sampling
@@ -72,7 +75,7 @@ def _here(app: AppContext, model: "Model", paths: "Paths") -> _Here:
     try:
         subject = Subject(model.name, read_summary(model.path), model.path, settings.backend)
         found = assess(subject, options, usable_machine(), None, speed=False)
-    except LocalchatError:  # the line of trouble says it
+    except LocalchatError:  # printed as the line "trouble"
         return _Here("", recommended_sampling(located, paths))
     why = "" if found.plan.missing else found.why
     advice = recommended_sampling(located, paths)
@@ -80,8 +83,6 @@ def _here(app: AppContext, model: "Model", paths: "Paths") -> _Here:
 
 
 def _template(model: "Model", seen: "Inspection") -> str:
-    from localchat.errors import LocalchatError
-
     if seen.facts is None:
         raise LocalchatError(f"{model.name} cannot be read: {seen.trouble}")
     if not seen.facts.templates:
@@ -94,8 +95,6 @@ def _template(model: "Model", seen: "Inspection") -> str:
 
 
 def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
-    from localchat.sanitize import sanitize_line
-
     advice = ", ".join(f"{key} {value:g}" for key, value in here.advice.sampling.items())
     record = (
         ("sampling", f"{advice} ({here.advice.entry} in models.toml)" if advice else ""),
@@ -117,8 +116,6 @@ def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
 
 
 def _where(model: "Model") -> tuple[tuple[str, str], ...]:
-    from localchat.units import size
-
     files = len(model.files)
     return (
         ("name", model.name),
@@ -132,8 +129,6 @@ def _where(model: "Model") -> tuple[tuple[str, str], ...]:
 
 
 def _what(seen: "Inspection") -> Iterator[tuple[str, str]]:
-    from localchat.units import size, tokens
-
     facts = seen.facts
     if facts is None:
         return

@@ -1,16 +1,16 @@
-"""Ctrl+C is heard wherever it comes.
+"""Context managers for Ctrl+C: none is lost, and none interrupts what belongs together.
 
-Python notes a signal at once and runs its handler between two instructions of the main thread. One that comes
-after the last look and before a wait (for an event, a key, a program) is heard when that wait ends, which may
-be never; measured at the prompt of a conversation, every third Ctrl+C that was as quick as the prompt. And one
-that is heard within a finalizer or a callback of the collector or of imports is printed there and dropped.
+Python runs the handler of a signal between two instructions of the main thread. A signal that arrives after the
+last check and before a wait (for an event, a key, a program) is handled when that wait ends, perhaps never;
+measured at the prompt of a conversation: every third Ctrl+C that came as quickly as the prompt. And one that is
+raised in a finalizer, or in a callback of the garbage collector or of imports, is printed there and dropped.
 
-So in `heard` a thread learns of each signal through the wakeup descriptor and nudges the main thread a few
-times with a signal that does nothing: it ends the system call that the main thread may have slipped into, and
-Python looks again. What was dropped is sent once more.
+So in `interruptible` a thread learns of each signal from the wakeup descriptor and sends the main thread a
+signal that does nothing, a few times: it ends the system call that the main thread waits in, and Python checks
+again. A dropped interrupt is sent once more.
 
-And it comes where it does no harm: in `held` nothing is torn apart by it but what waits in `opened`. In
-`ended` the signals that end a program come the same way.
+`deferred`, `immediate` and `calling` choose where Ctrl+C takes effect; `terminate_gracefully` makes SIGTERM and
+SIGHUP do the same.
 """
 
 import os
@@ -29,16 +29,16 @@ _NUDGE: Final = signal.SIGURG
 """Ignored by programs that do not ask for it, and sent by nobody but sockets with urgent data."""
 _ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
 _AGAIN: Final = b"\0"
-"""In the pipe, beside the numbers of signals: an interrupt was dropped."""
+"""In the pipe, among the numbers of signals: an interrupt was dropped."""
 _FIRST_S: Final = 0.01
 _LAST_S: Final = 60.0
-"""Nudges come at distances that double, so that a process which the system holds up is nudged later too."""
+"""The intervals between nudges double up to this, because the system may delay the process."""
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within, no Ctrl+C is lost. For the main thread; elsewhere, and where SIGINT is ignored or somebody
-    else's, it does nothing."""
+    """Lose no Ctrl+C until the block ends. Does nothing outside the main thread, or if SIGINT is ignored or
+    has another handler."""
     before = signal.getsignal(signal.SIGINT)
     ours = before in (signal.SIG_DFL, signal.default_int_handler)
     if not ours or threading.current_thread() is not threading.main_thread():
@@ -55,7 +55,7 @@ def interruptible() -> Iterator[None]:
         if what.exc_type is not KeyboardInterrupt:
             printed(what)
             return
-        with suppress(OSError):  # full: the thread has enough to wake up for
+        with suppress(OSError):  # the pipe is full: the thread wakes up anyway
             os.write(writer, _AGAIN)
 
     nudged = signal.signal(_NUDGE, _do_nothing)
@@ -77,8 +77,9 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Within, Ctrl+C waits for the next `opened` or for the end: what belongs together is done together. A
-    second one does not wait: something hangs. Elsewhere than in the main thread it does nothing."""
+    """Postpone Ctrl+C until the block ends or `immediate` or `calling` is entered.
+
+    A second one is raised at once: something hangs. Does nothing outside the main thread."""
     note = _Deferred()
     with _handled_by(note) as before:
         yield
@@ -88,8 +89,9 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def terminate_gracefully() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP do what Ctrl+C does, so that what was said is kept; then the process ends by
-    them, as it would have at once. For the main thread. One that is ignored or somebody else's stays so."""
+    """Let SIGTERM and SIGHUP do what Ctrl+C does, so that the answer is saved; then the process ends by them.
+
+    For the main thread. A signal that is ignored or has another handler stays as it is."""
     came: list[int] = []
 
     def interrupt(number: int, frame: "FrameType | None") -> None:
@@ -111,14 +113,14 @@ def terminate_gracefully() -> Iterator[None]:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
         if came:
-            with suppress(OSError, ValueError, AttributeError):  # nobody reads any more
+            with suppress(OSError, ValueError, AttributeError):  # the reader of stdout is gone
                 sys.stdout.flush()
             signal.raise_signal(came[0])
 
 
 @contextmanager
 def immediate() -> Iterator[None]:
-    """Within, Ctrl+C is raised at once, also one that came while it was `held`."""
+    """Raise Ctrl+C at once until the block ends, also one that was deferred."""
     with _handled_by(signal.default_int_handler) as before:
         if isinstance(before, _Deferred) and before.came:
             before.came = False
@@ -128,7 +130,7 @@ def immediate() -> Iterator[None]:
 
 @contextmanager
 def calling(function: Callable[[], object]) -> Iterator[None]:
-    """Call `function` for a Ctrl+C, also for one that was deferred. A second one is raised."""
+    """Call `function` for Ctrl+C until the block ends, also for one that was deferred. Raise a second one."""
     call = _CallOnce(function)
     with _handled_by(call) as before:
         if isinstance(before, _Deferred) and before.came:
@@ -152,7 +154,7 @@ class _CallOnce:
 
 
 class _Deferred:
-    """A handler that keeps the first Ctrl+C for later."""
+    """Handler that keeps the first Ctrl+C for later and raises the second."""
 
     def __init__(self) -> None:
         self.came = False
@@ -166,7 +168,7 @@ class _Deferred:
 
 @contextmanager
 def _handled_by(handler: "Callable[[int, FrameType | None], object]") -> Iterator[object]:
-    """Gives the handler that was there; None where it is not ours to change."""
+    """Install a handler; yields the one before, or None if it must not be replaced."""
     before = signal.getsignal(signal.SIGINT)
     ours = isinstance(before, _Deferred) or before is signal.default_int_handler
     if not ours or threading.current_thread() is not threading.main_thread():
@@ -184,18 +186,18 @@ def _do_nothing(number: int, frame: "FrameType | None") -> None:
 
 
 def _watch(reader: int, thread: int) -> None:
-    rest_s, sent = _LAST_S, _NUDGE
+    pause_s, sent = _LAST_S, _NUDGE
     while True:
-        waits_s = rest_s if rest_s < _LAST_S else None
+        waits_s = pause_s if pause_s < _LAST_S else None
         if select.select([reader], [], [], waits_s)[0]:
             came = os.read(reader, 4096)
             if not came:
                 return
             if _AGAIN in came:
-                # Not at once: it would find the same callback.
-                rest_s, sent = _FIRST_S, signal.SIGINT
+                # Later: now it would meet the same callback again.
+                pause_s, sent = _FIRST_S, signal.SIGINT
             elif came.strip(bytes([_NUDGE])):
-                rest_s = _FIRST_S
+                pause_s = _FIRST_S
         else:
             signal.pthread_kill(thread, sent)
-            rest_s, sent = rest_s * 2, _NUDGE
+            pause_s, sent = pause_s * 2, _NUDGE

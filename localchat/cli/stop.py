@@ -1,8 +1,10 @@
-"""`localchat stop`: end a running server, or have it unload a model."""
+"""Command `localchat stop`: ends a running server, or unloads one of its models."""
 
 import click
 
 from localchat.cli.context import AppContext
+from localchat.config.paths import find_paths
+from localchat.errors import LocalchatError, ModelMissing
 
 
 @click.command("stop")
@@ -14,18 +16,17 @@ def command(app: AppContext, model: str | None) -> None:
     Requests that use the model end with an error.
     """
     from localchat.cli.attach import running_servers
-    from localchat.config.paths import find_paths
-    from localchat.errors import LocalchatError, ModelMissing
 
     servers = [server for server, _ in running_servers(find_paths(app.environ))]
     if not servers:
         raise LocalchatError(
-            "no server is running", hint="models of a prompt or a conversation end with it"
+            "no server is running",
+            hint="models of a prompt or a conversation are unloaded when it ends",
         )
     if model is None:
         for server in servers:
             server.stop(None)
-            click.echo(f"localchat: the server at {server.url} ends", err=True)
+            click.echo(f"localchat: stopping the server at {server.url}", err=True)
         return
     for server in servers:
         stopped = server.stop(model)
@@ -33,4 +34,4 @@ def command(app: AppContext, model: str | None) -> None:
             ended = f"; {stopped.ended} requests ended with it" if stopped.ended else ""
             click.echo(f"localchat: {server.url} unloaded {model}{ended}", err=True)
             return
-    raise ModelMissing(f"{model} is not loaded", hint="localchat ps lists what is")
+    raise ModelMissing(f"{model} is not loaded", hint="localchat ps lists the loaded models")

@@ -1,7 +1,7 @@
-"""The streams of one run. stdout carries the answer alone; everything else is talk and goes to stderr.
+"""Standard streams of a run: stdout carries only the answer, stderr everything else.
 
-Off a terminal nothing is coloured, moved or animated, and the bytes of the answer are the model's own. On
-one, text from outside is made inert first, and one progress line is drawn and erased again.
+Off a terminal nothing is coloured or animated, and the bytes of the answer are the model's own. On a terminal,
+text is sanitized, and one progress line is drawn and erased again.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ _ERASE: Final = "\r\x1b[2K"
 _DIM: Final = "\x1b[2m"
 _PLAIN: Final = "\x1b[0m"
 _LINE_EVERY_S: Final = 10.0
-"""How often progress may take a line where it cannot be drawn in place."""
+"""Interval of progress lines where progress cannot be drawn in place."""
 
 
 class OutputClosed(Exception):
@@ -28,20 +28,20 @@ class OutputClosed(Exception):
 
 
 def stdout_trouble(problem: OSError) -> LocalchatError:
-    """What is said where stdout takes no more, of a full disk for instance."""
-    return LocalchatError(f"stdout cannot be written: {problem.strerror or problem}")
+    """The error for a stdout that cannot be written, for instance because the disk is full."""
+    return LocalchatError(f"cannot write to stdout: {problem.strerror or problem}")
 
 
 class Terminal:
-    """Writes answers, talk and progress. Callable from any thread: an engine speaks from its own."""
+    """Writes answers, notices and progress. Callable from any thread: engines send notices from theirs."""
 
     def __init__(
         self, environ: Mapping[str, str], *, quiet: bool = False, color: bool = True
     ) -> None:
         self._out = _usable(sys.stdout)
-        self._talk = _usable(sys.stderr)
+        self._err = _usable(sys.stderr)
         self.stdout_is_terminal = self._out.isatty()
-        self.stderr_is_terminal = self._talk.isatty()
+        self.stderr_is_terminal = self._err.isatty()
         plain = environ.get("TERM") == "dumb"
         self.colored = (
             self.stderr_is_terminal and color and not plain and not environ.get("NO_COLOR")
@@ -53,41 +53,40 @@ class Terminal:
         self._next_line_s = time.monotonic() + _LINE_EVERY_S
         self._newlines = ""
         self._in_reasoning = False
-        self._open = False
-        self._held: list[str] = []
+        self._line_open = False
+        self._pending: list[str] = []
 
     # ------------------------------------------------------------------ stdout
 
     @property
     def stdout_is_closed(self) -> bool:
-        """Whether the shell closed it: what then stands in its place (cli/__init__.py) can be read alone."""
+        """Whether the shell closed stdout: its replacement (see cli/__init__.py) is read-only."""
         try:
             flags = fcntl.fcntl(self._out.fileno(), fcntl.F_GETFL)
-        except (OSError, ValueError):  # no file of the system
+        except (OSError, ValueError):  # not a file of the system
             return False
         return flags & os.O_ACCMODE == os.O_RDONLY
 
     def answer(self, text: str) -> None:
-        """A piece of the answer. Newlines at its end wait until more text follows them."""
+        """Write a piece of the answer. Newlines at its end are held back until more text follows."""
         whole = self._newlines + text
         body = whole.rstrip("\n")
         self._newlines = whole[len(body) :]
         if body:
             self._leave_reasoning()
-            self._open = True  # before the write: Ctrl+C may come right behind it
+            self._line_open = True  # before the write: Ctrl+C may come right after it
             self._write_out(body)
 
     def end_answer(self, *, empty: bool = True) -> None:
-        """Exactly one newline behind the answer, whatever it ended with. `empty`: also where there was no
-        text at all."""
+        """End the answer with exactly one newline. `empty`: also if there was no text."""
         self._leave_reasoning()
         self._newlines = ""
-        if self._open or empty:
+        if self._line_open or empty:
             self._write_out("\n")
         with self._lock:
-            self._open = False
-            held, self._held = self._held, []
-        for sentence in held:
+            self._line_open = False
+            pending, self._pending = self._pending, []
+        for sentence in pending:
             self.notify(sentence)
 
     def _write_out(self, text: str) -> None:
@@ -104,65 +103,65 @@ class Terminal:
     # ------------------------------------------------------------------ stderr
 
     def notify(self, sentence: str) -> None:
-        """A notice, unless the run is quiet. Where it would break a line of the answer, it waits."""
+        """Print a notice unless the run is quiet. It waits if it would break a line of the answer."""
         if self._quiet:
             return
         with self._lock:
-            if self._open and self.stdout_is_terminal and self.stderr_is_terminal:
-                self._held.append(sentence)
+            if self._line_open and self.stdout_is_terminal and self.stderr_is_terminal:
+                self._pending.append(sentence)
                 return
         self.print_line(f"localchat: {sentence}", dim=True)
 
     def print_line(self, text: str, *, dim: bool = False) -> None:
-        """A line that was asked for, or that matters even to a quiet run."""
+        """Print a line that was asked for, or that a quiet run needs too."""
         self._leave_reasoning()
         with self._lock:
             self.progress("")
-            self._write_talk(self._styled(text, dim) + "\n")
+            self._write_err(self._styled(text, dim) + "\n")
 
-    def ask(self, sign: str) -> None:
-        """The sign before a line of input, where stdout must not carry it."""
+    def prompt(self, sign: str) -> None:
+        """Print a prompt to stderr, for a stdout that must not carry it."""
         with self._lock:
-            self._write_talk(sign)
+            self._write_err(sign)
 
     def reasoning(self, text: str) -> None:
-        """A piece of what the model thinks."""
+        """Write a piece of the reasoning."""
         with self._lock:
             self.progress("")
             self._in_reasoning = True
-            self._write_talk(self._styled(text, dim=True))
+            self._write_err(self._styled(text, dim=True))
 
     def _leave_reasoning(self) -> None:
         with self._lock:
             if self._in_reasoning:
                 self._in_reasoning = False
-                self._write_talk("\n\n" if self.stdout_is_terminal else "\n")
+                self._write_err("\n\n" if self.stdout_is_terminal else "\n")
 
     def progress(self, line: str) -> None:
-        """Draw one quiet line, or erase it (empty). Off a terminal: a plain line every ten seconds."""
+        """Draw the progress line, or erase it (empty). Off a terminal: a plain line every ten seconds."""
         with self._lock:
             if self.animated:
                 if line or self._drawn:
-                    self._write_talk(_ERASE + (self._styled(line, dim=True) if line else ""))
+                    self._write_err(_ERASE + (self._styled(line, dim=True) if line else ""))
                 self._drawn = bool(line)
             elif line and not self._quiet and time.monotonic() >= self._next_line_s:
                 self._next_line_s = time.monotonic() + _LINE_EVERY_S
-                self._write_talk(f"localchat: {line}\n")
+                self._write_err(f"localchat: {line}\n")
 
     def _styled(self, text: str, dim: bool) -> str:
         shown = sanitize(text) if self.stderr_is_terminal else text
         return f"{_DIM}{shown}{_PLAIN}" if dim and self.colored else shown
 
-    def _write_talk(self, text: str) -> None:
+    def _write_err(self, text: str) -> None:
         try:
-            self._talk.write(text)
-            self._talk.flush()
+            self._err.write(text)
+            self._err.flush()
         except OSError:
-            self._talk = io.StringIO()  # nobody reads the talk; the answer goes on
+            self._err = io.StringIO()  # nobody reads stderr; the answer continues
 
 
 def _usable(stream: TextIO | None) -> TextIO:
-    """The stream, made unable to fail on a character; a closed one becomes a sink."""
+    """The stream, set to replace characters that it cannot encode; a closed one becomes a sink."""
     if stream is None or stream.closed:
         return io.StringIO()
     if isinstance(stream, io.TextIOWrapper):

@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
     """Ways to make room for a prompt that was too long; None if the engine cannot count tokens."""
 
 
-class Summary(NamedTuple):
+class SummaryResult(NamedTuple):
     """Summary that replaces the older part of the conversation."""
 
     text: str
@@ -407,7 +407,7 @@ class ChatSession:
         try:
             await asyncio.to_thread(self.context.remember, model, info, done)
         except (OSError, LocalchatError) as problem:
-            sentence = f"what this answer showed cannot be remembered: {problem}"
+            sentence = f"cannot save the model and its speed: {problem}"
             self._notice_once(sentence, "warning")
 
     @contextmanager
@@ -516,7 +516,7 @@ class ChatSession:
         await self.apply_offer(action)
         await self.retry()
 
-    async def apply_offer(self, action: str) -> Summary | None:
+    async def apply_offer(self, action: str) -> SummaryResult | None:
         """Make room as a notice offered, without sending anything. Raises LocalchatError."""
         choice = self._choice(action)
         match choice.action:
@@ -541,17 +541,17 @@ class ChatSession:
                 return choice
         raise UsageError("this offer is no longer open", hint="send the question again")
 
-    async def compact(self) -> Summary:
+    async def compact(self) -> SummaryResult:
         """Let the model summarize the older part, and send the summary instead. Raises LocalchatError, and
         then nothing has changed; EngineClosed after `stop`."""
-        with self._exclusive("summing up"):
+        with self._exclusive("summarizing"):
             engine = await self.engine()
             info = await asyncio.to_thread(engine.info)
             context = known_context(info, self.overflow)
             run = await asyncio.to_thread(Compaction, self.conversation, counter(engine), context)
             while (request := await asyncio.to_thread(run.request)) is not None:
                 pieces: list[str] = []
-                self._set_task(f"summing up {run.progress:.0%}")
+                self._set_task(f"summarizing {run.progress:.0%}")
                 request = msgspec.structs.replace(
                     request, speculation=self.setup.settings.speculation
                 )
@@ -567,7 +567,7 @@ class ChatSession:
                 self.recorder.changed(node)
             self.recorder.changed()
         self.show()
-        return Summary(nodes[0].message.content, len(run.replaced))
+        return SummaryResult(nodes[0].message.content, len(run.replaced))
 
     # ------------------------------------------------------------------ models and parameters
 

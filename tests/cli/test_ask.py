@@ -296,10 +296,10 @@ def test_a_model_that_nobody_named_and_that_fails_tells_the_way_out(
     call: Call, model: Path, problem: LocalchatError
 ) -> None:
     assert call(SCENARIOS["hello"], "-m", model, "hi", named=False).code == 0
-    assert "nobody named" not in call((problem,), "-m", model, "hi", named=False).err
+    assert "because it answered last" not in call((problem,), "-m", model, "hi", named=False).err
     failed = call((problem,), "hi", named=False)
     assert failed.code == problem.exit_code
-    assert "nobody named tiny: it answered last" in failed.err
+    assert "tiny is the default because it answered last" in failed.err
     assert "localchat -m guide" in failed.err
 
 
@@ -307,4 +307,4 @@ def test_an_engine_that_dies_in_an_answer_is_no_reason_for_another_model(
     call: Call, model: Path
 ) -> None:
     assert call(SCENARIOS["hello"], "-m", model, "hi", named=False).code == 0
-    assert "nobody named" not in call(SCENARIOS["dies"], "hi", named=False).err
+    assert "because it answered last" not in call(SCENARIOS["dies"], "hi", named=False).err

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from localchat.cli.attach import choose_server
-from localchat.cli.serve import neighbours
+from localchat.cli.serve import running_server_notices
 from localchat.config.paths import Paths, find_paths
 from localchat.config.settings import Settings
 from localchat.engine.attached.engine import ServerClient
@@ -178,7 +178,7 @@ def test_stop_unloads_one_model_or_ends_the_server(served: Served, call: Call) -
     assert served.engine.closed
     assert call(HERE, "stop", "tiny").code == 3
     assert not served.stopped.is_set()
-    assert "ends" in call(HERE, "stop").err
+    assert "stopping" in call(HERE, "stop").err
     until(served.stopped.is_set)
 
 
@@ -193,13 +193,13 @@ def test_a_second_server_says_what_the_first_holds(
     assert call(HERE, "hello").code == 0
     assert served.pool is not None
     (held,) = served.pool.loaded()
-    first, again, advice = neighbours(paths, held.name)
+    first, again, advice = running_server_notices(paths, held.name)
     assert first.startswith("another server runs at http://127.0.0.1:")
     assert held.name in first
     assert "once more" in again
     assert "localchat stop" in advice
-    assert len(list(neighbours(paths, "another"))) == 2
+    assert len(list(running_server_notices(paths, "another"))) == 2
 
 
 def test_without_another_server_nothing_is_said(paths: Paths) -> None:
-    assert list(neighbours(paths, "any")) == []
+    assert list(running_server_notices(paths, "any")) == []

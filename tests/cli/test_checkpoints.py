@@ -86,7 +86,7 @@ def test_import_of_a_checkpoint_names_the_folder_where_it_lies(
     assert not any(models_dir.iterdir())
     again = verb("import", folder)
     assert again.code == 2 and "there is a model qwen already" in again.err
-    assert "used where it lies" in verb("import", folder, "other").err
+    assert "used in place" in verb("import", folder, "other").err
     assert verb("import", folder, "third", "--copy").code == 2
     assert verb("rm", "qwen", "--yes").code == 0
     assert (folder / "model.safetensors").is_file()

@@ -114,7 +114,7 @@ def test_continue_takes_the_model_of_the_conversation_unless_one_is_named(
     other.unlink()
     code, _, err = call(SCENARIOS["hello"], "-c", "more")
     assert code == 3
-    assert "-m MODEL goes on with another" in err
+    assert "-m MODEL continues with another" in err
 
 
 def test_there_must_be_something_to_go_on_with(call: Call) -> None:
@@ -153,7 +153,7 @@ def test_a_history_that_cannot_be_used_stops_no_answer(call: Call) -> None:
     (find_paths({}).data_dir / "history.sqlite3").mkdir(parents=True)
     code, out, err = call(SCENARIOS["hello"], "hi")
     assert (code, out) == (0, "Hello.\n")
-    assert "not kept" in err
+    assert "not saved" in err
     assert call((), "history", "list").code == 1
 
 
@@ -172,7 +172,7 @@ def test_list_search_rename_rm_restore(call: Call) -> None:
     assert hit["marks"] == [[13, 17]]
     nothing = call((), "history", "search", "nowhere")
     assert (nothing.code, nothing.out) == (1, "")
-    assert "no conversation holds 'nowhere'" in nothing.err
+    assert "no conversation contains 'nowhere'" in nothing.err
     assert call((), "history", "rename", id_[:12], "about", "coffee").code == 0
     assert "about coffee" in call((), "history", "list").out
     assert call((), "history", "rm", id_).code == 2
@@ -216,7 +216,7 @@ def test_ctrl_c_in_a_conversation_keeps_the_answer_as_stopped(
 def test_a_conversation_goes_on_by_lines(screen: Callable[..., Screen], call: Call) -> None:
     call(SCENARIOS["hello"], "first one")
     one = screen("hello", "-c", "-i")
-    one.wait_for("going on with 'first one', 2 messages")
+    one.wait_for("continuing 'first one', 2 messages")
     one.wait_for("> ")
     one.press("second\n")
     one.wait_for("Hello.")

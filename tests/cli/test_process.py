@@ -110,9 +110,9 @@ def test_an_answer_that_cannot_be_written_is_no_success(closed: str, word: str) 
     done = with_closed(closed, word)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert ("stdout cannot be written" in done.stderr) == ("2>" not in closed)
+    assert ("cannot write to stdout" in done.stderr) == ("2>" not in closed)
     assert "Traceback" not in done.stderr
-    assert "fault of localchat" not in done.stderr
+    assert "bug in localchat" not in done.stderr
 
 
 def test_a_server_is_started_with_closed_streams() -> None:
@@ -151,8 +151,8 @@ def test_a_full_disk_is_an_error_with_a_reason(words: tuple[str, ...]) -> None:
             command("hello", *words), stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE
         )
     assert done.returncode == 1
-    assert b"cannot be written" in done.stderr
-    assert b"fault of localchat" not in done.stderr
+    assert b"cannot write to stdout" in done.stderr
+    assert b"bug in localchat" not in done.stderr
 
 
 def test_a_terminal_shows_progress_and_erases_it_before_the_answer(screen: Start) -> None:

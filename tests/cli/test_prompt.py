@@ -49,7 +49,7 @@ def test_a_file_that_is_no_text_is_refused(call: Call, tmp_path: Path) -> None:
     for file in (image, windows):
         code, out, err = call(HELLO, "-f", file, "explain")
         assert (code, out) == (2, "")
-        assert f"{file} is no text" in err
+        assert f"{file} is a binary file" in err
         assert "iconv -f utf-16" in err
 
 

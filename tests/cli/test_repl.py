@@ -128,7 +128,7 @@ def test_the_choice_is_kept_and_applied_again_with_a_word_about_it(run: Run) -> 
 
 def test_a_summary_is_written_shown_and_sent_instead(run: Run) -> None:
     talk = run([*LONG, "2"])
-    assert "are sent as this summary from now on (/everything" in talk.shown
+    assert "are now sent as this summary (/everything" in talk.shown
     (kept,) = talk.conversations
     summary = next(node for node in kept.nodes.values() if node.replaces)
     assert summary.message.content == "Hello."
@@ -153,7 +153,7 @@ def test_a_question_that_was_not_sent_waits_for_the_next_start(run: Run) -> None
     assert f"not sent yet: {LONG[4][:40]}" in talk.shown
     assert talk.sent(0)[-1] == LONG[4]
     assert talk.history.draft(kept.id) == ""
-    assert "no question waits" in run(["/send"], conversation=kept).shown
+    assert "there is no unsent question" in run(["/send"], conversation=kept).shown
 
 
 def test_a_first_question_that_is_too_long_gets_advice(run: Run) -> None:
@@ -170,7 +170,7 @@ def test_an_engine_that_cannot_count_gets_advice_and_no_cut(run: Run) -> None:
     for conversation in (None, run([*LONG, "1"]).conversations[0]):
         talk = run(LONG, engine=Blind(context_tokens=1500), conversation=conversation)
         assert "shorten the input by" in talk.shown
-        assert "or begin anew: /clear" in talk.shown
+        assert "or start a new conversation: /clear" in talk.shown
         assert "tokens not sent" not in talk.shown
 
 
@@ -209,7 +209,7 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
     assert talk.shown.count("there is no question yet") == 2
     for words in (
         "there is nothing to sum up",
-        "there are no figures yet",
+        "there are no metrics yet",
         "/export takes the name of a file",
         "there is no command /nonsense",
         "there are no instructions",
@@ -235,7 +235,7 @@ def test_export_writes_a_file_once(run: Run, tmp_path: Path) -> None:
     talk = run(["one", f"/export {whole}", f"/export {text}", f"/export {text}"])
     assert json.loads(whole.read_text())["messages"][1]["text"] == "Hello."
     assert "## User\n\none\n" in text.read_text()
-    assert "there already" in talk.shown
+    assert "already exists" in talk.shown
 
 
 def test_a_question_that_was_refused_leaves_no_trace(run: Run) -> None:

@@ -92,7 +92,7 @@ def test_flags_before_a_verb_are_refused_with_the_command_that_was_meant(
     ("args", "told"),
     [
         (["--frobnicate", "hi"], "--frobnicate"),
-        (["-5 plus 3"], "stands behind --"),
+        (["-5 plus 3"], "begins with a dash after --"),
         (["run"], "MODEL"),
         (["config", "shwo"], "shwo"),
         (["completion", "tcsh"], "tcsh"),
@@ -138,13 +138,13 @@ def test_a_missing_choice_is_one_sentence(call: Call) -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("list --nope", "localchat list --help tells more"),
-        ("history list --nope", "localchat history list --help tells more"),
+        ("list --nope", "see localchat list --help"),
+        ("history list --nope", "see localchat history list --help"),
         (
             "run tiny --nope",
-            "localchat run --help lists the flags; a prompt that begins with a dash",
+            "localchat run --help lists the flags; put a prompt that begins with a dash",
         ),
-        ("--nope", "localchat --help lists the flags; a prompt that begins with a dash"),
+        ("--nope", "localchat --help lists the flags; put a prompt that begins with a dash"),
     ],
 )
 def test_an_unknown_flag_names_the_help_of_its_verb(call: Call, line: str, hint: str) -> None:

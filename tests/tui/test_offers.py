@@ -23,7 +23,7 @@ def test_another_model_is_chosen_where_it_is_offered(tmp_path: Path) -> None:
         assert isinstance(notice, NoticeBlock)
         assert [each.label for each in notice.offers] == [
             "choose another model",
-            "go on with the built-in guide",
+            "continue with the built-in guide",
         ]
         await pilot.press("alt+1")
         await until(pilot, lambda: isinstance(app.screen, ModelScreen))

@@ -57,7 +57,7 @@ def test_json_is_one_event_in_a_line(call: Call) -> None:
     assert (code, err) == (0, "")
     names = [event["event"] for event in events]
     assert names == ["note", "found", "progress", "progress", "done"]
-    assert "whether it will run here is not known" in events[0]["text"]
+    assert "cannot tell whether it will run here" in events[0]["text"]
     assert events[1]["total_bytes"] == events[3]["done_bytes"] == len(BODY)
     assert Path(events[-1]["path"]).read_bytes() == BODY
 
@@ -98,7 +98,7 @@ def test_ctrl_c_keeps_what_came_and_says_so(call: Call, hub: FakeHub, tmp_path: 
         screen.close()
         over.set()
     assert code == 130
-    assert f"localchat pull {NAME} goes on there" in rest
+    assert f"localchat pull {NAME} resumes the download" in rest
     assert (tmp_path / "models" / NAME / "small-q4_k_m.gguf.part").stat().st_size == 300
 
 
@@ -226,7 +226,7 @@ def test_example_of_the_readme_as_a_program(
     pulled = program("pull", "qwen2.5:7b-q4_k_m")
     assert (pulled.returncode, pulled.stdout) == (0, ""), pulled.stderr
     assert "qwen2.5:7b-q4_k_m will fit: " in pulled.stderr
-    assert "its hash is right: localchat run qwen2.5:7b-q4_k_m" in pulled.stderr
+    assert "downloaded and verified: localchat run qwen2.5:7b-q4_k_m" in pulled.stderr
     listed = program("list")
     assert "qwen2.5:7b-q4_k_m" in listed.stdout
     answer = program(
