@@ -1,4 +1,4 @@
-"""The CUDA backend as doors and the loop find it. Importing this imports neither torch nor triton."""
+"""Entry point of the CUDA backend. Importing it imports neither torch nor triton."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,28 +20,28 @@ class CudaBackend:
     kinds: tuple[Kind, ...] = preflight.KINDS
 
     def build_key(self) -> str:
-        """Empty: nothing native of ours could crash in a way that a safe mode avoids."""
+        """Empty: no native library of ours could crash in a way that a safe mode avoids."""
         return ""
 
     def available(self) -> Availability:
-        """Looks for a GPU, its driver and the libraries; imports none of them but the driver's reader."""
+        """Look for a GPU, its driver and the libraries, without importing torch or triton."""
         return environment.check_installation()
 
     def accepts(self, path: Path) -> bool:
-        """A folder with config.json, as the hub has them: `open` says what is wrong with one."""
+        """True for a folder with config.json; `open` checks the rest."""
         return (path / "config.json").is_file()
 
     def objection(self, model: ModelSummary) -> str:
-        """What config.json asks for and this engine lacks."""
+        """Why this backend cannot run a model; empty if it can."""
         return preflight.objection(model)
 
     def with_gpus(self, machine: Machine) -> Machine:
-        """NVIDIA's cards are seen already."""
+        """The machine as it is: NVIDIA GPUs are detected already."""
         return machine
 
-    def plan(self, model: ModelSummary, wish: LoadOptions, machine: Machine) -> MemoryPlan:
-        """What a load would take of the card that computes. Raises UsageError, ModelInvalid."""
-        return preflight.plan_for(model, wish, machine)
+    def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
+        """Plan the memory of a load on the GPU that computes. Raises UsageError, ModelInvalid."""
+        return preflight.plan_for(model, options, machine)
 
     def expected_rate(
         self,
@@ -51,12 +51,12 @@ class CudaBackend:
         past: Sequence[PastRun] = (),
         measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
-        """By the card's bandwidth, no probe; None where the driver does not tell it."""
+        """Estimated from the GPU's bandwidth, without a probe; None if the driver does not report it."""
         rate = preflight.expected_rate(model, plan, read_machine(), past)
         return None if rate is None else Estimate(rate)
 
     def build_info(self) -> BuildInfo:
-        """What the driver and the installed torch say of themselves; loads neither torch nor triton."""
+        """Versions and devices, read without importing torch or triton."""
         found = self.available()
         gpus, _ = read_gpus()
         devices = tuple(
@@ -71,30 +71,31 @@ class CudaBackend:
         return BuildInfo("torch", text, features, bool(toolkit and gpus), devices)
 
     def remedies(self) -> tuple[Remedy, ...]:
-        """What is missing on a machine that has an NVIDIA GPU; on others nothing is."""
+        """The missing part on a machine with an NVIDIA GPU; empty on others."""
         found = self.available()
         gpus, _ = read_gpus()
         if found.ok or not gpus:
             return ()
         return (Remedy(f"{found.reason} {found.hint}".strip()),)
 
-    def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
-        """Read config, vocabulary and headers. Raises ModelMissing, ModelInvalid."""
+    def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
+        """Read config, tokenizer and headers. Raises ModelMissing, ModelInvalid."""
         from localchat_cuda.checkpoint_model import CheckpointModel
 
-        return CheckpointModel(path, "cuda", say)
+        return CheckpointModel(path, "cuda", notify)
 
 
 class ReferenceBackend(CudaBackend):
-    """The same runner over the kernels' plain references on a CPU, to test it without a GPU: slow, and never
-    chosen by itself. Asked for as `localchat_cuda.backend:ReferenceBackend`."""
+    """Runs the kernels' plain-torch references on a CPU, to test the runner without a GPU.
+
+    Slow, and never chosen automatically: ask for `localchat_cuda.backend:ReferenceBackend`."""
 
     name = "cuda-reference"
 
     def available(self) -> Availability:
         return Availability(True, f"References on {read_machine().cpu_name or 'this CPU'}.")
 
-    def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
+    def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
         from localchat_cuda.checkpoint_model import CheckpointModel
 
-        return CheckpointModel(path, "cpu", say)
+        return CheckpointModel(path, "cpu", notify)

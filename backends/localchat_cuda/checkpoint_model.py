@@ -1,4 +1,4 @@
-"""An opened checkpoint folder: what its files say, its tokenizer, the plan of a load, and the load."""
+"""An opened checkpoint folder: its config and tokenizer, the memory plan of a load, and the load."""
 
 import hashlib
 import os
@@ -18,42 +18,44 @@ from localchat_cuda.environment import choose_gpu
 from localchat_cuda.model_config import ModelConfig, read_config, runtime_config
 from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template, sampling_defaults
 
-Place = Literal["cuda", "cpu"]
-_PIECES, _PIECE_BYTES = 16, 4096
+DeviceKind = Literal["cuda", "cpu"]
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 
 class CheckpointModel:
-    """See backend.OpenModel. No weights are read before `load`."""
+    """See backend_api.interface.OpenModel. No weights are read before `load`."""
 
-    def __init__(self, folder: Path, place: Place, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, device: DeviceKind, notify: Callable[[str], None]) -> None:
         """Raises ModelMissing, ModelInvalid."""
-        self._folder, self._place, self._ordinal = folder, place, 0
-        self.config, notes = runtime_config(read_config(folder), gpu=place == "cuda")
+        self._folder, self._device, self._ordinal = folder, device, 0
+        self.config, notes = runtime_config(read_config(folder), gpu=device == "cuda")
         for note in notes:
-            say(note)
+            notify(note)
         if self.config.vision:
-            say("This model sees images, too; its vision part is left out, so images are refused.")
+            notify(
+                "This model sees images, too; its vision part is left out, so images are refused."
+            )
         self.headers = {path: read_safetensors(path) for path in weight_paths(folder)}
         self.tokenizer: Tokenizer = CheckpointTokenizer(folder, self.config.vocabulary)
         self.info = _info(folder, self.config, self.headers, self.tokenizer)
 
-    def plan(self, wish: LoadOptions) -> MemoryPlan:
-        """What a load would take now. Raises DoesNotFit with advice, ModelMissing without weights, UsageError
-        for impossible wishes."""
-        if not self.headers and not wish.dummy_weights:
+    def plan(self, options: LoadOptions) -> MemoryPlan:
+        """Plan a load with the memory that is free now. Raises DoesNotFit with advice, ModelMissing without
+        weights, UsageError for impossible options."""
+        if not self.headers and not options.dummy_weights:
             raise ModelMissing(
                 f"{self._folder} holds no safetensors file.",
                 hint="Download the model again, or take a GGUF of it for llama.cpp; --dummy-weights "
                 "measures speed without weights.",
             )
-        limits = planner.StepLimits(wish.gpu_limit_bytes, wish.kv_limit_bytes)
-        headers = () if wish.dummy_weights else tuple(self.headers.values())
-        found = planner.plan(self.config, headers, wish, self._memory(), limits)
-        return demand(found, self.info.name)
+        limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
+        headers = () if options.dummy_weights else tuple(self.headers.values())
+        plan = planner.plan(self.config, headers, options, self._target_gpu(), limits)
+        return demand(plan, self.info.name)
 
-    def _memory(self) -> Gpu:
-        """Where the model goes to: the GPU that computes, or this machine's memory for the references."""
-        if self._place == "cpu":
+    def _target_gpu(self) -> Gpu:
+        """The GPU that computes; for the references, this machine's memory in its shape."""
+        if self._device == "cpu":
             machine = read_machine()
             return Gpu(0, "CPU", machine.ram_total_bytes, machine.ram_free_bytes)
         gpus, note = read_gpus()
@@ -62,27 +64,29 @@ class CheckpointModel:
         self._ordinal = choose_gpu(gpus)
         return gpus[self._ordinal]
 
-    def load(self, request: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:
-        """Weights, pages and warm-up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
-        # As the driver counts its cards, by which the plan chose one; read when CUDA begins.
+    def load(
+        self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
+    ) -> Runner:
+        """Load weights and warm up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
+        # CUDA reads this when it starts. The plan chose a GPU by the driver's order, so CUDA must use it too.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         from localchat_cuda.load import load_runner
 
         folder = None if request.options.dummy_weights else self._folder
         if folder is None:
-            say("The weights are random: the text means nothing.")
-        place = f"cuda:{self._ordinal}" if self._place == "cuda" else self._place
-        return load_runner(self.config, folder, place, request, progress, say)
+            notify("The weights are random: the text means nothing.")
+        device = f"cuda:{self._ordinal}" if self._device == "cuda" else self._device
+        return load_runner(self.config, folder, device, request, progress, notify)
 
     def close(self) -> None:
-        """Nothing is held. Idempotent."""
+        """Nothing to release. Idempotent."""
 
 
 def _info(
     folder: Path,
     config: ModelConfig,
     headers: Mapping[Path, SafetensorsHeader],
-    vocabulary: Tokenizer,
+    tokenizer: Tokenizer,
 ) -> ModelInfo:
     return ModelInfo(
         name=folder.name,
@@ -90,7 +94,7 @@ def _info(
         quantization=config.quantization.label if config.quantization else config.dtype,
         parameters=planner.parameters(config),
         context_train=config.context_train,
-        vocab_size=vocabulary.vocab_size,
+        vocab_size=tokenizer.vocab_size,
         file_bytes=sum(header.file_bytes for header in headers.values()),
         chat_template=chat_template(folder),
         sampling=sampling_defaults(folder),
@@ -100,13 +104,13 @@ def _info(
 
 
 def _identity(folder: Path, headers: Mapping[Path, SafetensorsHeader]) -> str:
-    """A digest of the config and of pieces spread over the weights: two fine-tunes have equal headers."""
+    """A digest of the config and of samples of the weights, since two fine-tunes have equal headers."""
     digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
     for path in headers:
         size = path.stat().st_size
         digest.update(size.to_bytes(8, "little"))
         with path.open("rb") as file:
-            for piece in range(_PIECES):
-                file.seek(max(size - _PIECE_BYTES, 0) * piece // (_PIECES - 1))
-                digest.update(file.read(_PIECE_BYTES))
+            for piece in range(_SAMPLES):
+                file.seek(max(size - _SAMPLE_BYTES, 0) * piece // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Whether an NVIDIA GPU, its driver and the libraries are here, found without importing torch."""
+"""Checks for an NVIDIA GPU, its driver and the libraries, without importing torch."""
 
 import re
 import sys
@@ -18,14 +18,14 @@ LIBRARIES = {
     "tokenizers": "tokenizers>=0.21",
     "pynvml": "nvidia-ml-py>=12",
 }
-"""Modules and what installs them."""
+"""Modules, and the requirement that installs each."""
 _DRIVERS = {11: 450, 12: 525, 13: 580}
 """The first driver branch that runs a CUDA toolkit, by NVIDIA's compatibility table."""
 _GGUF_HINT = "A GGUF of the model runs on llama.cpp, with or without a GPU."
 
 
 def check_installation() -> Availability:
-    """The first obstacle, else the GPU that will compute."""
+    """The first obstacle found, else the GPU that will compute."""
     missing = [needed for module, needed in LIBRARIES.items() if find_spec(module) is None]
     gpus, note = read_gpus()
     driver = Path("/proc/driver/nvidia/version").exists() or bool(gpus)
@@ -41,8 +41,7 @@ def check_installation() -> Availability:
 
 
 def choose_gpu(gpus: Sequence[Gpu]) -> int:
-    """Which of them computes: of those that can, the one with the most free memory. Raises ValueError for
-    none."""
+    """Index of the GPU that computes: the supported one with the most free memory. ValueError for none."""
     return max(
         range(len(gpus)),
         key=lambda i: (gpus[i].compute_capability >= LEAST_CAPABILITY, gpus[i].free_bytes),
@@ -50,7 +49,7 @@ def choose_gpu(gpus: Sequence[Gpu]) -> int:
 
 
 def check_gpu(gpu: Gpu, toolkit: str) -> Availability:
-    """The verdict on a GPU and torch's CUDA version (empty: torch was built without)."""
+    """Check a GPU against torch's CUDA version (empty: torch was built without CUDA)."""
     if not toolkit:
         return Availability(
             False,
@@ -81,7 +80,7 @@ def check_gpu(gpu: Gpu, toolkit: str) -> Availability:
 
 
 def torch_cuda() -> str:
-    """The CUDA version that the installed torch was built for, read from its version file; empty: none."""
+    """CUDA version of the installed torch, read from its version file; empty: none."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return ""

@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a warm runner."""
+"""Loads a checkpoint into a warm runner."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,40 +34,40 @@ from localchat_cuda.weights.source import CheckpointWeights, RandomWeights, Weig
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _STEP_S, _SHARED_STEP_S = 0.2, 0.018
-"""Longest step that computes prompts, and while others write. 0.2 s, not 0.1: 7,000 tokens of a 7B model in one
-step instead of two are dequantized for once, and nobody waits but who asked."""
+"""Longest step with prompt chunks, alone and while other sequences decode. 0.2 s, not 0.1: one step for 7,000
+tokens of a 7B model dequantizes the weights once instead of twice, and no other request waits for it."""
 _LIMITS = (
     "texts of the same seed can differ at a near-tie: sums depend on how many rows a step has",
     "no embeddings",
 )
-_ROUNDED = (
+_FP8_LIMIT = (
     "this checkpoint was made for activations of 8 bits: GPUs with FP8 tensor cores round them in steps of "
     "more than 64 rows"
 )
 _WARM_PROMPTS = (33, 100, 1100)
-"""One for each way through the products: with the fewest tiles, with more, and dequantized."""
+"""One for each kernel variant of the gemms: with the fewest tiles, with more, and dequantized."""
 _WARM_POSITIONS = (1, 130, 260, 520, 1040)
 """One for each number of ranges that a history is cut into."""
 
 
 def load_runner(
-    config: ModelConfig, folder: Path | None, place: str, request: LoadRequest, progress: Progress,
-    say: Callable[[str], None],
+    config: ModelConfig, folder: Path | None, device_name: str, request: LoadRequest, progress: Progress,
+    notify: Callable[[str], None],
 ) -> CudaRunner:  # fmt: skip
-    """Weights (of `folder`; None: random ones) and pages on `place`, and warm-up. Raises ModelInvalid,
-    DoesNotFit, EngineClosed."""
-    device = torch.device(place)
+    """Load weights from `folder` (None: random ones) to the device, allocate pages and warm up. Raises
+    ModelInvalid, DoesNotFit, EngineClosed."""
+    device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    plan, can = request.plan, capabilities(config, request)
+    plan, capable = request.plan, capabilities(config, request)
     total = max(plan.weights_bytes, 1)
 
     def report_layer(done: int, layers: int) -> bool:
-        # The last layer is not the end: the head follows, then `progress(total, total)`.
+        # The head still follows the last layer; `progress(total, total)` comes after it.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
     with (
-        CompileAhead(config, can, device, say, head_int8=request.options.head_int8) as ahead,
+        CompileAhead(config, capable, device, notify, head_int8=request.options.head_int8) as ahead,
         _advise_on_out_of_memory(request),
     ):
         source: WeightSource = (
@@ -81,23 +81,23 @@ def load_runner(
             device,
             head_int8=request.options.head_int8,
             progress=report_layer,
-            say=say,
+            notify=notify,
         )
-        blocks = can.kv_tokens // can.block_tokens
+        blocks = capable.kv_tokens // capable.block_tokens
         pages = Pages(
-            config, blocks + 1, can.context_tokens, device, _DTYPES[config.dtype], can.block_tokens,
-            fp8=can.kv_type == FP8,
+            config, blocks + 1, capable.context_tokens, device, _DTYPES[config.dtype], capable.block_tokens,
+            fp8=capable.kv_type == FP8,
         )  # fmt: skip
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
         ahead.wait()
-        runner = CudaRunner(model, can)
+        runner = CudaRunner(model, capable)
         warm_up(runner)
     return runner
 
 
 def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
-    """What the loaded model can do, by its plan."""
+    """Capabilities of the loaded model, from its plan."""
     plan = request.plan
     per_token = kv_token_bytes(config, plan.kv_type)
     pages = plan.kv_bytes // (per_token * PAGE_TOKENS)
@@ -115,17 +115,18 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         step_target_s=_STEP_S,
         shared_step_target_s=_SHARED_STEP_S,
         widths=Widths(PREFILL_BUCKETS, MIXED_DECODE_BUCKETS, MIXED_BUCKETS),
-        limits=(*_LIMITS, _ROUNDED) if config.fp8_activations else _LIMITS,
+        limits=(*_LIMITS, _FP8_LIMIT) if config.fp8_activations else _LIMITS,
     )
 
 
 def warm_up(runner: CudaRunner) -> None:
-    """Prompts of several lengths, tokens at several, and the graph of one row: kernels are compiled or read
-    from Triton's cache. The pages that this writes belong to nobody yet."""
-    can = runner.capabilities
-    page = can.block_tokens
-    room = min(can.context_tokens, can.kv_tokens) - 1
-    longest = min(max(_WARM_PROMPTS), room, can.max_step_tokens)
+    """Run prompts of several lengths, tokens at several positions, and capture the graph of one row.
+
+    Kernels are compiled or read from Triton's cache. No sequence owns the pages that this writes."""
+    capable = runner.capabilities
+    page = capable.block_tokens
+    room = min(capable.context_tokens, capable.kv_tokens) - 1
+    longest = min(max(_WARM_PROMPTS), room, capable.max_step_tokens)
     if longest < 1:
         return
     blocks = tuple(range(-(-(longest + 1) // page)))

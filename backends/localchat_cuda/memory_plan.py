@@ -55,13 +55,13 @@ class StepLimits:
 def plan(
     config: ModelConfig,
     headers: Iterable[SafetensorsHeader],
-    wish: LoadOptions,
+    options: LoadOptions,
     gpu: Gpu,
     limits: StepLimits | None = None,
 ) -> MemoryPlan:
     """The verdict on a load to one GPU. Never raises for memory: `fit.plan.demand` makes the error of a
     plan that does not fit. Raises UsageError for a KV type the engine lacks, and for nonsense numbers."""
-    return _LoadPlanner(config, tuple(headers), wish, gpu, limits or StepLimits()).plan()
+    return _LoadPlanner(config, tuple(headers), options, gpu, limits or StepLimits()).plan()
 
 
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
@@ -161,12 +161,12 @@ def rotation_bytes(config: ModelConfig, context: int) -> int:
 
 class _LoadPlanner:
     def __init__(
-        self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], wish: LoadOptions, gpu: Gpu,
+        self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], options: LoadOptions, gpu: Gpu,
         limits: StepLimits,
     ) -> None:  # fmt: skip
-        self.config, self.wish, self.limits = config, wish, limits
+        self.config, self.options, self.limits = config, options, limits
         self.kv_types = kv_types(config)
-        self.kv_type = canonical_kv_type(wish.kv_type) or self.kv_types[0]
+        self.kv_type = canonical_kv_type(options.kv_type) or self.kv_types[0]
         self._check()
         self.weights = weights_bytes(config, headers) if headers else dummy_bytes(config)
         self.device_free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
@@ -174,39 +174,39 @@ class _LoadPlanner:
         if limits.gpu_bytes is not None:
             self.free = min(self.free, limits.gpu_bytes)
         self.step = step_tokens(self.free)
-        self.workspace = workspace_bytes(config, wish.max_slots, self.step)
-        self.workspace += rotation_bytes(config, wish.context_tokens or config.context_train)
+        self.workspace = workspace_bytes(config, options.max_slots, self.step)
+        self.workspace += rotation_bytes(config, options.context_tokens or config.context_train)
         if self.kv_type == FP8:
             self.workspace += dequant_bytes(config, gpu)
         self.gpu = gpu
         self.notes = [*_window_notes(config), *_context_notes(config)]
-        if wish.head_int8:
+        if options.head_int8:
             self.weights += head_int8_bytes(config)
             self.notes.append("The output head is rounded to 8 bits.")
 
     def _check(self) -> None:
-        wish = self.wish
-        if wish.context_tokens is not None and wish.context_tokens < 1:
-            raise UsageError(f"A context of {wish.context_tokens} tokens is not possible.")
+        options = self.options
+        if options.context_tokens is not None and options.context_tokens < 1:
+            raise UsageError(f"A context of {options.context_tokens} tokens is not possible.")
         bound = self.config.context_train
-        if self.config.context_capped and (wish.context_tokens or 0) > bound:
+        if self.config.context_capped and (options.context_tokens or 0) > bound:
             raise UsageError(
-                f"A context of {wish.context_tokens:,} tokens is not possible: from {bound:,} on this model "
+                f"A context of {options.context_tokens:,} tokens is not possible: from {bound:,} on this model "
                 "scales its attention by the position, which is not done here.",
                 hint=f"Ask for --ctx {bound} at most, or take a GGUF of the model for llama.cpp.",
             )
-        if not 1 <= wish.max_slots <= _LARGEST_SLOTS:
+        if not 1 <= options.max_slots <= _LARGEST_SLOTS:
             raise UsageError(
-                f"{wish.max_slots} sequences at once: 1 to {_LARGEST_SLOTS} are possible."
+                f"{options.max_slots} sequences at once: 1 to {_LARGEST_SLOTS} are possible."
             )
-        if wish.head_int8 and self.config.hidden % HEAD_COLUMNS:
+        if options.head_int8 and self.config.hidden % HEAD_COLUMNS:
             raise UsageError(
                 f"The head of this model, with {self.config.hidden} columns, cannot be rounded to 8 bits.",
                 hint=f"Leave out --head-int8: it takes columns in {HEAD_COLUMNS}s.",
             )
         if self.kv_type not in self.kv_types:
             raise UsageError(
-                f"The KV cache of this model cannot be {wish.kv_type} here.",
+                f"The KV cache of this model cannot be {options.kv_type} here.",
                 hint=f"Possible on the CUDA backend: {', '.join(self.kv_types)} (half the memory). "
                 "llama.cpp has others, for GGUF files.",
             )
@@ -226,7 +226,7 @@ class _LoadPlanner:
 
     def plan(self) -> MemoryPlan:
         """See the function `plan`."""
-        trained, asked = self.config.context_train, self.wish.context_tokens
+        trained, asked = self.config.context_train, self.options.context_tokens
         goal = asked or trained
         longest = self._longest(max(trained, goal))
         least = min(LEAST_CONTEXT_TOKENS, trained)
@@ -266,7 +266,7 @@ class _LoadPlanner:
 
     def _cache(self, context: int) -> int:
         """What is useful and no more: every slot full, or what there is room for; one sequence at least."""
-        useful = self.kv(context) * self.wish.max_slots
+        useful = self.kv(context) * self.options.max_slots
         page = self.kv(1)
         return max(min(useful, self.room() // page * page), self.kv(context))
 

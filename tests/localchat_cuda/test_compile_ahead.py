@@ -242,7 +242,7 @@ def test_compiling_keeps_to_what_a_container_may_take(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(allowed)))
     monkeypatch.setattr(workers, "read_limits", lambda: ContainerLimits(cpus=limit))
     monkeypatch.setattr(workers, "read_machine", lambda: machine)
-    assert workers._processes() == wanted
+    assert workers._process_count() == wanted
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_a_load_that_fails_ends_its_processes(
         workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one,
     ):
         raise ValueError("no room")
-    assert [each.poll() is not None for each in one._started] == [True, True]
+    assert [each.poll() is not None for each in one._processes] == [True, True]
 
 
 @pytest.mark.parametrize(("allowed", "words"), [(0, "first needed: No room"), (1, "by 1 proc")])
@@ -355,4 +355,4 @@ def test_on_a_cpu_nothing_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> 
     with workers.CompileAhead(config, can_of(config), torch.device("cpu"), said.append) as one:
         one.wait()
     assert not said
-    assert not one._started
+    assert not one._processes

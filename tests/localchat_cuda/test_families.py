@@ -11,7 +11,7 @@ import torch
 
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda import memory_plan
-from localchat_cuda.checkpoint_model import CheckpointModel, Place
+from localchat_cuda.checkpoint_model import CheckpointModel, DeviceKind
 from localchat_cuda.model_config import read_config
 from tests.support import tiny_models
 from tests.support.hub_configs import CONFIGS
@@ -175,7 +175,7 @@ def test_random_weights_are_as_many_as_the_plan_counts(kind: str, tmp_path: Path
 
 @pytest.mark.parametrize("place", ["cuda", "cpu"])
 def test_what_is_left_out_and_what_is_computed_otherwise_is_said(
-    place: Place, tmp_path: Path
+    place: DeviceKind, tmp_path: Path
 ) -> None:
     write_speaking(tmp_path)
     raw = {**CONFIGS["gemma3:4b"][0], "torch_dtype": "float16"}

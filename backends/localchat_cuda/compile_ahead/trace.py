@@ -1,12 +1,11 @@
-"""Walks the runner through steps of every shape over tensors without memory, so that Triton compiles what they
-need: nothing is computed, and no GPU is asked.
+"""Compiles a model's kernels by launching steps of every shape over tensors without memory.
 
-A kernel takes 0.1 to 10 s to compile and a model needs about a hundred: when they are first needed, one after
-the other, they stop a conversation again and again. Here weights, pages and the state table are on torch's
-device `meta`, and stand for those of a GPU that is described (launch.imagine); Triton is told of that GPU too.
-So what is compiled is what the same code launches later, whatever the model, and it lies in Triton's cache.
+Nothing is computed, and no GPU is needed. A kernel takes 0.1 to 10 s to compile and a model needs about a
+hundred: compiled on first use, they stop a conversation again and again. Here weights, pages and the state
+table are on torch's device `meta` and pretend to be on a given GPU (launch.imagine), as Triton's driver does.
+So the code that runs later decides what is compiled, whatever the model, and Triton's cache keeps it.
 
-Several processes walk the same steps (workers.py starts them); whoever claims a kernel first compiles it.
+Several processes launch the same steps (workers.py starts them); the first to claim a kernel compiles it.
 
     python -m localchat_cuda.compile_ahead.trace < JOB    a pickled CompileJob; prints the number of kernels
 """
@@ -63,25 +62,25 @@ _DRAFTS = (0, 1, 3, 7, 15)
 _HISTORIES = (1, 130, 260, 520, 1040)
 """One for each number of ranges that a history is cut into."""
 _SHARED_TOKENS = 512
-"""Tokens of a step that several share."""
+"""Tokens of a step that several prompts share."""
 
 
 class CompileJob(NamedTuple):
-    """What is rehearsed. gpu: that it will run on. claims: a folder where a file is made for every kernel by
-    the process that compiles it; empty: all are compiled here."""
+    """A model, and the GPU to compile its kernels for."""
 
     config: ModelConfig
     capabilities: Capabilities
     gpu: launch.Traits
     head_int8: bool = False
     claims: str = ""
+    """Folder with a file for every kernel, made by the process that compiles it; empty: compile all here."""
 
 
 # ---------------------------------------------------------------------------- without memory
 
 
 def one_layer_per_kind(config: ModelConfig) -> ModelConfig:
-    """With one layer of each kind, the last as it is: behind that fewer tokens go on."""
+    """Keep one layer of each kind, and the last one: after its attention fewer rows go on."""
     last = config.layers - 1
     windows = dict.fromkeys(config.window(layer) for layer in range(last))
     kept = (*windows, config.window(last))
@@ -89,7 +88,7 @@ def one_layer_per_kind(config: ModelConfig) -> ModelConfig:
 
 
 def meta_weights(config: ModelConfig, *, head_int8: bool) -> ModelWeights:
-    """All weights, of the right types and shapes, as a load leaves them."""
+    """All weights in the types and shapes of a load, without memory."""
     names, half = ARCHITECTURES[config.architecture].NAMES, getattr(torch, config.dtype)
     widths = {"q_norm": config.head_dim, "k_norm": config.head_dim}
     norm = torch.float32 if names.norm_offset else half
@@ -119,7 +118,7 @@ def _meta_linear(config: ModelConfig, field: str, n: int, k: int) -> Weight:
     if quantization is None:
         return _empty(n, k, dtype=getattr(torch, config.dtype))
     if quantization.packed:
-        # what `down` wants in another order, gate and up compute in it (weights.py)
+        # gate and up compute in the order that `down` reads, so `down` needs none (weights/loader.py)
         act_order = quantization.act_order and field != "down"
         return w4_pack.W4(
             _empty(n // 16, k // w4_pack.GROUP, 1024, dtype=torch.int8),
@@ -135,7 +134,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def meta_runner(job: CompileJob) -> CudaRunner:
-    """The runner that a load would give, of a few layers and without memory."""
+    """The runner of a load, with a few layers and without memory."""
     config, capabilities = one_layer_per_kind(job.config), job.capabilities
     pages = Pages(
         config, capabilities.kv_tokens // capabilities.block_tokens + 1, capabilities.context_tokens, META,
@@ -149,26 +148,26 @@ def meta_runner(job: CompileJob) -> CudaRunner:
 
 
 class CompileShape(NamedTuple):
-    """A step by its rows, each (start, new tokens, drafts among them); how they are sampled, and whether by a
-    mask."""
+    """A step that needs kernels of its own."""
 
     rows: tuple[tuple[int, int, int], ...]
+    """Each (start, new tokens, drafts among them)."""
     sampling: SamplingParams = _GREEDY
     masked: bool = False
 
     @property
     def tokens(self) -> int:
-        """What its sequences take of the cache."""
+        """Tokens of its sequences in the cache."""
         return sum(start + width for start, width, _ in self.rows)
 
 
 def compile_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
-    """One for each shape of a step, as far as shapes differ in their kernels, that has room in the cache."""
+    """One step for each set of kernels, of those that fit in the cache."""
     return (shape for shape in all_shapes(capabilities) if shape.tokens <= capabilities.kv_tokens)
 
 
 def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
-    """Those too that have no room."""
+    """As compile_shapes, also those that do not fit."""
     room = min(capabilities.context_tokens, capabilities.kv_tokens) - 1
     widest = min(capabilities.max_step_tokens, room)
     histories = [at for at in _HISTORIES if at + max(_DRAFTS) < room]
@@ -180,7 +179,7 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
         if size > MAX_DECODE_WIDTH:
             yield CompileShape(((0, size, 0),))
             yield CompileShape(((room - size, size, 0),))
-    # behind the last attention go as many rows as prompts end
+    # after the last attention there is a row per prompt that ends
     for size, count in product((_SHARED_TOKENS, widest), writers):
         if MAX_DECODE_WIDTH < size // count <= widest // count:
             yield CompileShape(((0, size // count, 0),) * count)
@@ -199,7 +198,7 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
 
 
 def step_plan(shape: CompileShape, vocabulary: int) -> StepPlan:
-    """As the loop would make it, of sequences that enter with it."""
+    """The plan of a step whose sequences all enter with it."""
     enter, rows, points = [], [], []
     for slot, (start, width, drafts) in enumerate(shape.rows):
         seq, tokens = -1 - slot, (0,) * width
@@ -214,7 +213,7 @@ def step_plan(shape: CompileShape, vocabulary: int) -> StepPlan:
 def launch_all(
     runner: CudaRunner, vocabulary: int, steps: Iterable[CompileShape]
 ) -> list[Exception]:
-    """Launch the steps; nothing comes of them but the troubles of those that could not be compiled."""
+    """Launch the steps; returns the errors of those that could not be compiled."""
     errors: list[Exception] = []
     for shape in steps:
         plan = step_plan(shape, vocabulary)
@@ -231,7 +230,7 @@ def launch_all(
 
 
 class _CompileOnlyDriver:
-    """What Triton asks of its driver when it compiles, and never more."""
+    """The part of Triton's driver that compiling calls."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self._capability = capability[0] * 10 + capability[1]
@@ -247,7 +246,7 @@ class _CompileOnlyDriver:
 
 
 class Claims:
-    """Kernels that this process compiles: those that it was the first to claim. count: so far."""
+    """Kernels that this process compiles: those that it was the first to claim."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
@@ -256,8 +255,8 @@ class Claims:
         self.count = 0
 
     def skip(self, *, key: str, fn: JitFunctionInfo, **rest: object) -> bool:
-        """Triton's hook before it compiles: whether to leave this kernel out. Raises SystemExit where who
-        started this is gone, and nobody waits for it any more."""
+        """Triton's hook before it compiles; True leaves this kernel out. Raises SystemExit if the parent is
+        gone: nothing waits for the result then."""
         if os.getppid() != self._parent_pid:
             raise SystemExit(1)
         name = hashlib.sha256(f"{fn.module}.{fn.name}{key}".encode()).hexdigest()
@@ -274,7 +273,7 @@ class Claims:
 
 
 def only_compile(gpu: launch.Traits, claims: Claims) -> None:
-    """From here on, a launch in this process compiles for that GPU into Triton's cache, and runs nothing."""
+    """From now on, launches in this process only compile, for this GPU, into Triton's cache."""
     run = triton.runtime.jit.JITFunction.run
     triton.runtime.jit.JITFunction.__getitem__ = lambda self, grid: (
         lambda *a, **o: run(self, *a, grid=grid, warmup=True, **o)
@@ -285,7 +284,7 @@ def only_compile(gpu: launch.Traits, claims: Claims) -> None:
 
 
 def compile_all(job: CompileJob) -> tuple[int, list[Exception]]:
-    """Compile what nobody else has claimed: how many kernels that were, and what went wrong."""
+    """Compile all kernels that no other process has claimed; returns their number and the errors."""
     claims = Claims(job.claims)
     only_compile(job.gpu, claims)
     runner = meta_runner(job)
@@ -294,8 +293,8 @@ def compile_all(job: CompileJob) -> tuple[int, list[Exception]]:
 
 
 def main() -> int:
-    """Rehearse what stdin says."""
-    count, errors = compile_all(pickle.load(sys.stdin.buffer))  # noqa: S301 (from warming.py alone)
+    """Compile the job from stdin."""
+    count, errors = compile_all(pickle.load(sys.stdin.buffer))  # noqa: S301 (written by workers.py)
     sys.stdout.write(f"{count}\n")
     for error in errors:
         sys.stderr.write(f"{error}\n")

@@ -1,8 +1,8 @@
-"""Has the kernels of a model compiled ahead, in parallel, where Triton's cache lacks them.
+"""Compiles a model's kernels ahead, in parallel processes, if Triton's cache lacks them.
 
-What is compiled, and how, says rehearsal.py; here its processes are started, while the weights are read, and
-waited for. They need no GPU, but memory and a core each. A file in Triton's cache says that all were compiled:
-later loads start none.
+trace.py compiles; this module starts its processes while the weights are read, and waits for them. They need
+no GPU, but memory and a core each. A file in Triton's cache records that all were compiled: later loads start
+none.
 """
 
 import contextlib
@@ -26,53 +26,55 @@ from localchat_cuda.kernels import launch
 from localchat_cuda.model_config import ModelConfig
 
 _COMMAND = (sys.executable, "-m", "localchat_cuda.compile_ahead.trace")
-_PATIENCE_S = 900
-_MOST_PROCESSES = 24
-"""Each begins with seconds of imports and of its own walk; some kernels take ten times as long as others."""
+_TIMEOUT_S = 900
+_MAX_PROCESSES = 24
+"""More do not help: each spends seconds on imports and on tracing, and some kernels take ten times as long as
+others."""
 _PROCESS_BYTES = 1_000_000_000
-"""What a compiling process takes of the machine's memory (0.7 GB where it was measured)."""
+"""Memory of a compiling process (0.7 GB measured)."""
 
 
 class CompileAhead:
-    """Processes that compile; none where all was compiled before, and for a CPU."""
+    """Compiling processes; none if all kernels were compiled before, or for a CPU."""
 
     def __init__(
         self, config: ModelConfig, capabilities: Capabilities, device: torch.device,
-        say: Callable[[str], None], *, head_int8: bool = False,
+        notify: Callable[[str], None], *, head_int8: bool = False,
     ) -> None:  # fmt: skip
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._claims: tempfile.TemporaryDirectory[str] | None = None
         if device.type != "cuda" or launch.interpreted():
             return
         job = CompileJob(config, capabilities, launch.traits(device), head_int8)
-        self._mark = Path(triton.knobs.cache.dir) / f"localchat-{_digest(job)}"
-        if self._mark.exists():
+        self._done_file = Path(triton.knobs.cache.dir) / f"localchat-{_digest(job)}"
+        if self._done_file.exists():
             return
         try:
-            self._start(job, _processes())
+            self._start(job, _process_count())
         except OSError as error:
-            say(f"Kernels are compiled when they are first needed: {error.strerror or error}.")
-        if self._started:
-            count = len(self._started)
-            say(f"The kernels for this model are compiled, once, by {count} processes.")
+            notify(f"Kernels are compiled when they are first needed: {error.strerror or error}.")
+        if self._processes:
+            count = len(self._processes)
+            notify(f"The kernels for this model are compiled, once, by {count} processes.")
 
     def _start(self, job: CompileJob, count: int) -> None:
-        """Start so many; those that run share the work of the others. Raises OSError where none could be
-        started."""
+        """Start `count` processes; fewer share the same work. Raises OSError if none could be started."""
         self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
         text = pickle.dumps(job._replace(claims=self._claims.name))
         for _ in range(count):
             try:
-                one = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+                process = subprocess.Popen(
+                    _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+                )
             except OSError:
-                if not self._started:
+                if not self._processes:
                     raise
                 return
-            self._started.append(one)
-            assert one.stdin is not None
-            with contextlib.suppress(OSError):  # it died: its status says so
-                one.stdin.write(text)
-                one.stdin.close()
+            self._processes.append(process)
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):  # it died: its exit status shows it
+                process.stdin.write(text)
+                process.stdin.close()
 
     def __enter__(self) -> "CompileAhead":
         return self
@@ -81,23 +83,23 @@ class CompileAhead:
         self.stop()
 
     def wait(self) -> None:
-        """Until all are compiled. What failed is compiled when it is first needed."""
-        if not self._started:
+        """Wait until all are compiled. A kernel that failed is compiled when it is first needed."""
+        if not self._processes:
             return
         try:
-            statuses = [each.wait(_PATIENCE_S) for each in self._started]
+            statuses = [each.wait(_TIMEOUT_S) for each in self._processes]
             if not any(statuses):
-                with contextlib.suppress(OSError):  # asked again next time
-                    self._mark.parent.mkdir(parents=True, exist_ok=True)
-                    self._mark.touch()
+                with contextlib.suppress(OSError):  # compiled again next time
+                    self._done_file.parent.mkdir(parents=True, exist_ok=True)
+                    self._done_file.touch()
         except subprocess.TimeoutExpired:
             pass
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """End what still compiles. Idempotent."""
-        for each in self._started:
+        """Kill processes that still compile. Idempotent."""
+        for each in self._processes:
             each.kill()
             each.wait()
         if self._claims is not None:
@@ -106,9 +108,9 @@ class CompileAhead:
 
 
 def _digest(job: CompileJob) -> str:
-    """Names all that compiled kernels depend on: the script, these sources, Triton."""
-    # how many pages there are is no constant of a kernel, and changes from load to load; as a long context.
-    # But steps that had no room in the cache were not rehearsed.
+    """A digest of all that compiled kernels depend on: the job, these sources, Triton."""
+    # The number of pages is no constant of a kernel and changes from load to load, as does a long context.
+    # But steps that had no room in the cache were not compiled, so the list of those is part of the digest.
     capabilities = job.capabilities
     capabilities = replace(
         capabilities,
@@ -122,9 +124,9 @@ def _digest(job: CompileJob) -> str:
     return found.hexdigest()[:16]
 
 
-def _processes() -> int:
-    """One for each logical core that this process may use, as far as memory goes."""
+def _process_count() -> int:
+    """One per logical core that this process may use, if memory allows."""
     allowed, limit = len(os.sched_getaffinity(0)), read_limits().cpus
     cores = min(allowed, int(limit)) if limit else allowed
     by_memory = read_machine().ram_free_bytes // 2 // _PROCESS_BYTES
-    return max(1, min(cores, by_memory, _MOST_PROCESSES))
+    return max(1, min(cores, by_memory, _MAX_PROCESSES))

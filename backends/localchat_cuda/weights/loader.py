@@ -117,7 +117,7 @@ class _Loader:
         if self.target.source.has(name):
             own = self.plain(name, *size)
             if not torch.equal(own, embedding):
-                self.target.say(
+                self.target.notify(
                     f"The checkpoint holds {name}, which config.json says is the embedding, and they differ: "
                     "it is used."
                 )
@@ -129,7 +129,7 @@ class _Loader:
         left = self.target.source.unread()
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            self.target.say(
+            self.target.notify(
                 f"The checkpoint holds {left[0]}{more}, which nothing in config.json asks for: left out."
             )
 
@@ -216,13 +216,15 @@ def load(
     dtype: torch.dtype | None = None,
     head_int8: bool = False,
     progress: Progress = lambda done, total: True,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> ModelWeights:
     """All weights on `device` in `dtype` (None: the checkpoint's; packed layers stay packed);
     head_int8: with the head rounded to 8 bits, beside the embedding where they are tied. `progress` is
     called after each layer with (layers done, layers in all); False raises EngineClosed. `say` takes what
     the user should know of the checkpoint. Raises ModelInvalid."""
-    loader = _Loader(config, names, LoadTarget(source, device, dtype or _DTYPES[config.dtype], say))
+    loader = _Loader(
+        config, names, LoadTarget(source, device, dtype or _DTYPES[config.dtype], notify)
+    )
     embedding = loader.plain(names.embedding, config.vocabulary, config.hidden)
     layers = []
     for number in range(config.layers):

@@ -192,7 +192,7 @@ class LoadTarget(NamedTuple):
     source: WeightSource
     device: torch.device
     dtype: torch.dtype
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor on the device. Raises ModelInvalid."""

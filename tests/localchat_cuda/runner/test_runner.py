@@ -171,9 +171,9 @@ def test_points_draw_by_their_own_settings_from_a_shared_row(folder: Path) -> No
         Enter(1, 0, tokens, 20, many[0]), Enter(2, -1, tokens, 20, many[1]),
         Enter(3, -1, tokens, 20, many[2]),
     )  # fmt: skip
-    points = tuple(LogitsPosition(0, 19, seq) for seq in (1, 2, 3))
+    positions = tuple(LogitsPosition(0, 19, seq) for seq in (1, 2, 3))
     found = step(
-        tiny_runner(folder), 1, StepRow(1, 0, 0, tokens, (), (0,)), points=points, enter=enter,
+        tiny_runner(folder), 1, StepRow(1, 0, 0, tokens, (), (0,)), positions=positions, enter=enter,
         masks=(Mask(2, allowed),),
     )  # fmt: skip
     row, sampler = compute_logits(folder, tokens), Sampler(VOCABULARY)
@@ -207,9 +207,9 @@ def test_penalties_see_the_cached_prefix_drafts_and_tokens_still_in_flight(folde
         compute_logits(folder, tuple(text)), harsh, len(text), TokenCounts(text, 20)
     ).token
     other = (right + 1) % VOCABULARY
-    points = tuple(LogitsPosition(0, i, 1) for i in range(4))
+    positions = tuple(LogitsPosition(0, i, 1) for i in range(4))
     row_plan = StepRow(1, 0, 21, (text[-1],), (right, other, 3))
-    found = step(runner, 3, row_plan, points=points)
+    found = step(runner, 3, row_plan, positions=positions)
     assert found[0].token == right
     text.append(right)
     second = sampler.draw(
@@ -227,12 +227,12 @@ def test_a_fork_goes_on_from_a_copied_page(folder: Path) -> None:
         runner,
         1,
         StepRow(1, 0, 0, tokens, (), (4, 2)),
-        points=(LogitsPosition(0, 69, 1),),
+        positions=(LogitsPosition(0, 69, 1),),
         enter=enter,
     )
     child = (*tokens, 9)
     found = step(
-        runner, 2, StepRow(2, 3, 70, (9,), (), (4, 7)), points=(LogitsPosition(0, 0, 2),),
+        runner, 2, StepRow(2, 3, 70, (9,), (), (4, 7)), positions=(LogitsPosition(0, 0, 2),),
         memory=(Copy(2, 7, 6),), enter=(Enter(2, 3, child, 70, GREEDY),),
     )  # fmt: skip
     assert found[0].token == int(compute_logits(folder, child).argmax())
@@ -245,8 +245,8 @@ def test_more_forks_than_rows_find_room(folder: Path) -> None:
         Enter(n, -1, tokens, 5, SamplingParams(temperature=2.0, seed=1, choice=n, top_p=1.0))
         for n in range(2, 90)
     ))  # fmt: skip
-    points = tuple(LogitsPosition(0, 4, one.seq) for one in enter)
-    found = step(runner, 1, StepRow(1, 0, 0, tokens, (), (0,)), points=points, enter=enter)
+    positions = tuple(LogitsPosition(0, 4, one.seq) for one in enter)
+    found = step(runner, 1, StepRow(1, 0, 0, tokens, (), (0,)), positions=positions, enter=enter)
     row, sampler = compute_logits(folder, tokens), Sampler(VOCABULARY)
     wanted = [sampler.draw(row, one.sampling, 5).token for one in enter]
     assert [found[i].token for i in range(89)] == wanted
@@ -277,7 +277,7 @@ def test_no_memory_in_a_step_is_a_result_and_the_one_behind_computes_nothing(
     assert first.notes
     assert (second.status, second.computed) == ("aborted", (0,))
     # The table of pages grew all the same.
-    found = step(runner, 3, StepRow(1, 0, 0, tokens), points=(LogitsPosition(0, 29, 1),))
+    found = step(runner, 3, StepRow(1, 0, 0, tokens), positions=(LogitsPosition(0, 29, 1),))
     assert found[0].token == int(compute_logits(folder, tokens).argmax())
 
 

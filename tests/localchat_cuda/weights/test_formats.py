@@ -37,7 +37,7 @@ def loaded(folder: Path, said: list[str] | None = None) -> ModelWeights:
     config = read_config(folder)
     names = ARCHITECTURES[config.architecture].NAMES
     say = (lambda text: None) if said is None else said.append
-    return load(config, names, CheckpointWeights(folder, CPU), CPU, dtype=torch.float32, say=say)
+    return load(config, names, CheckpointWeights(folder, CPU), CPU, dtype=torch.float32, notify=say)
 
 
 def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:

@@ -116,7 +116,7 @@ def test_a_head_beside_a_tied_embedding_is_used_where_it_differs(
     own = tensors["model.embed_tokens.weight"] + (0 if equal else 1)
     safetensors.torch.save_file({**tensors, "lm_head.weight": own}, tmp_path / "model.safetensors")
     config, said = read_config(folder), list[str]()
-    found = loaded(tmp_path, config, say=said.append)
+    found = loaded(tmp_path, config, notify=said.append)
     assert config.tied
     assert (found.head is found.embedding) is equal
     assert torch.equal(found.head, own)  # type: ignore[arg-type]
@@ -127,9 +127,9 @@ def test_a_head_beside_a_tied_embedding_is_used_where_it_differs(
 
 def test_what_config_json_does_not_ask_for_is_said(folder: Path, tmp_path: Path) -> None:
     config, said = read_config(folder), list[str]()
-    loaded(folder, config, say=said.append)
+    loaded(folder, config, notify=said.append)
     assert not said
-    loaded(folder, replace(config, layers=1), say=said.append)
+    loaded(folder, replace(config, layers=1), notify=said.append)
     assert "model.layers.1.input_layernorm.weight and 11 more" in said[0]
 
 

@@ -86,7 +86,7 @@ class Gptq:
         said, found = (
             ("as they are", "minus one") if zeros_minus_one else ("minus one", "as they are")
         )
-        self.target.say(
+        self.target.notify(
             f"config.json says that zeros are stored {said} (GPTQ version {1 + zeros_minus_one}); these are "
             f"stored {found} (version {2 - zeros_minus_one}), and are read so."
         )
