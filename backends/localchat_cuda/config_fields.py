@@ -1,4 +1,4 @@
-"""Fields of one config.json, each refused by its name. Imports no torch."""
+"""Typed access to the fields of a config.json; errors name the field. Imports no torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,18 +7,18 @@ from localchat.errors import ModelInvalid
 
 
 class ConfigFields:
-    """`raw`: parsed JSON. `name`: of the file, for messages. `otherwise`: what to do where something cannot
-    be run."""
+    """A parsed config.json."""
 
     def __init__(self, raw: Mapping[str, Any], name: str, hint: str) -> None:
+        """`raw`: parsed JSON. `name`: of the file, for messages. `hint`: what to do if it is unsupported."""
         self.raw, self.name, self.hint = raw, name, hint
 
     def unsupported(self, what: str) -> ModelInvalid:
-        """The error for a config that asks for something that is not there."""
+        """The error for a config that needs an unsupported feature."""
         return ModelInvalid(f"{self.name} asks for {what}.", hint=self.hint, path=self.name)
 
     def integer(self, field: str, default: int | None = None, most: int = 1 << 30) -> int:
-        """A whole number above 0 and below `most`. Raises ModelInvalid."""
+        """An integer above 0 and below `most`. Raises ModelInvalid."""
         found = self.raw.get(field)
         found = default if found is None else found
         if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < most:
@@ -29,11 +29,11 @@ class ConfigFields:
         self,
         field: str,
         default: float,
-        section_of: Mapping[str, Any] | None = None,
+        within: Mapping[str, Any] | None = None,
         above: float = 0.0,
     ) -> float:
-        """A number `above` another one, of the config or of an object in it. Raises ModelInvalid."""
-        found = (self.raw if section_of is None else section_of).get(field)
+        """A number larger than `above`, of the config or an object `within` it. Raises ModelInvalid."""
+        found = (self.raw if within is None else within).get(field)
         found = default if found is None else found
         if (
             isinstance(found, bool)
@@ -43,23 +43,23 @@ class ConfigFields:
             raise self._invalid(field, found)
         return float(found)
 
-    def section(self, field: str, section_of: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """An object; an empty one where there is none. Raises ModelInvalid."""
-        found = (self.raw if section_of is None else section_of).get(field) or {}
+    def section(self, field: str, within: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """An object; empty if there is none. Raises ModelInvalid."""
+        found = (self.raw if within is None else within).get(field) or {}
         if not isinstance(found, dict):
             raise ModelInvalid(f"{self.name}: {field} is {found!r}, no object.")
         return found
 
-    def numbers(self, field: str, count: int, section_of: Mapping[str, Any]) -> tuple[float, ...]:
+    def numbers(self, field: str, count: int, within: Mapping[str, Any]) -> tuple[float, ...]:
         """A list of `count` numbers above 0. Raises ModelInvalid."""
-        found = section_of.get(field)
+        found = within.get(field)
         if not isinstance(found, list) or len(found) != count:
             raise ModelInvalid(f"{self.name}: {field} is no list of {count} numbers.")
         return tuple(self.number(field, 0.0, {field: each}) for each in found)
 
     def _invalid(self, field: str, found: object) -> ModelInvalid:
-        said = "is missing" if found is None else f"is {found!r}, no usable number"
+        problem = "is missing" if found is None else f"is {found!r}, no usable number"
         return ModelInvalid(
-            f"{self.name}: {field} {said}.",
+            f"{self.name}: {field} {problem}.",
             hint="The file may be damaged or of another model: download it again.",
         )

@@ -1,8 +1,7 @@
-"""What a checkpoint takes of a GPU, decided before anything is loaded: weights, KV pages, workspace, room
-for the driver. Imports no torch.
+"""Plans the GPU memory of a load: weights, KV pages, workspace, driver overhead. Imports no torch.
 
-Free memory is that of this moment; limits are absolute (`Limits`). The context is shrunk, with a sentence,
-where the one that was trained for does not fit.
+Free memory is read at planning time; limits are absolute (`StepLimits`). If the trained context does not fit
+and the user asked for none, the plan has a shorter one and a note.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,14 +28,14 @@ PAGE_TOKENS = 64
 STEP_TOKENS = 2048
 """Most tokens of a step, 50 ms for a 7B model on an H200."""
 _LARGE_STEPS = ((60_000_000_000, 8192), (30_000_000_000, 4096))
-"""The same where so many bytes or more may be used. 4,096 take 1.4 GB for activations, 8,192 twice that; each
+"""(least bytes that may be used, tokens of a step). 4,096 take 1.4 GB for activations, 8,192 twice that; each
 doubling dequantizes half as often."""
 OVERHEAD_BYTES = 900_000_000
 """The driver's context, the libraries' handles and workspaces, compiled kernels, captured graphs."""
 HEAD_COLUMNS = 128
-"""An 8-bit head's columns are multiplied in runs of these."""
-_DECODED_PAGES, _DECODED_BYTES = 512, 1 << 27
-"""Bounds of what a step decodes of a cache in 8 bits: 32,768 tokens, fewer of models with many key heads."""
+"""The gemm of an 8-bit head takes columns in runs of these."""
+_DEQUANT_PAGES, _DEQUANT_BYTES = 512, 1 << 27
+"""Most pages and bytes of an FP8 cache that a step dequantizes: 32,768 tokens, fewer with many key heads."""
 _HOPPER_BYTES = 40_000_000_000
 """No Hopper GPU has less memory."""
 _HALF, _FLOAT, _LARGEST_SLOTS = 2, 4, 256
@@ -45,11 +44,12 @@ _KV_TYPES: dict[FloatType, str] = {"bfloat16": "bf16", "float16": "f16", "float3
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The user's absolute bounds in bytes, None: none. gpu_bytes: everything on the GPU. kv_bytes: the
-    cache alone."""
+    """Absolute limits that the user set, in bytes; None: no limit."""
 
     gpu_bytes: int | None = None
+    """Everything on the GPU."""
     kv_bytes: int | None = None
+    """The KV cache alone."""
 
 
 def plan(
@@ -59,18 +59,18 @@ def plan(
     gpu: Gpu,
     limits: StepLimits | None = None,
 ) -> MemoryPlan:
-    """The verdict on a load to one GPU. Never raises for memory: `fit.plan.demand` makes the error of a
-    plan that does not fit. Raises UsageError for a KV type the engine lacks, and for nonsense numbers."""
+    """Plan a load to one GPU. Never raises for memory: `fit.memory_plan.demand` makes the error of a plan that
+    does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers."""
     return _LoadPlanner(config, tuple(headers), options, gpu, limits or StepLimits()).plan()
 
 
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
-    """How the cache can be kept, best first: as the model's activations are, or in 8 bits."""
+    """Possible KV types, best first: the type of the activations, then FP8."""
     return _KV_TYPES[config.dtype], FP8
 
 
 def kv_token_bytes(config: ModelConfig, kv_type: str | None = None) -> int:
-    """Keys and values of one token in all layers; None: in the model's own type."""
+    """Bytes of keys and values of one token in all layers; None: in the model's own type."""
     heads = 2 * config.layers * config.key_heads
     if kv_type == FP8:
         return heads * (config.head_dim + 1)
@@ -78,11 +78,11 @@ def kv_token_bytes(config: ModelConfig, kv_type: str | None = None) -> int:
 
 
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
-    """What the files' tensors of the text part take once loaded, floating ones in the config's type."""
-    wide = _FLOAT if config.dtype == "float32" else _HALF
-    taken = config.quantization.loaded_bytes if config.quantization else floating_bytes
+    """Bytes of the text part's tensors once loaded, floating ones in the config's type."""
+    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
+    bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
     return sum(
-        taken(tensor, wide)
+        bytes_of(tensor, float_bytes)
         for header in headers
         for tensor in header.tensors
         if is_text(tensor.name)
@@ -91,20 +91,20 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
 
 
 def parameters(config: ModelConfig) -> int:
-    """Numbers in the weights, as people count a model's size."""
+    """Number of weights, as model sizes are counted."""
     width, d = config.hidden, config.head_dim
     norms = 4 if config.post_normed else 2
     layer = width * (config.qkv_columns + config.heads * d + 3 * config.intermediate + norms)
-    layer += config.qkv_columns if config.biased else 0
+    layer += config.qkv_columns if config.qkv_bias else 0
     layer += 2 * d if config.normed_heads else 0
     return config.layers * layer + config.vocabulary * width * (1 if config.tied else 2) + width
 
 
 def dummy_bytes(config: ModelConfig) -> int:
-    """What random weights of this shape take."""
-    wide = _FLOAT if config.dtype == "float32" else _HALF
+    """Bytes of random weights of this shape."""
+    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
     if config.quantization is None:
-        return parameters(config) * wide
+        return parameters(config) * float_bytes
     width, heads, intermediate = config.hidden, config.heads * config.head_dim, config.intermediate
     shapes = (
         (config.qkv_columns, width),
@@ -114,39 +114,39 @@ def dummy_bytes(config: ModelConfig) -> int:
     )
     layer = sum(config.quantization.linear_bytes(n, k) for n, k in shapes)
     plain = parameters(config) - config.layers * sum(n * k for n, k in shapes)
-    return config.layers * layer + plain * wide
+    return config.layers * layer + plain * float_bytes
 
 
 def head_int8_bytes(config: ModelConfig) -> int:
-    """What an 8-bit head takes more than the floating one: less than nothing, but where the embedding is the
-    head and stays beside it."""
+    """Bytes that an 8-bit head takes more than the floating one: negative, unless the embedding is the head,
+    too, and stays."""
     numbers = config.vocabulary * config.hidden
-    wide = _FLOAT if config.dtype == "float32" else _HALF
-    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * wide)
+    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
+    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * float_bytes)
 
 
 def step_tokens(free_bytes: int) -> int:
-    """Most tokens of a step on a GPU of which so many bytes may be used."""
+    """Most tokens of a step if so many bytes of the GPU may be used."""
     return next((most for least, most in _LARGE_STEPS if free_bytes >= least), STEP_TOKENS)
 
 
 def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) -> int:
-    """Activations of a step of `step` tokens, logits of `slots` points with the sampler's copy, and the
-    dequantized weight that the library multiplies."""
+    """Bytes for activations of a step of `step` tokens, logits of `slots` positions with the sampler's copy,
+    and the dequantized weight that the library multiplies."""
     width = max(config.qkv_columns, 2 * config.intermediate, config.hidden)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     logits = slots * config.vocabulary * 3 * _FLOAT
-    spread = 2 * config.intermediate * config.hidden * _HALF if config.quantization else 0
-    return activations + logits + spread
+    dequantized = 2 * config.intermediate * config.hidden * _HALF if config.quantization else 0
+    return activations + logits + dequantized
 
 
 def dequant_pages(key_heads: int, head_dim: int) -> int:
-    """Most pages of codes that a step decodes for its prompt chunks, in room that all layers share."""
-    return min(_DECODED_PAGES, _DECODED_BYTES // (2 * key_heads * PAGE_TOKENS * head_dim * _HALF))
+    """Most FP8 pages that a step dequantizes for its prompt chunks, into memory that all layers share."""
+    return min(_DEQUANT_PAGES, _DEQUANT_BYTES // (2 * key_heads * PAGE_TOKENS * head_dim * _HALF))
 
 
 def dequant_bytes(config: ModelConfig, gpu: Gpu) -> int:
-    """That room, on GPUs that may have the kernel which wants it."""
+    """Bytes of that memory, on GPUs that may have the kernel which needs it."""
     if gpu.total_bytes < _HOPPER_BYTES:
         return 0
     page = 2 * config.key_heads * PAGE_TOKENS * config.head_dim * _HALF
@@ -154,7 +154,7 @@ def dequant_bytes(config: ModelConfig, gpu: Gpu) -> int:
 
 
 def rotation_bytes(config: ModelConfig, context: int) -> int:
-    """Tables of cosines and sines: one, or two where layers with a window turn otherwise."""
+    """Bytes of the tables of cosines and sines: two if layers with a window have their own rotation."""
     tables = 1 if config.windowed_rotation is None else 2
     return tables * context * config.head_dim * _FLOAT
 
@@ -212,12 +212,12 @@ class _LoadPlanner:
             )
 
     def kv(self, context: int, kv_type: str = "") -> int:
-        """Pages for one sequence of `context` tokens."""
+        """Bytes of the pages of one sequence of `context` tokens."""
         pages = -(-context // PAGE_TOKENS)
         return pages * PAGE_TOKENS * kv_token_bytes(self.config, kv_type or self.kv_type)
 
-    def room(self, kv_type: str = "") -> int:
-        """Bytes that the cache may take."""
+    def kv_available(self, kv_type: str = "") -> int:
+        """Bytes left for the KV cache."""
         left = self.free - self.weights - self.workspace - OVERHEAD_BYTES
         if kv_type == FP8 != self.kv_type:
             left -= dequant_bytes(self.config, self.gpu)
@@ -225,7 +225,7 @@ class _LoadPlanner:
         return max(left if most is None else min(left, most), 0)
 
     def plan(self) -> MemoryPlan:
-        """See the function `plan`."""
+        """See the module's `plan`."""
         trained, asked = self.config.context_train, self.options.context_tokens
         goal = asked or trained
         longest = self._longest(max(trained, goal))
@@ -233,7 +233,7 @@ class _LoadPlanner:
         if asked is None and least <= longest < trained:
             self.notes.append(
                 f"{tokens(longest)} of context fit; the model allows {tokens(trained)}."
-                + "".join(f" {line}" for line in self._with_fp8(longest, trained))
+                + "".join(f" {line}" for line in self._fp8_advice(longest, trained))
             )
             goal = longest
         fits = longest >= goal
@@ -254,26 +254,26 @@ class _LoadPlanner:
         return self._result(goal, longest, fits=fits, advice=advice)
 
     def _longest(self, most: int, kv_type: str = "") -> int:
-        return largest(lambda count: self.kv(count, kv_type) <= self.room(kv_type), most)
+        return largest(lambda count: self.kv(count, kv_type) <= self.kv_available(kv_type), most)
 
-    def _with_fp8(self, longest: int, most: int) -> Iterator[str]:
-        """What a cache in 8 bits would bring, where it is more than `longest`."""
+    def _fp8_advice(self, longest: int, most: int) -> Iterator[str]:
+        """Suggest an FP8 cache if it allows more than `longest`."""
         if self.kv_type == FP8:
             return
         possible = self._longest(most, FP8)
         if possible > max(longest, LEAST_CONTEXT_TOKENS):
             yield f"FP8 KV would give {tokens(possible)} (--kv-type {FP8})."
 
-    def _cache(self, context: int) -> int:
-        """What is useful and no more: every slot full, or what there is room for; one sequence at least."""
+    def _kv_budget(self, context: int) -> int:
+        """Bytes for the KV cache: enough for all slots, or all that is left; one sequence at least."""
         useful = self.kv(context) * self.options.max_slots
         page = self.kv(1)
-        return max(min(useful, self.room() // page * page), self.kv(context))
+        return max(min(useful, self.kv_available() // page * page), self.kv(context))
 
     def _result(
         self, context: int, longest: int, *, fits: bool, advice: tuple[str, ...]
     ) -> MemoryPlan:
-        kv = self._cache(context) if fits else self.kv(context)
+        kv = self._kv_budget(context) if fits else self.kv(context)
         total = self.weights + kv + self.workspace + OVERHEAD_BYTES
         return MemoryPlan(
             backend="cuda",
@@ -300,7 +300,7 @@ class _LoadPlanner:
         )
 
     def _limit_exceeded(self, context: int, total: int) -> str:
-        """Where there is memory enough, and the user's limit on the cache is what a load would break."""
+        """The message if memory suffices and only the user's limit on the KV cache forbids the load."""
         most = self.limits.kv_bytes
         if most is None or total > self.free or self.kv(context) <= most:
             return ""
@@ -309,8 +309,8 @@ class _LoadPlanner:
             f"{size(most)}."
         )
 
-    def _raised_limits(self, goal: int) -> Iterator[str]:
-        """Limits of the user's that could be wider."""
+    def _limit_advice(self, goal: int) -> Iterator[str]:
+        """Suggest to raise limits that the user set."""
         kv, most = self.kv(goal), self.limits
         total = self.weights + kv + self.workspace + OVERHEAD_BYTES
         if most.kv_bytes is not None and most.kv_bytes < kv and total <= self.free:
@@ -319,8 +319,8 @@ class _LoadPlanner:
             yield f"--vram-gb {gigabytes_flag(total)}: what it takes with {tokens(goal)}."
 
     def _advice(self, goal: int, longest: int, least: int) -> Iterator[str]:
-        yield from self._raised_limits(goal)
-        yield from self._with_fp8(longest, max(goal, self.config.context_train))
+        yield from self._limit_advice(goal)
+        yield from self._fp8_advice(longest, max(goal, self.config.context_train))
         if least <= longest < goal:
             yield f"--ctx {longest}: {size(self.kv(longest))} of cache."
         if self.gpu.others_bytes > 1_000_000_000:
@@ -341,7 +341,7 @@ def _context_notes(config: ModelConfig) -> Iterator[str]:
 
 
 def _window_notes(config: ModelConfig) -> Iterator[str]:
-    """What a window saves, and what it does not."""
+    """Note that sliding windows save no memory here."""
     widths = [width for width in config.windows if width]
     if widths:
         yield (

@@ -1,6 +1,6 @@
-"""What config.json of a Hugging Face checkpoint says, checked once: the shapes that the engine runs on.
+"""Reads and checks config.json of a Hugging Face checkpoint: the shapes that the engine runs on.
 
-Imports no torch. What cannot be run is refused with what can, and with the way through llama.cpp.
+Imports no torch. An error for an unsupported model names what is supported, and llama.cpp as the alternative.
 """
 
 import json
@@ -71,89 +71,96 @@ _DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
         "sliding_window_pattern": 6,
     },
 }
-"""What a config means where it is silent: those on the hub leave out what transformers takes as given."""
-_STORED: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+"""Defaults of transformers, by architecture: configs on the hub leave such fields out."""
+_FLOAT_TYPES: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama family. Numbers are per model: `hidden`, `feed` and `vocabulary` columns,
-    `heads` of queries and `key_heads` of keys and values, each of `head_dim`.
-
-    rotation: of positions; windowed_rotation: of the layers with a window, where it differs. tied: the head
-    is the embedding. quantization: of the layers, None: they are floating. ends: tokens that end a
-    generation, as far as config.json knows. windows: by layer, the keys that a query sees, 0 for all of
-    them. attention_scale: of logits, 0.0 for 1/sqrt(head_dim). attention_cap, head_cap: logits of the
-    attention and of the head become cap * tanh(logit / cap), 0.0: no cap. embedding_scale: of the rows of
-    the embedding. vision: the checkpoint sees images, too; that part is left out.
-    """
+    """Shape of a decoder of the Llama family."""
 
     architecture: Architecture
     layers: int
     hidden: int
+    """Columns of the residual."""
     intermediate: int
+    """Columns inside the MLP."""
     heads: int
+    """Of queries."""
     key_heads: int
+    """Of keys and values."""
     head_dim: int
     vocabulary: int
+    """Rows of the embedding."""
     context_train: int
     eps: float
     rotation: Rotation
     windowed_rotation: Rotation | None
+    """Of the layers with a window, if it differs."""
     tied: bool
-    biased: bool
+    """The head is the embedding."""
+    qkv_bias: bool
     quantization: Quantization | None
+    """Of the layers; None: they are floating."""
     dtype: FloatType
-    ends: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+    """Tokens that end a generation, as far as config.json states them."""
     windows: tuple[int, ...] = ()
+    """By layer, the keys that a query sees; 0: all."""
     attention_scale: float = 0.0
+    """Of the attention's logits; 0.0: 1/sqrt(head_dim)."""
     attention_cap: float = 0.0
+    """The attention's logits become cap * tanh(logit / cap); 0.0: no cap."""
     head_cap: float = 0.0
+    """The same for the head's logits."""
     activation: Activation = "silu"
     embedding_scale: float = 1.0
+    """Factor of the rows of the embedding."""
     vision: bool = False
+    """The checkpoint sees images, too; that part is not loaded."""
     context_capped: bool = False
+    """Beyond `context_train`, attention would need a scale by position, which no kernel here has."""
 
     def window(self, layer: int) -> int:
-        """Keys that a query of a layer sees, 0 for all of them."""
+        """Keys that a query of a layer sees; 0: all."""
         return self.windows[layer] if self.windows else 0
 
     @property
     def fp8_activations(self) -> bool:
-        """Whether products of many rows may round their activations to 8 bits."""
+        """True if gemms of many rows may round their activations to 8 bits."""
         return self.quantization is not None and self.quantization.fp8_activations
 
     @property
     def packed(self) -> bool:
-        """Whether layers become 4-bit codes in the order of the W4 products."""
+        """True if layers become 4-bit codes in the order of the int4 gemms."""
         return self.quantization is not None and self.quantization.packed
 
     @property
     def qkv_columns(self) -> int:
-        """Columns of the merged product of queries, keys and values."""
+        """Output columns of the merged gemm of queries, keys and values."""
         return (self.heads + 2 * self.key_heads) * self.head_dim
 
     @property
     def normed_heads(self) -> bool:
-        """Whether queries and keys are normalized per head."""
+        """True if queries and keys are normalized per head."""
         return self.architecture in ("qwen3", "gemma3")
 
     @property
     def post_normed(self) -> bool:
-        """Whether what attention and feed-forward give is normalized before it joins the residual."""
+        """True if outputs of attention and MLP are normalized before they join the residual."""
         return self.architecture in ("gemma2", "gemma3")
 
 
 class RuntimeConfig(NamedTuple):
-    """The config as the engine runs it; `notes`: sentences on what is otherwise than the checkpoint has it."""
+    """The config as the engine runs it. `notes`: sentences on how it differs from the checkpoint."""
 
     config: ModelConfig
     notes: tuple[str, ...]
 
 
 def runtime_config(config: ModelConfig, *, gpu: bool) -> RuntimeConfig:
-    """In a floating type that the engine computes in. gpu: false for the references on a CPU."""
+    """Choose a floating type that the engine computes in. `gpu` False: for the references on a CPU."""
     notes = []
     if gpu and config.dtype == "float32":
         notes.append("The weights are stored in fp32; they are loaded as bf16.")
@@ -182,15 +189,15 @@ def read_config(folder: Path) -> ModelConfig:
     if not isinstance(found, dict):
         raise ModelInvalid(f"{path} is no JSON object.", hint=_DAMAGED_HINT)
     raw = whole_config(folder, found)
-    headers = () if _states_type(raw) else map(read_safetensors, weight_paths(folder))
+    headers = () if _has_dtype(raw) else map(read_safetensors, weight_paths(folder))
     return parse_config(raw, str(path), headers)
 
 
 def parse_config(
     raw: Mapping[str, Any], name: str, headers: Iterable[SafetensorsHeader] = ()
 ) -> ModelConfig:
-    """The config in parsed JSON; `name` for messages. headers: of the weights, whose type is that of a config
-    which states none. Raises ModelInvalid."""
+    """Parse a config. `name`: for messages. `headers`: of the weights, which give the dtype if the config has
+    none. Raises ModelInvalid."""
     architecture = _Reader(raw, name).architecture()
     text = raw.get("text_config")
     vision = isinstance(text, dict)
@@ -225,14 +232,14 @@ def parse_config(
         rotation=rotations.all,
         windowed_rotation=rotations.windowed,
         tied=bool(reader.raw.get("tie_word_embeddings", False)),
-        biased=architecture == "qwen2",
+        qkv_bias=architecture == "qwen2",
         quantization=parse_quantization(
             reader.raw.get("quantization_config"), name, reader.unsupported
         ),
         dtype=reader.dtype(stored_type(headers)),
-        ends=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
+        eos_ids=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
         windows=read_windows(
-            reader, architecture, layers, context, turned=rotations.windowed is not None
+            reader, architecture, layers, context, own_rotation=rotations.windowed is not None
         ),
         attention_scale=reader.number("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
         attention_cap=reader.cap("attn_logit_softcapping") if architecture == "gemma2" else 0.0,
@@ -244,16 +251,16 @@ def parse_config(
 
 
 def stored_type(headers: Iterable[SafetensorsHeader]) -> FloatType:
-    """Of the floating tensors the type that has most of the numbers; fp16 where there is none."""
+    """The type of most numbers in the floating tensors; fp16 if there are none."""
     counts: Counter[FloatType] = Counter()
     for header in headers:
         for tensor in header.tensors:
-            if tensor.dtype in _STORED and is_text(tensor.name):
-                counts[_STORED[tensor.dtype]] += tensor.size_bytes // int(tensor.dtype[-2:])
+            if tensor.dtype in _FLOAT_TYPES and is_text(tensor.name):
+                counts[_FLOAT_TYPES[tensor.dtype]] += tensor.size_bytes // int(tensor.dtype[-2:])
     return max(counts, key=lambda kind: counts[kind], default="float16")
 
 
-def _states_type(raw: Mapping[str, Any]) -> bool:
+def _has_dtype(raw: Mapping[str, Any]) -> bool:
     text = raw.get("text_config")
     places = (raw, text) if isinstance(text, dict) else (raw,)
     return any(each.get("dtype") or each.get("torch_dtype") for each in places)
@@ -265,17 +272,17 @@ def read_windows(
     layers: int,
     context: int,
     *,
-    turned: bool = False,
+    own_rotation: bool = False,
 ) -> tuple[int, ...]:
-    """By layer the keys that a query sees, 0 for all of them. turned: layers with a window have a rotation of
-    their own. Raises ModelInvalid."""
+    """By layer, the keys that a query sees; 0: all. `own_rotation`: layers with a window have their own.
+    Raises ModelInvalid."""
     raw = fields.raw
-    stated = raw.get("sliding_window")
+    configured = raw.get("sliding_window")
     if architecture == "llama" or (
         architecture in ("qwen2", "qwen3") and not raw.get("use_sliding_window")
     ):
-        stated = None
-    if stated is None:
+        configured = None
+    if configured is None:
         return (0,) * layers
     window = fields.integer("sliding_window")
     kinds = raw.get("layer_types")
@@ -296,19 +303,19 @@ def read_windows(
         windowed = [(layer + 1) % pattern != 0 for layer in range(layers)]
     else:
         windowed = [True] * layers
-    # A window as wide as the context hides nothing, but it may say how its layer turns.
-    kept = window if turned or window < context else 0
-    return tuple(kept if each else 0 for each in windowed)
+    # A window as wide as the context hides nothing, but it may tell which rotation its layer has.
+    width = window if own_rotation or window < context else 0
+    return tuple(width if each else 0 for each in windowed)
 
 
 def token_ids(found: object) -> tuple[int, ...]:
-    """`eos_token_id` in its three spellings: nothing, a number, a list of numbers."""
+    """`eos_token_id` in its three forms: null, a number, a list of numbers."""
     listed = found if isinstance(found, list) else [found]
     return tuple(token for token in listed if isinstance(token, int) and token >= 0)
 
 
 class _Reader(ConfigFields):
-    """Fields of one config.json, each refused by name."""
+    """Fields that only this module reads."""
 
     def __init__(self, raw: Mapping[str, Any], name: str) -> None:
         super().__init__(raw, name, _UNSUPPORTED_HINT)
@@ -322,7 +329,7 @@ class _Reader(ConfigFields):
         raise self.unsupported(f"the architecture {', '.join(listed) or 'of no name'}")
 
     def check(self, architecture: Architecture) -> None:
-        """Refuse what no layer here does."""
+        """Raise ModelInvalid for features that no layer here has."""
         if self.raw.get("mlp_bias"):
             raise self.unsupported("biases in the feed-forward layers")
         if architecture != "qwen2" and self.raw.get("attention_bias"):

@@ -1,11 +1,10 @@
-"""How the layers of a checkpoint are quantized, by the quantization_config of its config.json. Imports no
-torch.
+"""Reads the quantization_config of a checkpoint's config.json. Imports no torch.
 
 Letters: N output and K input features of a layer.
 
-A field of this record is what a format (formats/) needs beyond the tensors themselves, and what the plan
-needs to know before they are read. Configs are read as transformers, AutoAWQ, AutoGPTQ, GPTQModel,
-AutoRound and llm-compressor write them.
+The record holds what a format (weights/formats/) needs beyond the tensors themselves, and what the memory plan
+needs before they are read. It reads configs of transformers, AutoAWQ, AutoGPTQ, GPTQModel, AutoRound and
+llm-compressor.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,60 +17,63 @@ from localchat.model_files.safetensors import Tensor
 
 Method = Literal["awq", "gptq", "int4", "fp8"]
 Unsupported = Callable[[str], ModelInvalid]
-"""Makes the error of a config that asks for something; the text ends a sentence."""
+"""Makes the error for an unsupported setting; its text ends a sentence."""
 
 PACKED_GROUP = 128
-"""Input features that share a scale and a zero in the packed form (kernels/w4_pack.py)."""
+"""Input features that share a scale and a zero in the packed form (kernels/int4/pack.py)."""
 _FP8_BLOCK = 128
-"""Features of both kinds that share a scale, where blocks do."""
+"""Output and input features of a block that shares a scale."""
 STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 bits or FP8"
-"""The ways to store a layer that are read here, for sentences."""
+"""Supported storage of a layer, for messages."""
 _SCALE_BYTES = 4
-"""Of one scale and one zero there; of a scale of FP8 weights."""
+"""Of one packed scale and zero, or one scale of FP8 weights."""
 _LABELS: dict[Method, str] = {"awq": "AWQ", "gptq": "GPTQ", "int4": "int4", "fp8": "FP8"}
 _PACKED_TENSORS = {"awq": ".qweight", "gptq": ".qweight", "int4": ".weight_packed"}
-"""By method, the tensor of codes."""
+"""Name of the tensor of codes, by method."""
 _SIDE_TENSORS = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape", "g_idx")
-"""What stands beside the codes, and is counted with them."""
+"""Names of tensors that belong to the codes and are counted with them."""
 
 _SCALE_NAMES = ("_scale", "_scale_inv")
 """Of FP8 weights."""
 _FLOATING = ("F64", "F32", "F16", "BF16")
-"""Types of tensors that the load turns into its own."""
+"""Types of tensors that the load converts to its own."""
 
 
 def floating_bytes(tensor: Tensor, float_bytes: int) -> int:
-    """What a tensor takes whose numbers are `wide` bytes each once they are loaded; others stay as stored."""
+    """Bytes of a loaded tensor whose numbers take `float_bytes` each; other types stay as stored."""
     return prod(tensor.shape) * float_bytes if tensor.dtype in _FLOATING else tensor.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """method: whose layout the tensors have. bits: of a weight. group: input features of one scale, 0: all
-    of them. ordered: groups are scattered over the columns (act-order). less_one: zeros are said to be
-    stored minus one. rounded: products of many rows may round their activations to FP8 as well, for which
-    the checkpoint was made. Layers that config.json leaves out are told from their tensors, not from here."""
+    """How the quantized layers are stored. Their tensors tell which layers those are, not this record."""
 
     method: Method
+    """Whose layout the tensors have."""
     bits: int = 4
+    """Of a weight."""
     group: int = PACKED_GROUP
+    """Input features of one scale; 0: all of them."""
     symmetric: bool = False
     act_order: bool = False
+    """Groups are scattered over the columns."""
     zeros_minus_one: bool = False
+    """The config claims that zeros are stored minus one."""
     fp8_activations: bool = False
+    """Gemms of many rows may round activations to FP8, too: the checkpoint was made for that."""
 
     @property
     def packed(self) -> bool:
-        """Whether layers become 4-bit codes in the order of the W4 products."""
+        """True if layers become 4-bit codes in the order of the int4 gemms."""
         return self.bits == 4
 
     @property
     def label(self) -> str:
-        """For people: AWQ 4-bit, FP8."""
+        """For display: AWQ 4-bit, FP8."""
         return f"{_LABELS[self.method]} 4-bit" if self.packed else _LABELS[self.method]
 
     def linear_bytes(self, n: int, k: int) -> int:
-        """What a layer of N x K weights takes once it is loaded."""
+        """Bytes of a loaded layer of N x K weights."""
         if self.packed:
             order = 4 * k if self.act_order else 0
             return n * k // 2 + n * (k // PACKED_GROUP) * _SCALE_BYTES + order
@@ -79,9 +81,10 @@ class Quantization:
         return n * k + scales * _SCALE_BYTES
 
     def loaded_bytes(self, tensor: Tensor, float_bytes: int) -> int:
-        """What a tensor of the files takes once it is loaded: codes as stored, what stayed floating in `wide`
-        bytes a number. Packed layers have four bytes for each 128 codes, counted with these, of scales and
-        zeros; FP8 ones four bytes a scale."""
+        """Bytes of a stored tensor once loaded: codes as stored, floating numbers in `float_bytes` each.
+
+        Packed layers take four bytes of scale and zero for every 128 codes, counted with the codes; FP8 layers
+        four bytes for every scale."""
         if self.method not in _PACKED_TENSORS:
             return floating_bytes(
                 tensor, _SCALE_BYTES if tensor.name.endswith(_SCALE_NAMES) else float_bytes
@@ -98,8 +101,7 @@ class Quantization:
 
 
 def parse_quantization(raw: object, name: str, unsupported: Unsupported) -> Quantization | None:
-    """The record of a quantization_config; None where there is none. Raises ModelInvalid, with what is
-    wrong in the file `name`."""
+    """Parse a quantization_config; None if there is none. Raises ModelInvalid that names the file `name`."""
     if raw is None:
         return None
     if not isinstance(raw, dict):
@@ -148,7 +150,7 @@ def _gptq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
 
 
 def _check_overrides(found: object, group: int, unsupported: Unsupported) -> None:
-    """GPTQModel's settings of single layers: those may be left out, not stored otherwise."""
+    """Check GPTQModel's settings of single layers: they may stay unquantized, not have another format."""
     for pattern, changed in found.items() if isinstance(found, dict) else ():
         if not str(pattern).startswith("-:") and isinstance(changed, dict):
             size = changed.get("group_size", group or -1)
@@ -157,7 +159,7 @@ def _check_overrides(found: object, group: int, unsupported: Unsupported) -> Non
 
 
 def _auto_round(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    """AutoRound writes the layouts of the two others."""
+    """AutoRound writes the layouts of AWQ or GPTQ."""
     packing = str(raw.get("packing_format") or raw.get("backend") or "auto_round:auto_gptq")
     if "awq" in packing:
         return _awq({**raw, "version": "gemm"}, unsupported)
@@ -170,13 +172,13 @@ def _compressed(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantizatio
     """compressed-tensors: one scheme for all layers."""
     layout, groups = raw.get("format"), raw.get("config_groups")
     schemes = groups.values() if isinstance(groups, dict) else ()
-    stated = [each.get("weights") for each in schemes if isinstance(each, dict)]
-    wanted = [each for each in stated if isinstance(each, dict)]
-    if not wanted or any(each != wanted[0] for each in wanted):
-        raise unsupported(f"{len(wanted)} kinds of compressed weights in one model")
+    specs = [each.get("weights") for each in schemes if isinstance(each, dict)]
+    weights = [each for each in specs if isinstance(each, dict)]
+    if not weights or any(each != weights[0] for each in weights):
+        raise unsupported(f"{len(weights)} kinds of compressed weights in one model")
     if raw.get("transform_config"):
         raise unsupported("weights that were rotated (transform_config)")
-    scheme = wanted[0]
+    scheme = weights[0]
     bits, kind = scheme.get("num_bits"), scheme.get("type")
     if bits == 8 and kind == "float":
         fp8_activations = all(
@@ -218,7 +220,7 @@ def _fp8_blocks(size: object, unsupported: Unsupported, *, fp8_activations: bool
 
 
 def _fp8(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    """DeepSeek's and Qwen's blocks, vLLM's one scale for a tensor, Meta's one for a row (fbgemm)."""
+    """Scales by block (DeepSeek, Qwen), by tensor (vLLM) or by row (Meta's fbgemm)."""
     if str(raw.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
         raise unsupported(f"FP8 weights of the kind {raw.get('fmt')} (e4m3 are possible)")
     size = raw.get("weight_block_size")
@@ -236,7 +238,7 @@ def _modelopt(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
 
 
 def _group(size: object, what: str, unsupported: Unsupported) -> int:
-    """Input features of a scale, 0: all."""
+    """Input features of a scale; 0: all."""
     if size == -1:
         return 0
     if not isinstance(size, int) or size < 1 or size % PACKED_GROUP:
@@ -254,4 +256,4 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], Unsupported], Quantization]] = 
     "fbgemm_fp8": _fp8,
     "modelopt": _modelopt,
 }
-"""By `quant_method`."""
+"""By `quant_method` of the config."""

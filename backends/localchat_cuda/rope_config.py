@@ -1,8 +1,9 @@
-"""How positions turn queries and keys: bases, scalings to longer contexts, and how config.json spells them.
+"""Rotary position embeddings: bases, scalings to longer contexts, and their fields in config.json.
+
 Imports no torch.
 
-Letters: D columns of a head, R of them that turn (R = D but for models with `partial_rotary_factor`), pair i
-of R/2: columns i and i + R/2. Pair i turns by theta^(-2i/R) radians a position, changed by a scaling. RoFormer
+Letters: D columns of a head, R of them rotary (R = D without a `partial_rotary_factor`), pair i of R/2:
+columns i and i + R/2. Pair i rotates by theta^(-2i/R) radians a position, changed by a scaling. RoFormer
 (Su et al., 2021); linear scaling: Chen et al., 2023; YaRN, and the growing base that it calls dynamic NTK:
 Peng et al., 2023; long factors: LongRoPE (Ding et al., 2024); llama3: Llama Team, 2024.
 """
@@ -17,8 +18,7 @@ from localchat_cuda.config_fields import ConfigFields
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Wavelengths beyond the original context are stretched by `factor`, those well inside it kept, and the
-    ones between blended."""
+    """Stretches wavelengths beyond the original context by `factor`, keeps short ones, and blends between."""
 
     factor: float
     low_frequency_factor: float
@@ -38,30 +38,31 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Positions are divided by `factor`."""
+    """Divides positions by `factor`."""
 
     factor: float
 
     def scaled(self, plain: list[float], context: int) -> list[float]:
-        """See Llama3."""
+        """See Llama3Scaling."""
         return [radians / self.factor for radians in plain]
 
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Pairs that turn less than `slow` times in the original context are stretched by `factor`, those that
-    turn more than `fast` times kept, and a ramp over the pairs lies between. `whole`: the ends of the ramp
-    are whole pairs."""
+    """YaRN: stretches slow pairs by `factor`, keeps fast ones, with a ramp over the pairs between them."""
 
     factor: float
     original_context: int
     fast: float
+    """Pairs with more turns than this in the original context are kept."""
     slow: float
+    """Pairs with fewer turns are stretched."""
     truncate: bool
+    """The ends of the ramp are rounded to whole pairs."""
     theta: float
 
     def scaled(self, plain: list[float], context: int) -> list[float]:
-        """See Llama3."""
+        """See Llama3Scaling."""
         pairs = len(plain)
         low, high = (self._pair(turns, pairs) for turns in (self.fast, self.slow))
         if self.truncate:
@@ -75,38 +76,41 @@ class YarnScaling:
         return found
 
     def _pair(self, turns: float, pairs: int) -> float:
-        """The pair, fractions too, that turns so often in the original context."""
+        """The pair (a fraction) with so many turns in the original context."""
         span = math.log(self.original_context / (turns * 2 * math.pi))
         return pairs * span / math.log(self.theta)
 
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """Pairs are slowed by a list of factors each: `long` where the loaded context is longer than the original
-    one, else `short`. One list serves all positions, so that what is in the cache stays true."""
+    """LongRoPE: slows each pair by its own factor.
+
+    `long` if the loaded context is longer than the original one, else `short`: one list for all positions, so
+    that the cache stays valid."""
 
     short: tuple[float, ...]
     long: tuple[float, ...]
     original_context: int
 
     def scaled(self, plain: list[float], context: int) -> list[float]:
-        """See Llama3. `context`: what is loaded, in tokens."""
+        """See Llama3Scaling. `context`: tokens that are loaded."""
         factors = self.long if context > self.original_context else self.short
         return [radians / factor for radians, factor in zip(plain, factors, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicNtkScaling:
-    """Where the loaded context is longer than the original one, the base grows, so that the slowest pair is
-    stretched by about as much as the context is, times `factor`. One base serves all positions, so that what
-    is in the cache stays true."""
+    """Dynamic NTK: raises the base if the loaded context is longer than the original one.
+
+    The slowest pair is stretched by about as much as the context is, times `factor`. One base serves all
+    positions, so that the cache stays valid."""
 
     factor: float
     original_context: int
     theta: float
 
     def scaled(self, plain: list[float], context: int) -> list[float]:
-        """See LongFactors."""
+        """See LongRopeScaling."""
         pairs = len(plain)
         if context <= self.original_context or pairs < 2:
             return plain
@@ -122,34 +126,38 @@ Scaling: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """`columns`: R, 0 for all of a head. `magnitude`: cosines and sines are multiplied by it."""
+    """Rotary embedding of a layer."""
 
     theta: float
     scaling: Scaling | None = None
     columns: int = 0
+    """R; 0: all of a head."""
     magnitude: float = 1.0
+    """Factor of cosines and sines."""
 
     def radians(self, d: int, context: int) -> tuple[float, ...]:
-        """A position's turn of each of the R/2 pairs, where `context` tokens are loaded."""
+        """Radians a position of each of the R/2 pairs, if `context` tokens are loaded."""
         turning = self.columns or d
         plain = [self.theta ** (-2 * i / turning) for i in range(turning // 2)]
         return tuple(plain if self.scaling is None else self.scaling.scaled(plain, context))
 
 
 class Rotations(NamedTuple):
-    """Of a model. `windowed`: of layers with a window, where theirs differs. `context`: tokens that the
-    scaling reaches, 0: it says nothing. `bound`: tokens up to which all positions are attended to alike, 0:
-    everywhere; beyond, queries are scaled by their position, which no kernel here does."""
+    """Rotations of a model's layers."""
 
     all: Rotation
     windowed: Rotation | None
+    """Of layers with a window, if theirs differs."""
     context: int
+    """Tokens that the scaling reaches; 0: not stated."""
     bound: int
+    """Beyond so many tokens queries are scaled by their position, which no kernel here does; 0: never."""
 
 
 def read_rotations(fields: ConfigFields, head_dim: int, context: int) -> Rotations:
-    """Rotations of a config. transformers 5 writes all into rope_parameters, by kind of layer where they
-    differ; 4 into several fields. `context`: max_position_embeddings. Raises ModelInvalid."""
+    """Read the rotations of a config. `context`: max_position_embeddings. Raises ModelInvalid.
+
+    transformers 5 writes all into rope_parameters, by kind of layer if they differ; 4 into several fields."""
     held = fields.section("rope_parameters")
     stated = held or fields.section("rope_scaling")
     own = {**stated}
@@ -176,29 +184,31 @@ def _read(fields: ConfigFields, held: Mapping[str, Any], head_dim: int, context:
     columns = int(head_dim * share)
     if columns > head_dim or columns < 2 or columns % 2:
         raise fields.unsupported(f"{columns} of {head_dim} columns of a head turned by positions")
-    turned = 0 if columns == head_dim else columns
+    rotary_columns = 0 if columns == head_dim else columns
     kind = held.get("rope_type") or held.get("type") or "default"
     if "short_factor" in held:
         kind = "longrope"
     if kind == "default":
-        return Rotation(theta, None, turned)
+        return Rotation(theta, None, rotary_columns)
     if kind == "linear":
-        return Rotation(theta, LinearScaling(fields.number("factor", 1.0, held)), turned)
+        return Rotation(theta, LinearScaling(fields.number("factor", 1.0, held)), rotary_columns)
     if kind == "dynamic":
         return Rotation(
-            theta, DynamicNtkScaling(fields.number("factor", 1.0, held), context, theta), turned
+            theta,
+            DynamicNtkScaling(fields.number("factor", 1.0, held), context, theta),
+            rotary_columns,
         )
     if kind == "llama3":
-        return Rotation(theta, _llama3(fields, held), turned)
+        return Rotation(theta, _llama3(fields, held), rotary_columns)
     if kind == "yarn":
-        return _yarn(fields, held, theta, turned, context)
+        return _yarn(fields, held, theta, rotary_columns, context)
     if kind in ("longrope", "su"):
         return _long(fields, held, theta, columns, head_dim, context)
     raise fields.unsupported(f"rotary positions of type {kind}")
 
 
 def _original(fields: ConfigFields, held: Mapping[str, Any], default: float) -> int:
-    """Tokens of the context before it was stretched; of one alone, no stretching can be told."""
+    """Tokens of the context before it was stretched; must be above 1, whose logarithm is divided by."""
     return math.ceil(fields.number("original_max_position_embeddings", default, held, above=1.0))
 
 
@@ -213,7 +223,7 @@ def _llama3(fields: ConfigFields, held: Mapping[str, Any]) -> Llama3Scaling:
 
 
 def _yarn(
-    fields: ConfigFields, held: Mapping[str, Any], theta: float, turned: int, context: int
+    fields: ConfigFields, held: Mapping[str, Any], theta: float, rotary_columns: int, context: int
 ) -> Rotation:
     original = _original(fields, held, context)
     factor = fields.number("factor", max(context / original, 1.0), held)
@@ -233,7 +243,9 @@ def _yarn(
     if held.get("mscale") and held.get("mscale_all_dim"):
         own, every = (fields.number(name, 1.0, held) for name in ("mscale", "mscale_all_dim"))
         default = sharpened(own) / sharpened(every)
-    return Rotation(theta, scaling, turned, fields.number("attention_factor", default, held))
+    return Rotation(
+        theta, scaling, rotary_columns, fields.number("attention_factor", default, held)
+    )
 
 
 def _long(

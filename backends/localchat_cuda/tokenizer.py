@@ -1,7 +1,6 @@
-"""The tokenizer of a checkpoint folder: tokenizer.json through the tokenizers library, chat template and
-ends of generation from the files beside it.
+"""Tokenizer of a checkpoint folder: tokenizer.json, chat template and end-of-generation tokens.
 
-Callable from any thread: the library locks where it must, and what is kept here is written whole.
+Callable from any thread: the tokenizers library locks where it must, and the cache here is only written whole.
 """
 
 import json
@@ -26,21 +25,21 @@ _SPECIAL = {
     "fim_sep": ("<|file_sep|>",),
     "eot": ("<|eot_id|>", "<|im_end|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>"),
 }
-"""By the loop's name: how vocabularies write it."""
+"""By the core's name of a special token, its spellings in vocabularies."""
 _EOG_TOKENS = (
     *("<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "</s>"),
     *("<end_of_turn>", "<eos>", "<|end|>"),
 )
-"""Tokens that end a generation by what they are called, as llama.cpp takes them too."""
+"""Names of tokens that end a generation, as in llama.cpp."""
 
 _DAMAGED_HINT = "The file may be cut off or damaged: download it again."
 _SPACES_MARKED = [{"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
-"""The normalizer of Gemma."""
+"""The normalizer of Gemma: it marks spaces."""
 
 
-def _bytes_of_letters() -> dict[str, int]:
-    """Byte-level vocabularies write each byte as one printable letter: itself where it is one, else from
-    U+0100 on in order (GPT-2, Radford et al., 2019)."""
+def _byte_of_letter() -> dict[str, int]:
+    """The byte of each letter in a byte-level vocabulary (GPT-2, Radford et al., 2019): printable characters
+    stand for themselves, the other bytes for U+0100 and on, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {
@@ -52,9 +51,9 @@ class CheckpointTokenizer:
     """See localchat.backend_api.interface.Tokenizer."""
 
     def __init__(self, folder: Path, vocab_size: int = 0) -> None:
-        """`vocab_size`: rows of the model's embedding, 0: as many as there are tokens. Those beyond the
-        tokenizer's last token have no text; tokens that were added beyond the last row are only letters.
-        Raises ModelMissing, ModelInvalid."""
+        """`vocab_size`: rows of the model's embedding; 0: as many as there are tokens. Rows beyond the
+        tokenizer's last token have no text; tokens added beyond the last row are plain text. Raises
+        ModelMissing, ModelInvalid."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelMissing(
@@ -69,18 +68,18 @@ class CheckpointTokenizer:
             )
         except Exception as error:  # the library raises bare Exception
             raise _unreadable(path, error) from error
-        # Off: control tokens written in a text are only letters.
+        # Control tokens that are written in a text stay plain text.
         self._without_special.encode_special_tokens = True
-        self.settings = _object(folder / "tokenizer_config.json")
+        self.settings = _read_object(folder / "tokenizer_config.json")
         self.vocab_size = vocab_size or self._without_special.get_vocab_size(with_added_tokens=True)
-        known = self._without_special.get_vocab()
-        last = max(known.values(), default=0)
-        if last >= self.vocab_size:
+        vocabulary = self._without_special.get_vocab()
+        last_id = max(vocabulary.values(), default=0)
+        if last_id >= self.vocab_size:
             raise ModelInvalid(
-                f"{path} has tokens up to number {last:,}, and config.json says {self.vocab_size:,} in all.",
+                f"{path} has tokens up to number {last_id:,}, and config.json says {self.vocab_size:,} in all.",
                 hint="config.json and tokenizer belong to different models: download both again.",
             )
-        self._letters = _bytes_of_letters() if _is_byte_level(raw) else {}
+        self._letters = _byte_of_letter() if _is_byte_level(raw) else {}
         added = raw.get("added_tokens") or []
         self._added = {int(each["id"]): str(each["content"]) for each in added}
         self._control = {int(each["id"]) for each in added if each.get("special")}
@@ -88,10 +87,12 @@ class CheckpointTokenizer:
         self.bos = self._token_of("bos_token")
         self.eos = self._token_of("eos_token")
         self.eog = self._eog_ids(folder)
-        said = self.settings.get("add_bos_token")
+        configured = self.settings.get("add_bos_token")
         begun = self._with_special.encode("").ids[:1]
-        self.add_bos = bool(said) if said is not None else bool(begun) and begun[0] == self.bos
-        self.longest_piece = self._longest_piece(raw, known)
+        self.add_bos = (
+            bool(configured) if configured is not None else bool(begun) and begun[0] == self.bos
+        )
+        self.longest_piece = self._longest_piece(raw, vocabulary)
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
@@ -102,14 +103,14 @@ class CheckpointTokenizer:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of one token; control tokens are empty unless `special`. ValueError out of range."""
-        known = self._pieces.get((token, special))
-        if known is None:
+        vocabulary = self._pieces.get((token, special))
+        if vocabulary is None:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(
                     f"token {token} is outside the vocabulary 0..{self.vocab_size - 1}"
                 )
-            known = self._pieces[token, special] = self._bytes(token, special)
-        return known
+            vocabulary = self._pieces[token, special] = self._bytes(token, special)
+        return vocabulary
 
     def special(self, name: str) -> int:
         """Id of `fim_pre`, `fim_suf`, `fim_mid`, `fim_pad`, `fim_rep`, `fim_sep`, `eot`, `sep`; -1: none."""
@@ -129,7 +130,7 @@ class CheckpointTokenizer:
 
     def _eog_ids(self, folder: Path) -> frozenset[int]:
         files = ("generation_config.json", "config.json")
-        stated = [token_ids(_object(folder / name).get("eos_token_id")) for name in files]
+        stated = [token_ids(_read_object(folder / name).get("eos_token_id")) for name in files]
         named = [self._id(text) for text in _EOG_TOKENS if self._id(text) in self._control]
         found = {self.eos, *named, *(token for ids in stated for token in ids)}
         return frozenset(token for token in found if 0 <= token < self.vocab_size)
@@ -147,26 +148,26 @@ class CheckpointTokenizer:
         found = _HEX.match(text)
         return bytes([int(found[1], 16)]) if found else text.replace("\u2581", " ").encode()
 
-    def _longest_piece(self, raw: Mapping[str, Any], known: Iterable[str]) -> int:
-        """Bytes of the longest token. Vocabularies that fold text before they split it promise nothing, but
-        for those that only write another letter for a space and have a token for every byte."""
+    def _longest_piece(self, raw: Mapping[str, Any], vocabulary: Iterable[str]) -> int:
+        """Bytes of the longest token. Vocabularies that normalize text before they split it have none, except
+        those that only mark spaces and have a token for every byte."""
         normalizer = raw.get("normalizer")
         if normalizer in _SPACES_MARKED and (raw.get("model") or {}).get("byte_fallback"):
-            texts = (*known, *self._added.values())
+            texts = (*vocabulary, *self._added.values())
             return max(len(text.replace("\u2581", " ").encode()) for text in texts)
         if normalizer is not None and normalizer.get("type") != "NFC":
             return 1 << 40
         if not self._letters:
             return 1 << 40
         # A letter of a byte-level token is one byte; NFC may halve a text or better, hence the factor.
-        longest = max((len(text) for text in known), default=1)
+        longest = max((len(text) for text in vocabulary), default=1)
         written = max((len(text.encode()) for text in self._added.values()), default=1)
         return max(longest, written, 1) * (1 if normalizer is None else 4)
 
 
 def _with_rows(text: str, vocab_size: int) -> tuple[dict[str, Any], str]:
-    """tokenizer.json without the added tokens that the model has no row for, parsed and as text. Gemma 3's
-    files have one for images, those of its models that see none too."""
+    """tokenizer.json without the added tokens that the model has no row for, parsed and as text. Gemma 3's have
+    one for images, even in text-only models."""
     raw: dict[str, Any] = json.loads(text)
     if not isinstance(raw, dict):
         raise ValueError("no JSON object")
@@ -188,8 +189,8 @@ def _is_byte_level(raw: Mapping[str, Any]) -> bool:
     return any(part.get("type") == "ByteLevel" for part in parts)
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no file. Raises ModelInvalid."""
+def _read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; empty if there is no file. Raises ModelInvalid."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -206,18 +207,19 @@ def _unreadable(path: Path, error: Exception) -> ModelInvalid:
 
 
 def chat_template(folder: Path) -> str | None:
-    """The model's template: chat_template.jinja, else tokenizer_config.json's (of several, the one named
-    default), else chat_template.json's, as models that see images have it. None: it has none. Raises
-    ModelInvalid."""
+    """The model's chat template; None if it has none. Raises ModelInvalid.
+
+    Looks in chat_template.jinja, tokenizer_config.json (of several, the one named default), and in
+    chat_template.json, where models that see images have it."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
             return path.read_text("utf-8")
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
-    found = _object(folder / "tokenizer_config.json").get("chat_template")
+    found = _read_object(folder / "tokenizer_config.json").get("chat_template")
     if found is None:
-        found = _object(folder / "chat_template.json").get("chat_template")
+        found = _read_object(folder / "chat_template.json").get("chat_template")
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
         found = named.get("default")
@@ -226,7 +228,7 @@ def chat_template(folder: Path) -> str | None:
 
 def sampling_defaults(folder: Path) -> tuple[tuple[str, float], ...]:
     """The model's own sampling settings, by our names, from generation_config.json. Raises ModelInvalid."""
-    stated = _object(folder / "generation_config.json")
+    stated = _read_object(folder / "generation_config.json")
     fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     found = ((field, stated.get(field)) for field in fields)
     return tuple((field, float(value)) for field, value in found if isinstance(value, int | float))

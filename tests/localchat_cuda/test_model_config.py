@@ -45,9 +45,9 @@ def test_qwen25_is_read() -> None:
     found = parse_config(QWEN25, "it")
     assert (found.architecture, found.layers, found.head_dim) == ("qwen2", 28, 128)
     assert found.qkv_columns == 36 * 128
-    assert found.biased and not found.normed_heads
+    assert found.qkv_bias and not found.normed_heads
     assert found.quantization is None and not found.packed
-    assert (found.rotation, found.ends) == (Rotation(1e6), (151645,))
+    assert (found.rotation, found.eos_ids) == (Rotation(1e6), (151645,))
     assert not any(found.windows)
 
 
@@ -62,8 +62,8 @@ def test_scaled_rotations_are_read_in_both_spellings(how: dict[str, Any]) -> Non
     raw = {**QWEN25, "architectures": ["LlamaForCausalLM"], "eos_token_id": [1, 2], **how}
     found = parse_config({key: value for key, value in raw.items() if value is not None}, "it")
     assert found.rotation == Rotation(5e5, Llama3Scaling(8.0, 1.0, 4.0, 8192))
-    assert found.ends == (1, 2)
-    assert not found.biased
+    assert found.eos_ids == (1, 2)
+    assert not found.qkv_bias
 
 
 def test_awq_and_qwen3_are_read() -> None:
@@ -169,7 +169,7 @@ def test_models_of_the_hub_are_read_to_the_last_parameter(name: str) -> None:
 def test_gemma_3_is_read_where_its_config_is_silent() -> None:
     found = parse_config(CONFIGS["gemma3:4b"][0], "it")
     assert (found.heads, found.key_heads, found.head_dim) == (8, 4, 256)
-    assert (found.vocabulary, found.context_train, found.ends) == (262208, 131072, (1, 106))
+    assert (found.vocabulary, found.context_train, found.eos_ids) == (262208, 131072, (1, 106))
     assert (found.rotation, found.windowed_rotation) == (
         Rotation(1e6, LinearScaling(8.0)),
         Rotation(1e4),

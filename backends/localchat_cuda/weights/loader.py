@@ -1,8 +1,8 @@
-"""Weights of a model to the device, one tensor at a time.
+"""Loads the weights of a model to the device, one tensor at a time.
 
-What a model needs is named by its architecture in a `Names` table; `load` walks it and merges the parts
-that one product computes (q, k and v; gate and up) along N. How a linear layer is stored is known to
-formats/ alone. The peak is the model and one tensor.
+An architecture lists its tensors in a `Names` table; `load` walks it and merges the parts that one gemm
+computes (q, k and v; gate and up) along N. Only formats/ knows how a linear layer is stored. Peak memory is
+the model and one tensor.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,24 +29,25 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Where an architecture keeps its tensors. In a layer, names follow `layer` with its number in place
-    of the braces; `merged` lists the linear layers (without `.weight`) of one product, in the order of
-    its output; one alone is stored merged. Those in `biased` have a bias. `norm_offset` is added to the
-    weights of norms, which are then kept in fp32."""
+    """Checkpoint names of an architecture's tensors."""
 
     embedding: str
     last_norm: str
     head: str
     layer: str
+    """Prefix of a layer's tensors, with braces for its number."""
     norms: Mapping[str, str]
     merged: Mapping[str, tuple[str, ...]]
+    """Linear layers (without `.weight`) of each gemm, in output order; one alone is stored merged."""
     biased: frozenset[str] = frozenset()
+    """Gemms with a bias."""
     norm_offset: float = 0.0
+    """Added to the weights of norms, which then stay in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer: `norms` by their field in Names, [K] or [D] each; `products` [N, K]; `biases` [N]."""
+    """Weights of a layer, by their field in Names: norms [K] or [D], linears [N, K], biases [N]."""
 
     norms: Mapping[str, torch.Tensor]
     linears: Mapping[str, Weight]
@@ -55,8 +56,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All weights. embedding and head [vocabulary, hidden], one tensor where they are tied and the head is
-    not rounded."""
+    """All weights. Embedding and head [vocabulary, hidden] are one tensor if tied and the head is not int8."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
@@ -65,18 +65,18 @@ class ModelWeights:
 
     @property
     def bytes(self) -> int:
-        """What is held on the device."""
+        """Bytes on the device."""
         held = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
         total = sum(bytes_of(weight) for weight in held.values())
         for layer in self.layers:
-            plain = (*layer.norms.values(), *layer.biases.values())
-            total += sum(t.numel() * t.element_size() for t in plain)
+            tensor = (*layer.norms.values(), *layer.biases.values())
+            total += sum(t.numel() * t.element_size() for t in tensor)
             total += sum(bytes_of(weight) for weight in layer.linears.values())
         return total
 
     @property
     def packed(self) -> bool:
-        """Whether every product of the layers is W4: few rows go through PackedFlow."""
+        """True if all linear layers are int4: steps of few rows use PackedW4Layers then."""
         return all(
             isinstance(weight, w4_pack.W4)
             for layer in self.layers
@@ -100,22 +100,22 @@ class _Loader:
         self.config, self.names, self.target = config, names, target
         self.format, self.floating = weight_format(config.quantization, target), Unquantized(target)
 
-    def plain(self, name: str, *shape: int) -> torch.Tensor:
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
         return self.target.tensor(name, shape, self.target.dtype)
 
     def norm(self, name: str, width: int) -> torch.Tensor:
         if not self.names.norm_offset:
-            return self.plain(name, width)
+            return self.tensor(name, width)
         return self.target.tensor(name, (width,), torch.float32) + self.names.norm_offset
 
     def head(self, embedding: torch.Tensor) -> torch.Tensor:
-        """The embedding where they are tied, but for a checkpoint that holds another one all the same."""
+        """The embedding if they are tied, unless the checkpoint holds a different head all the same."""
         size, name = (self.config.vocabulary, self.config.hidden), self.names.head
         if not self.config.tied:
-            self.refuse_head()
-            return self.plain(name, *size)
+            self.check_head()
+            return self.tensor(name, *size)
         if self.target.source.has(name):
-            own = self.plain(name, *size)
+            own = self.tensor(name, *size)
             if not torch.equal(own, embedding):
                 self.target.notify(
                     f"The checkpoint holds {name}, which config.json says is the embedding, and they differ: "
@@ -124,8 +124,8 @@ class _Loader:
                 return own
         return embedding
 
-    def tell_unread(self) -> None:
-        """Say what was left over: config.json may be another model's."""
+    def report_unread(self) -> None:
+        """Notify the user of unused tensors: config.json may be another model's."""
         left = self.target.source.unread()
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -133,11 +133,11 @@ class _Loader:
                 f"The checkpoint holds {left[0]}{more}, which nothing in config.json asks for: left out."
             )
 
-    def refuse_head(self) -> None:
-        """Raises ModelInvalid where the head is quantized as layers are: nothing multiplies that. Codes of FP8
-        have the name of floating weights."""
-        prefix, how = self.names.head.removesuffix(".weight"), self.config.quantization
-        named_alike = how is not None and how.method == "fp8"
+    def check_head(self) -> None:
+        """Raise ModelInvalid if the head is quantized like the layers: no gemm takes that."""
+        prefix, quantization = self.names.head.removesuffix(".weight"), self.config.quantization
+        # Codes of FP8 have the name of floating weights.
+        named_alike = quantization is not None and quantization.method == "fp8"
         if self.format.holds(prefix) and (
             named_alike or not self.target.source.has(self.names.head)
         ):
@@ -146,12 +146,12 @@ class _Loader:
                 hint="Take a checkpoint that leaves its head out of the quantization, or a GGUF.",
             )
 
-    def refuse_biases(self, prefixes: list[str], parts: tuple[int, ...]) -> None:
-        """Raises ModelInvalid for a bias where the architecture has none. Early GPTQ checkpoints have one
+    def check_biases(self, prefixes: list[str], parts: tuple[int, ...]) -> None:
+        """Raise ModelInvalid for a bias that the architecture has not. Early GPTQ checkpoints have one
         everywhere, of zeros."""
         for prefix, n in zip(prefixes, parts, strict=True):
             name = f"{prefix}.bias"
-            if self.target.source.has(name) and bool(self.plain(name, n).any()):
+            if self.target.source.has(name) and bool(self.tensor(name, n).any()):
                 raise ModelInvalid(
                     f"The checkpoint has {name}, and this architecture adds no bias there.",
                     hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
@@ -172,10 +172,10 @@ class _Loader:
                 parts = (sum(parts),)
             linears[field] = self.product(prefixes, parts, k)
             if field in self.names.biased:
-                held = [self.plain(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
+                held = [self.tensor(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
                 biases[field] = torch.cat(held)
             else:
-                self.refuse_biases(prefixes, parts)
+                self.check_biases(prefixes, parts)
         if "gate_up" not in biases:
             _fold_down_order(linears)
         return LayerWeights(norms, linears, biases)
@@ -191,14 +191,15 @@ class _Loader:
             ) from error
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
-        """A quantized checkpoint keeps some layers floating; what it lacks altogether, the format names."""
+        """Load a linear layer: quantized checkpoints keep some floating. The format reports a missing one."""
         left_out = not self.format.holds(prefix) and self.floating.holds(prefix)
         return (self.floating if left_out else self.format).part(prefix, n, k)
 
 
 def _fold_down_order(linears: dict[str, Weight]) -> None:
-    """Where `down` wants its activations in another order, gate and up compute them in it: the features
-    between are nobody else's, and nothing is gathered then."""
+    """If `down` reads its activations in another order, let gate and up compute them in it.
+
+    Nothing else reads the features between them, so no kernel has to permute columns."""
     down, gate_up = linears["down"], linears["gate_up"]
     if not isinstance(down, w4_pack.W4) or down.order is None:
         return
@@ -218,21 +219,22 @@ def load(
     progress: Progress = lambda done, total: True,
     notify: Callable[[str], None] = lambda text: None,
 ) -> ModelWeights:
-    """All weights on `device` in `dtype` (None: the checkpoint's; packed layers stay packed);
-    head_int8: with the head rounded to 8 bits, beside the embedding where they are tied. `progress` is
-    called after each layer with (layers done, layers in all); False raises EngineClosed. `say` takes what
-    the user should know of the checkpoint. Raises ModelInvalid."""
+    """Load all weights to `device` in `dtype` (None: the checkpoint's; packed layers stay packed).
+
+    `head_int8` rounds the head to 8 bits, and keeps the embedding if they are tied. `progress` is called after
+    each layer with (layers done, layers in all); False raises EngineClosed. `notify` gets sentences about the
+    checkpoint for the user. Raises ModelInvalid."""
     loader = _Loader(
         config, names, LoadTarget(source, device, dtype or _DTYPES[config.dtype], notify)
     )
-    embedding = loader.plain(names.embedding, config.vocabulary, config.hidden)
+    embedding = loader.tensor(names.embedding, config.vocabulary, config.hidden)
     layers = []
     for number in range(config.layers):
         layers.append(loader.layer(number))
         if not progress(number + 1, config.layers):
             raise EngineClosed("The load was stopped.")
     head = loader.head(embedding)
-    rounded = w8_pack.whole_rows(head) if head_int8 else head
+    stored_head = w8_pack.whole_rows(head) if head_int8 else head
     last_norm = loader.norm(names.last_norm, config.hidden)
-    loader.tell_unread()
-    return ModelWeights(embedding, tuple(layers), last_norm, rounded)
+    loader.report_unread()
+    return ModelWeights(embedding, tuple(layers), last_norm, stored_head)

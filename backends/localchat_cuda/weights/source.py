@@ -1,4 +1,4 @@
-"""Where tensors come from: safetensors files of a folder, or a random draw."""
+"""Sources of tensors: the safetensors files of a folder, or random numbers."""
 
 import json
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
-_STEPS = (".scales", ".weight_scale", ".weight_scale_inv")
-"""Names of what codes are multiplied by."""
-_WHOLE = "model.safetensors"
-"""A file by this name holds all, whatever lies beside it."""
-_HARMLESS = (
+_SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
+"""Names of scales."""
+_SINGLE_FILE = "model.safetensors"
+"""A file of this name comes before all others."""
+_OPTIONAL = (
     *("inv_freq", "input_scale", "output_scale", "k_scale", "v_scale", "q_scale"),
     *("g_idx", "weight_shape", "weight_zero_point", "input_zero_point"),
 )
-"""Ends of names that may go unread: what is known without them, and scales for a rounding that is not done."""
+"""Ends of names of tensors that may stay unread: redundant ones, and scales of roundings that are not done."""
 _GROUP = 128
 _CODES = (
     *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
@@ -33,26 +33,25 @@ class WeightSource(Protocol):
     """Tensors by their checkpoint names, on the CPU or the device asked for at the opening."""
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor. A random draw has those that a checkpoint must have in the format
-        at hand, and none that it may lack."""
+        """True if there is such a tensor. Random weights have those that the format needs, and no optional
+        ones."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Of a tensor, for those that come in several; None: any that is asked for."""
+        """The stored shape of a tensor; None: any shape can be had."""
         ...
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor, of this shape or ModelInvalid; a floating one in `dtype`."""
+        """The tensor, a floating one in `dtype`. Raises ModelInvalid if its shape differs."""
         ...
 
     def unread(self) -> list[str]:
-        """Tensors of the text part that nobody asked for, and that would have changed its numbers."""
+        """Tensors of the text part that were never read, although they would change its results."""
         ...
 
 
 class CheckpointWeights:
-    """The safetensors files of a folder, names as tensor_names.py has them. Nothing but their headers is read
-    at the opening."""
+    """The safetensors files of a folder, with names as in tensor_names.py. Opening reads only their headers."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         """Raises ModelMissing, ModelInvalid."""
@@ -66,7 +65,7 @@ class CheckpointWeights:
         for path, header in self.headers.items():
             for tensor in header.tensors:
                 name = canonical_name(tensor.name)
-                if name not in self._files or path.name in (self._index.get(name), _WHOLE):
+                if name not in self._files or path.name in (self._index.get(name), _SINGLE_FILE):
                     self._files[name] = path, tensor.name
                     self._shapes[name] = tensor.shape
 
@@ -94,7 +93,7 @@ class CheckpointWeights:
                 f"{path}: {name} has the shape {tuple(found.shape)}, and config.json means {shape}.",
                 hint="config.json and weights belong to different models: download both again.",
             )
-        if not _stands_for(found.dtype, dtype):
+        if not _is_convertible(found.dtype, dtype):
             kind, wanted = (str(each).removeprefix("torch.") for each in (found.dtype, dtype))
             raise ModelInvalid(
                 f"{path}: {name} is stored as {kind}, and config.json means numbers that {wanted} can hold.",
@@ -104,7 +103,7 @@ class CheckpointWeights:
 
     def unread(self) -> list[str]:
         left = self._files.keys() - self._read_names
-        return sorted(name for name in left if is_text(name) and not name.endswith(_HARMLESS))
+        return sorted(name for name in left if is_text(name) and not name.endswith(_OPTIONAL))
 
     def _read(self, path: Path, stored: str) -> torch.Tensor:
         try:
@@ -119,17 +118,17 @@ class CheckpointWeights:
         return found
 
 
-def _stands_for(found: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether stored numbers are what is wanted once they are converted: codes are not, without their scale."""
+def _is_convertible(found: torch.dtype, wanted: torch.dtype) -> bool:
+    """True if converting the stored numbers is enough: codes need their scale, too."""
     if found in _CODES or wanted in _CODES:
         return found == wanted
     return found.is_floating_point == wanted.is_floating_point and found != torch.bool
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """By tensor the file where it should be, as a checkpoint of several files says; empty where it does not."""
+    """By tensor, the file that the index of a sharded checkpoint names; empty if there is no index."""
     try:
-        found = json.loads((folder / f"{_WHOLE}.index.json").read_text("utf-8"))
+        found = json.loads((folder / f"{_SINGLE_FILE}.index.json").read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     placed = found.get("weight_map") if isinstance(found, dict) else None
@@ -138,7 +137,7 @@ def _index(folder: Path) -> dict[str, str]:
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
-    """Of every file of weights in a folder. Raises ModelMissing where there is none, ModelInvalid."""
+    """Headers of all files of weights in a folder. Raises ModelMissing if there are none, ModelInvalid."""
     paths = weight_paths(folder)
     if not paths:
         raise ModelMissing(
@@ -149,7 +148,7 @@ def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
 
 
 class RandomWeights:
-    """Weights drawn at random, small enough that a deep model stays finite: for measuring speed."""
+    """Random weights, small enough that a deep model stays finite: for measuring speed."""
 
     def __init__(self, device: torch.device, seed: int = 0) -> None:
         self.device = device
@@ -169,14 +168,14 @@ class RandomWeights:
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=dtype, device=self.device)
         found = self._draw(torch.randn, shape, dtype=torch.float32)
-        step = name.endswith(_STEPS)
-        return (found.abs() if step else found).mul_(0.02 / 16 if step else 0.02).to(dtype)
+        is_scale = name.endswith(_SCALES)
+        return (found.abs() if is_scale else found).mul_(0.02 / 16 if is_scale else 0.02).to(dtype)
 
     def unread(self) -> list[str]:
         return []
 
     def _groups(self, k: int) -> torch.Tensor:
-        """Scattered groups of 128 columns, the same for all layers with as many: they read the same."""
+        """Scattered groups of 128 columns, equal for all layers of K: they read the same activations."""
         draw = torch.Generator(self.device).manual_seed(k)
         return torch.randperm(k, device=self.device, generator=draw).to(torch.int32) // _GROUP
 
@@ -187,12 +186,14 @@ class RandomWeights:
 
 
 class LoadTarget(NamedTuple):
-    """dtype: of floating weights. say: takes a sentence that the user should read."""
+    """Source of a load, and the device and dtype of its weights."""
 
     source: WeightSource
     device: torch.device
     dtype: torch.dtype
+    """Of floating weights."""
     notify: Callable[[str], None]
+    """Gets sentences for the user."""
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor on the device. Raises ModelInvalid."""

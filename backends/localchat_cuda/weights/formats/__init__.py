@@ -1,4 +1,4 @@
-"""How linear layers are stored, a module for each way; `format_of` gives the one of a checkpoint."""
+"""Storage formats of linear layers, one module each; `weight_format` chooses the one of a checkpoint."""
 
 from typing import Protocol
 
@@ -16,17 +16,17 @@ class WeightFormat(Protocol):
     """Reads linear layers of a checkpoint, one at a time."""
 
     def holds(self, prefix: str) -> bool:
-        """Whether the layer with this name is stored this way: others of the checkpoint stay floating."""
+        """True if this layer is stored in this format; others of the checkpoint are floating."""
         ...
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
-        """The weight [N, K] of one layer, on the device; `weight.join` makes one product of several. Raises
+        """Load the weight [N, K] of one layer to the device; `weight.concat_rows` merges several. Raises
         ModelInvalid."""
         ...
 
 
 def weight_format(quantization: Quantization | None, target: LoadTarget) -> WeightFormat:
-    """How this checkpoint's layers are read. Raises ValueError for a method without a module here."""
+    """The format of a checkpoint's layers. Raises ValueError for a method without a module here."""
     if quantization is None:
         return Unquantized(target)
     if quantization.method == "awq":

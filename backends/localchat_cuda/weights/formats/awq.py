@@ -1,8 +1,8 @@
-"""AutoAWQ's layers of version gemm: 4 bits, groups of 128, zero points.
+"""AutoAWQ's format (version gemm): 4 bits, groups of 128, zero points.
 
 Letters: N output and K input features, G = K / 128.
 
-    qweight  int32 [K, N/8]     eight output features in a word, in the order of w4_pack.AWQ_COLUMNS
+    qweight  int32 [K, N/8]     eight output features in a word, in the order of int4.pack.AWQ_COLUMNS
     qzeros   int32 [G, N/8]     in the same order
     scales   fp16 [G, N]
 
@@ -17,7 +17,7 @@ from localchat_cuda.weights.source import LoadTarget
 
 
 class Awq:
-    """See formats.Format."""
+    """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget) -> None:
         self.target = target

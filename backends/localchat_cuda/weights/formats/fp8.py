@@ -1,13 +1,13 @@
-"""FP8 layers: e4m3 codes with scales per tensor, per output feature, or per block of 128 x 128.
+"""FP8 format: e4m3 codes with scales per tensor, per output feature, or per block of 128 x 128.
 
 Letters: N output and K input features.
 
     weight            float8_e4m3fn [N, K]
-    weight_scale_inv  [ceil(N / 128), ceil(K / 128)], what a code is multiplied by in spite of its name:
+    weight_scale_inv  [ceil(N / 128), ceil(K / 128)], multiplied with the codes in spite of its name:
                       DeepSeek's layout, Qwen's too
     weight_scale      one number, or [N], or [N, 1], or blocks as above: compressed-tensors (float-quantized),
                       vLLM's and Meta's own, ModelOpt
-    input_scale       of activations, where they were measured beforehand: not read, ours are taken as they come
+    input_scale       static scale of activations: not read, ours are computed in each step
 """
 
 import torch
@@ -18,11 +18,11 @@ from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.source import LoadTarget
 
 _NAMES = {0: "weight_scale", BLOCK: "weight_scale_inv"}
-"""Of the scales, by what config.json says; either may stand for the other."""
+"""Names of the scales by what config.json states; a checkpoint may have either."""
 
 
 class Fp8:
-    """See formats.Format."""
+    """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
         self.target = target

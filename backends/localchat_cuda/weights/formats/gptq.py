@@ -1,4 +1,4 @@
-"""GPTQ's layers of 4 bits: symmetric and not, both conventions of the zeros, act-order.
+"""GPTQ's format of 4 bits: symmetric or not, both conventions of the zeros, act-order.
 
 Letters: N output and K input features, G groups along K.
 
@@ -7,11 +7,11 @@ Letters: N output and K input features, G groups along K.
     scales   fp16 or bf16 [G, N]
     g_idx    int32 [K]          the group of each column; with act-order groups are scattered
 
-Version 1 stores a zero minus one, version 2 as it is. The label in config.json is often wrong, so what is
-stored decides where it is clear: symmetric zeros are 8, all of them, after the right decoding; and zeros
-of the other kind are where a group's codes have their middle, since weights are as often negative as
-positive. Version 1 takes one from whole words (GPTQModel), so that a zero of 0 borrows from its neighbour,
-or from each code (others); where there is such a zero the middle of the codes decides too.
+Version 1 stores a zero minus one, version 2 as it is. The label in config.json is often wrong, so the stored
+zeros decide if they are clear: symmetric zeros are 8, all of them, after the right decoding; asymmetric ones
+are at the middle of a group's codes, since weights are as often negative as positive. Version 1 subtracts one
+from whole words (GPTQModel), so that a zero of 0 borrows from its neighbour, or from each code (others); if
+there is such a zero, the middle of the codes decides, too.
 
 Frantar et al., 2022 (arXiv 2210.17323); layouts of AutoGPTQ and GPTQModel.
 """
@@ -38,21 +38,23 @@ _SYMMETRIC = 8
 
 
 class _GptqTensors(NamedTuple):
-    """codes uint8 [N, K], sorted by `order` where there is one. words: qzeros as stored."""
+    """Stored tensors of a layer."""
 
     codes: torch.Tensor
+    """uint8 [N, K], their columns sorted by `order` if there is one."""
     words: torch.Tensor
+    """qzeros as stored."""
     scales: torch.Tensor
     order: torch.Tensor | None
 
 
 class Gptq:
-    """See formats.Format."""
+    """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
         self.target, self.quantization = target, quantization
         self.zeros_minus_one = quantization.zeros_minus_one
-        """The convention of the zeros, as far as it is known by now."""
+        """The convention of the zeros; corrected when a layer clearly contradicts it."""
 
     def holds(self, prefix: str) -> bool:
         return self.target.source.has(f"{prefix}.qweight")
@@ -78,7 +80,7 @@ class Gptq:
         )
 
     def _detect_convention(self, layer: _GptqTensors) -> None:
-        """Follow the layer where it clearly contradicts what is known of the zeros, and say so."""
+        """Adopt the layer's convention of the zeros if it clearly contradicts ours, and notify the user."""
         zeros_minus_one = _stored_minus_one(layer)
         if zeros_minus_one is None or zeros_minus_one == self.zeros_minus_one:
             return
@@ -106,7 +108,7 @@ class Gptq:
 
 
 def _borrowed(words: torch.Tensor) -> torch.Tensor:
-    """Zeros [N, G] of words from which one was taken in each place, with borrows between them."""
+    """Zeros [N, G] of words that one was subtracted from in each place, with borrows between them."""
     whole = (words.to(torch.int64) & 0xFFFFFFFF) + _ONES & 0xFFFFFFFF
     return unpack_int4(
         torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32), 1
@@ -121,7 +123,7 @@ def _middles(layer: _GptqTensors) -> torch.Tensor:
 
 
 def _stored_minus_one(layer: _GptqTensors) -> bool | None:
-    """Whether these zeros are stored minus one; None: they do not tell."""
+    """True if these zeros are stored minus one; None: unclear."""
     stored = unpack_int4(layer.words, 1).t()
     low, high = int(stored.min()), int(stored.max())
     if low == high and low in (_SYMMETRIC - 1, _SYMMETRIC):

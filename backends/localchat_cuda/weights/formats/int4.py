@@ -1,13 +1,12 @@
-"""compressed-tensors' packed layers of 4 bits (pack-quantized), as llm-compressor writes them after GPTQ,
-AWQ or plain rounding.
+"""compressed-tensors' 4-bit format (pack-quantized), written by llm-compressor for GPTQ, AWQ or rounding.
 
 Letters: N output and K input features, G groups along K.
 
     weight_packed      int32 [N, K/8]     eight input features in a word, the lowest bits first, plus 8
     weight_scale       bf16 or fp16 [N, G]
-    weight_zero_point  int32 [N/8, G]     where asymmetric: eight output features in a word, plus 8;
+    weight_zero_point  int32 [N/8, G]     if asymmetric: eight output features in a word, plus 8;
                        int8 [N, G]        as early versions wrote it, -8 to 7
-    weight_g_idx       int32 [K]          where groups are scattered (act-order): each column's group
+    weight_g_idx       int32 [K]          if groups are scattered (act-order): each column's group
 """
 
 import torch
@@ -26,7 +25,7 @@ _MIDDLE = 8
 
 
 class Int4:
-    """See formats.Format."""
+    """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
         self.target, self.quantization = target, quantization

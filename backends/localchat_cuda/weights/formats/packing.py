@@ -1,10 +1,10 @@
-"""What the 4-bit formats have in common: codes, scales, zeros and groups to the packed form.
+"""Converts codes, scales, zeros and groups of the 4-bit formats to the packed form.
 
 Letters: N output and K input features, G groups of the checkpoint along K.
 
-A group of the packed form is a run of 128 columns. A checkpoint's group may be longer: a scale and a zero
-are repeated then. It may also be scattered (act-order): columns are sorted by their group, and the weight
-says in which order its activations are to come.
+A group of the packed form is a run of 128 columns. A checkpoint's group may be longer: then a scale and a
+zero are repeated. It may also be scattered (act-order): then columns are sorted by their group, and the
+weight records the order of its activations.
 """
 
 import torch
@@ -16,17 +16,17 @@ _BITS = 4
 
 
 def unpack_int4(words: torch.Tensor, axis: int) -> torch.Tensor:
-    """int32 words, eight codes each along `axis` (0 or 1), the lowest bits first: codes uint8, eight times
-    as long there."""
+    """Codes uint8 from int32 words of eight codes along `axis` (0 or 1), the lowest bits first."""
     # One place after the other: all at once would take eight bytes of scratch for each code.
     each = [((words >> shift) & 15).to(torch.uint8) for shift in range(0, 32, _BITS)]
     return torch.stack(each, axis + 1).flatten(axis, axis + 1)
 
 
 def column_order(prefix: str, groups: torch.Tensor | None, size: int) -> torch.Tensor | None:
-    """The order (int64 [K]) that makes runs of the groups; None where they are runs already. groups: the
-    number of each column's group [K]; -1, as compressed-tensors begins, is none. size: columns of a group.
-    Raises ModelInvalid for groups of any other size."""
+    """The order (int64 [K]) that makes runs of the groups; None if they are runs already.
+
+    `groups`: the number of each column's group [K]; all -1, as compressed-tensors initializes it, means none.
+    `size`: columns of a group. Raises ModelInvalid for groups of any other size."""
     if groups is None or bool((groups == -1).all()):
         return None
     k = groups.shape[0]
@@ -50,8 +50,8 @@ def pack_weight(
     zeros: torch.Tensor,
     order: torch.Tensor | None,
 ) -> w4_pack.W4:
-    """The packed weight. codes [N, K] in 0..15, their columns sorted by `order` already; scales and zeros
-    [N, G], G dividing K / 128. Raises ModelInvalid for shapes that the products do not take."""
+    """Pack a weight. `codes` [N, K] in 0..15, their columns sorted by `order` already; `scales` and `zeros`
+    [N, G], G dividing K / 128. Raises ModelInvalid for shapes that the gemms do not take."""
     times = codes.shape[1] // w4_pack.GROUP // scales.shape[1]
     if times > 1:
         scales, zeros = (each.repeat_interleave(times, 1) for each in (scales, zeros))
@@ -66,7 +66,7 @@ def pack_weight(
 
 
 def group_size(prefix: str, k: int, group: int) -> int:
-    """Columns of a group in a layer of K (`group` 0: all). Raises ModelInvalid where that does not divide."""
+    """Columns of a group in a layer of K (`group` 0: all). Raises ModelInvalid if they do not divide K."""
     size = group or k
     if k % size or size % w4_pack.GROUP:
         raise ModelInvalid(

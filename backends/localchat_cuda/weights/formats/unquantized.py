@@ -1,4 +1,4 @@
-"""Layers as they were trained: `weight` [N, K] in a floating type."""
+"""Unquantized format: `weight` [N, K] in a floating type."""
 
 import torch
 
@@ -6,7 +6,7 @@ from localchat_cuda.weights.source import LoadTarget
 
 
 class Unquantized:
-    """See formats.Format."""
+    """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget) -> None:
         self.target = target

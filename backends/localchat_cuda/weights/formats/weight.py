@@ -1,6 +1,6 @@
-"""What a product reads: a floating weight, or one of the packed kinds.
+"""Weights of a gemm: floating, int4 or 8-bit.
 
-Letters: N output and K input features of a product y = x w^T.
+Letters: N output and K input features of y = x w^T.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ Weight: TypeAlias = torch.Tensor | w4_pack.W4 | w8_pack.W8
 
 
 def bytes_of(weight: Weight) -> int:
-    """What it holds on the device."""
+    """Bytes on the device."""
     if isinstance(weight, torch.Tensor):
         return weight.numel() * weight.element_size()
     return weight.bytes
@@ -29,7 +29,7 @@ def rows_of(weight: Weight) -> int:
 
 
 def dequantized(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-    """The weight [N, K] as numbers, its columns as the layer has them."""
+    """The weight [N, K] in floating point, its columns in the layer's order."""
     if isinstance(weight, torch.Tensor):
         return weight.to(dtype)
     if isinstance(weight, w8_pack.W8):
@@ -41,27 +41,28 @@ def dequantized(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
-    """One weight of N rows from parts along N, in their order. Parts of one kind stay what they are; of
-    several, all become floating. Floating parts are taken one at a time, so that no two are held beside
-    the whole: give an iterator. ValueError for packed parts whose columns are sorted differently."""
-    held = iter(parts)
-    first = next(held)
+    """Join parts along N to a weight of N rows. Parts of one kind keep it; of several, all become floating.
+
+    Floating parts are taken one at a time, so that only one is in memory next to the result: give an iterator.
+    ValueError for packed parts whose columns are sorted differently."""
+    remaining = iter(parts)
+    first = next(remaining)
     if rows_of(first) == n:
         return first
     if isinstance(first, torch.Tensor):
-        held = chain((first,), held)
+        remaining = chain((first,), remaining)
         del first
-        return _filled(held, n, dtype)
-    rest = list(held)
+        return _concat_floating(remaining, n, dtype)
+    rest = list(remaining)
     if isinstance(first, w8_pack.W8):
         bytes_ = [first, *(each for each in rest if isinstance(each, w8_pack.W8))]
         joined = w8_pack.joined(bytes_) if len(bytes_) > len(rest) else None
-        return _filled([first, *rest], n, dtype) if joined is None else joined
+        return _concat_floating([first, *rest], n, dtype) if joined is None else joined
     packed = [first, *(each for each in rest if isinstance(each, w4_pack.W4))]
     if len(packed) <= len(rest):
-        return _filled([first, *rest], n, dtype)
+        return _concat_floating([first, *rest], n, dtype)
     if not all(_same_order(first, each) for each in packed):
-        raise ValueError("parts of one product have their columns sorted differently")
+        raise ValueError("parts of one gemm have their columns sorted differently")
     return w4_pack.W4(
         torch.cat([each.codes for each in packed]),
         torch.cat([each.steps for each in packed]),
@@ -75,7 +76,7 @@ def _same_order(one: w4_pack.W4, other: w4_pack.W4) -> bool:
     return torch.equal(one.order, other.order)
 
 
-def _filled(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> torch.Tensor:
+def _concat_floating(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> torch.Tensor:
     whole, at = None, 0
     for part in parts:
         found = dequantized(part, dtype)
