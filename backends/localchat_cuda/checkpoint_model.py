@@ -33,7 +33,7 @@ class CheckpointModel:
             notify(note)
         if self.config.vision:
             notify(
-                "This model sees images, too; its vision part is left out, so images are refused."
+                "This model can read images, but only its text part is loaded: images are refused."
             )
         self.headers = {path: read_safetensors(path) for path in weight_paths(folder)}
         self.tokenizer: Tokenizer = CheckpointTokenizer(folder, self.config.vocabulary)
@@ -74,7 +74,7 @@ class CheckpointModel:
 
         folder = None if request.options.dummy_weights else self._folder
         if folder is None:
-            notify("The weights are random: the text means nothing.")
+            notify("The weights are random: the text is meaningless.")
         device = f"cuda:{self._ordinal}" if self._device == "cuda" else self._device
         return load_runner(self.config, folder, device, request, progress, notify)
 

@@ -153,8 +153,8 @@ def _advise_on_out_of_memory(request: LoadRequest) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         plan = request.plan
         raise DoesNotFit(
-            f"The GPU had less room than planned: {plan.total_bytes:,} bytes were wanted.",
-            hint="Other programs may have taken memory meanwhile: close them, or use a shorter context "
+            f"The GPU ran out of memory: this load needs {plan.total_bytes:,} bytes.",
+            hint="Other programs may have taken memory since it was planned: close them, or use a shorter context "
             "(--ctx) or less KV (--kv-gb).",
             needed_bytes=plan.total_bytes,
             free_bytes=plan.free_bytes,

@@ -179,8 +179,8 @@ def test_scenes_stay_within_what_a_model_can() -> None:
 @pytest.mark.parametrize("raw", [QWEN25, TINY], ids=["7B", "tiny"])
 def test_steps_of_any_kind_need_no_other_kernels(raw: dict[str, Any]) -> None:
     awq = job_of({**raw, "quantization_config": AWQ}, HOPPER)
-    told = child(["-c", UNMET], (awq, random_shapes(300)))
-    kernels, missed = json.loads(told)
+    sent = child(["-c", UNMET], (awq, random_shapes(300)))
+    kernels, missed = json.loads(sent)
     assert kernels > 100
     assert not missed
 
@@ -255,7 +255,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def told_to(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", program))
 
 
@@ -265,13 +265,13 @@ READS = "import os, sys; assert sys.stdin.buffer.read(); open({!r} + str(os.getp
 def test_what_was_compiled_once_is_not_compiled_again(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told_to(monkeypatch, READS.format(str(tmp_path / "ran-")))
+    run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
     config, said = parse_config(TINY, "it"), list[str]()
     for context in (8192, 8192, 4096):
         with workers.CompileAhead(config, can_of(config, context=context), gpu, said.append) as one:
             one.wait()
     assert len(said) == 2
-    assert "compiled, once, by 2 processes" in said[0]
+    assert "kernels with 2 processes" in said[0]
     assert len(list(tmp_path.glob("ran-*"))) == 4
     assert len(list(tmp_path.glob("localchat-*"))) == 2
 
@@ -279,7 +279,7 @@ def test_what_was_compiled_once_is_not_compiled_again(
 def test_processes_that_fail_are_asked_again_next_time(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told_to(monkeypatch, "import sys; sys.exit(3)")
+    run_instead(monkeypatch, "import sys; sys.exit(3)")
     config, said = parse_config(TINY, "it"), list[str]()
     for _ in range(2):
         with workers.CompileAhead(config, can_of(config), gpu, said.append) as one:
@@ -291,7 +291,7 @@ def test_processes_that_fail_are_asked_again_next_time(
 def test_a_load_that_fails_ends_its_processes(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told_to(monkeypatch, "import time; time.sleep(600)")
+    run_instead(monkeypatch, "import time; time.sleep(600)")
     config = parse_config(TINY, "it")
     with (
         pytest.raises(ValueError, match="no room"),
@@ -301,11 +301,11 @@ def test_a_load_that_fails_ends_its_processes(
     assert [each.poll() is not None for each in one._processes] == [True, True]
 
 
-@pytest.mark.parametrize(("allowed", "words"), [(0, "first needed: No room"), (1, "by 1 proc")])
+@pytest.mark.parametrize(("allowed", "words"), [(0, "on first use: No room"), (1, "with 1 proc")])
 def test_where_processes_cannot_be_started_the_load_goes_on(
     allowed: int, words: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told_to(monkeypatch, READS.format(str(tmp_path / "ran-")))
+    run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
     begin, begun = subprocess.Popen, list[object]()
 
     def popen(*command: Any, **how: Any) -> Any:
@@ -334,7 +334,7 @@ def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
 def test_what_had_no_room_in_a_small_cache_is_compiled_once_there_is_room(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told_to(monkeypatch, "import sys; sys.stdin.buffer.read()")
+    run_instead(monkeypatch, "import sys; sys.stdin.buffer.read()")
     config, said = parse_config(TINY, "it"), list[str]()
     can, counts = can_of(config), list[int]()
     for tokens in (8192, 9000, 10**6, 2 * 10**6):

@@ -184,7 +184,7 @@ def test_what_is_left_out_and_what_is_computed_otherwise_is_said(
     model = CheckpointModel(tmp_path, place, said.append)
     assert [line.split(":")[0] for line in said] == [
         "Numbers in this model leave the range of fp16, in which it is stored",
-        "This model sees images, too; its vision part is left out, so images are refused.",
+        "This model can read images, but only its text part is loaded: images are refused.",
     ]
     assert model.config.dtype == "bfloat16"
     assert model.info.context_train == 131072

@@ -183,10 +183,10 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
     for size, count in product((_SHARED_TOKENS, widest), writers):
         if MAX_DECODE_WIDTH < size // count <= widest // count:
             yield CompileShape(((0, size // count, 0),) * count)
-    few = (*MIXED_DECODE_BUCKETS[1:], 2 * MIXED_DECODE_BUCKETS[-1])
-    beside = product(few, (_SHARED_TOKENS, widest), (0, *_DRAFTS[-2:]))
+    decode_rows = (*MIXED_DECODE_BUCKETS[1:], 2 * MIXED_DECODE_BUCKETS[-1])
+    mixed = product(decode_rows, (_SHARED_TOKENS, widest), (0, *_DRAFTS[-2:]))
     for own, tokens, drafts in (
-        *beside,
+        *mixed,
         *((MIXED_DECODE_BUCKETS[1], tokens, 0) for tokens in MIXED_BUCKETS),
     ):
         rows, size = min(own // (1 + drafts), capabilities.max_slots - 1), tokens - own
@@ -199,15 +199,15 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
 
 def step_plan(shape: CompileShape, vocabulary: int) -> StepPlan:
     """The plan of a step whose sequences all enter with it."""
-    enter, rows, points = [], [], []
+    enter, rows, positions = [], [], []
     for slot, (start, width, drafts) in enumerate(shape.rows):
         seq, tokens = -1 - slot, (0,) * width
         enter.append(Enter(seq, slot, tokens, start + width, shape.sampling))
         own = LAST if width - drafts == 1 else tokens[: width - drafts]
         rows.append(StepRow(seq, slot, start, own, tokens[:drafts]))
-        points += [LogitsPosition(slot, at, seq) for at in range(width - drafts - 1, width)]
+        positions += [LogitsPosition(slot, at, seq) for at in range(width - drafts - 1, width)]
     masks = (Mask(0, bytes(4 * -(-vocabulary // 32))),) if shape.masked else ()
-    return StepPlan(0, tuple(rows), tuple(points), enter=tuple(enter), masks=masks)
+    return StepPlan(0, tuple(rows), tuple(positions), enter=tuple(enter), masks=masks)
 
 
 def launch_all(

@@ -52,10 +52,10 @@ class CompileAhead:
         try:
             self._start(job, _process_count())
         except OSError as error:
-            notify(f"Kernels are compiled when they are first needed: {error.strerror or error}.")
+            notify(f"Kernels will compile on first use: {error.strerror or error}.")
         if self._processes:
             count = len(self._processes)
-            notify(f"The kernels for this model are compiled, once, by {count} processes.")
+            notify(f"Compiling this model's kernels with {count} processes; later loads skip this.")
 
     def _start(self, job: CompileJob, count: int) -> None:
         """Start `count` processes; fewer share the same work. Raises OSError if none could be started."""

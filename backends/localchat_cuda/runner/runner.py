@@ -32,7 +32,7 @@ LOGIT_ROWS = 64
 """Rows of logits at once, and positions of one sample batch; more slots raise it."""
 _SLOW_LAUNCH_S = 0.01
 """A launch that takes longer on the host replays no graph."""
-_OUT_OF_MEMORY = "a step found no GPU memory: smaller steps follow"
+_OUT_OF_MEMORY = "a step ran out of GPU memory; the next steps are smaller"
 
 
 class CudaRunner:

@@ -126,10 +126,10 @@ class StepExecutor:
                 positions.append(0)
                 targets.append(table.discard_index)
                 continue
-            wanted = plan.positions[number]
-            sequences.append(table.sequences[wanted.seq])
-            positions.append(plan.rows[wanted.row].start + wanted.offset + 1)
-            targets.append(self._target(plan, wanted, sequences[-1], positions[-1]))
+            logits_position = plan.positions[number]
+            sequences.append(table.sequences[logits_position.seq])
+            positions.append(plan.rows[logits_position.row].start + logits_position.offset + 1)
+            targets.append(self._target(plan, logits_position, sequences[-1], positions[-1]))
         results = {numbers[token]: i for i, token in enumerate(tokens) if token in numbers}
         samples = self._write_sample_batch(
             (0, len(tokens)), results, range(len(tokens)), sequences, positions,
@@ -153,10 +153,10 @@ class StepExecutor:
             while end < len(sampled) and rows[sampled[end]] < high and end - at < self._max_rows:
                 end += 1
             numbers = sampled[at:end]
-            wanted = [plan.positions[n] for n in numbers]
-            sequences = [self._table.sequences[one.seq] for one in wanted]
-            positions = [plan.rows[one.row].start + one.offset + 1 for one in wanted]
-            each = zip(wanted, sequences, positions, strict=True)
+            chosen = [plan.positions[n] for n in numbers]
+            sequences = [self._table.sequences[one.seq] for one in chosen]
+            positions = [plan.rows[one.row].start + one.offset + 1 for one in chosen]
+            each = zip(chosen, sequences, positions, strict=True)
             targets = [self._target(plan, *one) for one in each]
             results = {n: at + i for i, n in enumerate(numbers)}
             batches.append(self._write_sample_batch(
@@ -186,12 +186,12 @@ class StepExecutor:
         )
 
     def _target(
-        self, plan: StepPlan, wanted: LogitsPosition, sequence: SequenceSlot, position: int
+        self, plan: StepPlan, logits_position: LogitsPosition, sequence: SequenceSlot, position: int
     ) -> int:
         """Entry of the token table that the next step reads as LAST. Tokens after drafts and those of forks
         are discarded: no next step reads them."""
-        row = plan.rows[wanted.row]
-        if wanted.seq != row.seq or row.drafts or position >= self._table.columns:
+        row = plan.rows[logits_position.row]
+        if logits_position.seq != row.seq or row.drafts or position >= self._table.columns:
             return self._table.discard_index
         return sequence.row * self._table.columns + position
 

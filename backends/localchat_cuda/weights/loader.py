@@ -118,8 +118,8 @@ class _Loader:
             own = self.tensor(name, *size)
             if not torch.equal(own, embedding):
                 self.target.notify(
-                    f"The checkpoint holds {name}, which config.json says is the embedding, and they differ: "
-                    "it is used."
+                    f"The checkpoint holds {name}, although config.json ties the head to the embedding, "
+                    "and they differ; the stored head is used."
                 )
                 return own
         return embedding
@@ -130,7 +130,7 @@ class _Loader:
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             self.target.notify(
-                f"The checkpoint holds {left[0]}{more}, which nothing in config.json asks for: left out."
+                f"The checkpoint holds {left[0]}{more}, which config.json does not mention; ignored."
             )
 
     def check_head(self) -> None:
@@ -170,7 +170,7 @@ class _Loader:
             prefixes = [begin + name for name in self.names.merged[field]]
             if len(prefixes) == 1:
                 parts = (sum(parts),)
-            linears[field] = self.product(prefixes, parts, k)
+            linears[field] = self.linear(prefixes, parts, k)
             if field in self.names.biased:
                 held = [self.tensor(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
                 biases[field] = torch.cat(held)
@@ -180,7 +180,7 @@ class _Loader:
             _fold_down_order(linears)
         return LayerWeights(norms, linears, biases)
 
-    def product(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
+    def linear(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
         found = (self.part(prefix, n, k) for prefix, n in zip(prefixes, parts, strict=True))
         try:
             return concat_rows(found, sum(parts), self.target.dtype)

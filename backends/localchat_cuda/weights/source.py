@@ -94,9 +94,9 @@ class CheckpointWeights:
                 hint="config.json and weights belong to different models: download both again.",
             )
         if not _is_convertible(found.dtype, dtype):
-            kind, wanted = (str(each).removeprefix("torch.") for each in (found.dtype, dtype))
+            kind, expected = (str(each).removeprefix("torch.") for each in (found.dtype, dtype))
             raise ModelInvalid(
-                f"{path}: {name} is stored as {kind}, and config.json means numbers that {wanted} can hold.",
+                f"{path}: {name} is stored as {kind}, and config.json means numbers that {expected} can hold.",
                 hint="config.json may lack the quantization_config of these weights: download both again.",
             )
         return found.to(dtype) if found.is_floating_point() else found
@@ -118,11 +118,11 @@ class CheckpointWeights:
         return found
 
 
-def _is_convertible(found: torch.dtype, wanted: torch.dtype) -> bool:
+def _is_convertible(found: torch.dtype, expected: torch.dtype) -> bool:
     """True if converting the stored numbers is enough: codes need their scale, too."""
-    if found in _CODES or wanted in _CODES:
-        return found == wanted
-    return found.is_floating_point == wanted.is_floating_point and found != torch.bool
+    if found in _CODES or expected in _CODES:
+        return found == expected
+    return found.is_floating_point == expected.is_floating_point and found != torch.bool
 
 
 def _index(folder: Path) -> dict[str, str]:
