@@ -154,8 +154,8 @@ def _advise_on_out_of_memory(request: LoadRequest) -> Iterator[None]:
         plan = request.plan
         raise DoesNotFit(
             f"The GPU ran out of memory: this load needs {plan.total_bytes:,} bytes.",
-            hint="Other programs may have taken memory since it was planned: close them, or use a shorter context "
-            "(--ctx) or less KV (--kv-gb).",
+            hint="Other programs may have taken memory since it was planned: close them, or use a shorter "
+            "context (--ctx) or less KV (--kv-gb).",
             needed_bytes=plan.total_bytes,
             free_bytes=plan.free_bytes,
         ) from error
