@@ -12,10 +12,11 @@ Kind = Literal["gauge", "counter", "histogram", "text"]
 
 
 class Metric(NamedTuple):
-    """One figure. `unit` is empty for plain counts and text; shares run from 0 to 1."""
+    """One metric."""
 
     name: str
     unit: str
+    """Empty for plain counts and text; a `share` runs from 0 to 1."""
     kind: Kind
     about: str
 
@@ -106,14 +107,13 @@ _TABLE: Final = (
 )
 
 NOT_REPORTED: Final = "the server does not say"
-"""As the reason why speculation is off: nothing is known of it."""
+"""Value of `Speculation.off` where a remote server reports nothing about drafts."""
 
 METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for metric in _TABLE}
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value that `share` (0 to 1) of the values do not exceed: the nearest rank, so always one that
-    was measured. None of nothing."""
+    """The nearest-rank percentile, always a measured value; None of nothing. share: from 0 to 1."""
     if not values:
         return None
     ranked = sorted(values)
@@ -122,7 +122,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def decode_rate(tokens: int, first_s: float, last_s: float) -> float | None:
-    """Tokens a second after the first one, which prefill paid for. None for fewer than two tokens."""
+    """Tokens a second after the first one, whose time is prefill's. None for fewer than two tokens."""
     return (tokens - 1) / (last_s - first_s) if tokens > 1 and last_s > first_s else None
 
 
@@ -133,15 +133,15 @@ def prefill_rate(prompt_tokens: int, cached_tokens: int, elapsed_s: float) -> fl
 
 
 def shared_tpot_ms(elapsed_s: float, tokens: int) -> list[float]:
-    """One entry for each token that a step gave: its time, shared equally."""
+    """The time of a step, shared equally among its tokens: one entry for each."""
     return [elapsed_s * 1000 / tokens] * tokens
 
 
 def acceptance(drafted: int, accepted: int) -> float | None:
-    """Share of drafts that were right; None of none."""
+    """Accepted share of the drafted tokens; None without drafts."""
     return accepted / drafted if drafted else None
 
 
 def speedup(tokens: int, elapsed_s: float, plain_step_s: float) -> float | None:
-    """What `tokens` would have cost in plain steps of `plain_step_s`, over what they did cost."""
+    """Time that `tokens` would take in plain steps, over the time they took; None where it is unknown."""
     return tokens * plain_step_s / elapsed_s if elapsed_s > 0 and plain_step_s > 0 else None

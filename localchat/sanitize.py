@@ -1,10 +1,10 @@
-"""Text from outside, made harmless for a terminal: the one place where that happens.
+"""Sanitizes untrusted text for a terminal: the one place where that happens.
 
-Whatever a model, a file name, an error of a library or a paste holds, after this no byte of it can move the
-cursor, set a title, write the clipboard or turn the direction of a line. Nothing vanishes: what is
-dangerous is shown as a sign, as the picture of its control character where Unicode has one. So is what no
-terminal shows although it says something: tags that spell hidden words, separators of lines. What scripts
-need stays: joiners, variation selectors, marks of direction, spaces of no width between Khmer words.
+Whatever a model, a file name, a library's error or a paste holds, afterwards no byte of it can move the
+cursor, set a title, write the clipboard or reverse a line. Nothing vanishes: dangerous characters are shown as
+a sign, where possible the picture of the control character. The same goes for invisible characters with
+meaning: tags that spell hidden words, line separators. Characters that scripts need stay: joiners, variation
+selectors, direction marks, zero-width spaces between Khmer words.
 """
 
 from typing import Final
@@ -25,24 +25,26 @@ def _table() -> dict[int, str]:
 
 
 _DANGEROUS: Final = _table()
-_FEW: Final = 12
+_MAX_REPLACEMENTS: Final = 12
+"""Up to this many distinct characters, replacing one by one is several times as fast as a table lookup for
+every letter."""
 
 
 def sanitize(text: str) -> str:
-    """`text` without control characters other than newline and tab: C0 and DEL become their pictures; C1,
-    overrides of the writing direction, hidden tags and lone surrogates the replacement character; Unicode's
-    own line ends a sign for it, a soft hyphen a hyphen. Each character is
-    judged alone, so a sequence cut anywhere by streaming stays harmless."""
+    """Replace control characters other than newline and tab.
+
+    C0 and DEL become their pictures; C1, direction overrides, hidden tags and lone surrogates the replacement
+    character; Unicode's line separators a newline sign, a soft hyphen a hyphen. Each character is treated
+    alone, so a sequence split anywhere by streaming stays harmless.
+    """
     found = [letter for letter in set(text) if ord(letter) in _DANGEROUS]
-    if len(found) > _FEW:
+    if len(found) > _MAX_REPLACEMENTS:
         return text.translate(_DANGEROUS)
-    for (
-        letter
-    ) in found:  # several times as fast as a look into the table for each letter of the text
+    for letter in found:
         text = text.replace(letter, _DANGEROUS[ord(letter)])
     return text
 
 
 def sanitize_line(text: str) -> str:
-    """The same for text that must stay on one line: names, paths, titles."""
+    """Sanitize text that must stay on one line: names, paths, titles."""
     return sanitize(text).replace("\n", "\u240a").replace("\t", " ")

@@ -1,4 +1,4 @@
-"""Conversations as values: messages, their tree of branches, and what is sent when it outgrows the context.
+"""Conversations as values: the tree of messages, the prompt made of it, and what to do when it is too long.
 
-Doors hold them; nothing here knows a screen, a disk or an engine.
+Front ends hold them; nothing here depends on a screen, a disk or an engine process.
 """

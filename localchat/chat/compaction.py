@@ -1,7 +1,7 @@
-"""/compact: the model sums up the older part of a conversation, and the summary is sent in its place.
+"""/compact: the model summarizes the older part of a conversation, and the summary is sent in its place.
 
-What is summed up may be longer than the context: then it is read in stretches that each fit, and every
-stretch but the first comes with the summary so far.
+A text longer than the context is read in chunks that fit; each chunk after the first comes with the summary
+so far.
 """
 
 from typing import Final
@@ -23,18 +23,17 @@ _ASK: Final = (
 _SO_FAR: Final = "This is the summary of what came before; take it up into the new one:"
 _MOST_SUMMARY_TOKENS: Final = 1024
 _KEPT_EXCHANGES: Final = 3
-_LEAST_STRETCH: Final = 16
+_MIN_CHUNK_CHARACTERS: Final = 16
 _TOKENS_PER_CHARACTER: Final = 4
-"""More than any tokenizer makes of one: the bytes of UTF-8."""
+"""An upper bound for every tokenizer: the bytes of one character in UTF-8."""
 
 
 class Compaction:
-    """One run: ask `request()` of an engine, hand the answer to `take`, until `request()` is None; then
-    `finish` puts the summary into the conversation. Nothing is changed before that.
+    """One run. Send `request()` to an engine and pass the answer to `take` until `request()` is None.
 
-    The last question stays as it is, with up to two exchanges before it while they take less than half of
-    the context. `replaced`: the nodes that the summary will stand for. Raises UsageError where there is
-    nothing to sum up, ContextExceeded where the context is too short for any stretch.
+    Then `finish` puts the summary into the conversation; nothing changes before that. The last question stays
+    as it is, with up to two exchanges before it while they take less than half of the context. Raises
+    UsageError where there is nothing to summarize, ContextExceeded where no chunk fits the context.
     """
 
     def __init__(self, conversation: Conversation, count: Count, context_tokens: int) -> None:
@@ -47,6 +46,7 @@ class Compaction:
         self.replaced: tuple[Node, ...] = tuple(
             node for group in groups[: len(groups) - kept] for node in group
         )
+        """The nodes that the summary will stand for."""
         if not self.replaced:
             raise UsageError(
                 "there is nothing to sum up: only the last question is sent",
@@ -63,14 +63,14 @@ class Compaction:
 
     @property
     def progress(self) -> float:
-        """Share of the text that was summed up, 0 to 1."""
+        """Share of the text that was summarized, 0 to 1."""
         return self._done / max(len(self._text), 1)
 
     def request(self) -> GenerateRequest | None:
-        """What to ask next; None: everything was read."""
+        """The next request, or None when everything was read."""
         if self._done >= len(self._text):
             return None
-        self._reading = self._done + self._stretch()
+        self._reading = self._done + self._chunk()
         return GenerateRequest(
             self._messages(self._reading),
             sampling=Sampling(temperature=0.3),
@@ -78,15 +78,17 @@ class Compaction:
         )
 
     def take(self, answer: str) -> None:
-        """The answer to the last `request`. Raises UsageError for an empty one."""
+        """Accept the answer to the last `request`. Raises UsageError for an empty one."""
         if not answer.strip():
             raise UsageError("the model wrote an empty summary; nothing was changed")
         self._summary = answer.strip()
         self._done = self._reading
 
     def finish(self) -> tuple[Node, ...]:
-        """Put the summary into the conversation; returns the nodes that are new or changed. A question that
-        waits for its answer comes behind the summary."""
+        """Put the summary into the conversation; returns the nodes that are new or changed.
+
+        A question that waits for its answer moves after the summary.
+        """
         conversation = self._conversation
         head = conversation.nodes[conversation.head] if conversation.head else None
         waits = head is not None and head.message.role == "user"
@@ -104,7 +106,7 @@ class Compaction:
         return (summary, moved)
 
     def _earlier(self) -> tuple[Node, ...]:
-        """Summaries on the path, which the new one takes up."""
+        """Summaries on the path, which the new one includes."""
         path = self._conversation.path()
         replaced = {id_ for node in path for id_ in node.replaces}
         return tuple(node for node in path if node.replaces and node.id not in replaced)
@@ -116,12 +118,12 @@ class Compaction:
                 return kept
         return 1
 
-    def _stretch(self) -> int:
-        """How many characters are read next: as many as fit, in steps that surely do."""
+    def _chunk(self) -> int:
+        """Characters to read next: the most that fit, by bisection in steps that surely do."""
         start, rest = self._done, len(self._text) - self._done
         base = self._counted(self._messages(start))
         step = (self._allowed - base) // _TOKENS_PER_CHARACTER
-        if step < _LEAST_STRETCH:
+        if step < _MIN_CHUNK_CHARACTERS:
             raise ContextExceeded(
                 f"the context is too short to sum anything up: {base:,} tokens go to the request itself",
                 hint="take a longer context, or leave out the oldest messages",
@@ -156,8 +158,10 @@ class Compaction:
 
 
 def without_summary(conversation: Conversation) -> tuple[Node, ...]:
-    """Take the summaries of the path out of it, so that what they stand for is sent again; they stay as
-    branches. Returns the nodes that changed, apart from the head."""
+    """Remove the summaries from the path, so that the messages they replaced are sent again.
+
+    They stay as branches. Returns the nodes that changed, apart from the head.
+    """
     changed: dict[str, Node] = {}
     for summary in reversed([node for node in conversation.path() if node.replaces]):
         for child in conversation.children(summary.id):

@@ -1,7 +1,7 @@
-"""A conversation: messages in a tree, of which one path is shown and sent.
+"""Conversation: messages in a tree, of which one path is shown and sent.
 
-An edited question and a regenerated answer are siblings of what they replace, so nothing that was said is
-lost. The path runs from a root to the head; walking to another branch only moves the head.
+An edited question and a regenerated answer are siblings of what they replace, so nothing is lost. The path
+runs from a root to the head; switching to another branch only moves the head.
 """
 
 import os
@@ -21,30 +21,30 @@ NodeState: TypeAlias = Literal["open", "whole", "stopped", "length", "failed"]
 
 
 class Inclusion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stretch of a user message that a screen folds: a file or a long paste. `start`, `end`: characters of
-    the message's content."""
+    """A file or a long paste inside a user message, which a screen folds."""
 
     label: str
     start: int
+    """First character, in the message's content."""
     end: int
     path: str = ""
 
 
 class AnswerMetrics(msgspec.Struct, frozen=True):
-    """What was measured while an answer was made, and with what. `done` as the engine said it; None where
-    the answer did not end by itself. `draw_seed`: with which the answer can be drawn again."""
+    """Measurements of an answer, and the model that wrote it."""
 
     model: str
     backend: str
     quantization: str
     kv_type: str
     draw_seed: int
+    """Samples the same answer again."""
     done: Done | None
+    """The engine's last event; None where the answer did not end by itself."""
 
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message in the tree. `replaces`: ids of messages that this one stands for when it is a summary.
-    `error`: why it failed, one sentence."""
+    """One message in the tree."""
 
     id: str
     parent: str | None
@@ -55,38 +55,44 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     """`figures` in files and exports."""
     inclusions: tuple[Inclusion, ...] = ()
     replaces: tuple[str, ...] = ()
+    """Of a summary: ids of the messages that it stands for."""
     error: str = ""
+    """Why the answer failed, one sentence."""
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the user chose for this conversation when it outgrew the context. `ask`: nothing is sent, a notice
-    offers the choices. `left_out`: ids of messages that are not sent (dimmed on the screen); `left_out_tokens`:
-    what they took when they were left out."""
+    """The user's choice for a conversation that outgrows the context."""
 
     kind: Literal["ask", "leave_out_oldest"] = "ask"
+    """`ask`: nothing is sent, and a notice offers the choices."""
     left_out: tuple[str, ...] = ()
+    """Ids of messages that are not sent (dimmed on the screen)."""
     left_out_tokens: int = 0
+    """Their tokens when they were left out."""
 
 
 def new_id() -> str:
-    """An id that sorts by time of birth: 48 bits of milliseconds, 80 of chance, as 32 hex digits."""
+    """An id that sorts by creation time: 48 bits of milliseconds, 80 random ones, as 32 hex digits."""
     return f"{int(time.time() * 1000):012x}{os.urandom(10).hex()}"
 
 
 @dataclass(slots=True)
 class Conversation:
-    """See the module. `nodes` by id, in order of birth; `head`: last node of the shown path, None when
-    empty. `model`: word of the model that answers; `system`: instructions, sent first."""
+    """A tree of messages with a title, a model and instructions."""
 
     id: str = field(default_factory=new_id)
     title: str = ""
     created_s: float = field(default_factory=time.time)
     updated_s: float = field(default_factory=time.time)
     model: str = ""
+    """The word of the model that answers."""
     system: str = ""
+    """Instructions, sent first."""
     policy: Policy = field(default_factory=Policy)
     nodes: dict[str, Node] = field(default_factory=dict)
+    """By id, in order of creation."""
     head: str | None = None
+    """Last node of the shown path; None when empty."""
 
     def path(self) -> tuple[Node, ...]:
         """The shown messages, oldest first."""
@@ -106,7 +112,7 @@ class Conversation:
         inclusions: Iterable[Inclusion] = (),
         replaces: Iterable[str] = (),
     ) -> Node:
-        """A new message after `parent`, shown from now on."""
+        """Add a message after `parent` and show it."""
         if parent is not None and parent not in self.nodes:
             raise UsageError(f"there is no message {parent!r} in this conversation")
         self.updated_s = time.time()
@@ -124,17 +130,17 @@ class Conversation:
         return node
 
     def put(self, node: Node) -> None:
-        """Replace the node of this id by a newer state of it (text grew, metrics came)."""
+        """Replace a node by a newer state of it (more text, metrics)."""
         self.nodes[node.id] = node
         self.updated_s = time.time()
 
     def remove_last(self, id_: str) -> None:
-        """Forget a message that was never sent and that nothing follows."""
+        """Remove a message that was never sent and that nothing follows."""
         assert not self.children(id_)
         self.head = self.nodes.pop(id_).parent
 
     def siblings(self, id_: str) -> tuple[Node, ...]:
-        """All versions of a message, itself included, in order of birth."""
+        """All versions of a message, itself included, in order of creation."""
         node = self.nodes[id_]
         return tuple(
             other
@@ -143,11 +149,11 @@ class Conversation:
         )
 
     def children(self, id_: str | None) -> tuple[Node, ...]:
-        """The messages right after one (after nothing: the roots), in order of birth."""
+        """The messages right after one (None: the roots), in order of creation."""
         return tuple(node for node in self.nodes.values() if node.parent == id_)
 
     def show(self, id_: str) -> None:
-        """Walk to the branch of a message: the path follows the newest children from there."""
+        """Switch to the branch of a message; the path follows the newest children from there."""
         if id_ not in self.nodes:
             raise UsageError(f"there is no message {id_!r} in this conversation")
         while after := self.children(id_):
@@ -161,8 +167,10 @@ class Conversation:
         self.head = id_
 
     def repair(self) -> None:
-        """Make a whole of what came from a file: a message whose parent is lost begins a path of its own,
-        and a lost head is the newest message."""
+        """Make a conversation from a file consistent.
+
+        A message whose parent is lost becomes a root; a lost head becomes the newest message.
+        """
         for node in list(self.nodes.values()):
             if node.parent is not None and node.parent not in self.nodes:
                 self.nodes[node.id] = msgspec.structs.replace(node, parent=None)

@@ -1,4 +1,4 @@
-"""A conversation as a text to keep or to pass on: Markdown for people, JSON with all figures for programs."""
+"""Exports a conversation: Markdown for people, JSON with all metrics for programs."""
 
 import json
 import re
@@ -24,7 +24,7 @@ _LONE: Final = re.compile("[\ud800-\udfff]")
 
 
 def as_markdown(conversation: Conversation) -> str:
-    """The shown path. Ends in a newline."""
+    """The shown path as a Markdown document."""
     parts = [f"# {_one_line(title_for(conversation)) or 'Conversation'}"]
     about = f"{_moment(conversation.created_s)}"
     parts.append(f"{about} · {_one_line(conversation.model)}" if conversation.model else about)
@@ -64,8 +64,10 @@ def _markdown(node: Node, *, not_sent: bool) -> list[str]:
 
 
 def as_data(conversation: Conversation, *, tree: bool = True) -> dict[str, Any]:
-    """JSON-ready: the conversation with every message and its metrics. `tree`: all branches, else the shown
-    path. Times are seconds since 1970."""
+    """The conversation with every message and its metrics, JSON-ready; times in seconds since 1970.
+
+    `tree`: all branches, else the shown path.
+    """
     path = conversation.path()
     unsent = unsent_ids(conversation)
     shown = {node.id for node in path}
@@ -120,13 +122,13 @@ def as_json_text(conversation: Conversation, *, tree: bool = True) -> str:
 
 
 def json_text(data: object, indent: int | None = None) -> str:
-    """JSON that any encoding can carry: lone surrogates as escapes, everything else as it is."""
+    """JSON with lone surrogates escaped, so that it can be encoded; everything else stays as it is."""
     text = json.dumps(data, ensure_ascii=False, indent=indent)
     return _LONE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _savable(text: str) -> str:
-    """Markdown has no escape for a lone surrogate."""
+    """Replace lone surrogates, for which Markdown has no escape."""
     return _LONE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -139,6 +141,6 @@ def _moment(seconds: float) -> str:
 
 
 def _fence(text: str) -> str:
-    """Longer than any fence inside."""
+    """A code fence longer than any inside the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     return "`" * max(3, longest + 1)

@@ -1,8 +1,8 @@
-"""When a conversation outgrows the context: how much must go, and what can be done at which cost.
+"""Choices for a conversation that outgrows the context, each with its cost.
 
-Nothing is cut silently. A door that an engine refuses (ContextExceeded) shows these choices; what is chosen
-is kept in the conversation's policy. What is left out goes in whole exchanges from the oldest, and in large
-steps, because each step moves the whole prompt and so loses the prefix cache.
+Nothing is cut silently: when an engine raises ContextExceeded, the front end shows these choices, and the
+conversation's policy keeps the one taken. Whole exchanges are left out, the oldest first, and many at once,
+because each time the whole prompt moves and the prefix cache is lost.
 """
 
 from collections.abc import Callable
@@ -19,57 +19,66 @@ from localchat.fit.kv_types import smaller_kv_type
 from localchat.units import size, tokens
 
 Count: TypeAlias = Callable[[Messages], int]
-"""Tokens of a prompt. May raise ContextExceeded where it is longer than can be counted."""
+"""Counts the tokens of a prompt. May raise ContextExceeded for one too long to count."""
 
 Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context", "smaller_kv"]
 _BLOCK_TOKENS: Final = 1024
 _FRAME_CHARACTERS: Final = 16
-"""What a template writes around a message, roughly; for guesses alone."""
+"""Rough length of a template's text around a message; only for estimates."""
 
 
 def counter(engine: Engine) -> Count:
-    """Counts as the engine would: its template, its tokenizer."""
+    """A counter with the engine's template and tokenizer."""
     return lambda messages: len(engine.tokenize(engine.render(messages), special=True))
 
 
 def reserve_tokens(context_tokens: int, max_tokens: int | None = None) -> int:
-    """Room that a cut leaves for the answer and for the questions after it: a quarter of the context, more
-    where a longer answer is allowed, never more than half."""
+    """Tokens kept free for the answer and the next questions: a quarter of the context.
+
+    More where a longer answer is allowed, at most half.
+    """
     return max(context_tokens // 4, min(max_tokens or 0, context_tokens // 2))
 
 
 class LeaveOutPlan(NamedTuple):
-    """A cut that makes the prompt fit. nodes: ids that are not sent besides those that are not already.
-    messages, tokens: how much is not sent then, with what was left out before. prompt_tokens: what is sent."""
+    """Messages to leave out so that the prompt fits."""
 
     nodes: tuple[str, ...]
+    """Their ids, without those left out before."""
     messages: int
+    """Messages not sent then, with those left out before."""
     tokens: int
+    """Tokens of those messages."""
     prompt_tokens: int
+    """Tokens of the prompt that is left."""
 
 
 class OverflowChoice(NamedTuple):
-    """One way on. label: a sentence with its cost. tokens: that are not sent, or that are read for a summary,
-    or of the context. extra_bytes: of memory, negative where some becomes free. kv_type: of a smaller cache."""
+    """One thing to do about an overflow."""
 
     action: Action
     label: str
+    """A sentence with its cost."""
     tokens: int
+    """Tokens not sent, read for a summary, or of the longer context."""
     extra_bytes: int = 0
+    """Memory; negative where some becomes free."""
     kv_type: str = ""
+    """Of a smaller cache."""
 
 
 class Overflow(NamedTuple):
-    """A conversation that does not fit. cut: None where even the last question alone is too long."""
+    """A conversation that does not fit the context."""
 
     prompt_tokens: int
     context_tokens: int
     leave_out: LeaveOutPlan | None
+    """None where the last question alone is too long."""
     choices: tuple[OverflowChoice, ...]
 
     @property
     def sentence(self) -> str:
-        """What happened, with both numbers."""
+        """A sentence for the user, with both numbers."""
         alone = "; the last question alone is too long" if self.leave_out is None else ""
         return (
             f"the conversation has {tokens(self.prompt_tokens)} and the context holds "
@@ -86,20 +95,21 @@ def examine(
     thinking: ReasoningChoice = "auto",
     refusal: ContextExceeded | None = None,
 ) -> Overflow:
-    """What can be done about a conversation whose next prompt is too long. `refusal`: the engine's own, which
-    knows the context where a remote one's `info` does not, or is wrong about it. Raises what `count` raises,
-    apart from ContextExceeded; UsageError where nobody says how long the context is, so that no cut can be
-    told to help."""
+    """Find the choices for a conversation whose next prompt is too long.
+
+    `refusal`: the engine's own, which knows the context where a remote engine's `info` does not. Raises what
+    `count` raises, apart from ContextExceeded; UsageError where the length of the context is unknown.
+    """
     known = refusal.details.get("context_tokens") if refusal is not None else None
     if isinstance(known, int) and known > 0:
         info = msgspec.structs.replace(info, context_tokens=known)
     if info.context_tokens < 1:
-        raise UsageError("nobody says how long the context is")
+        raise UsageError("the length of the context is unknown: the server does not report it")
     reserve = reserve_tokens(info.context_tokens, max_tokens)
     search = _LeaveOutSearch(conversation, count, thinking)
     prompt = search.measured(0)
     if refusal is not None and prompt < info.context_tokens:
-        raise UsageError("the conversation was refused and fits by the numbers that are told")
+        raise UsageError("the engine refused the conversation, but by its own numbers it fits")
     plan = search.plan(info.context_tokens - reserve)
     # Without the reserve at least one token can be written.
     plan = plan or search.plan(info.context_tokens - 1)
@@ -107,10 +117,12 @@ def examine(
 
 
 def known_context(info: EngineInfo, overflow: Overflow | None) -> int:
-    """The context as the engine tells it, or as it refused by where that is less: a server on another machine
-    may not know its own. 0 where nobody tells."""
-    told = (info.context_tokens, overflow.context_tokens if overflow is not None else 0)
-    return min((each for each in told if each > 0), default=0)
+    """The smaller of the context that the engine reports and the one it refused by; 0 where neither is known.
+
+    A server on another machine may not know its own.
+    """
+    stated = (info.context_tokens, overflow.context_tokens if overflow is not None else 0)
+    return min((each for each in stated if each > 0), default=0)
 
 
 def plan_leave_out(
@@ -121,20 +133,22 @@ def plan_leave_out(
     *,
     thinking: ReasoningChoice = "auto",
 ) -> LeaveOutPlan | None:
-    """The fewest of the oldest exchanges without which the prompt and `reserve` tokens fit. The instructions,
-    a summary and the last question always stay; None where they are too long by themselves. An empty cut
-    where everything fits. Raises what `count` raises, apart from ContextExceeded."""
+    """The fewest of the oldest exchanges without which the prompt and `reserve` tokens fit.
+
+    Instructions, a summary and the last question always stay; None where they alone are too long. An empty
+    plan where everything fits. Raises what `count` raises, apart from ContextExceeded.
+    """
     return _LeaveOutSearch(conversation, count, thinking).plan(context_tokens - reserve)
 
 
 def leave_out(conversation: Conversation, plan: LeaveOutPlan) -> None:
-    """Choose this cut, and the same way whenever the conversation outgrows the context again."""
+    """Apply a plan, and leave out the oldest again whenever the conversation outgrows the context."""
     gone = (*conversation.policy.left_out, *plan.nodes)
     conversation.policy = Policy("leave_out_oldest", gone, plan.tokens)
 
 
 def send_everything(conversation: Conversation) -> None:
-    """Forget the choice: all messages are sent again."""
+    """Reset the policy: all messages are sent again."""
     conversation.policy = Policy()
 
 
@@ -145,7 +159,7 @@ def unsent_sentence(messages: int, unsent_tokens: int) -> str:
 
 
 class _LeaveOutSearch:
-    """Counts each cut once."""
+    """Searches for the number of exchanges to drop; counts each candidate once."""
 
     def __init__(self, conversation: Conversation, count: Count, thinking: ReasoningChoice) -> None:
         self._conversation = conversation
@@ -175,7 +189,7 @@ class _LeaveOutSearch:
             return known if isinstance(known, int) else 1 << 40
 
     def plan(self, allowed: int) -> LeaveOutPlan | None:
-        """The smallest cut that leaves at most `allowed` tokens."""
+        """The smallest plan that leaves at most `allowed` tokens."""
         if self.measured(0) <= allowed:
             dropped = 0
         elif not self.most or self.measured(self.most) > allowed:
@@ -196,12 +210,12 @@ class _LeaveOutSearch:
         return self._counted(as_sent(self._conversation, nodes))
 
     def _smallest(self, allowed: int) -> int:
-        """Between a cut that is too small and one that is large enough: guessed by characters, which is
-        nearly always right or one beside, and every third time halved."""
-        low, high, turn = 0, self.most, 0
+        """The smallest number that is enough. Guesses by characters, nearly always right or off by one, and
+        bisects every third time."""
+        low, high, tries = 0, self.most, 0
         while high - low > 1:
-            turn += 1
-            at = self._guess(low, high, allowed) if turn % 3 else (low + high) // 2
+            tries += 1
+            at = self._guess(low, high, allowed) if tries % 3 else (low + high) // 2
             low, high = (low, at) if self.measured(at) <= allowed else (at, high)
         return high
 
@@ -227,35 +241,39 @@ def _choices(
     if plan is not None and plan.nodes:
         label = f"leave out the oldest {len(plan.nodes)} messages ({tokens(plan.tokens)} not sent)"
         found.append(OverflowChoice("leave_out_oldest", label, plan.tokens))
-    if search.most and plan is not None:  # else no summary makes the last question fit
+    # Without a plan the last question alone is too long, which no summary changes.
+    if search.most and plan is not None:
         read = max(prompt - search.measured(search.most), 0)
         label = f"let the model sum up what came before (it reads {tokens(read)})"
         found.append(OverflowChoice("compact", label, read))
-    if info.backend != "remote":  # whose memory is for its own people to share out
+    # The memory of a remote server is not this user's to plan.
+    if info.backend != "remote":
         found += memory_choices(prompt, info)
     return found
 
 
 def memory_choices(prompt: int, info: EngineInfo) -> "list[OverflowChoice]":
-    """A longer context, as it is and with a smaller KV cache, where the model was trained for it. Costs are
-    those of the loaded cache in proportion, so they hold for layers that keep everything."""
-    wanted = -(-(prompt + _BLOCK_TOKENS) // _BLOCK_TOKENS) * _BLOCK_TOKENS
-    wanted = min(max(wanted, info.context_tokens), info.context_train)
-    if wanted <= prompt:
+    """A longer context, with the same and with a smaller KV cache, up to what the model was trained for.
+
+    Costs are in proportion to the loaded cache, which holds for layers without a sliding window.
+    """
+    goal = -(-(prompt + _BLOCK_TOKENS) // _BLOCK_TOKENS) * _BLOCK_TOKENS
+    goal = min(max(goal, info.context_tokens), info.context_train)
+    if goal <= prompt:
         return []
     parts = info.actual or info.predicted
     kv_bytes = parts.kv_bytes if parts is not None and parts.kv_bytes > 0 else 0
     now = kv_bytes / max(info.context_tokens, 1)
     found = []
-    extra = round(now * wanted) - kv_bytes
-    if wanted > info.context_tokens:
-        label = f"a context of {tokens(wanted)}{_memory(extra, kv_bytes, info)}"
-        found.append(OverflowChoice("longer_context", label, wanted, extra))
+    extra = round(now * goal) - kv_bytes
+    if goal > info.context_tokens:
+        label = f"a context of {tokens(goal)}{_memory(extra, kv_bytes, info)}"
+        found.append(OverflowChoice("longer_context", label, goal, extra))
     if small := smaller_kv_type(info.kv_type, info.kv_types):
-        extra = round(now * small.share * wanted) - kv_bytes
+        extra = round(now * small.share * goal) - kv_bytes
         memory = _memory(extra, kv_bytes, info)
-        label = f"the KV cache in {small.kv_type} and {tokens(wanted)}{memory}"
-        found.append(OverflowChoice("smaller_kv", label, wanted, extra, small.kv_type))
+        label = f"the KV cache in {small.kv_type} and {tokens(goal)}{memory}"
+        found.append(OverflowChoice("smaller_kv", label, goal, extra, small.kv_type))
     return found
 
 
@@ -277,10 +295,11 @@ def leave_out_by_policy(
     max_tokens: int | None = None,
     thinking: ReasoningChoice = "auto",
 ) -> LeaveOutPlan | None:
-    """The cut that a policy of leaving out the oldest messages makes now; None if it has none that helps.
+    """The plan by a policy of leaving out the oldest messages; None if it is another policy or does not help.
 
     `refusal` may know the context better than `info` of a remote engine does. Raises LocalchatError if the
-    engine cannot count."""
+    engine cannot count.
+    """
     if conversation.policy.kind != "leave_out_oldest":
         return None
     known = refusal.details.get("context_tokens")

@@ -1,7 +1,7 @@
-"""What of a conversation is sent: the path, without what is left out, a summary in place of what it replaces.
+"""Makes the messages of a prompt: the path, without what is left out, summaries in place of what they replace.
 
-A summary goes into the first message of a user that is still sent, because there every chat template takes
-it; many know no second system message, and some none at all.
+A summary goes into the first user message that is still sent, where every chat template accepts it; many
+allow no second system message, and some none at all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,29 +13,31 @@ from localchat.chat.conversation import Conversation, Node
 from localchat.engine.request import Message
 
 Exchange: TypeAlias = tuple[Node, ...]
-"""A question with everything that came before the next one."""
+"""A question with everything up to the next one."""
 
 SUMMARY_ROLE: Final = "system"
-"""The role of a summary's own message. It is never sent by itself."""
+"""The role of a summary's own message, which is never sent by itself."""
 _BEFORE_SUMMARY: Final = "Summary of the conversation so far:"
 _AFTER_SUMMARY: Final = "The conversation goes on:"
 
 
 def sent_messages(conversation: Conversation) -> tuple[Message, ...]:
-    """The messages as an engine takes them: instructions, then the shown path. An answer without a word (it
-    was stopped or failed at once) is not sent; questions that then follow each other become one."""
+    """The messages for an engine: instructions, then the shown path.
+
+    An empty answer (stopped or failed at once) is not sent; questions that then follow each other are joined.
+    """
     return as_sent(conversation, sent_nodes(conversation))
 
 
 def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message, ...]:
-    """The same for some nodes of the path."""
+    """The messages for some nodes of the path."""
     messages: list[Message] = []
     if conversation.system:
         messages.append(Message("system", conversation.system))
     opening = _summaries(conversation)
     for node in nodes:
         message = node.message
-        if message.role == "assistant" and not _says(message):
+        if message.role == "assistant" and _is_empty(message):
             continue
         if message.role == "user" and opening:
             message = msgspec.structs.replace(message, content=f"{opening}\n\n{message.content}")
@@ -51,7 +53,7 @@ def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message,
 
 
 def sent_nodes(conversation: Conversation) -> tuple[Node, ...]:
-    """The nodes of the path that are sent as they are: no summaries, nothing that is not sent."""
+    """The nodes of the path that are sent as they are, without summaries."""
     unsent = unsent_ids(conversation)
     return tuple(
         node for node in conversation.path() if node.id not in unsent and not node.replaces
@@ -59,7 +61,7 @@ def sent_nodes(conversation: Conversation) -> tuple[Node, ...]:
 
 
 def unsent_ids(conversation: Conversation) -> frozenset[str]:
-    """Ids of the path that are not sent: left out, or replaced by a summary. They are shown dimmed."""
+    """Ids on the path that are not sent (shown dimmed): left out, or replaced by a summary."""
     path = conversation.path()
     replaced = {id_ for node in path for id_ in node.replaces}
     gone = replaced.union(conversation.policy.left_out)
@@ -102,5 +104,5 @@ def _summaries(conversation: Conversation) -> str:
     return "\n\n".join([_BEFORE_SUMMARY, *texts, _AFTER_SUMMARY])
 
 
-def _says(message: Message) -> bool:
-    return bool(message.content or message.reasoning or message.tool_calls)
+def _is_empty(message: Message) -> bool:
+    return not (message.content or message.reasoning or message.tool_calls)

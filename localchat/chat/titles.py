@@ -1,4 +1,4 @@
-"""What a conversation is called until somebody renames it."""
+"""Titles of conversations that nobody named, from the first question."""
 
 from typing import Final
 
@@ -23,12 +23,12 @@ def title_for(conversation: Conversation) -> str:
 
 
 def title_of(question: str) -> str:
-    """The first line of a question that says something, cut at a word."""
+    """The first line of a question with a letter or digit, shortened at a word."""
     lines = (" ".join(line.split()) for line in question[:10_000].splitlines())
     line = next((line for line in lines if any(sign.isalnum() for sign in line)), "")
     line = line or " ".join(question[:200].split())
     if len(line) <= _LONGEST:
         return line
-    cut = line[: _LONGEST - 1]
-    at_word = cut.rpartition(" ")[0]
-    return f"{at_word if len(at_word) > _LONGEST // 2 else cut}…"
+    start = line[: _LONGEST - 1]
+    words = start.rpartition(" ")[0]
+    return f"{words if len(words) > _LONGEST // 2 else start}…"

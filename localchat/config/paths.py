@@ -1,9 +1,7 @@
-"""Where settings, models and state live.
+"""Paths of settings, models, state and cache, by the platform's rules (XDG on Linux, `Library` on macOS).
 
-Settings, data, state and cache are apart, as the platform has them (XDG on Linux, `Library` on macOS).
-Three variables of the environment move them: `LOCALCHAT_CONFIG` names the settings file,
-`LOCALCHAT_DATA_DIR` one folder for everything that the program writes, `LOCALCHAT_MODELS` the folder of
-models alone.
+Environment variables override them: `LOCALCHAT_CONFIG` names the settings file, `LOCALCHAT_DATA_DIR` one
+folder for everything that the program writes, `LOCALCHAT_MODELS` the folder of models alone.
 """
 
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ _APP = "localchat"
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Absolute paths; nothing is created by asking for them."""
+    """Absolute paths, whether or not they exist."""
 
     settings_file: Path
     data_dir: Path
@@ -25,8 +23,8 @@ class Paths:
 
 
 def find_paths(environ: Mapping[str, str]) -> Paths:
-    """The paths under this environment. An empty variable counts as not set."""
-    import platformdirs  # a tenth of the time that `--help` may take
+    """The paths in this environment. An empty variable counts as not set."""
+    import platformdirs  # imported here: a tenth of the time that `--help` may take
 
     root = _path(environ.get("LOCALCHAT_DATA_DIR"))
     data = root or platformdirs.user_data_path(_APP, appauthor=False)

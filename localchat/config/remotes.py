@@ -1,4 +1,4 @@
-"""Engines on other machines: what the settings file says of them, and which one a word means.
+"""Remote engines: the `[remotes]` section of the settings file, and which remote a word means.
 
     [remotes.box]
     url = "http://10.0.0.5:8000"
@@ -22,18 +22,21 @@ _FIELDS: Final = ("url", "model", "key_env", "key_file")
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A server that speaks the OpenAI protocol. name: as the user calls it. key_env, key_file: where the key
-    stands; it is read when it is needed and never kept."""
+    """A server with the OpenAI API. Its key is read when needed and never kept."""
 
     name: str
+    """The user's name for it."""
     url: str
     model: str = ""
+    """Empty: the server's first."""
     key_env: str = ""
+    """The environment variable that holds the key."""
     key_file: str = ""
+    """The file that holds the key."""
 
     @property
     def word(self) -> str:
-        """What finds it again."""
+        """The word that finds it again."""
         return f"{PREFIX}{self.name}" + (f"#{self.model}" if self.model else "")
 
     @property
@@ -44,7 +47,7 @@ class Remote:
         return host in ("localhost", "::1") or host.startswith("127.")
 
     def key(self, environ: Mapping[str, str]) -> str:
-        """The key; empty: none. Raises UsageError where it should be and is not."""
+        """The key; empty without one. Raises UsageError where it is configured and cannot be read."""
         if self.key_env:
             if found := environ.get(self.key_env, "").strip():
                 return found
@@ -64,7 +67,7 @@ class Remote:
 
 
 def read_remotes(path: Path, section: object) -> dict[str, Remote]:
-    """The `[remotes]` table of a settings file. Raises UsageError naming what is wrong."""
+    """Check the `[remotes]` table of a settings file. Raises UsageError naming what is wrong."""
     if not isinstance(section, dict):
         raise UsageError(f"{path}: remotes is not a section", hint="as in [remotes.box]")
     found = {}
@@ -83,22 +86,24 @@ def read_remotes(path: Path, section: object) -> dict[str, Remote]:
 
 
 def find_remote(word: str, remotes: Mapping[str, Remote]) -> Remote:
-    """The remote that a word (with or without its prefix) means: a name of the settings file, or an address.
-    Raises UsageError."""
-    place, _, model = word.removeprefix(PREFIX).partition("#")
-    if known := remotes.get(place):
+    """The remote for a word, with or without its prefix: a name in the settings file, or an address.
+
+    Raises UsageError.
+    """
+    server, _, model = word.removeprefix(PREFIX).partition("#")
+    if known := remotes.get(server):
         return replace(known, model=model or known.model)
-    address = place if "://" in place else f"http://{place}"
+    address = server if "://" in server else f"http://{server}"
     host = urlsplit(address).hostname or ""
-    if "://" in place or ":" in place or "." in host or host == "localhost":
+    if "://" in server or ":" in server or "." in host or host == "localhost":
         if not address.startswith(("http://", "https://")):
             raise UsageError(
-                f"{place!r} is no address of a server", hint="as in http://127.0.0.1:8000"
+                f"{server!r} is not the address of a server", hint="as in http://127.0.0.1:8000"
             )
-        return Remote(place, place, model)
+        return Remote(server, server, model)
     names = ", ".join(sorted(remotes)) or "none yet"
     raise UsageError(
-        f"there is no remote {place!r}",
+        f"there is no remote {server!r}",
         hint=f"the settings file has {names}, under [remotes.NAME]; or give an address, as "
         "http://127.0.0.1:8000",
     )

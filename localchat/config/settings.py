@@ -1,8 +1,7 @@
-"""What a user may set, and where it came from: flag, environment, settings file, default, in this order.
+"""Settings and their sources: flag over environment over settings file over default.
 
-One key has one name everywhere: `context_length` in the settings file (settings_file.py),
-`LOCALCHAT_CONTEXT_LENGTH` in the environment, and the flag that the table tells. `Settings` holds the types
-and the defaults, `KEYS` the words.
+A key has one name everywhere: `context_length` in the settings file (settings_file.py),
+`LOCALCHAT_CONTEXT_LENGTH` in the environment, and its flag in `KEYS`. `Settings` holds types and defaults.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Every setting with its type and default. None: the program or the model decides."""
+    """All settings with type and default. None: the program or the model decides."""
 
     model: Annotated[str, Meta(min_length=1)] | None = None
     system: str | None = None
@@ -169,29 +168,31 @@ SAMPLING_KEYS: Final = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed"),
 )
-"""The keys that are fields of a request's `Sampling` too."""
+"""Keys that are also fields of a request's `Sampling`."""
 
 
 SERVER_KEYS: Final = ("keep_alive",)
-"""The keys whose flags belong to `localchat serve` alone."""
+"""Keys whose flags only `localchat serve` has."""
 
 
 class Given(NamedTuple):
-    """A value that someone wrote, and where: a phrase that an error or `config show` can begin with."""
+    """A value from outside, not yet checked."""
 
     value: object
     origin: str
+    """Its source, a phrase that an error or `config show` can begin with."""
 
 
 class Resolved(NamedTuple):
-    """The settings in force; `origins` has every key, `default` where nobody said anything."""
+    """The settings in force."""
 
     settings: Settings
     origins: Mapping[str, str]
+    """The source of every key; `default` where nothing set it."""
 
 
 def variable(key: str) -> str:
-    """The name of a key in the environment."""
+    """The environment variable of a key."""
     return f"LOCALCHAT_{key.upper()}"
 
 
@@ -202,8 +203,11 @@ def check_key(key: str, where: str) -> None:
 
 
 def convert(key: str, given: Given) -> object:
-    """The value in its type. Text from a flag or the environment is read leniently ("12" is a number),
-    values of a file are not. Raises UsageError naming origin, key, value and what is valid."""
+    """Convert a value to the type of its key.
+
+    Text from a flag or the environment is read leniently ("12" is a number), values of a file are not. Raises
+    UsageError naming origin, key, value and what is valid.
+    """
     kind = _types()[key]
     value = _parsed(key, given.value)
     try:
@@ -216,7 +220,7 @@ def convert(key: str, given: Given) -> object:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
-    """What the environment says. An empty variable counts as not set."""
+    """Settings from the environment. An empty variable counts as not set."""
     return {
         key: Given(environ[variable(key)], variable(key))
         for key in KEYS
@@ -225,7 +229,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
 
 
 def resolve(*layers: Mapping[str, Given]) -> Resolved:
-    """The settings in force, a later layer over an earlier one. Raises UsageError."""
+    """Merge layers of settings, a later one over an earlier one. Raises UsageError."""
     values: dict[str, object] = {}
     origins = dict.fromkeys(KEYS, "default")
     for layer in layers:
@@ -245,7 +249,7 @@ def offline_reason(resolved: Resolved, environ: Mapping[str, str]) -> str:
 
 
 def _types() -> dict[str, Any]:
-    """Types without None: nothing written is ever None."""
+    """The type of each key without None, which no source can state."""
     hints = get_type_hints(Settings, include_extras=True)
     return {key: _without_none(hint) for key, hint in hints.items()}
 
@@ -256,7 +260,7 @@ def _without_none(hint: Any) -> Any:  # noqa: ANN401 - a type expression has no 
 
 
 def _in_its_spelling(kind: Any, value: object) -> object:  # noqa: ANN401 - a type expression has no type
-    """One of several words in the letters that it has here: Q8_0 is q8_0."""
+    """Lower-case a value that is one of several words: Q8_0 becomes q8_0."""
     words = [one for part in (kind, *get_args(kind)) for one in get_args(part)]
     if not isinstance(value, str) or value.lower() not in (*words, *get_args(kind)):
         return value
@@ -264,7 +268,7 @@ def _in_its_spelling(kind: Any, value: object) -> object:  # noqa: ANN401 - a ty
 
 
 def _parsed(key: str, value: object) -> object:
-    """Text of a flag or of the environment for the two keys that are not one word: JSON, or one text."""
+    """Parse text for the two keys that are not one word, as JSON or as one text."""
     if not isinstance(value, str) or key not in ("stop", "logit_bias"):
         return _in_its_spelling(_types()[key], value)
     try:

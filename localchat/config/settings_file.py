@@ -1,4 +1,4 @@
-"""The settings file: TOML that a person writes, and that the program changes without losing a comment.
+"""The settings file: TOML written by the user; the program changes it without losing comments.
 
     [defaults]
     temperature = 0.2
@@ -12,8 +12,8 @@
     [remotes.box]
     url = "http://10.0.0.5:8000"
 
-A section of a model wins over `[defaults]`. `[keys]` gives what the screen does other keys; the screen knows
-which there are (tui/keys.py). `[remotes]` names engines on other machines (remotes.py).
+A section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their names
+(tui/keymap.py). `[remotes]` names engines on other machines (remotes.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ _SECTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """A settings file as read: checked, by section."""
+    """A checked settings file, by section."""
 
     path: Path
     defaults: Mapping[str, object]
@@ -42,7 +42,7 @@ class SettingsFile:
     remotes: Mapping[str, Remote] = field(default_factory=dict)
 
     def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
-        """What the file says for a model that goes by any of these names."""
+        """The settings for a model with any of these names; a later name overrides an earlier one."""
         found = {
             key: Given(value, f"{self.path} [defaults]") for key, value in self.defaults.items()
         }
@@ -53,7 +53,7 @@ class SettingsFile:
 
 
 def read_settings(path: Path) -> SettingsFile:
-    """Read and check a settings file; one that is not there is empty. Raises UsageError."""
+    """Read and check a settings file; a missing one is empty. Raises UsageError."""
     text = _text(path)
     if not text:
         return SettingsFile(path, {}, {})
@@ -77,8 +77,10 @@ def read_settings(path: Path) -> SettingsFile:
 
 
 def write_setting(path: Path, key: str, text: str | None, model: str | None = None) -> None:
-    """Set `key` in the file to what `text` says, or take it out (None), for all models or for one.
-    Comments, order and blank lines stay. Raises UsageError, and LocalchatError when it cannot be written."""
+    """Set `key` in the file, or remove it (text None), for all models or for one.
+
+    Comments, order and blank lines stay. Raises UsageError, and LocalchatError when it cannot be written.
+    """
     import tomlkit
     from tomlkit.items import Table
 
@@ -87,7 +89,7 @@ def write_setting(path: Path, key: str, text: str | None, model: str | None = No
     where = _heading(model) if model else "[defaults]"
     check_key(key, where)
     value = None if text is None else convert(key, Given(text, "the new value"))
-    read_settings(path)  # a file with errors is not written over
+    read_settings(path)  # raises for a file with errors, which is not overwritten
     document = tomlkit.parse(_text(path))
     section: Any = document
     for name in ("models", model) if model else ("defaults",):
@@ -109,7 +111,7 @@ def write_setting(path: Path, key: str, text: str | None, model: str | None = No
 
 def _text(path: Path) -> str:
     try:
-        # Some editors begin a file with a mark of UTF-8.
+        # Some editors begin a file with a byte order mark.
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return ""

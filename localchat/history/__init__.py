@@ -1,4 +1,4 @@
 """Conversations on disk: one SQLite file with full-text search.
 
-`store.History` is the file, `autosave.Autosave` writes a conversation into it while an answer streams.
+`store.History` is the file; `autosave.Autosave` writes a conversation to it while an answer streams.
 """

@@ -1,7 +1,6 @@
-"""Writes a conversation to the disk while it is lived: from a thread of its own, half a second behind.
+"""Writes a conversation to disk while it changes, on a thread of its own.
 
-The caller only puts values down; it never waits for the disk. A killed process loses what came after the
-last write, a second at most.
+Callers never wait for the disk. A killed process loses what came after the last write, a second at most.
 """
 
 import threading
@@ -16,12 +15,11 @@ from localchat.history.store import History
 from localchat.history.tables import ConversationRow, NodeRow, conversation_row, node_row
 
 CADENCE_S: Final = 0.4
-_LAST_WORDS_S: Final = 10.0
+_FLUSH_TIMEOUT_S: Final = 10.0
 
 
 class Autosave:
-    """Keeps one conversation on the disk. `changed`, `draft` and `problem` never wait for the disk and are
-    callable from any thread."""
+    """Keeps one conversation on disk. `changed`, `draft` and `problem` return at once, on any thread."""
 
     def __init__(
         self, history: History, conversation: Conversation, *, cadence_s: float = CADENCE_S
@@ -43,8 +41,10 @@ class Autosave:
         self._thread.start()
 
     def changed(self, node: Node | None = None) -> None:
-        """A message came or grew, or (None) title, model, policy or head changed. What a person said does not
-        wait for the cadence: it cannot be asked for again."""
+        """Note that a message came or grew, or (None) that title, model, policy or head changed.
+
+        A user's message is written at once: it could not be generated again.
+        """
         title = title_for(self._conversation)
         row = conversation_row(self._conversation, title) if self._conversation.nodes else None
         with self._lock:
@@ -55,8 +55,10 @@ class Autosave:
             self._want()
 
     def draft(self, text: str) -> None:
-        """The input that is not sent yet, as it stands now; empty when it was sent. Before the first message
-        it belongs to no conversation, and leaves that place when there is one."""
+        """Keep the input that is not sent yet; empty when it was sent.
+
+        Before the first message it belongs to no conversation; with the first one it moves there.
+        """
         key = self._conversation.id if self._conversation.nodes else None
         with self._lock:
             if key is not None and self._nameless:
@@ -67,11 +69,11 @@ class Autosave:
 
     @property
     def problem(self) -> HistoryUnusable | None:
-        """Why the last write failed; None: it did not. It is tried again with the next one."""
+        """Why the last write failed, or None. The next write tries again."""
         with self._lock:
             return self._problem
 
-    def flush(self, timeout_s: float = _LAST_WORDS_S) -> None:
+    def flush(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> None:
         """Wait until everything is on the disk. Raises HistoryUnusable where it cannot be."""
         with self._lock:
             target = self._wanted
@@ -86,8 +88,8 @@ class Autosave:
             if not done:
                 raise HistoryUnusable(f"the history was not written within {timeout_s:g} s")
 
-    def close(self, timeout_s: float = _LAST_WORDS_S) -> None:
-        """Write what is left and end. Raises HistoryUnusable. Idempotent."""
+    def close(self, timeout_s: float = _FLUSH_TIMEOUT_S) -> None:
+        """Write what is left and stop the thread. Raises HistoryUnusable. Idempotent."""
         with self._lock:
             closed, self._closing = self._closing, True
         if closed:
@@ -130,7 +132,7 @@ class Autosave:
                 self._problem = problem
                 if problem is None:
                     self._written = target
-                else:  # kept for the next try, under what came meanwhile
+                else:  # keep it for the next try; what came meanwhile is newer
                     self._row = self._row or row
                     self._nodes = nodes | self._nodes
                     self._drafts = drafts | self._drafts

@@ -1,7 +1,7 @@
-"""The SQLite file under the history: opening it safely, and transactions.
+"""Opens the SQLite file of the history safely, and runs transactions on it.
 
-Write-ahead log, so that one writes while others read; a writer waits up to five seconds for another. What a
-killed process had committed stays. The file is for its owner's eyes.
+Write-ahead log: one writes while others read, and a writer waits up to five seconds for another. What a
+killed process had committed stays. Only the owner may read the file.
 """
 
 import os
@@ -16,19 +16,21 @@ from typing import Final
 from localchat.errors import HistoryUnusable
 from localchat.history.migrations import VERSION, migrate, version_of
 
-_PATIENCE_S: Final = 5.0
+_BUSY_TIMEOUT_S: Final = 5.0
 _BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_BESIDE: Final = ("-wal", "-shm")
+_COMPANIONS: Final = ("-wal", "-shm")
 
 
 class Database:
-    """One file, or memory where `path` is None. Callable from any thread: one connection reads, another
-    writes, each for one thread at a time. `notice`: what the user must be told about the opening, one
-    sentence, or nothing. Raises HistoryUnusable."""
+    """One file, or memory where `path` is None. Raises HistoryUnusable.
+
+    Callable from any thread: one connection reads, another writes, each for one thread at a time.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.notice = ""
+        """A sentence for the user about the opening, or empty."""
         if path is not None:
             self.notice = _prepared(path)
         with _sqlite_errors(path):
@@ -49,9 +51,9 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of it, or none."""
+        """Run a transaction; inside another one it is a part of that."""
         with self._writing, _sqlite_errors(self.path):
-            if self._depth:  # a part of a larger one
+            if self._depth:
                 yield self._writer
                 return
             self._writer.execute("BEGIN IMMEDIATE")
@@ -81,7 +83,7 @@ class Database:
 def _connected(path: Path | None) -> sqlite3.Connection:
     connection = sqlite3.connect(
         ":memory:" if path is None else os.fspath(path),
-        timeout=_PATIENCE_S,
+        timeout=_BUSY_TIMEOUT_S,
         isolation_level=None,
         check_same_thread=False,
     )
@@ -93,8 +95,7 @@ def _connected(path: Path | None) -> sqlite3.Connection:
 
 
 def _prepared(path: Path) -> str:
-    """Make a new file, refuse a newer one before anything of it is touched, and set aside what is no
-    database. Returns the notice."""
+    """Make a new file, refuse a newer version untouched, set aside a damaged one; return the notice."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -112,11 +113,10 @@ def _prepared(path: Path) -> str:
 
 
 def _readable(path: Path) -> bool:
-    """Whether this is a database. Raises HistoryUnusable for one of a newer version, and for other
-    trouble."""
+    """Whether this is a database. Raises HistoryUnusable for a newer version and for other errors."""
     try:
         address = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, timeout=_PATIENCE_S, uri=True)) as connection:
+        with closing(sqlite3.connect(address, timeout=_BUSY_TIMEOUT_S, uri=True)) as connection:
             version = version_of(connection)
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except sqlite3.DatabaseError as problem:
@@ -135,7 +135,7 @@ def _readable(path: Path) -> bool:
 
 
 def _set_aside(path: Path) -> str:
-    """Move a broken file and its companions out of the way; nothing is deleted."""
+    """Rename a broken file and its companions; nothing is deleted."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     kept = path.with_name(f"{path.name}.broken-{stamp}")
     number = 1
@@ -143,10 +143,10 @@ def _set_aside(path: Path) -> str:
         number += 1
         kept = path.with_name(f"{path.name}.broken-{stamp}-{number}")
     try:
-        for suffix in _BESIDE:
-            beside = path.with_name(path.name + suffix)
-            if beside.exists():
-                beside.rename(kept.with_name(kept.name + suffix))
+        for suffix in _COMPANIONS:
+            companion = path.with_name(path.name + suffix)
+            if companion.exists():
+                companion.rename(kept.with_name(kept.name + suffix))
         path.rename(kept)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as problem:
@@ -162,7 +162,7 @@ def _set_aside(path: Path) -> str:
 
 @contextmanager
 def _sqlite_errors(path: Path | None) -> Iterator[None]:
-    """SQLite's errors as ours: the one place."""
+    """Translate SQLite's errors: the one place where that happens."""
     try:
         yield
     except (sqlite3.Error, UnicodeError) as problem:

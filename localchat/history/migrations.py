@@ -1,7 +1,7 @@
-"""The shape of the file, as numbered steps. `PRAGMA user_version` says which were taken.
+"""Schema of the history file, as numbered migrations; `PRAGMA user_version` counts those applied.
 
-A step is never edited once a version with it was published: what comes later is a new step. A file with a
-number above the last step was written by a newer localchat and is left alone.
+A published migration is never edited: what comes later is a new one. A file with a higher number was written
+by a newer localchat and is left alone.
 """
 
 import sqlite3
@@ -16,7 +16,7 @@ _TABLES: Final = """
 CREATE TABLE conversations (
     number    INTEGER PRIMARY KEY,
     id        TEXT NOT NULL UNIQUE,
-    title     TEXT NOT NULL,      -- searchable text (rows.py)
+    title     TEXT NOT NULL,      -- searchable text (tables.py)
     created_s REAL NOT NULL,      -- seconds since 1970
     updated_s REAL NOT NULL,
     model     BLOB NOT NULL,      -- UTF-8 that may hold lone surrogates
@@ -68,7 +68,7 @@ def _tables(connection: sqlite3.Connection) -> None:
 
 
 def _search(connection: sqlite3.Connection) -> None:
-    """The index is contentless, because it holds other words than the text (words.py)."""
+    """The index is contentless, because it holds other words than the text (search_query.py)."""
     _script(connection, _SEARCH)
     messages = connection.execute("SELECT number, content FROM nodes WHERE state != 'open'")
     connection.executemany(
@@ -92,21 +92,21 @@ VERSION: Final = len(STEPS)
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Take the steps that this file has not taken, all or none. Call inside a write transaction."""
+    """Apply the migrations that this file lacks, all or none. Call inside a write transaction."""
     for number, step in enumerate(STEPS[version_of(connection) :], start=version_of(connection)):
         step(connection)
         connection.execute(f"PRAGMA user_version = {number + 1}")
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """How many steps the file has taken; 0 for a new one."""
+    """Number of migrations applied; 0 for a new file."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     assert isinstance(version, int)
     return version
 
 
 def _script(connection: sqlite3.Connection, text: str) -> None:
-    """The statements one by one: `executescript` would commit the transaction around them."""
+    """Run statements one by one: `executescript` would commit the surrounding transaction."""
     statement = ""
     for line in text.splitlines(keepends=True):
         statement += line

@@ -1,4 +1,4 @@
-"""Lists and searches: from tables to what a list shows."""
+"""Queries of the history: lists of conversations and full-text search."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -28,24 +28,27 @@ _INDEXED_TITLES: Final = (
 
 
 class ConversationSummary(NamedTuple):
-    """A conversation in a list. messages: of all branches. model: the word that named it."""
+    """A conversation in a list."""
 
     id: str
     title: str
     updated_s: float
     model: str
+    """The word that named it."""
     messages: int
+    """Of all branches."""
     created_s: float
 
 
 class SearchHit(NamedTuple):
-    """A conversation that was found. node_id: the message, None where the title alone matched. marks:
-    (start, end) characters of the snippet that match."""
+    """A conversation that a search found."""
 
     summary: ConversationSummary
     snippet: str
     node_id: str | None
+    """The message; None where only the title matched."""
     marks: tuple[tuple[int, int], ...]
+    """(start, end) characters of the snippet that match."""
 
 
 class _Match(NamedTuple):
@@ -57,7 +60,7 @@ class _Match(NamedTuple):
 def list_summaries(
     connection: sqlite3.Connection, limit: int, before: ConversationSummary | None
 ) -> list[ConversationSummary]:
-    """A page of the list, the newest first."""
+    """One page of conversations, newest first."""
     where, values = f"WHERE {_NOT_DELETED} AND {_HOLDS_SOMETHING} ", []
     if before is not None:
         where += "AND (c.updated_s, c.id) < (?, ?) "
@@ -81,12 +84,12 @@ def _summary(row: Sequence[object]) -> ConversationSummary:
 
 
 def search(connection: sqlite3.Connection, text: str, limit: int) -> list[SearchHit]:
-    """Up to `limit` conversations, the newest first. Of each the newest message that matches."""
+    """Up to `limit` conversations, newest first, each with its newest message that matches."""
     query = parse(searchable(text))
     if not query.parts:
         return []
     best: dict[str, _Match] = {}
-    for source in (_growing, _indexed, _titled):
+    for source in (_unfinished, _indexed, _by_title):
         taken: set[str] = set()
         for match in source(connection, query):
             best.setdefault(match.conversation, match)
@@ -106,7 +109,7 @@ def _hit(connection: sqlite3.Connection, match: _Match, query: Query) -> SearchH
 
 
 def _indexed(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
-    """Messages by the index, the newest first; by their text where no part of the query is a word."""
+    """Messages by the index, newest first; by scanning where no part of the query is a word."""
     if not query.match:
         yield from _scanned(connection, "n.indexed = 1", query.plain)
         return
@@ -117,8 +120,8 @@ def _indexed(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
     yield from (_Match(*row) for row in rows)
 
 
-def _growing(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
-    """Messages that are being written, or were when their program died."""
+def _unfinished(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
+    """Messages that are being written, or were when their program died: not in the index."""
     yield from _scanned(connection, "n.indexed = 0", query.plain)
 
 
@@ -130,7 +133,7 @@ def _scanned(
     yield from (_Match(*row) for row in rows)
 
 
-def _titled(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
+def _by_title(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
     source, values = (_INDEXED_TITLES, [query.match]) if query.match else (_TITLES, [])
     match = "f.title_index MATCH ? AND " if query.match else ""
     where = f"WHERE {match}{_NOT_DELETED} AND {_HOLDS_SOMETHING} {_likes('c.title', query.like)}"

@@ -1,10 +1,10 @@
-"""Words of a search: what the index holds, what a query means, and where it was found.
+"""Parses search queries, segments text for the index, and cuts snippets.
 
-The index splits text at what is no letter or digit. Scripts that write no space between words (Chinese,
-Japanese, Thai, Lao, Khmer, Burmese) would become one long word, so each of their characters is a word here,
-in the index and in a query, where neighbours must stay neighbours. A query is words that must all occur,
-each as the beginning of a word; text in double quotes must occur as it is (still as a beginning while the
-second quote is missing). No text is a wrong query.
+The index splits text at whatever is not a letter or digit. Scripts without spaces between words (Chinese,
+Japanese, Thai, Lao, Khmer, Burmese) would become one long word, so each of their characters is a word, in the
+index and in a query, where neighbours must stay neighbours. A query is words that must all occur, each as the
+beginning of a word; text in double quotes must occur as it is (as a beginning while the second quote is
+missing). Any text is a valid query.
 """
 
 import re
@@ -17,36 +17,42 @@ _UNSPACED: Final = re.compile(
 )
 _PART: Final = re.compile(r'"([^"]*)("?)|([^\s"]+)')
 _FOLDED_CHARACTERS: Final = 200_000
-"""How far into a text a match is looked for letter by letter, when only accents keep it from being found."""
+"""Searched letter by letter in a text where only accents hide a match."""
 _BEFORE, _AFTER = 40, 120
 
 
 class Query(NamedTuple):
-    """match: an expression of FTS5, empty where no part holds a letter or digit. like: patterns (escape
-    sign backslash) that the text must match besides. plain: patterns that stand for the whole query where
-    text is not in the index. parts: what the user looks for, to mark it."""
+    """A parsed query. LIKE patterns escape with a backslash."""
 
     match: str
+    """An FTS5 expression; empty where no part holds a letter or digit."""
     like: tuple[str, ...]
+    """Patterns that the text must match as well."""
     plain: tuple[str, ...]
+    """Patterns that stand for the whole query where text is not in the index."""
     parts: tuple[str, ...]
+    """The words and phrases, to mark them in results."""
 
 
 class Snippet(NamedTuple):
-    """One line of text around a match; marks: (start, end) characters in it."""
+    """One line of text around a match."""
 
     text: str
     marks: tuple[tuple[int, int], ...]
+    """(start, end) characters of the text that match."""
 
 
 def segmented(text: str) -> str:
-    """The text as the index takes it. Another way of doing it needs a migration that builds the index anew:
-    it forgets a text only when it is told the same words again."""
+    """Separate the characters of scripts without spaces, for the index.
+
+    A change here needs a migration that rebuilds the index: a contentless index deletes a text only when given
+    the same words again.
+    """
     return _UNSPACED.sub(r" \g<0> ", text)
 
 
 def parse(text: str) -> Query:
-    """What `text` asks for. Empty `parts`: nothing."""
+    """Parse a query; one without a searchable sign has no `parts`."""
     match, like, plain, parts = [], [], [], []
     found = _PART.findall(text) if text.strip(' "') else [("", "", text)]
     for quoted, closed, bare in found:
@@ -70,7 +76,7 @@ def _escaped(part: str) -> str:
 
 
 def snippet(text: str, parts: tuple[str, ...]) -> Snippet:
-    """The surroundings of the first match, on one line; the beginning of the text where there is none."""
+    """The text around the first match, on one line; the beginning of the text where nothing matches."""
     found = [place for part in parts if (place := _find(text, part)) is not None]
     at = min(found)[0] if found else 0
     start, end = max(0, at - _BEFORE), min(len(text), at + _AFTER)

@@ -1,7 +1,7 @@
-"""Conversations on disk: what doors call.
+"""History: the conversations on disk, as front ends use them.
 
-Writers never overwrite what another program wrote meanwhile: nodes have ids of their own and are written by
-who makes them, and of the rest only what changed here is written.
+Programs that write at the same time never overwrite each other: nodes have ids of their own and are written
+by their maker, and of a conversation only what changed here is written.
 """
 
 import time
@@ -58,7 +58,7 @@ class Purged(NamedTuple):
 
 
 class History:
-    """The file of conversations. Callable from any thread; every method may raise HistoryUnusable."""
+    """A file of conversations. Callable from any thread; every method may raise HistoryUnusable."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -66,15 +66,17 @@ class History:
 
     @classmethod
     def open(cls, path: Path | None) -> "History":
-        """The history in `path`, made where there is none; None: in memory, gone at the end. Raises
-        HistoryUnusable, also for a file of a newer version, which is left as it is."""
+        """Open or make the history in `path`; None: in memory, gone at the end.
+
+        Raises HistoryUnusable, also for a file of a newer version, which is left as it is.
+        """
         history = cls(Database(path))
         history.purge(time.time() - _KEPT_S)
         return history
 
     @property
     def notice(self) -> str:
-        """What the user must be told about the opening (a damaged file was set aside); empty: nothing."""
+        """A sentence for the user about the opening (a damaged file was set aside), or empty."""
         return self._database.notice
 
     def close(self) -> None:
@@ -95,11 +97,11 @@ class History:
     # ------------------------------------------------------------------ writing
 
     def save(self, conversation: Conversation) -> None:
-        """Write what a conversation is apart from its messages: title, model, policy, head."""
+        """Write title, model, policy and head of a conversation, not its messages."""
         self.write(conversation_row(conversation, title_for(conversation)), ())
 
     def put(self, conversation_id: str, node: Node) -> None:
-        """Write one message, new or in a newer state."""
+        """Write one message, new or changed."""
         self.write(None, (node_row(conversation_id, node),))
 
     def append(self, conversation: Conversation, nodes: Iterable[Node]) -> None:
@@ -121,17 +123,17 @@ class History:
     # ------------------------------------------------------------------ reading
 
     def find(self, id_or_prefix: str) -> str:
-        """The id that begins so. Raises UsageError for none, for several, and for fewer than four digits."""
-        wanted = searchable(id_or_prefix.strip().lower())
+        """The full id for a prefix. Raises UsageError for none, for several, and for fewer than four digits."""
+        prefix = searchable(id_or_prefix.strip().lower())
         with self._database.read() as connection:
             rows = connection.execute(
                 "SELECT id FROM conversations WHERE id >= ? AND id < ? AND deleted_s IS NULL LIMIT 6",
-                (wanted, wanted + "g"),
+                (prefix, prefix + "g"),
             ).fetchall()
         ids = [str(id_) for (id_,) in rows]
-        if wanted in ids:
-            return wanted
-        if not ids or len(wanted) < _SHORTEST_PREFIX:
+        if prefix in ids:
+            return prefix
+        if not ids or len(prefix) < _SHORTEST_PREFIX:
             raise UsageError(
                 f"there is no conversation {id_or_prefix!r}",
                 hint="localchat history list shows them; the first digits of an id are enough",
@@ -144,8 +146,10 @@ class History:
         return ids[0]
 
     def load(self, id_or_prefix: str) -> Conversation:
-        """A conversation with all its branches. A message that another program was writing, or was when it
-        died, is `open`. Raises UsageError."""
+        """A conversation with all its branches. Raises UsageError.
+
+        A message that another program is writing, or was when it died, is `open`.
+        """
         id_ = self.find(id_or_prefix)
         with self._database.read() as connection:
             stored = connection.execute(
@@ -166,31 +170,32 @@ class History:
         return conversation
 
     def summary(self, id_or_prefix: str) -> ConversationSummary:
-        """What `list` says of one conversation. Raises UsageError."""
+        """One conversation as `list` gives it. Raises UsageError."""
         id_ = self.find(id_or_prefix)
         with self._database.read() as connection:
             return summary_by_id(connection, id_)
 
     def list(self, limit: int = 50, before: ConversationSummary | None = None) -> Summaries:
-        """Conversations that hold a message, the newest first; `before`: the last one of the page before."""
+        """Conversations with messages, newest first; `before`: the last one of the previous page."""
         with self._database.read() as connection:
             return list_summaries(connection, limit, before)
 
     def last(self) -> ConversationSummary | None:
-        """The conversation that something was said in last."""
+        """The conversation that changed last."""
         return next(iter(self.list(1)), None)
 
     def search(self, text: str, limit: int = 50) -> Hits:
-        """Conversations that hold all words of `text` in one message, or in the title; the newest first,
-        each once. Any text is a query (words.py); one without a sign finds nothing."""
+        """Conversations with all words of `text` in one message or in the title, newest first, each once.
+
+        Any text is a query (search_query.py); blank text finds nothing.
+        """
         with self._database.read() as connection:
             return search(connection, text, limit)
 
     # ------------------------------------------------------------------ care
 
     def rename(self, id_or_prefix: str, title: str) -> None:
-        """Give a title; a program that holds the conversation under its old one does not take it back.
-        Raises UsageError."""
+        """Give a title that no program with the old title in memory overwrites. Raises UsageError."""
         id_ = self.find(id_or_prefix)
         named = searchable(" ".join(title.split()))
         if not named:
@@ -199,7 +204,7 @@ class History:
             write_title(connection, id_, named)
 
     def delete(self, id_or_prefix: str) -> None:
-        """Put a conversation away; it can be restored for thirty days. Raises UsageError."""
+        """Delete a conversation; it can be restored for thirty days. Raises UsageError."""
         id_ = self.find(id_or_prefix)
         with self._database.write() as connection:
             connection.execute(
@@ -207,7 +212,7 @@ class History:
             )
 
     def restore(self, id_: str) -> None:
-        """Take back a `delete`; `id_` is the whole id. Raises UsageError where it is gone for good."""
+        """Undo a `delete`; `id_` is the whole id. Raises UsageError where it is gone for good."""
         with self._database.write() as connection:
             done = connection.execute(
                 "UPDATE conversations SET deleted_s = NULL WHERE id = ?", (id_,)
@@ -231,7 +236,7 @@ class History:
     # ------------------------------------------------------------------ drafts
 
     def put_draft(self, conversation_id: str | None, text: str) -> None:
-        """Keep input that was not sent yet; empty text forgets it. None: of a conversation to come."""
+        """Keep input that was not sent yet; empty text removes it. None: of a new conversation."""
         key = conversation_id or ""
         with self._database.write() as connection:
             if text:

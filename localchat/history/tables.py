@@ -1,7 +1,8 @@
-"""Conversations and nodes as rows, and back, exactly.
+"""Rows of conversations and nodes: conversion without loss, and writes that keep the search index in step.
 
-SQLite's text cannot hold lone surrogates, and its functions stop at NUL. So what is searched is a text with
-both replaced; where that differs from the original, the original lies beside it as bytes.
+SQLite's text cannot hold lone surrogates, and its functions stop at NUL. So the searched text has both
+replaced; where it differs from the original, another column holds the original as bytes. Functions that take
+a connection are called inside a write transaction.
 """
 
 import json
@@ -16,13 +17,11 @@ from localchat.engine.request import Message
 from localchat.history.search_query import segmented
 
 _UNFIT: Final = re.compile("[\0\ud800-\udfff]")
-
-
 _UNREADABLE: Final = (ValueError, RecursionError, msgspec.ValidationError)
 
 
 class ConversationRow(NamedTuple):
-    """A conversation without its messages, taken at one moment. Columns of the table, in its order."""
+    """A conversation without its messages, at one moment; the table's columns in order."""
 
     id: str
     title: str
@@ -35,7 +34,7 @@ class ConversationRow(NamedTuple):
 
 
 class NodeRow(NamedTuple):
-    """A node as its row."""
+    """A message; the table's columns in order."""
 
     id: str
     conversation: str
@@ -63,7 +62,7 @@ def unpacked(data: bytes) -> str:
 
 
 def conversation_row(conversation: Conversation, title: str) -> ConversationRow:
-    """`title`: what it is called where it has no title of its own."""
+    """The row of a conversation. `title`: for one without a title of its own."""
     return ConversationRow(
         conversation.id,
         searchable(conversation.title or title),
@@ -112,7 +111,7 @@ def node_row(conversation: str, node: Node) -> NodeRow:
 
 
 def node_from_row(row: NodeRow) -> Node:
-    """A message whose rest cannot be read keeps its text, and says so."""
+    """The node of a row; where its JSON cannot be read it keeps the text and has an error."""
     try:
         node = msgspec.convert(_parsed(row.rest), Node)
     except _UNREADABLE:
@@ -133,7 +132,7 @@ def node_from_row(row: NodeRow) -> Node:
 
 
 def _policy(data: bytes) -> Policy:
-    """What cannot be read is no choice: the user is asked again."""
+    """The stored policy; where it cannot be read the user is asked again."""
     try:
         return msgspec.convert(_parsed(data), Policy)
     except _UNREADABLE:
@@ -147,11 +146,6 @@ def _json(value: object) -> bytes:
 
 def _parsed(data: bytes) -> Any:  # noqa: ANN401 - JSON has no type
     return json.loads(unpacked(data))
-
-
-# Writes: from rows to the tables, with the search index in step. Call inside a write transaction.
-#
-# The index is contentless: it forgets a text only when it is told the very words that it was given.
 
 
 _CONVERSATION: Final = ", ".join(ConversationRow._fields)
@@ -170,8 +164,7 @@ _NEW_STATE: Final = (
 def write_conversation(
     connection: sqlite3.Connection, row: ConversationRow, before: ConversationRow | None
 ) -> None:
-    """Insert a conversation, or change what differs from `before`, which is what the writer last knew of it
-    (None: nothing)."""
+    """Insert a conversation, or update what differs from `before`, its state when the writer last read it."""
     stored = connection.execute(_READ_CONVERSATION, (row.id,)).fetchone()
     if stored is None:
         connection.execute(_NEW_CONVERSATION, row)
@@ -185,7 +178,7 @@ def write_conversation(
     }
     changes["updated_s"] = max(row.updated_s, there.updated_s)
     if before is None and there.title:
-        # Read through another History: whether its title is an old one cannot be known.
+        # It came from another History, so the stored title may be newer than this one.
         changes.pop("title")
     if "title" in changes:
         _index_title(connection, row.id, there.title, row.title)
@@ -223,8 +216,7 @@ def _index_title(
 
 
 def write_node(connection: sqlite3.Connection, row: NodeRow) -> None:
-    """Insert a message or its newer state. A text that is still growing stays out of the index, and is
-    searched as it lies."""
+    """Insert or update a message. One that is still open is not indexed; searches scan its text."""
     indexed = row.state != "open"
     stored = connection.execute(
         "SELECT number, content, indexed FROM nodes WHERE id = ?", (row.id,)
@@ -248,20 +240,20 @@ def write_node(connection: sqlite3.Connection, row: NodeRow) -> None:
 
 
 def undelete(connection: sqlite3.Connection, id_: str) -> None:
-    """Take a deletion back: somebody goes on with the conversation."""
+    """Undo a deletion: somebody continues the conversation."""
     connection.execute(
         "UPDATE conversations SET deleted_s = NULL WHERE id = ? AND deleted_s IS NOT NULL", (id_,)
     )
 
 
 def deleted_before(connection: sqlite3.Connection, moment_s: float) -> list[str]:
-    """Ids of conversations that were deleted before a moment."""
+    """Ids of conversations deleted before a moment."""
     rows = connection.execute("SELECT id FROM conversations WHERE deleted_s < ?", (moment_s,))
     return [str(id_) for (id_,) in rows]
 
 
 def erase(connection: sqlite3.Connection, id_: str) -> None:
-    """Remove a conversation for good, with all that belongs to it."""
+    """Remove a conversation for good, with its messages, index entries and draft."""
     (title,) = connection.execute("SELECT title FROM conversations WHERE id = ?", (id_,)).fetchone()
     _index_title(connection, id_, title, None)
     nodes = connection.execute(
@@ -275,6 +267,7 @@ def erase(connection: sqlite3.Connection, id_: str) -> None:
 
 
 def _forget_words(connection: sqlite3.Connection, number: int | None, content: str) -> None:
+    """Delete a text from the contentless index, which needs the words that were inserted."""
     connection.execute(
         "INSERT INTO message_index (message_index, rowid, words) VALUES ('delete', ?, ?)",
         (number, segmented(content)),
