@@ -67,7 +67,7 @@ def test_rows_of_several_sequences_do_not_mix(start: Start) -> None:
     rows = [StepRow(i, i, 0, p) for i, p in enumerate(prompts)]
     together = driver.step(
         *rows,
-        points=[LogitsPosition(i, len(p) - 1, i) for i, p in enumerate(prompts)],
+        positions=[LogitsPosition(i, len(p) - 1, i) for i, p in enumerate(prompts)],
         enter=[Enter(i, i, p, len(p), GREEDY) for i, p in enumerate(prompts)],
     )
     assert [s.token for s in together.samples] == alone
@@ -87,7 +87,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(start: Start) -> None:
     expected = [(first.token, first.logprob)]
     for offset in range(8):
         row = StepRow(0, 0, len(PROMPT) + offset, LAST)
-        sample = plain.step(row, points=[LogitsPosition(0, 0, 0)], pad_to=2).samples[0]
+        sample = plain.step(row, positions=[LogitsPosition(0, 0, 0)], pad_to=2).samples[0]
         expected.append((sample.token, sample.logprob))
     text = [token for token, _ in expected]
 
@@ -99,7 +99,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(start: Start) -> None:
         row = StepRow(0, 0, position, LAST, drafts)
         memory = [Truncate(0, position)]
         points = [LogitsPosition(0, offset, 0) for offset in range(len(drafts) + 1)]
-        result = drafted.step(row, points=points, memory=memory, pad_to=2)
+        result = drafted.step(row, positions=points, memory=memory, pad_to=2)
         assert [s.index for s in result.samples] == list(range(len(result.samples)))
         assert result.computed == (len(drafts) + 1,)
         position += len(result.samples)
@@ -116,11 +116,11 @@ def test_penalties_count_what_stands_before_each_point_and_no_rejected_draft(sta
     driver = start()
     assert driver.prefill([1, 2, 3], sampling=sampling).samples[0].token == text[0]
     row = StepRow(0, 0, 3, LAST, (text[1], text[4], text[5]))
-    result = driver.step(row, points=[LogitsPosition(0, o, 0) for o in range(4)])
+    result = driver.step(row, positions=[LogitsPosition(0, o, 0) for o in range(4)])
     assert [s.token for s in result.samples] == text[1:3]
     rest = StepRow(0, 0, 5, LAST, tuple(text[3:5]))
     result = driver.step(
-        rest, points=[LogitsPosition(0, o, 0) for o in range(3)], memory=[Truncate(0, 5)]
+        rest, positions=[LogitsPosition(0, o, 0) for o in range(3)], memory=[Truncate(0, 5)]
     )
     assert [s.token for s in result.samples] == text[3:6]
 
@@ -134,7 +134,9 @@ def test_the_second_row_of_logits_of_a_padded_step_is_not_taken_for_the_wanted_o
         row = StepRow(0, 0, 0, PROMPT[:5])
         enter = [Enter(0, 0, PROMPT[:5], 5, with_logprobs(GREEDY, 3))]
         rows.append(
-            driver.step(row, points=[LogitsPosition(0, 4, 0)], enter=enter, pad_to=pad_to).samples
+            driver.step(
+                row, positions=[LogitsPosition(0, 4, 0)], enter=enter, pad_to=pad_to
+            ).samples
         )
     assert rows[0][0].token == rows[1][0].token == rows[2][0].token
     assert rows[0][0].logprob == pytest.approx(rows[1][0].logprob, abs=CLOSE)
@@ -147,14 +149,14 @@ def test_choices_are_drawn_from_one_row_and_go_on_alone(start: Start) -> None:
     enter = [Enter(i, i, PROMPT[:40], 40, replace(warm, choice=i)) for i in range(3)]
     result = driver.step(
         StepRow(0, 0, 0, PROMPT[:40]),
-        points=[LogitsPosition(0, 39, i) for i in range(3)],
+        positions=[LogitsPosition(0, 39, i) for i in range(3)],
         enter=enter,
     )
     firsts = [s.token for s in result.samples]
     assert len(set(firsts)) > 1
     seconds = driver.step(
         *(StepRow(i, i, 40, LAST) for i in range(3)),
-        points=[LogitsPosition(i, 0, i) for i in range(3)],
+        positions=[LogitsPosition(i, 0, i) for i in range(3)],
         memory=[Alias(0, 1, 40), Alias(0, 2, 40)],
     )
     # Each as if it had been alone.
@@ -175,7 +177,7 @@ def test_prompt_logprobs_are_the_log_softmax_of_the_rows(start: Start) -> None:
     enter = [Enter(0, 0, prompt, 100, with_logprobs(GREEDY, 2))]
     points = [LogitsPosition(0, i, 0, "prompt", prompt[i + 1], 3) for i in range(99)]
     result = driver.step(
-        StepRow(0, 0, 0, prompt), points=[*points, LogitsPosition(0, 99, 0)], enter=enter
+        StepRow(0, 0, 0, prompt), positions=[*points, LogitsPosition(0, 99, 0)], enter=enter
     )
     assert [s.index for s in result.samples] == list(range(100))
     reference = start(step=128)
@@ -200,7 +202,9 @@ def test_a_mask_leaves_only_its_tokens(start: Start) -> None:
     words = np.packbits(allowed, bitorder="little").tobytes()
     enter = [Enter(0, 0, PROMPT[:10], 10, GREEDY)]
     row = StepRow(0, 0, 0, PROMPT[:10])
-    result = driver.step(row, points=[LogitsPosition(0, 9, 0)], enter=enter, masks=[Mask(0, words)])
+    result = driver.step(
+        row, positions=[LogitsPosition(0, 9, 0)], enter=enter, masks=[Mask(0, words)]
+    )
     best = max([7, 31, 200], key=lambda t: _logits_of_last(driver)[t])
     assert result.samples[0].token == best
 
@@ -227,12 +231,12 @@ def test_no_room_is_a_result_and_the_cache_works_on(start: Start) -> None:
     full = driver.step(
         StepRow(0, 0, 150, LAST),
         StepRow(1, 1, 0, known),
-        points=[LogitsPosition(0, 0, 0), LogitsPosition(1, 119, 1)],
+        positions=[LogitsPosition(0, 0, 0), LogitsPosition(1, 119, 1)],
         enter=[Enter(1, 1, known, 120, GREEDY)],
     )
     assert (full.status, full.computed, full.samples) == ("out_of_memory", (0, 0), ())
     result = driver.step(
-        StepRow(1, 1, 0, known), points=[LogitsPosition(0, 119, 1)], memory=[Drop(0)], leave=[0]
+        StepRow(1, 1, 0, known), positions=[LogitsPosition(0, 119, 1)], memory=[Drop(0)], leave=[0]
     )
     assert result.status == "ok"
     assert len(result.samples) == 1
@@ -246,10 +250,10 @@ def test_an_aborted_step_says_what_holds_and_is_continued(start: Start) -> None:
     driver.step(StepRow(0, 0, 0, long[:5]))
     with asking_to_abort(driver):
         result = driver.step(
-            StepRow(0, 0, 5, long[5:]), points=[LogitsPosition(0, len(long) - 6, 0)]
+            StepRow(0, 0, 5, long[5:]), positions=[LogitsPosition(0, len(long) - 6, 0)]
         )
     assert (result.status, result.computed, result.samples) == ("aborted", (0,), ())
-    again = driver.step(StepRow(0, 0, 5, long[5:]), points=[LogitsPosition(0, len(long) - 6, 0)])
+    again = driver.step(StepRow(0, 0, 5, long[5:]), positions=[LogitsPosition(0, len(long) - 6, 0)])
     assert again.samples[0].token == fresh
 
 

@@ -82,13 +82,13 @@ def test_a_restore_without_room_is_a_result_and_later_operations_are_done(start:
     driver.step(memory=[Save(0, 1)])
     result = driver.step(
         StepRow(1, 1, 150, (5,)),
-        points=[LogitsPosition(0, 0, 1)],
+        positions=[LogitsPosition(0, 0, 1)],
         enter=[Enter(1, 1, (*TEXT[:150], 5), 151, GREEDY)],
         memory=[Restore(1, 1, 150), Drop(0)],
     )
     assert (result.status, result.computed) == ("out_of_memory", (0,))
     result = driver.step(
-        StepRow(1, 1, 150, (5,)), points=[LogitsPosition(0, 0, 1)], memory=[Restore(1, 1, 150)]
+        StepRow(1, 1, 150, (5,)), positions=[LogitsPosition(0, 0, 1)], memory=[Restore(1, 1, 150)]
     )
     assert result.samples[0].token == _fresh(start, (*TEXT[:150], 5))[0]
 
@@ -136,7 +136,7 @@ def test_a_saved_state_of_a_sliding_window_model_has_the_window_alone(start: Sta
     entered = Enter(1, 1, tuple(TEXT), len(TEXT), GREEDY)
     driver.step(memory=[Restore(1, 1, len(TEXT))], enter=[entered])
     ahead = StepRow(1, 1, len(TEXT), (expected[0],))
-    result = driver.step(ahead, points=[LogitsPosition(0, 0, 1)])
+    result = driver.step(ahead, positions=[LogitsPosition(0, 0, 1)])
     assert result.earliest[0] >= len(TEXT) - WINDOW
     assert result.samples[0].token == expected[1]
 

@@ -52,7 +52,7 @@ class Driver:
     def step(
         self,
         *rows: StepRow,
-        points: Sequence[LogitsPosition] = (),
+        positions: Sequence[LogitsPosition] = (),
         memory: Sequence[MemoryOp] = (),
         enter: Sequence[Enter] = (),
         leave: Sequence[int] = (),
@@ -65,7 +65,7 @@ class Driver:
             StepPlan(
                 number=self.number,
                 rows=rows,
-                positions=tuple(points),
+                positions=tuple(positions),
                 memory=tuple(memory),
                 enter=tuple(enter),
                 leave=tuple(leave),
@@ -96,7 +96,7 @@ class Driver:
             last = begin + len(piece) == len(known)
             points = (LogitsPosition(0, len(piece) - 1, seq),) if last else ()
             row = StepRow(seq, slot, begin, piece)
-            result = self.step(row, points=points, enter=enter, memory=operations)
+            result = self.step(row, positions=points, enter=enter, memory=operations)
             enter, operations = (), ()
         return result
 
@@ -107,7 +107,7 @@ class Driver:
         tokens = []
         for offset in range(count):
             row = StepRow(seq, slot, position + offset, LAST)
-            result = self.step(row, points=(LogitsPosition(0, 0, seq),), pad_to=pad_to)
+            result = self.step(row, positions=(LogitsPosition(0, 0, seq),), pad_to=pad_to)
             tokens.append(result.samples[0].token)
         return tokens
 
