@@ -22,8 +22,9 @@ def main(args: Sequence[str] | None = None, app: "AppContext | None" = None) -> 
 
 
 def _end_at_ctrl_c() -> None:
-    """Let Ctrl+C end the program without a traceback while it loads and while it ends: nothing is lost then.
-    `run` handles Ctrl+C itself."""
+    """Let Ctrl+C end the program without a traceback while it loads and ends.
+
+    Nothing is lost then. `run` handles Ctrl+C itself."""
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

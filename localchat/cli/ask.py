@@ -84,7 +84,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
 def _converse(
     ctx: click.Context, setup: Setup, conversation: Conversation, text: str, options: AskOptions
 ) -> int:
-    """Open the screen, or the line mode if the terminal cannot show it or `-i` is given."""
+    """Open the screen; with `-i`, or on a terminal without one, the line mode."""
     from localchat.tui.launch import can_show, launch
 
     if not text and not options.interactive and can_show(setup.app.environ):
@@ -203,8 +203,9 @@ def _receive_fitting(
     answer: ReceivedAnswer,
     grammar: Grammar | None,
 ) -> None:
-    """Send the conversation and receive the answer. If it is too long and its policy is to leave out the
-    oldest messages, do that and say so. Raises LocalchatError."""
+    """Send the conversation and receive the answer. Raises LocalchatError.
+
+    If it is too long, and its policy is to leave out the oldest messages, do that with a notice."""
     settings = setup.settings
 
     def send() -> None:
@@ -233,7 +234,7 @@ def _receive_fitting(
 
 
 def _print_rest(setup: Setup, engine: Engine, options: AskOptions, answer: ReceivedAnswer) -> None:
-    """Print what was not printed while the answer arrived."""
+    """Print everything that was not printed while the answer arrived."""
     terminal, settings = setup.terminal, setup.settings
     texts = _texts(answer, settings.n, options)
     if options.as_json:
@@ -280,7 +281,7 @@ def _advised(
 
 
 def _record(setup: Setup, conversation: Conversation, nodes: Sequence[Node]) -> None:
-    """Write the messages after they were shown: no answer waits for that or fails with it."""
+    """Write the messages, once they are shown: no answer waits for that or fails with it."""
     history = open_to_record(setup.paths, setup.terminal, enabled=setup.settings.history)
     if history is None:
         return
@@ -392,9 +393,9 @@ _OPENING_FENCE: Final = re.compile(r"^( {0,3})(`{3,}(?=[^`\n]*$)|~{3,})[^\n]*$",
 
 
 def first_code_block(text: str, *, finished: bool = True) -> str | None:
-    """The code between the first fences of a Markdown text, as CommonMark reads them; None if there is none.
+    """Code of the first fenced block of a Markdown text; None if there is none.
 
-    A block that is never closed reaches to the end of a finished text, and is none yet in an unfinished one.
+    Fences are those of CommonMark. A block that is never closed reaches to the end of a finished text, and is none yet in an unfinished one.
     The indentation of the opening fence is taken off the lines."""
     opening = _OPENING_FENCE.search(text)
     if opening is None:

@@ -1,4 +1,4 @@
-"""Attaches a command to a running server of this user, so that a prompt waits for no load."""
+"""Attaches a command to a running server, so that a prompt waits for no load."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -35,7 +35,7 @@ def _steps(prompt: int, context: int, info: EngineInfo) -> tuple[str, ...]:
 
 
 def _memory(prompt: int, context: int, info: EngineInfo) -> list[str]:
-    """Steps to a longer context; none if the model was not trained for one that is long enough."""
+    """Steps to a longer context; none if the model was trained for a shorter one."""
     if info.context_train and prompt >= info.context_train:
         return []
     steps = []

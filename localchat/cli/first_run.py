@@ -1,4 +1,4 @@
-"""Welcome text of the first run: hardware, models that are here, and three to begin with."""
+"""Welcome text of the first run: hardware, local models, and three recommended ones."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Command `localchat fit`: plans the load of a model on this machine, with the planner of the load itself."""
+"""Command `localchat fit`: plans the load of a model, with the planner of the load itself."""
 
 import sys
 from collections.abc import Iterator

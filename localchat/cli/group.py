@@ -1,4 +1,4 @@
-"""Root group of commands: a verb loads its module when it is used; anything else is a prompt."""
+"""Root group of commands. A verb loads its module when it is used; anything else is a prompt."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -66,7 +66,7 @@ _AS_WORD = {"remote": ("serve",), "model": ("serve", "run", "show", "fit", "pull
 
 
 class RootGroup(click.Group):
-    """Runs `localchat VERB …`; everything else goes to the prompt command, which refuses a near verb."""
+    """Runs `localchat VERB …`. Everything else goes to the prompt command, which refuses a near verb."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -129,7 +129,7 @@ def _command(module: str) -> click.Command:
 
 
 def _prompt_command() -> click.Command:
-    """The command of a prompt. It resumes garbage collection itself, when the request is on its way."""
+    """The command of a prompt. It resumes garbage collection itself, once the engine is open."""
     command = import_module(_PROMPT_MODULE).prompt_command
     assert isinstance(command, click.Command)
     return command
@@ -155,7 +155,7 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
 
 
 def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[str]]:
-    """The intended command with its flags after the verb, and the flags that this verb does not take."""
+    """The intended command line, and the given flags that its verb does not take."""
     import shlex
 
     verb = ALIASES.get(words[0], words[0])
@@ -183,7 +183,7 @@ def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, 
 
 
 def other_spelling(problem: click.NoSuchOption) -> str:
-    """What to write instead of a flag that a verb does not take; empty if there is no equivalent."""
+    """A replacement for a flag that a verb does not take; empty if there is none."""
     word = {"--remote": "remote", "-m": "model", "--model": "model"}.get(problem.option_name, "")
     if problem.ctx is None or problem.ctx.info_name not in _AS_WORD.get(word, ()):
         return ""

@@ -222,7 +222,7 @@ _OUTLINE_CHARACTERS = 60
 
 
 def outline(conversation: "Conversation") -> Iterator[str]:
-    """One line for each message; branches are indented by two, and `*` marks the shown path."""
+    """One line for each message. Branches are indented by two, and `*` marks the shown path."""
     shown = {node.id for node in conversation.path()}
     children: dict[str | None, list[Node]] = {}
     for node in conversation.nodes.values():

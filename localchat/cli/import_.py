@@ -1,4 +1,4 @@
-"""Command `localchat import`: links a model file, names a checkpoint, or adds a folder of models."""
+"""Command `localchat import`: links a file, names a checkpoint, or adds a folder."""
 
 from pathlib import Path
 from typing import Any, cast

@@ -136,7 +136,7 @@ def _print_error(message: str, hint: str) -> None:
 
 
 def _forget_stdout() -> None:
-    """Redirect stdout to nowhere for the interpreter's last flush: its reader is gone, or the disk is full."""
+    """Redirect stdout to nowhere, because the interpreter's last flush would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, sys.stdout.fileno())

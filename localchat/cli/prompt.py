@@ -1,4 +1,4 @@
-"""Text of a prompt: files, then stdin, then the words of the command, separated by blank lines.
+"""Text of a prompt: files, stdin and the words of the command, in this order.
 
 A long text comes first, so that a second question about it hits the prefix cache.
 """
@@ -24,7 +24,7 @@ def join_parts(parts: Sequence[str]) -> str:
 
 
 def read_stdin(notify: Notify) -> str:
-    """Read what is piped in; nothing from a terminal or a closed stdin."""
+    """Read piped input; empty for a terminal or a closed stdin."""
     stream = sys.stdin
     if stream is None or stream.closed or stream.isatty():
         return ""
@@ -89,12 +89,12 @@ def _decoded(data: bytes, name: str, notify: Notify) -> str:
 
 
 def decoded_words(words: str, notify: Notify) -> str:
-    """Decode the prompt of the command line, whose bytes may not be valid in the system's encoding."""
+    """Decode the words of the command line, which may be invalid in the system's encoding."""
     return _decoded(words.encode("utf-8", "surrogateescape"), "the prompt", notify)
 
 
 def _notify_waiting(stream: BinaryIO, notify: Notify) -> None:
-    """Print a notice if stdin stays silent: an open pipe without a writer looks like a hang."""
+    """Print a notice if stdin stays silent. An open pipe without a writer looks like a hang."""
     try:
         ready, _, _ = select.select([stream], [], [], _STDIN_NOTICE_S)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Views of a pull: a bar on a terminal, occasional lines elsewhere, or lines of JSON."""
+"""Views of a pull: a bar on a terminal, occasional lines, or lines of JSON."""
 
 import sys
 from typing import TYPE_CHECKING, Protocol, assert_never
@@ -110,7 +110,7 @@ class TextView:
 
 
 class BarView:
-    """Draws one bar for all files on stderr, with rate and time left; sentences appear above it."""
+    """Draws one bar for all files on stderr. Sentences appear above it."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal

@@ -70,7 +70,7 @@ def progress_line(event: Event) -> str:
 def receive(
     stream: Stream, display: AnswerDisplay, answer: ReceivedAnswer | None = None
 ) -> ReceivedAnswer:
-    """Read the stream to its end; Ctrl+C cancels it between two events and keeps the text so far.
+    """Read the stream to its end. Ctrl+C cancels it between two events and keeps the text so far.
 
     Raises what the stream raises; `answer`, if given, then holds the text so far."""
     answer = ReceivedAnswer() if answer is None else answer

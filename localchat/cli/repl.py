@@ -104,12 +104,12 @@ def _greet(setup: Setup) -> None:
 
 
 class TerminalView:
-    """Prints what happens in a session to the terminal.
+    """Prints answers and the status of a session to the terminal.
 
     Notices are not printed: their sentences name keys and screens. The line mode prints outcomes instead."""
 
     def __init__(self, terminal: Terminal, *, reasoning: bool) -> None:
-        """`reasoning`: print what the model thinks."""
+        """`reasoning`: print the reasoning of the model."""
         self._terminal = terminal
         self._reasoning = reasoning
         self._session: ChatSession | None = None
@@ -123,7 +123,7 @@ class TerminalView:
         self._left_out = len(session.conversation.policy.left_out)
 
     def show(self, blocks: Sequence[Block]) -> None:
-        """Print how much is no longer sent, if that has grown; the messages are on the terminal already."""
+        """Print how much is no longer sent, if that grew. The messages are on the terminal already."""
         assert self._session is not None
         conversation = self._session.conversation
         before, self._left_out = self._left_out, len(conversation.policy.left_out)
@@ -158,7 +158,7 @@ class TerminalView:
 
 
 class Repl:
-    """Reads messages and commands, and prints what a chat session makes of them.
+    """Reads messages and commands, passes them to a chat session, and prints the outcomes.
 
     It survives the engine process: that starts again with the next question."""
 
@@ -195,7 +195,7 @@ class Repl:
         self._loop = asyncio.new_event_loop()
 
     def close(self) -> None:
-        """Save what is left. A failure is printed: nothing else can be done about it."""
+        """Save the rest. A failure is printed: nothing else can be done about it."""
         try:
             self._session.recorder.close()
         except HistoryUnusable as problem:
@@ -230,7 +230,7 @@ class Repl:
                 self._terminal.print_line("\n(Ctrl+D leaves)")
 
     def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run one call of the session; Ctrl+C stops the answer, a second one ends the call."""
+        """Run one call of the session. Ctrl+C stops the answer; a second one ends the call."""
         # The task exists before the handler: a Ctrl+C that waited finds the answer begun.
         task = self._loop.create_task(coroutine)
         try:
@@ -245,7 +245,7 @@ class Repl:
     # ------------------------------------------------------------------ questions
 
     def _enter(self, line: str) -> None:
-        """A number takes an offered choice; a line with a slash is a command, every other one a question."""
+        """Run a command, take an offered choice by its number, or ask a question."""
         if is_command(line):
             self._run_command(line)
             return
@@ -300,7 +300,7 @@ class Repl:
         self._report_history(self._session.recorder.trouble)
 
     def _keep_unsent(self, question: str, problem: LocalchatError) -> None:
-        """Keep a question that did not reach its engine; one that was refused would be refused again."""
+        """Keep a question that did not reach its engine. A refused one would be refused again."""
         if isinstance(problem, NetworkError) and question:
             self._unsent = question
             self._session.recorder.draft(question)

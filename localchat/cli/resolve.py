@@ -185,7 +185,7 @@ def _attach_spec(setup: Setup) -> AttachSpec:
 
 
 def _another(name: str) -> str:
-    """The hint if no model was named: the default failed to load, and would fail at every start."""
+    """Hint for a default model that failed to load: it would fail at every start."""
     return (
         f"{name} is the default because it answered last; -m MODEL asks another, which is then the default: "
         f"localchat -m {GUIDE} …, or one of localchat list"
@@ -220,7 +220,7 @@ def remember(
     info: "Callable[[], EngineInfo | None] | None" = None,
     done: "Done | None" = None,
 ) -> None:
-    """Remember a model that answered; what fails becomes a notice. See `record_use`."""
+    """Remember a model that answered, as `record_use` does. Failures become a notice."""
     try:
         record_use(setup.model, setup.paths, info, done)
     except (OSError, LocalchatError) as problem:

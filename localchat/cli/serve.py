@@ -236,7 +236,7 @@ def _announce(
 
 
 def running_server_notices(paths: "Paths", own: str) -> "Iterator[str]":
-    """Sentences about the servers of this user that run already, because each loads its own models.
+    """Sentences about running servers of this user, because each loads its own models.
 
     `own`: the model that this one will load."""
     import msgspec

@@ -1,4 +1,4 @@
-"""Builds what a chat session gets from the command: how models are resolved, planned and remembered."""
+"""Builds the context of a chat session: how models are resolved, planned and remembered."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Command `localchat show`: describes a model and what it can do."""
+"""Command `localchat show`: describes a model and its abilities."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Context managers for Ctrl+C: none is lost, and none interrupts what belongs together.
+"""Context managers for Ctrl+C: none is lost, and none interrupts at a wrong place.
 
 Python runs the handler of a signal between two instructions of the main thread. A signal that arrives after the
 last check and before a wait (for an event, a key, a program) is handled when that wait ends, perhaps never;
@@ -89,9 +89,9 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def terminate_gracefully() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP do what Ctrl+C does, so that the answer is saved; then the process ends by them.
+    """Let SIGTERM and SIGHUP act as Ctrl+C, so that the answer is saved.
 
-    For the main thread. A signal that is ignored or has another handler stays as it is."""
+    The process then ends by the signal. For the main thread. A signal that is ignored or has another handler stays as it is."""
     came: list[int] = []
 
     def interrupt(number: int, frame: "FrameType | None") -> None:

@@ -28,7 +28,7 @@ class OutputClosed(Exception):
 
 
 def stdout_trouble(problem: OSError) -> LocalchatError:
-    """The error for a stdout that cannot be written, for instance because the disk is full."""
+    """The error for a stdout that cannot be written, such as a full disk."""
     return LocalchatError(f"cannot write to stdout: {problem.strerror or problem}")
 
 
@@ -161,7 +161,7 @@ class Terminal:
 
 
 def _usable(stream: TextIO | None) -> TextIO:
-    """The stream, set to replace characters that it cannot encode; a closed one becomes a sink."""
+    """The stream, set to replace characters that it cannot encode. A closed one becomes a sink."""
     if stream is None or stream.closed:
         return io.StringIO()
     if isinstance(stream, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""Builds an answer from events: a node of the conversation, and the blocks that a view shows."""
+"""Builds an answer from events: a node of the conversation, and blocks to show."""
 
 import time
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Holds the engine of a session: opens it in a thread, and replaces it in the middle of a conversation."""
+"""Holds the engine of a session: opens it in a thread, and replaces it."""
 
 import asyncio
 import threading

@@ -55,7 +55,7 @@ class EngineStatus:
         return self.state in BUSY
 
     def begin(self) -> None:
-        """Reset for a new request, so that metrics of the last one do not look current."""
+        """Reset for a new request, so that old metrics do not look current."""
         self.state = "sent"
         self.queued = self.loading = self.prefill = self.metrics = self.done = None
         self.rates.clear()

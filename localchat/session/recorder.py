@@ -1,4 +1,4 @@
-"""Records the conversation of a session in the history, which may be opened later than the session."""
+"""Records the conversation of a session in the history, once that is open."""
 
 import threading
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ConversationRecorder:
     """Writes changes of the current conversation in the background.
 
-    `changed` and `draft` never wait for the disk. What changes before `attach` is written by it."""
+    `changed` and `draft` never wait for the disk. `attach` writes all changes before it."""
 
     def __init__(self) -> None:
         self.history: History | None = None
@@ -69,7 +69,7 @@ class ConversationRecorder:
         return self._autosave.problem if self._autosave is not None else None
 
     def close(self) -> None:
-        """Write what is left and close the history. Raises HistoryUnusable."""
+        """Write the rest and close the history. Raises HistoryUnusable."""
         with self._lock:
             try:
                 if self._autosave is not None:

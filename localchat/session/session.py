@@ -186,7 +186,7 @@ class ChatSession:
         return next((node for node in reversed(path) if node.message.role == role), None)
 
     def undo(self) -> Node:
-        """Take the last question and what followed it off the path. Raises UsageError."""
+        """Take the last question and all after it off the path. Raises UsageError."""
         question = self.last_question()
         if question is None:
             raise UsageError("there is nothing to undo")
@@ -196,8 +196,7 @@ class ChatSession:
         return question
 
     def switch_version(self, id_: str, step: int) -> str | None:
-        """Show the next (1) or the previous (-1) version of a message; returns its id, None if there is
-        none."""
+        """Show the next (1) or previous (-1) version of a message. Returns its id, None if there is none."""
         siblings = self.conversation.siblings(id_)
         at = next(n for n, node in enumerate(siblings) if node.id == id_) + step
         if not 0 <= at < len(siblings):
@@ -268,8 +267,9 @@ class ChatSession:
         await self.answer(node.id)
 
     async def regenerate(self, id_: str | None = None) -> Outcome:
-        """Answer a question again, by default the last one; the old answer stays as a branch. Raises
-        UsageError."""
+        """Answer a question again, by default the last one. Raises UsageError.
+
+        The old answer stays as a branch."""
         question = self.conversation.nodes[id_] if id_ else self.last_question()
         if question is None:
             raise UsageError("there is no question to answer again")
@@ -360,8 +360,9 @@ class ChatSession:
             saving.cancel()
 
     async def _save(self, builder: AnswerBuilder) -> None:
-        """Record the growing answer by the clock: a model that falls silent in the middle of an answer must
-        not hold back its last words or metrics."""
+        """Record the growing answer by the clock.
+
+        A model that falls silent in the middle of an answer must not hold back its last words or metrics."""
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
             self._show_metrics(SAVE_EVERY_S)
@@ -451,14 +452,14 @@ class ChatSession:
             self._show_metrics(_METRICS_EVERY_S if isinstance(event, MetricsSnapshot) else 0.0)
 
     def _show_metrics(self, gap_s: float) -> None:
-        """Show a due change of the status, unless one was shown less than `gap_s` seconds ago."""
+        """Show a due change of the status, at most once in `gap_s` seconds."""
         now_s = time.monotonic()
         if self._metrics_due and now_s - self._metrics_shown_s >= gap_s:
             self._metrics_due, self._metrics_shown_s = False, now_s
             self._view.status_changed()
 
     def _set_task(self, task: str) -> None:
-        """Set what the status shows instead of the engine's state."""
+        """Set the text that the status shows instead of the engine's state."""
         self.status.task = task
         self._view.status_changed()
 
