@@ -395,8 +395,8 @@ _OPENING_FENCE: Final = re.compile(r"^( {0,3})(`{3,}(?=[^`\n]*$)|~{3,})[^\n]*$",
 def first_code_block(text: str, *, finished: bool = True) -> str | None:
     """Code of the first fenced block of a Markdown text; None if there is none.
 
-    Fences are those of CommonMark. A block that is never closed reaches to the end of a finished text, and is none yet in an unfinished one.
-    The indentation of the opening fence is taken off the lines."""
+    Fences are those of CommonMark; the indentation of the opening one is taken off the lines. A block that is
+    never closed reaches to the end of a finished text, and is none yet in an unfinished one."""
     opening = _OPENING_FENCE.search(text)
     if opening is None:
         return None

@@ -91,7 +91,8 @@ def deferred() -> Iterator[None]:
 def terminate_gracefully() -> Iterator[None]:
     """Let SIGTERM and SIGHUP act as Ctrl+C, so that the answer is saved.
 
-    The process then ends by the signal. For the main thread. A signal that is ignored or has another handler stays as it is."""
+    The process then ends by the signal. For the main thread. A signal that is ignored or has another handler
+    stays as it is."""
     came: list[int] = []
 
     def interrupt(number: int, frame: "FrameType | None") -> None:
