@@ -1,8 +1,7 @@
-"""Long pastes and files in a message that is being written: a short sign stands for the whole, until it is
-sent or opened."""
+"""Long pastes and files in the composer, each shown as a short sign until it is sent or opened."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -11,21 +10,23 @@ from localchat.errors import FileMissing, UsageError
 from localchat.sanitize import sanitize, sanitize_line
 from localchat.units import size
 
-PASTE_CHARACTERS: Final = 8_000
-PASTE_LINES: Final = 100
-"""From here on a paste becomes a chip: a text area takes seconds for a line of a megabyte."""
-_FILE_BYTES: Final = 8_000_000
+MAX_PASTE_CHARACTERS: Final = 8_000
+MAX_PASTE_LINES: Final = 100
+"""A longer paste becomes an attachment: a text area takes seconds for a line of a megabyte."""
+_MAX_FILE_BYTES: Final = 8_000_000
 
 
 class Attachment(NamedTuple):
-    """`sign` stands in the text of the composer; `text` is what is sent in its place. `note`: what is to be
-    known about it."""
+    """A file or a long paste in a message."""
 
     sign: str
+    """Its place in the text of the composer."""
     label: str
     text: str
+    """The text that is sent instead of the sign."""
     path: str = ""
     note: str = ""
+    """A warning to the user."""
 
     @property
     def size(self) -> str:
@@ -34,52 +35,60 @@ class Attachment(NamedTuple):
 
 
 class ComposerText(NamedTuple):
-    """What stands in the composer: a text with signs, and what these stand for."""
+    """A text with signs, and the attachments that they stand for."""
 
     text: str = ""
     attachments: tuple[Attachment, ...] = ()
 
 
 def is_long(text: str) -> bool:
-    """Whether a paste is better a chip."""
-    return len(text) > PASTE_CHARACTERS or text.count("\n") >= PASTE_LINES
+    """Whether a paste should become an attachment."""
+    return len(text) > MAX_PASTE_CHARACTERS or text.count("\n") >= MAX_PASTE_LINES
 
 
 def clean(text: str) -> str:
-    """A paste as it may stand in the composer: line ends as newlines, nothing that moves a cursor."""
+    """A paste with newlines as line ends and without control characters."""
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def attachment_of_paste(text: str, number: int) -> Attachment:
-    """A chip of a cleaned paste."""
+    """An attachment of a cleaned paste."""
     lines = text.removesuffix("\n").count("\n") + 1
     label = f"paste {number}, {lines:,} line{'' if lines == 1 else 's'}"
     return Attachment(f"⟦{label}⟧", label, text)
 
 
-def attachment_of_file(path: Path, shown: str, taken: Iterable[str] = ()) -> Attachment:
-    """A chip of a text file, as it will be sent: its name, then its text between fences. `shown`: its name
-    there. Raises FileMissing, UsageError."""
+def attachment_of_file(path: Path, shown: str, taken: Collection[str] = ()) -> Attachment:
+    """An attachment of a text file: its name (`shown`), then its text between fences. Raises FileMissing,
+    UsageError."""
     try:
         length = path.stat().st_size
-        if length > _FILE_BYTES:
+        if length > _MAX_FILE_BYTES:
             raise UsageError(
-                f"{shown} has {size(length)}", hint=f"up to {size(_FILE_BYTES)} can be included"
+                f"{shown} has {size(length)}", hint=f"up to {size(_MAX_FILE_BYTES)} can be included"
             )
         data = path.read_bytes()
     except OSError as problem:
         raise FileMissing(f"{shown} cannot be read: {problem.strerror or problem}") from problem
     if b"\0" in data:
-        raise UsageError(f"{shown} is no text", hint="only text files can be included")
+        raise UsageError(
+            f"{shown} is a binary file; images are not supported", hint="include text files only"
+        )
     text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
     fence = "`" * max(3, _longest_run(text) + 1)
     label = sanitize_line(shown)
+    sign = _unused_sign(label, taken)
+    note = "" if _is_utf8(data) else "not UTF-8: unreadable characters were replaced"
+    return Attachment(sign, label, f"{label}:\n{fence}\n{text.rstrip()}\n{fence}", str(path), note)
+
+
+def _unused_sign(label: str, taken: Collection[str]) -> str:
+    """A sign with this label that is not among those taken."""
     sign, number = f"⟦{label}⟧", 1
     while sign in taken:
         number += 1
         sign = f"⟦{label} {number}⟧"
-    note = "" if _is_utf8(data) else "not UTF-8: what is unreadable was replaced"
-    return Attachment(sign, label, f"{label}:\n{fence}\n{text.rstrip()}\n{fence}", str(path), note)
+    return sign
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -95,11 +104,11 @@ def _longest_run(text: str) -> int:
 
 
 def expand(text: str, attachments: Sequence[Attachment]) -> tuple[str, tuple[Inclusion, ...]]:
-    """The message that is sent: every sign replaced by what it stands for, and where that is."""
+    """The message to send: signs replaced by their texts, and the positions of these."""
     parts: list[str] = []
     inclusions: list[Inclusion] = []
     at = length = 0
-    for start, attachment in _places(text, attachments):
+    for start, attachment in _sign_positions(text, attachments):
         parts += [text[at:start], attachment.text]
         length += start - at
         inclusions.append(
@@ -111,23 +120,22 @@ def expand(text: str, attachments: Sequence[Attachment]) -> tuple[str, tuple[Inc
 
 
 def contract(text: str, inclusions: Sequence[Inclusion]) -> ComposerText:
-    """The other way: a message that was sent, with signs for what it includes."""
+    """The reverse of `expand`: a sent message with signs for what it includes."""
     parts: list[str] = []
     attachments: list[Attachment] = []
     at = 0
     for one in sorted(inclusions, key=lambda inclusion: inclusion.start):
-        sign, number = f"⟦{one.label}⟧", 1
-        while any(attachment.sign == sign for attachment in attachments):
-            number += 1
-            sign = f"⟦{one.label} {number}⟧"
+        sign = _unused_sign(one.label, [each.sign for each in attachments])
         attachments.append(Attachment(sign, one.label, text[one.start : one.end], one.path))
         parts += [text[at : one.start], sign]
         at = one.end
     return ComposerText("".join((*parts, text[at:])), tuple(attachments))
 
 
-def _places(text: str, attachments: Sequence[Attachment]) -> Iterator[tuple[int, Attachment]]:
-    """Where the signs stand, in order; each counts once for every time it stands there."""
+def _sign_positions(
+    text: str, attachments: Sequence[Attachment]
+) -> Iterator[tuple[int, Attachment]]:
+    """Positions of all signs in order, also repeated ones."""
     found: list[tuple[int, Attachment]] = []
     for attachment in attachments:
         start = text.find(attachment.sign)
@@ -138,5 +146,5 @@ def _places(text: str, attachments: Sequence[Attachment]) -> Iterator[tuple[int,
 
 
 def present(text: str, attachments: Sequence[Attachment]) -> tuple[Attachment, ...]:
-    """The chips whose sign still stands in the text."""
+    """The attachments whose sign is still in the text."""
     return tuple(attachment for attachment in attachments if attachment.sign in text)

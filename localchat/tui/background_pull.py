@@ -1,4 +1,4 @@
-"""A model is fetched while the chat goes on: one pull at a time, in a thread."""
+"""Downloads a model on a thread while the chat goes on, one at a time."""
 
 import threading
 from collections.abc import Callable
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 
 class BackgroundPull:
-    """`show` gets a short line as it changes (empty at the end), `done` the name of a model that is here,
-    `failed` why one is not; all called from the thread of the pull."""
+    """Runs one pull at a time. All callbacks are called on its thread."""
 
     def __init__(
         self,
@@ -23,6 +22,8 @@ class BackgroundPull:
         done: Callable[[str], None],
         failed: Callable[[str, LocalchatError], None],
     ) -> None:
+        """`show` gets a line of progress (empty at the end), `done` the model's name, `failed` name and
+        error."""
         self._session_context = context
         self._show = show
         self._done = done
@@ -31,14 +32,14 @@ class BackgroundPull:
         self._lock = threading.Lock()
 
     def begin(self, name: str, *, offline: bool) -> None:
-        """Fetch a model by its name. Raises UsageError while another one comes, NetworkError offline."""
+        """Start to download a model. Raises UsageError while another pull runs, NetworkError offline."""
         if offline:
             raise NetworkError(
-                f"{name} cannot be fetched: the setting offline is on", hint="/set offline false"
+                f"{name} cannot be downloaded: the setting offline is on", hint="/set offline false"
             )
         with self._lock:
             if self._name:
-                raise UsageError(f"{self._name} is being fetched", hint="one pull at a time")
+                raise UsageError(f"{self._name} is still downloading", hint="one pull at a time")
             self._name = name
         threading.Thread(target=self._run, args=(name,), name="pull", daemon=True).start()
 
@@ -50,14 +51,14 @@ class BackgroundPull:
         from localchat.models.names import parse
 
         paths, environ = self._session_context.paths, self._session_context.environ
-        patience = RetryPolicy()
+        retries = RetryPolicy()
         problem: LocalchatError | None = None
         found = name
         try:
             reference = parse(name, read_catalog(paths))
             hub = hub_from_environment(environ)
-            choice = select_files(reference, hub, self._tell, patience)
-            found = fetch(choice, hub, paths.models_dir, self._tell, patience).manifest.name
+            choice = select_files(reference, hub, self._report, retries)
+            found = fetch(choice, hub, paths.models_dir, self._report, retries).manifest.name
         except LocalchatError as error:
             problem = error
         finally:
@@ -69,12 +70,12 @@ class BackgroundPull:
         else:
             self._failed(name, problem)
 
-    def _tell(self, event: "PullEvent") -> None:
+    def _report(self, event: "PullEvent") -> None:
         from localchat.models.hub.events import Checking, Note, Progress, PullStarted
 
         match event:
             case Progress(done_bytes=done, total_bytes=total, left_s=left):
-                rest = f", {_minutes(left)}" if left is not None else ""
+                rest = f", {_time_left(left)}" if left is not None else ""
                 self._show(f"pull {self._name} {sizes(done, total)}{rest}")
             case PullStarted(name=name, total_bytes=total, done_bytes=done):
                 self._show(f"pull {name} {sizes(done, total)}")
@@ -86,5 +87,5 @@ class BackgroundPull:
                 pass
 
 
-def _minutes(seconds: float) -> str:
+def _time_left(seconds: float) -> str:
     return f"{seconds:.0f} s left" if seconds < 90 else f"{seconds / 60:.0f} min left"

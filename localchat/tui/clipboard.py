@@ -1,6 +1,6 @@
-"""Text for the clipboard of the person at the terminal, also over ssh and inside tmux.
+"""Copies text to the clipboard of the user's terminal, also over ssh and inside tmux.
 
-Nobody answers, so success cannot be known: say "sent to the terminal".
+The terminal does not answer, so success cannot be known.
 """
 
 import base64
@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 _TMUX: Final = ("tmux", "load-buffer", "-w", "-")
-_DEADLINE_S: Final = 2.0
+_TIMEOUT_S: Final = 2.0
 
 
 def osc_52(text: str) -> str:
-    """The escape sequence that asks a terminal to take `text` into its clipboard."""
+    """The escape sequence that puts `text` into the terminal's clipboard."""
     encoded = base64.b64encode(text.encode("utf-8", "replace")).decode("ascii")
     return f"\x1b]52;c;{encoded}\x1b\\"
 
@@ -22,8 +22,10 @@ def osc_52(text: str) -> str:
 def send(
     text: str, write: Callable[[str], None], environment: Mapping[str, str] | None = None
 ) -> None:
-    """Hand `text` to tmux where it runs (its default drops OSC 52 of programs; its own buffer reaches the
-    outer terminal), else to the terminal through `write`. Blocks for 2 s at most."""
+    """Copy `text` through tmux where it runs, else through `write`. Blocks for at most 2 s.
+
+    By default tmux drops OSC 52 from programs; its own buffer reaches the outer terminal.
+    """
     environment = os.environ if environment is None else environment
     if environment.get("TMUX") and _to_tmux(text):
         return
@@ -37,7 +39,7 @@ def _to_tmux(text: str) -> bool:
             input=text.encode("utf-8", "replace"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_DEADLINE_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Files near at hand, for `@`: found once per word, never more than a second's walk."""
+"""File names for `@` in a message: search, completion, and mentions."""
 
 import os
 import re
@@ -8,63 +8,64 @@ from typing import Final
 
 from textual.fuzzy import FuzzySearch
 
-_MOST: Final = 20_000
+_MAX_FILES: Final = 20_000
 _SKIPPED: Final = frozenset(
     {"node_modules", "__pycache__", "venv", ".venv", "target", "dist", "build", "site-packages"}
 )
 
 
-def find_files(root: Path, most: int = _MOST) -> tuple[str, ...]:
-    """Paths of files under `root`, relative to it, nearest first; hidden ones and those of build folders are
-    left out. At most `most`: a home folder may hold millions."""
+def find_files(root: Path, limit: int = _MAX_FILES) -> tuple[str, ...]:
+    """Paths of files under `root`, relative to it, breadth first, without hidden files and build folders.
+
+    At most `limit`: a home folder may hold millions.
+    """
     found: list[str] = []
     level = [root]
-    while level and len(found) < most:
+    while level and len(found) < limit:
         deeper: list[Path] = []
         for folder in level:
             files, folders = _entries(folder)
             found += [os.path.relpath(path, root) for path in files]
             deeper += folders
-            if len(found) >= most:
+            if len(found) >= limit:
                 break
         level = deeper
-    return tuple(found[:most])
+    return tuple(found[:limit])
 
 
 def list_folder(word: str) -> tuple[str, ...]:
-    """The entries of the folder that a written path leads into (`~/Doc`, `/etc/`, `../x`)."""
-    written, _, rest = word.rpartition("/")
-    folder = Path(f"{written}/").expanduser()
+    """Entries of the folder of a path that is being typed (`~/Doc`, `/etc/`, `../x`)."""
+    parent, _, rest = word.rpartition("/")
+    folder = Path(f"{parent}/").expanduser()
     files, folders = _entries(folder, hidden=rest.startswith("."))
-    names = [f"{written}/{path.name}" for path in files]
-    return tuple(sorted((*names, *(f"{written}/{path.name}/" for path in folders))))
+    names = [f"{parent}/{path.name}" for path in files]
+    return tuple(sorted((*names, *(f"{parent}/{path.name}/" for path in folders))))
 
 
 def is_path(word: str) -> bool:
-    """Whether a word after `@` is a path of its own and no search."""
+    """Whether a word after `@` is a path, not a search."""
     return word.startswith(("/", "~/", "./", "../"))
 
 
 def path_of(name: str, root: Path) -> Path:
-    """Where the file of a word after `@` lies."""
+    """Path of the file that a word after `@` names."""
     return Path(name).expanduser() if is_path(name) else root / name
 
 
 def mentioned_files(text: str, root: Path) -> list[str]:
-    """The words after `@` that are files; `@@` stands for an @ that includes nothing."""
+    """The words after `@` that name files. `@@` is a plain @."""
     found = (next(_files_of(word, root), None) for word in _words(text))
     return list(dict.fromkeys(name for name in found if name is not None))
 
 
 def missing_paths(text: str, root: Path) -> list[str]:
-    """The words after `@` that are written as paths and lead to no file. Others may be anything: people, parts
-    of programs."""
-    lost = (word for word in _words(text) if is_path(word) and not any(_files_of(word, root)))
-    return list(dict.fromkeys(lost))
+    """The words after `@` that are paths of no file. Words that are not paths may be people or decorators."""
+    missing = (word for word in _words(text) if is_path(word) and not any(_files_of(word, root)))
+    return list(dict.fromkeys(missing))
 
 
 def rank_names(word: str, names: Sequence[str]) -> list[str]:
-    """The names that hold the letters of a word in order, best first."""
+    """The names that contain the letters of a word in order, best match first."""
     if not word:
         return list(names)
     search = FuzzySearch(case_sensitive=False)
@@ -79,7 +80,7 @@ def _words(text: str) -> list[str]:
 
 
 def _files_of(word: str, root: Path) -> Iterator[str]:
-    """The word where it is a file, and the same without what ends a sentence."""
+    """The word, and the word without punctuation at its end, if they are files."""
     return (each for each in (word, word.rstrip(".,;:!?)")) if _is_file(path_of(each, root)))
 
 
@@ -87,7 +88,7 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:
-        return False  # too long a name, or a folder that may not be entered
+        return False  # the name is too long, or its folder is not accessible
 
 
 def _entries(folder: Path, *, hidden: bool = False) -> tuple[list[Path], list[Path]]:
@@ -103,5 +104,5 @@ def _entries(folder: Path, *, hidden: bool = False) -> tuple[list[Path], list[Pa
                 elif entry.is_file():
                     files.append(Path(entry.path))
     except OSError:
-        return [], []  # a folder that cannot be read has nothing to offer
+        return [], []  # an unreadable folder has no completions
     return files, folders

@@ -1,5 +1,5 @@
-"""Every key of the screen: one registry, from which bindings, help and the palette are made, and against
-which the `[keys]` table of the settings file is checked."""
+"""Registry of all keys: the source of bindings, help and palette. Validates the `[keys]` table of the
+settings."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
@@ -12,16 +12,17 @@ from localchat.suggestions import did_you_mean
 
 
 class KeyBinding(NamedTuple):
-    """One thing that keys do. `keys`: by default, split by commas. `scope`: the widget or screen that has the
-    focus; `app` is everywhere, `chat` is the conversation as a whole and reaches into `composer` and
-    `transcript`. `first`: it comes before what the focused widget does with the key."""
+    """An action and its keys."""
 
     id: str
     keys: str
+    """Default keys, separated by commas."""
     action: str
     about: str
     scope: str = "chat"
+    """Widget or screen with the focus. `app` is everywhere; `chat` includes `composer` and `transcript`."""
     first: bool = True
+    """Whether it has priority over the focused widget's own handling of the key."""
 
 
 KEYS: Final = (
@@ -34,55 +35,57 @@ KEYS: Final = (
         "composer",
     ),
     KeyBinding(
-        "composer.accept", "tab", "accept", "Take the completion, or go to the text", "composer"
+        "composer.accept",
+        "tab",
+        "accept",
+        "Accept the completion, or go to the conversation",
+        "composer",
     ),
-    KeyBinding("composer.up", "up", "up", "Up; at the top: the message before", "composer"),
-    KeyBinding(
-        "composer.down", "down", "down", "Down; at the bottom: the message after", "composer"
-    ),
+    KeyBinding("composer.up", "up", "up", "Up; at the top: previous message", "composer"),
+    KeyBinding("composer.down", "down", "down", "Down; at the bottom: next message", "composer"),
     KeyBinding("composer.editor", "ctrl+g", "editor", "Write in your own editor", "composer"),
     KeyBinding(
-        "composer.open_chip", "alt+o", "open_attachment", "Open the file or paste here", "composer"
+        "composer.open_chip",
+        "alt+o",
+        "open_attachment",
+        "Open the file or paste at the cursor",
+        "composer",
     ),
-    KeyBinding("chat.stop", "escape", "stop", "Stop the answer; leave what is open", first=False),
-    KeyBinding("chat.interrupt", "ctrl+c", "interrupt", "Copy, else stop; twice: leave", "app"),
-    KeyBinding("chat.leave", "ctrl+d", "leave_if_empty", "Leave, where nothing is written"),
-    KeyBinding("chat.new", "ctrl+n", "command('/new')", "A new conversation"),
+    KeyBinding("chat.stop", "escape", "stop", "Stop the answer; close what is open", first=False),
+    KeyBinding("chat.interrupt", "ctrl+c", "interrupt", "Copy or stop; twice: quit", "app"),
+    KeyBinding("chat.leave", "ctrl+d", "leave_if_empty", "Quit if the input is empty"),
+    KeyBinding("chat.new", "ctrl+n", "command('/new')", "New conversation"),
     KeyBinding("chat.regenerate", "f5", "command('/regen')", "Answer the last question again"),
-    KeyBinding("chat.edit", "f6", "edit_marked", "Change the last question, or the marked one"),
-    KeyBinding("chat.continue", "f7", "go_on", "Continue an answer that was stopped"),
-    KeyBinding("chat.undo", "f8", "command('/undo')", "Take the last question off"),
-    KeyBinding("chat.copy", "f9", "copy_answer", "Copy the last answer, or what is marked"),
+    KeyBinding("chat.edit", "f6", "edit_marked", "Edit the last question, or the selected one"),
+    KeyBinding("chat.continue", "f7", "go_on", "Continue a stopped answer"),
+    KeyBinding("chat.undo", "f8", "command('/undo')", "Undo the last question"),
+    KeyBinding("chat.copy", "f9", "copy_answer", "Copy the last answer, or the selected message"),
     KeyBinding("chat.think", "ctrl+t", "think", "Reasoning: auto, on, off"),
     KeyBinding("chat.search", "ctrl+f", "command('/search')", "Find in this conversation"),
-    KeyBinding("branch.previous", "alt+left", "branch(-1)", "The version before"),
-    KeyBinding("branch.next", "alt+right", "branch(1)", "The version after"),
-    KeyBinding("view.up", "pageup", "page(-1)", "A page up"),
-    KeyBinding("view.down", "pagedown", "page(1)", "A page down"),
-    KeyBinding("view.end", "ctrl+end", "to_end", "To the end"),
-    KeyBinding("view.panel", "ctrl+o", "panel", "The panel of figures"),
+    KeyBinding("branch.previous", "alt+left", "branch(-1)", "Previous version"),
+    KeyBinding("branch.next", "alt+right", "branch(1)", "Next version"),
+    KeyBinding("view.up", "pageup", "page(-1)", "Page up"),
+    KeyBinding("view.down", "pagedown", "page(1)", "Page down"),
+    KeyBinding("view.end", "ctrl+end", "to_end", "Go to the end"),
+    KeyBinding("view.panel", "ctrl+o", "panel", "Show or hide the panel of figures"),
     KeyBinding("screen.help", "f1", "command('/help')", "Keys and commands"),
     KeyBinding("screen.settings", "f2", "open_settings", "Settings"),
     KeyBinding("screen.models", "f3", "command('/model')", "Models"),
     KeyBinding("screen.parameters", "f4", "command('/set')", "Parameters and what they cost"),
     KeyBinding("screen.history", "ctrl+r", "open_history", "Conversations"),
-    KeyBinding("screen.palette", "ctrl+p", "palette", "Everything there is, by name"),
-    KeyBinding("screen.theme", "f10", "theme", "The next theme", "app"),
-    KeyBinding("app.quit", "ctrl+q", "quit", "Leave; everything is kept", "app"),
-    KeyBinding("offer.first", "alt+1", "offer(1)", "Take the first offer of the last notice"),
-    KeyBinding("offer.second", "alt+2", "offer(2)", "Take the second one"),
-    KeyBinding("offer.third", "alt+3", "offer(3)", "Take the third one"),
-    KeyBinding("offer.fourth", "alt+4", "offer(4)", "Take the fourth one"),
-    KeyBinding("offer.fifth", "alt+5", "offer(5)", "Take the fifth one"),
-    KeyBinding(
-        "transcript.previous", "up,k", "screen.mark(-1)", "The message before", "transcript"
-    ),
-    KeyBinding("transcript.next", "down,j", "screen.mark(1)", "The message after", "transcript"),
-    KeyBinding("transcript.open", "enter,space", "screen.open", "Open or fold it", "transcript"),
-    KeyBinding("transcript.copy", "y", "screen.copy_marked", "Copy it", "transcript"),
-    KeyBinding(
-        "transcript.edit", "e", "screen.edit_marked", "Change it, as a new branch", "transcript"
-    ),
+    KeyBinding("screen.palette", "ctrl+p", "palette", "Command palette"),
+    KeyBinding("screen.theme", "f10", "theme", "Next theme", "app"),
+    KeyBinding("app.quit", "ctrl+q", "quit", "Quit; everything is saved", "app"),
+    KeyBinding("offer.first", "alt+1", "offer(1)", "Accept the first offer of the last notice"),
+    KeyBinding("offer.second", "alt+2", "offer(2)", "Accept the second offer"),
+    KeyBinding("offer.third", "alt+3", "offer(3)", "Accept the third offer"),
+    KeyBinding("offer.fourth", "alt+4", "offer(4)", "Accept the fourth offer"),
+    KeyBinding("offer.fifth", "alt+5", "offer(5)", "Accept the fifth offer"),
+    KeyBinding("transcript.previous", "up,k", "screen.mark(-1)", "Previous message", "transcript"),
+    KeyBinding("transcript.next", "down,j", "screen.mark(1)", "Next message", "transcript"),
+    KeyBinding("transcript.open", "enter,space", "screen.open", "Open or fold", "transcript"),
+    KeyBinding("transcript.copy", "y", "screen.copy_marked", "Copy", "transcript"),
+    KeyBinding("transcript.edit", "e", "screen.edit_marked", "Edit, as a new branch", "transcript"),
     KeyBinding(
         "transcript.regenerate", "r", "screen.regenerate_marked", "Answer again", "transcript"
     ),
@@ -90,23 +93,23 @@ KEYS: Final = (
         "transcript.older",
         "left_square_bracket",
         "screen.branch(-1)",
-        "Version before",
+        "Previous version",
         "transcript",
     ),
     KeyBinding(
         "transcript.newer",
         "right_square_bracket",
         "screen.branch(1)",
-        "Version after",
+        "Next version",
         "transcript",
     ),
-    KeyBinding("transcript.leave", "tab,i", "screen.write", "Back to the message", "transcript"),
-    KeyBinding("panel.previous", "up,k", "figure(-1)", "The figure before", "panel", first=False),
-    KeyBinding("panel.next", "down,j", "figure(1)", "The figure after", "panel", first=False),
-    KeyBinding("models.pull", "ctrl+s", "pull", "Fetch it, and chat on meanwhile", "models"),
-    KeyBinding("history.rename", "ctrl+s", "rename", "Give it another title", "history"),
-    KeyBinding("history.delete", "delete,ctrl+x", "delete", "Delete it", "history"),
-    KeyBinding("history.undo", "ctrl+z", "undo", "Take the last deletion back", "history"),
+    KeyBinding("transcript.leave", "tab,i", "screen.write", "Back to the input", "transcript"),
+    KeyBinding("panel.previous", "up,k", "metric(-1)", "Previous figure", "panel", first=False),
+    KeyBinding("panel.next", "down,j", "metric(1)", "Next figure", "panel", first=False),
+    KeyBinding("models.pull", "ctrl+s", "pull", "Download in the background", "models"),
+    KeyBinding("history.rename", "ctrl+s", "rename", "Rename", "history"),
+    KeyBinding("history.delete", "delete,ctrl+x", "delete", "Delete", "history"),
+    KeyBinding("history.undo", "ctrl+z", "undo", "Undo the last deletion", "history"),
 )
 
 _REACHES: Final = {"composer", "transcript", "panel"}
@@ -132,12 +135,12 @@ def bindings(scope: str) -> list[Binding]:
 
 
 def validate_keymap(table: Mapping[str, str], where: str = "[keys]") -> dict[str, str]:
-    """The keymap of the settings, by id. Raises UsageError naming an id or a key that does not exist, or two
-    ids that clash."""
+    """The keymap of the settings, by id. Raises UsageError for an unknown id or key, or two ids with one
+    key."""
     known = {key.id: key for key in KEYS}
     for id_, keys in table.items():
         if id_ not in known:
-            raise UsageError(f"{where}: nothing is called {id_!r}", hint=did_you_mean(id_, known))
+            raise UsageError(f"{where}: there is no action {id_!r}", hint=did_you_mean(id_, known))
         for one in _split(keys):
             if not _is_key(one):
                 raise UsageError(
@@ -150,7 +153,7 @@ def validate_keymap(table: Mapping[str, str], where: str = "[keys]") -> dict[str
 
 
 def key_names(id_: str, table: Mapping[str, str]) -> str:
-    """The keys that do something now, as a person reads them: `Ctrl+J, Shift+Enter`."""
+    """The current keys of an action in readable form: `Ctrl+J, Shift+Enter`."""
     keys = table.get(id_) or next(key.keys for key in KEYS if key.id == id_)
     return ", ".join(dict.fromkeys(_written(one) for one in _split(keys)))
 

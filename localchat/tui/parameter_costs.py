@@ -1,4 +1,4 @@
-"""What a choice costs before it is made: plans of a load, read from the header alone."""
+"""Memory cost of parameter values, planned from the model's header."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -14,21 +14,24 @@ from localchat.units import size, tokens
 _MIB: Final = 2**20
 _CONTEXTS: Final = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _KV_TYPES: Final = ("f16", "q8_0", "q4_0")
-"""Where nobody knows what a model's cache can be."""
+"""KV types to offer if the backend does not name any."""
 
 
 class Cost(NamedTuple):
-    """One value of a parameter, and what it means in words. `now`: it is in force."""
+    """A value of a parameter and its cost in words."""
 
     value: str
     words: str
     fits: bool = True
     now: bool = False
+    """Whether it is the current value."""
 
 
 def parameter_costs(key: str, context: SessionContext, setup: ModelSetup) -> tuple[Cost, ...]:
-    """The usual values of a parameter that decides about memory, each with what a load would take. Blocks
-    for some milliseconds. Raises LocalchatError where the model's header cannot be read."""
+    """Usual values of a parameter that changes memory use, each with the plan of a load.
+
+    Blocks for some milliseconds. Raises LocalchatError if the model's header cannot be read.
+    """
     return tuple(_costs(key, context, setup))
 
 
@@ -52,7 +55,7 @@ def _costs(key: str, context: SessionContext, setup: ModelSetup) -> Iterator[Cos
 
 
 def _kv_types(known: tuple[str, ...]) -> tuple[str, ...]:
-    """What the backend has of the usual ones."""
+    """The usual KV types that the backend supports."""
     plain = "bf16" if known and "f16" not in known else "f16"
     usual = (plain, FP8, "q8_0", "q4_0")
     return tuple(name for name in usual if name in known) or _KV_TYPES

@@ -1,4 +1,4 @@
-"""The themes: quiet colours, one accent, and enough contrast for text (4.5 to 1 and more)."""
+"""Themes: quiet colours, one accent, and a contrast of at least 4.5 to 1 for text."""
 
 from typing import Final
 
@@ -68,11 +68,11 @@ _HIGH_CONTRAST: Final = Theme(
 
 THEMES: Final = (_DARK, _LIGHT, _HIGH_CONTRAST)
 ANSI: Final = {"ansi": "ansi-dark", "ansi-light": "ansi-light"}
-"""Names of ours for Textual's themes of the terminal's own colours."""
+"""Our names for Textual's themes that use the terminal's own colours."""
 
 NAMES: Final = (*(theme.name for theme in THEMES), *ANSI)
 
 
 def textual_name(name: str) -> str:
-    """What Textual calls a theme of ours."""
+    """Textual's name of a theme."""
     return ANSI.get(name, name)

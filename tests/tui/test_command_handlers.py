@@ -107,7 +107,7 @@ def test_files_are_found_by_their_letters_and_sent_whole(tmp_path: Path) -> None
         await until(pilot, lambda: composer.completions.option_count == 1)
         await pilot.press("enter")
         await until(pilot, lambda: notices(pilot))
-        assert "picture.bin is no text" in notices(pilot)[-1]
+        assert "picture.bin is a binary file" in notices(pilot)[-1]
 
     play(stage, what)
 

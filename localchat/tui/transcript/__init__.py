@@ -1,1 +1,1 @@
-"""The transcript: one line-rendering widget over laid-out blocks."""
+"""The transcript: one widget that renders rows of laid-out blocks."""

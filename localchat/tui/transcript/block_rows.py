@@ -1,4 +1,4 @@
-"""Each kind of block as rows: its gutter, its text, and the quiet lines around it."""
+"""Rows of each kind of block: gutter, text, and muted lines around it."""
 
 import json
 from collections.abc import Iterator
@@ -26,37 +26,38 @@ from localchat.tui.transcript.markdown.rows import EMPTY, MUTED, PLAIN
 from localchat.tui.transcript.markdown.wrap import wrap
 
 GUTTER: Final = 2
-WIDEST: Final = 104
-"""Cells of text at most: longer lines are hard to read. Code and tables obey, too."""
+MAX_TEXT_CELLS: Final = 104
+"""Longer lines are hard to read. Code and tables obey, too."""
 
 _INDENT: Final = Piece("  ", PLAIN)
 _BLANK: Final = Row((_INDENT,), 1)
 _SIGNS: Final = {"info": "●", "warning": "▲", "error": "✕"}
-_PREVIEW: Final = 3  # rows of a tool call's arguments while it is folded
+_PREVIEW_ROWS: Final = 3  # of the arguments of a folded tool call
 
 
 class RowHit(NamedTuple):
-    """What a click on a row does: open or fold the block, or take an offer."""
+    """The effect of a click on a row: accept an offer, or open and fold the block if `action` is empty."""
 
     action: str = ""
 
 
 class BlockRows(NamedTuple):
-    """`hits`: by number of the row."""
+    """Rows of one block."""
 
     rows: list[Row]
     hits: dict[int, RowHit]
+    """Clickable rows, by index."""
 
 
 def text_width(width: int) -> int:
-    """Cells for text in a transcript of this width."""
-    return max(4, min(width - 2 * GUTTER, WIDEST))
+    """Width of text in a transcript of this width, in cells."""
+    return max(4, min(width - 2 * GUTTER, MAX_TEXT_CELLS))
 
 
 def block_rows(
     block: Block, width: int, *, is_open: bool, rows: list[Row] | None = None
 ) -> BlockRows:
-    """A block at a width. `rows`: the Markdown of an answer, `indented`, where it is laid out already."""
+    """Rows of a block. `rows`: the laid-out and indented Markdown of an answer, if it exists already."""
     match block:
         case UserBlock():
             return _user(block, width, is_open)
@@ -73,12 +74,12 @@ def block_rows(
 
 
 def clean(text: str) -> str:
-    """Text of a block, made inert; line ends of any system are line ends."""
+    """Text of a block without control characters, with newlines as line ends."""
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def estimate_height(block: Block, width: int, *, is_open: bool) -> int:
-    """About how many rows a block takes, without laying it out."""
+    """An estimate of a block's height in rows, without laying it out."""
     room = text_width(width)
     folded = isinstance(block, ReasoningBlock | SummaryBlock) and not is_open
     if folded:
@@ -132,7 +133,7 @@ def _words(text: str) -> list[Piece]:
 
 
 def _parts(block: UserBlock) -> Iterator[tuple[str, Fold | None]]:
-    """Stretches of the text, with the fold that each is."""
+    """Parts of the text, each with its fold if it is one."""
     at = 0
     for fold in sorted(block.folds, key=lambda fold: fold.start):
         if at <= fold.start <= fold.end <= len(block.text):
@@ -156,14 +157,14 @@ def _answer(block: AnswerBlock, width: int, body: list[Row] | None) -> BlockRows
 
 
 def indent_row(row: Row) -> Row:
-    """A row of text behind the gutter."""
+    """A row of text after the gutter."""
     if row is EMPTY:
         return _BLANK
     return Row((_INDENT, *row.pieces), row.lead + 1, row.joint, row.ground, row.bare + 1)
 
 
 def _decoration(text: str, width: int, look: Look = MUTED) -> Iterator[Row]:
-    """Words of the program: shown, never part of a copied text."""
+    """Rows of text by localchat, which is never part of copied text."""
     for row in wrap([Piece(text, look)], text_width(width) + GUTTER, (_INDENT,)):
         yield row._replace(lead=len(row.pieces))
 
@@ -198,10 +199,10 @@ def _tool_call(block: ToolCallBlock, width: int, is_open: bool) -> BlockRows:
     lead = (_INDENT, Piece("  ", PLAIN))
     body = list(code_rows(lines, "", text_width(width) + GUTTER, lead))
     hits = {}
-    if len(body) > _PREVIEW + 1:
-        more = f"▾ {len(body)} lines" if is_open else f"▸ {len(body) - _PREVIEW} more lines"
+    if len(body) > _PREVIEW_ROWS + 1:
+        more = f"▾ {len(body)} lines" if is_open else f"▸ {len(body) - _PREVIEW_ROWS} more lines"
         hits = {number: RowHit() for number in range(1, len(rows))}
-        body = body if is_open else body[:_PREVIEW]
+        body = body if is_open else body[:_PREVIEW_ROWS]
         body += [
             row._replace(pieces=(_INDENT, *row.pieces), lead=row.lead + 1)
             for row in _decoration(more, width - GUTTER)
@@ -211,7 +212,7 @@ def _tool_call(block: ToolCallBlock, width: int, is_open: bool) -> BlockRows:
 
 
 def _pretty(arguments: str) -> str:
-    """JSON with one value a line; what is no JSON (yet) as it is."""
+    """JSON with one value per line; text that is not (yet) JSON unchanged."""
     if len(arguments) > 64 * 1024:
         return clean(arguments)
     try:

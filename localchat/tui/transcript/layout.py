@@ -1,4 +1,5 @@
-"""The blocks of a transcript in order, laid out when needed, with the row at which each begins. No textual."""
+"""Layout of a transcript: blocks in order, laid out when needed, and the row at which each begins. No
+Textual."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -16,16 +17,17 @@ from localchat.tui.transcript.block_rows import (
 )
 from localchat.tui.transcript.markdown import EMPTY, IncrementalMarkdown, Row
 
-# Where each block of a long transcript begins: heights with their running sums.
-
 
 class BlockHeights:
-    """Heights of blocks in rows. Changing one costs the blocks after it: the last, which streams, nothing."""
+    """Heights of blocks in rows, with running sums.
+
+    A change costs time for the blocks after it: none for the last one, which streams.
+    """
 
     def __init__(self, heights: Iterable[int] = ()) -> None:
         self._heights = list(heights)
         self._tops: list[int] = [0]
-        self._valid = 0  # tops[: valid + 1] are right
+        self._valid = 0  # tops[: valid + 1] are up to date
 
     def __len__(self) -> int:
         return len(self._heights)
@@ -38,7 +40,7 @@ class BlockHeights:
         return self.top(len(self._heights))
 
     def top(self, index: int) -> int:
-        """The first row of a block; for the index after the last, the number of all rows."""
+        """The first row of a block; for the index after the last one, the total."""
         while self._valid < index:
             top = self._tops[self._valid] + self._heights[self._valid]
             self._valid += 1
@@ -49,7 +51,7 @@ class BlockHeights:
         return self._tops[index]
 
     def index_at(self, row: int) -> int:
-        """The block that holds a row (the nearest one outside of all; -1 when there is none)."""
+        """The block that contains a row, else the nearest one; -1 if there is none."""
         if not self._heights:
             return -1
         self.top(len(self._heights))
@@ -74,11 +76,11 @@ class BlockHeights:
 
 
 _MAX_CACHED_ROWS: Final = 8_000
-"""Rows of laid out blocks that stay in memory, about 1 KB each; others are laid out again when seen."""
+"""Rows of blocks to keep, about 1 KB each; other blocks are laid out again when they are shown."""
 
 
 class RowPosition(NamedTuple):
-    """A row of a block."""
+    """A row of a block, by index of both."""
 
     block: int
     row: int
@@ -86,21 +88,25 @@ class RowPosition(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LaidOutBlock:
-    """A block and how it is shown. `number` sorts blocks and stays with one. `width`: at which `height` was
-    counted; 0 while it is estimated. `growing`: its text while it is being written. `drawn`: what stands on the
-    screen of it. `frozen`: of which growing text the rows are kept that do not change any more, and these."""
+    """A block and its rows."""
 
     block: Block
     number: int
+    """Orders blocks; the number of a block never changes."""
     is_open: bool = False
     width: int = 0
+    """Width that its height belongs to; 0 while the height is an estimate."""
     block_rows: BlockRows | None = None
+    """None while not laid out, or discarded to save memory."""
     markdown: IncrementalMarkdown | None = None
+    """The text of an answer while it streams."""
     drawn_rows: list[Row] = field(default_factory=list)
+    """The rows of the last redraw."""
     frozen: tuple[IncrementalMarkdown | None, list[Row]] = (None, [])
+    """Indented rows of a streaming text that do not change any more, and that text."""
 
     def lay_out(self, width: int) -> BlockRows:
-        """The rows at a width, from what is kept where that fits."""
+        """The rows at a width, kept until block or width change."""
         if self.block_rows is None or self.width != width:
             self.block_rows = self._rows_at(width)
             self.width = width
@@ -116,7 +122,7 @@ class LaidOutBlock:
         return block_rows(self.block, width, is_open=self.is_open, rows=rows)
 
     def _streaming_rows(self, markdown: IncrementalMarkdown) -> list[Row]:
-        """The rows of a text that grows. Those that are frozen are made once: a long answer has hundreds."""
+        """Indented rows of a streaming text. Frozen ones are indented once: a long answer has hundreds."""
         rows = markdown.rows()
         known, kept = self.frozen
         if known is not markdown:
@@ -127,7 +133,7 @@ class LaidOutBlock:
 
 
 class BlockLayout:
-    """Rows from 0 at the top of the first block."""
+    """Blocks and their rows, numbered from 0 at the top of the first block."""
 
     def __init__(self) -> None:
         self.width = 0
@@ -135,21 +141,21 @@ class BlockLayout:
         self._index: dict[str, int] = {}
         self._heights = BlockHeights()
         self._next_number = 0
-        self._cached: dict[int, LaidOutBlock] = {}  # by number, the one seen last at the end
+        self._cached: dict[int, LaidOutBlock] = {}  # by number, least recently used first
         self._cached_rows = 0
 
     @property
     def total(self) -> int:
-        """Rows of all blocks, estimates among them."""
+        """Number of rows of all blocks, partly estimated."""
         return self._heights.total
 
     @property
     def is_streaming(self) -> bool:
-        """Whether the last block is an answer that is being written."""
+        """Whether the last block is an answer that still grows."""
         return bool(self.items) and self.items[-1].markdown is not None
 
     def replace(self, blocks: Iterable[Block]) -> None:
-        """Show other blocks."""
+        """Replace all blocks."""
         self.items, self._index, self._cached, self._cached_rows = [], {}, {}, 0
         self._heights = BlockHeights()
         for block in blocks:
@@ -159,7 +165,7 @@ class BlockLayout:
         return self._index.get(id_)
 
     def put(self, block: Block) -> int:
-        """Add a block, or give the one of its id a newer state; its index."""
+        """Add a block, or replace the one with its id; returns its index."""
         index = self._index.get(block.id)
         if index is None:
             self.items.append(LaidOutBlock(block, self._next_number))
@@ -172,11 +178,11 @@ class BlockLayout:
         if isinstance(block, AnswerBlock) and isinstance(before, AnswerBlock):
             self._extend_answer(item, before.text, block.text)
         if before != block:
-            self._drop_rows(item)
+            self._discard_rows(item)
         return index
 
     def _extend_answer(self, item: LaidOutBlock, before: str, text: str) -> None:
-        """A newer state of an answer: more of the same text is one that is being written."""
+        """Keep the incremental Markdown of an answer if the new text continues the old one."""
         if text.startswith(before) and (item.markdown is not None or len(text) > len(before) > 0):
             if item.markdown is None:
                 item.markdown = IncrementalMarkdown(text_width(self.width), before)
@@ -185,7 +191,7 @@ class BlockLayout:
             item.markdown = None
 
     def append(self, id_: str, piece: str) -> int | None:
-        """A further piece of an answer, of reasoning, or of a call's arguments."""
+        """Append to an answer, to reasoning or to a tool call's arguments; returns the index of the block."""
         index = self._index.get(id_)
         if index is None:
             return None
@@ -202,24 +208,24 @@ class BlockLayout:
                 item.block = block._replace(arguments=block.arguments + piece)
             case _:
                 return None
-        self._drop_rows(item)
+        self._discard_rows(item)
         return index
 
     def finish(self, id_: str) -> int | None:
-        """Parse a text that was growing once as a whole."""
+        """Lay out a complete text once as a whole; returns the index of the block."""
         index = self._index.get(id_)
         if index is None:
             return None
         item = self.items[index]
         item.markdown, item.frozen = None, (None, [])
-        self._drop_rows(item)
+        self._discard_rows(item)
         return index
 
     def remove(self, id_: str) -> bool:
         index = self._index.pop(id_, None)
         if index is None:
             return False
-        self._drop_rows(self.items[index])
+        self._discard_rows(self.items[index])
         del self.items[index]
         self._heights.remove(index)
         for at in range(index, len(self.items)):
@@ -230,11 +236,11 @@ class BlockLayout:
         """Open a folded block, or fold it."""
         item = self.items[index]
         item.is_open = not item.is_open
-        self._drop_rows(item)
+        self._discard_rows(item)
         item.width = 0
 
     def resize(self, width: int) -> None:
-        """Estimate all heights for another width."""
+        """Change the width and estimate all heights anew."""
         self.width = width
         self._cached, self._cached_rows = {}, 0
         for index, item in enumerate(self.items):
@@ -242,21 +248,21 @@ class BlockLayout:
             self._heights.set(index, self._estimate(item))
 
     def top(self, index: int) -> int:
-        """The row at which a block begins."""
+        """The first row of a block."""
         return self._heights.top(index)
 
     def height(self, index: int) -> int:
         return self._heights[index]
 
     def position(self, row: int) -> RowPosition | None:
-        """Which row of which block stands at a row; None outside of all."""
+        """The block and its row at a row of the transcript; None outside."""
         if not 0 <= row < self.total:
             return None
         index = self._heights.index_at(row)
         return RowPosition(index, row - self._heights.top(index))
 
     def rows(self, index: int) -> BlockRows:
-        """A block, laid out; its height is right from then on."""
+        """Rows of a block. Lays it out if needed; its height is exact from then on."""
         item = self.items[index]
         known = item.block_rows is not None and item.width == self.width
         laid = item.lay_out(self.width)
@@ -273,7 +279,7 @@ class BlockLayout:
         return rows[position.row] if position.row < len(rows) else EMPTY
 
     def visible_rows(self, first: int, count: int) -> Iterator[tuple[RowPosition, Row]]:
-        """What stands at `count` rows from `first` on; it ends where all blocks end."""
+        """`count` rows from `first` on, with their positions; fewer at the end."""
         position = self.position(first)
         while position is not None and count > 0:
             rows, height = self.rows(position.block).rows, self._heights[position.block]
@@ -285,8 +291,8 @@ class BlockLayout:
             )
 
     def measure_from(self, position: RowPosition, height: int) -> int:
-        """Make the heights right of what is seen when `place` is at the top; the row that it is at then. Where
-        the estimate of its own block was wrong, the rows below it stay where they were."""
+        """Lay out what is visible with `position` at the top; returns its row. If the height of its block was
+        an estimate, the rows below the block stay where they are."""
         before = self._heights[position.block]
         unmeasured = self.items[position.block].width != self.width
         self.rows(position.block)
@@ -300,7 +306,7 @@ class BlockLayout:
         return top
 
     def measure_end(self, height: int) -> int:
-        """The same with the end of the last block at the bottom; the row at the top."""
+        """Lay out what is visible with the end at the bottom; returns the row at the top."""
         index = len(self.items)
         rows = 0
         while index > 0 and rows < height:
@@ -309,19 +315,19 @@ class BlockLayout:
         return max(0, self.total - height)
 
     def unmeasured(self, start: int) -> Iterator[int]:
-        """Blocks whose height is not known, the ones nearest before `start` first, then those after."""
+        """Blocks with estimated heights: first those before `start`, nearest first, then the others."""
         for index in (*range(start - 1, -1, -1), *range(start, len(self.items))):
             if self.items[index].width != self.width:
                 yield index
 
     def text(self, index: int) -> list[tuple[str, str | None]]:
-        """Copied text of each row of a block: without decoration, with what joins it to the next."""
+        """Text of each row of a block for copying: without decoration, and with its joint to the next row."""
         return [(row.text[row.lead_length :], row.joint) for row in self.rows(index).rows]
 
     def _estimate(self, item: LaidOutBlock) -> int:
         return estimate_height(item.block, self.width or 80, is_open=item.is_open)
 
-    def _drop_rows(self, item: LaidOutBlock) -> None:
+    def _discard_rows(self, item: LaidOutBlock) -> None:
         if item.block_rows is not None:
             self._cached_rows -= len(item.block_rows.rows)
             item.block_rows = None
@@ -332,17 +338,14 @@ class BlockLayout:
             if self._cached_rows <= _MAX_CACHED_ROWS // 2:
                 return
             if item is not but:
-                self._drop_rows(item)
+                self._discard_rows(item)
 
 
 def code_blocks(block: Block) -> list[str]:
-    """The contents of the code blocks of an answer, as the model wrote them."""
+    """Contents of the code blocks of an answer, as the model wrote them."""
     from localchat.tui.transcript.markdown import parser
 
     if not isinstance(block, AnswerBlock):
         return []
     tokens = parser.blocks(clean(block.text))
     return [token.content for token in tokens if token.type in ("fence", "code_block")]
-
-
-__all__ = ["BlockLayout", "LaidOutBlock", "RowPosition", "code_blocks"]

@@ -1,7 +1,8 @@
-"""Selection with the mouse, in places that stay with the text while the transcript grows above and below.
+"""Mouse selection in coordinates that stay with the text while the transcript grows.
 
-Textual keeps two offsets per widget and compares them only. Their y here is the number of the block times
-`BLOCK_ROWS` plus the row in it, their x the character in the row.
+Textual keeps two offsets per widget and only compares them. Their y here is the number of the block times
+`ROWS_PER_BLOCK` plus the row in it, their x the character in the row. Apart from the widget because it needs no
+Textual at run time.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ ROWS_PER_BLOCK: Final = 10_000_000
 
 
 def spans_of(row: Row, selection: "Selection | None", y: int) -> list[tuple[int, int]]:
-    """The stretch of characters of a row that is selected, decoration left out."""
+    """The selected characters of a row, without decoration: at most one span."""
     span = None if selection is None else selection.get_span(y)
     if span is None:
         return []
@@ -27,16 +28,16 @@ def spans_of(row: Row, selection: "Selection | None", y: int) -> list[tuple[int,
     return [(start, end)] if start < end else []
 
 
-def selected_text(reel: "BlockLayout", selection: "Selection") -> str:
-    """The text of a selection: a line that was wrapped is one line again, decoration is left out."""
+def selected_text(layout: "BlockLayout", selection: "Selection") -> str:
+    """Text of a selection, with wrapped lines joined again and without decoration."""
     parts: list[str] = []
-    for index, item in enumerate(reel.items):
+    for index, item in enumerate(layout.items):
         base = item.number * ROWS_PER_BLOCK
         if selection.start is not None and base + ROWS_PER_BLOCK <= selection.start.y:
             continue
         if selection.end is not None and base > selection.end.y:
             break
-        for at, row in enumerate(reel.rows(index).rows):
+        for at, row in enumerate(layout.rows(index).rows):
             span = selection.get_span(base + at)
             if span is None:
                 continue

@@ -1,4 +1,4 @@
-"""Rows as strips in the colours of a theme."""
+"""Renders rows as strips in the colours of a theme."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -38,10 +38,10 @@ _TINTS: Final[Mapping[str, str]] = {
     "error": "error",
     "number": "primary",
 }
-"""Role of a piece: the theme's colour for it. What is not here has the colour of text."""
+"""Theme colour of each tint; other tints have the colour of text."""
 
 _MUTED: Final = ("muted", "rule", "quote")
-_KEPT_STRIPS: Final = 3000
+_MAX_CACHED_STRIPS: Final = 3000
 _CONTRAST: Final = 4.5  # of WCAG, for text
 _ANSI: Final[Mapping[str, int]] = {
     "black": 0,
@@ -56,7 +56,7 @@ _ANSI: Final[Mapping[str, int]] = {
 
 
 class Palette:
-    """The styles of one theme. `variables`: the app's theme variables, by name without the dollar sign."""
+    """Styles of one theme. `variables`: the app's theme variables, by name without the dollar sign."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -64,32 +64,32 @@ class Palette:
         self.ansi = variables.get("background", "").startswith("ansi")
 
     def style(self, look: Look, ground: str = "", dimmed: bool = False) -> Style:
-        """The style of a piece. A dimmed one keeps its shape and loses its colour."""
+        """Style of a piece. A dimmed one loses its colour only."""
         key = (look, ground, dimmed)
         style = self._styles.get(key)
         if style is None:
-            style = self._styles[key] = self._made(look, ground, dimmed)
+            style = self._styles[key] = self._new_style(look, ground, dimmed)
         return style
 
     def ground(self, name: str) -> Style:
-        """The style of empty space."""
+        """Style of empty cells."""
         return self.style(Look("text"), name)
 
     def selection(self) -> Style:
-        """What is laid over selected text."""
+        """Style of selected text."""
         if self.ansi:
             return Style(reverse=True)
         return Style(bgcolor=self._color("primary").blend(self._base(), 0.55).rich_color)
 
     def mark(self, *, current: bool = False) -> Style:
-        """What is laid over a search hit."""
+        """Style of a search match."""
         if self.ansi:
             return Style(reverse=True, bold=current)
         color = self._color("warning")
         back = color if current else color.blend(self._base(), 0.55)
         return Style(color=back.get_contrast_text(1.0).rich_color, bgcolor=back.rich_color)
 
-    def _made(self, look: Look, ground: str, dimmed: bool) -> Style:
+    def _new_style(self, look: Look, ground: str, dimmed: bool) -> Style:
         muted = dimmed or look.tint in _MUTED or _TINTS.get(look.tint) == "muted"
         return Style(
             color=self._foreground(look.tint, muted, ground),
@@ -116,7 +116,7 @@ class Palette:
         return self._readable(self._color(role), self._ground_color(ground)).rich_color
 
     def _readable(self, color: Color, ground: Color) -> Color:
-        """The colour, nearer to that of text where it would be hard to read: themes choose accents for
+        """The colour, blended with that of text as far as needed for contrast: themes choose accents for
         borders, and many are too pale on a light ground."""
         text = self._color("foreground")
         for _ in range(8):
@@ -162,9 +162,9 @@ class Palette:
 
 
 def contrast(one: ColorTriplet, other: ColorTriplet) -> float:
-    """The ratio of WCAG 2: 1 for the same colour, 21 for black on white."""
-    lights = sorted(_luminance(color) for color in (one, other))
-    return (lights[1] + 0.05) / (lights[0] + 0.05)
+    """Contrast ratio of WCAG 2: 1 for equal colours, 21 for black on white."""
+    luminances = sorted(_luminance(color) for color in (one, other))
+    return (luminances[1] + 0.05) / (luminances[0] + 0.05)
 
 
 def _luminance(color: ColorTriplet) -> float:
@@ -176,41 +176,41 @@ def _luminance(color: ColorTriplet) -> float:
 
 
 class StripRenderer:
-    """Strips of exactly one width, kept while they are the same."""
+    """Renders rows as strips of one width, and caches them."""
 
     def __init__(self, palette: Palette, width: int, column: int) -> None:
-        """`column`: where the ground of a row ends, in cells; `width` is of the whole strip."""
+        """`width`: cells of a strip. `column`: cell at which the background of a row ends."""
         self.palette = palette
         self.width = width
         self.column = min(column, width)
-        self._kept: LRUCache[tuple[Row, bool], Strip] = LRUCache(_KEPT_STRIPS)
+        self._cache: LRUCache[tuple[Row, bool], Strip] = LRUCache(_MAX_CACHED_STRIPS)
 
     def strip(self, row: Row, *, dimmed: bool = False) -> Strip:
-        """The row, filled to the width."""
+        """The row, padded to the width."""
         key = (row, dimmed)
-        strip = self._kept.get(key)
+        strip = self._cache.get(key)
         if strip is None:
-            strip = self._kept[key] = self._row_strip(row, dimmed)
+            strip = self._cache[key] = self._new_strip(row, dimmed)
         return strip
 
     def overlaid_strip(
         self, row: Row, spans: list[tuple[int, int, Style]], *, dimmed: bool = False
     ) -> Strip:
-        """The row with styles over stretches of its characters; not kept. A stretch that begins or ends inside
-        of a grapheme takes all of it: half an emoji has another width."""
+        """The row with styles over spans of its characters; not cached. A span that begins or ends inside a
+        grapheme covers all of it: half an emoji has another width."""
         segments: list[Segment] = []
         at = 0
         for text, style, _ in self._segments(row, dimmed):
             for low, high in pairwise(_edges(text, at, spans)):
-                shown = style
+                segment_style = style
                 for start, end, over in spans:
                     if start < at + high and at + low < end:
-                        shown = over if shown is None else shown + over
-                segments.append(Segment(text[low:high], shown))
+                        segment_style = over if segment_style is None else segment_style + over
+                segments.append(Segment(text[low:high], segment_style))
             at += len(text)
         return self._filled(segments, row)
 
-    def _row_strip(self, row: Row, dimmed: bool) -> Strip:
+    def _new_strip(self, row: Row, dimmed: bool) -> Strip:
         return self._filled(self._segments(row, dimmed), row)
 
     def _segments(self, row: Row, dimmed: bool) -> list[Segment]:
@@ -233,9 +233,9 @@ class StripRenderer:
 
 
 def _edges(text: str, at: int, spans: list[tuple[int, int, Style]]) -> list[int]:
-    """Where a segment that begins at character `at` of its row is cut, its ends among them."""
-    wanted = {edge - at for start, end, _ in spans for edge in (start, end)}
-    inside = {edge for edge in wanted if 0 < edge < len(text)}
+    """Positions at which to split a segment that begins at character `at` of its row, its ends included."""
+    edges = {edge - at for start, end, _ in spans for edge in (start, end)}
+    inside = {edge for edge in edges if 0 < edge < len(text)}
     if inside and not text.isascii():
         whole = [start for start, _, _ in split_graphemes(text)[0]]
         inside = {whole[bisect_right(whole, edge) - 1] for edge in inside}

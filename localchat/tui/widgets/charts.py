@@ -1,4 +1,4 @@
-"""Bars, sparklines and histograms of block characters. Pure: numbers in, text out."""
+"""Bars, sparklines and histograms of block characters, as text."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,7 +8,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values as heights over zero, so that a steady rate is a steady line."""
+    """The last `width` values as heights above zero, so that a steady rate is a flat line."""
     shown = list(values)[-width:]
     top = max(shown, default=0.0)
     if top <= 0:
@@ -18,7 +18,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def bar(part: float, whole: float, width: int) -> str:
-    """`part` of `whole` as a bar of `width` cells, to an eighth of a cell; what is there at all shows."""
+    """`part` of `whole` as a bar of `width` cells, to an eighth of a cell; any part above 0 shows."""
     share = min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
     eighths = round(share * width * 8)
     if part > 0 and not eighths:
@@ -29,7 +29,7 @@ def bar(part: float, whole: float, width: int) -> str:
 
 
 def shares(parts: Sequence[float], width: int) -> tuple[int, ...]:
-    """`width` cells shared among the parts in proportion; the rounding error is spread, nothing is lost."""
+    """`width` cells divided among the parts in proportion; rounding errors do not add up."""
     whole = sum(parts)
     if whole <= 0:
         return tuple(0 for _ in parts)
@@ -42,8 +42,8 @@ def shares(parts: Sequence[float], width: int) -> tuple[int, ...]:
 
 
 def histogram(values: Sequence[float], width: int) -> tuple[str, float, float]:
-    """How often values fall into `width` equal classes from the least to the 99th percentile (the last class
-    holds what is beyond), and these two borders."""
+    """A histogram of `width` equal bins from the minimum to the 99th percentile, and these two limits. The last
+    bin also holds what is above."""
     if not values:
         return "", 0.0, 0.0
     ranked = sorted(values)

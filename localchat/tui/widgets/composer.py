@@ -1,4 +1,4 @@
-"""The foot of the chat: completions, what is attached, and the editor."""
+"""The composer: editor, completions and attachments of the next message."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,43 +30,42 @@ from localchat.tui.file_completion import (
 from localchat.tui.widgets.editor import Editor
 
 CountTokens = Callable[[str], Awaitable[int]]
-"""How many tokens a text has for the model that answers now. Raises LocalchatError where nobody can say."""
-_SHOWN = 8
-_OFFERED = 50
+"""Counts the tokens of a text for the current model. Raises LocalchatError if the server cannot count."""
+_MAX_VISIBLE = 8
+_MAX_COMPLETIONS = 50
 
 
 class Composer(Vertical):
-    """Writes one message at a time. `sent` holds the messages of before, oldest first, for the up key;
-    `hindered` says whether a message, which is no command, must wait."""
+    """Edits one message at a time, and posts it once it is complete."""
 
     @dataclass
     class Sent(Message):
-        """A message is complete: its text with everything included."""
+        """A complete message with everything it includes."""
 
         text: str
         inclusions: tuple[Inclusion, ...]
 
     class Blocked(Message):
-        """A message is complete and cannot be sent now: it stays."""
+        """A complete message cannot be sent now and stays in the editor."""
 
     @dataclass
     class CommandEntered(Message):
-        """A line that begins with a slash."""
+        """A slash command."""
 
         line: str
 
     class Changed(Message):
-        """The text or its chips are not what they were: the draft is to be saved."""
+        """The text or its attachments changed, so the draft must be saved."""
 
     class EditorRequested(Message):
-        """The person's own editor is to be opened."""
+        """The user asked for the external editor."""
 
     class Left(Message):
-        """The focus is to go to the transcript."""
+        """The focus moves to the transcript."""
 
     @dataclass
     class Refused(Message):
-        """Something cannot be included."""
+        """A file cannot be included."""
 
         problem: LocalchatError
 
@@ -75,21 +74,23 @@ class Composer(Vertical):
         self.root = Path.cwd()
         self.count_tokens: CountTokens | None = None
         self.is_blocked: Callable[[], bool] = lambda: False
+        """Whether a message that is not a command must wait."""
         self.sent: list[ComposerText] = []
-        self._at: int | None = None
-        self._kept = ComposerText()
+        """Messages sent before, oldest first, for the up key."""
+        self._recalled: int | None = None  # index of the message in `sent` that the editor shows
+        self._unsent = ComposerText()  # what the editor held before the up key
         self._files: tuple[str, ...] | None = None
-        self._found: list[str] = []
+        self._words: list[str] = []  # what each completion inserts
         self._counted: dict[str, int | None] = {}
-        self._refused: set[str] = set()
-        self._silent: str | None = None
-        self._seen = ""
+        self._refused: set[str] = set()  # names that were reported once
+        self._uncompleted: str | None = None  # a text that gets no completions
+        self._completed = ""  # the text that the completions belong to
 
     def compose(self) -> ComposeResult:
         yield OptionList(id="completions", markup=False)
         yield Static("", id="completion-help", markup=False)
         yield Static("", id="attached", markup=False)
-        yield Editor(self._decide, id="editor")
+        yield Editor(self._on_action, id="editor")
 
     def on_mount(self) -> None:
         self.completions.can_focus = False
@@ -107,7 +108,7 @@ class Composer(Vertical):
 
     @property
     def text(self) -> str:
-        """As it is written, signs for what is included."""
+        """The text with signs for attachments."""
         return self.editor.text
 
     @property
@@ -116,18 +117,17 @@ class Composer(Vertical):
 
     @property
     def written(self) -> ComposerText:
-        """Text and chips together."""
+        """Text and attachments."""
         return ComposerText(self.text, self.attachments)
 
     def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
-        """Put a text into the editor, to be changed and sent."""
-        self._silent = text
+        """Put a text into the editor and focus it."""
+        self._uncompleted = text
         self.editor.write(text, attachments)
         self.editor.focus()
 
     def replace_text(self, text: str) -> None:
-        """The text as the person's own editor left it. What was a chip is text now, or one chip again where
-        it is long."""
+        """Replace the message with text from the external editor. Long text becomes one attachment."""
         self.editor.write("")
         self.editor.insert_paste(text)
         self.editor.focus()
@@ -140,8 +140,8 @@ class Composer(Vertical):
             self.post_message(self.Blocked())
             return
         self.sent.append(written)
-        self._at = None
-        self._refused.clear()  # the next message may name a file that is there by then
+        self._recalled = None
+        self._refused.clear()  # the file may exist by the next message
         self.editor.write("")
         text, inclusions = expand(*written)
         if is_command(written.text):
@@ -151,22 +151,22 @@ class Composer(Vertical):
 
     # ------------------------------------------------------------------ keys
 
-    def _decide(self, what: str) -> None:
-        """Called by the editor between two keys."""
-        if self.editor.text != self._seen:
-            self._look_again()  # the keys came faster than the messages about them
-        match what:
+    def _on_action(self, action: str) -> None:
+        """Handle a key of the editor (`Editor.ActionRequested`)."""
+        if self.editor.text != self._completed:
+            self._update_completions()  # keys arrive faster than messages about them
+        match action:
             case "send":
                 taken = self._completing and self._accept(sending=True)
-                if not taken and not self._include_named() and not self._hold_astray():
+                if not taken and not self._include_named() and not self._warn_missing_paths():
                     self._send()
             case "accept":
                 if not (self._completing and self._accept(sending=False)):
                     self.post_message(self.Left())
             case "up" | "down" if self._completing:
                 step = self.completions.action_cursor_up
-                (step if what == "up" else self.completions.action_cursor_down)()
-                self._explain()
+                (step if action == "up" else self.completions.action_cursor_down)()
+                self._show_help()
             case "up":
                 self._recall(-1)
             case "down":
@@ -175,22 +175,22 @@ class Composer(Vertical):
                 self.post_message(self.EditorRequested())
 
     def close_completions(self) -> bool:
-        """Esc: whether there was a list to close."""
+        """Close the list of completions; False if it was not open."""
         was = self._completing
-        self._silent = self.editor.text
+        self._uncompleted = self.editor.text
         self._offer([])
         return was
 
     def _recall(self, step: int) -> None:
-        at = len(self.sent) if self._at is None else self._at
+        at = len(self.sent) if self._recalled is None else self._recalled
         if at == len(self.sent):
-            self._kept = self.written
+            self._unsent = self.written
         at += step
         if not 0 <= at <= len(self.sent):
             return
-        self._at = None if at == len(self.sent) else at
-        text, attachments = self._kept if self._at is None else self.sent[at]
-        self._silent = text
+        self._recalled = None if at == len(self.sent) else at
+        text, attachments = self._unsent if self._recalled is None else self.sent[at]
+        self._uncompleted = text
         self.editor.write(text, attachments)
         if step < 0:
             self.editor.move_cursor((0, len(self.editor.document.get_line(0))))
@@ -201,15 +201,15 @@ class Composer(Vertical):
         event.stop()
         self.post_message(self.Changed())
         self._show_attached()
-        self._look_again()
+        self._update_completions()
 
-    def _look_again(self) -> None:
-        """Offer what completes the text as it stands now."""
-        self._seen = self.editor.text
-        if self._seen == self._silent:
+    def _update_completions(self) -> None:
+        """Offer completions for the current text."""
+        self._completed = self.editor.text
+        if self._completed == self._uncompleted:
             self._offer([])
             return
-        self._silent = None
+        self._uncompleted = None
         self._complete()
 
     def on_text_area_selection_changed(self, event: TextArea.SelectionChanged) -> None:
@@ -233,7 +233,7 @@ class Composer(Vertical):
         if before.endswith(" "):
             self._include_named()
         if row == 0 and before.startswith("/"):
-            self._explain_command(before[1:].partition(" ")[0])
+            self._show_command_help(before[1:].partition(" ")[0])
 
     def _offer_commands(self, prefix: str) -> None:
         found = matching(prefix)
@@ -253,39 +253,39 @@ class Composer(Vertical):
                 self._files = await asyncio.to_thread(find_files, self.root)
             ranked = await asyncio.to_thread(rank_names, word, self._files)
         if self._word_now() == f"@{word}":
-            self._offer([(f"@{name}", sanitize_line(name)) for name in ranked[:_OFFERED]])
+            self._offer([(f"@{name}", sanitize_line(name)) for name in ranked[:_MAX_COMPLETIONS]])
 
     def _word_now(self) -> str:
         row, column = self.editor.cursor_location
         return self.editor.document.get_line(row)[:column].rpartition(" ")[2]
 
     def _offer(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Show these completions (word, line); none closes the list."""
-        self._found = [word for word, _ in rows]
+        """Show completions as (word, line); an empty list closes it."""
+        self._words = [word for word, _ in rows]
         self.editor.completing = bool(rows)
         if rows or self.completions.display:
             self.completions.clear_options()
             self.completions.add_options([Option(Content(line)) for _, line in rows])
-            self.completions.styles.height = min(_SHOWN, len(rows))
+            self.completions.styles.height = min(_MAX_VISIBLE, len(rows))
             self.completions.display = bool(rows)
             if rows:
                 self.completions.highlighted = 0
-        self._explain()
+        self._show_help()
 
-    def _explain(self) -> None:
+    def _show_help(self) -> None:
         at = self.completions.highlighted
         if not self._completing or at is None:
-            self._explain_command("")
-        elif self._found[at].startswith("/"):
-            self._explain_command("")  # the list says it already
+            self._show_command_help("")
+        elif self._words[at].startswith("/"):
+            self._show_command_help("")  # the list shows it
         else:
-            self._help("Enter includes the file; its size and tokens show before you send.")
+            self._set_help("Enter includes the file; its size and tokens show before you send.")
 
-    def _explain_command(self, name: str) -> None:
+    def _show_command_help(self, name: str) -> None:
         known = next((each for each in COMMANDS if each.name == name), None)
-        self._help(f"/{known.name} {known.arguments}  {known.about}" if known else "")
+        self._set_help(f"/{known.name} {known.arguments}  {known.about}" if known else "")
 
-    def _help(self, text: str) -> None:
+    def _set_help(self, text: str) -> None:
         line = self.query_one("#completion-help", Static)
         line.display = bool(text)
         line.update(Content(text))
@@ -295,9 +295,9 @@ class Composer(Vertical):
         self._accept(sending=False)
 
     def _accept(self, *, sending: bool) -> bool:
-        """Take the marked completion. False where it is written out already, so that Enter sends it."""
+        """Insert the highlighted completion. False if the command is complete, so that Enter sends it."""
         at = self.completions.highlighted or 0
-        word = self._found[at]
+        word = self._words[at]
         if word.startswith("/"):
             return self._accept_command(word, sending=sending)
         row, column = self.editor.cursor_location
@@ -311,7 +311,7 @@ class Composer(Vertical):
         return True
 
     def _accept_command(self, word: str, *, sending: bool) -> bool:
-        """What stands behind the half-written command stays."""
+        """Complete a command and keep the text after it."""
         line = self.editor.document.get_line(0)
         if sending and is_known(line.partition(" ")[0]):
             self._offer([])
@@ -323,7 +323,7 @@ class Composer(Vertical):
         self.editor.move_cursor((0, len(word) + 1))
         return True
 
-    # ------------------------------------------------------------------ what is included
+    # ------------------------------------------------------------------ attachments
 
     @work(group="include")
     async def _include(self, name: str) -> None:
@@ -332,8 +332,8 @@ class Composer(Vertical):
             self.editor.insert_attachment(attachment)
 
     def _include_named(self) -> bool:
-        """Include the files whose names were written out and not taken from the list, before the message is
-        sent. False where there are none but those that were refused: these stay text."""
+        """Include files whose names were typed in full. False if there are none besides refused ones, which
+        stay text."""
         names = [
             name
             for name in mentioned_files(self.editor.text, self.root)
@@ -343,14 +343,13 @@ class Composer(Vertical):
             self._include_all(names)
         return bool(names)
 
-    def _hold_astray(self) -> bool:
-        """Keep a message back, once, where a path after @ leads to no file: sent as it is, it would look as if
-        the file went along."""
+    def _warn_missing_paths(self) -> bool:
+        """Hold a message back once if a path after @ is not a file: it would look as if the file was sent."""
         text = self.editor.text
         names = [] if is_command(text) else missing_paths(text, self.root)
         names = [name for name in names if name not in self._refused]
         for name in names:
-            hint = f"Enter again sends @{name} as it is written"
+            hint = f"Enter again sends @{name} as text"
             self.post_message(self.Refused(FileMissing(f"there is no file {name}", hint=hint)))
         self._refused.update(names)
         return bool(names)
@@ -375,23 +374,23 @@ class Composer(Vertical):
             return None
 
     def _show_attached(self) -> None:
-        line = self.query_one("#attached", Static)
         attachments = self.attachments
-        line.display = bool(attachments)
-        if not attachments:
-            return
-        parts = []
-        for attachment in attachments:
-            words = (
-                attachment.label,
-                attachment.size,
-                self._tokens_of(attachment),
-                attachment.note,
-            )
-            parts.append(" · ".join(filter(None, words)))
-        line.update(Content("   ".join(parts)))
-        if any(attachment.text not in self._counted for attachment in attachments):
+        for line in self.query("#attached").results(Static):  # none once the screen is closed
+            line.display = bool(attachments)
+            if attachments:
+                line.update(Content("   ".join(map(self._described, attachments))))
+        if any(each.text not in self._counted for each in attachments):
             self._count(attachments)
+
+    def _described(self, attachment: Attachment) -> str:
+        """One attachment in the line below the completions."""
+        words = (
+            attachment.label,
+            attachment.size,
+            self._tokens_of(attachment),
+            attachment.note,
+        )
+        return " · ".join(filter(None, words))
 
     def _tokens_of(self, attachment: Attachment) -> str:
         if attachment.text not in self._counted:
@@ -414,6 +413,6 @@ class Composer(Vertical):
         self._show_attached()
 
     def recount(self) -> None:
-        """Another model counts otherwise."""
+        """Count the tokens anew, for another model."""
         self._counted.clear()
         self._show_attached()

@@ -1,4 +1,4 @@
-"""Where a message is written: a text area that sends with Enter."""
+"""The message editor: a text area that sends with Enter and holds attachments as signs."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,26 +15,25 @@ from localchat.tui.keymap import bindings
 
 
 class Editor(TextArea):
-    """Tells the composer around it, which knows completions and files, what is wanted. `chips`: what the signs
-    in the text stand for."""
+    """Asks the composer, which knows completions and files, what a key means."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("composer")]
 
     @dataclass
     class ActionRequested(Message):
-        """A key whose meaning `decide` knows: `send`, `accept`, `editor`, or `up` and `down` at the edges of
-        the text. It waits its turn among the keys: what was typed before it is in the text, what was typed
-        after it is not."""
+        """A key that the composer handles. As a message it keeps its place among the keys: text typed before it
+        is in the editor, text typed after it is not."""
 
-        what: str
+        action: str
+        """`send`, `accept`, `editor`, or `up` and `down` at the edges of the text."""
 
     @dataclass
     class Opened(Message):
-        """A chip is to be shown whole."""
+        """An attachment to show in full."""
 
         attachment: Attachment
 
-    def __init__(self, decide: Callable[[str], None], *, id: str) -> None:  # noqa: A002 - textual's word
+    def __init__(self, on_action: Callable[[str], None], *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(
             id=id,
             soft_wrap=True,
@@ -46,15 +45,17 @@ class Editor(TextArea):
         )
         self.match_cursor_bracket = False
         self.attachments: tuple[Attachment, ...] = ()
+        """Known attachments, also those whose sign was deleted: undo may bring it back."""
         self.completing = False
-        self._decide = decide
+        """Whether a list of completions is open."""
+        self._on_action = on_action
         self._pastes = 0
 
     # ------------------------------------------------------------------ keys
 
     def on_editor_action_requested(self, event: ActionRequested) -> None:
         event.stop()
-        self._decide(event.what)
+        self._on_action(event.action)
 
     def action_send(self) -> None:
         self.post_message(self.ActionRequested("send"))
@@ -82,7 +83,7 @@ class Editor(TextArea):
             self.action_cursor_down()
 
     def action_delete_left(self) -> None:
-        """A sign right before the cursor goes as a whole: half of one would stand for nothing."""
+        """Delete an attachment's sign before the cursor as a whole: half of it would mean nothing."""
         row, column = self.cursor_location
         before = self.document.get_line(row)[:column]
         for attachment in self.attachments:
@@ -101,14 +102,14 @@ class Editor(TextArea):
 
     # ------------------------------------------------------------------ text
 
-    async def _on_paste(self, event: events.Paste) -> None:
-        # Before TextArea sees it: a line of a megabyte would hold the screen for seconds.
+    async def on_paste(self, event: events.Paste) -> None:
+        # Before TextArea handles it: a line of a megabyte would block the screen for seconds.
         event.stop()
         event.prevent_default()
         self.insert_paste(event.text)
 
     def insert_paste(self, text: str) -> None:
-        """Insert a paste, or a chip where it is long."""
+        """Insert a paste; a long one becomes an attachment."""
         text = clean(text)
         if not is_long(text):
             self.insert(text)
@@ -116,21 +117,18 @@ class Editor(TextArea):
             return
         self._pastes += 1
         attachment = attachment_of_paste(text, self._pastes)
-        while any(
-            attachment.sign == one.sign for one in self.attachments
-        ):  # of a message of before
+        while any(attachment.sign == one.sign for one in self.attachments):  # of an earlier message
             self._pastes += 1
             attachment = attachment_of_paste(text, self._pastes)
         self.insert_attachment(attachment)
 
     def insert_attachment(self, attachment: Attachment) -> None:
-        """Insert the sign of a chip at the cursor. Chips whose sign was deleted stay known: undoing brings the
-        sign back, and it must stand for something."""
+        """Insert the sign of an attachment at the cursor."""
         self.attachments = (*self.attachments, attachment)
         self.insert(f"{attachment.sign} ")
 
     def replace_with_attachment(self, word: str, attachment: Attachment) -> None:
-        """Put the sign of a chip where a word stands, if it still does."""
+        """Replace a word with the sign of an attachment, if the word is still there."""
         for row, line in enumerate(self.text.split("\n")):
             found = re.search(rf"(?<!\S){re.escape(word)}", line)
             if found is not None:
@@ -139,7 +137,7 @@ class Editor(TextArea):
                 return
 
     def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
-        """Replace everything; the cursor stands at the end."""
+        """Replace all text and move the cursor to the end."""
         self.attachments = tuple(attachments)
         self.load_text(text)
         self.move_cursor(self.document.end)

@@ -1,4 +1,4 @@
-"""Find in the conversation: one line above the transcript."""
+"""The find bar: one line above the transcript."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -12,7 +12,7 @@ from textual.widgets import Input, Static
 
 
 class FindBar(Horizontal):
-    """Posts nothing: it asks the `search` that it was given, which marks and counts."""
+    """Searches through the two functions that the screen sets."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", show=False),
@@ -21,12 +21,14 @@ class FindBar(Horizontal):
     ]
 
     class Closed(Message):
-        """The line is gone; the marks are to go, too."""
+        """The bar was closed."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
         self.search: Callable[[str], int] = lambda text: 0
+        """Highlights the matches of a text and returns their number."""
         self.step: Callable[[int], object] = lambda delta: None
+        """Shows the next match, the previous one (-1), or the nearest (0)."""
 
     def compose(self) -> ComposeResult:
         yield Static(Content("find "), id="finder-label")
@@ -34,15 +36,15 @@ class FindBar(Horizontal):
         yield Static(Content(""), id="found")
 
     def open(self, text: str) -> None:
-        """Show the line, and look for a text at once where one is given."""
+        """Show the bar, and search for a text if one is given."""
         self.display = True
         needle = self.query_one(Input)
         needle.value = text
         needle.focus()
-        self._look(text)
+        self._find(text)
 
     def close(self) -> None:
-        """Take the line and the marks away."""
+        """Hide the bar and the highlights."""
         self.display = False
         self.search("")
         self.post_message(self.Closed())
@@ -56,9 +58,9 @@ class FindBar(Horizontal):
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
         if self.display:
-            self._look(event.value)
+            self._find(event.value)
 
-    def _look(self, text: str) -> None:
+    def _find(self, text: str) -> None:
         count = self.search(text)
         if count:
             self.step(0)

@@ -1,4 +1,7 @@
-"""What the panel says, row by row. Pure: figures in, rows of styled pieces out."""
+"""The metrics panel: rows built from the engine's status, and the widget that draws them.
+
+It is one widget: twelve small ones cost twice as much.
+"""
 
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
@@ -19,25 +22,25 @@ from localchat.metrics import METRICS
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.keymap import bindings
+from localchat.tui.transcript.markdown.rows import Look, Piece
 from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
 from localchat.units import percent, size
 
 
-class Piece(NamedTuple):
-    """Text in a style: a component class of the panel without its prefix."""
-
-    text: str
-    style: str = "plain"
-
-
-class Row(NamedTuple):
-    """One row. `figure`: its name in figures.py, where it can be explained; empty for rules and headings."""
+class MetricRow(NamedTuple):
+    """One row of the panel."""
 
     pieces: tuple[Piece, ...]
-    figure: str = ""
+    metric: str = ""
+    """Name in the table of metrics, which explains it; empty for rules and headings."""
 
 
-_BLANK: Final = Row(())
+def _piece(text: str, style: str = "plain") -> Piece:
+    """Text in a component style of the panel (its name without the prefix)."""
+    return Piece(text, Look(style))
+
+
+_BLANK: Final = MetricRow(())
 _MEMORY: Final = (
     ("weights", "weights_bytes", "weights"),
     ("KV", "kv_bytes", "kv"),
@@ -46,10 +49,10 @@ _MEMORY: Final = (
 )
 
 
-def panel_rows(status: EngineStatus, width: int) -> tuple[Row, ...]:
-    """All rows for a panel whose inside is `width` cells wide."""
+def panel_rows(status: EngineStatus, width: int) -> tuple[MetricRow, ...]:
+    """All rows of a panel that is `width` cells wide inside."""
     sections = (_memory, _kv, _speed, _speculation, _prefix, _engine)
-    rows: list[Row] = []
+    rows: list[MetricRow] = []
     for section in sections:
         found = list(section(status, width))
         if found:
@@ -57,27 +60,25 @@ def panel_rows(status: EngineStatus, width: int) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _heading(left: str, right: str, width: int) -> Row:
+def _heading(left: str, right: str, width: int) -> MetricRow:
     space = max(1, width - len(left) - len(right))
-    return Row((Piece(left, "heading"), Piece(" " * space), Piece(right, "quiet")))
+    return MetricRow((_piece(left, "heading"), _piece(" " * space), _piece(right, "quiet")))
 
 
-def _line(label: str, value: str, figure: str, width: int, style: str = "plain") -> Row:
+def _line(label: str, value: str, metric: str, width: int, style: str = "plain") -> MetricRow:
     space = max(1, width - len(label) - len(value))
-    return Row((Piece(label, "quiet"), Piece(" " * space), Piece(value, style)), figure)
+    return MetricRow((_piece(label, "quiet"), _piece(" " * space), _piece(value, style)), metric)
 
 
-def _words(text: str, figure: str, width: int, style: str = "quiet") -> Iterator[Row]:
-    from textwrap import wrap
-
+def _words(text: str, metric: str, width: int, style: str = "quiet") -> Iterator[MetricRow]:
     for line in wrap(sanitize_line(text), width):
-        yield Row((Piece(line, style),), figure)
+        yield MetricRow((_piece(line, style),), metric)
 
 
 # ---------------------------------------------------------------------------- memory
 
 
-def _memory(status: EngineStatus, width: int) -> Iterator[Row]:
+def _memory(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     info = status.info
     if info is None:
         yield _heading("Memory", "after the load", width)
@@ -100,61 +101,61 @@ def _memory(status: EngineStatus, width: int) -> Iterator[Row]:
         beside = f"  planned {size(planned)}" if actual is not None and planned >= 0 else ""
         value = "-" if now < 0 else size(now)
         space = max(1, width - 2 - len(label) - len(value) - len(beside))
-        yield Row(
+        yield MetricRow(
             (
-                Piece("█ ", style),
-                Piece(label, "quiet"),
-                Piece(" " * space),
-                Piece(value),
-                Piece(beside, "quiet"),
+                _piece("█ ", style),
+                _piece(label, "quiet"),
+                _piece(" " * space),
+                _piece(value),
+                _piece(beside, "quiet"),
             ),
             name,
         )
     left = info.free_bytes - total
     if info.free_bytes:
-        yield _line("· left over", size(max(0, left)), "free_bytes", width)
+        yield _line("· free", size(max(0, left)), "free_bytes", width)
 
 
-def _stacked(parts: MemoryParts, free: int, width: int, label: str, figure: str) -> Row:
-    """Weights, KV, buffers and what stays free, as one bar."""
+def _stacked(parts: MemoryParts, free: int, width: int, label: str, metric: str) -> MetricRow:
+    """One bar of weights, KV, buffers and free memory."""
     room = width - len(label) - 1
     counts = [max(0, getattr(parts, name)) for _, name, _ in _MEMORY]
     counts.append(max(0, free - sum(counts)))
     cells = shares(counts, room)
     styles = [style for _, _, style in _MEMORY]
-    pieces = [Piece("█" * n, style) for n, style in zip(cells[:-1], styles, strict=True) if n]
-    pieces += [Piece("·" * cells[-1], "quiet"), Piece(f" {label}", "quiet")]
-    return Row(tuple(pieces), figure)
+    pieces = [_piece("█" * n, style) for n, style in zip(cells[:-1], styles, strict=True) if n]
+    pieces += [_piece("·" * cells[-1], "quiet"), _piece(f" {label}", "quiet")]
+    return MetricRow(tuple(pieces), metric)
 
 
 # ---------------------------------------------------------------------------- KV
 
 
-def _kv(status: EngineStatus, width: int) -> Iterator[Row]:
+def _kv(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     used, total = status.kv
     if not total:
         return
     now = status.metrics or (status.stats.now if status.stats else None)
     if status.stats is not None and not status.busy:
         now = status.stats.now
-        used = now.kv_used_tokens  # the last request holds nothing any more
+        used = now.kv_used_tokens  # the last request has freed its tokens
     yield _heading("KV cache", f"{units.used_of(used, total)}", width)
     shared = now.kv_shared_tokens if now else 0
     cached = now.kv_cached_tokens if now else 0
-    parked = now.kv_parked_tokens if now else 0
+    swapped = now.kv_parked_tokens if now else 0
     cells = shares([used, cached, max(0, total - used - cached)], width)
-    yield Row(
+    yield MetricRow(
         (
-            Piece("█" * cells[0], "kv"),
-            Piece("▒" * cells[1], "kv"),
-            Piece("·" * cells[2], "quiet"),
+            _piece("█" * cells[0], "kv"),
+            _piece("▒" * cells[1], "kv"),
+            _piece("·" * cells[2], "quiet"),
         ),
         "kv_total_tokens",
     )
     yield _line("live", f"{used:,} tok", "kv_used_tokens", width)
     yield _line("  shared of it", f"{shared:,} tok", "kv_shared_tokens", width)
     yield _line("cached", f"{cached:,} tok", "kv_cached_tokens", width)
-    yield _line("parked in RAM", f"{parked:,} tok", "kv_parked_tokens", width)
+    yield _line("swapped to RAM", f"{swapped:,} tok", "kv_parked_tokens", width)
     if status.stats is not None and status.stats.evictions:
         yield _line("evictions", f"{status.stats.evictions:,}", "evictions", width)
 
@@ -162,17 +163,17 @@ def _kv(status: EngineStatus, width: int) -> Iterator[Row]:
 # ---------------------------------------------------------------------------- speed
 
 
-def _speed(status: EngineStatus, width: int) -> Iterator[Row]:
+def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     rate = status.decode_tokens_per_s
     times = status.stats.tpot_ms if status.stats else ()
     if status.ttft_s is None and rate is None and not times:
         return
     yield _heading("Speed", status.state, width)
     yield _line("TTFT", f"{units.decimal(status.ttft_s, 2)} s", "ttft_s", width)
-    yield _line("decode", f"{units.decimal(rate, 1)} tok/s", "decode_tokens_per_s", width, "figure")
+    yield _line("decode", f"{units.decimal(rate, 1)} tok/s", "decode_tokens_per_s", width, "metric")
     spark = sparkline(status.rates, width)
     if spark:
-        yield Row((Piece(spark, "spark"),), "decode_tokens_per_s")
+        yield MetricRow((_piece(spark, "spark"),), "decode_tokens_per_s")
     done = status.done
     if done is not None and done.timings.prefill_tokens_per_s is not None:
         prefill = units.decimal(done.timings.prefill_tokens_per_s, 1)
@@ -181,16 +182,16 @@ def _speed(status: EngineStatus, width: int) -> Iterator[Row]:
         yield _line(f"TPOT {name}", f"{units.decimal(value, 1)} ms", f"tpot_ms_{name}", width)
     drawn, low, high = histogram(times, width)
     if drawn:
-        yield Row((Piece(drawn, "spark"),), "tpot_ms")
+        yield MetricRow((_piece(drawn, "spark"),), "tpot_ms")
         left, right = f"{low:.1f}", f"{high:.1f} ms"
         space = " " * max(1, width - len(left) - len(right))
-        yield Row((Piece(left + space + right, "quiet"),), "tpot_ms")
+        yield MetricRow((_piece(left + space + right, "quiet"),), "tpot_ms")
 
 
 def _percentiles(
     status: EngineStatus, times: Sequence[float]
 ) -> Iterator[tuple[str, float | None]]:
-    """Of the last request once it is over, else of the tokens told last."""
+    """Percentiles of TPOT: of the last request once it is over, else of the latest tokens."""
     done = status.done.timings if status.done else None
     for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
         yield name, getattr(done, f"tpot_ms_{name}") if done else metrics.percentile(times, share)
@@ -199,7 +200,7 @@ def _percentiles(
 # ---------------------------------------------------------------------------- speculation, prefix, engine
 
 
-def _speculation(status: EngineStatus, width: int) -> Iterator[Row]:
+def _speculation(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     accepted, drafted = status.drafts
     off = status.metrics.speculation_off if status.metrics else ""
     off = status.done.speculation.off if status.done else off
@@ -210,7 +211,7 @@ def _speculation(status: EngineStatus, width: int) -> Iterator[Row]:
     if drafted:
         value = f"{accepted}/{drafted} ({percent(accepted, drafted)})" if share is not None else "-"
         yield _line("accepted", value, "acceptance", width)
-        yield Row((Piece(bar(accepted, drafted, width), "bar"),), "acceptance")
+        yield MetricRow((_piece(bar(accepted, drafted, width), "bar"),), "acceptance")
     stats = status.stats
     if stats is not None and stats.draft_steps:
         length = f"{stats.accepted / stats.draft_steps:.2f} tok"
@@ -221,17 +222,17 @@ def _speculation(status: EngineStatus, width: int) -> Iterator[Row]:
         yield from _words(off, "speculation_off", width)
 
 
-def _prefix(status: EngineStatus, width: int) -> Iterator[Row]:
+def _prefix(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     prefill = status.prefill
     if prefill is None:
         return
     yield _heading("Prefix cache", f"{prefill.cached:,}/{prefill.total:,} tok", width)
-    yield Row((Piece(bar(prefill.cached, prefill.total, width), "bar"),), "cached_tokens")
+    yield MetricRow((_piece(bar(prefill.cached, prefill.total, width), "bar"),), "cached_tokens")
     if prefill.why_missed:
         yield from _words(f"missed: {prefill.why_missed}", "why_missed", width)
 
 
-def _engine(status: EngineStatus, width: int) -> Iterator[Row]:
+def _engine(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     info, stats = status.info, status.stats
     if info is None:
         return
@@ -240,37 +241,36 @@ def _engine(status: EngineStatus, width: int) -> Iterator[Row]:
     if info.context_tokens:
         yield _line("context", f"{info.context_tokens:,} tok", "context_tokens", width)
     if info.backend == "remote":
-        return  # the rest of it is not told
+        return  # a server reports no more
     yield _line("threads", f"{info.threads}", "threads", width)
     yield _line("layers on the GPU", f"{info.gpu_layers}/{info.layers}", "gpu_layers", width)
     if stats is not None:
         yield from _clients(stats, width)
 
 
-def _clients(stats: EngineStats, width: int) -> Iterator[Row]:
+def _clients(stats: EngineStats, width: int) -> Iterator[MetricRow]:
     yield _line("running", f"{stats.now.running}", "running", width)
     yield _line("waiting", f"{stats.now.waiting}", "waiting", width)
     for one in stats.requests:
-        who = sanitize_line(one.user) or "this chat"
+        user = sanitize_line(one.user) or "this chat"
         value = f"{one.phase} {one.completion_tokens:,} tok, {one.age_s:.0f} s"
-        yield _line(f"  {who}"[: width - len(value) - 1], value, "running", width)
+        yield _line(f"  {user}"[: width - len(value) - 1], value, "running", width)
 
 
-# The panel of figures: one widget that paints its rows, and explains the figure that is marked.
+# ---------------------------------------------------------------------------- widget
 
 
-_EXPLAINING_ROWS = 4
-_TWO_COLUMNS = 76
-"""From this width on the rows stand in two columns: none of theirs is cut by half of it."""
-_STYLES = (
-    *("plain", "quiet", "heading", "figure", "spark", "bar", "rule", "about", "marked"),
+_ABOUT_ROWS: Final = 4
+_TWO_COLUMNS: Final = 76
+"""Width from which the rows have two columns: half of it cuts no row."""
+_STYLES: Final = (
+    *("plain", "quiet", "heading", "metric", "spark", "bar", "rule", "about", "marked"),
     *("weights", "kv", "compute", "overhead"),
 )
 
 
 class MetricsPanel(Widget, can_focus=True):
-    """Rows of figures above, one sentence about the marked one below. Cheapest as one widget: twelve small
-    ones cost twice as much."""
+    """Rows of metrics, and below them one sentence about the marked metric."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("panel")]
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"panel--{style}" for style in _STYLES}
@@ -280,17 +280,12 @@ class MetricsPanel(Widget, can_focus=True):
     def __init__(self, status: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
         self._status = status
-        self._rows: tuple[Row, ...] = ()
+        self._rows: tuple[MetricRow, ...] = ()
         self._style_cache: dict[str, Style] = {}
         self._top = 0
 
-    def follow(self, status: EngineStatus) -> None:
-        """Draw these figures from now on."""
-        self._status = status
-        self.refresh_metrics()
-
     def refresh_metrics(self) -> None:
-        """The figures may be other ones."""
+        """Redraw if the rows changed."""
         if not self.display:
             return
         rows = panel_rows(self._status, max(8, self._column_width - 3))
@@ -303,20 +298,20 @@ class MetricsPanel(Widget, can_focus=True):
 
     def on_resize(self) -> None:
         self.refresh_metrics()
-        self._reveal()
+        self._scroll_to_marked()
 
-    # ------------------------------------------------------------------ the marked figure
+    # ------------------------------------------------------------------ the marked metric
 
-    def action_figure(self, step: int) -> None:
-        """Mark the next figure, or the one before."""
-        places = self._places()
-        if not places:
+    def action_metric(self, step: int) -> None:
+        """Mark the next metric (`step` 1) or the previous one (-1)."""
+        rows = self._metric_rows()
+        if not rows:
             return
-        at = next((n for n, row in enumerate(places) if row >= self.marked), 0)
-        if places[at] == self.marked or step < 0:
-            at = max(0, min(len(places) - 1, at + step))
-        self.marked = places[at]
-        self._reveal()
+        at = next((n for n, row in enumerate(rows) if row >= self.marked), 0)
+        if rows[at] == self.marked or step < 0:
+            at = max(0, min(len(rows) - 1, at + step))
+        self.marked = rows[at]
+        self._scroll_to_marked()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         self._mark_at(event.x, event.y)
@@ -326,7 +321,7 @@ class MetricsPanel(Widget, can_focus=True):
         self._mark_at(event.x, event.y)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._top = max(0, min(self._top + 2, len(self._rows) - self._shown))
+        self._top = max(0, min(self._top + 2, len(self._rows) - self._visible_rows))
         self.refresh()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
@@ -335,27 +330,27 @@ class MetricsPanel(Widget, can_focus=True):
 
     def _mark_at(self, x: int, y: int) -> None:
         at = self._top + min(x // self._column_width, self._columns - 1) * self._room + y
-        if y < self._room and at < len(self._rows) and self._rows[at].figure:
+        if y < self._room and at < len(self._rows) and self._rows[at].metric:
             self.marked = at
 
-    def _places(self) -> list[int]:
-        """The first row of each figure."""
+    def _metric_rows(self) -> list[int]:
+        """The first row of each metric."""
         found, before = [], ""
         for at, row in enumerate(self._rows):
-            if row.figure and row.figure != before:
+            if row.metric and row.metric != before:
                 found.append(at)
-            before = row.figure
+            before = row.metric
         return found
 
-    def _reveal(self) -> None:
+    def _scroll_to_marked(self) -> None:
         self._top = max(0, min(self._top, self.marked - 1))
-        if self.marked >= self._top + self._shown:
-            self._top = self.marked - self._shown + 1
+        if self.marked >= self._top + self._visible_rows:
+            self._top = self.marked - self._visible_rows + 1
 
     @property
     def _room(self) -> int:
-        """Rows for figures; the rest is for the sentence."""
-        return max(1, self.size.height - self._explaining)
+        """Number of rows for metrics; the others are for the sentence."""
+        return max(1, self.size.height - self._about_rows)
 
     @property
     def _columns(self) -> int:
@@ -366,60 +361,60 @@ class MetricsPanel(Widget, can_focus=True):
         return max(1, self.size.width // self._columns)
 
     @property
-    def _explaining(self) -> int:
-        """Rows of the sentence: a wide one takes fewer."""
-        return _EXPLAINING_ROWS - self._columns + 1
+    def _about_rows(self) -> int:
+        """Number of rows for the sentence: fewer in a wide panel."""
+        return _ABOUT_ROWS - self._columns + 1
 
     @property
-    def _shown(self) -> int:
-        """How many rows there are to see, in all columns."""
+    def _visible_rows(self) -> int:
+        """Number of visible rows in all columns."""
         return self._room * self._columns
 
     @property
-    def figure(self) -> str:
-        """The name of the marked figure; empty where none is."""
+    def metric(self) -> str:
+        """Name of the marked metric; empty if none is."""
         row = self._rows[self.marked] if self.marked < len(self._rows) else None
-        return row.figure if row else ""
+        return row.metric if row else ""
 
-    # ------------------------------------------------------------------ painting
+    # ------------------------------------------------------------------ rendering
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if y >= self._room:
             return self._row_strip(self._about(y - self._room, width - 3), width, marked=False)
         first = self._top + y
-        columns = (self._cell(first + n * self._room) for n in range(self._columns))
-        return Strip.join(columns).adjust_cell_length(width, self._look("plain"))
+        columns = (self._column_strip(first + n * self._room) for n in range(self._columns))
+        return Strip.join(columns).adjust_cell_length(width, self._style_of("plain"))
 
-    def _cell(self, at: int) -> Strip:
-        row = self._rows[at] if at < len(self._rows) else Row(())
-        marked = bool(row.figure) and row.figure == self.figure and self.has_focus
+    def _column_strip(self, at: int) -> Strip:
+        row = self._rows[at] if at < len(self._rows) else MetricRow(())
+        marked = bool(row.metric) and row.metric == self.metric and self.has_focus
         return self._row_strip(row.pieces, self._column_width, marked=marked)
 
     def _about(self, line: int, width: int) -> tuple[Piece, ...]:
         if line == 0:
-            more = "── ↓ more " if self._top + self._shown < len(self._rows) else ""
-            return (Piece(more.ljust(width, "─"), "rule"),)
-        if not self.figure:
+            more = "── ↓ more " if self._top + self._visible_rows < len(self._rows) else ""
+            return (_piece(more.ljust(width, "─"), "rule"),)
+        if not self.metric:
             hint = "Point at one, or Tab and ↑ ↓: what it is."
-            return (Piece(hint[:width], "quiet"),) if line == 1 else ()
-        sentences = wrap(METRICS[self.figure].about, width)
-        rows = self._explaining - 1
+            return (_piece(hint[:width], "quiet"),) if line == 1 else ()
+        sentences = wrap(METRICS[self.metric].about, width)
+        rows = self._about_rows - 1
         if line - 1 >= len(sentences):
             return ()
         last = line == rows and len(sentences) > rows
         text = sentences[line - 1]
-        return (Piece(text[: width - 1] + "…" if last else text, "about"),)
+        return (_piece(text[: width - 1] + "…" if last else text, "about"),)
 
     def _row_strip(self, pieces: tuple[Piece, ...], width: int, *, marked: bool) -> Strip:
-        base = self._look("plain")
-        sign = Segment("▎" if marked else " ", self._look("marked"))
+        base = self._style_of("plain")
+        sign = Segment("▎" if marked else " ", self._style_of("marked"))
         segments = [sign, Segment(" ", base)]
-        segments += [Segment(piece.text, self._look(piece.style)) for piece in pieces]
+        segments += [Segment(piece.text, self._style_of(piece.look.tint)) for piece in pieces]
         return Strip(segments).adjust_cell_length(width, base)
 
-    def _look(self, name: str) -> Style:
-        """A style of the panel; Textual makes each anew whenever it is asked for."""
+    def _style_of(self, name: str) -> Style:
+        """A component style. Cached: Textual builds it anew on every call."""
         if name not in self._style_cache:
             self._style_cache[name] = self.get_component_rich_style(f"panel--{name}")
         return self._style_cache[name]
@@ -429,8 +424,8 @@ class MetricsPanel(Widget, can_focus=True):
         self._style_cache = {}
 
     def on_focus(self) -> None:
-        if not self.figure:
-            self.action_figure(1)
+        if not self.metric:
+            self.action_metric(1)
         self.refresh()
 
     def on_blur(self) -> None:

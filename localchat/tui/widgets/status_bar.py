@@ -1,4 +1,4 @@
-"""The one quiet line of figures at the foot of the screen."""
+"""The status bar: one line of metrics at the bottom of the screen."""
 
 from typing import ClassVar, Final, NamedTuple
 
@@ -17,17 +17,19 @@ from localchat.units import decimal, used_of
 _KV_CELLS: Final = 6
 _SPARK_CELLS: Final = 12
 _ORNAMENT: Final = 7
-"""From this rank on a part says nothing that is not said elsewhere."""
+"""Parts of this rank and above only repeat what other parts show."""
 
 
 class StatusPart(NamedTuple):
-    """A piece of the line. `style`: a component class without its prefix; `rank`: the higher, the sooner it
-    is left out where the line is short."""
+    """A part of the status bar."""
 
     text: str
     style: str = "quiet"
+    """A component class without its prefix."""
     rank: int = 0
+    """The part with the highest rank is left out first where the bar is short."""
     glued: bool = False
+    """Whether one space separates it from the part before, instead of three."""
 
 
 _MARKS: Final = {
@@ -44,7 +46,7 @@ _MARKS: Final = {
 
 
 def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
-    """What the line says, in order."""
+    """All parts, in order."""
     mark, style = _MARKS[status.state]
     found = [StatusPart(mark, style), StatusPart(status.label, "state", glued=True)]
     if status.pulling:
@@ -52,7 +54,7 @@ def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
     if status.ttft_s is not None:
         found.append(StatusPart(f"TTFT {decimal(status.ttft_s, 2)} s", rank=3))
     if status.decode_tokens_per_s is not None:
-        found.append(StatusPart(f"{decimal(status.decode_tokens_per_s, 1)} tok/s", "figure", 1))
+        found.append(StatusPart(f"{decimal(status.decode_tokens_per_s, 1)} tok/s", "metric", 1))
         spark = sparkline(status.rates, _SPARK_CELLS)
         if spark:
             found.append(StatusPart(spark, "spark", 8, glued=True))
@@ -69,15 +71,15 @@ def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
 
 
 def fit_parts(parts: tuple[StatusPart, ...], width: int) -> tuple[StatusPart, ...]:
-    """The parts that fit into `width` cells, the least important left out first."""
+    """The parts that fit into `width` cells; the least important are left out first."""
     kept = list(parts)
-    while _length(kept) > width and any(part.rank for part in kept):
+    while _total_cells(kept) > width and any(part.rank for part in kept):
         kept.remove(max(kept, key=lambda part: part.rank))
     return tuple(kept)
 
 
 def fit_with_hint(hint: str, parts: tuple[StatusPart, ...], width: int) -> tuple[StatusPart, ...]:
-    """The parts that leave room for a hint in `width` cells, where that costs ornaments alone; else those that
+    """The parts that leave room for a hint in `width` cells if that costs ornaments only; else those that
     fit."""
     shorter = fit_parts(parts, width - len(hint))
     if all(part in shorter or part.rank >= _ORNAMENT for part in parts):
@@ -85,18 +87,17 @@ def fit_with_hint(hint: str, parts: tuple[StatusPart, ...], width: int) -> tuple
     return fit_parts(parts, width)
 
 
-def _length(parts: list[StatusPart]) -> int:
+def _total_cells(parts: list[StatusPart]) -> int:
     return sum(len(part.text) + (1 if part.glued else 3) for part in parts)
 
 
 class StatusBar(Widget):
-    """Paints one row; asked to again only where its text is another one. `hint`: which key does what now;
-    `urgent`: it is about what is going on, and comes before ornaments."""
+    """Draws one row, and again only if its text changed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "status--quiet",
         "status--state",
-        "status--figure",
+        "status--metric",
         "status--spark",
         "status--bar",
         "status--ready",
@@ -110,20 +111,18 @@ class StatusBar(Widget):
         self._status = status
         self._shown: tuple[StatusPart, ...] = ()
         self._style_cache: dict[str, Style] = {}
-        self.hint = self._hinted = ""
+        self._shown_hint = ""
+        self.hint = ""
+        """Keys that are of use now."""
         self.urgent = False
-
-    def follow(self, status: EngineStatus) -> None:
-        """Draw these figures from now on."""
-        self._status = status
-        self.refresh_metrics()
+        """Whether the hint is more important than ornaments."""
 
     def refresh_metrics(self) -> None:
-        """The figures may be other ones."""
-        asked = self.hint if self.urgent else ""
-        parts = fit_with_hint(asked, status_parts(self._status), self.size.width - 2)
-        if (parts, self.hint) != (self._shown, self._hinted):
-            self._shown, self._hinted = parts, self.hint
+        """Redraw if the text changed."""
+        hint = self.hint if self.urgent else ""
+        parts = fit_with_hint(hint, status_parts(self._status), self.size.width - 2)
+        if (parts, self.hint) != (self._shown, self._shown_hint):
+            self._shown, self._shown_hint = parts, self.hint
             self.refresh(Region(0, 0, self.size.width, 1))
 
     def on_resize(self) -> None:
@@ -134,8 +133,8 @@ class StatusBar(Widget):
         super().notify_style_update()
         self._style_cache = {}
 
-    def _look(self, name: str) -> Style:
-        """A style of the line; Textual makes each anew, which takes as long as all the rest of a drawing."""
+    def _style_of(self, name: str) -> Style:
+        """A component style. Cached: building it takes as long as the rest of a redraw."""
         if name not in self._style_cache:
             self._style_cache[name] = (
                 self.get_component_rich_style(f"status--{name}") if name else self.rich_style
@@ -147,18 +146,18 @@ class StatusBar(Widget):
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        base = self._look("")
+        base = self._style_of("")
         if y:
             return Strip.blank(width, base)
         segments = [Segment(" ", base)]
         for at, part in enumerate(self._shown):
             if at:
                 segments.append(Segment(" " if part.glued else "   ", base))
-            style = self._look(part.style)
+            style = self._style_of(part.style)
             segments.append(Segment(sanitize_line(part.text), style))
         used = sum(segment.cell_length for segment in segments)
         room = width - used - len(self.hint) - 1
         if self.hint and room > 2:
-            style = self._look("quiet")
+            style = self._style_of("quiet")
             segments += [Segment(" " * room, base), Segment(self.hint, style)]
         return Strip(segments).adjust_cell_length(width, base)

@@ -1,4 +1,4 @@
-"""What stands where nothing was said yet: who answers, what one can do, and what fits this machine."""
+"""The welcome of an empty conversation: the model, how to begin, and on the first run models that fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +20,21 @@ if TYPE_CHECKING:
     from localchat.models.onboarding import FirstRun, Recommendation
 
 
+_MAX_EXTERNAL = 2
+_USAGE = (
+    "Enter sends, Ctrl+J begins a new line",
+    "/ commands · @ files · Ctrl+R conversations",
+    "Ctrl+O figures · F1 everything else",
+)
+_GUIDE = (
+    "You're talking to the built-in guide.",
+    "It knows localchat; choose a model for anything else.",
+)
+_CHOOSE_MODEL = Offer("choose a model (F3)", "model")
+
+
 class Welcome(Widget):
-    """Lines in the middle of the screen. `offers` are taken by a click or their number; none are made while a
-    notice makes some, which the same keys take."""
+    """A greeting and offers in the middle of the screen. A click or Alt and its number accepts an offer."""
 
     @dataclass
     class Taken(Message):
@@ -38,23 +50,23 @@ class Welcome(Widget):
         self._offer_rows: dict[int, int] = {}
 
     def set_greeting(self, greeting: Sequence[str], offers: Sequence[Offer] = ()) -> None:
-        """Say this. The first line is the largest."""
+        """Show another greeting."""
         self.greeting, self._offers = tuple(greeting), tuple(offers)
         self.refresh(layout=True)
 
     @property
     def offers(self) -> tuple[Offer, ...]:
-        """Those that can be taken now."""
+        """The offers that can be accepted now."""
         return () if self._offers_hidden else self._offers
 
-    def set_offers_hidden(self, by_notice: bool) -> None:
-        """Whether a notice makes offers."""
-        if by_notice != self._offers_hidden:
-            self._offers_hidden = by_notice
+    def set_offers_hidden(self, hidden: bool) -> None:
+        """Hide the offers while a notice has some, which the same keys accept."""
+        if hidden != self._offers_hidden:
+            self._offers_hidden = hidden
             self.refresh(layout=True)
 
     def choose(self, number: int) -> None:
-        """Choose an offer, counted from 1."""
+        """Accept an offer, counted from 1."""
         if 1 <= number <= len(self.offers):
             self.post_message(self.Taken(self.offers[number - 1].action))
 
@@ -63,8 +75,8 @@ class Welcome(Widget):
 
     def render(self) -> Content:
         width = max(10, self.size.width - 2)
-        said = [sanitize_line(line) for line in self.greeting]
-        greeting = _fit_lines(said, width, self.size.height - 3 - len(self.offers))
+        sanitized = [sanitize_line(line) for line in self.greeting]
+        greeting = _fit_lines(sanitized, width, self.size.height - 3 - len(self.offers))
         lines: list[Content] = [
             Content.assemble(("localchat", "bold $primary")),
             Content(""),
@@ -82,8 +94,7 @@ class Welcome(Widget):
 
 
 def _fit_lines(lines: Sequence[str], width: int, room: int) -> list[str]:
-    """The rows that a low window has room for: first the empty ones go, then the last lines, each as a
-    whole."""
+    """The rows that fit a low window: empty lines are left out first, then the last lines, each as a whole."""
     wrapped = [_wrap_line(line, width) for line in lines]
     if sum(map(len, wrapped)) > room:
         wrapped = [rows for rows, line in zip(wrapped, lines, strict=True) if line]
@@ -96,13 +107,13 @@ def _fit_lines(lines: Sequence[str], width: int, room: int) -> list[str]:
 
 
 def _wrap_line(line: str, width: int) -> list[str]:
-    """A sentence goes on below itself; a line of parts goes without its last ones."""
+    """Wrap a sentence; shorten a line of parts."""
     shortened = _shorten(line, width)
     return wrap(line, width) if shortened.endswith("…") else [shortened]
 
 
 def _shorten(line: str, width: int) -> str:
-    """What fits of a line: without its last parts where it has parts, else with a sign that there was more."""
+    """Shorten a line to a width: drop its last parts, or end it with an ellipsis if it has none."""
     while len(line) > width:
         at = max(line.rfind(joint, 0, width + 1) for joint in (" · ", ", ", "; ", ": "))
         if at < width // 3:
@@ -112,59 +123,40 @@ def _shorten(line: str, width: int) -> str:
 
 
 def _center(lines: Sequence[Content], width: int) -> list[Content]:
-    """All lines moved to the right alike, so that the widest stands in the middle."""
+    """Indent all lines by the same amount, so that the widest is centered."""
     widest = max((line.cell_length for line in lines), default=0)
     before = " " * max(1, (width - widest) // 2)
     return [Content(before) + line for line in lines]
 
 
-# What an empty chat says: who answers, how to begin, and on the first run what this machine can do.
-
-
-_MOST_EXTERNAL = 2
-_USAGE = (
-    "Enter sends, Ctrl+J begins a new line",
-    "/ commands · @ files · Ctrl+R conversations",
-    "Ctrl+O figures · F1 everything else",
-)
-_GUIDE = (
-    "The guide answers: a small model that came with the program.",
-    "It knows localchat; for everything else choose a model.",
-)
-_CHOOSE_MODEL = Offer("choose a model (F3)", "model")
-
-
 class Greeting(NamedTuple):
-    """Lines, and offers below them."""
+    """Lines of a welcome and the offers below them."""
 
     lines: tuple[str, ...]
     offers: tuple[Offer, ...] = ()
 
 
 def greeting(setup: ModelSetup) -> Greeting:
-    """What is said at once."""
+    """The greeting for the model in use."""
     if setup.model.name != GUIDE:
-        return Greeting((f"{setup.model.name} answers.", "", *_USAGE))
+        return Greeting((f"You're talking to {setup.model.name}.", "", *_USAGE))
     return Greeting((*_GUIDE, "", *_USAGE), (_CHOOSE_MODEL,))
 
 
 def first_greeting(found: "FirstRun") -> Greeting:
-    """The same for somebody who has no model yet: hardware, what other programs have here, recommendations."""
+    """The greeting of the first run: hardware, models of other programs, and recommended models."""
     here = [
         Offer(f"{model.name}, here already ({model.origin})", f"model {model.name}")
-        for model in found.external[:_MOST_EXTERNAL]
+        for model in found.external[:_MAX_EXTERNAL]
     ]
-    recommendations = [
-        Offer(_fetch_label(suggestion), f"pull {suggestion.name}")
-        for suggestion in found.recommendations
-    ]
-    offers = (*(here + recommendations)[:4], _CHOOSE_MODEL)
+    downloads = [Offer(_download_label(one), f"pull {one.name}") for one in found.recommendations]
+    offers = (*(here + downloads)[:4], _CHOOSE_MODEL)
     return Greeting((*_GUIDE, "", found.hardware, "", *_USAGE[:2]), offers)
 
 
-def _fetch_label(suggestion: "Recommendation") -> str:
+def _download_label(suggestion: "Recommendation") -> str:
     speed = (
         f", about {rate(suggestion.tokens_per_s)}" if suggestion.tokens_per_s is not None else ""
     )
-    fetch = f"{size(suggestion.size_bytes)}, {duration(suggestion.download_s)} to fetch"
+    fetch = f"{size(suggestion.size_bytes)}, {duration(suggestion.download_s)} to download"
     return f"{suggestion.role}: {suggestion.name} · {fetch}{speed}"
