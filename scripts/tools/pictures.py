@@ -66,7 +66,7 @@ async def pictures(folder: Path) -> None:
             save("panel")
             await pilot.press("ctrl+o", "f3")
             screen = app.screen
-            await until(pilot, lambda: getattr(screen, "weighed", False))
+            await until(pilot, lambda: getattr(screen, "verdicts_complete", False))
             save("models")
     finally:
         app.recorder.close()

@@ -185,7 +185,7 @@ async def panel(pilot: Pilot[int]) -> None:
 async def models(pilot: Pilot[int]) -> None:
     await pilot.press("f3")
     screen: Any = pilot.app.screen
-    await until(pilot, lambda: screen.weighed)
+    await until(pilot, lambda: screen.verdicts_complete)
 
 
 async def shown_again(pilot: Pilot[int]) -> None:

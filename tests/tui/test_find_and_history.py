@@ -54,7 +54,7 @@ def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
         about = app.screen.query_one("#about")
         await pilot.press("t", "z")
         await pilot.pause()
-        assert str(about.render()) == "nothing was found"
+        assert str(about.render()) == "nothing found"
         await pilot.press("backspace", "backspace", "delete")
         await pilot.pause()
         assert str(about.render()).startswith("deleted: ")

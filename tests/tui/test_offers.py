@@ -52,7 +52,7 @@ def test_a_key_means_one_offer(tmp_path: Path) -> None:
         await until(pilot, lambda: "alt+1" in str(welcome.render()))
         app.session.notice("other is here.", "info", (Offer("chat with other", "model other"),))
         await until(pilot, lambda: "alt+1" not in str(welcome.render()))
-        assert "The guide answers" in str(welcome.render())
+        assert "talking to the built-in guide" in str(welcome.render())
         await pilot.press("alt+1")
         await until(pilot, lambda: app.session.setup.model.name == "other")
 

@@ -106,7 +106,7 @@ def shown_figures(
 
 def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> None:
     program = start("-o", "temperature", "0", "--seed", "1", width=140)
-    program.see("The guide answers")
+    program.see("talking to the built-in guide")
     program.ask("What is localchat?")
     first = shown_figures(program)
     program.type("\x1b[15~")  # F5: again, with drafts from the answer before
@@ -269,7 +269,7 @@ def test_an_editor_is_interrupted_alone(tmp_path: Path, start: Start) -> None:
     )
     script.chmod(0o755)
     program = start(editor=str(script))
-    program.see("The guide answers")
+    program.see("talking to the built-in guide")
     program.type("\x07")  # Ctrl+G
     program.see("edit")
     program.type("\x03")

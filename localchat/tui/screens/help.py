@@ -1,4 +1,4 @@
-"""Keys and commands, all of them."""
+"""Help screen: all keys and commands."""
 
 from collections.abc import Mapping
 from itertools import zip_longest
@@ -19,28 +19,28 @@ _TITLES = {
     "chat": "Anywhere",
     "app": "",
     "composer": "While you write",
-    "transcript": "In the text (Tab goes there)",
+    "transcript": "In the conversation (Tab goes there)",
     "panel": "In the panel",
     "models": "In the list of models",
     "history": "In the list of conversations",
 }
 
 
-_CHANGED = "Keys are changed in the settings file, under [keys], by the grey names:"
-_LEFT = 24
+_CHANGE_KEYS = "Keys are changed in the settings file, under [keys], by the grey names:"
+_KEY_CELLS = 24
 _NARROW = 56
-"""Cells below which what is explained stands under its key, and not beside it."""
+"""Width in cells below which the explanation stands under its key, not next to it."""
 
 
 class HelpScreen(ModalScreen[None]):
-    """`table`: the keys that the settings give."""
+    """Lists commands, then keys by the place where they work."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "leave", show=False)]
     AUTO_FOCUS = "#help-text"
 
     def __init__(self, table: Mapping[str, str]) -> None:
         super().__init__()
-        self._table = table
+        self._keymap_table = table
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as box:
@@ -67,10 +67,12 @@ class HelpScreen(ModalScreen[None]):
                 lines += [Content(""), Content.styled(title, "bold $primary")]
             for key in KEYS:
                 if key.scope == scope:
-                    lines.append(_line(width, key_names(key.id, self._table), key.about, key.id))
+                    lines.append(
+                        _line(width, key_names(key.id, self._keymap_table), key.about, key.id)
+                    )
         lines += [
             Content(""),
-            *map(Content, wrap(_CHANGED, width)),
+            *map(Content, wrap(_CHANGE_KEYS, width)),
             Content('[keys]\n"chat.new" = "ctrl+k"'),
         ]
         return Content("\n").join(lines)
@@ -80,19 +82,23 @@ class HelpScreen(ModalScreen[None]):
 
 
 def _line(width: int, left: str, about: str, name: str = "") -> Content:
-    """Two columns where there is room; what is explained goes on below itself."""
+    """Two columns if there is room. A long explanation wraps in its column."""
     if width < _NARROW:
         under = [Content("  " + line) for line in wrap(about, width - 2)]
         under += [Content("  ") + Content.styled(name, "$foreground 45%")] if name else []
         keys = [Content.styled(line, "$accent") for line in wrap(left, width)]
         return Content("\n").join([*keys, *under])
-    rows = zip_longest(wrap(left, _LEFT - 2), wrap(about, max(20, width - _LEFT)), fillvalue="")
+    rows = zip_longest(
+        wrap(left, _KEY_CELLS - 2), wrap(about, max(20, width - _KEY_CELLS)), fillvalue=""
+    )
     lines = [
-        Content.assemble((f"{key:<{_LEFT}}", "$accent" if key else ""), words)
+        Content.assemble((f"{key:<{_KEY_CELLS}}", "$accent" if key else ""), words)
         for key, words in rows
     ]
     if name:
         tail = Content.styled(name, "$foreground 45%")
         fits = lines[-1].cell_length + 2 + len(name) <= width
-        lines[-1:] = [lines[-1] + "  " + tail] if fits else [lines[-1], Content(" " * _LEFT) + tail]
+        lines[-1:] = (
+            [lines[-1] + "  " + tail] if fits else [lines[-1], Content(" " * _KEY_CELLS) + tail]
+        )
     return Content("\n").join(lines)

@@ -1,4 +1,4 @@
-"""All conversations: found by their words, gone on with, renamed, deleted and taken back."""
+"""History screen: search, resume, rename, delete and restore conversations."""
 
 import time
 from datetime import datetime
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from localchat.history.queries import ConversationSummary, SearchHit
     from localchat.history.store import History
 
-_SHOWN = 100
-_MARK = "bold $accent"
+_MAX_SHOWN = 100
+_MATCH_STYLE = "bold $accent"
 
 
 class HistoryScreen(ListDialog[str]):
-    """Answers with the id of the conversation to go on with, or with None."""
+    """Returns the id of the conversation to resume, or None."""
 
     TITLE_TEXT = "Conversations"
-    FILTER_TEXT = "words that were said, or of the title"
-    KEYS_TEXT = "Enter go on · ^S rename · Del delete · ^Z undo · Esc back"
+    FILTER_TEXT = "Search titles and messages"
+    KEYS_TEXT = "Enter continue · ^S rename · Del delete · ^Z undo · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("history")]
 
     def __init__(self, history: "History") -> None:
@@ -44,20 +44,20 @@ class HistoryScreen(ListDialog[str]):
     def _fill(self, text: str) -> None:
         try:
             if text.strip():
-                hits = self._history.search(text, _SHOWN + 1)
-                rows = [(hit.summary, _found(hit)) for hit in hits]
+                hits = self._history.search(text, _MAX_SHOWN + 1)
+                rows = [(hit.summary, _match_lines(hit)) for hit in hits]
             else:
-                rows = [(one, _listed(one)) for one in self._history.list(_SHOWN + 1)]
+                rows = [(one, _title_line(one)) for one in self._history.list(_MAX_SHOWN + 1)]
         except LocalchatError as problem:
             self.show_about(str(problem))
             return
-        more = f", the newest {_SHOWN}: words find the others" if len(rows) > _SHOWN else ""
+        more = f", the newest {_MAX_SHOWN}: search for older ones" if len(rows) > _MAX_SHOWN else ""
         self.query_one("#dialog").border_title = Content(f"{self.TITLE_TEXT}{more}")
-        del rows[_SHOWN:]
+        del rows[_MAX_SHOWN:]
         self._summaries = {summary.id: summary for summary, _ in rows}
         self.set_entries([(summary.id, line) for summary, line in rows], keep=True)
         if not rows:
-            self.show_about("nothing was found" if text.strip() else "nothing was said yet")
+            self.show_about("nothing found" if text.strip() else "no conversations yet")
 
     def about(self, id_: str) -> str:
         summary = self._summaries.get(id_)
@@ -90,7 +90,7 @@ class HistoryScreen(ListDialog[str]):
         field = self.query_one("#filter", Input)
         field.value = self._summaries[self.marked].title
         field.cursor_position = len(field.value)
-        self.show_about("Enter gives this title, Esc leaves it as it was")
+        self.show_about("Enter renames, Esc keeps the old title")
 
     def action_delete(self) -> None:
         if self.marked is None or self._renaming is not None:
@@ -99,16 +99,16 @@ class HistoryScreen(ListDialog[str]):
         self._history.delete(summary.id)
         self._deleted.append(summary)
         self._fill(self.query_one("#filter", Input).value)
-        self.show_about(f"deleted: {sanitize_line(summary.title)} (Ctrl+Z takes it back)")
+        self.show_about(f"Deleted {sanitize_line(summary.title)}, Ctrl+Z to restore")
 
     def action_undo(self) -> None:
         if not self._deleted:
-            self.show_about("nothing was deleted here")
+            self.show_about("nothing to restore")
             return
         summary = self._deleted.pop()
         self._history.restore(summary.id)
         self._fill(self.query_one("#filter", Input).value)
-        self.show_about(f"back again: {sanitize_line(summary.title)}")
+        self.show_about(f"Restored {sanitize_line(summary.title)}")
 
     def action_leave(self) -> None:
         if self._renaming is not None:
@@ -119,18 +119,18 @@ class HistoryScreen(ListDialog[str]):
         self.dismiss(None)
 
 
-def _listed(summary: "ConversationSummary") -> Content:
+def _title_line(summary: "ConversationSummary") -> Content:
     return Content.assemble(
         (f"{_when(summary.updated_s):>9}  ", "$foreground 60%"), sanitize_line(summary.title)
     )
 
 
-def _found(hit: "SearchHit") -> Content:
-    """The title, and below it the words where they stand."""
+def _match_lines(hit: "SearchHit") -> Content:
+    """The title and, below it, the text around the match."""
     snippet = Content(sanitize_line(hit.snippet))
     for start, end in hit.marks:
-        snippet = snippet.stylize(_MARK, start, end)
-    head = _listed(hit.summary)
+        snippet = snippet.stylize(_MATCH_STYLE, start, end)
+    head = _title_line(hit.summary)
     return head if hit.node_id is None else Content("\n").join([head, Content(" " * 11) + snippet])
 
 
@@ -146,7 +146,7 @@ def _when(seconds: float) -> str:
 
 
 def _short(id_: str) -> str:
-    """Enough of an id for `localchat history show`."""
+    """An abbreviated id, as `localchat history show` accepts it."""
     return id_[:12]
 
 

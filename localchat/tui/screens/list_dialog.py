@@ -1,4 +1,4 @@
-"""What the screens on top of the chat share: a framed box, a filter, a list, a line about the marked entry."""
+"""Base of the screens above the chat: a framed list with a filter, and a line about the marked entry."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Generic, TypeVar
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class ListDialog(ModalScreen[R], Generic[R]):
-    """A list with a filter above. Subclasses fill it (`fill`) and say what Enter does (`chosen`)."""
+    """A list with a filter. Subclasses implement `fill` and `entry_chosen`."""
 
     TITLE_TEXT: ClassVar[str] = ""
     FILTER_TEXT: ClassVar[str] = "type to filter"
@@ -46,24 +46,24 @@ class ListDialog(ModalScreen[R], Generic[R]):
         return self.query_one("#entries", OptionList)
 
     def fill(self, text: str) -> None:
-        """Show the entries that a filter leaves."""
+        """Show the entries that match a filter."""
         raise NotImplementedError
 
     def entry_chosen(self, id_: str) -> None:
-        """Enter on an entry."""
+        """Handle Enter on an entry."""
         raise NotImplementedError
 
     def about(self, id_: str) -> str:
-        """The line below for the marked entry."""
+        """The line about an entry."""
         return ""
 
     # ------------------------------------------------------------------ the list
 
     def set_entries(self, rows: Sequence[tuple[str, Content]], *, keep: bool = False) -> None:
-        """Show these entries (id, line). `keep`: the mark stays where it is."""
+        """Show entries (id, line). `keep`: the marked entry stays marked."""
         before = self.marked if keep else None
         ids = [id_ for id_, _ in rows]
-        # What is said of this list now must not be overtaken by what its mark would say later.
+        # A queued message about the new mark would replace the line that is shown now.
         with self.prevent(OptionList.OptionHighlighted):
             self.entries.clear_options()
             self.entries.add_options([Option(line, id=id_) for id_, line in rows])
@@ -77,7 +77,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
         return self.entries.get_option_at_index(at).id if at is not None else None
 
     def show_about(self, text: str | None = None) -> None:
-        """Show the line about the marked entry, or another one."""
+        """Show a line below the list: by default the one about the marked entry."""
         if text is None:
             text = self.about(self.marked) if self.marked is not None else ""
         self.query_one("#about", Static).update(Content(text))
@@ -101,8 +101,8 @@ class ListDialog(ModalScreen[R], Generic[R]):
         self.text_entered(event.value.strip())
 
     def text_entered(self, text: str) -> None:
-        """Enter, with this in the filter. (Textual calls handlers of base classes, too: overriding `on_…`
-        would do both.)"""
+        """Handle Enter with this text in the filter. Subclasses override this, not `on_input_submitted`:
+        Textual calls the handlers of base classes, too."""
         if self.marked is not None:
             self.entry_chosen(self.marked)
 

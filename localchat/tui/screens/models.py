@@ -1,4 +1,4 @@
-"""Models: those that are here, those of other programs, and those of the catalogue, each with its verdict."""
+"""Model screen: local models, models of other programs and the catalogue, each with its memory verdict."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,42 +24,48 @@ if TYPE_CHECKING:
 
 
 class ModelChoice(NamedTuple):
-    """What was chosen. `pull`: it is not here yet."""
+    """The chosen model."""
 
     name: str
     pull: bool = False
+    """Whether it must be downloaded first."""
 
 
 class ModelEntry(NamedTuple):
-    """A line of the list. `about`: a sentence on it."""
+    """A line of the list."""
 
     name: str
     kind: Literal["here", "adopted", "catalogue", "unusable"]
     size_bytes: int
     about: str
+    """A sentence about it, or why it cannot run."""
 
 
 class FitVerdict(NamedTuple):
-    """A few words on whether a model fits, and the bytes of its files."""
+    """Whether a model fits, in words, and the size of its files."""
 
     words: str
     size_bytes: int
+    fits: bool | None = None
+    """None if it is not known."""
 
 
 _HEADINGS = {
     "here": "here",
     "adopted": "from other programs",
-    "catalogue": "to fetch",
+    "catalogue": "to download",
     "unusable": "cannot be run",
 }
 
 
 class ModelScreen(ListDialog[ModelChoice]):
-    """The list comes at once; verdicts follow one by one, from a thread, the marked one first. Models of the
-    catalogue are weighed by their published shape."""
+    """Shows the list at once; a thread adds the verdicts one by one, the marked model first.
+
+    Models of the catalogue are planned from their published shape.
+    """
 
     TITLE_TEXT = "Models"
-    KEYS_TEXT = "Enter use or fetch · Esc back"
+    KEYS_TEXT = "Enter use or download · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("models")]
 
     def __init__(self, context: "SessionContext") -> None:
@@ -68,8 +74,7 @@ class ModelScreen(ListDialog[ModelChoice]):
         self._models: dict[str, ModelEntry] = {}
         self._verdicts: dict[str, FitVerdict] = {}
         self._filter = ""
-        self.weighed = False
-        """Whether every verdict is there."""
+        self.verdicts_complete = False
 
     def on_mount(self) -> None:
         self._load()
@@ -82,23 +87,21 @@ class ModelScreen(ListDialog[ModelChoice]):
         found = _matching(self._filter, tuple(self._models.values()))
         self.set_entries([(each.name, self._line(each)) for each in found], keep=keep)
         if not self._models:
-            self.show_about("looking …")
+            self.show_about("searching …")
 
     def _line(self, entry: ModelEntry) -> Content:
-        verdict, size_bytes = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
-        style = {"fits": "$success", "does": "$error"}.get(
-            verdict.partition(" ")[0].rstrip(":,"), "$foreground 60%"
-        )
+        verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
+        style = {True: "$success", False: "$error", None: "$foreground 60%"}[verdict.fits]
         width = max(12, self.app.size.width // 2 - 14)
         name = sanitize_line(entry.name)
         name = name if len(name) <= width else f"{name[: width - 1]}…"
-        taken = size(size_bytes) if size_bytes else ""
+        taken = size(verdict.size_bytes) if verdict.size_bytes else ""
         mark = {"here": "●", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
         return Content.assemble(
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
             f"{name:<{width}}",
             (f" {taken:>8}  ", "$foreground 60%"),
-            (verdict, style),
+            (verdict.words, style),
         )
 
     def about(self, id_: str) -> str:
@@ -127,34 +130,37 @@ class ModelScreen(ListDialog[ModelChoice]):
             self.show_about(str(problem))
             return
         self._models = {entry.name: entry for entry in entries}
-        with suppress(NoMatches):  # the list is taken down meanwhile
+        with suppress(NoMatches):  # the screen may close meanwhile
             self.fill(self.query_one("#filter", Input).value)
             room = await asyncio.to_thread(_room_bytes)
             while (entry := self._next()) is not None:
-                judged = await asyncio.to_thread(_verdict, self._session_context, entry, room)
-                self._verdicts[entry.name] = judged
+                verdict = await asyncio.to_thread(_verdict, self._session_context, entry, room)
+                self._verdicts[entry.name] = verdict
                 if self._shows(entry.name):
                     at = self.entries.get_option_index(entry.name)
                     self.entries.replace_option_prompt_at_index(at, self._line(entry))
-            self.weighed = True
+            self.verdicts_complete = True
 
     def _next(self) -> ModelEntry | None:
-        """What is weighed next: the marked line, then those that the filter shows, then the others."""
+        """The next model without a verdict: the marked one, then those that the filter shows, then the
+        others."""
         names = (
             self.marked or "",
             *(option.id or "" for option in self.entries.options),
             *self._models,
         )
         known = (self._models[name] for name in names if name in self._models)
-        left = (one for one in known if one.kind != "unusable" and one.name not in self._verdicts)
-        return next(left, None)
+        remaining = (
+            one for one in known if one.kind != "unusable" and one.name not in self._verdicts
+        )
+        return next(remaining, None)
 
     def _shows(self, name: str) -> bool:
         return any(option.id == name for option in self.entries.options)
 
 
 def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
-    """What is on the shelf, then the catalogue's models that are not."""
+    """Local models, then the models of the catalogue that are not local."""
     from localchat.models.catalog import read_catalog
     from localchat.models.index import read_index
     from localchat.models.info.inspect import inspect
@@ -176,9 +182,9 @@ def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
 
 
 _BITS = 4.9
-"""Of Q4_K_M, embeddings included: what a pull takes where nothing is said."""
+"""Bits per weight of Q4_K_M, the default of a pull, embeddings included."""
 _WITH_CACHE = 1.15
-"""Weights with a short context and buffers, roughly; the header, once it is here, tells exactly."""
+"""Rough factor for a short context and buffers; the header gives the exact numbers after the download."""
 
 
 def _estimate(parameters: int) -> int:
@@ -186,7 +192,7 @@ def _estimate(parameters: int) -> int:
 
 
 def _room_bytes() -> int:
-    """Memory that a model may take now. Asks the machine: some tenths of a second."""
+    """Memory that a model may use now. Takes some tenths of a second."""
     from localchat.fit.hardware import read_machine
     from localchat.fit.memory_plan import spendable_gpu, spendable_ram
 
@@ -195,20 +201,26 @@ def _room_bytes() -> int:
 
 
 def _verdict(context: "SessionContext", entry: ModelEntry, room_bytes: int) -> FitVerdict:
-    """Whether it fits, with how much context: by the planner that decides at the load."""
+    """The verdict of the planner that also decides at the load."""
     try:
         if entry.kind != "catalogue":
             setup = context.resolve(entry.name, {})
-            return FitVerdict(_words(context.plan(setup, setup.options.load)), entry.size_bytes)
-        foreseen = context.estimate(entry.name)
+            plan = context.plan(setup, setup.options.load)
+            return FitVerdict(_words(plan), entry.size_bytes, _fits(plan))
+        estimate = context.estimate(entry.name)
     except LocalchatError as problem:
         return FitVerdict(problem.message, entry.size_bytes)
-    if foreseen is not None:
-        return FitVerdict(_words(foreseen.plan), foreseen.file_bytes)
-    # Its shape is not known: by its parameters alone.
+    if estimate is not None:
+        return FitVerdict(_words(estimate.plan), estimate.file_bytes, _fits(estimate.plan))
+    # The shape is not published: estimate from the number of parameters.
     need = int(entry.size_bytes * _WITH_CACHE)
-    word = "fits" if need <= room_bytes else "does not fit"
-    return FitVerdict(f"{word}, about {size(need)}", entry.size_bytes)
+    fits = need <= room_bytes
+    words = f"{'fits' if fits else 'does not fit'}, about {size(need)}"
+    return FitVerdict(words, entry.size_bytes, fits)
+
+
+def _fits(plan: "MemoryPlan") -> bool:
+    return plan.fits and not plan.missing
 
 
 def _words(plan: "MemoryPlan") -> str:

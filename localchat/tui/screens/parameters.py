@@ -1,4 +1,4 @@
-"""Parameters of this conversation: for each choice what it costs, before it is made."""
+"""Parameter screen: values of this conversation, with the memory that each choice needs."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -15,8 +15,8 @@ from localchat.tui.screens.list_dialog import ListDialog
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
 
-_LOADING = tuple(key for key, words in KEYS.items() if words.reloads)
-_FREE = (
+_RELOADING = tuple(key for key, words in KEYS.items() if words.reloads)
+_IMMEDIATE = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
     *("seed", "max_tokens", "think", "speculation"),
@@ -24,8 +24,7 @@ _FREE = (
 
 
 class ParameterScreen(ListDialog[dict[str, str]]):
-    """First the parameters; Enter on one shows its choices, or takes a value for it. Answers with what was
-    changed, by key."""
+    """Lists the parameters, then the values of the chosen one. Returns the change, by key."""
 
     TITLE_TEXT = "Parameters"
     KEYS_TEXT = "Enter choose · Esc back"
@@ -40,7 +39,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         if self._key is not None:
             self._check(text)
             return
-        keys = [key for key in (*_LOADING, *_FREE) if text.lower() in key]
+        keys = [key for key in (*_RELOADING, *_IMMEDIATE) if text.lower() in key]
         self.set_entries([(key, self._line(key)) for key in keys])
 
     def _line(self, key: str) -> Content:
@@ -51,16 +50,16 @@ class ParameterScreen(ListDialog[dict[str, str]]):
             shown = f"{info.context_tokens:,}, the largest that fits"
         elif shown == "" and key == "kv_cache_type" and info is not None:
             shown = f"{info.kv_type}, chosen for this model"
-        what = "loads anew" if key in _LOADING else ""
+        what = "reloads the model" if key in _RELOADING else ""
         return Content.assemble(
-            f"{key:<20} ", (f"{shown or 'the model decides'}  ", "bold"), (what, "$foreground 60%")
+            f"{key:<20} ", (f"{shown or 'model default'}  ", "bold"), (what, "$foreground 60%")
         )
 
     def about(self, id_: str) -> str:
         if self._key is None:
             return KEYS[id_].about if id_ in KEYS else ""
         cost = next((each for each in self._costs if each.value == id_), None)
-        return cost.words if cost else f"it takes {KEYS[self._key].valid}"
+        return cost.words if cost else f"It takes {KEYS[self._key].valid}"
 
     # ------------------------------------------------------------------ one parameter
 
@@ -71,9 +70,9 @@ class ParameterScreen(ListDialog[dict[str, str]]):
             field.value = ""
             field.placeholder = f"{id_}: {KEYS[id_].valid}"
             self.set_entries([])
-            self.show_about(f"it takes {KEYS[id_].valid}")
-            if id_ in _LOADING:
-                self._weigh(id_)
+            self.show_about(f"It takes {KEYS[id_].valid}")
+            if id_ in _RELOADING:
+                self._plan(id_)
             else:
                 self._offer(_usual(id_))
             return
@@ -103,8 +102,8 @@ class ParameterScreen(ListDialog[dict[str, str]]):
                 self.show_about(problem.hint)
 
     @work(exclusive=True)
-    async def _weigh(self, key: str) -> None:
-        self.show_about("counting what each choice takes …")
+    async def _plan(self, key: str) -> None:
+        self.show_about("planning the memory of each choice …")
         session = self._session
         try:
             costs = await asyncio.to_thread(parameter_costs, key, session.context, session.setup)
@@ -130,7 +129,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
             )
         self.set_entries(rows)
         if not rows and self._key is not None:
-            self.show_about(f"it takes {KEYS[self._key].valid}")
+            self.show_about(f"It takes {KEYS[self._key].valid}")
 
     def action_leave(self) -> None:
         if self._key is None:
@@ -143,8 +142,12 @@ class ParameterScreen(ListDialog[dict[str, str]]):
 
 
 _USUAL = {
-    "temperature": (("0", "always the likeliest token"), ("0.7", "usual"), ("1.0", "livelier")),
-    "think": (("auto", "as the model does by itself"), ("on", "reason first"), ("off", "at once")),
+    "temperature": (
+        ("0", "always the most likely token"),
+        ("0.7", "usual"),
+        ("1.0", "more varied"),
+    ),
+    "think": (("auto", "as the model decides"), ("on", "reason first"), ("off", "answer at once")),
     "speculation": (("true", "guess ahead; the text is the same"), ("false", "plain steps")),
     "top_p": (("0.9", ""), ("0.95", ""), ("1", "off")),
     "top_k": (("0", "off"), ("20", ""), ("40", "")),
@@ -153,7 +156,7 @@ _USUAL = {
 
 
 def _usual(key: str) -> tuple[Cost, ...]:
-    """Values that people take; they cost no memory and hold from the next answer on."""
+    """Usual values of a parameter that needs no memory; they apply from the next answer on."""
     return tuple(
         Cost(value, words or "costs nothing, from the next answer on")
         for value, words in _USUAL.get(key, ())

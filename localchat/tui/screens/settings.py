@@ -1,4 +1,4 @@
-"""The settings file as a screen: every setting with its value and where it comes from. Comments stay."""
+"""Settings screen: edits the settings file and keeps its comments."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class SettingsScreen(ListDialog[dict[str, str | None]]):
-    """Answers with what was changed in the file, by key; None: no longer set."""
+    """Returns what was changed in the file, by key (None: removed)."""
 
     TITLE_TEXT = "Settings"
-    KEYS_TEXT = "Enter change · Ctrl+X forget · Esc back"
+    KEYS_TEXT = "Enter change · Ctrl+X reset · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+x", "forget", show=False, priority=True),
+        Binding("ctrl+x", "reset", show=False, priority=True),
     ]
 
     def __init__(self, session: "ChatSession") -> None:
@@ -49,9 +49,9 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         value = getattr(self._session.setup.settings, key)
         if written is not None:
             return Content.assemble(
-                f"{key:<20} ", (sanitize_line(_worded(written)), "bold $accent")
+                f"{key:<20} ", (sanitize_line(_as_typed(written)), "bold $accent")
             )
-        shown = "not set" if value in (None, "", (), {}) else _worded(value)
+        shown = "not set" if value in (None, "", (), {}) else _as_typed(value)
         return Content.assemble(f"{key:<20} ", (sanitize_line(shown), "$foreground 60%"))
 
     def about(self, id_: str) -> str:
@@ -65,7 +65,7 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         field.placeholder = f"{id_}: {KEYS[id_].valid}"
         field.value = ""
         field.focus()
-        self.show_about(f"{KEYS[id_].about} It takes {KEYS[id_].valid}. Enter writes it.")
+        self.show_about(f"{KEYS[id_].about} It takes {KEYS[id_].valid}. Enter saves it.")
 
     def text_entered(self, text: str) -> None:
         if self._key is None:
@@ -75,7 +75,7 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         else:
             self.action_leave()
 
-    def action_forget(self) -> None:
+    def action_reset(self) -> None:
         if self.marked is not None:
             self._write(self.marked, None)
 
@@ -86,10 +86,10 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
             self.show_about(str(problem))
             return
         self._changed[key] = text
-        self._back()
-        self.show_about(f"{key} {'is written' if text is not None else 'is no longer set'}")
+        self._leave_key()
+        self.show_about(f"{key} {'saved' if text is not None else 'reset'}")
 
-    def _back(self) -> None:
+    def _leave_key(self) -> None:
         self._key = None
         field = self.query_one("#filter", Input)
         field.placeholder, field.value = self.FILTER_TEXT, ""
@@ -97,11 +97,11 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
 
     def action_leave(self) -> None:
         if self._key is not None:
-            self._back()
+            self._leave_key()
         else:
             self.dismiss(self._changed or None)
 
 
-def _worded(value: object) -> str:
-    """As it is typed, and not as Python has it."""
+def _as_typed(value: object) -> str:
+    """A value as it is typed in the file, not as Python shows it."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""A text to be read: a file or a paste that a message includes."""
+"""Viewer screen: a file or paste that a message includes. Loaded when it is first opened."""
 
 from typing import ClassVar
 
@@ -11,12 +11,12 @@ from textual.widgets import TextArea
 
 from localchat.sanitize import sanitize, sanitize_line
 
-_MOST = 200_000
-_LONGEST_LINE = 2_000
+_MAX_CHARACTERS = 200_000
+_MAX_LINE_CHARACTERS = 2_000
 
 
 class ViewerScreen(ModalScreen[None]):
-    """Shows up to 200,000 characters; says so where there are more."""
+    """Shows up to 200,000 characters, and how many more there are."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,alt+o", "leave", show=False)]
 
@@ -38,10 +38,15 @@ class ViewerScreen(ModalScreen[None]):
 
 
 def _readable(text: str) -> str:
-    """Lines cut into pieces that a text area can take."""
+    """Text with its lines split to a length that a text area can show."""
     lines: list[str] = []
-    for line in sanitize(text[:_MOST]).split("\n"):
-        lines += [line[at : at + _LONGEST_LINE] for at in range(0, len(line) or 1, _LONGEST_LINE)]
-    if len(text) > _MOST:
-        lines.append(f"… {len(text) - _MOST:,} more characters are sent, and not shown here")
+    for line in sanitize(text[:_MAX_CHARACTERS]).split("\n"):
+        lines += [
+            line[at : at + _MAX_LINE_CHARACTERS]
+            for at in range(0, len(line) or 1, _MAX_LINE_CHARACTERS)
+        ]
+    if len(text) > _MAX_CHARACTERS:
+        lines.append(
+            f"… {len(text) - _MAX_CHARACTERS:,} more characters are sent but not shown here"
+        )
     return "\n".join(lines)

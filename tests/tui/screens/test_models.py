@@ -69,7 +69,7 @@ def test_what_is_marked_is_weighed_first_and_the_list_is_there_before(tmp_path: 
         go.set()
         await until(pilot, lambda: len(asked) > 2)
         assert asked[1] == "qwen3:8b"
-        await until(pilot, lambda: screen.weighed)
+        await until(pilot, lambda: screen.verdicts_complete)
         words = {name: judged.words for name, judged in screen._verdicts.items()}
         assert words["qwen3:8b"] == "it cannot be run here"
         assert words["qwen2.5:7b"].startswith("fits: 32,768 tokens, ")

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from localchat.sanitize import sanitize
 from localchat.tui.transcript.markdown import IncrementalMarkdown, Row, code, layout
-from localchat.tui.transcript.markdown.wrap import cuts
+from localchat.tui.transcript.markdown.wrap import line_breaks
 
 DOCUMENT = """# Title
 Some *emphasis*, **strong**, `code`, ~~gone~~, [words](https://x.org/a), https://e.com/f(o)).
@@ -133,7 +133,7 @@ def test_any_text_keeps_its_width(text: str, width: int) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.sampled_from("ab c-日👩\u200d🚀é\u0301\u200b"), max_size=60), st.integers(2, 20))
 def test_wrapping_drops_nothing(text: str, width: int) -> None:
-    parts = list(cuts(text, width))
+    parts = list(line_breaks(text, width))
     assert (
         "".join(text[cut.start : cut.end] + (cut.joint or "") for cut in parts).rstrip()
         == text.rstrip()

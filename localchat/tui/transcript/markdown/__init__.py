@@ -1,6 +1,6 @@
-"""Markdown as rows of styled text: parsed by markdown-it, laid out here, without colours and without textual.
+"""Markdown as rows of styled text: parsed by markdown-it, laid out here. No colours, no Textual.
 
-`layout(text, width)` for a whole text, `IncrementalMarkdown` for one that is being written.
+`layout(text, width)` lays out a complete text, `IncrementalMarkdown` one that streams.
 """
 
 from localchat.tui.transcript.markdown.incremental import IncrementalMarkdown

@@ -1,4 +1,4 @@
-"""Code as coloured lines: pygments, whole once a fence is closed, line by line while it is open."""
+"""Syntax highlighting by pygments: a whole block once its fence is closed, line by line while it is open."""
 
 import re
 import time
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from pygments.lexer import Lexer  # type: ignore[import-untyped]
     from pygments.token import _TokenType  # type: ignore[import-untyped]
 
-HIGHLIGHT_MOST: Final = 64 * 1024
-"""Characters of a fence that are still highlighted: a megabyte took 15 s."""
-_HIGHLIGHT_S: Final = 0.15
+MAX_HIGHLIGHTED: Final = 64 * 1024
+"""Characters of a fence; a longer one is not highlighted: a megabyte took 15 s."""
+_MAX_HIGHLIGHT_S: Final = 0.15
 
 _TINTS: Final = (
     ("Comment", "comment"),
@@ -34,47 +34,50 @@ _TINTS: Final = (
     ("Generic.Inserted", "string"),
     ("Generic.Deleted", "error"),
 )
-_USUAL: Final = ("python", "bash", "json", "text")
+_COMMON_LANGUAGES: Final = ("python", "bash", "json", "text")
 _NAME: Final = re.compile(r"[A-Za-z0-9_+#.-]+")
 
 Line = tuple[Piece, ...]
 
 
 def label(info: str) -> str:
-    """What a fence says about itself, as shown above its code: a language, mostly."""
+    """The info string of a fence as shown above its code; mostly a language."""
     return printable(info.strip())
 
 
 def language(info: str) -> str:
-    """The language that a fence names: the first word of what it says."""
+    """The language of a fence: the first word of its info string."""
     words = label(info).split(None, 1)
     return words[0].strip("{}.") if words else ""
 
 
 @lru_cache(64)
 def highlight(code: str, name: str) -> tuple[Line, ...]:
-    """The lines of a whole piece of code. Text over the cap or of no known language has one colour; so has
-    what is left after 0.15 s: some lexers are quadratic on what is no code (Perl: 30 s for 60 KB)."""
-    lexer = _lexer(name) if len(code) <= HIGHLIGHT_MOST else None
+    """Highlighted lines of a whole block. Code over the limit or of an unknown language has one colour.
+
+    So has the rest after 0.15 s: some lexers are quadratic on text that is not code (Perl: 30 s for 60 KB).
+    """
+    lexer = _lexer(name) if len(code) <= MAX_HIGHLIGHTED else None
     if lexer is None:
         return tuple(_plain(line) for line in code.split("\n"))
     lines: list[list[Piece]] = [[]]
     done = 0
-    until = time.monotonic() + _HIGHLIGHT_S
+    until = time.monotonic() + _MAX_HIGHLIGHT_S
     for kind, text in lexer.get_tokens(code):
         _extend(lines, text, _look(kind))
         done += len(text)
         if time.monotonic() > until:
             _extend(lines, code[done:], _look(()))
             break
-    wanted = code.count("\n") + 1
-    lines = lines[:wanted] + [[] for _ in range(wanted - len(lines))]
+    count = code.count("\n") + 1
+    lines = lines[:count] + [[] for _ in range(count - len(lines))]
     return tuple(tuple(line) for line in lines)
 
 
 @lru_cache(512)
 def highlight_line(line: str, name: str) -> Line:
-    """One line alone, in an open fence. What spans lines (a docstring) gets its colour at the close."""
+    """One line of an open fence. Tokens of several lines (a docstring) get their colour when the fence
+    closes."""
     return highlight.__wrapped__(line, name)[0] if len(line) < 2000 else _plain(line)
 
 
@@ -100,8 +103,8 @@ def _add(line: list[Piece], text: str, look: Look) -> None:
 
 
 def load() -> None:
-    """Import now what the usual code would import in the middle of an answer: 20 to 35 ms for Python alone."""
-    for name in _USUAL:
+    """Import lexers of common languages, 20 to 35 ms for Python alone, before an answer needs them."""
+    for name in _COMMON_LANGUAGES:
         _lexer(name)
 
 
@@ -116,8 +119,7 @@ def _lexer(name: str) -> "Lexer | None":
 
 @cache
 def _names() -> frozenset[str]:
-    """What pygments itself has a lexer for. Of another name it would ask every package that is installed, 10 to
-    50 ms."""
+    """Names of pygments' own lexers. For other names it would search all installed packages: 10 to 50 ms."""
     from pygments.lexers import get_all_lexers
 
     lexers = get_all_lexers(plugins=False)

@@ -1,7 +1,7 @@
-"""Markdown that is being written: only what may still change is parsed again.
+"""Incremental layout of streaming Markdown: only text that may still change is parsed again.
 
-The text before the last top-level block cannot change any more, so its rows are frozen. An open fence, the
-one block that gets long while it stays last, is laid out line by line. `finish` parses the whole once.
+Text before the last top-level block cannot change any more, so its rows are frozen. An open fence, the only
+block that gets long while it is the last one, is laid out line by line. `finish` parses the whole text once.
 """
 
 import re
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)\n")
-_TAIL_MOST: Final = 12 * 1024
+_MAX_TAIL: Final = 12 * 1024
 
 
 class IncrementalMarkdown:
-    """An answer while it streams. `text` is raw and may come in pieces cut anywhere."""
+    """Markdown of an answer while it streams. Raw text may arrive in pieces split anywhere."""
 
     def __init__(self, width: int, text: str = "") -> None:
         self.width = width
         self._frozen: list[Row] = []
-        self._held = ""  # a \r whose \n may follow
+        self._pending_cr = ""  # a \r that may be followed by \n
         self._source: list[str] = []
         self._tail = ""
         self._first = True
@@ -36,14 +36,14 @@ class IncrementalMarkdown:
 
     @property
     def source(self) -> str:
-        """All of it, inert."""
+        """The whole sanitized text."""
         if len(self._source) > 1:
             self._source = ["".join(self._source)]
         return self._source[0] if self._source else ""
 
     def append(self, piece: str) -> None:
-        piece = self._held + piece
-        self._held = "\r" if piece.endswith("\r") else ""
+        piece = self._pending_cr + piece
+        self._pending_cr = "\r" if piece.endswith("\r") else ""
         piece = sanitize(piece.removesuffix("\r").replace("\r\n", "\n"))
         if piece:
             self._source.append(piece)
@@ -51,7 +51,7 @@ class IncrementalMarkdown:
             self._changed = True
 
     def rows(self) -> list[Row]:
-        """What is to be shown now."""
+        """The current rows."""
         if self._changed:
             self._changed = False
             self._rows = self._frozen + self._tail_rows()
@@ -59,19 +59,19 @@ class IncrementalMarkdown:
 
     @property
     def frozen(self) -> int:
-        """How many of the rows will not change any more before `finish`."""
+        """Number of rows that do not change any more before `finish`."""
         return len(self._frozen)
 
     def resize(self, width: int) -> None:
-        """Lay all of it out again."""
+        """Lay out everything for another width."""
         self.width, self._tail, self._frozen, self._fence = width, self.source, [], None
         self._first = True
         self._changed = True
 
     def finish(self) -> list[Row]:
-        """The rows of the whole text, parsed at once."""
-        if self._held:
-            self._held = ""
+        """The rows of the complete text, parsed at once."""
+        if self._pending_cr:
+            self._pending_cr = ""
             self._source.append(sanitize("\r"))
         self._rows = layout(self.source, self.width)
         self._changed = False
@@ -96,11 +96,11 @@ class IncrementalMarkdown:
             if self._fence.grow(self._tail):
                 return self._fence.rows(self.width, first=self._first)
             self._fence = None
-        elif len(self._tail) > _TAIL_MOST and "\n" in self._tail:
+        elif len(self._tail) > _MAX_TAIL and "\n" in self._tail:
             whole, _, rest = self._tail.rpartition("\n")
             self._tail = whole
             self._freeze(parser.blocks(whole))
-            self._tail, self._first = rest, True  # in the middle of a block: no blank row between
+            self._tail, self._first = rest, True  # in the middle of a block: no blank row
             tokens = parser.blocks(rest)
         return MarkdownLayout(self.width, self._tail).rows(tokens, first=self._first)
 
@@ -112,7 +112,7 @@ class IncrementalMarkdown:
 
 
 class _OpenFence:
-    """The rows of a fence that is not closed yet; a complete line is laid out once."""
+    """Rows of a fence that is not closed yet. Each complete line is laid out once."""
 
     def __init__(self, match: re.Match[str]) -> None:
         marker = match.group(1)
@@ -121,34 +121,34 @@ class _OpenFence:
         self._label = code.label(match.group(2))
         self._name = code.language(match.group(2))
         self._at = match.end()
-        self._part = ""
-        self._new: list[code.Line] = []
+        self._partial_line = ""
+        self._new_lines: list[code.Line] = []
         self._rows: list[Row] = []
 
     def grow(self, tail: str) -> bool:
-        """Take what is new in `tail`; False once the fence is closed."""
+        """Add the new text of `tail`; False once the fence is closed."""
         while (end := tail.find("\n", self._at)) >= 0:
             line = tail[self._at : end]
             if self._close.fullmatch(line):
                 return False
-            self._new.append(self._lit(line))
+            self._new_lines.append(self._highlighted(line))
             self._at = end + 1
-        while len(tail) - self._at > parser.LINE_MOST:
-            self._new.append(self._lit(tail[self._at : self._at + parser.LINE_MOST]))
-            self._at += parser.LINE_MOST
-        self._part = tail[self._at :]
-        return not (self._part and self._close.fullmatch(self._part))
+        while len(tail) - self._at > parser.MAX_LINE:
+            self._new_lines.append(self._highlighted(tail[self._at : self._at + parser.MAX_LINE]))
+            self._at += parser.MAX_LINE
+        self._partial_line = tail[self._at :]
+        return not (self._partial_line and self._close.fullmatch(self._partial_line))
 
     def rows(self, width: int, *, first: bool) -> list[Row]:
         if not self._rows:
             self._rows = [] if first else [EMPTY]
             self._rows += code_rows([], self._label, width, ())
-        self._rows += code_rows(self._new, "", width, ())
-        self._new = []
-        part = [self._lit(self._part)] if self._part else []
+        self._rows += code_rows(self._new_lines, "", width, ())
+        self._new_lines = []
+        part = [self._highlighted(self._partial_line)] if self._partial_line else []
         return self._rows + list(code_rows(part, "", width, ()))
 
-    def _lit(self, line: str) -> code.Line:
+    def _highlighted(self, line: str) -> code.Line:
         bare = line[self._indent_of(line) :]
         return code.highlight_line(bare, self._name)
 

@@ -1,4 +1,4 @@
-"""The inside of a paragraph: markdown-it's inline tokens as lines of pieces."""
+"""Inline Markdown: markdown-it's inline tokens as lines of pieces."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,23 +13,25 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 _URL: Final = re.compile(r"https?://[!#-;=?-\[\]_a-z~]+", re.IGNORECASE)
-_KEPT_MOST: Final = 2000
-_BY_HAND: Final = range(60, 101)
-_ENDS: Final = (".", ":", ";", "!", "?", "")
+_MAX_CACHED: Final = 2000
+_WRAPPED_CELLS: Final = range(60, 101)
+_SENTENCE_ENDS: Final = (".", ":", ";", "!", "?", "")
 _TRAILING: Final = ".,;:!?'\""
 
 Line = Sequence[Piece]
 
 
 def web_link(target: str) -> str:
-    """`target` if it is a link that may be given to a terminal and a browser, else nothing."""
+    """`target` if it is safe to pass to a terminal and a browser, else an empty string."""
     return target if len(target) < 2048 and _URL.fullmatch(target) else ""
 
 
 def inline_lines(content: str, base: Look = PLAIN) -> Sequence[Line]:
-    """The lines of a paragraph. A single line end in the source is one here, too: models mean it. But after a
-    line of 60 to 100 characters within a sentence it is prose wrapped by hand, and becomes a space."""
-    return _kept(content, base) if len(content) <= _KEPT_MOST else _read(content, base)
+    """Lines of a paragraph. A single line end in the source stays one: models mean it.
+
+    After a line of 60 to 100 characters inside a sentence it is wrapped prose, and becomes a space.
+    """
+    return _read_cached(content, base) if len(content) <= _MAX_CACHED else _read(content, base)
 
 
 def _read(content: str, base: Look) -> Sequence[Line]:
@@ -39,24 +41,25 @@ def _read(content: str, base: Look) -> Sequence[Line]:
     return _Lines(base).read(tokens)
 
 
-_kept = lru_cache(1024)(
+_read_cached = lru_cache(1024)(
     _read
 )  # items of a list that grows, cells of a table, are read again and again
 
 
 def printable(text: str) -> str:
-    """Text of one line as it may stand in a row: entities can bring back what was inert before."""
+    """Text of one line that is safe in a row. Needed after parsing: entities can bring control characters
+    back."""
     return sanitize_line(text.replace("\t", "    "))
 
 
 class _Lines:
-    """Collects lines while it walks over tokens; the look is a stack."""
+    """Collects lines of pieces from tokens; the current look is a stack."""
 
     def __init__(self, base: Look) -> None:
         self.lines: list[list[Piece]] = [[]]
         self.looks = [base]
         self.targets: list[str] = []
-        self._begun = 0  # characters of the last line before the source's line begins
+        self._begun = 0  # characters of the last line before the current source line
 
     def read(self, tokens: "list[Token]") -> Sequence[Line]:
         for token in tokens:
@@ -68,7 +71,7 @@ class _Lines:
         match token.type:
             case "text":
                 self._text(token.content, look)
-            case "softbreak" if self._wrapped_by_hand():
+            case "softbreak" if self._is_wrapped_prose():
                 self._add(" ", look)
                 self._begun = self._length()
             case "softbreak" | "hardbreak":
@@ -96,10 +99,10 @@ class _Lines:
     def _length(self) -> int:
         return sum(len(piece.text) for piece in self.lines[-1])
 
-    def _wrapped_by_hand(self) -> bool:
+    def _is_wrapped_prose(self) -> bool:
         line = self.lines[-1]
-        inside = bool(line) and line[-1].text[-1:] not in _ENDS
-        return inside and self._length() - self._begun in _BY_HAND
+        inside = bool(line) and line[-1].text[-1:] not in _SENTENCE_ENDS
+        return inside and self._length() - self._begun in _WRAPPED_CELLS
 
     def _open_link(self, target: str, look: Look) -> None:
         link = web_link(target)
@@ -109,7 +112,7 @@ class _Lines:
     def _close_link(self) -> None:
         self.looks.pop()
         target = self.targets.pop()
-        if target:  # a link that is not followed shows where it leads
+        if target:  # an unsafe link shows its target as text
             self._add(f" ({target})", self.looks[-1]._replace(tint="muted"))
 
     def _image(self, token: "Token", look: Look) -> None:

@@ -1,4 +1,4 @@
-"""Block tokens as rows of the screen."""
+"""Layout of Markdown blocks: markdown-it's block tokens as rows."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from localchat.tui.transcript.markdown import code, parser
 from localchat.tui.transcript.markdown.inline import Line, inline_lines, printable
 from localchat.tui.transcript.markdown.rows import PLAIN, Look, Piece, Row
-from localchat.tui.transcript.markdown.table import MOST_ROWS, Table, table_rows
+from localchat.tui.transcript.markdown.table import MAX_ROWS, Table, table_rows
 from localchat.tui.transcript.markdown.wrap import wrap
 
 if TYPE_CHECKING:
@@ -24,17 +24,19 @@ _SMALL_HEADING: Final = Look("muted", bold=True)
 _BULLETS: Final = ("•", "◦", "▪")
 _TASK: Final = re.compile(r"\[([ xX])\](?=\s|$)")
 _QUOTE: Final = Piece("▏ ", Look("quote"))
-_MARKDOWN_MOST: Final = 128 * 1024  # 30,000 tokens, laid out in 0.2 s; a list of short items in 1 s
-_LINES_MOST: Final = 8_000
-_TAKES: Final = 12  # cells that an indent leaves for text
+_MAX_CHARACTERS: Final = (
+    128 * 1024
+)  # 30,000 tokens, laid out in 0.2 s; a list of short items in 1 s
+_MAX_LINES: Final = 8_000
+_MIN_TEXT_CELLS: Final = 12  # left for text by an indent
 
 Lead = tuple[Piece, ...]
 
 
 def layout(text: str, width: int) -> list[Row]:
-    """The rows of an inert Markdown text; of one over 128 KB or 8,000 lines as it is written."""
+    """Rows of a sanitized Markdown text. Over 128 KB or 8,000 lines it is shown as plain text."""
     text = parser.split_long(text)
-    if len(text) > _MARKDOWN_MOST or text.count("\n") > _LINES_MOST:
+    if len(text) > _MAX_CHARACTERS or text.count("\n") > _MAX_LINES:
         return list(plain_rows(text, width))
     return MarkdownLayout(width, text).rows(parser.blocks(text))
 
@@ -48,7 +50,7 @@ def plain_rows(
     look: Look = PLAIN,
     ground: str = "",
 ) -> Iterator[Row]:
-    """The rows of an inert text that is no Markdown. `first` leads its first line, `later` the others."""
+    """Rows of a sanitized plain text. `first` leads its first line, `later` the others."""
     later = first if later is None else later
     blank = next(wrap([], width, later, later, ground))
     for number, line in enumerate(parser.split_long(text).split("\n")):
@@ -60,12 +62,12 @@ def plain_rows(
 
 
 def top_level(tokens: "list[Token]") -> list[int]:
-    """Indices of the tokens that begin a top-level block."""
+    """Indices of the tokens that open a top-level block."""
     return [index for index, token in enumerate(tokens) if token.level == 0 and token.nesting >= 0]
 
 
 class MarkdownLayout:
-    """Lays tokens out. `source`: the text that they were parsed from; their `map` counts its lines."""
+    """Lays out block tokens. `source` is the text that they were parsed from; their `map` counts its lines."""
 
     def __init__(self, width: int, source: str) -> None:
         self.width = width
@@ -73,13 +75,13 @@ class MarkdownLayout:
         self._lines: list[str] | None = None
 
     def rows(self, tokens: "list[Token]", *, first: bool = True) -> list[Row]:
-        """Rows with a blank one between blocks; also before the first unless `first`."""
+        """Rows with a blank one between blocks, and before the first one unless `first`."""
         return list(self._blocks(tokens, (), (), first, False, 0))
 
     def _blocks(
         self, tokens: "list[Token]", lead: Lead, later: Lead, first: bool, tight: bool, depth: int
     ) -> Iterator[Row]:
-        """`lead` stands before the first row, `later` before all others."""
+        """`lead` precedes the first row, `later` all others."""
         index = 0
         while index < len(tokens):
             end = _close(tokens, index)
@@ -128,8 +130,8 @@ class MarkdownLayout:
             lead = later
 
     def _deeper(self, lead: Lead, more: Lead) -> Lead:
-        """`lead` and `more`, unless too little would be left for text."""
-        return lead + more if _cells(lead) + _cells(more) + _TAKES <= self.width else lead
+        """`lead` and `more`, unless that leaves too few cells for text."""
+        return lead + more if _cells(lead) + _cells(more) + _MIN_TEXT_CELLS <= self.width else lead
 
     def _list(
         self, token: "Token", inside: "list[Token]", lead: Lead, later: Lead, depth: int
@@ -177,7 +179,7 @@ class MarkdownLayout:
                     aligns.append(
                         str(part.attrGet("style") or "").removeprefix("text-align:") or "left"
                     )
-        if len(rows) > MOST_ROWS:
+        if len(rows) > MAX_ROWS:
             yield from self._as_written(token, lead, later)
             return
         yield from table_rows(Table(rows, aligns), self.width, later)
@@ -197,7 +199,7 @@ def code_rows(
     lead: Lead,
     later: Lead | None = None,
 ) -> Iterator[Row]:
-    """A panel of code: its label above (if any), then the lines."""
+    """Rows of a code block: its label (if any), then the lines."""
     later = lead if later is None else later
     pad = Piece(" ", Look("code.text"))
     if label:
@@ -212,7 +214,7 @@ def code_rows(
 
 
 def _close(tokens: "list[Token]", index: int) -> int:
-    """Where the block that begins at `index` ends."""
+    """Index of the last token of the block that opens at `index`."""
     token = tokens[index]
     if token.nesting != 1:
         return index
@@ -231,7 +233,7 @@ def _items(inside: "list[Token]") -> "Iterator[list[Token]]":
 
 
 def _task(item: "list[Token]") -> "tuple[list[Token], str]":
-    """An item without its `[x]`, and the sign for it; or as it was, and nothing."""
+    """An item without its `[x]` and the sign for it; other items unchanged, with an empty sign."""
     if len(item) < 2 or item[0].type != "paragraph_open":
         return item, ""
     match = _TASK.match(item[1].content)
@@ -248,7 +250,7 @@ def _marked(item: "list[Token]", bullet: str) -> "list[Token]":
 
 
 def _bars(lead: Lead) -> int:
-    """How many pieces there are up to the last bar of a quote."""
+    """Number of pieces up to the last bar of a quote."""
     return max((index + 1 for index, piece in enumerate(lead) if piece == _QUOTE), default=0)
 
 

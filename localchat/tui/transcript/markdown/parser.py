@@ -1,8 +1,8 @@
-"""markdown-it set up so that nothing of a text vanishes.
+"""A markdown-it parser that drops no text.
 
-Its preset drops what is nested deeper than `maxNesting` without a word, and definitions of reference links
-always. Here what is too deep becomes plain text, definitions stay as they are written (they would also
-change what was drawn long before them), and HTML is text.
+The presets silently drop blocks nested deeper than `maxNesting`, and all definitions of reference links. Here
+blocks that are too deep become plain text, definitions stay as they are (they would also change rows far
+above them), and HTML is text.
 """
 
 from functools import cache
@@ -14,26 +14,25 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 
-_DEEPEST: Final = 30
-LINE_MOST: Final = 10_000
-_INLINE_MOST: Final = 32 * 1024
+_MAX_DEPTH: Final = 30
+MAX_LINE: Final = 10_000
+_MAX_INLINE: Final = 32 * 1024
 
 
 def split_long(text: str) -> str:
-    """`text` with a line end after each 10,000 characters of a line: what is longer takes seconds to lay out,
-    and nobody reads it."""
-    if len(text) <= LINE_MOST:
+    """`text` with a line end after every 10,000 characters of a line: longer lines take seconds to lay out."""
+    if len(text) <= MAX_LINE:
         return text
     lines = text.split("\n")
-    if max(map(len, lines)) <= LINE_MOST:
+    if max(map(len, lines)) <= MAX_LINE:
         return text
     return "\n".join(
-        line[at : at + LINE_MOST] for line in lines for at in range(0, max(1, len(line)), LINE_MOST)
+        line[at : at + MAX_LINE] for line in lines for at in range(0, max(1, len(line)), MAX_LINE)
     )
 
 
 def blocks(text: str) -> "list[Token]":
-    """The block tokens of an inert text; contents are not parsed yet (see `inline`)."""
+    """Block tokens of a sanitized text. Their contents are not parsed (see `inline`)."""
     parser = _parser()
     tokens: list[Token] = []
     parser.block.parse(text, parser, {}, tokens)
@@ -41,8 +40,8 @@ def blocks(text: str) -> "list[Token]":
 
 
 def inline(content: str) -> "list[Token] | None":
-    """The tokens inside a paragraph, or None where it is too long to be anything but plain text."""
-    if len(content) > _INLINE_MOST:
+    """Inline tokens of a paragraph; None if it is too long to parse."""
+    if len(content) > _MAX_INLINE:
         return None
     parser = _parser()
     tokens: list[Token] = []
@@ -51,8 +50,7 @@ def inline(content: str) -> "list[Token] | None":
 
 
 def load() -> None:
-    """Import now what the first text to draw would import, beside the engine that writes it: 30 ms and more of
-    one of its cores."""
+    """Import what the first answer needs: 30 ms or more, which would compete with the engine for a core."""
     import pygments.lexers  # type: ignore[import-untyped]  # noqa: F401
 
     _parser()
@@ -60,18 +58,18 @@ def load() -> None:
 
 @cache
 def _parser() -> "MarkdownIt":
-    from markdown_it import MarkdownIt  # 25 ms, after the first frame where nothing was said yet
+    from markdown_it import MarkdownIt  # 25 ms, so not before the first frame
 
-    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST * 4})
+    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _MAX_DEPTH * 4})
     parser.enable(["table", "strikethrough"])
     parser.disable(["reference", "html_block", "html_inline"])
-    parser.block.ruler.before("table", "deep", _deep)
+    parser.block.ruler.before("table", "deep", _plain_if_too_deep)
     return parser
 
 
-def _deep(state: "StateBlock", start: int, end: int, silent: bool) -> bool:
-    """A block rule that takes whatever is nested too deep as one plain text."""
-    if state.level < _DEEPEST:
+def _plain_if_too_deep(state: "StateBlock", start: int, end: int, silent: bool) -> bool:
+    """Block rule: text that is nested too deep becomes one plain token."""
+    if state.level < _MAX_DEPTH:
         return False
     if not silent:
         token = state.push("plain", "", 0)

@@ -1,50 +1,49 @@
-"""What a layout is made of: rows of pieces, each with a look. Colours come later, from the theme."""
+"""Rows of a layout: pieces of text with a look. The theme adds the colours later (`strips.py`)."""
 
 from typing import NamedTuple
 
 
 class Look(NamedTuple):
-    """How a piece of text looks. `tint`: a role that paint.py has a colour for. `link`: http or https only,
-    printable ASCII, or empty."""
+    """Style of a piece, without colours."""
 
     tint: str = "text"
+    """A role with a colour in `strips.py`."""
     bold: bool = False
     italic: bool = False
     strike: bool = False
     underline: bool = False
     link: str = ""
+    """An http or https URL in printable ASCII, or empty."""
 
 
 class Piece(NamedTuple):
-    """Text of one look, without line ends; already inert."""
+    """Sanitized text of one look, without line ends."""
 
     text: str
     look: Look
 
 
 class Row(NamedTuple):
-    """One row of the screen.
-
-    `lead`: how many of the first pieces are decoration (indent, bullet, bar), which is never
-    copied. `joint`: what stood in the source between this row and the next: None is a line end, otherwise the
-    white space at which the line was wrapped. `ground`: role of the background, filled to the end of the row,
-    empty for none; the first `bare` pieces stand outside of it.
-    """
+    """One row of the screen."""
 
     pieces: tuple[Piece, ...] = ()
     lead: int = 0
+    """Number of first pieces that are decoration (indent, bullet, bar), which is never copied."""
     joint: str | None = None
+    """Source text between this row and the next: None for a line end, else the white space of the wrap."""
     ground: str = ""
+    """Role of the background, filled to the end of the row; empty for none."""
     bare: int = 0
+    """Number of first pieces without that background."""
 
     @property
     def text(self) -> str:
-        """All of the row as shown."""
+        """The whole row, decoration included."""
         return "".join(piece.text for piece in self.pieces)
 
     @property
     def lead_length(self) -> int:
-        """Characters of the decoration."""
+        """Number of characters of the decoration."""
         return sum(len(piece.text) for piece in self.pieces[: self.lead])
 
 

@@ -1,4 +1,4 @@
-"""Tables, wrapped to a width: columns share the room, a long cell takes several rows."""
+"""Tables wrapped to a width: columns share it, a long cell takes several rows."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -9,8 +9,8 @@ from localchat.tui.transcript.markdown.inline import Line
 from localchat.tui.transcript.markdown.rows import Look, Piece, Row
 from localchat.tui.transcript.markdown.wrap import wrap
 
-MOST_ROWS: Final = 300
-"""Longer tables are shown as they are written: laying them out takes seconds."""
+MAX_ROWS: Final = 300
+"""Longer tables are shown as source text: their layout takes seconds."""
 
 _GAP: Final = 2
 _RULE: Final = Look("rule")
@@ -18,10 +18,12 @@ _PLAIN: Final = Look()
 
 
 class Table(NamedTuple):
-    """Cells, each a line; `rows[0]` is the header. `aligns`: "left", "right" or "center" by column."""
+    """Cells of a table."""
 
     rows: list[list[Line]]
+    """The header first."""
     aligns: list[str]
+    """`left`, `right` or `center`, by column."""
 
 
 def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
@@ -30,7 +32,7 @@ def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Ro
     if columns * 3 + (columns - 1) * _GAP > room:
         yield from _stacked(table, width, lead)
         return
-    widths = shares(_natural(table, columns), room - (columns - 1) * _GAP)
+    widths = column_widths(_natural(table, columns), room - (columns - 1) * _GAP)
     for number, row in enumerate(table.rows):
         yield from _line(row, widths, table.aligns, lead)
         if number == 0:
@@ -38,8 +40,8 @@ def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Ro
             yield Row((*lead, Piece(rule, _RULE)), len(lead) + 1)
 
 
-def shares(natural: Sequence[int], room: int) -> list[int]:
-    """Widths of columns: what they want if it fits, else the widest give first."""
+def column_widths(natural: Sequence[int], room: int) -> list[int]:
+    """Widths of columns: their natural widths if they fit, else the widest shrink first."""
     widths = [max(1, cells) for cells in natural]
     while sum(widths) > room:
         widest = max(widths)
@@ -90,7 +92,7 @@ def _line(
 
 
 def _stacked(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
-    """More columns than the width can hold: each cell on a line of its own, a rule between rows."""
+    """A table too wide for the screen: each cell on its own line, with a rule between rows."""
     for number, row in enumerate(table.rows):
         if number:
             yield Row((*lead, Piece("─" * 3, _RULE)), len(lead) + 1)

@@ -1,5 +1,8 @@
-"""Lines wrapped to a width in terminal cells: between words, else between graphemes; nothing is dropped but
-the white space at a break, and that is kept in `Row.joint`."""
+"""Wraps lines to a width in terminal cells: between words, else between graphemes.
+
+Only the white space at a break is dropped, and `Row.joint` keeps it. Uses `rich._unicode_data`, a private
+table that tests/tui/test_textual_internals.py checks.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +17,7 @@ from localchat.tui.transcript.markdown.rows import EMPTY, Piece, Row
 
 
 class WrappedLine(NamedTuple):
-    """Characters `start` to `end` are one row; `joint` as in Row."""
+    """Characters `start` to `end` of a line as one row; `joint` as in `Row`."""
 
     start: int
     end: int
@@ -28,8 +31,10 @@ def wrap(
     later: tuple[Piece, ...] | None = None,
     ground: str = "",
 ) -> Iterator[Row]:
-    """The rows of one line, at most `width` cells each (never less than 2 besides the lead). `first` leads
-    the first row, `later` the others; both are equally wide."""
+    """Rows of one line, at most `width` cells each (at least 2 after the lead).
+
+    `first` leads the first row, `later` the others; both have the same width.
+    """
     if not line:
         yield Row(first, len(first), None, ground) if first or ground else EMPTY
         return
@@ -40,24 +45,23 @@ def wrap(
         yield Row((*first, *line), len(first), None, ground)
         return
     lead = first
-    index, at = 0, 0  # the piece that a row begins in, and where that begins
-    for cut in cuts(text, room):
-        while index < len(line) - 1 and at + len(line[index].text) <= cut.start:
+    index, at = 0, 0  # the piece in which the row begins, and the start of that piece
+    for part in line_breaks(text, room):
+        while index < len(line) - 1 and at + len(line[index].text) <= part.start:
             at += len(line[index].text)
             index += 1
-        pieces = lead + tuple(_slice(islice(line, index, None), cut.start - at, cut.end - at))
-        yield Row(pieces, len(lead), cut.joint, ground)
+        pieces = lead + tuple(_slice(islice(line, index, None), part.start - at, part.end - at))
+        yield Row(pieces, len(lead), part.joint, ground)
         lead = later
 
 
-def cuts(text: str, width: int) -> Iterator[WrappedLine]:
-    """Where to wrap `text`."""
-    return _narrow_cuts(text, width) if _is_narrow(text) else _wide_cuts(text, width)
+def line_breaks(text: str, width: int) -> Iterator[WrappedLine]:
+    """The rows of `text` at a width."""
+    return _narrow_breaks(text, width) if _is_narrow(text) else _wide_breaks(text, width)
 
 
 def _is_narrow(text: str) -> bool:
-    """Whether every character takes one cell, so that characters can be counted for cells. Each is looked at
-    once, however often it stands there."""
+    """Whether every character takes one cell, so that characters count as cells. Tests each character once."""
     return text.isascii() or all(map(_is_narrow_letter, set(text)))
 
 
@@ -68,7 +72,7 @@ def _is_narrow_letter(letter: str) -> bool:
 
 @cache
 def _narrow() -> re.Pattern[str]:
-    """Rich's table lists what is not one cell wide."""
+    """Matches characters of one cell: those not in Rich's table of other widths."""
     other = load_cell_table("auto").widths
     ranges = "".join(
         f"{chr(low)!s}-{chr(high)!s}" for low, high, cells in other if cells != 1 and low > 0x7F
@@ -76,7 +80,7 @@ def _narrow() -> re.Pattern[str]:
     return re.compile(f"[^{ranges}]*")
 
 
-def _narrow_cuts(text: str, width: int) -> Iterator[WrappedLine]:
+def _narrow_breaks(text: str, width: int) -> Iterator[WrappedLine]:
     at, length = 0, len(text)
     while length - at > width:
         space = text.rfind(" ", at, at + width + 1)
@@ -99,12 +103,12 @@ def _narrow_cuts(text: str, width: int) -> Iterator[WrappedLine]:
     )
 
 
-def _wide_cuts(text: str, width: int) -> Iterator[WrappedLine]:
-    """The same by graphemes; a break is also allowed on either side of a wide one (CJK, emoji)."""
+def _wide_breaks(text: str, width: int) -> Iterator[WrappedLine]:
+    """Breaks by graphemes; also allowed before and after a wide one (CJK, emoji)."""
     spans, _ = split_graphemes(text)
     starts = [start for start, _, _ in spans] + [len(text)]
     cells = [cells for _, _, cells in spans]
-    if "\u200d" in text:  # of joiners that join nothing, rich's two measures disagree
+    if "\u200d" in text:  # Rich's two measures disagree on joiners that join nothing
         cells = [max(count, cell_len(text[start:end])) for start, end, count in spans]
     spaces = [text[start:end] == " " for start, end, _ in spans]
     at, count = 0, len(spans)
@@ -134,7 +138,7 @@ def _wide_cuts(text: str, width: int) -> Iterator[WrappedLine]:
 
 
 def _break_before(end: int, at: int, cells: list[int], spaces: list[bool]) -> int | None:
-    """The last grapheme up to `end` before which a row may end, with something to read in the row."""
+    """The last grapheme up to `end` before which the row may break; None if the row would be blank."""
     for stop in range(end, at, -1):
         if spaces[stop] or spaces[stop - 1] or cells[stop] == 2 or cells[stop - 1] == 2:
             return stop if not all(spaces[at:stop]) else None
@@ -142,7 +146,7 @@ def _break_before(end: int, at: int, cells: list[int], spaces: list[bool]) -> in
 
 
 def _slice(pieces: Iterable[Piece], start: int, end: int) -> Iterator[Piece]:
-    """Characters `start` to `end` of what the pieces say."""
+    """Characters `start` to `end` of the pieces."""
     at = 0
     for piece in pieces:
         length = len(piece.text)
