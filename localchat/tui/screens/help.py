@@ -19,7 +19,7 @@ _TITLES = {
     "chat": "Anywhere",
     "app": "",
     "composer": "While you write",
-    "transcript": "In the conversation (Tab goes there)",
+    "transcript": "In the chat (Tab goes there)",
     "panel": "In the panel",
     "models": "In the list of models",
     "history": "In the list of conversations",

@@ -75,7 +75,7 @@ def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> N
 def test_a_history_that_is_longer_than_its_list_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localchat.tui.screens.history._SHOWN", 1)
+    monkeypatch.setattr("localchat.tui.screens.history._MAX_SHOWN", 1)
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
@@ -88,7 +88,7 @@ def test_a_history_that_is_longer_than_its_list_says_so(
         await until(pilot, lambda: app.screen is not app.chat)
         box = dialog(pilot).query_one("#dialog")
         assert dialog(pilot).entries.option_count == 1
-        assert str(box.border_title) == "Conversations, the newest 1: words find the others"
+        assert str(box.border_title) == "Conversations, the newest 1: search for older ones"
         await pilot.press(*"rivers")
         await until(pilot, lambda: str(box.border_title) == "Conversations")
 
@@ -256,15 +256,15 @@ def test_a_notice_of_the_load_hides_no_offer_of_a_first_run(tmp_path: Path) -> N
 
 def test_the_greeting_is_whole_on_a_narrow_screen(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
-        await pilot.resize_terminal(60, 20)
+        await pilot.resize_terminal(36, 20)
         welcome = app_of(pilot).chat.query_one(Welcome)
         await until(
-            pilot, lambda: welcome.size.width <= 60 and "came with" in str(welcome.render())
+            pilot, lambda: welcome.size.width <= 36 and "talking to" in str(welcome.render())
         )
-        assert "came with the program." in " ".join(str(welcome.render()).split())
-        await pilot.resize_terminal(60, 7)
+        assert "talking to the built-in guide." in " ".join(str(welcome.render()).split())
+        await pilot.resize_terminal(36, 7)
         await until(pilot, lambda: welcome.size.height <= 5)
-        assert "came with the progr…" in str(welcome.render()), "half a sentence is told to be one"
+        assert "talking to the built-in gu…" in str(welcome.render()), "a cut sentence shows it"
 
     play(Stage(tmp_path, models=("guide",)), what)
 
