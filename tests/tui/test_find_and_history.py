@@ -57,6 +57,6 @@ def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
         assert str(about.render()) == "nothing found"
         await pilot.press("backspace", "backspace", "delete")
         await pilot.pause()
-        assert str(about.render()).startswith("deleted: ")
+        assert str(about.render()).startswith("Deleted ")
 
     play(Stage(tmp_path), what)
