@@ -96,7 +96,7 @@ class LlamaCppBackend:
         if model.reranker:
             return "it is a reranker, which scores pairs of texts"
         if name in _NO_WRITERS and not model.pooling:
-            return f"it is no model that writes token by token ({name})"
+            return f"it does not write token by token ({name})"
         return ""
 
     def with_gpus(self, machine: Machine) -> Machine:

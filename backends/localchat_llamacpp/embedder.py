@@ -174,8 +174,8 @@ def _normalised(vector: NDArray[np.float32]) -> list[float]:
     length = float(np.linalg.norm(wide))
     if not np.isfinite(length):
         raise LocalchatError(
-            "the model gave numbers that are none for a text",
-            hint="the model file may be damaged: fetch it again",
+            "the model gave an embedding that is not a vector of numbers",
+            hint="the model file may be damaged: download it again",
         )
     found: list[float] = (wide / length if length else wide).tolist()
     return found

@@ -90,9 +90,9 @@ class _EmbeddingNeeds:
         self._shape, self._machine, self._layers = shape, machine, layers
         self._gpu_bytes = spendable_gpu(machine, gpu_limit_bytes)
         weights = weights_split(shape, layers)
-        again = Repacked() if safe_mode else repacked_weights(shape, machine, layers)
-        self._weights = Split(weights.ram - again.originals + again.copies, weights.gpu)
-        self._mapped_bytes = again.originals
+        repacked = Repacked() if safe_mode else repacked_weights(shape, machine, layers)
+        self._weights = Split(weights.ram - repacked.originals + repacked.copies, weights.gpu)
+        self._mapped_bytes = repacked.originals
 
     def parts(self, tokens: int) -> tuple[Split, Split, Split, Split]:
         """Weights, cache, scratch, overhead."""

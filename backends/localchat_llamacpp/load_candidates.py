@@ -142,10 +142,10 @@ class MemoryCheck:
         rows = kv_layer_bytes(self.shape, cache)
         first = max(self.layers - layers, 0)
         weights = weights_split(self.shape, layers)
-        again = Repacked()
+        repacked = Repacked()
         # With a GPU, weights in RAM stay as the file has them: llama.cpp prefers RAM that the GPU can read.
         if not self._safe_mode and (not layers or self.unified):
-            again = repacked_weights(self.shape, self.machine, layers)
+            repacked = repacked_weights(self.shape, self.machine, layers)
         scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
         compute = Split(scratch, 0)
         if layers:
@@ -154,14 +154,14 @@ class MemoryCheck:
             ram = input_bytes(self.shape, cells, steps) if whole else scratch
             # Every GPU runs its part of the graph in a scratch buffer of its own.
             compute = Split(ram, scratch * max(self.gpu_count, 1) + borrowed)
-        gpu_count = gpu_context_bytes(self.machine.gpus) if layers and not self.unified else 0
+        contexts = gpu_context_bytes(self.machine.gpus) if layers and not self.unified else 0
         found = Needs(
-            Split(weights.ram - again.originals + again.copies, weights.gpu),
+            Split(weights.ram - repacked.originals + repacked.copies, weights.gpu),
             Split(sum(rows[:first]), sum(rows[first:])),
             compute,
-            Split(overhead_bytes(self.shape, steps), gpu_count),
+            Split(overhead_bytes(self.shape, steps), contexts),
             flash,
-            again.originals,
+            repacked.originals,
         )
         return found.pooled() if self.unified else found
 

@@ -37,8 +37,7 @@ _MOST_SLOTS = 255
 def plan(
     shape: ModelShape, options: LoadOptions, machine: Machine, *, can_offload: bool, safe_mode: bool
 ) -> MemoryPlan:
-    """The verdict on a load. Never raises for memory: `fit.memory_plan.demand` does so for a plan that does
-    not fit.
+    """The verdict on a load. Never raises for lack of memory; `demand` does that.
 
     can_offload: whether the installed llama.cpp can. safe_mode: no repacked copies. Raises UsageError for a
     KV type that this model cannot have, and for numbers out of range.
@@ -76,7 +75,7 @@ class _CandidateChooser:
         self.possible_types = kv_types(memory.shape)
         self.types = self._types()
         self.layers = self._layers()
-        # A context below which a coarser candidate of loading is tried.
+        # Below this context a coarser candidate is tried.
         self.goal = self.options.context_tokens or min(self.trained, GOAL_TOKENS)
         self.most = max(self.trained, self.goal)
         self.least = min(LEAST_CONTEXT_TOKENS, self.trained)
@@ -88,7 +87,7 @@ class _CandidateChooser:
         if not last or (options.context_tokens or 0) <= last:
             return options
         self.notes.append(
-            f"The model has positions for {tokens(last)}, so its context is that long and not "
+            f"The model has positions for {tokens(last)} only, so the context is not "
             f"{options.context_tokens:,}."
         )
         return structs.replace(options, context_tokens=last)
@@ -113,8 +112,8 @@ class _CandidateChooser:
             if asked == "auto" and machine.gpus:
                 names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
                 self.notes.append(
-                    f"llama.cpp is built for the CPU alone here: {names} stays idle; "
-                    "`localchat doctor --rebuild` builds it anew."
+                    f"llama.cpp is built for the CPU alone here, so {names} stays idle; "
+                    "`localchat doctor --rebuild` builds it for the GPU."
                 )
             elif asked not in ("auto", 0):
                 self.notes.append(
@@ -164,7 +163,7 @@ class _CandidateChooser:
         machine = self.memory.machine
         names = ", ".join(sorted({gpu.name for gpu in machine.gpus})) or "the GPU"
         if self.options.gpu_layers == 0:
-            return "a GPU is required, and 0 layers on it were asked for.", ()
+            return "a GPU is required, but --gpu-layers is 0.", ()
         if not self.can_offload:
             return (
                 "a GPU is required, and llama.cpp is built for the CPU alone here.",
@@ -203,7 +202,7 @@ class _CandidateChooser:
             context = max(self._comfortable(candidate, longest), min(self.goal, longest))
         elif context > self.trained:
             self.notes.append(
-                f"The model was trained for {tokens(self.trained)}; beyond them it may ramble."
+                f"The model was trained for {tokens(self.trained)}; beyond that it may ramble."
             )
         if self.options.kv_type is None and candidate.kv_type != self.types[0]:
             self.notes.append(

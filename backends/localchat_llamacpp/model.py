@@ -56,7 +56,7 @@ class GgufModel:
             )
         if self.shape.reranker:
             raise ModelInvalid(
-                f"{path} is a reranker: it scores pairs of texts, and localchat asks no model for that.",
+                f"{path} is a reranker: it scores pairs of texts, which localchat does not do.",
                 hint="Give the file of a model that writes text or gives embeddings.",
             )
         handle, log_lines = load_vocabulary(self._first)

@@ -45,18 +45,18 @@ class StopFlag:
     """
 
     def __init__(self) -> None:
-        self._sequence_state = ctypes.create_string_buffer(2)
+        self._text = ctypes.create_string_buffer(2)
 
     def set(self) -> None:
-        self._sequence_state[0] = b"\1"
+        self._text[0] = b"\1"
 
     def clear(self) -> None:
-        self._sequence_state[0] = b"\0"
+        self._text[0] = b"\0"
 
     def callback(self, kind: Any) -> tuple[Any, ctypes.c_void_p]:  # noqa: ANN401 - a type of the binding
         """A `bool (*)(void *)` as a pointer of this `kind`, and its argument. Both must outlive their use."""
         pointer = ctypes.cast(ctypes.CDLL(None).strlen, kind)
-        return pointer, ctypes.c_void_p(ctypes.addressof(self._sequence_state))
+        return pointer, ctypes.c_void_p(ctypes.addressof(self._text))
 
 
 _NO_ROOM, _ABORTED = 1, 2
@@ -194,11 +194,11 @@ class LlamaCppRunner:
 
     def _row_tokens(self, row: StepRow) -> tuple[int, ...]:
         """The token ids that a row computes, written into what is known of its sequence."""
-        text = self._sequences[row.seq]
-        known = (text.tokens[row.start],) if row.tokens is LAST else row.tokens
+        state = self._sequences[row.seq]
+        known = (state.tokens[row.start],) if row.tokens is LAST else row.tokens
         assert isinstance(known, tuple)
         tokens = known + row.drafts
-        text.tokens[row.start : row.start + len(tokens)] = tokens
+        state.tokens[row.start : row.start + len(tokens)] = tokens
         return tokens
 
     # ------------------------------------------------------------------ decoding
@@ -339,11 +339,11 @@ class LlamaCppRunner:
         logits: NDArray[np.float32],
         mask: bytes | None,
     ) -> Sample:
-        text = self._sequences[target.seq]
+        state = self._sequences[target.seq]
         position = row.start + target.offset + 1
-        counts = text.counts_before(position, row.start)
-        drawn = self._sampler.draw(logits, text.sampling, position, counts, mask)
-        text.tokens[position : position + 1] = (drawn.token,)
+        counts = state.counts_before(position, row.start)
+        drawn = self._sampler.draw(logits, state.sampling, position, counts, mask)
+        state.tokens[position : position + 1] = (drawn.token,)
         return Sample(number, drawn.token, drawn.logprob, drawn.top)
 
 

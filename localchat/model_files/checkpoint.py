@@ -116,14 +116,17 @@ def _object(source: ByteSource) -> dict[str, Any]:
     """The settings in a JSON file. Raises ModelInvalid."""
     if source.size > _LONGEST_CONFIG:
         raise ModelInvalid(
-            f"{source.name} has {source.size:,} bytes; no settings are that long.", path=source.name
+            f"{source.name} has {source.size:,} bytes; settings are never that long.",
+            path=source.name,
         )
     try:
         found = json.loads(source.read(0, source.size))
     except (ValueError, RecursionError) as problem:
-        raise ModelInvalid(f"{source.name} is no JSON: {problem}.", path=source.name) from problem
+        raise ModelInvalid(
+            f"{source.name} is not valid JSON: {problem}.", path=source.name
+        ) from problem
     if not isinstance(found, dict):
-        raise ModelInvalid(f"{source.name} is no JSON object.", path=source.name)
+        raise ModelInvalid(f"{source.name} is not a JSON object.", path=source.name)
     return found
 
 
@@ -149,8 +152,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     config = folder / CONFIG
     weights = [path.name for path in weight_paths(folder)]
     if not config.is_file() or not weights:
+        missing = "config.json is" if weights else "safetensors files are"
         raise ModelMissing(
-            f"{folder} holds no checkpoint: {'config.json' if weights else 'safetensors files'} missing.",
+            f"{folder} is not a checkpoint: {missing} missing.",
             hint="Give the folder of a Hugging Face checkpoint, or the path of a .gguf file.",
             path=str(folder),
         )
@@ -203,7 +207,9 @@ def read_checkpoint_sources(
     Raises ModelInvalid.
     """
     if len(weights) > _MOST_FILES:
-        raise ModelInvalid(f"{name}: its weights are {len(weights):,} files; no model has as many.")
+        raise ModelInvalid(
+            f"{name}: its weights have {len(weights):,} files; at most {_MOST_FILES:,} are accepted."
+        )
     found: Mapping[str, Any] = _object(config)
     early = next((file for file in SIDECARS if file in (sidecars or {})), None)
     if early is not None and sidecars is not None and not found.get("quantization_config"):

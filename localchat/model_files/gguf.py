@@ -155,7 +155,7 @@ _AGAIN = "The file is cut off or damaged: download it again."
 
 def _invalid(source: ByteSource, found: str, hint: str = "") -> ModelInvalid:
     return ModelInvalid(
-        f"{source.name} is no usable GGUF model: {found}.",
+        f"{source.name} is not a usable GGUF model: {found}.",
         hint=hint or _AGAIN,
         path=source.name,
         reason=found,
@@ -175,7 +175,7 @@ def _read(source: ByteSource, cursor: Cursor, strings: Collection[str]) -> Heade
     if version not in (2, 3):
         raise _invalid(
             source,
-            f"its format version is {version}, and 2 and 3 can be read",
+            f"its format version is {version}; versions 2 and 3 are supported",
             "Download a current conversion of the model.",
         )
     tensor_count, key_count = _uint(cursor, _U64), _uint(cursor, _U64)
@@ -207,13 +207,13 @@ def _uint(cursor: Cursor, format_: struct.Struct) -> int:
 
 def _bounded(source: ByteSource, what: str, found: int, most: int) -> None:
     if found > most:
-        raise _invalid(source, f"it claims {found:,} {what}, and {most:,} are possible here")
+        raise _invalid(source, f"it claims {found:,} {what}; at most {most:,} are possible")
 
 
 def _string(source: ByteSource, cursor: Cursor, longest: int, what: str) -> str:
     length = _uint(cursor, _U64)
     if length > longest:
-        raise _invalid(source, f"{what} claims {length:,} bytes, and {longest:,} are the most")
+        raise _invalid(source, f"{what} claims {length:,} bytes; at most {longest:,} are allowed")
     return cursor.take(length).decode("utf-8", "replace")
 
 
@@ -272,7 +272,7 @@ def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[GgufTensor]
     for number in range(count):
         name = _string(source, cursor, LONGEST_TENSOR_NAME, f"the name of tensor {number + 1}")
         if name in names:
-            raise _invalid(source, f"tensor {name} stands in it twice")
+            raise _invalid(source, f"tensor {name} occurs twice")
         names.add(name)
         dimensions = _uint(cursor, _U32)
         _bounded(source, f"dimensions of {name}", dimensions, 4)
@@ -282,7 +282,7 @@ def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[GgufTensor]
         if format_ is None:
             raise _invalid(
                 source,
-                f"tensor {name} has the number format {code}, which is unknown here",
+                f"tensor {name} has the unknown number format {code}",
                 "The file may be newer than this localchat, or use a format that was withdrawn.",
             )
         tensor = GgufTensor(name, shape, format_, offset, 0)
@@ -302,13 +302,13 @@ def _placed(
         if tensor.offset != expected:
             raise _invalid(
                 source,
-                f"tensor {tensor.name} lies at {tensor.offset:,}, where {expected:,} is its place",
+                f"tensor {tensor.name} starts at byte {tensor.offset:,} instead of {expected:,}",
             )
         end = start + expected + tensor.size_bytes
         if end > source.size:
             raise _invalid(
                 source,
-                f"tensor {tensor.name} ends at byte {end:,}, and the file at {source.size:,}",
+                f"tensor {tensor.name} ends at byte {end:,}, after the end of the file ({source.size:,})",
             )
         placed.append(tensor._replace(offset=start + expected))
         expected += -(-tensor.size_bytes // alignment) * alignment

@@ -83,7 +83,7 @@ def read_header(path: str | Path, strings: Collection[str] = ()) -> Header:
     header = replace(_read_file(first, strings), parts=(first,))
     if header.metadata.get("split.count", 1) not in (0, 1):
         raise ModelInvalid(
-            f"{first} is one part of a split model, and its name does not say which.",
+            f"{first} is one part of a split model, but its name does not say which.",
             hint="Give the parts their names back: NAME-00001-of-00002.gguf and so on.",
             path=str(first),
         )
@@ -99,7 +99,8 @@ def _read_file(path: Path, strings: Collection[str]) -> Header:
             raise _missing(path)
         if not path.is_file():
             raise ModelInvalid(
-                f"{path} is no file (a pipe or a device).", hint="Give the path of a .gguf file."
+                f"{path} is not a regular file (it is a pipe or a device).",
+                hint="Give the path of a .gguf file.",
             )
         with FileSource(path) as source:
             return read_source(source, strings)
@@ -203,7 +204,7 @@ def _check_part(header: Header, number: int, count: int) -> None:
     # llama.cpp writes both into every part; a whole file named like the only part has neither.
     if stated != (count, number) and not (count == 1 and stated == (None, None)):
         raise ModelInvalid(
-            f"{header.name} is named as part {number + 1} of {count}, and says of itself: "
+            f"{header.name} is named as part {number + 1} of {count}, but its header says: "
             f"split.count {stated[0]}, split.no {stated[1]}.",
             hint="The parts may be of different models, or renamed: download them again.",
             path=header.name,
@@ -215,7 +216,7 @@ def _check_whole(first: Header, tensors: tuple[GgufTensor, ...], name: str) -> N
     expected = first.metadata.get("split.tensors.count", len(tensors))
     if len(names) != len(tensors) or expected != len(tensors):
         raise ModelInvalid(
-            f"{name}: the parts hold {len(names)} different tensors, and {expected} are expected.",
+            f"{name}: the parts hold {len(names)} different tensors; {expected} are expected.",
             hint="The parts may be of different models: download them again.",
             path=name,
         )
@@ -247,8 +248,8 @@ def check_model(header: Header) -> None:
     if not any(f"{name}.{key}" in header.metadata for key in _SIZES):
         raise _unusable(
             header,
-            f"it is of the architecture {name} and has none of the numbers of a language model, as files have "
-            "that make pictures or hear speech",
+            f"its architecture is {name}, and it has none of the numbers of a language model; models for "
+            "images or speech look like that",
             "Give the path of a model that writes text.",
         )
     layers = _within(header, "block_count", 1, MOST_LAYERS)
@@ -282,12 +283,12 @@ def _within(header: Header, key: str, low: int, high: int) -> int:
     if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
         stated = "is missing" if found is None else f"is {found!r}"
         raise _unusable(
-            header, f"{header.architecture}.{key} {stated}; {low:,} to {high:,} is possible"
+            header, f"{header.architecture}.{key} {stated}; it must be {low:,} to {high:,}"
         )
     return found
 
 
 def _unusable(header: Header, found: str, hint: str = _AGAIN) -> ModelInvalid:
     return ModelInvalid(
-        f"{header.name} is no usable model: {found}.", hint=hint, path=header.name, reason=found
+        f"{header.name} is not a usable model: {found}.", hint=hint, path=header.name, reason=found
     )

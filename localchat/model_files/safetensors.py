@@ -72,14 +72,14 @@ def read_safetensors_source(source: ByteSource) -> SafetensorsHeader:
     try:
         found = json.loads(source.read(8, length))
     except (ValueError, RecursionError) as trouble:
-        raise _invalid(source, "its header is no JSON") from trouble
+        raise _invalid(source, "its header is not valid JSON") from trouble
     if not isinstance(found, dict) or len(found) > MOST_TENSORS:
-        raise _invalid(source, "its header is no list of tensors")
+        raise _invalid(source, "its header is not a table of tensors")
     metadata = found.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(
         isinstance(value, str) for value in metadata.values()
     ):
-        raise _invalid(source, "its metadata is no table of texts")
+        raise _invalid(source, "its metadata is not a table of strings")
     tensors = [_tensor(source, name, entry, 8 + length) for name, entry in found.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.size_bytes))
     end = 8 + length
@@ -87,17 +87,17 @@ def read_safetensors_source(source: ByteSource) -> SafetensorsHeader:
         if tensor.offset != end:
             raise _invalid(
                 source,
-                f"tensor {tensor.name} lies at {tensor.offset:,}, where {end:,} is its place",
+                f"tensor {tensor.name} starts at byte {tensor.offset:,} instead of {end:,}",
             )
         end += tensor.size_bytes
     if end != source.size:
-        raise _invalid(source, f"its tensors end at byte {end:,}, and the file at {source.size:,}")
+        raise _invalid(source, f"its tensors end at byte {end:,}, the file at {source.size:,}")
     return SafetensorsHeader(source.name, metadata, tuple(tensors), source.size)
 
 
 def _invalid(source: ByteSource, found: str) -> ModelInvalid:
     return ModelInvalid(
-        f"{source.name} is no usable safetensors file: {found}.", hint=_AGAIN, path=source.name
+        f"{source.name} is not a usable safetensors file: {found}.", hint=_AGAIN, path=source.name
     )
 
 

@@ -357,7 +357,7 @@ def test_a_required_gpu_is_not_replaced_by_the_cpu(eight_b: Header) -> None:
         (with_card, wish, False, "built for the CPU alone"),
         (LAPTOP, wish, True, "none was found"),
         (replace(LAPTOP, gpus=(replace(CARD, free_bytes=GB),)), wish, True, "not even one layer"),
-        (with_card, structs.replace(wish, gpu_layers=0), True, "0 layers"),
+        (with_card, structs.replace(wish, gpu_layers=0), True, "--gpu-layers is 0"),
     )
     for machine, asked_for, can_offload, told in cases:
         found = asked(eight_b, machine, asked_for, can_offload=can_offload)

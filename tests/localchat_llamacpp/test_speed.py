@@ -95,7 +95,7 @@ def test_a_probe_that_crashes_leaves_nothing_behind(
     assert not list(places.iterdir())
 
 
-def test_a_stand_in_is_a_model_of_the_size_it_says(tmp_path: Path) -> None:
+def test_a_synthetic_model_has_the_size_it_states(tmp_path: Path) -> None:
     model = SyntheticModel(2, 4, 2, 32, 64, 96, Q8_0)
     write(tmp_path / "s.gguf", model)
     shape = read_shape(tmp_path / "s.gguf")
@@ -247,7 +247,7 @@ def test_a_layer_is_measured_with_the_models_heads_and_cache(
     assert asked == [Layer(4, 2, 32, "q8_0", True, F16)]
 
 
-def test_heads_that_no_stand_in_can_have_cost_a_usual_layer(
+def test_heads_that_no_synthetic_model_can_have_cost_a_usual_layer(
     tmp_path: Path, asked: list[Layer]
 ) -> None:
     shape = read_shape(llama(Size(layers=3)).sparse(tmp_path / "m.gguf"))

@@ -40,7 +40,7 @@ def test_an_early_checkpoint_tells_its_quantization_in_a_file_beside(tmp_path: P
     assert found.quantization == "GPTQ"
     assert found.config["quantization_config"]["group_size"] == 128
     beside.write_text("{")
-    with pytest.raises(ModelInvalid, match=r"quantize_config\.json is no JSON"):
+    with pytest.raises(ModelInvalid, match=r"quantize_config\.json is not valid JSON"):
         read_checkpoint(tmp_path)
 
 

@@ -164,7 +164,7 @@ def test_a_header_without_end_is_given_up(look: Looker, monkeypatch: pytest.Monk
     [
         ({"model-q4_0.gguf": b"<html>" + bytes(2000)}, "HTML"),
         ({"model.safetensors": b"x", "tokenizer.json": b"{}"}, "has no config.json"),
-        ({"model.safetensors": b"x" * 99, "config.json": b"[]"}, "no JSON object"),
+        ({"model.safetensors": b"x" * 99, "config.json": b"[]"}, "not a JSON object"),
         ({"model.safetensors": b"x" * 99, "config.json": b"{}"}, "claims"),
     ],
 )

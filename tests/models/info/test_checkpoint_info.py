@@ -98,7 +98,7 @@ def test_what_no_backend_runs_and_what_is_broken_is_trouble(folder: Path) -> Non
     write(folder, {}, architectures=["NobodysModel"])
     assert "NobodysModel" in seen(folder).trouble
     (folder / "model.safetensors").write_bytes(b"12345678{}")
-    assert "no usable safetensors" in seen(folder).trouble
+    assert "not a usable safetensors" in seen(folder).trouble
 
 
 def test_the_files_of_a_checkpoint_are_its_weights_and_settings(folder: Path) -> None:
