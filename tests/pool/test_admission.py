@@ -89,7 +89,7 @@ def test_a_folder_is_judged_by_its_headers(machine: Put, folder: Path) -> None:
     assert found.free_bytes == found.gpu_free_bytes < 22 * GB
 
 
-def test_a_folder_that_does_not_fit_on_the_card_is_refused_before_a_load(
+def test_folder_that_does_not_fit_on_the_gpu_is_refused_before_a_load(
     machine: Put, folder: Path
 ) -> None:
     machine(replace(MACHINE, gpus=(replace(CARD, free_bytes=4 * GB),)))
@@ -99,13 +99,13 @@ def test_a_folder_that_does_not_fit_on_the_card_is_refused_before_a_load(
     assert found.advice
 
 
-def test_what_the_machine_lacks_is_said_before_a_load(machine: Put, folder: Path) -> None:
+def test_missing_hardware_is_reported_before_a_load(machine: Put, folder: Path) -> None:
     machine(replace(MACHINE, gpus=()))
     with pytest.raises(DoesNotFit, match=r"checkpoint is not loaded: .*needs an NVIDIA GPU"):
         judged(folder)
 
 
-def test_what_no_build_can_run_is_said_before_a_load(machine: Put, folder: Path) -> None:
+def test_model_that_no_build_can_run_is_refused_before_a_load(machine: Put, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["Nobody"]}))
     with pytest.raises(ModelInvalid, match="Nobody"):
         judged(folder)
@@ -133,7 +133,7 @@ def test_a_load_under_way_counts_where_it_will_lie(
     assert not judged(file, in_ram).fits
 
 
-def test_a_model_of_the_card_can_make_room_on_the_card_alone(machine: Put, folder: Path) -> None:
+def test_model_on_the_gpu_frees_memory_on_the_gpu_only(machine: Put, folder: Path) -> None:
     on_card, in_ram = loading(folder, 0, 18 * GB), loading(folder, 20 * GB, 0)
     needed = AdmissionResult(False, False, 20 * GB, 4 * GB, (), 20 * GB, 4 * GB)
     assert needed.gains_from(on_card) and not needed.gains_from(in_ram)
@@ -141,7 +141,7 @@ def test_a_model_of_the_card_can_make_room_on_the_card_alone(machine: Put, folde
     assert needed.never_fits([in_ram])
 
 
-def test_the_users_limit_counts_whoever_leaves_the_card(machine: Put, folder: Path) -> None:
+def test_users_gpu_limit_holds_even_if_others_unload(machine: Put, folder: Path) -> None:
     other = loading(folder, 0, 9 * GB)
     options = EngineOptions(
         folder, load=LoadOptions(context_tokens=4096, max_slots=2, gpu_limit_bytes=3 * GB)

@@ -22,9 +22,9 @@ from localchat_llamacpp.memory_plan import _check
 def test_settings_reach_the_options_of_an_engine(tmp_path: Path) -> None:
     model = ResolvedModel("m", "m", tmp_path, "")
     paths = Paths(*[tmp_path] * 5)
-    for wanted in (True, False):
-        options = engine_options(model, Settings(head_int8=wanted), paths, max_slots=1)
-        assert options.load.head_int8 == wanted
+    for expected in (True, False):
+        options = engine_options(model, Settings(head_int8=expected), paths, max_slots=1)
+        assert options.load.head_int8 == expected
 
 
 def test_engines_with_and_without_are_two(tmp_path: Path) -> None:

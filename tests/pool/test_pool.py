@@ -197,7 +197,7 @@ def test_engine_that_ended_while_idle_is_opened_anew(start: Start) -> None:
     assert len(pool.loaded()) == 1
 
 
-def test_stop_of_a_model_tells_how_many_it_ended(start: Start) -> None:
+def test_stop_of_a_model_returns_the_number_of_ended_requests(start: Start) -> None:
     pool, machine = start()
     pool.lease("a")
     pool.lease("alias")
@@ -228,7 +228,7 @@ def test_closed_pool_ends_its_engines_and_refuses(start: Start) -> None:
         pool.lease("a")
 
 
-def test_storm_of_leases_never_overcommits_and_leaves_nothing_behind(start: Start) -> None:
+def test_storm_of_leases_never_overcommits_and_leaves_no_entry(start: Start) -> None:
     pool, machine = start(patience_s=PATIENCE_S, keep_alive_s=0.001)
     failures: list[BaseException] = []
     most = [0]
@@ -238,7 +238,7 @@ def test_storm_of_leases_never_overcommits_and_leaves_nothing_behind(start: Star
             for turn in range(12):
                 with pool.lease("abc"[(number + turn) % 3]):
                     most[0] = max(most[0], len(machine.alive()))
-        except Exception as error:  # noqa: BLE001 - told below
+        except Exception as error:  # noqa: BLE001 - raised below
             failures.append(error)
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]

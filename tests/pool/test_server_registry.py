@@ -41,7 +41,7 @@ def test_registered_server_is_found_and_its_file_is_private(paths: Paths) -> Non
     assert registered(paths) == ()
 
 
-def test_private_whatever_the_umask_says(paths: Paths) -> None:
+def test_registration_is_private_under_any_umask(paths: Paths) -> None:
     before = os.umask(0)
     try:
         register(paths, "http://127.0.0.1:1", "t", 0.0)

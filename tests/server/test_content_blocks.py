@@ -22,23 +22,23 @@ CALL = st.lists(WORDS.filter(bool), max_size=3)
 @st.composite
 def answers(draw: st.DrawFn) -> list[OutputEvent]:
     """What `Answering` tells of one choice: calls one after the other, each begun by its name."""
-    told: list[OutputEvent] = []
+    sent: list[OutputEvent] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(("text", "reasoning", "call")), max_size=8)):
         if kind == "call":
-            told.append(ToolCall(0, calls, f"call_{calls}", "look"))
-            told += [ToolCall(0, calls, arguments=piece) for piece in draw(CALL)]
+            sent.append(ToolCall(0, calls, f"call_{calls}", "look"))
+            sent += [ToolCall(0, calls, arguments=piece) for piece in draw(CALL)]
             calls += 1
         else:
             word = draw(WORDS)
-            told.append(Text(0, word) if kind == "text" else Reasoning(0, word))
-    return [*told, ChoiceEnd(0, draw(st.sampled_from(("stop", "length"))))]
+            sent.append(Text(0, word) if kind == "text" else Reasoning(0, word))
+    return [*sent, ChoiceEnd(0, draw(st.sampled_from(("stop", "length"))))]
 
 
 @given(answers())
-def test_blocks_are_opened_filled_and_closed_in_turn(told: list[OutputEvent]) -> None:
+def test_blocks_are_opened_filled_and_closed_in_turn(sent: list[OutputEvent]) -> None:
     blocks = ContentBlocks()
-    changes: list[BlockEvent] = [change for each in told for change in blocks.add(each)]
+    changes: list[BlockEvent] = [change for each in sent for change in blocks.add(each)]
     opened = [change.block for change in changes if isinstance(change, BlockOpened)]
     assert [block.index for block in opened] == list(range(len(opened)))
     assert opened == blocks.blocks != []
@@ -53,19 +53,19 @@ def test_blocks_are_opened_filled_and_closed_in_turn(told: list[OutputEvent]) ->
             case BlockClosed(block):
                 assert block is current
                 current = None
-    assert current is None and blocks.end is told[-1]
+    assert current is None and blocks.end is sent[-1]
 
 
 @given(answers())
-def test_no_word_is_lost_and_neighbours_differ(told: list[OutputEvent]) -> None:
+def test_no_word_is_lost_and_neighbours_differ(sent: list[OutputEvent]) -> None:
     blocks = ContentBlocks()
-    for each in told:
+    for each in sent:
         blocks.add(each)
     for kind, of in (("text", Text), ("reasoning", Reasoning)):
         held = "".join(block.text for block in blocks.blocks if block.kind == kind)
-        assert held == "".join(each.text for each in told if isinstance(each, of))
+        assert held == "".join(each.text for each in sent if isinstance(each, of))
     arguments = "".join(block.text for block in blocks.blocks if block.kind == "call")
-    assert arguments == "".join(each.arguments for each in told if isinstance(each, ToolCall))
+    assert arguments == "".join(each.arguments for each in sent if isinstance(each, ToolCall))
     kinds = [block.kind for block in blocks.blocks]
     assert all("call" in pair or pair[0] != pair[1] for pair in pairwise(kinds))
     assert all(block.complete for block in blocks.blocks[:-1])

@@ -226,7 +226,7 @@ def test_a_refusal_of_the_engine_names_the_field_where_it_knows_it(stage: Stage)
     assert (error["param"], error["code"]) == ("logit_bias", "unsupported_value")
 
 
-def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_know(stage: Stage) -> None:
+def test_prompt_too_long_is_refused_with_the_known_message(stage: Stage) -> None:
     error = ContextExceeded("too long", prompt_tokens=9000, context_tokens=4096)
     stage.engine.refusals["long"] = [error]
     reply = chat(stage, "long", max_tokens=100)
@@ -306,11 +306,11 @@ def test_numbers_that_the_engine_does_not_know_are_not_made_up(
     assert error["message"].startswith(sentence)
     stage.engine.refusals["hi"] = [ContextExceeded("too long", **details)]
     body = {"messages": USER, "max_tokens": 5, "model": "m"}
-    told = ask(stage, "/v1/messages", body).json["error"]
-    assert told["message"] == "prompt is too long"
+    sent = ask(stage, "/v1/messages", body).json["error"]
+    assert sent["message"] == "prompt is too long"
 
 
-def test_a_refusal_of_the_server_behind_is_not_worth_another_try(stage: Stage) -> None:
+def test_refusal_of_the_upstream_server_is_not_retried(stage: Stage) -> None:
     for status, again in ((401, "false"), (503, None)):
         stage.engine.refusals["hi"] = [NetworkError("no", status=status)]
         reply = ask(stage, "/v1/chat/completions", {"messages": USER})
@@ -352,7 +352,7 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
         assert settled(lambda: stage.engine.cancelled == 2)
 
 
-def test_a_full_queue_is_said_at_once() -> None:
+def test_full_queue_is_refused_at_once() -> None:
     with serving(ServerConfig(limits=ServerLimits(waiting=0))) as stage:
         reply = chat(stage)
     assert (reply.status, reply.error["code"]) == (503, "server_busy")

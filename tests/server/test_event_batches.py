@@ -61,7 +61,7 @@ def output_of(
     return asyncio.run(run())
 
 
-def test_what_comes_together_is_told_together() -> None:
+def test_events_that_arrive_together_leave_together() -> None:
     found, tracked = output_of(
         [(Text(0, "a"),), (Text(0, "b"), Text(0, "c")), (Text(0, "d"), *ENDED), ()]
     )
@@ -78,7 +78,7 @@ def test_what_came_with_the_acceptance_is_not_lost() -> None:
     assert found == [[Text(0, "a"), ChoiceEnd(0, "stop")]]
 
 
-def test_what_came_with_a_failure_is_told_before_it() -> None:
+def test_events_before_a_failure_are_sent_before_it() -> None:
     steps: list[tuple[Event | LocalchatError, ...]] = [
         (Text(0, "a"), Text(0, "b"), EngineDied("gone")),
         (),
@@ -102,13 +102,13 @@ class Short:
         return ""
 
 
-def test_nothing_is_told_or_counted_behind_the_place_of_a_cut() -> None:
+def test_nothing_is_sent_or_counted_after_an_early_stop() -> None:
     found, tracked = output_of([tuple(Text(0, letter) for letter in "abcdef"), ()], Short)
     assert found == [[Text(0, "a"), Text(0, "b"), ChoiceEnd(0, "length")]]
     assert tracked.usage is not None and tracked.usage.completion_tokens == 2
 
 
-def test_prompts_beside_each_other_keep_their_own_order() -> None:
+def test_concurrent_prompts_keep_their_own_order() -> None:
     async def run() -> list[OutputEvent]:
         engine = Hand()
         generation = Generation(
@@ -122,9 +122,9 @@ def test_prompts_beside_each_other_keep_their_own_order() -> None:
         return [event async for batch in generation.events() for event in batch]
 
     work: Coroutine[Any, Any, list[OutputEvent]] = run()
-    told = asyncio.run(work)
-    assert [one for one in told if one.choice == 0] == [
+    sent = asyncio.run(work)
+    assert [one for one in sent if one.choice == 0] == [
         *(Text(0, x) for x in "abc"),
         ChoiceEnd(0, "stop"),
     ]
-    assert [one for one in told if one.choice == 1] == [Text(1, "1"), ChoiceEnd(1, "stop")]
+    assert [one for one in sent if one.choice == 1] == [Text(1, "1"), ChoiceEnd(1, "stop")]

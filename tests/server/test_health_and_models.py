@@ -79,8 +79,8 @@ def test_tokens_of_a_text_and_of_a_conversation(stage: Stage) -> None:
         "max_model_len": 4096,
     }
     messages = [{"role": "user", "content": "hi"}]
-    told = ask(stage, "/v1/tokenize", {"messages": messages}).json
-    assert bytes(told["tokens"]) == b"user: hi\n"
+    sent = ask(stage, "/v1/tokenize", {"messages": messages}).json
+    assert bytes(sent["tokens"]) == b"user: hi\n"
     assert ask(stage, "/tokenize", {}).error["code"] == "missing_required_parameter"
     assert ask(stage, "/detokenize", {"tokens": [104, 105]}).json["content"] == "hi"
     assert ask(stage, "/detokenize", {"tokens": [-1]}).status == 400
@@ -213,5 +213,5 @@ def test_the_dashboard_shows_figures_that_there_are(stage: Stage) -> None:
     shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     names = {name for expression in shown for name in re.findall(r"localchat_\w+", expression)}
     assert len(names) > 15
-    told = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
-    assert {re.sub(r"_bucket$", "", name) for name in names} <= told
+    sent = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    assert {re.sub(r"_bucket$", "", name) for name in names} <= sent

@@ -95,7 +95,7 @@ def test_headers_that_come_a_byte_at_a_time_are_cut_off() -> None:
         assert wire.closed()
 
 
-def test_a_connection_that_says_nothing_is_cut_off() -> None:
+def test_silent_connection_is_closed() -> None:
     with (
         serving(ServerConfig(limits=ServerLimits(header_s=0.1))) as stage,
         Wire(stage.port) as wire,
@@ -181,7 +181,7 @@ def _landed(stage: Stage) -> int:
     return int(len(stage.engine.requests) - service.tracker.running - service.tracker.waiting)
 
 
-def test_a_server_that_stops_says_so_to_whoever_still_listens() -> None:
+def test_stopping_server_ends_open_streams_with_an_error() -> None:
     with serving() as stage:
         stage.scripts["endless"] = ENDLESS
         wire = Wire(stage.port)
@@ -226,7 +226,7 @@ class Loading(SingleEngine):
         raise AssertionError
 
 
-def test_a_client_that_leaves_during_a_load_takes_its_wish_back() -> None:
+def test_client_that_leaves_during_a_load_cancels_its_request() -> None:
     with serving() as stage:
         stage.server._service.engines = Loading()
         with Wire(stage.port) as wire:
@@ -273,7 +273,7 @@ def test_expect_continue_is_answered(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])
-def test_a_wish_for_another_protocol_is_passed_over_in_silence(
+def test_upgrade_request_is_ignored(
     stage: Stage, caplog: pytest.LogCaptureFixture, protocol: str
 ) -> None:
     with Wire(stage.port) as wire:

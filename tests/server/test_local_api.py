@@ -46,32 +46,32 @@ def engine() -> ScriptedEngine:
 
 
 @pytest.fixture
-def house(engine: ScriptedEngine) -> Iterator[Running]:
+def server(engine: ScriptedEngine) -> Iterator[Running]:
     options = {"scripted": EngineOptions(Path("/models/scripted"))}
     with running(options, lambda options, say: engine) as server:
         yield server
 
 
-def test_every_kind_of_event_arrives_as_it_was_told(house: Running, engine: ScriptedEngine) -> None:
-    told = (
+def test_every_kind_of_event_arrives_unchanged(server: Running, engine: ScriptedEngine) -> None:
+    sent = (
         Reasoning(0, "hm"),
         Text(0, "héllo \N{GRINNING FACE}", (TokenLogprob(5, b"\xff", -0.5, ((1, b"x", -1.0),)),)),
         ToolCall(0, 0, "id", "name", '{"a":1}'),
         Finished(0, "tool_calls"),
     )
-    engine.script = lambda request: ScriptedAnswer(events=told)
-    events = list(house.attach("scripted").generate(ASKED))
+    engine.script = lambda request: ScriptedAnswer(events=sent)
+    events = list(server.attach("scripted").generate(ASKED))
     assert isinstance(events[0], Accepted) and events[0].seed == 3
     assert isinstance(events[1], Prefill)
-    assert tuple(events[2:-1]) == told
+    assert tuple(events[2:-1]) == sent
     assert isinstance(events[-1], Done)
     assert engine.requests == [ASKED]
 
 
 def test_questions_are_answered_as_by_the_engine_itself(
-    house: Running, engine: ScriptedEngine
+    server: Running, engine: ScriptedEngine
 ) -> None:
-    attached = house.attach("scripted")
+    attached = server.attach("scripted")
     assert attached.tokenize("héllo", special=True) == engine.tokenize("héllo")
     assert attached.detokenize([104, 105]) == "hi"
     assert attached.render(HELLO) == engine.render(HELLO)
@@ -79,38 +79,38 @@ def test_questions_are_answered_as_by_the_engine_itself(
     assert attached.stats() == engine.stats()
     vectors = attached.embed(["one", "three"])
     assert (list(vectors), vectors.tokens) == ([[3.0, 1.0], [5.0, 1.0]], (3, 5))
-    assert house.pool.loaded()[0].clients == ()
+    assert server.pool.loaded()[0].clients == ()
 
 
-def test_error_keeps_its_kind_hint_and_details(house: Running, engine: ScriptedEngine) -> None:
+def test_error_keeps_its_kind_hint_and_details(server: Running, engine: ScriptedEngine) -> None:
     error = ContextExceeded("too long", hint="shorten it", prompt_tokens=9, context_tokens=4)
     engine.script = lambda request: ScriptedAnswer(pieces=("so far",), error=error)
-    stream = house.attach("scripted").generate(ASKED)
+    stream = server.attach("scripted").generate(ASKED)
     with pytest.raises(ContextExceeded) as caught:
         list(stream)
     assert (caught.value.hint, caught.value.details) == (error.hint, error.details)
 
 
-def test_unknown_model_is_refused_in_the_stream_and_in_a_question(house: Running) -> None:
-    attached = house.attach("nobody")
+def test_unknown_model_is_refused_in_the_stream_and_in_a_question(server: Running) -> None:
+    attached = server.attach("nobody")
     with pytest.raises(ModelMissing):
         list(attached.generate(ASKED))
     with pytest.raises(ModelMissing):
         attached.info()
 
 
-def test_closing_the_stream_cancels_on_the_server(house: Running, engine: ScriptedEngine) -> None:
+def test_closing_the_stream_cancels_on_the_server(server: Running, engine: ScriptedEngine) -> None:
     engine.script = lambda request: ScriptedAnswer(pieces=("word ",) * 20_000, gap_s=0.01)
-    with house.attach("scripted").generate(ASKED) as stream:
+    with server.attach("scripted").generate(ASKED) as stream:
         next(one for one in stream if isinstance(one, Text))
-        assert house.pool.loaded()[0].clients == ("me",)
+        assert server.pool.loaded()[0].clients == ("me",)
     until(lambda: engine.cancelled == 1)
-    until(lambda: house.pool.loaded()[0].clients == ())
+    until(lambda: server.pool.loaded()[0].clients == ())
 
 
-def test_leaving_in_silence_cancels_too(house: Running, engine: ScriptedEngine) -> None:
+def test_leaving_in_silence_cancels_too(server: Running, engine: ScriptedEngine) -> None:
     engine.script = lambda request: ScriptedAnswer(gap_s=60.0)
-    attached = house.attach("scripted")
+    attached = server.attach("scripted")
     stream = attached.generate(ASKED)
     next(one for one in stream if isinstance(one, Prefill))
     attached.close()
@@ -120,16 +120,16 @@ def test_leaving_in_silence_cancels_too(house: Running, engine: ScriptedEngine) 
 
 
 def test_stream_closed_before_it_began_asks_nothing_for_long(
-    house: Running, engine: ScriptedEngine
+    server: Running, engine: ScriptedEngine
 ) -> None:
     engine.script = lambda request: ScriptedAnswer(gap_s=60.0)
-    house.attach("scripted").generate(ASKED).close()
+    server.attach("scripted").generate(ASKED).close()
     until(lambda: engine.cancelled == len(engine.requests))
-    until(lambda: all(one.clients == () for one in house.pool.loaded()))
+    until(lambda: all(one.clients == () for one in server.pool.loaded()))
 
 
-def test_what_cannot_be_sent_is_refused_here(house: Running) -> None:
-    attached = house.attach("scripted")
+def test_what_cannot_be_sent_is_refused_here(server: Running) -> None:
+    attached = server.attach("scripted")
     with pytest.raises(UsageError):
         attached.tokenize("\ud800")
     with pytest.raises(UsageError):
@@ -138,54 +138,54 @@ def test_what_cannot_be_sent_is_refused_here(house: Running) -> None:
 
 @pytest.mark.parametrize("token", ["", "Bearer", "Bearer wrong", "Bearer the-token2"])
 @pytest.mark.parametrize("route", ["generate", "query", "ps", "stop"])
-def test_nobody_without_the_token_gets_anything(house: Running, token: str, route: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", house.port)
+def test_nobody_without_the_token_gets_anything(server: Running, token: str, route: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
     verb = "GET" if route == "ps" else "POST"
     connection.request(verb, f"{PREFIX}/{route}", b"", {"Authorization": token})
     response = connection.getresponse()
     assert response.status == 403
     assert b"scripted" not in response.read()
     connection.close()
-    assert not house.stopped.is_set()
+    assert not server.stopped.is_set()
 
 
-def test_body_of_another_kind_is_refused(house: Running) -> None:
+def test_body_of_another_kind_is_refused(server: Running) -> None:
     for kind, body in (("application/json", b"{}"), ("application/vnd.localchat", b"\xc1")):
-        connection = http.client.HTTPConnection("127.0.0.1", house.port)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
         head = {"Authorization": "Bearer the-token", "Content-Type": kind}
         connection.request("POST", f"{PREFIX}/stop", body, head)
         assert connection.getresponse().status == 400
         connection.close()
 
 
-def test_ps_tells_models_and_clients(house: Running, engine: ScriptedEngine) -> None:
+def test_ps_lists_models_and_clients(server: Running, engine: ScriptedEngine) -> None:
     engine.script = lambda request: ScriptedAnswer(gap_s=60.0)
-    stream = house.attach("scripted", "the terminal").generate(
+    stream = server.attach("scripted", "the terminal").generate(
         GenerateRequest(prompt=PlainText("x"))
     )
     next(iter(stream))
-    body = house.server.loaded_models()
+    body = server.server.loaded_models()
     assert body is not None
     (model,) = json.loads(body)["models"]
     assert model["name"] == "scripted" and model["clients"] == ["the terminal"]
     stream.close()
 
 
-def test_stop_unloads_a_model_or_ends_the_server(house: Running, engine: ScriptedEngine) -> None:
+def test_stop_unloads_a_model_or_ends_the_server(server: Running, engine: ScriptedEngine) -> None:
     engine.script = lambda request: ScriptedAnswer(gap_s=60.0)
-    stream = house.attach("scripted").generate(ASKED)
+    stream = server.attach("scripted").generate(ASKED)
     next(iter(stream))
-    assert house.server.stop("scripted").ended == 1
+    assert server.server.stop("scripted").ended == 1
     assert engine.closed
-    assert house.server.stop("scripted").ended is None
+    assert server.server.stop("scripted").ended is None
     with pytest.raises(ModelMissing):
-        house.server.stop("nobody")
-    assert not house.stopped.is_set()
-    house.server.stop(None)
-    until(house.stopped.is_set)
+        server.server.stop("nobody")
+    assert not server.stopped.is_set()
+    server.server.stop(None)
+    until(server.stopped.is_set)
 
 
-def test_server_that_is_gone_is_an_error_that_says_so(house: Running) -> None:
+def test_server_that_is_gone_raises_an_error_with_the_reason(server: Running) -> None:
     from localchat.engine.attached.engine import AttachedEngine, ServerClient
 
     nowhere = ServerClient("http://127.0.0.1:1", "t")
@@ -195,11 +195,11 @@ def test_server_that_is_gone_is_an_error_that_says_so(house: Running) -> None:
         list(attached.generate(ASKED))
     with pytest.raises(EngineDied):
         attached.info()
-    assert ServerClient(house.server.url, "wrong").loaded_models() is None
+    assert ServerClient(server.server.url, "wrong").loaded_models() is None
     with pytest.raises(LocalchatError, match="rejected"):
         list(
             AttachedEngine(
-                ServerClient(house.server.url, "wrong"), AttachSpec(b"", "m"), "u"
+                ServerClient(server.server.url, "wrong"), AttachSpec(b"", "m"), "u"
             ).generate(ASKED)
         )
 
@@ -236,13 +236,13 @@ def test_greedy_text_is_the_one_of_an_engine_alone(script: Callable[..., EngineO
     options = script()
     alone = LocalEngine(options, notify=lambda text: None)
     try:
-        wanted = [said(alone.generate(greedy(word))) for word in ("one", "two", "three")]
+        expected = [said(alone.generate(greedy(word))) for word in ("one", "two", "three")]
     finally:
         alone.close()
     with running({"m": options}, _local) as server:
         streams = [server.attach("m").generate(greedy(word)) for word in ("one", "two", "three")]
-        assert [said(stream) for stream in streams] == wanted
-        assert all(wanted)
+        assert [said(stream) for stream in streams] == expected
+        assert all(expected)
 
 
 def test_cancel_reaches_the_step_in_which_it_comes(script: Callable[..., EngineOptions]) -> None:

@@ -57,11 +57,11 @@ def test_a_late_system_message_needs_no_look_at_the_prompt_there() -> None:
 
 def test_a_request_without_a_limit_is_answered_where_ours_finds_no_room() -> None:
     def answer(exchange: Exchange) -> None:
-        wanted = exchange.seen[-1][1]["max_tokens"]
-        if wanted > 4086:
+        expected = exchange.seen[-1][1]["max_tokens"]
+        if expected > 4086:
             message = (
-                f"This model's maximum context length is 4096 tokens. However, you requested {wanted + 10} "
-                f"tokens (10 in the messages, {wanted} in the completion)."
+                f"This model's maximum context length is 4096 tokens. However, you requested {expected + 10} "
+                f"tokens (10 in the messages, {expected} in the completion)."
             )
             exchange.send(400, {"object": "error", "message": message})
         else:
@@ -95,26 +95,26 @@ def test_what_is_not_offered_there_is_not_offered_here(path: str, body: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "code", "said"),
+    ("status", "sent", "code", "said"),
     [
         (401, 502, "upstream_error", "answered with status 401"),
         (500, 502, "upstream_error", "answered with status 500"),
         (429, 503, "upstream_busy", "overloaded"),
     ],
 )
-def test_a_refusal_there_is_told_here_without_names(
-    status: int, told: int, code: str, said: str
+def test_upstream_refusal_is_reported_without_names(
+    status: int, sent: int, code: str, said: str
 ) -> None:
     def answer(exchange: Exchange) -> None:
         exchange.send(status, {"error": {"message": "secret.host says no"}}, x_should_retry="false")
 
     with behind(answer) as (port, _):
         reply = asked(port, "/v1/chat/completions", {"messages": [USER]})
-    assert (reply.status, reply.error["code"]) == (told, code)
+    assert (reply.status, reply.error["code"]) == (sent, code)
     assert said in reply.error["message"] and "secret" not in reply.error["message"]
 
 
-def test_an_answer_that_breaks_off_says_so() -> None:
+def test_upstream_answer_that_breaks_off_ends_with_an_error() -> None:
     with behind(lambda exchange: exchange.stream(piece(content="half"), end=False)) as (port, _):
         reply = asked(port, "/v1/chat/completions", {"messages": [USER], "stream": True})
     *_, last = reply.chunks_json
@@ -123,11 +123,11 @@ def test_an_answer_that_breaks_off_says_so() -> None:
 
 
 def test_log_probabilities_of_a_completion_come_through() -> None:
-    told = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}]}
-    choice = {"index": 0, "text": "a", "logprobs": told, "finish_reason": "stop"}
+    sent = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5}]}
+    choice = {"index": 0, "text": "a", "logprobs": sent, "finish_reason": "stop"}
     with behind(lambda exchange: exchange.stream({"choices": [choice]})) as (port, _):
         reply = asked(port, "/v1/completions", {"prompt": "x", "logprobs": 1})
-    assert reply.json["choices"][0]["logprobs"] == {**told, "text_offset": [0]}
+    assert reply.json["choices"][0]["logprobs"] == {**sent, "text_offset": [0]}
 
 
 def test_an_address_in_a_sentence_keeps_its_letters() -> None:
@@ -160,6 +160,6 @@ def test_a_gap_is_filled_without_further_files_where_nobody_takes_them() -> None
     files = [{"filename": "a.py", "text": "a"}, {"filename": "b.py", "text": "b"}]
     gap = {"input_prefix": "def f(", "input_suffix": ")", "input_extra": files}
     with behind(answer) as (port, server):
-        told = asked(port, "/infill", gap).json
-    assert (told["content"], told["truncated"]) == ("x", True)
+        sent = asked(port, "/infill", gap).json
+    assert (sent["content"], sent["truncated"]) == ("x", True)
     assert server.seen[-1][1]["suffix"] == ")"

@@ -86,7 +86,9 @@ def test_streams_in_a_row_are_one_body_within_one_limit(small: Stage) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["br", "x-gzip", "gzip, gzip", "compress", "gzip;q=1"])
-def test_an_unknown_encoding_is_told_what_is_taken(small: Stage, encoding: str) -> None:
+def test_refusal_of_an_unknown_encoding_lists_the_supported_ones(
+    small: Stage, encoding: str
+) -> None:
     reply = send(small, gzip.compress(ASKED), encoding)
     assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
     assert reply.headers["accept-encoding"] == ", ".join(DECOMPRESSORS)

@@ -46,7 +46,7 @@ def test_the_ends_of_responses_wait_for_nothing() -> None:
         _close(sockets)
 
 
-def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
+def test_port_in_use_is_refused_with_advice() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(LocalchatError, match=f"port {port} on 127.0.0.1 is in use") as refused:
@@ -54,7 +54,7 @@ def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
     assert "localchat ps" in refused.value.hint and f"--port {port + 1}" in refused.value.hint
 
 
-def test_a_host_that_is_none_is_said() -> None:
+def test_unknown_host_is_refused() -> None:
     with pytest.raises(UsageError, match="is not an address of this machine"):
         bind_sockets("nowhere.invalid", 0)
 
@@ -80,7 +80,7 @@ def _answers(url: str) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> None:
+def test_command_prints_its_address_and_ends_cleanly(number: signal.Signals) -> None:
     with serve("guide", "--port", "0") as process:
         assert process.stdout is not None and process.stderr is not None
         url = process.stdout.readline().strip()
@@ -97,8 +97,8 @@ def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> Non
     assert "Traceback" not in talk
 
 
-@pytest.mark.parametrize(("ending", "told"), [(True, 0), (False, 1)])
-def test_an_end_before_it_listens_again_is_no_fault(ending: bool, told: int) -> None:
+@pytest.mark.parametrize(("ending", "sent"), [(True, 0), (False, 1)])
+def test_an_end_before_it_listens_again_is_no_fault(ending: bool, sent: int) -> None:
     """asyncio tries a second after it ran out of files; by then a server that ends has closed its place."""
     server, loop, said = (
         object.__new__(UvicornServer),
@@ -114,7 +114,7 @@ def test_an_end_before_it_listens_again_is_no_fault(ending: bool, told: int) -> 
         loop.call_soon(loop._start_serving, asyncio.Protocol, place)  # type: ignore[attr-defined]
         loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    assert len(said) == told
+    assert len(said) == sent
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def few_files() -> Iterator[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are read")
-def test_a_server_has_files_for_all_its_connections_or_says_that_it_has_not(few_files: int) -> None:
+def test_server_has_files_for_all_connections_or_warns(few_files: int) -> None:
     with serve("guide", "--port", "0") as process:
         try:
             assert process.stdout is not None
@@ -148,7 +148,7 @@ def test_a_server_has_files_for_all_its_connections_or_says_that_it_has_not(few_
     assert "Traceback" not in talk
 
 
-def test_a_network_gets_in_with_a_key_or_by_express_wish(tmp_path: Path) -> None:
+def test_network_needs_a_key_or_an_explicit_flag(tmp_path: Path) -> None:
     with serve("guide", "--host", "0.0.0.0", "--port", "0") as process:
         _, talk = process.communicate(timeout=90)
         assert process.returncode == 2

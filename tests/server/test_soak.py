@@ -46,7 +46,7 @@ def test_many_clients_are_all_answered_and_who_vanishes_costs_no_step(server: Wa
     assert after.failed == {}
 
 
-def test_engine_killed_under_streams_tells_each_and_serves_the_next(server: Watched) -> None:
+def test_engine_death_ends_each_stream_and_the_next_request_works(server: Watched) -> None:
     process = clients(Plan(server.port, clients=16, seconds=0.0, answers=1, errors=1))
     until(lambda: len(server.stats().requests) == 16)
     os.kill(server.engine_pid(), signal.SIGKILL)

@@ -32,14 +32,14 @@ from tests.support.http_server import (
 def test_a_stream_has_its_headers_and_no_others_that_matter(stage: Stage) -> None:
     reply = chat(stage, stream=True)
     assert reply.status == 200
-    wanted = {
+    expected = {
         "content-type": "text/event-stream; charset=utf-8",
         "cache-control": "no-cache",
         "x-accel-buffering": "no",
         "transfer-encoding": "chunked",
         "x-content-type-options": "nosniff",
     }
-    assert wanted.items() <= reply.headers.items()
+    assert expected.items() <= reply.headers.items()
     assert re.fullmatch("req_[0-9a-f]{24}", reply.headers["x-request-id"])
     assert "content-encoding" not in reply.headers
 
@@ -137,7 +137,7 @@ def test_tool_calls_come_one_after_the_other_in_pieces(stage: Stage) -> None:
     assert chunks[-1]["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
 
 
-def test_an_answer_cut_by_its_length_says_so_even_inside_a_call(stage: Stage) -> None:
+def test_answer_cut_by_length_reports_it_even_inside_a_call(stage: Stage) -> None:
     word = stage.plays("cut", ToolCall(0, 0, name="look", arguments='{"ci'), Finished(0, "length"))
     assert chat(stage, word, stream=True).chunks_json[-1]["choices"][0]["finish_reason"] == "length"
 
@@ -176,15 +176,15 @@ def test_a_connection_serves_request_after_request(stage: Stage) -> None:
             assert wire.reply().events[-1] == "[DONE]"
 
 
-def test_choices_are_told_apart(stage: Stage) -> None:
+def test_choices_stay_apart(stage: Stage) -> None:
     word = stage.plays(
         "two", Text(1, "b"), Text(0, "a"), Finished(1, "stop"), Text(0, "A"), Finished(0, "length")
     )
     chunks = chat(stage, word, stream=True, n=2).chunks_json
-    told = [(c["choices"][0]["index"], c["choices"][0]["delta"]) for c in chunks]
+    sent = [(c["choices"][0]["index"], c["choices"][0]["delta"]) for c in chunks]
     first = {"role": "assistant", "content": ""}
-    assert told[:2] == [(0, first), (1, first)]
-    assert told[2:] == [
+    assert sent[:2] == [(0, first), (1, first)]
+    assert sent[2:] == [
         (1, {"content": "b"}),
         (0, {"content": "a"}),
         (1, {}),
@@ -198,7 +198,7 @@ def test_logprobs_ride_on_their_text(stage: Stage) -> None:
     entry = TokenLogprob(5, "é".encode(), -0.5, ((5, "é".encode(), -0.5), (6, b"\xff", -1.5)))
     word = stage.plays("probs", Text(0, "é", (entry,)), Text(0, "", (entry,)), Finished(0, "stop"))
     chunks = chat(stage, word, stream=True, logprobs=True, top_logprobs=2).chunks_json
-    told = {
+    sent = {
         "content": [
             {
                 "token": "é",
@@ -212,7 +212,7 @@ def test_logprobs_ride_on_their_text(stage: Stage) -> None:
         ],
         "refusal": None,
     }
-    assert [c["choices"][0].get("logprobs") for c in chunks] == [None, told, told, None]
+    assert [c["choices"][0].get("logprobs") for c in chunks] == [None, sent, sent, None]
     assert stage.last.logprobs == 2
 
 

@@ -13,7 +13,7 @@ HELLO = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize("behind", [b"\r\n", HELLO])
-def test_a_client_that_leaves_is_noticed_whatever_it_sent_behind_its_request(behind: bytes) -> None:
+def test_client_that_leaves_is_noticed_whatever_it_sent_after_its_request(behind: bytes) -> None:
     with serving() as stage:
         stage.scripts["endless"] = ENDLESS
         with Wire(stage.port) as wire:
@@ -41,14 +41,14 @@ def test_empty_lines_before_a_request_are_passed_over(stage: Stage) -> None:
             assert wire.reply().json == {"status": "ok"}
 
 
-def test_an_empty_line_behind_a_body_gets_no_answer(stage: Stage) -> None:
+def test_empty_line_after_a_body_gets_no_answer(stage: Stage) -> None:
     with Wire(stage.port) as wire:
         wire.ask("/tokenize", b'{"content":"abc"}\r\n', headers={"content-length": "17"})
         assert wire.reply().json["count"] == 3
         assert wire.closed()
 
 
-def test_what_comes_behind_the_last_request_of_a_connection_is_nothing(stage: Stage) -> None:
+def test_data_after_the_last_request_of_a_connection_is_ignored(stage: Stage) -> None:
     stage.scripts["slow"] = ScriptedAnswer(("a ", "b ", "c"), gap_s=0.2)
     with Wire(stage.port) as wire:
         asked = len(stage.engine.requests)
@@ -59,7 +59,7 @@ def test_what_comes_behind_the_last_request_of_a_connection_is_nothing(stage: St
         assert wire.closed()
 
 
-def test_headers_that_are_too_large_are_told_so(stage: Stage) -> None:
+def test_too_large_headers_are_refused_with_the_reason(stage: Stage) -> None:
     with Wire(stage.port) as wire:
         wire.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * HEAD_BYTES)
         reply = wire.reply()
@@ -68,7 +68,7 @@ def test_headers_that_are_too_large_are_told_so(stage: Stage) -> None:
         assert wire.closed()
 
 
-def test_an_unknown_transfer_encoding_is_told_so(stage: Stage) -> None:
+def test_unknown_transfer_encoding_is_refused_with_the_reason(stage: Stage) -> None:
     with Wire(stage.port) as wire:
         wire.ask("/v1/completions", b"{}", headers={"transfer-encoding": "gzip, chunked"})
         reply = wire.reply()

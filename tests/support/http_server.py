@@ -37,7 +37,7 @@ def said(request: GenerateRequest) -> str:
 
 @dataclass(slots=True)
 class StageEngine(ScriptedEngine):
-    """Refuses before it accepts, where it is told to: by the text of the last message, once for each entry."""
+    """Refuses before it accepts, where it is sent to: by the text of the last message, once for each entry."""
 
     refusals: dict[str, list[LocalchatError]] = field(default_factory=dict)
 

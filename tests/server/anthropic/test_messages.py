@@ -145,7 +145,7 @@ def test_a_whole_answer_is_one_message(stage: Stage) -> None:
         (Finished(0, "length"), "max_tokens", None),
     ],
 )
-def test_an_answer_says_why_it_ended(
+def test_answer_has_its_stop_reason(
     stage: Stage, finished: Finished, reason: str, sequence: str | None
 ) -> None:
     word = stage.plays("ends", Text(0, "a"), finished)
@@ -259,7 +259,7 @@ def test_a_conversation_with_tools_reaches_the_engine(stage: Stage) -> None:
     }
 
 
-def test_a_tool_that_waits_to_be_found_is_told_of_once_it_is(stage: Stage) -> None:
+def test_deferred_tool_is_shown_once_a_result_refers_to_it(stage: Stage) -> None:
     tools = [TOOL, *({**TOOL, "name": name, "defer_loading": True} for name in ("wait", "go"))]
     message(stage, tools=tools)
     assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["look"]

@@ -54,7 +54,7 @@ def test_the_second_request_of_claude_code_is_served_from_the_cache(engine: Loca
     assert 0 < second["input_tokens"] < 32
 
 
-def test_counted_tokens_are_those_that_an_answer_says(engine: LocalEngine) -> None:
+def test_counted_tokens_equal_those_of_an_answer(engine: LocalEngine) -> None:
     asked = {
         "system": "Be brief.",
         "messages": [*USER, {"role": "assistant", "content": "é"}, *USER],

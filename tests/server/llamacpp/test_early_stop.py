@@ -5,7 +5,7 @@ import pytest
 from localchat.server.llamacpp.early_stop import LineStop
 
 
-def told(stop: LineStop, *pieces: str) -> str:
+def sent(stop: LineStop, *pieces: str) -> str:
     """What a reader gets of these pieces."""
     shown = ""
     for piece in pieces:
@@ -31,20 +31,20 @@ def told(stop: LineStop, *pieces: str) -> str:
     ],
 )
 def test_lines_that_leave_the_block_end_the_text(pieces: list[str], expected: str) -> None:
-    assert told(LineStop(4, None), *pieces) == expected
-    assert told(LineStop(4, None), *"".join(pieces)) == expected
+    assert sent(LineStop(4, None), *pieces) == expected
+    assert sent(LineStop(4, None), *"".join(pieces)) == expected
 
 
-def test_without_a_wish_for_indentation_every_line_passes() -> None:
-    assert told(LineStop(0, None), "x\n", "}\n") == "x\n}\n"
+def test_every_line_passes_without_an_indentation() -> None:
+    assert sent(LineStop(0, None), "x\n", "}\n") == "x\n}\n"
 
 
 def test_the_time_ends_the_text_with_its_line() -> None:
     times = iter([0.0, 0.5, 0.9, 1.2])
     stop = LineStop(0, 1.0, lambda: next(times))
-    assert told(stop, "a", "b\n", "c\n", "d", "e\nf") == "ab\nc\nde\n|"
+    assert sent(stop, "a", "b\n", "c\n", "d", "e\nf") == "ab\nc\nde\n|"
 
 
 def test_a_text_of_one_line_is_not_ended_by_the_time() -> None:
     times = iter([0.0])
-    assert told(LineStop(0, 1.0, lambda: next(times)), "a", "b", "c") == "abc"
+    assert sent(LineStop(0, 1.0, lambda: next(times)), "a", "b", "c") == "abc"

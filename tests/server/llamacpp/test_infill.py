@@ -151,14 +151,14 @@ def test_llama_vim_finds_its_bytes_and_the_fields_it_named_and_no_others(stage: 
         assert isinstance(reply.json[name], int | float) and reply.json[name] >= 0, name
 
 
-def test_the_content_is_a_text_even_where_nothing_was_said(stage: Stage) -> None:
+def test_content_of_an_empty_answer_is_a_string(stage: Stage) -> None:
     stage.plays("", Finished(0, "stop"))
     reply = infill(stage)
     assert reply.body.startswith(b'{"content":"",')
     assert VIM_CHECK.search(reply.body)
 
 
-def test_without_fields_everything_is_told(stage: Stage) -> None:
+def test_answer_has_every_field_by_default(stage: Stage) -> None:
     stage.plays("", Text(0, "a\n"), Finished(0, "stop", ";"))
     whole = infill(stage, response_fields=None).json
     assert (whole["content"], whole["stop"], whole["stop_type"]) == ("a\n", True, "word")
@@ -177,7 +177,7 @@ def test_without_fields_everything_is_told(stage: Stage) -> None:
         ((Finished(0, "stop", "\n"),), "word"),
     ],
 )
-def test_the_answer_says_what_ended_it(stage: Stage, events: Any, kind: str) -> None:
+def test_answer_has_its_stop_type(stage: Stage, events: Any, kind: str) -> None:
     stage.plays("", *events)
     assert infill(stage, response_fields=["stop_type"]).json == {"stop_type": kind}
 
@@ -192,7 +192,7 @@ def test_paths_become_keys_and_what_is_not_there_is_left_out() -> None:
     assert projected(whole, ["timings"]) == {"timings": whole["timings"]}
 
 
-def test_a_stream_is_pieces_and_a_last_object_and_nothing_behind_it(stage: Stage) -> None:
+def test_stream_is_pieces_and_a_last_object_and_nothing_after_it(stage: Stage) -> None:
     reply = infill(stage, stream=True, response_fields=None)
     *pieces, last = reply.chunks_json
     assert [piece["content"] for piece in pieces] == ["argv", "):\n", "    return 0"]
@@ -243,7 +243,7 @@ def too_long() -> ContextExceeded:
     return ContextExceeded("too long", context_tokens=4096, prompt_tokens=9000)
 
 
-def test_what_does_not_fit_goes_from_afar_and_the_answer_says_so(stage: Stage) -> None:
+def test_context_is_shortened_from_afar_and_the_answer_reports_it(stage: Stage) -> None:
     extra = [{"filename": f"{at}.py", "text": f"{at}\n"} for at in range(4)]
     stage.engine.refusals[""] = [too_long(), too_long()]
     reply = infill(stage, input_extra=extra)
@@ -266,7 +266,7 @@ def test_lines_next_to_the_cursor_stay_longest(stage: Stage) -> None:
     assert 0 < len(found.suffix) < len(after) / 16
 
 
-def test_a_gap_that_never_fits_is_told_in_the_words_that_clients_know(stage: Stage) -> None:
+def test_gap_that_never_fits_is_refused_with_the_known_message(stage: Stage) -> None:
     stage.engine.refusals[""] = [too_long() for _ in range(40)]
     reply = infill(stage)
     assert reply.status == 400
@@ -319,12 +319,10 @@ TOLD = [
 
 
 @pytest.mark.parametrize("path", ["/completion", "/infill"])
-def test_candidates_and_ids_of_tokens_are_told_where_they_are_asked_for(
-    stage: Stage, path: str
-) -> None:
+def test_candidates_and_token_ids_are_reported_on_request(stage: Stage, path: str) -> None:
     stage.plays("", Text(0, "é", TWO), Text(0, "!", THREE), Finished(0, "stop"))
     body = {"prompt": "", "n_predict": 8}
-    for fields, logprobs, tokens, told in (
+    for fields, logprobs, tokens, sent in (
         ({"n_probs": 2}, 2, [], TOLD),
         ({"return_tokens": True}, 0, [7, 8], None),
         ({"n_probs": 2, "return_tokens": True}, 2, [7, 8], TOLD),
@@ -332,13 +330,13 @@ def test_candidates_and_ids_of_tokens_are_told_where_they_are_asked_for(
     ):
         whole = ask(stage, path, {**body, **fields}).json
         assert stage.last.logprobs == logprobs
-        assert (whole["tokens"], whole.get("completion_probabilities")) == (tokens, told)
+        assert (whole["tokens"], whole.get("completion_probabilities")) == (tokens, sent)
         *pieces, last = ask(stage, path, {**body, **fields, "stream": True}).chunks_json
         assert [token for piece in pieces for token in piece["tokens"]] == tokens
         assert last["tokens"] == []
-        if told is not None:
+        if sent is not None:
             assert [piece["completion_probabilities"] for piece in pieces] == [
-                [one] for one in told
+                [one] for one in sent
             ]
 
 

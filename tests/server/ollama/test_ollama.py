@@ -130,13 +130,13 @@ def test_what_a_model_cannot_is_not_marked(library: int) -> None:
     assert look(library, "/api/show", {"model": "vectors"}).json["capabilities"] == ["embedding"]
 
 
-def test_a_loaded_model_tells_its_own_context(stage: Stage) -> None:
+def test_loaded_model_reports_its_own_context(stage: Stage) -> None:
     chat(stage)
     shown = ask(stage, "/api/show", {"model": NAME}).json
     assert shown["model_info"]["script.context_length"] == 4096
 
 
-def test_what_is_loaded_is_told(stage: Stage) -> None:
+def test_loaded_models_are_listed(stage: Stage) -> None:
     (model,) = ask(stage, "/api/ps").json["models"]
     assert (model["name"], model["context_length"], model["size_vram"]) == (NAME, 4096, 0)
 

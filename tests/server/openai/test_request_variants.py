@@ -55,7 +55,7 @@ def test_no_likeliest_tokens_may_be_asked_for_without_log_probabilities(stage: S
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "sent"),
     [
         ("any", "required"),
         ({"type": "auto"}, "auto"),
@@ -64,19 +64,19 @@ def test_no_likeliest_tokens_may_be_asked_for_without_log_probabilities(stage: S
         ({"type": "function", "name": "wait"}, "wait"),
     ],
 )
-def test_a_choice_in_another_apis_words_is_understood(stage: Stage, choice: Any, told: str) -> None:
+def test_a_choice_in_another_apis_words_is_understood(stage: Stage, choice: Any, sent: str) -> None:
     assert chat(stage, tools=TOOLS, tool_choice=choice).status == 200
-    assert stage.prompt.tool_choice == told
+    assert stage.prompt.tool_choice == sent
     assert len(stage.prompt.tools) == 2
 
 
-@pytest.mark.parametrize(("mode", "told"), [("auto", "auto"), ("required", "required")])
-def test_some_of_the_tools_may_be_allowed(stage: Stage, mode: str, told: str) -> None:
+@pytest.mark.parametrize(("mode", "sent"), [("auto", "auto"), ("required", "required")])
+def test_some_of_the_tools_may_be_allowed(stage: Stage, mode: str, sent: str) -> None:
     allowed = {"mode": mode, "tools": [TOOLS[1]]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
     assert chat(stage, tools=TOOLS, tool_choice=choice).status == 200
     assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["wait"]
-    assert stage.prompt.tool_choice == told
+    assert stage.prompt.tool_choice == sent
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_choice_that_is_none_is_refused(stage: Stage, choice: Any, param: str)
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
-def test_a_tool_without_its_function_is_told_what_it_lacks(stage: Stage) -> None:
+def test_refusal_of_a_tool_without_function_names_the_field(stage: Stage) -> None:
     error = chat(stage, tools=[{"type": "function", "name": "look"}]).error
     assert error["param"] == "tools[0].function"
     assert error["code"] == "missing_required_parameter"
@@ -111,15 +111,15 @@ def test_a_tool_without_its_function_is_told_what_it_lacks(stage: Stage) -> None
 
 
 @pytest.mark.parametrize(
-    ("call", "told"), [(None, "auto"), ("none", "none"), ({"name": "wait"}, "wait")]
+    ("call", "sent"), [(None, "auto"), ("none", "none"), ({"name": "wait"}, "wait")]
 )
-def test_functions_are_tools_of_which_one_is_called(stage: Stage, call: Any, told: str) -> None:
+def test_functions_are_tools_of_which_one_is_called(stage: Stage, call: Any, sent: str) -> None:
     chat(stage, functions=[LOOK, WAIT], function_call=call)
     assert stage.prompt.tools == tuple(TOOLS)
-    assert (stage.prompt.tool_choice, stage.prompt.parallel_tool_calls) == (told, False)
+    assert (stage.prompt.tool_choice, stage.prompt.parallel_tool_calls) == (sent, False)
 
 
-def test_a_call_is_told_in_the_words_of_who_asked(stage: Stage) -> None:
+def test_call_is_written_as_function_or_tool_as_requested(stage: Stage) -> None:
     word = stage.plays(
         "older",
         ToolCall(0, 0, name="look", arguments=""),
@@ -237,9 +237,9 @@ def test_anthropics_clients_find_the_models_in_their_own_words(stage: Stage) -> 
     headers = {"anthropic-version": "2023-06-01"}
     listed = ask(stage, "/v1/models", headers=headers).json
     assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, NAME, NAME)
-    for told in (listed["data"][0], ask(stage, f"/v1/models/{NAME}", headers=headers).json):
-        assert (told["type"], told["display_name"]) == ("model", NAME)
-        assert told["created_at"] == "2023-11-14T22:13:20Z"
+    for sent in (listed["data"][0], ask(stage, f"/v1/models/{NAME}", headers=headers).json):
+        assert (sent["type"], sent["display_name"]) == ("model", NAME)
+        assert sent["created_at"] == "2023-11-14T22:13:20Z"
     assert "has_more" not in ask(stage, "/v1/models").json
 
 
@@ -248,11 +248,11 @@ def test_the_greatest_effort_has_two_names(stage: Stage) -> None:
     assert stage.prompt.template_options == {"reasoning_effort": "xhigh"}
 
 
-def test_tokens_are_told_with_their_pieces_where_that_is_asked(stage: Stage) -> None:
+def test_tokens_have_their_pieces_on_request(stage: Stage) -> None:
     plain = ask(stage, "/tokenize", {"content": "aba"}).json["tokens"]
-    told = ask(stage, "/tokenize", {"content": "aba", "with_pieces": True}).json["tokens"]
-    assert [one["id"] for one in told] == plain
-    assert "".join(one["piece"] for one in told) == "aba"
+    sent = ask(stage, "/tokenize", {"content": "aba", "with_pieces": True}).json["tokens"]
+    assert [one["id"] for one in sent] == plain
+    assert "".join(one["piece"] for one in sent) == "aba"
 
 
 def test_llamacpps_prompt_may_stand_in_a_list(stage: Stage) -> None:
@@ -277,8 +277,8 @@ def test_what_is_too_long_is_called_what_it_was_called(
 ) -> None:
     error = ContextExceeded("too long", prompt_tokens=9, context_tokens=8)
     stage.engine.refusals["long"] = [error]
-    told = ask(stage, path, fields).error
-    assert (told["code"], told["param"]) == ("context_length_exceeded", param)
+    sent = ask(stage, path, fields).error
+    assert (sent["code"], sent["param"]) == ("context_length_exceeded", param)
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,9 @@ def test_results_of_tools_and_calls_are_never_joined(stage: Stage) -> None:
         {"role": "user", "content": "z"},
     ]
     chat(stage, messages=given)
-    told = conversation(stage).messages
-    assert [m.role for m in told] == [str(m["role"]) for m in given]
-    assert [m.content for m in told if m.role == "tool"] == ["a", "b"]
+    sent = conversation(stage).messages
+    assert [m.role for m in sent] == [str(m["role"]) for m in given]
+    assert [m.content for m in sent if m.role == "tool"] == ["a", "b"]
 
 
 def test_the_last_words_of_the_assistant_are_gone_on_from(stage: Stage) -> None:
@@ -200,7 +200,7 @@ def test_an_empty_last_answer_is_none(stage: Stage, content: Any) -> None:
         ({"chat_template_kwargs": None, "reasoning_effort": None}, "auto", {}),
     ],
 )
-def test_the_wish_about_thinking_is_understood(
+def test_thinking_switches_are_understood(
     stage: Stage, fields: Any, thinking: str, options: Any
 ) -> None:
     chat(stage, **fields)
@@ -209,7 +209,7 @@ def test_the_wish_about_thinking_is_understood(
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "sent"),
     [
         (None, "auto"),
         ("auto", "auto"),
@@ -218,12 +218,12 @@ def test_the_wish_about_thinking_is_understood(
         ({"type": "function", "function": {"name": "look"}}, "look"),
     ],
 )
-def test_tools_and_the_choice_among_them(stage: Stage, choice: Any, told: str) -> None:
+def test_tools_and_the_choice_among_them(stage: Stage, choice: Any, sent: str) -> None:
     chat(stage, tools=[TOOL], tool_choice=choice)
     empty = {"type": "object", "properties": {}}
     described = {"type": "function", "function": {"name": "look", "parameters": empty}}
     assert conversation(stage).tools == (described,)
-    assert conversation(stage).tool_choice == told
+    assert conversation(stage).tool_choice == sent
 
 
 def test_one_call_is_enough_where_a_client_wants_one(stage: Stage) -> None:
@@ -281,7 +281,7 @@ def test_an_empty_answer_has_a_text_all_the_same(stage: Stage) -> None:
     assert chat(stage, word).json["choices"][0]["message"] == {"role": "assistant", "content": ""}
 
 
-def test_a_stop_text_is_told(stage: Stage) -> None:
+def test_stop_string_is_reported(stage: Stage) -> None:
     word = stage.plays("stops", Text(0, "a"), Finished(0, "stop", "END"))
     assert chat(stage, word, stop="END").json["choices"][0]["stop_reason"] == "END"
 
@@ -299,9 +299,9 @@ def test_a_call_that_a_stop_text_cut_is_none_to_run(
         ToolCall(0, 1, arguments=arguments),
         Finished(0, "tool_calls", "END"),
     )
-    told = chat(stage, stage.plays("cut", *events), tools=[TOOL], stop="END").json["choices"][0]
-    assert (told["finish_reason"], told["stop_reason"]) == (reason, "END")
-    assert told["message"]["tool_calls"][1]["function"]["arguments"] == arguments
+    sent = chat(stage, stage.plays("cut", *events), tools=[TOOL], stop="END").json["choices"][0]
+    assert (sent["finish_reason"], sent["stop_reason"]) == (reason, "END")
+    assert sent["message"]["tool_calls"][1]["function"]["arguments"] == arguments
 
 
 # ---------------------------------------------------------------------------- plain completions
@@ -353,8 +353,8 @@ def test_a_suffix_makes_it_a_gap_to_fill_that_goes_first(stage: Stage) -> None:
 def test_logprobs_of_a_completion_are_lists_a_token_each(stage: Stage) -> None:
     one = TokenLogprob(1, b" a", -0.1, ((1, b" a", -0.1), (2, b" b", -3.0)))
     word = stage.plays("p", Text(0, " a", (one,)), Text(0, " a", (one,)), Finished(0, "stop"))
-    told = ask(stage, "/v1/completions", {"prompt": word, "logprobs": 2}).json["choices"][0]
-    assert told["logprobs"] == {
+    sent = ask(stage, "/v1/completions", {"prompt": word, "logprobs": 2}).json["choices"][0]
+    assert sent["logprobs"] == {
         "tokens": [" a", " a"],
         "token_logprobs": [-0.1, -0.1],
         "top_logprobs": [{" a": -0.1, " b": -3.0}] * 2,
@@ -366,8 +366,8 @@ def test_tokens_that_share_a_character_have_its_place_in_the_text(stage: Stage) 
     pieces = (b"a", "é".encode()[:1], "é".encode()[1:], b"b")
     tokens = tuple(TokenLogprob(at, piece, -0.1) for at, piece in enumerate(pieces))
     word = stage.plays("p", Text(0, "aéb", tokens), Finished(0, "stop"))
-    told = ask(stage, "/v1/completions", {"prompt": word, "logprobs": 0}).json["choices"][0]
-    assert told["logprobs"]["text_offset"] == [0, 1, 1, 2]
+    sent = ask(stage, "/v1/completions", {"prompt": word, "logprobs": 0}).json["choices"][0]
+    assert sent["logprobs"]["text_offset"] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -383,11 +383,11 @@ def test_an_echoed_prompt_comes_with_its_logprobs(stage: Stage, stream: bool) ->
         assert first["logprobs"]["tokens"] == ["ab", "cd"]
         assert second["logprobs"]["text_offset"] == [4]
         return
-    told = reply.json["choices"][0]
-    assert told["text"] == "abcde"
-    assert told["logprobs"]["tokens"] == ["ab", "cd", "cd"]
-    assert told["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
-    assert told["logprobs"]["text_offset"] == [0, 2, 4]
+    sent = reply.json["choices"][0]
+    assert sent["text"] == "abcde"
+    assert sent["logprobs"]["tokens"] == ["ab", "cd", "cd"]
+    assert sent["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
+    assert sent["logprobs"]["text_offset"] == [0, 2, 4]
 
 
 def test_tokens_are_echoed_as_text(stage: Stage) -> None:

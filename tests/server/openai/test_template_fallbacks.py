@@ -90,7 +90,7 @@ def test_a_template_with_one_place_for_thoughts_and_words_gets_both_there(stage:
     assert stage.prompt.messages[1] == Message("assistant", "", "hm\n\nb", asked.tool_calls)
 
 
-def test_words_right_behind_a_result_join_it_where_the_template_wants_an_answer_between(
+def test_text_after_a_result_joins_it_if_the_template_wants_an_answer_between(
     stage: Stage,
 ) -> None:
     call = {"id": "c", "function": {"name": "look", "arguments": "{}"}}

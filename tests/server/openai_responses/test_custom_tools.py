@@ -51,19 +51,19 @@ def test_its_call_comes_as_the_text_that_it_takes(stage: Stage) -> None:
 
 def test_its_call_is_streamed_by_events_of_its_own(stage: Stage) -> None:
     word = plays(stage, '{"input": "abc"}')
-    told = [
+    sent = [
         (name, data)
         for name, data in respond(stage, word, tools=[PATCH], stream=True).named_events
         if name not in ("response.created", "response.in_progress")
     ]
-    assert [name for name, _ in told] == [
+    assert [name for name, _ in sent] == [
         "response.output_item.added",
         "response.custom_tool_call_input.delta",
         "response.custom_tool_call_input.done",
         "response.output_item.done",
         "response.completed",
     ]
-    added, delta, done, item, completed = (data for _, data in told)
+    added, delta, done, item, completed = (data for _, data in sent)
     assert (added["item"]["type"], added["item"]["input"]) == ("custom_tool_call", "")
     assert (delta["delta"], done["input"], item["item"]["input"]) == ("abc", "abc", "abc")
     assert delta["item_id"] == done["item_id"] == added["item"]["id"] == item["item"]["id"]

@@ -180,9 +180,9 @@ def test_logprobs_ride_on_their_text(stage: Stage) -> None:
     word = stage.plays("probs", Text(0, "a", (entry,)), Finished(0, "stop"))
     include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
     reply = respond(stage, word, stream=True, include=include, top_logprobs=1)
-    told = {"token": "a", "logprob": -0.5, "bytes": [97]}
+    sent = {"token": "a", "logprob": -0.5, "bytes": [97]}
     held = [event["logprobs"] for _, event in reply.named_events if "logprobs" in event]
-    assert held == [[{**told, "top_logprobs": [told]}]] * 2
+    assert held == [[{**sent, "top_logprobs": [sent]}]] * 2
     assert stage.last.logprobs == 1
 
 
@@ -196,8 +196,8 @@ def test_silence_is_broken_by_comments_and_by_numbered_events() -> None:
             ),
         )
     assert b": keep-alive\n\n" in reply.chunks
-    told = names(reply)
-    assert told.count("in_progress") > 2 and told[0] == "created" and told[-1] == "completed"
+    sent = names(reply)
+    assert sent.count("in_progress") > 2 and sent[0] == "created" and sent[-1] == "completed"
     numbers = [event["sequence_number"] for _, event in reply.named_events]
     assert numbers == list(range(len(numbers)))
 
@@ -310,7 +310,7 @@ def test_a_tool_can_be_asked_for(stage: Stage, choice: Any, meant: str) -> None:
     assert whole["tool_choice"] == (choice or "auto")
 
 
-def test_allowed_tools_are_all_that_the_model_is_told_of(stage: Stage) -> None:
+def test_model_sees_allowed_tools_only(stage: Stage) -> None:
     named = {"type": "function", "name": "look"}
     choice = {"type": "allowed_tools", "mode": "required", "tools": [named]}
     respond(stage, tools=[TOOL, {**TOOL, "name": "wait"}], tool_choice=choice)
