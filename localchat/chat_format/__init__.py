@@ -10,7 +10,7 @@ from typing import Protocol
 
 from localchat.chat_format.parser import Parser, Rendered
 from localchat.chat_format.plain_format import PlainFormat
-from localchat.chat_format.reasoning_parser import Family
+from localchat.chat_format.reasoning_parser import ReasoningFamily
 from localchat.chat_format.render_process import RenderProcess
 from localchat.chat_format.template_format import TemplateFormat
 from localchat.chat_format.tool_calls.family import ToolCallFamily
@@ -27,18 +27,18 @@ class ChatFormat(Protocol):
     """Texts whose control tokens the detokenizer must print, so that the parser sees them."""
 
     @property
-    def calls(self) -> ToolCallFamily:
+    def tool_call_family(self) -> ToolCallFamily:
         """How the model writes tool calls; its tags count as markup where tools were offered."""
         ...
 
-    reasoning: Family
+    reasoning_family: ReasoningFamily
     """How it marks what it thinks."""
 
     def render(self, messages: Messages) -> Rendered:
         """The prompt. Raises TemplateError: the template refuses, fails, or was stopped."""
         ...
 
-    def splitter(self, rendered: Rendered) -> Parser:
+    def answer_parser(self, rendered: Rendered) -> Parser:
         """A new parser for one choice of the answer to `rendered`."""
         ...
 

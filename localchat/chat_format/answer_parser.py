@@ -10,13 +10,13 @@ from typing import Any
 
 from localchat.chat_format.harmony_parser import FUNCTIONARY, HARMONY, MUSE, ChannelParser
 from localchat.chat_format.parser import Answer, Call, Parser, Part, Thought
-from localchat.chat_format.reasoning_parser import Family, Splitter
+from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.tool_calls.family import ToolCallFamily
-from localchat.chat_format.tool_calls.parser import CallParser, described
+from localchat.chat_format.tool_calls.parser import CallParser, name_and_parameters
 
 _CHANNELS = {"harmony": HARMONY, "muse": MUSE, "functionary-3.2": FUNCTIONARY}
-_MOST_PLACES = 16
-_MOST_KEPT = 262_144
+_MAX_STARTS = 16
+_MAX_THOUGHT = 262_144
 """Characters of an unfinished thought in which a call is looked for."""
 
 
@@ -27,52 +27,52 @@ class AnswerParser:
     def __init__(self, reasoning: Parser, calls: Parser, late: CallParser | None = None) -> None:
         self._reasoning = reasoning
         self._calls = calls
-        self._late = late
+        self._late_parser = late
         self._thoughts: list[str] = []
-        self._kept = 0
+        self._thought_characters = 0
 
     def feed(self, text: str) -> list[Part]:
-        return self._through(self._reasoning.feed(text))
+        return self._parse_answers(self._reasoning.feed(text))
 
     def finish(self) -> list[Part]:
-        parts = [*self._through(self._reasoning.finish()), *self._calls.finish()]
+        parts = [*self._parse_answers(self._reasoning.finish()), *self._calls.finish()]
         if parts and any(not isinstance(part, Thought) for part in parts):
-            self._late = None
-        return [*parts, *self._rescued()]
+            self._late_parser = None
+        return [*parts, *self._late_calls()]
 
-    def _through(self, parts: list[Part]) -> list[Part]:
-        told: list[Part] = []
+    def _parse_answers(self, parts: list[Part]) -> list[Part]:
+        parsed: list[Part] = []
         for part in parts:
             if isinstance(part, Answer):
-                told += self._calls.feed(part.text)
+                parsed += self._calls.feed(part.text)
                 if part.text.strip():
-                    self._late = None
+                    self._late_parser = None
             else:
-                told.append(part)
+                parsed.append(part)
                 self._remember(part)
-        return told
+        return parsed
 
     def _remember(self, part: Part) -> None:
         if isinstance(part, Call):
-            self._late = None
-        elif self._late is not None and isinstance(part, Thought):
+            self._late_parser = None
+        elif self._late_parser is not None and isinstance(part, Thought):
             self._thoughts.append(part.text)
-            self._kept += len(part.text)
-            if self._kept > _MOST_KEPT:
-                self._late = None
+            self._thought_characters += len(part.text)
+            if self._thought_characters > _MAX_THOUGHT:
+                self._late_parser = None
                 self._thoughts.clear()
 
-    def _rescued(self) -> list[Part]:
+    def _late_calls(self) -> list[Part]:
         """The calls at the end of a thought that nothing followed: from the first tag behind which only calls
         stand, else from the last."""
-        if self._late is None:
+        if self._late_parser is None:
             return []
         thought = "".join(self._thoughts)
-        tag = re.compile("|".join(map(re.escape, self._late.opens)))
-        places = [found.start() for found in tag.finditer(thought)][-_MOST_PLACES:]
+        tag = re.compile("|".join(map(re.escape, self._late_parser.opens)))
+        starts = [found.start() for found in tag.finditer(thought)][-_MAX_STARTS:]
         found: list[Part] = []
-        for at in places:
-            calls = self._late.anew()
+        for at in starts:
+            calls = self._late_parser.restarted()
             parts = [*calls.feed(thought[at:]), *calls.finish()]
             found = [part for part in parts if isinstance(part, Call)]
             if found and all(one is other for one, other in zip(found, parts, strict=False)):
@@ -80,20 +80,24 @@ class AnswerParser:
         return found
 
 
-def with_calls(
-    family: Family, style: ToolCallFamily, tools: Sequence[Mapping[str, Any]], *, opened: bool
+def make_answer_parser(
+    reasoning: ReasoningFamily,
+    family: ToolCallFamily,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    opened: bool,
 ) -> Parser:
     """The parser of a whole answer; without tools there are no calls to look for. `opened`: the prompt ends
     inside of what the model thinks."""
-    form = _CHANNELS.get(family.name) or _CHANNELS.get(style.name)
-    if form is not None:
-        names = tuple(name for name, _ in map(described, tools) if name)
-        channels = ChannelParser(form, names, thinking=opened)
-        if form is HARMONY or not tools:
+    syntax = _CHANNELS.get(reasoning.name) or _CHANNELS.get(family.name)
+    if syntax is not None:
+        names = tuple(name for name, _ in map(name_and_parameters, tools) if name)
+        channels = ChannelParser(syntax, names, thinking=opened)
+        if syntax is HARMONY or not tools:
             return channels
-        return AnswerParser(channels, CallParser(style, tools))
-    ends = tuple(tag for tag in style.opens if tag[:2] in ("<|", "<｜", "[T")) if tools else ()
-    splitter = Splitter(family, opened=opened, ends=ends)
+        return AnswerParser(channels, CallParser(family, tools))
+    ends = tuple(tag for tag in family.opens if tag[:2] in ("<|", "<｜", "[T")) if tools else ()
+    answer_parser = ReasoningParser(reasoning, opened=opened, ends=ends)
     if not tools:
-        return splitter
-    return AnswerParser(splitter, CallParser(style, tools), CallParser(style, tools))
+        return answer_parser
+    return AnswerParser(answer_parser, CallParser(family, tools), CallParser(family, tools))

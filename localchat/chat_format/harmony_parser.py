@@ -11,17 +11,17 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal
 
-from localchat.chat_format.parser import Answer, Call, Part, Thought, first, half
+from localchat.chat_format.parser import Answer, Call, Part, Thought, find_first, partial_tag_start
 from localchat.chat_format.tool_calls.json_body import Arguments
 
-_MOST_HEADER = 256
-_TO = re.compile(r"\bto=([^\s<]+)")
+_MAX_HEADER = 256
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_NOBODY = ("assistant", "user", "all")
+_NO_TOOL = ("assistant", "user", "all")
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelForm:
+class ChannelSyntax:
     """`begins`: tags that begin a header; `message`: the tag that ends it; `ends`: tags behind a message.
     `lead`: what an answer may begin with that belongs to a header whose first tag stands in the prompt.
     `recipients`: the whole header is the name of who is spoken to."""
@@ -37,19 +37,19 @@ class ChannelForm:
         return (*self.begins, *self.ends)
 
 
-HARMONY = ChannelForm(
+HARMONY = ChannelSyntax(
     ("<|start|>", "<|channel|>"),
     "<|message|>",
     ("<|end|>", "<|call|>", "<|return|>"),
     (" to=", "<|channel|>", "<|start|>"),
 )
-MUSE = ChannelForm(
+MUSE = ChannelSyntax(
     ("<|start|>",),
     "<|message|>",
     ("<|eom|>", "<|eot|>"),
     (" to=", "<|message|>", "<|start|>"),
 )
-FUNCTIONARY = ChannelForm((">>>",), "\n", (), (), recipients=True)
+FUNCTIONARY = ChannelSyntax((">>>",), "\n", (), (), recipients=True)
 
 
 class ChannelParser:
@@ -59,22 +59,22 @@ class ChannelParser:
 
     def __init__(
         self,
-        form: ChannelForm,
+        syntax: ChannelSyntax,
         names: tuple[str, ...],
         *,
         thinking: bool = False,
     ) -> None:
-        self._form = form
+        self._syntax = syntax
         self._names = names
         self._state: Literal["lead", "header", "message"] = "lead"
-        self._to: Literal["answer", "thought", "call", "nothing"] = "answer"
+        self._target: Literal["answer", "thought", "call", "nothing"] = "answer"
         if thinking:
-            self._state, self._to = "message", "thought"
+            self._state, self._target = "message", "thought"
         self._held = ""
         self._fresh = False
         self._name = ""
         self._arguments = Arguments()
-        self._plain: list[str] | None = None
+        self._text_argument: list[str] | None = None
         self._count = 0
 
     def feed(self, text: str) -> list[Part]:
@@ -89,11 +89,11 @@ class ChannelParser:
         """The rest. A header without its message is markup of an answer that was cut off."""
         parts: list[Part] = []
         if self._state == "message":
-            held = self._held[: half(self._held, self._form.borders)]
-            self._tell(parts, held if len(self._held) > 1 else self._held)
+            held = self._held[: partial_tag_start(self._held, self._syntax.borders)]
+            self._emit(parts, held if len(self._held) > 1 else self._held)
             self._end(parts)
         elif self._state == "lead" and not self._held.strip().startswith("to="):
-            self._tell(parts, self._held)
+            self._emit(parts, self._held)
         self._held = ""
         return parts
 
@@ -109,8 +109,8 @@ class ChannelParser:
 
     def _lead(self) -> bool:
         """The very beginning: the rest of a header, or text of a model that writes none."""
-        form, held = self._form, self._held
-        if form.recipients:
+        syntax, held = self._syntax, self._held
+        if syntax.recipients:
             name, line, _ = held.partition("\n")
             known = (*self._names, "all")
             if not line:
@@ -122,63 +122,63 @@ class ChannelParser:
             self._state = "message"
             return True
         bare = held.lstrip()
-        if any(tag.lstrip().startswith(bare) and tag.lstrip() != bare for tag in form.lead):
+        if any(tag.lstrip().startswith(bare) and tag.lstrip() != bare for tag in syntax.lead):
             return False
-        starts = bare.startswith(tuple(tag.lstrip() for tag in form.lead))
+        starts = bare.startswith(tuple(tag.lstrip() for tag in syntax.lead))
         self._state = "header" if starts else "message"
         return True
 
     def _header(self, parts: list[Part]) -> bool:
         """Up to the tag behind which the message stands."""
-        at, tag = first(self._held, (self._form.message, *self._form.ends))
+        at, tag = find_first(self._held, (self._syntax.message, *self._syntax.ends))
         if not tag:
-            if len(self._held) <= _MOST_HEADER:
+            if len(self._held) <= _MAX_HEADER:
                 return False
             self._open("answer")
-            self._tell(parts, self._held)
+            self._emit(parts, self._held)
             self._held = ""
             return True
         header, self._held = self._held[:at], self._held[at + len(tag) :]
-        if tag == self._form.message:
+        if tag == self._syntax.message:
             self._begin(header)
         else:
             self._open("answer")  # a header that nothing followed
-            if header.strip() and not header.lstrip().startswith(self._form.begins):
-                self._tell(parts, header)
+            if header.strip() and not header.lstrip().startswith(self._syntax.begins):
+                self._emit(parts, header)
         return True
 
     def _begin(self, header: str) -> None:
         """A message, by its header."""
-        if self._form.recipients:
+        if self._syntax.recipients:
             name = header.removeprefix(">>>").strip()
             return self._call(name) if name in self._names else self._open("answer")
-        to = _TO.search(header)
+        target = _RECIPIENT.search(header)
         channel = (_CHANNEL.findall(header) or [""])[-1]
-        recipient = to.group(1).removeprefix("functions.") if to else ""
+        recipient = target.group(1).removeprefix("functions.") if target else ""
         if recipient == "self":
             return self._open("thought")
-        if recipient and recipient not in _NOBODY and self._names and self._form is HARMONY:
+        if recipient and recipient not in _NO_TOOL and self._names and self._syntax is HARMONY:
             return self._call(recipient)
         return self._open("thought" if channel == "analysis" else "answer")
 
-    def _open(self, to: Literal["answer", "thought"]) -> None:
-        self._state, self._to, self._fresh = "message", to, True
+    def _open(self, target: Literal["answer", "thought"]) -> None:
+        self._state, self._target, self._fresh = "message", target, True
 
     def _call(self, name: str) -> None:
-        self._state, self._to, self._fresh = "message", "call", True
+        self._state, self._target, self._fresh = "message", "call", True
         self._name, self._arguments = name, Arguments()
 
     def _message(self, parts: list[Part]) -> bool:
-        borders = self._form.borders
-        at, tag = first(self._held, borders)
+        borders = self._syntax.borders
+        at, tag = find_first(self._held, borders)
         if not tag:
-            at = half(self._held, borders)
-            self._tell(parts, self._held[:at])
+            at = partial_tag_start(self._held, borders)
+            self._emit(parts, self._held[:at])
             self._held = self._held[at:]
             return False
-        self._tell(parts, self._held[:at])
+        self._emit(parts, self._held[:at])
         self._end(parts)
-        if tag in self._form.begins:
+        if tag in self._syntax.begins:
             self._held = self._held[at:]
             self._state = "header"
             # The tag itself belongs to the header, which may hold another.
@@ -186,38 +186,40 @@ class ChannelParser:
         self._held = self._held[at + len(tag) :]
         return True
 
-    def _tell(self, parts: list[Part], text: str) -> None:
-        if self._to == "call":
-            self._argue(parts, text)
+    def _emit(self, parts: list[Part], text: str) -> None:
+        if self._target == "call":
+            self._emit_arguments(parts, text)
         elif text:
-            parts.append(Thought(text) if self._to == "thought" else Answer(text))
+            parts.append(Thought(text) if self._target == "thought" else Answer(text))
 
-    def _argue(self, parts: list[Part], text: str) -> None:
+    def _emit_arguments(self, parts: list[Part], text: str) -> None:
         if self._fresh:
             text = text.lstrip()
             if not text:
                 return
             self._fresh = False
-            self._plain = None if text[0] == "{" else []
-            self._told(parts)
-        if self._plain is not None:
-            self._plain.append(text)
+            self._text_argument = None if text[0] == "{" else []
+            self._emit_call(parts)
+        if self._text_argument is not None:
+            self._text_argument.append(text)
             return
         self._arguments.feed(text)
         if piece := self._arguments.take():
             parts.append(Call(self._count - 1, arguments=piece))
 
-    def _told(self, parts: list[Part]) -> None:
+    def _emit_call(self, parts: list[Part]) -> None:
         parts.append(Call(self._count, f"call_{secrets.token_hex(12)}", self._name))
         self._count += 1
 
     def _end(self, parts: list[Part]) -> None:
         """A message is over. What was called with a text that is no object gets it as a string."""
-        if self._to == "call":
+        if self._target == "call":
             if self._fresh:
-                self._told(parts)
+                self._emit_call(parts)
                 parts.append(Call(self._count - 1, arguments="{}"))
-            elif self._plain is not None:
-                said = json.dumps("".join(self._plain).rstrip(), ensure_ascii=False)
-                parts.append(Call(self._count - 1, arguments=said))
-        self._to, self._plain = "answer", None
+            elif self._text_argument is not None:
+                text_argument = json.dumps(
+                    "".join(self._text_argument).rstrip(), ensure_ascii=False
+                )
+                parts.append(Call(self._count - 1, arguments=text_argument))
+        self._target, self._text_argument = "answer", None

@@ -71,7 +71,7 @@ class Rendered:
 # Where tags stand in a text that arrives in pieces.
 
 
-def first(text: str, tags: Iterable[str]) -> tuple[int, str]:
+def find_first(text: str, tags: Iterable[str]) -> tuple[int, str]:
     """The earliest tag, the longest where two begin together; (0, "") where there is none."""
     found = [(at, -len(tag), tag) for tag in tags if (at := text.find(tag)) >= 0]
     if not found:
@@ -80,7 +80,7 @@ def first(text: str, tags: Iterable[str]) -> tuple[int, str]:
     return at, tag
 
 
-def half(text: str, tags: tuple[str, ...]) -> int:
+def partial_tag_start(text: str, tags: tuple[str, ...]) -> int:
     """Where the beginning of a tag stands at the end of the text; its length where there is none."""
     longest = max((len(tag) for tag in tags), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):

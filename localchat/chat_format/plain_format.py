@@ -5,9 +5,9 @@ No markup of another model family is guessed: a model that never saw it continue
 nobody would know why. Plain labels work a little with any model, base models too.
 """
 
-from localchat.chat_format.answer_parser import with_calls
+from localchat.chat_format.answer_parser import make_answer_parser
 from localchat.chat_format.parser import Parser, Rendered
-from localchat.chat_format.reasoning_parser import Family
+from localchat.chat_format.reasoning_parser import ReasoningFamily
 from localchat.chat_format.tool_calls.families import UNKNOWN
 from localchat.engine.request import Message, Messages
 
@@ -25,16 +25,18 @@ class PlainFormat:
     """Labelled paragraphs, one a message."""
 
     markup: tuple[str, ...] = ()
-    calls = UNKNOWN
-    reasoning = Family.default()
+    tool_call_family = UNKNOWN
+    reasoning_family = ReasoningFamily.default()
 
     def render(self, messages: Messages) -> Rendered:
         """Never refuses. The first system message stands bare at the top, as base models expect
         text."""
-        said = list(messages.messages)
-        blocks = [_block(message, first=at == 0) for at, message in enumerate(said)]
-        goes_on = messages.continue_last and bool(said) and said[-1].role == "assistant"
-        if not goes_on:
+        conversation = list(messages.messages)
+        blocks = [_block(message, is_first=at == 0) for at, message in enumerate(conversation)]
+        continues = (
+            messages.continue_last and bool(conversation) and conversation[-1].role == "assistant"
+        )
+        if not continues:
             blocks.append("Assistant:")
         tools = messages.tools if messages.tool_choice != "none" else ()
         return Rendered(
@@ -45,16 +47,19 @@ class PlainFormat:
             tools=tools,
         )
 
-    def splitter(self, rendered: Rendered) -> Parser:
+    def answer_parser(self, rendered: Rendered) -> Parser:
         """Everything is answer, but for a `<think>` block at its beginning, and calls of the tools: an
         answer may be bound to be calls."""
-        return with_calls(
-            self.reasoning, self.calls, rendered.tools, opened=rendered.opens_reasoning
+        return make_answer_parser(
+            self.reasoning_family,
+            self.tool_call_family,
+            rendered.tools,
+            opened=rendered.opens_reasoning,
         )
 
 
-def _block(message: Message, *, first: bool) -> str:
-    if first and message.role == "system":
+def _block(message: Message, *, is_first: bool) -> str:
+    if is_first and message.role == "system":
         return message.content
     label = _LABELS.get(message.role, message.role.capitalize())
     return f"{label}: {message.content}".rstrip(" ")

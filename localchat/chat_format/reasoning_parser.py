@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from localchat.chat_format.parser import Answer, Part, Thought, first, half
+from localchat.chat_format.parser import Answer, Part, Thought, find_first, partial_tag_start
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ReasoningFamily:
     """How a family of models marks reasoning.
 
     signs: texts that give the family away in a template. opens, closes: tags of a block. dropped:
@@ -30,14 +30,14 @@ class Family:
     anywhere: bool = False
 
     @staticmethod
-    def default() -> "Family":
+    def default() -> "ReasoningFamily":
         """`<think>`, the usual one: also for a model whose template does not tell."""
         return _THINK
 
     @staticmethod
-    def of(template: str) -> "Family":
+    def of(template: str) -> "ReasoningFamily":
         """The family that a template's source shows."""
-        for family in FAMILIES:
+        for family in REASONING_FAMILIES:
             if any(sign in template for sign in family.signs):
                 return family
         return _THINK
@@ -58,10 +58,10 @@ class Family:
         return opened > max(tail.rfind(tag) for tag in self.closes)
 
 
-_THINK = Family("think", ("<think>", "</think>"), ("<think>",), ("</think>",))
+_THINK = ReasoningFamily("think", ("<think>", "</think>"), ("<think>",), ("</think>",))
 
-FAMILIES: Sequence[Family] = (
-    Family(
+REASONING_FAMILIES: Sequence[ReasoningFamily] = (
+    ReasoningFamily(
         "harmony",
         ("<|channel|>analysis", "<|start|>assistant<|channel|>"),
         ("<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>analysis<|message|>"),
@@ -77,10 +77,10 @@ FAMILIES: Sequence[Family] = (
         ),
         anywhere=True,
     ),
-    Family(
+    ReasoningFamily(
         "gemma4", ("<|channel>thought",), ("<|channel>thought",), ("<channel|>",), anywhere=True
     ),
-    Family(
+    ReasoningFamily(
         "command",
         ("<|START_THINKING|>",),
         ("<|START_THINKING|>",),
@@ -88,7 +88,7 @@ FAMILIES: Sequence[Family] = (
         ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         anywhere=True,
     ),
-    Family(
+    ReasoningFamily(
         "solar",
         ("<|begin|>assistant<|think|>",),
         ("<|think|>", "<|begin|>assistant<|think|>"),
@@ -96,7 +96,7 @@ FAMILIES: Sequence[Family] = (
         ("<|content|>", "<|begin|>assistant<|content|>", "<|end|>"),
         anywhere=True,
     ),
-    Family(
+    ReasoningFamily(
         "kimi3",
         ("<|open|>think", "'<|open|>'", '"<|open|>"'),
         ("<|open|>think<|sep|>",),
@@ -104,21 +104,21 @@ FAMILIES: Sequence[Family] = (
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
         anywhere=True,
     ),
-    Family(
+    ReasoningFamily(
         "apertus",
         ("<|inner_prefix|>",),
         ("<|inner_prefix|>",),
         ("<|inner_suffix|>",),
         anywhere=True,
     ),
-    Family(
+    ReasoningFamily(
         "hunyuan",
         ("HYTK = ':opensource'",),
         ("<think:opensource>",),
         ("</think:opensource>",),
         anywhere=True,
     ),
-    Family(
+    ReasoningFamily(
         "muse",
         ("to=self<|message|>", "to=self' + '<|message|>'"),
         (" to=self<|message|>", "<|start|>assistant to=self<|message|>"),
@@ -126,17 +126,17 @@ FAMILIES: Sequence[Family] = (
         ("<|start|>assistant", " to=user<|message|>", "<|eot|>"),
         anywhere=True,
     ),
-    Family("mistral", ("[THINK]",), ("[THINK]",), ("[/THINK]",)),
-    Family("seed", ("<seed:think>",), ("<seed:think>",), ("</seed:think>",)),
-    Family("minimax3", ("<mm:think>",), ("<mm:think>",), ("</mm:think>",)),
-    Family(
+    ReasoningFamily("mistral", ("[THINK]",), ("[THINK]",), ("[/THINK]",)),
+    ReasoningFamily("seed", ("<seed:think>",), ("<seed:think>",), ("</seed:think>",)),
+    ReasoningFamily("minimax3", ("<mm:think>",), ("<mm:think>",), ("</mm:think>",)),
+    ReasoningFamily(
         "apriel",
         ("[BEGIN FINAL RESPONSE]",),
         ("Here are my reasoning steps:", "<thinking>"),
         ("[BEGIN FINAL RESPONSE]", "</thinking>"),
         ("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]"),
     ),
-    Family(
+    ReasoningFamily(
         "granite",
         ("response between <response>",),
         ("<think>",),
@@ -151,11 +151,13 @@ FAMILIES: Sequence[Family] = (
 _State: TypeAlias = Literal["before", "thinking", "between", "answering"]
 
 
-class Splitter:
+class ReasoningParser:
     """The parser of reasoning. `opened`: the prompt already ends inside a block. `ends`: tags of something else
     that end a block without being its own."""
 
-    def __init__(self, family: Family, *, opened: bool = False, ends: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, family: ReasoningFamily, *, opened: bool = False, ends: tuple[str, ...] = ()
+    ) -> None:
         self._family = family
         self._closes = (*family.closes, *ends)
         self._state: _State = "thinking" if opened else "before"
@@ -176,8 +178,8 @@ class Splitter:
         a closing tag at the end of reasoning (an answer cut by its length) is dropped."""
         held, self._held = self._held, ""
         if self._state == "thinking":
-            keep = held[: half(held, self._closes)] if len(held) > 1 else held
-            return [Thought(keep.rstrip())] if keep.strip() else []
+            kept = held[: partial_tag_start(held, self._closes)] if len(held) > 1 else held
+            return [Thought(kept.rstrip())] if kept.strip() else []
         if self._state == "between":
             held = _after_tag(held)
         return [Answer(held)] if held else []
@@ -202,7 +204,7 @@ class Splitter:
         if found:
             tag = max(found, key=len)
             self._held = bare[len(tag) :]
-            self._pass(tag, answering="between")
+            self._enter(tag, answering="between")
             return True
         if self._state == "between":
             self._held = _after_tag(self._held)
@@ -222,14 +224,14 @@ class Splitter:
                 if self._held.startswith(tag):
                     self._held, self._fresh = self._held[len(tag) :], True
                     return True
-        at, tag = first(self._held, self._closes)
+        at, tag = find_first(self._held, self._closes)
         if tag:
             self._emit(parts, self._held[:at].rstrip())
             own = tag in self._family.closes
             self._held = self._held[at + len(tag) if own else at :]
             self._state = "between" if own else "answering"
             return True
-        certain = self._held[: half(self._held, self._closes)].rstrip()
+        certain = self._held[: partial_tag_start(self._held, self._closes)].rstrip()
         self._held = self._held[len(certain) :]
         self._emit(parts, certain)
         return False
@@ -241,18 +243,18 @@ class Splitter:
             tags = (*tags, *family.opens)
         if family.anywhere or not self._thought:
             tags = (*tags, *family.closes)
-        at, tag = first(self._held, tags)
+        at, tag = find_first(self._held, tags)
         if tag:
             self._emit(parts, self._held[:at])
             self._held = self._held[at + len(tag) :]
-            self._pass(tag, answering="answering")
+            self._enter(tag, answering="answering")
             return True
-        at = half(self._held, tags)
+        at = partial_tag_start(self._held, tags)
         self._emit(parts, self._held[:at])
         self._held = self._held[at:]
         return False
 
-    def _pass(self, tag: str, *, answering: _State) -> None:
+    def _enter(self, tag: str, *, answering: _State) -> None:
         """The state behind a tag that was met outside reasoning."""
         if tag in self._family.opens:
             self._state, self._fresh, self._thought = "thinking", True, True

@@ -13,7 +13,7 @@ from localchat.errors import TemplateError
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
-_HERE = "LOCALCHAT_GOES_ON_HERE "
+_MARKER = "LOCALCHAT_GOES_ON_HERE "
 """Put behind the text to prolong, and cut off with all that follows. The blank at its end shows
 whether the template trims."""
 
@@ -81,7 +81,7 @@ class ChatTemplate:
         except RenderFailure as failure:
             raise _translate(failure) from failure
 
-    def prolong(
+    def continue_final(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -91,20 +91,20 @@ class ChatTemplate:
     ) -> str:
         """The prompt cut off right behind the last message's `field`, so that the model goes on
         with it."""
-        if not messages or not isinstance(said := messages[-1].get(field), str):
-            raise _cannot_prolong(f"the last message has no {field}")
-        copies = [name for name in _copies(field) if messages[-1].get(name) == said]
+        if not messages or not isinstance(text_to_continue := messages[-1].get(field), str):
+            raise _cannot_continue(f"the last message has no {field}")
+        copies = [name for name in _copies(field) if messages[-1].get(name) == text_to_continue]
         if not any(name in self.source for name in copies):
-            raise _cannot_prolong(f"its template does not read {field}")
-        last = {**messages[-1], **dict.fromkeys(copies, said + _HERE)}
+            raise _cannot_continue(f"its template does not read {field}")
+        last = {**messages[-1], **dict.fromkeys(copies, text_to_continue + _MARKER)}
         text = self.render(
             [*messages[:-1], last], tools=tools, options=options, add_generation_prompt=False
         )
-        mark = _HERE.strip()
-        if mark not in text or said.strip() not in text:
-            raise _cannot_prolong("its template leaves out the end of the last message")
+        mark = _MARKER.strip()
+        if mark not in text or text_to_continue.strip() not in text:
+            raise _cannot_continue("its template leaves out the end of the last message")
         at = text.rindex(mark)
-        trimmed = not text.startswith(_HERE, at)
+        trimmed = not text.startswith(_MARKER, at)
         return text[:at].rstrip() if trimmed else text[:at]
 
 
@@ -159,7 +159,7 @@ def _copies(field: str) -> tuple[str, ...]:
     return _REASONING if field in _REASONING else (field,)
 
 
-def _cannot_prolong(why: str) -> TemplateError:
+def _cannot_continue(why: str) -> TemplateError:
     return TemplateError(
         f"This model cannot go on with the last message: {why}.",
         hint="Send it as a new question instead.",

@@ -18,7 +18,11 @@ from typing import Any
 
 import msgspec
 
-from localchat.chat_format.tool_calls.as_text import results_by_users, text_apart, written_calls
+from localchat.chat_format.tool_calls.as_text import (
+    calls_as_text,
+    results_as_user_messages,
+    separate_text,
+)
 from localchat.chat_format.tool_calls.family import ToolCallSyntax
 from localchat.engine.request import CalledTool, Message
 
@@ -38,28 +42,28 @@ class ToolCallConvention:
     no_content_as_null: bool = False
     short_ids: bool = False
     one_call: bool = False
-    text_apart: bool = False
+    separate_text: bool = False
     calls_as_text: bool = False
     results_as_users: bool = False
 
 
 def to_dicts(
     messages: Sequence[Message],
-    dialect: ToolCallConvention | None = None,
-    form: ToolCallSyntax | None = None,
+    convention: ToolCallConvention | None = None,
+    syntax: ToolCallSyntax | None = None,
 ) -> list[dict[str, Any]]:
     """One dict a message, empty fields left out; `content` is always there. form: how calls are written that
     the template has no place for; None: they are left to it."""
-    wanted = dialect or ToolCallConvention()
-    if form is not None and wanted.calls_as_text:
-        messages = written_calls(messages, form)
-    if form is not None and wanted.results_as_users:
-        messages = results_by_users(messages)
-    if wanted.text_apart:
-        messages = list(text_apart(messages))
-    if wanted.one_call:
+    convention = convention or ToolCallConvention()
+    if syntax is not None and convention.calls_as_text:
+        messages = calls_as_text(messages, syntax)
+    if syntax is not None and convention.results_as_users:
+        messages = results_as_user_messages(messages)
+    if convention.separate_text:
+        messages = list(separate_text(messages))
+    if convention.one_call:
         messages = list(_one_call_each(messages))
-    return [_message(message, wanted) for message in messages]
+    return [_message(message, convention) for message in messages]
 
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
@@ -73,11 +77,13 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
         results = []
         while waiting and waiting[0].role == "tool":
             results.append(waiting.pop(0))
-        for place, call in enumerate(message.tool_calls):
-            said = (
-                message if not place else msgspec.structs.replace(message, content="", reasoning="")
+        for number, call in enumerate(message.tool_calls):
+            head = (
+                message
+                if not number
+                else msgspec.structs.replace(message, content="", reasoning="")
             )
-            yield msgspec.structs.replace(said, tool_calls=(call,))
+            yield msgspec.structs.replace(head, tool_calls=(call,))
             result = next((one for one in results if one.tool_call_id == call.id), None)
             if result is None and results:
                 result = results[0]
@@ -87,36 +93,38 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
         yield from results
 
 
-def _message(message: Message, dialect: ToolCallConvention) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+def _message(message: Message, convention: ToolCallConvention) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     if message.reasoning:
-        made["thinking"] = message.reasoning
-    made["role"] = message.role
-    made["content"] = message.content
+        fields["thinking"] = message.reasoning
+    fields["role"] = message.role
+    fields["content"] = message.content
     if message.reasoning:
-        made["reasoning_content"] = message.reasoning
+        fields["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        made["tool_calls"] = [_call(call, dialect) for call in message.tool_calls]
-        if dialect.no_content_as_null and not message.content:
-            made["content"] = None
+        fields["tool_calls"] = [_call(call, convention) for call in message.tool_calls]
+        if convention.no_content_as_null and not message.content:
+            fields["content"] = None
     if message.tool_call_id:
-        made["tool_call_id"] = _id(message.tool_call_id, dialect)
+        fields["tool_call_id"] = _id(message.tool_call_id, convention)
     if message.name:
-        made["name"] = message.name
-    return made
+        fields["name"] = message.name
+    return fields
 
 
-def _call(call: CalledTool, dialect: ToolCallConvention) -> dict[str, Any]:
-    arguments = call.arguments if dialect.arguments_as_text else _mapping(call.arguments)
-    if dialect.mappings_only and isinstance(arguments, str):
+def _call(call: CalledTool, convention: ToolCallConvention) -> dict[str, Any]:
+    arguments = call.arguments if convention.arguments_as_text else _mapping(call.arguments)
+    if convention.mappings_only and isinstance(arguments, str):
         arguments = {_WHOLE: arguments}
-    made: dict[str, Any] = {"id": _id(call.id, dialect)} if call.id or dialect.short_ids else {}
-    return made | {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+    fields: dict[str, Any] = (
+        {"id": _id(call.id, convention)} if call.id or convention.short_ids else {}
+    )
+    return fields | {"type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _id(text: str, dialect: ToolCallConvention) -> str:
+def _id(text: str, convention: ToolCallConvention) -> str:
     """An id as the template wants it: the same for the same, so that results find their calls."""
-    if not dialect.short_ids or (len(text) == _SHORT and text.isalnum()):
+    if not convention.short_ids or (len(text) == _SHORT and text.isalnum()):
         return text
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_SHORT]
 
@@ -131,7 +139,7 @@ def _mapping(text: str) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else text
 
 
-def whole_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool as OpenAI writes it, nothing missing: templates read description and parameters unasked, and fail
     where there are none."""
     function = tool.get("function", tool)
@@ -140,6 +148,10 @@ def whole_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     parameters = function.get("parameters") or {"type": "object"}
     if isinstance(parameters, Mapping) and parameters.get("type", "object") == "object":
         parameters = {"type": "object", "properties": {}, **parameters}
-    described = {"name": "", "description": "", **function, "parameters": parameters}
-    described["description"] = described["description"] or ""
-    return {**(tool if "function" in tool else {}), "type": "function", "function": described}
+    completed = {"name": "", "description": "", **function, "parameters": parameters}
+    completed["description"] = completed["description"] or ""
+    return {
+        **(tool if "function" in tool else {}),
+        "type": "function",
+        "function": completed,
+    }

@@ -69,7 +69,7 @@ class InputProcessor:
         )
         self._grammars = GrammarCompiler(tokenizer)
         self._visible_tokens = _control_tokens(tokenizer, self.format.markup)
-        self._visible_call_tokens = _control_tokens(tokenizer, self.format.calls.markup)
+        self._visible_call_tokens = _control_tokens(tokenizer, self.format.tool_call_family.markup)
 
     def _model_defaults(self) -> dict[str, float]:
         """The model's own sampling defaults, without values out of range."""
@@ -143,7 +143,7 @@ class InputProcessor:
             else self._visible_tokens
         )
         return ChoiceOutput(
-            choice, partial(self._piece, visible), stops, self.format.splitter(rendered)
+            choice, partial(self._piece, visible), stops, self.format.answer_parser(rendered)
         )
 
     def _piece(self, visible: frozenset[int], token: int) -> bytes:

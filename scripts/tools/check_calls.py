@@ -100,7 +100,9 @@ def _checked(path: Path, process: RenderProcess) -> Found:
     told = _judged(calls, said)
     if not any("get_weather" in text for text in (rendered.text, said)):
         told = "no tools"
-    return Found(name, chat.calls.name, chat.reasoning.name, told, _reasoning(chat))
+    return Found(
+        name, chat.tool_call_family.name, chat.reasoning_family.name, told, _reasoning(chat)
+    )
 
 
 def _answer(chat: TemplateFormat, reasoning: str) -> tuple[Rendered, str]:
@@ -126,7 +128,7 @@ def _answer(chat: TemplateFormat, reasoning: str) -> tuple[Rendered, str]:
 
 
 def _read(chat: TemplateFormat, rendered: Rendered, said: str) -> list[tuple[str, Any]]:
-    parser = chat.splitter(rendered)
+    parser = chat.answer_parser(rendered)
     parts: list[Part] = [part for letter in said for part in parser.feed(letter)]
     whole: dict[int, tuple[str, str]] = {}
     for part in [*parts, *parser.finish()]:
@@ -160,9 +162,9 @@ def _reasoning(chat: TemplateFormat) -> str:
         return "none shown"
     if _THOUGHT not in said:
         return "none shown"
-    if rendered.text.rstrip().endswith(chat.reasoning.closes):
+    if rendered.text.rstrip().endswith(chat.reasoning_family.closes):
         return "closed"  # the prompt itself: it has another switch
-    parser = chat.splitter(rendered)
+    parser = chat.answer_parser(rendered)
     parts = [*parser.feed(said), *parser.finish()]
     thought = "".join(part.text for part in parts if isinstance(part, Thought))
     return "read" if thought.strip() == _THOUGHT else f"read: {thought!r}"

@@ -6,7 +6,7 @@ import pytest
 
 from localchat.chat_format.parser import Answer, Thought
 from localchat.chat_format.plain_format import NO_TEMPLATE, NO_TOOLS
-from localchat.chat_format.template_format import NO_SWITCH
+from localchat.chat_format.template_format import NO_THINKING_SWITCH
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
 from tests.support.chat_templates import chat_format
@@ -110,7 +110,9 @@ def test_the_wish_about_thinking_goes_to_the_switch_of_the_template() -> None:
 
 
 def test_a_template_without_a_switch_for_thinking_is_said() -> None:
-    assert chat_format("x").render(Messages((USER,), thinking="off")).warnings == (NO_SWITCH,)
+    assert chat_format("x").render(Messages((USER,), thinking="off")).warnings == (
+        NO_THINKING_SWITCH,
+    )
     assert chat_format("x").render(Messages((USER,))).warnings == ()
 
 
@@ -118,8 +120,8 @@ def test_a_prompt_that_opens_reasoning_begins_the_answer_there() -> None:
     opening = chat_format("{{ messages[0].content }}<think>\n")
     rendered = opening.render(Messages((USER,)))
     assert rendered.opens_reasoning
-    splitter = opening.splitter(rendered)
-    assert splitter.feed("why</think>so") == [Thought("why"), Answer("so")]
+    answer_parser = opening.answer_parser(rendered)
+    assert answer_parser.feed("why</think>so") == [Thought("why"), Answer("so")]
     assert "</think>" in opening.markup
 
 

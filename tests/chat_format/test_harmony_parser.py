@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chat_format.answer_parser import with_calls
+from localchat.chat_format.answer_parser import make_answer_parser
 from localchat.chat_format.parser import Parser, Part, Thought
-from localchat.chat_format.reasoning_parser import FAMILIES, Family
-from localchat.chat_format.tool_calls.families import STYLES
+from localchat.chat_format.reasoning_parser import REASONING_FAMILIES, ReasoningFamily
+from localchat.chat_format.tool_calls.families import TOOL_CALL_FAMILIES
 from localchat.engine.request import Message, Messages
 from tests.support.chat_templates import chat_format
 from tests.support.tool_calls import TOOLS, gather
 
-FAMILY = {family.name: family for family in FAMILIES}
-STYLE = {style.name: style for style in STYLES}
+FAMILY = {family.name: family for family in REASONING_FAMILIES}
+STYLE = {style.name: style for style in TOOL_CALL_FAMILIES}
 WEATHER = [("get_weather", '{"town": "Köln"}')]
 THINKS = "<|channel|>analysis<|message|>Shall I?<|end|><|start|>assistant"
 BODY = '<|message|>{"town": "Köln"}'
 
 
 def parser(style: str, *, tools: bool = True, opened: bool = False) -> Parser:
-    family = FAMILY.get(style, Family.default())
-    return with_calls(family, STYLE[style], TOOLS if tools else (), opened=opened)
+    family = FAMILY.get(style, ReasoningFamily.default())
+    return make_answer_parser(family, STYLE[style], TOOLS if tools else (), opened=opened)
 
 
 def heard(one: Parser, *pieces: str) -> tuple[str, str, list[tuple[str, str]]]:
@@ -156,13 +156,13 @@ def test_functionary_names_who_it_speaks_to(
 
 def test_a_call_in_a_thought_that_nothing_followed_is_a_call() -> None:
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Köln"}}\n</tool_call>'
-    thinks = with_calls(Family.default(), STYLE["hermes"], TOOLS, opened=True)
+    thinks = make_answer_parser(ReasoningFamily.default(), STYLE["hermes"], TOOLS, opened=True)
     thought, text, calls = heard(thinks, f"I need it.\n{call}\n{call}")
     assert (text, calls) == ("", WEATHER * 2)
     assert thought.startswith("I need it.")
-    kept = with_calls(Family.default(), STYLE["hermes"], TOOLS, opened=True)
+    kept = make_answer_parser(ReasoningFamily.default(), STYLE["hermes"], TOOLS, opened=True)
     assert heard(kept, f"{call} or so, or rather\n{call}\nDone")[2] == WEATHER
-    quoted = with_calls(Family.default(), STYLE["hermes"], TOOLS, opened=True)
+    quoted = make_answer_parser(ReasoningFamily.default(), STYLE["hermes"], TOOLS, opened=True)
     assert heard(quoted, f"I could {call}.</think>No need.")[1:] == ("No need.", [])
 
 
@@ -171,7 +171,7 @@ def test_a_tag_of_calls_ends_a_thought_where_it_is_no_text() -> None:
         "I need it.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
         '<|tool_call_argument_begin|>{"town": "Köln"}<|tool_call_end|><|tool_calls_section_end|>'
     )
-    thinks = with_calls(Family.default(), STYLE["kimi-2"], TOOLS, opened=True)
+    thinks = make_answer_parser(ReasoningFamily.default(), STYLE["kimi-2"], TOOLS, opened=True)
     assert heard(thinks, *said) == ("I need it.", "", WEATHER)
 
 
@@ -182,6 +182,6 @@ def test_a_model_with_harmony_s_template_answers_in_channels() -> None:
         "{% if false %}<|channel|>analysis{% endif %}<|start|>assistant"
     )
     rendered = chat.render(Messages((Message("user", "hi"),), tools=TOOLS))
-    assert heard(chat.splitter(rendered), CALLS["role"]) == ("Shall I?", "", WEATHER)
+    assert heard(chat.answer_parser(rendered), CALLS["role"]) == ("Shall I?", "", WEATHER)
     plain = chat.render(Messages((Message("user", "hi"),)))
-    assert heard(chat.splitter(plain), "<|channel|>final<|message|>Hi") == ("", "Hi", [])
+    assert heard(chat.answer_parser(plain), "<|channel|>final<|message|>Hi") == ("", "Hi", [])

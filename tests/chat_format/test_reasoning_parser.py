@@ -5,20 +5,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localchat.chat_format.parser import Answer, Part, Thought
-from localchat.chat_format.reasoning_parser import FAMILIES, Family, Splitter
+from localchat.chat_format.reasoning_parser import (
+    REASONING_FAMILIES,
+    ReasoningFamily,
+    ReasoningParser,
+)
 
-THINK = Family.default()
+THINK = ReasoningFamily.default()
 
 
 def split(
-    text: str, family: Family = THINK, *, opened: bool = False, by: int = 1
+    text: str, family: ReasoningFamily = THINK, *, opened: bool = False, by: int = 1
 ) -> tuple[str, str]:
     """(thought, said), fed in pieces of `by` characters."""
-    splitter = Splitter(family, opened=opened)
+    answer_parser = ReasoningParser(family, opened=opened)
     parts: list[Part] = []
     for at in range(0, len(text), by):
-        parts += splitter.feed(text[at : at + by])
-    parts += splitter.finish()
+        parts += answer_parser.feed(text[at : at + by])
+    parts += answer_parser.finish()
     assert all(isinstance(part, Thought | Answer) and part.text for part in parts)
     return (
         "".join(part.text for part in parts if isinstance(part, Thought)),
@@ -75,7 +79,7 @@ def test_thought_and_answer_are_told_apart(
     ],
 )  # fmt: skip
 def test_each_family_is_known_by_its_template_and_split(template: str, text: str) -> None:
-    family = Family.of(template)
+    family = ReasoningFamily.of(template)
     assert [split(text, family, by=by) for by in (1, 2, 7, 999)] == [("why", "so")] * 4
 
 
@@ -100,9 +104,9 @@ def test_text_without_tags_passes_untouched(text: str, by: int) -> None:
 
 
 def test_reasoning_streams_before_it_ends() -> None:
-    splitter = Splitter(THINK)
-    assert splitter.feed("<think>first, ") == [Thought("first,")]
-    assert splitter.feed("then </") == [Thought(" then")]
+    answer_parser = ReasoningParser(THINK)
+    assert answer_parser.feed("<think>first, ") == [Thought("first,")]
+    assert answer_parser.feed("then </") == [Thought(" then")]
 
 
 def test_a_prompt_that_ends_inside_a_block_is_noticed() -> None:
@@ -112,4 +116,4 @@ def test_a_prompt_that_ends_inside_a_block_is_noticed() -> None:
 
 
 def test_families_have_different_names() -> None:
-    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+    assert len({family.name for family in REASONING_FAMILIES}) == len(REASONING_FAMILIES)

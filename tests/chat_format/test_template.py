@@ -288,15 +288,15 @@ MARKED = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
 
 def test_prolonging_cuts_right_behind_the_last_words() -> None:
     talk = [USER, {"role": "assistant", "content": "it is "}]
-    assert template(MARKED).prolong(talk) == "[user]hi[end][assistant]it is "
+    assert template(MARKED).continue_final(talk) == "[user]hi[end][assistant]it is "
 
 
 def test_prolonging_a_trimmed_message_leaves_no_blanks_behind() -> None:
     trimming = MARKED.replace("m.content", "m.content | trim")
     talk = [USER, {"role": "assistant", "content": "it is \n"}]
-    assert template(trimming).prolong(talk) == "[user]hi[end][assistant]it is"
+    assert template(trimming).continue_final(talk) == "[user]hi[end][assistant]it is"
 
 
 def test_prolonging_what_the_template_leaves_out_is_refused() -> None:
     with pytest.raises(TemplateError, match="leaves out"):
-        template("{{ messages[0].content }}").prolong(TALK)
+        template("{{ messages[0].content }}").continue_final(TALK)

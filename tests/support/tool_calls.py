@@ -3,7 +3,7 @@
 from typing import Any
 
 from localchat.chat_format.parser import Answer, Call, Parser, Part
-from localchat.chat_format.tool_calls.families import STYLES, UNKNOWN
+from localchat.chat_format.tool_calls.families import TOOL_CALL_FAMILIES, UNKNOWN
 from localchat.chat_format.tool_calls.parser import CallParser
 
 WEATHER: dict[str, Any] = {
@@ -29,7 +29,7 @@ CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
 TOOLS = (WEATHER, CLOCK)
 
 
-NAMED = {style.name: style for style in (*STYLES, UNKNOWN)}
+NAMED = {family.name: family for family in (*TOOL_CALL_FAMILIES, UNKNOWN)}
 
 
 BOTH = [("get_weather", '{"town": "Köln", "days": 3}'), ("get_time", "{}")]
@@ -122,8 +122,8 @@ FORMS = {
 }
 
 
-def parser(style: str) -> CallParser:
-    return CallParser(NAMED[style], TOOLS)
+def parser(family: str) -> CallParser:
+    return CallParser(NAMED[family], TOOLS)
 
 
 def gather(parts: list[Part]) -> tuple[str, list[tuple[str, str]]]:

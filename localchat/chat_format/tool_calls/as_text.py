@@ -13,16 +13,16 @@ from localchat.chat_format.tool_calls.families import HERMES
 from localchat.chat_format.tool_calls.family import NUMBER, ToolCallSyntax
 from localchat.engine.request import CalledTool, Message
 
-_BETWEEN = "\n\n"
+_SEPARATOR = "\n\n"
 
 
-def written_calls(messages: Sequence[Message], form: ToolCallSyntax) -> list[Message]:
+def calls_as_text(messages: Sequence[Message], syntax: ToolCallSyntax) -> list[Message]:
     """Messages with their calls at the end of what they say."""
     return [
         msgspec.structs.replace(
             message,
             content="\n".join(
-                text for text in (message.content, _written(message.tool_calls, form)) if text
+                text for text in (message.content, _calls_text(message.tool_calls, syntax)) if text
             ),
             tool_calls=(),
         )
@@ -32,22 +32,22 @@ def written_calls(messages: Sequence[Message], form: ToolCallSyntax) -> list[Mes
     ]
 
 
-def results_by_users(messages: Sequence[Message]) -> list[Message]:
+def results_as_user_messages(messages: Sequence[Message]) -> list[Message]:
     """Results as what the user says next, one message for all that stand together."""
-    made: list[Message] = []
+    joined: list[Message] = []
     for message in messages:
         result = message.role == "tool"
         if result:
             name = f" of {message.name}" if message.name else ""
             message = Message("user", f"Result{name}:\n{message.content}")
-        joins = result or (bool(made) and made[-1].content.startswith("Result"))
-        if joins and made and made[-1].role == message.role == "user":
-            message = Message("user", f"{made.pop().content}{_BETWEEN}{message.content}")
-        made.append(message)
-    return made
+        joins = result or (bool(joined) and joined[-1].content.startswith("Result"))
+        if joins and joined and joined[-1].role == message.role == "user":
+            message = Message("user", f"{joined.pop().content}{_SEPARATOR}{message.content}")
+        joined.append(message)
+    return joined
 
 
-def text_apart(messages: Sequence[Message]) -> Iterator[Message]:
+def separate_text(messages: Sequence[Message]) -> Iterator[Message]:
     """What was said beside a call as a message before it."""
     for message in messages:
         if message.tool_calls and message.content:
@@ -56,20 +56,20 @@ def text_apart(messages: Sequence[Message]) -> Iterator[Message]:
         yield message
 
 
-def _written(calls: Sequence[CalledTool], form: ToolCallSyntax) -> str:
-    if form.written not in ("json", "python"):
-        form = HERMES.form
-    said = [
-        f"{form.head}{call.name}{form.middle}{_arguments(call, form)}{form.tail}".replace(
-            NUMBER, str(place)
+def _calls_text(calls: Sequence[CalledTool], syntax: ToolCallSyntax) -> str:
+    if syntax.written not in ("json", "python"):
+        syntax = HERMES.syntax
+    texts = [
+        f"{syntax.head}{call.name}{syntax.middle}{_arguments(call, syntax)}{syntax.tail}".replace(
+            NUMBER, str(number)
         )
-        for place, call in enumerate(calls)
+        for number, call in enumerate(calls)
     ]
-    return f"{form.begin}{form.between.join(said)}{form.end}"
+    return f"{syntax.begin}{syntax.between.join(texts)}{syntax.end}"
 
 
-def _arguments(call: CalledTool, form: ToolCallSyntax) -> str:
-    if form.written == "json":
+def _arguments(call: CalledTool, syntax: ToolCallSyntax) -> str:
+    if syntax.written == "json":
         return call.arguments
     try:
         values = json.loads(call.arguments)

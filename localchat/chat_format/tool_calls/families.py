@@ -5,7 +5,7 @@ from dataclasses import replace
 from localchat.chat_format.tool_calls import family
 from localchat.chat_format.tool_calls.family import (
     NUMBER,
-    TagForm,
+    TagSyntax,
     ToolCallFamily,
     ToolCallSyntax,
     tagged,
@@ -27,33 +27,33 @@ _HARMONY = (
 )
 
 
-def _glm(name: str, signs: tuple[str, ...], tags: TagForm) -> ToolCallFamily:
-    form = ToolCallSyntax(
+def _glm(name: str, signs: tuple[str, ...], tags: TagSyntax) -> ToolCallFamily:
+    syntax = ToolCallSyntax(
         "<tool_call>", tags.gap, tags.end, between=tags.gap, written="tags", tags=tags
     )
-    return ToolCallFamily(name, signs, form, ("<tool_call>",), ("</tool_call>",))
+    return ToolCallFamily(name, signs, syntax, ("<tool_call>",), ("</tool_call>",))
 
 
 def _dsml(name: str, outer: str) -> ToolCallFamily:
     begin, end = f"<｜DSML｜{outer}>", f"</｜DSML｜{outer}>"
-    form = tagged(family.DSML, begin + "\n", end="\n" + end)
+    syntax = tagged(family.DSML, begin + "\n", end="\n" + end)
     return ToolCallFamily(
-        name, (begin,), form, (begin, family.DSML.name[0]), (end,), controls=("｜DSML｜",)
+        name, (begin,), syntax, (begin, family.DSML.name[0]), (end,), controls=("｜DSML｜",)
     )
 
 
 def _listed(name: str, sign: str, begin: str, end: str) -> ToolCallFamily:
     """A list of objects between two tags."""
-    form = ToolCallSyntax(*_OBJECT, begin=begin + "[", between=", ", end="]" + end)
-    return ToolCallFamily(name, (sign,), form, (begin,), (end,), bare=True)
+    syntax = ToolCallSyntax(*_OBJECT, begin=begin + "[", between=", ", end="]" + end)
+    return ToolCallFamily(name, (sign,), syntax, (begin,), (end,), bare=True)
 
 
 def _lfm(name: str, sign: str) -> ToolCallFamily:
     begin, end = "<|tool_call_start|>", "<|tool_call_end|>"
-    form = ToolCallSyntax(
+    syntax = ToolCallSyntax(
         "", "(", ")", begin=begin + "[", between=", ", end="]" + end, written="python"
     )
-    return ToolCallFamily(name, (sign,), form, (begin,), (end,), bare=True)
+    return ToolCallFamily(name, (sign,), syntax, (begin,), (end,), bare=True)
 
 
 HERMES = ToolCallFamily(
@@ -84,7 +84,7 @@ _LLAMA = ToolCallFamily(
     many=False,
 )
 
-STYLES: tuple[ToolCallFamily, ...] = (
+TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
     ToolCallFamily(
         "harmony",
         ("<|channel|>commentary", "functions."),
@@ -320,7 +320,7 @@ STYLES: tuple[ToolCallFamily, ...] = (
         _MISTRAL,
         name="mistral-list",
         signs=("[TOOL_CALLS]",),
-        form=ToolCallSyntax(*_OBJECT, begin="[TOOL_CALLS][", between=", ", end="]"),
+        syntax=ToolCallSyntax(*_OBJECT, begin="[TOOL_CALLS][", between=", ", end="]"),
     ),
     ToolCallFamily(
         "phi",
@@ -356,7 +356,7 @@ STYLES: tuple[ToolCallFamily, ...] = (
 UNKNOWN = ToolCallFamily(
     "unknown",
     (),
-    HERMES.form,
+    HERMES.syntax,
     (
         "<tool_call>",
         "<tool_calls>",
@@ -387,9 +387,9 @@ UNSURE = ("glm", "minimax-1", "hermes", "unknown")
 """Families that share their signs with others: how a call is rendered tells more than the source."""
 
 
-def style_of(template: str) -> ToolCallFamily:
+def family_of(template: str) -> ToolCallFamily:
     """The family that a template's source shows, or a call as it renders one."""
-    for style in STYLES:
-        if all(sign in template for sign in style.signs):
-            return style
+    for candidate in TOOL_CALL_FAMILIES:
+        if all(sign in template for sign in candidate.signs):
+            return candidate
     return UNKNOWN

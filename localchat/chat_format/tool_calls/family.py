@@ -8,7 +8,7 @@ NUMBER = "\0"
 
 
 @dataclass(frozen=True, slots=True)
-class TagForm:
+class TagSyntax:
     """`name[0]`, the name, `name[1]`; for each argument `key[0]`, its key, `key[1]`, `value[0]`, the value,
     `value[1]`; then `end`. Where the first of `name` ends in a quote, so does the name, and more attributes may
     follow it. `gap`: what training puts behind these parts. `text`, `other`: an attribute behind the key that
@@ -26,8 +26,8 @@ class TagForm:
     shield: tuple[str, str] = ("", "")
 
 
-def _invoke(prefix: str, *, text: str = "", other: str = "") -> TagForm:
-    return TagForm(
+def _invoke(prefix: str, *, text: str = "", other: str = "") -> TagSyntax:
+    return TagSyntax(
         (f'<{prefix}invoke name="', '">'),
         (f'<{prefix}parameter name="', '">'),
         ("", f"</{prefix}parameter>"),
@@ -37,15 +37,15 @@ def _invoke(prefix: str, *, text: str = "", other: str = "") -> TagForm:
     )
 
 
-QWEN = TagForm(
+QWEN = TagSyntax(
     ("<function=", ">"),
     ("<parameter=", ">"),
     ("\n", "\n</parameter>"),
     "</function>",
     padded=True,
 )
-SEED = TagForm(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>")
-MINICPM = TagForm(
+SEED = TagSyntax(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>")
+MINICPM = TagSyntax(
     ('<function name="', '">'),
     ('<param name="', '">'),
     ("", "</param>"),
@@ -56,7 +56,7 @@ MINICPM = TagForm(
 INVOKE = _invoke("")
 DSML = _invoke("｜DSML｜", text=' string="true"', other=' string="false"')
 ATEM = _invoke("atem:")
-KIMI = TagForm(
+KIMI = TagSyntax(
     ('<|open|>call tool="', f'" index="{NUMBER}"<|sep|>'),
     ('<|open|>argument key="', '"<|sep|>'),
     ("", "<|close|>argument<|sep|>"),
@@ -65,24 +65,24 @@ KIMI = TagForm(
     text=' type="string"',
     other=' type="{}"',
 )
-GLM = TagForm(
+GLM = TagSyntax(
     ("", ""),
     ("<arg_key>", "</arg_key>"),
     ("\n<arg_value>", "</arg_value>"),
     "</tool_call>",
 )
-GLM_DENSE = TagForm(GLM.name, GLM.key, ("<arg_value>", "</arg_value>"), GLM.end, gap="")
-HUNYUAN = TagForm(
+GLM_DENSE = TagSyntax(GLM.name, GLM.key, ("<arg_value>", "</arg_value>"), GLM.end, gap="")
+HUNYUAN = TagSyntax(
     ("", "<tool_sep:opensource>"),
     ("<arg_key:opensource>", "</arg_key:opensource>"),
     ("\n<arg_value:opensource>", "</arg_value:opensource>"),
     "</tool_call:opensource>",
 )
 
-HEADED: tuple[TagForm, ...] = (QWEN, MINICPM, INVOKE, DSML, ATEM, KIMI)
+HEADED: tuple[TagSyntax, ...] = (QWEN, MINICPM, INVOKE, DSML, ATEM, KIMI)
 """Forms that a tag of their own begins."""
 
-BARE: tuple[TagForm, ...] = (GLM, HUNYUAN)
+BARE: tuple[TagSyntax, ...] = (GLM, HUNYUAN)
 """Forms that begin with the name, behind a tag that others have too."""
 
 
@@ -103,7 +103,7 @@ class ToolCallSyntax:
     between: str = "\n"
     end: str = ""
     written: Literal["json", "tags", "python", "gemma", "minimax"] = "json"
-    tags: TagForm | None = None
+    tags: TagSyntax | None = None
     others: tuple[str, ...] = ()
     again: str = ""
 
@@ -118,7 +118,7 @@ class ToolCallFamily:
 
     name: str
     signs: tuple[str, ...]
-    form: ToolCallSyntax
+    syntax: ToolCallSyntax
     opens: tuple[str, ...]
     closes: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ class ToolCallFamily:
         return (*self.opens, *self.closes, *self.splits, *self.controls)
 
 
-def tagged(tags: TagForm, begin: str = "", between: str = "\n", end: str = "") -> ToolCallSyntax:
+def tagged(tags: TagSyntax, begin: str = "", between: str = "\n", end: str = "") -> ToolCallSyntax:
     """The form of a family with a tag for each argument."""
     return ToolCallSyntax(
         tags.name[0],
@@ -148,7 +148,7 @@ def tagged(tags: TagForm, begin: str = "", between: str = "\n", end: str = "") -
     )
 
 
-def wrapped(tags: TagForm, outer: str) -> ToolCallSyntax:
+def wrapped(tags: TagSyntax, outer: str) -> ToolCallSyntax:
     """The same, each call between tags of its own."""
-    form = tagged(tags)
-    return replace(form, head=f"<{outer}>\n{form.head}", tail=f"{form.tail}\n</{outer}>")
+    syntax = tagged(tags)
+    return replace(syntax, head=f"<{outer}>\n{syntax.head}", tail=f"{syntax.tail}\n</{outer}>")

@@ -180,7 +180,7 @@ _ARGUMENTS = ("arguments", "parameters", "args")
 _KNOWN = (*_NAMES, *_ARGUMENTS, "type", "id")
 
 
-class Body(Protocol):
+class CallBody(Protocol):
     """One call as it is read. Never raises."""
 
     state: State
@@ -200,7 +200,7 @@ class Body(Protocol):
         ...
 
 
-class SteppedBody:
+class IncrementalBody:
     """A Body that goes through its text step by step: `_step` takes from `_held` what it understands and puts
     arguments into `_out`; false where it needs more text."""
 
@@ -269,11 +269,11 @@ class Arguments:
         if not self._begun:
             self._begun, self._out = True, ["{}"]
         elif self._plain:
-            said = "".join(self._out)
-            self._out, self._plain = ["{}" if said == "null" else said], False
+            decoded = "".join(self._out)
+            self._out, self._plain = ["{}" if decoded == "null" else decoded], False
 
 
-class ObjectBody:
+class JsonBody:
     """`{"name": "…", "arguments": {…}}`, with its first bracket; keys in any order, and more keys. Arguments
     may be a string that holds JSON; `function` may hold the object of name and arguments. `offered`: names of
     tools; one of them may also be the key of its own arguments. `bare`: it stands without a tag, and only a
@@ -287,7 +287,7 @@ class ObjectBody:
         self._levels = 0
         self._at: Literal["key", "in key", "colon", "value", "in value", "next"] = "key"
         self._key = ""
-        self._said = ""
+        self._name_text = ""
         self._string: JsonString | None = None
         self._other = JsonValue()
         self._arguments: Arguments | None = None
@@ -295,7 +295,7 @@ class ObjectBody:
     def feed(self, text: str) -> str:
         at = 0
         while at < len(text) and self.state == "open":
-            at = self._push(text, at)
+            at = self._step(text, at)
         return text[at:]
 
     def arguments(self) -> str:
@@ -307,7 +307,7 @@ class ObjectBody:
         if self.state == "open" and not self.name:
             self.state = "none"
 
-    def _push(self, text: str, at: int) -> int:
+    def _step(self, text: str, at: int) -> int:
         """One move; where it stopped."""
         character = text[at]
         match self._at:
@@ -342,8 +342,8 @@ class ObjectBody:
 
     def _in_key(self, text: str, at: int) -> int:
         assert self._string is not None
-        said, at = self._string.feed(text, at)
-        self._key += said
+        decoded, at = self._string.feed(text, at)
+        self._key += decoded
         if self._string.done:
             self._string, self._at = None, "colon"
             if self._bare and self._key not in _KNOWN:
@@ -357,11 +357,11 @@ class ObjectBody:
             self._levels, self._at = self._levels + 1, "key"
             return at + 1
         if self._names_itself(character):
-            self._said, self._key = self._key, _ARGUMENTS[0]
+            self._name_text, self._key = self._key, _ARGUMENTS[0]
         if self._key in _ARGUMENTS and self._arguments is None:
             self._arguments = Arguments()
-            self._decide()
-        elif self._key not in _NAMES or self._said:
+            self._accept_name()
+        elif self._key not in _NAMES or self._name_text:
             self._key = ""
         if self._key and character == '"':
             self._string = JsonString()
@@ -370,21 +370,26 @@ class ObjectBody:
 
     def _names_itself(self, character: str) -> bool:
         """`{"tool": {…}}`: the key is the name."""
-        return character == "{" and not self._said and not self._bare and self._key in self._offered
+        return (
+            character == "{"
+            and not self._name_text
+            and not self._bare
+            and self._key in self._offered
+        )
 
     def _in_value(self, text: str, at: int) -> int:
         arguments = self._arguments if self._key in _ARGUMENTS else None
         if self._string is not None:
-            said, at = self._string.feed(text, at)
+            decoded, at = self._string.feed(text, at)
             if arguments is None:
-                self._said += said
+                self._name_text += decoded
             else:
-                arguments.feed(said)
+                arguments.feed(decoded)
             if self._string.done:
                 self._string, self._at = None, "next"
                 if arguments is not None:
                     arguments.close()
-                self._decide()
+                self._accept_name()
             return at
         if arguments is not None:
             at = arguments.feed(text, at)
@@ -396,23 +401,23 @@ class ObjectBody:
             self._at = "next"
         return at
 
-    def _decide(self) -> None:
+    def _accept_name(self) -> None:
         """Behind a tag a name makes it a call, elsewhere a name that was offered, with arguments."""
-        if not self._said or self._string is not None:
+        if not self._name_text or self._string is not None:
             return
         if not self._is_offered():
             self._fail()
         elif not self._bare or self._arguments is not None:
-            self.name = self._said
+            self.name = self._name_text
 
     def _is_offered(self) -> bool:
-        return not self._bare or self._said in self._offered
+        return not self._bare or self._name_text in self._offered
 
     def _end(self) -> None:
-        if self._said and self._is_offered():
+        if self._name_text and self._is_offered():
             self._arguments = self._arguments or Arguments()
             self._arguments.close()
-            self.name = self._said
+            self.name = self._name_text
             self.state = "done"
         else:
             self.state = "none"

@@ -10,32 +10,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localchat.chat_format.parser import half
-from localchat.chat_format.tool_calls.json_body import SteppedBody
+from localchat.chat_format.parser import partial_tag_start
+from localchat.chat_format.tool_calls.json_body import IncrementalBody
 
 MARK = "]<]minimax[>["
 INVOKE = MARK + '<invoke name="'
 _TAG = re.compile(re.escape(MARK) + r"<(/?)([^<>]{1,256})>")
-_MOST_TAG = 300
+_MAX_TAG = 300
 _NAME = re.compile(r'invoke name="([^"]+)"\Z')
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenValue:
     """A value that is being written. `kind` is known with its first letter or tag."""
 
     schema: Mapping[str, Any]
     kind: Literal["", "text", "other", "object", "array"] = ""
     count: int = 0
-    said: str = ""
+    text: str = ""
 
 
-class NestedBody(SteppedBody):
+class MinimaxBody(IncrementalBody):
     """A call from its `invoke` on. `schemas`: the parameters of each tool that was offered, by its name."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(schemas)
-        self._levels: list[_Open] = []
+        self._levels: list[_OpenValue] = []
 
     def finish(self) -> None:
         if self.state == "open" and not self.name:
@@ -45,20 +45,20 @@ class NestedBody(SteppedBody):
         """One tag, with the text before it; False: more text is needed."""
         at = self._held.find(MARK)
         if at < 0:
-            border = half(self._held, (MARK,))
-            self._say(self._held[:border])
+            border = partial_tag_start(self._held, (MARK,))
+            self._add_text(self._held[:border])
             self._held = self._held[border:]
             return False
-        self._say(self._held[:at])
+        self._add_text(self._held[:at])
         self._held = self._held[at:]
         found = _TAG.match(self._held)
         if found is None:
-            if len(self._held) <= _MOST_TAG and ">" not in self._held[len(MARK) :]:
+            if len(self._held) <= _MAX_TAG and ">" not in self._held[len(MARK) :]:
                 return False
             if not self.name:
                 self.state = "none"
                 return False
-            self._say(MARK)  # the mark, and no tag
+            self._add_text(MARK)  # the mark, and no tag
             self._held = self._held[len(MARK) :]
             return True
         closes, tag = found.groups()
@@ -77,7 +77,7 @@ class NestedBody(SteppedBody):
             self.state = "none"
             return False
         self.name, self._held = named.group(1), self._held[end:]
-        self._levels.append(_Open(self._schemas.get(self.name, {}), "object"))
+        self._levels.append(_OpenValue(self._schemas.get(self.name, {}), "object"))
         self._out.append("{")
         return True
 
@@ -88,7 +88,7 @@ class NestedBody(SteppedBody):
             above.kind = "array" if listed else "object"
             self._out.append("[" if listed else "{")
         elif above.kind == "text":
-            above.said += MARK + f"<{tag}>"
+            above.text += MARK + f"<{tag}>"
             self._out.append(_json(MARK + f"<{tag}>"))
             return
         self._out.append(", " if above.count else "")
@@ -99,30 +99,30 @@ class NestedBody(SteppedBody):
         else:
             items = above.schema.get("items")
             schema = items if isinstance(items, Mapping) else {}
-        self._levels.append(_Open(schema))
+        self._levels.append(_OpenValue(schema))
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if not text or not self._levels:
             return
-        one = self._levels[-1]
-        if one.kind == "" and _is_text(one.schema):
-            one.kind = "text"
+        value = self._levels[-1]
+        if value.kind == "" and _is_text(value.schema):
+            value.kind = "text"
             self._out.append('"')
-        if one.kind == "text":
+        if value.kind == "text":
             self._out.append(_json(text))
-        elif one.kind in ("", "other"):
-            one.said += text
-            if one.said.strip():
-                one.kind = "other"
+        elif value.kind in ("", "other"):
+            value.text += text
+            if value.text.strip():
+                value.kind = "other"
 
     def _close(self) -> None:
-        one = self._levels.pop()
-        if one.kind == "text":
+        value = self._levels.pop()
+        if value.kind == "text":
             self._out.append('"')
-        elif one.kind in ("object", "array"):
-            self._out.append("}" if one.kind == "object" else "]")
+        elif value.kind in ("object", "array"):
+            self._out.append("}" if value.kind == "object" else "]")
         else:
-            self._out.append(_typed(one.said) if one.kind else _nothing(one.schema))
+            self._out.append(_typed(value.text) if value.kind else _nothing(value.schema))
         if not self._levels:
             self.state = "done"
 
@@ -142,13 +142,13 @@ def _nothing(schema: Mapping[str, Any]) -> str:
     return {"array": "[]", "object": "{}"}.get(kind, '""') if isinstance(kind, str) else '""'
 
 
-def _typed(said: str) -> str:
+def _typed(text: str) -> str:
     """JSON text of a value that is no string by its schema, or of which it says nothing."""
-    bare = said.strip()
+    bare = text.strip()
     try:
         return json.dumps(json.loads(bare), ensure_ascii=False)
     except (ValueError, RecursionError):
-        return json.dumps(said, ensure_ascii=False)
+        return json.dumps(text, ensure_ascii=False)
 
 
 def _json(text: str) -> str:

@@ -10,19 +10,19 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from localchat.chat_format.parser import Answer, Call, Part, first, half
+from localchat.chat_format.parser import Answer, Call, Part, find_first, partial_tag_start
 from localchat.chat_format.tool_calls.family import HEADED, ToolCallFamily
-from localchat.chat_format.tool_calls.json_body import Body, ObjectBody
-from localchat.chat_format.tool_calls.minimax_body import INVOKE, NestedBody
-from localchat.chat_format.tool_calls.python_body import NamedBody
-from localchat.chat_format.tool_calls.xml_body import TaggedBody
+from localchat.chat_format.tool_calls.json_body import CallBody, JsonBody
+from localchat.chat_format.tool_calls.minimax_body import INVOKE, MinimaxBody
+from localchat.chat_format.tool_calls.python_body import NameFirstBody
+from localchat.chat_format.tool_calls.xml_body import XmlBody
 
 _FENCES = ("```json", "```tool_call", "```tool_code", "```xml", "```python", "```")
 _TAIL = re.compile(r"\s*`{1,3}\w{0,12}\Z")
 _FENCE = re.compile(r"`{3}\w*\Z")
 _LONGEST_TAIL = 40
 _BEGINNING = re.compile(r"\s*(`{3}\w{0,12}\s*)?\[?\s*")
-_HEADS = (*(form.name[0] for form in HEADED), INVOKE)
+_HEADS = (*(syntax.name[0] for syntax in HEADED), INVOKE)
 _PYTHON_FENCE = "```tool_code"
 
 
@@ -30,31 +30,31 @@ class CallParser:
     """The parser of what a model says beside its reasoning. `tools`: what it was offered, as requests have
     them."""
 
-    def __init__(self, style: ToolCallFamily, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._style = style
+    def __init__(self, family: ToolCallFamily, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._family = family
         self._tools = tools
-        self._schemas = {name: schema for name, schema in map(described, tools) if name}
+        self._schemas = {name: schema for name, schema in map(name_and_parameters, tools) if name}
         self._state: Literal["text", "seek", "body"] = "text"
         self._fresh = True
-        self._said = False
+        self._has_text = False
         self._gap = ""
         self._held = ""
         self._raw = ""
-        self._body: Body = ObjectBody((), bare=False)
+        self._body: CallBody = JsonBody((), bare=False)
         self._bare = False
         self._closed = False
-        self._listed = False
-        self._told = False
+        self._in_list = False
+        self._emitted = False
         self._count = 0
 
-    def anew(self) -> "CallParser":
+    def restarted(self) -> "CallParser":
         """The same parser at its beginning."""
-        return CallParser(self._style, self._tools)
+        return CallParser(self._family, self._tools)
 
     @property
     def opens(self) -> tuple[str, ...]:
         """The tags behind which a call may stand."""
-        return self._style.opens
+        return self._family.opens
 
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain now."""
@@ -70,11 +70,11 @@ class CallParser:
         parts: list[Part] = []
         if self._state == "body":
             self._body.finish()
-            self._tell(parts)
+            self._emit_call(parts)
             if self._body.state == "none" and self._bare:
-                _say(parts, self._raw + self._held)
+                _emit_text(parts, self._raw + self._held)
         elif self._state == "text":
-            _say(parts, self._held)
+            _emit_text(parts, self._held)
         self._held = self._raw = ""
         return parts
 
@@ -86,14 +86,14 @@ class CallParser:
             case "text":
                 return self._text(parts)
             case "seek":
-                return self._seek(parts)
+                return self._between_calls(parts)
             case "body":
                 return self._read(parts)
 
     # ------------------------------------------------------------------------ text
 
     def _text(self, parts: list[Part]) -> bool:
-        if self._fresh and self._style.bare:
+        if self._fresh and self._family.bare:
             bare = _BEGINNING.match(self._held)
             assert bare is not None
             rest = self._held[bare.end() :]
@@ -105,90 +105,90 @@ class CallParser:
             if rest[0] == "{" or (in_list and rest.startswith(tuple(self._schemas))):
                 self._raw, self._held = self._held[: bare.end()], rest
                 self._bare, self._closed, self._fresh = True, False, False
-                self._begin(self._object() if rest[0] == "{" else self._named())
+                self._begin(self._json_body() if rest[0] == "{" else self._name_first_body())
                 return True
-        at, tag = first(self._held, self._style.opens)
+        at, tag = find_first(self._held, self._family.opens)
         if tag:
-            self._say(parts, _unfenced(self._held[:at]))
+            self._emit_text(parts, _unfenced(self._held[:at]))
             self._held, self._raw = self._held[at:], ""
             if tag not in _HEADS:
                 self._raw, self._held = tag, self._held[len(tag) :]
             self._bare = self._closed = self._fresh = False
             self._state = "seek"
             return True
-        at = _tail(self._held[: half(self._held, self._style.opens)])
-        self._say(parts, self._held[:at])
+        at = _tail(self._held[: partial_tag_start(self._held, self._family.opens)])
+        self._emit_text(parts, self._held[:at])
         self._held = self._held[at:]
         return False
 
-    def _say(self, parts: list[Part], text: str) -> None:
+    def _emit_text(self, parts: list[Part], text: str) -> None:
         if text:
-            self._fresh, self._said = False, True
-            _say(parts, text)
+            self._fresh, self._has_text = False, True
+            _emit_text(parts, text)
 
     # ------------------------------------------------------------------------ between a tag and a call
 
-    def _seek(self, parts: list[Part]) -> bool:
+    def _between_calls(self, parts: list[Part]) -> bool:
         """Before, between and behind calls: blanks, brackets, fences and tags go by."""
-        held, style = self._held, self._style
+        held, family = self._held, self._family
         if held[0].isspace():
             blanks = len(held) - len(held.lstrip())
             self._gap += held[:blanks]
-            return self._pass(blanks, keep_gap=True)
+            return self._skip(blanks, keep_gap=True)
         fences = _FENCES if self._raw else ("```",)
-        tags = (*style.opens, *style.closes, *_HEADS, *fences)
-        waited = (*tags, *style.splits)
-        if any(tag.startswith(held) and tag != held for tag in waited) or held == "```":
+        tags = (*family.opens, *family.closes, *_HEADS, *fences)
+        possible = (*tags, *family.splits)
+        if any(tag.startswith(held) and tag != held for tag in possible) or held == "```":
             return False
         tag = max((tag for tag in tags if held.startswith(tag)), key=len, default="")
         if tag and tag not in _HEADS:
-            return self._pass_tag(tag, parts)
+            return self._skip_tag(tag, parts)
         if not tag and held[0] in ("[" if self._raw else ",;]})"):
-            return self._pass(1)
+            return self._skip(1)
         if self._closed and not tag:
             return self._give_up(parts)
         if held[0] == "{":
-            self._begin(self._object())
+            self._begin(self._json_body())
         elif tag:
-            form = next((form for form in HEADED if form.name[0] == tag), None)
-            nested = NestedBody(self._schemas)
-            self._begin(nested if form is None else TaggedBody(form, self._schemas))
-        elif (self._raw or self._listed) and (
-            held[0].isalnum() or held.startswith(style.splits or "_")
+            syntax = next((syntax for syntax in HEADED if syntax.name[0] == tag), None)
+            nested = MinimaxBody(self._schemas)
+            self._begin(nested if syntax is None else XmlBody(syntax, self._schemas))
+        elif (self._raw or self._in_list) and (
+            held[0].isalnum() or held.startswith(family.splits or "_")
         ):
             self._bare = self._bare or not self._raw
-            self._begin(self._named())
+            self._begin(self._name_first_body())
         else:
             return self._give_up(parts)
         return True
 
-    def _object(self) -> Body:
-        return ObjectBody(list(self._schemas), bare=self._bare)
+    def _json_body(self) -> CallBody:
+        return JsonBody(list(self._schemas), bare=self._bare)
 
-    def _named(self) -> Body:
-        style = self._style
-        return NamedBody(
+    def _name_first_body(self) -> CallBody:
+        family = self._family
+        return NameFirstBody(
             self._schemas,
-            style.splits,
-            naming=style.naming,
-            closes=style.closes,
+            family.splits,
+            naming=family.naming,
+            closes=family.closes,
             bare=self._bare,
         )
 
-    def _pass_tag(self, tag: str, parts: list[Part]) -> bool:
-        if tag in self._style.closes:
+    def _skip_tag(self, tag: str, parts: list[Part]) -> bool:
+        if tag in self._family.closes:
             if self._raw:
                 return self._give_up(parts)
             self._closed = True
-        elif tag in self._style.opens:
+        elif tag in self._family.opens:
             self._raw, self._closed, self._bare = self._raw + tag, False, False
             self._held = self._held[len(tag) :]
             return True
         elif not self._raw and self._held[3:4].isalnum():
             return self._give_up(parts)  # a block of code behind the calls
-        return self._pass(len(tag))
+        return self._skip(len(tag))
 
-    def _pass(self, count: int, *, keep_gap: bool = False) -> bool:
+    def _skip(self, count: int, *, keep_gap: bool = False) -> bool:
         if not keep_gap:
             self._gap = ""
         if self._raw:
@@ -199,44 +199,44 @@ class CallParser:
     def _give_up(self, parts: list[Part]) -> bool:
         """What follows is text, and what stood before it too, where no call came of it."""
         if self._raw:
-            self._say(parts, self._raw)
-        elif self._said:
-            self._say(parts, self._gap)
-        self._raw, self._gap, self._state, self._listed = "", "", "text", False
+            self._emit_text(parts, self._raw)
+        elif self._has_text:
+            self._emit_text(parts, self._gap)
+        self._raw, self._gap, self._state, self._in_list = "", "", "text", False
         return True
 
     # ------------------------------------------------------------------------ a call
 
-    def _begin(self, body: Body) -> None:
-        self._body, self._state, self._told = body, "body", False
+    def _begin(self, body: CallBody) -> None:
+        self._body, self._state, self._emitted = body, "body", False
 
     def _read(self, parts: list[Part]) -> bool:
         rest = self._body.feed(self._held)
-        if not self._told:
+        if not self._emitted:
             whole = self._raw + self._held
             self._raw = whole[: len(whole) - len(rest)]
         self._held = rest
-        self._tell(parts)
+        self._emit_call(parts)
         if self._body.state == "none":
             # The bare object goes as it came; behind a tag the rest may hold another tag.
             if not self._raw:
                 self._raw, self._held = self._held[:1], self._held[1:]  # a tag of the call's own
             self._state = "text"
-            self._say(parts, self._raw)
+            self._emit_text(parts, self._raw)
             self._raw = ""
             return True
         if self._body.state == "done":
-            self._listed = isinstance(self._body, NamedBody) and self._body.lists
+            self._in_list = isinstance(self._body, NameFirstBody) and self._body.in_python_list
             self._state, self._raw, self._gap = "seek", "", ""
             return True
         return False
 
-    def _tell(self, parts: list[Part]) -> None:
+    def _emit_call(self, parts: list[Part]) -> None:
         name = self._body.name
         if not name:
             return
-        if not self._told:
-            self._told, self._raw = True, ""
+        if not self._emitted:
+            self._emitted, self._raw = True, ""
             parts.append(Call(self._count, self._id(), name))
             self._count += 1
         if pieces := self._body.arguments():
@@ -244,7 +244,7 @@ class CallParser:
 
     def _id(self) -> str:
         return (
-            secrets.token_hex(5)[:9] if self._style.short_ids else f"call_{secrets.token_hex(12)}"
+            secrets.token_hex(5)[:9] if self._family.short_ids else f"call_{secrets.token_hex(12)}"
         )
 
 
@@ -264,12 +264,12 @@ def _unfenced(text: str) -> str:
     return (bare[:begin] + _FENCE.sub("", bare[begin:])).rstrip()
 
 
-def _say(parts: list[Part], text: str) -> None:
+def _emit_text(parts: list[Part], text: str) -> None:
     if text:
         parts.append(Answer(text))
 
 
-def described(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def name_and_parameters(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Name and parameters of a tool, whether or not it is wrapped as a function."""
     function = tool.get("function", tool)
     if not isinstance(function, Mapping):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from localchat.chat_format.parser import half
+from localchat.chat_format.parser import partial_tag_start
 
 _Kind: TypeAlias = Literal["call", "dict", "list"]
 
@@ -24,12 +24,12 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 _BEGUN_ESCAPE = re.compile(r"[xuU][0-9a-fA-F]*")
 _LONGEST_ESCAPE, _OCTAL = 9, 3
 _STRING_RUNS = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
-_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null", "": "null"}
-_MOST_LITERAL = 400
+_JSON_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null", "": "null"}
+_MAX_LITERAL = 400
 _OPENERS, _CLOSERS = "([{", ")]}"
 
 
-class LooseValue:
+class PythonObject:
     """An object from behind its opening bracket to its closing one. `call`: the bracket is that of a call, its
     keys stand as `key=`, and values without a key get those of `order`."""
 
@@ -176,7 +176,11 @@ class LooseValue:
         held, quote = self._held, self._quote
         if quote == '<|"|>':
             at = held.find(quote)
-            return self._say(at, at + len(quote)) if at >= 0 else self._say(half(held, (quote,)))
+            return (
+                self._emit_text(at, at + len(quote))
+                if at >= 0
+                else self._emit_text(partial_tag_start(held, (quote,)))
+            )
         return self._in_python_string(held, quote)
 
     def _in_python_string(self, held: str, quote: str) -> bool:
@@ -190,9 +194,9 @@ class LooseValue:
                 return True
             rest = held[at : at + 1 + _LONGEST_ESCAPE]
             if rest[:1] == "\\" and not _is_open(rest[1:]):
-                said, length = _unescaped(rest[1:])
-                half_pair = len(said) == 1 and "\ud800" <= said < "\ue000"
-                self._out.append(f"\\u{ord(said):04x}" if half_pair else _json(said))
+                escape, length = _unescaped(rest[1:])
+                half_pair = len(escape) == 1 and "\ud800" <= escape < "\ue000"
+                self._out.append(f"\\u{ord(escape):04x}" if half_pair else _json(escape))
                 at += 1 + length
             elif not rest or rest[0] == "\\" or quote.startswith(rest):
                 self._held = held[at:]
@@ -201,7 +205,7 @@ class LooseValue:
                 self._out.append(_json(rest[0]))  # a quote inside of three
                 at += 1
 
-    def _say(self, at: int, end: int = -1) -> bool:
+    def _emit_text(self, at: int, end: int = -1) -> bool:
         """Text of a string up to `at`; `end`: where it closes."""
         self._out.append(_json(self._held[:at]))
         self._held = self._held[at if end < 0 else end :]
@@ -235,14 +239,14 @@ class LooseValue:
             if not self._raw_levels and (
                 character in ",)]}" or (character == ":" and self._is_key)
             ):
-                return self._told()
+                return self._emit_raw()
             self._raw_levels += (character in _OPENERS) - (character in _CLOSERS)
             if character in "'\"":
                 self._raw_quote = character
             self._raw, self._held = self._raw + character, self._held[1:]
         return False
 
-    def _told(self) -> bool:
+    def _emit_raw(self) -> bool:
         raw, self._raw, self._at = self._raw.strip(), "", "after"
         if self._is_key:
             self._out.append(json.dumps(raw, ensure_ascii=False))
@@ -268,18 +272,18 @@ def _unescaped(rest: str) -> tuple[str, int]:
     found = _ESCAPE.match(rest)
     if found is None:
         return _ESCAPES.get(rest[0], rest[0] if rest[0] in "\\'\"" else "\\" + rest[0]), 1
-    said = found.group()
-    code = int(said, 8) if said[0].isdigit() else int(said[1:], 16)
-    return chr(code) if code < 0x110000 else "\ufffd", len(said)
+    escape = found.group()
+    code = int(escape, 8) if escape[0].isdigit() else int(escape[1:], 16)
+    return chr(code) if code < 0x110000 else "\ufffd", len(escape)
 
 
 def _literal(raw: str) -> str:
     """JSON text of something that stands bare."""
-    if raw.lower() in _WORDS:
-        return _WORDS[raw.lower()]
+    if raw.lower() in _JSON_WORDS:
+        return _JSON_WORDS[raw.lower()]
     if _NUMBER.match(raw):
         return raw
-    if len(raw) <= _MOST_LITERAL:
+    if len(raw) <= _MAX_LITERAL:
         try:
             return json.dumps(ast.literal_eval(raw), ensure_ascii=False, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):

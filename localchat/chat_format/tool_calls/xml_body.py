@@ -10,30 +10,30 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from localchat.chat_format.parser import first, half
-from localchat.chat_format.tool_calls.family import TagForm
-from localchat.chat_format.tool_calls.json_body import Arguments, SteppedBody
+from localchat.chat_format.parser import find_first, partial_tag_start
+from localchat.chat_format.tool_calls.family import TagSyntax
+from localchat.chat_format.tool_calls.json_body import Arguments, IncrementalBody
 
-_MOST_NAME = 256
-_MOST_PYTHON = 2_000
+_MAX_NAME = 256
+_MAX_PYTHON = 2_000
 _PYTHON = {"True": True, "False": False, "None": None}
-_SAYS_TEXT = re.compile(r'\bstring="true"|\btype="string"')
-_SAYS_OTHER = re.compile(r'\bstring="false"|\btype="(?!string")')
+_DECLARES_TEXT = re.compile(r'\bstring="true"|\btype="string"')
+_DECLARES_OTHER = re.compile(r'\bstring="false"|\btype="(?!string")')
 
 
-class TaggedBody(SteppedBody):
+class XmlBody(IncrementalBody):
     """A call from its first tag on, or from its name where the form has none. `schemas`: the parameters of each
     tool that was offered, by its name."""
 
-    def __init__(self, form: TagForm, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, syntax: TagSyntax, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(schemas)
-        self._form = form
-        self._quoted = form.name[0].endswith('"')
-        self._end = form.value[1].strip()
+        self._syntax = syntax
+        self._quoted = syntax.name[0].endswith('"')
+        self._end = syntax.value[1].strip()
         self._ends = (
             self._end,
-            *(f"\n{form.key[0]}", f"\n{form.end}", "</tool_call>", "</parameter>")[
-                : 4 if form.padded else 2
+            *(f"\n{syntax.key[0]}", f"\n{syntax.end}", "</tool_call>", "</parameter>")[
+                : 4 if syntax.padded else 2
             ],
         )
         self._at: Literal["name", "between", "key", "opening", "value", "object"] = "name"
@@ -65,7 +65,7 @@ class TaggedBody(SteppedBody):
             case "value":
                 return self._value()
             case "object":
-                return self._whole()
+                return self._object_arguments()
 
     # ------------------------------------------------------------------------ head and tags
 
@@ -75,18 +75,18 @@ class TaggedBody(SteppedBody):
         at = self._held.find(mark)
         if at < 0:
             return None
-        said, self._held = self._held[:at], self._held[at + len(mark) :]
+        declared, self._held = self._held[:at], self._held[at + len(mark) :]
         if not self._quoted:
-            return said.strip().strip('"'), ""
-        name, _, more = said.partition('"')
+            return declared.strip().strip('"'), ""
+        name, _, more = declared.partition('"')
         return name.strip(), more
 
     def _name(self) -> bool:
-        form, whole = self._form, self._held
-        self._held = whole.removeprefix(form.name[0])
-        found = self._head(form.name[1])
-        taken = whole[len(form.name[0]) : len(whole) - len(self._held) if found else None]
-        if (found and not found[0]) or "\n" in taken or len(taken) > _MOST_NAME:
+        syntax, whole = self._syntax, self._held
+        self._held = whole.removeprefix(syntax.name[0])
+        found = self._head(syntax.name[1])
+        taken = whole[len(syntax.name[0]) : len(whole) - len(self._held) if found else None]
+        if (found and not found[0]) or "\n" in taken or len(taken) > _MAX_NAME:
             self.state = "none"
         if found is None or self.state == "none":
             self._held = whole
@@ -94,25 +94,25 @@ class TaggedBody(SteppedBody):
         self.name, self._at = found[0], "between"
         return True
 
-    def named(self, name: str) -> None:
+    def set_name(self, name: str) -> None:
         """The head was read by another."""
         self.name, self._at = name, "between"
 
     def _between(self) -> bool:
-        form = self._form
+        syntax = self._syntax
         self._held = self._held.lstrip()
         if not self._held:
             return False
-        if self._held.startswith(form.key[0]):
-            self._held, self._at = self._held[len(form.key[0]) :], "key"
+        if self._held.startswith(syntax.key[0]):
+            self._held, self._at = self._held[len(syntax.key[0]) :], "key"
             return True
         if self._held.startswith("{") and not self._count:
             self._at = "object"
             return True
-        if self._held.startswith(form.end):
-            self._held = self._held[len(form.end) :]
+        if self._held.startswith(syntax.end):
+            self._held = self._held[len(syntax.end) :]
             self._close()
-        elif not any(tag.startswith(self._held) for tag in (form.key[0], form.end)):
+        elif not any(tag.startswith(self._held) for tag in (syntax.key[0], syntax.end)):
             self._close()
         return False
 
@@ -120,7 +120,7 @@ class TaggedBody(SteppedBody):
         self._out.append("{}" if not self._count else "}")
         self.state = "done"
 
-    def _whole(self) -> bool:
+    def _object_arguments(self) -> bool:
         """Arguments as one JSON object, and then the end."""
         if not self._object.done:
             at = self._object.feed(self._held)
@@ -128,7 +128,7 @@ class TaggedBody(SteppedBody):
             self._out.append(self._object.take())
             if not self._object.done:
                 return False
-        end = self._form.end
+        end = self._syntax.end
         held = self._held.lstrip()
         if held.startswith(end):
             self._held = held[len(end) :]
@@ -138,7 +138,7 @@ class TaggedBody(SteppedBody):
         return False
 
     def _read_key(self) -> bool:
-        found = self._head(self._form.key[1])
+        found = self._head(self._syntax.key[1])
         if found is None:
             return False
         self._key, more = found
@@ -146,13 +146,13 @@ class TaggedBody(SteppedBody):
             ("{" if not self._count else ", ") + json.dumps(self._key, ensure_ascii=False) + ": "
         )
         self._count += 1
-        said = bool(_SAYS_TEXT.search(more)), bool(_SAYS_OTHER.search(more))
-        self._streams = said[0] or (not said[1] and self._is_string())
+        declared = bool(_DECLARES_TEXT.search(more)), bool(_DECLARES_OTHER.search(more))
+        self._streams = declared[0] or (not declared[1] and self._is_string())
         self._at = "opening"
         return True
 
     def _begin_value(self) -> bool:
-        tag = self._form.value[0].strip()
+        tag = self._syntax.value[0].strip()
         if tag:
             held = self._held.lstrip()
             if not held.startswith(tag):
@@ -168,8 +168,8 @@ class TaggedBody(SteppedBody):
     # ------------------------------------------------------------------------ values
 
     def _value(self) -> bool:
-        padded = self._form.padded
-        opens, closes = self._form.shield
+        padded = self._syntax.padded
+        opens, closes = self._syntax.shield
         if self._fresh:
             if not self._held or (opens != self._held and opens.startswith(self._held)):
                 return False
@@ -179,7 +179,7 @@ class TaggedBody(SteppedBody):
                 self._held = self._held.removeprefix("\n")
             self._fresh = False
         ends = (closes + self._end,) if self._shielded else self._ends
-        at, tag = first(self._held, ends)
+        at, tag = find_first(self._held, ends)
         if tag:
             value = self._held[:at]
             self._held = self._held[at + len(tag) if tag == ends[0] else at :]
@@ -189,7 +189,7 @@ class TaggedBody(SteppedBody):
             self._out.append((_escaped(value) + '"') if self._streams else self._typed(value))
             return True
         if self._streams:
-            at = half(self._held, ends)
+            at = partial_tag_start(self._held, ends)
             if padded and at and self._held[at - 1] == "\n":
                 at -= 1
             self._out.append(_escaped(self._held[:at]))
@@ -230,7 +230,7 @@ class TaggedBody(SteppedBody):
 
 def _python(text: str) -> object:
     """A list or dict as Python prints it, which some templates teach; None where it is none."""
-    if len(text) > _MOST_PYTHON or text[:1] not in ("{", "["):
+    if len(text) > _MAX_PYTHON or text[:1] not in ("{", "["):
         return None
     try:
         read = ast.literal_eval(text)

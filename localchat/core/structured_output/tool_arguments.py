@@ -7,7 +7,7 @@ and nesting apply where the value is JSON.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from localchat.chat_format.tool_calls.family import TagForm, ToolCallSyntax
+from localchat.chat_format.tool_calls.family import TagSyntax, ToolCallSyntax
 from localchat.chat_format.tool_calls.minimax_body import MARK
 from localchat.core.structured_output.compiler import with_style
 from localchat.core.structured_output.lark import TagTerms, json_rule, literal
@@ -28,14 +28,16 @@ class ArgumentRule(NamedTuple):
     lines: list[str]
 
 
-def argument_rules(rule: str, form: ToolCallSyntax, schema: Schema, markup: TagTerms) -> list[str]:
+def argument_rules(
+    rule: str, syntax: ToolCallSyntax, schema: Schema, markup: TagTerms
+) -> list[str]:
     """Rules that define `rule`: the arguments of a tool in the syntax of its family."""
-    match form.written:
+    match syntax.written:
         case "json":
             return [f"{rule}: {json_rule(with_style(schema))}"]
         case "tags":
-            assert form.tags is not None
-            return _tagged(rule, form.tags, schema, markup)
+            assert syntax.tags is not None
+            return _tagged(rule, syntax.tags, schema, markup)
         case "python":
             return _python(rule, schema)
         case "gemma":
@@ -82,7 +84,7 @@ def _choices(value: Schema) -> list[str]:
 # ------------------------------------------------------------------------ a tag for each argument
 
 
-def _tagged(rule: str, tags: TagForm, schema: Schema, markup: TagTerms) -> list[str]:
+def _tagged(rule: str, tags: TagSyntax, schema: Schema, markup: TagTerms) -> list[str]:
     lines, terms = [], []
     for place, (key, value, required) in enumerate(_properties(schema)):
         one = f"{rule}_{place}"
@@ -99,7 +101,7 @@ def _tagged(rule: str, tags: TagForm, schema: Schema, markup: TagTerms) -> list[
     return [f"{rule}: {' '.join(terms) or literal('')}", *lines]
 
 
-def _key_end(tags: TagForm, value: Schema, is_text: bool) -> str:
+def _key_end(tags: TagSyntax, value: Schema, is_text: bool) -> str:
     """The end of a key's tag, with the attribute that names the value's type."""
     written = tags.text if is_text else tags.other
     if not written:

@@ -63,9 +63,9 @@ def call_rules(
 
     `tagged`: a tag marks them as calls also where the family usually writes a bare object.
     """
-    form = family.form
-    begin = form.begin
-    if tagged and family.bare and not (begin + form.head).startswith(family.opens):
+    syntax = family.syntax
+    begin = syntax.begin
+    if tagged and family.bare and not (begin + syntax.head).startswith(family.opens):
         begin = family.opens[0] + begin
     return [
         *_call_rules(family, tools, markup),
@@ -78,16 +78,16 @@ def free_rules(
 ) -> list[str]:
     """Rules that define `free`: any text, in which a call, once its tag is written, satisfies the
     schemas."""
-    form = family.form
+    syntax = family.syntax
     lines = _call_rules(family, tools, markup)
-    if form.others:
-        calls = _calls(family, form.begin, markup, many=many)
+    if syntax.others:
+        calls = _calls(family, syntax.begin, markup, many=many)
         return [
             *lines,
-            f"free: (other {_terms(markup, form.again)})* (other | {calls}) | {TEXT}",
-            f"other: ({' | '.join(markup.terms(other) for other in form.others)}) {TEXT}",
+            f"free: (other {_terms(markup, syntax.again)})* (other | {calls}) | {TEXT}",
+            f"other: ({' | '.join(markup.terms(other) for other in syntax.others)}) {TEXT}",
         ]
-    lead = form.begin + form.head
+    lead = syntax.begin + syntax.head
     tag = next((tag for tag in family.opens if lead.startswith(tag)), "")
     rest = _rest(family, markup, many=many)
     if not tag:
@@ -103,26 +103,26 @@ def free_rules(
 
 
 def _calls(family: ToolCallFamily, begin: str, markup: TagTerms, *, many: bool) -> str:
-    lead = f"{_terms(markup, begin)} {_terms(markup, family.form.head)}"
+    lead = f"{_terms(markup, begin)} {_terms(markup, family.syntax.head)}"
     return f"{lead} {_rest(family, markup, many=many)}"
 
 
 def _rest(family: ToolCallFamily, markup: TagTerms, *, many: bool) -> str:
     """A call from its name on, further calls, and the end."""
-    form = family.form
-    more = f" ({_terms(markup, form.between)} {_terms(markup, form.head)} call)*"
-    return f"call{more if many and family.many else ''} {_terms(markup, form.end)}"
+    syntax = family.syntax
+    more = f" ({_terms(markup, syntax.between)} {_terms(markup, syntax.head)} call)*"
+    return f"call{more if many and family.many else ''} {_terms(markup, syntax.end)}"
 
 
 def _call_rules(family: ToolCallFamily, tools: Sequence[ToolSpec], markup: TagTerms) -> list[str]:
     """`call`: a call from its name on."""
-    form = family.form
+    syntax = family.syntax
     lines = ["call: " + " | ".join(f"call_{place}" for place in range(len(tools)))]
     for place, tool in enumerate(tools):
         arguments = f"arguments_{place}"
-        lead, tail = _terms(markup, tool.name + form.middle), _terms(markup, form.tail)
+        lead, tail = _terms(markup, tool.name + syntax.middle), _terms(markup, syntax.tail)
         lines.append(f"call_{place}: {lead} {arguments} {tail}")
-        lines += argument_rules(arguments, form, tool.schema, markup)
+        lines += argument_rules(arguments, syntax, tool.schema, markup)
     return lines
 
 
@@ -151,7 +151,7 @@ def answer_grammar(
     strict = bool(tools) and any(tool.strict for tool in tools)
     if not (entries or forced or strict):
         return None
-    markup = TagTerms(tokenizer, (*chat.calls.markup, *chat.reasoning.markup))
+    markup = TagTerms(tokenizer, (*chat.tool_call_family.markup, *chat.reasoning_family.markup))
     lines: list[str] = []
     bodies: list[str] = []
     if entries and not forced:
@@ -159,10 +159,12 @@ def answer_grammar(
     if tools:
         many = messages is not None and messages.parallel_tool_calls
         if strict and not bodies and not forced:
-            lines += free_rules(chat.calls, tools, markup, many=many)
+            lines += free_rules(chat.tool_call_family, tools, markup, many=many)
             bodies.append("free")
         else:
-            lines += call_rules(chat.calls, tools, markup, many=many, tagged=bool(bodies))
+            lines += call_rules(
+                chat.tool_call_family, tools, markup, many=many, tagged=bool(bodies)
+            )
             bodies.append("calls")
     before, more = _reasoning(rendered, chat, markup)
     lark = "\n".join([f"start: {before}body", f"body: {' | '.join(bodies)}", *lines, *more])
@@ -215,7 +217,7 @@ def _reasoning(
     """The part before the answer proper, as a term and the rules that it needs."""
     if rendered is None or not (rendered.opens_reasoning or rendered.may_reason):
         return "", []
-    family = chat.reasoning
+    family = chat.reasoning_family
     lines: list[str] = []
     for place, tag in enumerate(family.closes):
         lines += markup.up_to(f"thought_{place}", tag)

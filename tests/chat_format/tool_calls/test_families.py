@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chat_format.answer_parser import AnswerParser, with_calls
+from localchat.chat_format.answer_parser import AnswerParser, make_answer_parser
 from localchat.chat_format.parser import Answer, Call, Part, Thought
-from localchat.chat_format.reasoning_parser import Family, Splitter
-from localchat.chat_format.tool_calls.families import STYLES, UNKNOWN, style_of
+from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
+from localchat.chat_format.tool_calls.families import TOOL_CALL_FAMILIES, UNKNOWN, family_of
 from localchat.chat_format.tool_calls.family import ToolCallFamily
 from localchat.engine.request import Message, Messages
 from tests.support.chat_templates import chat_format
@@ -59,7 +59,7 @@ def test_pieces_say_what_the_whole_says(style: str, data: st.DataObject) -> None
 PIECES = st.lists(
     st.sampled_from(
         [
-            *dict.fromkeys(tag for style in STYLES for tag in style.markup),
+            *dict.fromkeys(tag for style in TOOL_CALL_FAMILIES for tag in style.markup),
             *(
                 "get_weather",
                 "get_time",
@@ -93,18 +93,18 @@ PIECES = st.lists(
 )
 
 
-@given(st.sampled_from([*STYLES, UNKNOWN]), PIECES, st.booleans())
+@given(st.sampled_from([*TOOL_CALL_FAMILIES, UNKNOWN]), PIECES, st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_hostile_text_is_read_alike_in_pieces(
     style: ToolCallFamily, said: list[str], opened: bool
 ) -> None:
     family = (
-        Family("harmony", (), ("<think>",), ("</think>",))
+        ReasoningFamily("harmony", (), ("<think>",), ("</think>",))
         if style.name == "harmony"
-        else Family.default()
+        else ReasoningFamily.default()
     )
-    one = with_calls(family, style, TOOLS, opened=opened)
-    other = with_calls(family, style, TOOLS, opened=opened)
+    one = make_answer_parser(family, style, TOOLS, opened=opened)
+    other = make_answer_parser(family, style, TOOLS, opened=opened)
     parts = [part for piece in said for letter in piece for part in one.feed(letter)] + one.finish()
     whole_parts = [*other.feed("".join(said)), *other.finish()]
     assert gather(parts) == gather(whole_parts)
@@ -232,7 +232,7 @@ def test_ids_are_unique_and_as_long_as_the_family_wants() -> None:
 
 
 def test_calls_are_looked_for_behind_reasoning_only() -> None:
-    one = AnswerParser(Splitter(Family.default()), parser("hermes"))
+    one = AnswerParser(ReasoningParser(ReasoningFamily.default()), parser("hermes"))
     said = f"<think>Shall I {FORMS['hermes']}?</think>\n\n{FORMS['hermes']}"
     parts = [*one.feed(said), *one.finish()]
     assert gather(parts) == ("", BOTH)
@@ -255,14 +255,14 @@ def test_calls_are_looked_for_behind_reasoning_only() -> None:
     ],
 )
 def test_the_template_shows_the_family(template: str, style: str) -> None:
-    found: ToolCallFamily = style_of(template)
+    found: ToolCallFamily = family_of(template)
     assert found.name == style
 
 
 def test_a_model_without_a_template_is_read_too() -> None:
     chat = chat_format(None)
     rendered = chat.render(Messages((Message("user", "hi"),), tools=TOOLS))
-    one = chat.splitter(rendered)
+    one = chat.answer_parser(rendered)
     assert whole(one, FORMS["hermes"]) == ("", BOTH)
-    none = chat.splitter(chat.render(Messages((Message("user", "hi"),))))
+    none = chat.answer_parser(chat.render(Messages((Message("user", "hi"),))))
     assert whole(none, FORMS["hermes"])[1] == []

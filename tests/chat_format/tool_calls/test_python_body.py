@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chat_format.tool_calls.families import STYLES, UNKNOWN
+from localchat.chat_format.tool_calls.families import TOOL_CALL_FAMILIES, UNKNOWN
 from localchat.chat_format.tool_calls.parser import CallParser
-from localchat.chat_format.tool_calls.python_literals import LooseValue
+from localchat.chat_format.tool_calls.python_literals import PythonObject
 from tests.support.tool_calls import NAMED, TOOLS, gather, whole
 
-LFM = next(style for style in STYLES if style.name == "lfm2")
+LFM = next(style for style in TOOL_CALL_FAMILIES if style.name == "lfm2")
 
 
 def called(said: str, style: str = "unknown") -> tuple[str, list[tuple[str, Any]]]:
@@ -116,11 +116,11 @@ def test_anything_gives_sound_json_or_its_beginning(
     said: str, call: bool, data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(said)))
-    one = LooseValue(call=call, order=["a"])
+    one = PythonObject(call=call, order=["a"])
     rest = one.feed(said[:cut])
     rest = rest + said[cut:] if one.done else one.feed(said[cut:])
     out = one.take()
-    again = LooseValue(call=call, order=["a"])
+    again = PythonObject(call=call, order=["a"])
     assert (again.feed(said), again.take()) == (rest if again.done else "", out)
     if one.done:
         assert isinstance(json.loads(out), dict)

@@ -30,7 +30,9 @@ from tests.support.tool_calls import NAMED, TOOLS
 TOKENIZER = ScriptedTokenizer()
 LEXICON = llguidance_tokenizer(TOKENIZER)
 GRAMMARS = GrammarCompiler(TOKENIZER)
-BARE = tuple(style for style in SIGNS if NAMED[style].form.written in ("tags", "gemma", "minimax"))
+BARE = tuple(
+    style for style in SIGNS if NAMED[style].syntax.written in ("tags", "gemma", "minimax")
+)
 """Where strings stand bare: any letter is one of theirs."""
 
 
@@ -54,7 +56,7 @@ def whole(chat: ChatFormat, text: str, grammar: Grammar | None = None, **fields:
 @pytest.mark.parametrize("style", SIGNS)
 def test_required_calls_are_written_as_the_family_writes_them(style: str) -> None:
     chat = template(SIGNS[style])
-    assert chat.calls.name == style
+    assert chat.tool_call_family.name == style
     assert whole(chat, ONE[style], tools=TOOLS, tool_choice="required")
     assert not whole(chat, "Hello.", tools=TOOLS, tool_choice="required")
     assert (

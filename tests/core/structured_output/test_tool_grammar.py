@@ -62,7 +62,7 @@ def bound(
     **fields: Any,
 ) -> bool:
     """Whether a whole answer may be `text`. `plain`: its tags spelled as letters."""
-    tokenizer = Controls((*chat.calls.markup, *chat.reasoning.markup))
+    tokenizer = Controls((*chat.tool_call_family.markup, *chat.reasoning_family.markup))
     prompt = Messages((Message("user", "hi"),), **fields)
     source = answer_grammar(
         GenerateRequest(prompt, grammar=grammar), chat.render(prompt), chat, tokenizer
@@ -84,7 +84,7 @@ def test_tags_are_tokens_and_never_letters(style: str) -> None:
     )
     assert bound(chat, ONE[style], tools=TOOLS, tool_choice="required")
     assert not bound(chat, ONE[style], tools=TOOLS, tool_choice="required", plain=True)
-    parser = chat.splitter(chat.render(Messages((Message("user", "hi"),), tools=TOOLS)))
+    parser = chat.answer_parser(chat.render(Messages((Message("user", "hi"),), tools=TOOLS)))
     calls = gather([*parser.feed(FORMS[style]), *parser.finish()])[1]
     assert calls == BOTH
 
@@ -129,7 +129,7 @@ def test_functionary_names_the_tool_and_nothing_more() -> None:
     chat = chat_format(
         "{{ '>>>all' if false }}{{ '<|end_header_id|>' if false }}{{ tools and 'get_weather' }}>>>"
     )
-    assert chat.calls.name == "functionary-3.2"
+    assert chat.tool_call_family.name == "functionary-3.2"
     fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
     assert bound(chat, 'get_weather\n{"town": "Köln"}>>>get_time\n{}', **fields)
     assert not bound(chat, "all\nHello", **fields)
