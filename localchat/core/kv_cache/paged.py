@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from localchat.backend_api.interface import Copy, MemoryOp
 from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
-from localchat.core.kv_cache.prefix_tree import PrefixNode, PrefixTree, PrefixWalk, TokenArray
+from localchat.core.kv_cache.prefix_tree import PrefixMatch, PrefixNode, PrefixTree, TokenArray
 
 
 class _SequenceBlocks:
@@ -38,7 +38,7 @@ class _SequenceBlocks:
 
 class _PagedPrefix(NamedTuple):
     version: int
-    walk: PrefixWalk
+    walk: PrefixMatch
 
 
 class PagedKVCacheManager:
@@ -69,7 +69,7 @@ class PagedKVCacheManager:
         why = "" if cached >= limit else self._miss_reason(walk, cached)
         return PrefixHit(cached, why, _PagedPrefix(self._version, walk))
 
-    def _miss_reason(self, walk: PrefixWalk, cached: int) -> str:
+    def _miss_reason(self, walk: PrefixMatch, cached: int) -> str:
         if walk.was_known:
             return "evicted to make room"
         node = walk.nodes[-1] if walk.nodes else walk.root

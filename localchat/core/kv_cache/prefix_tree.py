@@ -47,7 +47,7 @@ class PrefixNode:
         """Running sequences of the salt; roots only."""
 
 
-class PrefixWalk(NamedTuple):
+class PrefixMatch(NamedTuple):
     """Result of a match: full nodes from the root on, then `shared` tokens of `partial`."""
 
     nodes: tuple[PrefixNode, ...]
@@ -79,12 +79,12 @@ class PrefixTree:
 
     # ------------------------------------------------------------------------ reading
 
-    def match(self, tokens: TokenArray, limit: int, salt: str) -> PrefixWalk:
+    def match(self, tokens: TokenArray, limit: int, salt: str) -> PrefixMatch:
         """Follow the first `limit` tokens as far as they are known."""
         node = root = self._roots.get(salt)
         if node is None:
             root_digest = self._root_digest(salt)
-            return PrefixWalk(
+            return PrefixMatch(
                 (), None, 0, self._was_known(root_digest, tokens[: self._block_tokens]), None
             )
         nodes: list[PrefixNode] = []
@@ -98,7 +98,7 @@ class PrefixTree:
         rest = tokens[node.end : min(limit, node.end + self._block_tokens - 1)]
         partial, shared = self._closest(node, rest) if rest else (None, 0)
         piece = tokens[node.end : node.end + self._block_tokens]
-        return PrefixWalk(tuple(nodes), partial, shared, self._was_known(node.digest, piece), root)
+        return PrefixMatch(tuple(nodes), partial, shared, self._was_known(node.digest, piece), root)
 
     def _closest(self, node: PrefixNode, rest: TokenArray) -> tuple[PrefixNode | None, int]:
         best: PrefixNode | None = None
