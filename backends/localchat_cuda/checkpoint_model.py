@@ -33,7 +33,7 @@ class CheckpointModel:
             notify(note)
         if self.config.vision:
             notify(
-                "This model can read images, but only its text part is loaded: images are refused."
+                "This model can read images, but only its text part is loaded; images are refused."
             )
         self.headers = {path: read_safetensors(path) for path in weight_paths(folder)}
         self.tokenizer: Tokenizer = CheckpointTokenizer(folder, self.config.vocabulary)
@@ -104,7 +104,7 @@ def _info(
 
 
 def _identity(folder: Path, headers: Mapping[Path, SafetensorsHeader]) -> str:
-    """A digest of the config and of samples of the weights, since two fine-tunes have equal headers."""
+    """A digest of the config and of samples of the weights: two fine-tunes have equal headers."""
     digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
     for path in headers:
         size = path.stat().st_size

@@ -50,7 +50,7 @@ class Layers(Protocol[X]):
     """Operations that an architecture's forward pass calls. `X`: activations that a gemm reads."""
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor) -> X:
-        """Set the residual to rows of the table [vocabulary, K] and norm it with `gain` [K]."""
+        """Set the residual to rows of the table [vocabulary, K]; norm it with `gain` [K]."""
         ...
 
     def gemm(self, x: X, weight: Weight) -> torch.Tensor:
@@ -171,9 +171,10 @@ class _LayersBase:
         )  # fmt: skip
 
     def drops_rows(self, layer: int) -> bool:
-        """True if only rows whose logits are computed go on after the attention of this layer: in the last
-        one, if they are at most half of all. Of 28 layers that saves a prompt a 28th of what follows attention.
-        """
+        """True if this layer's attention is followed only by rows whose logits are computed.
+
+        So it is in the last layer, if they are at most half of all rows. Of 28 layers that saves a prompt a 28th
+        of the work after attention."""
         last = layer == self.config.layers - 1
         indices = self.logits_indices
         return last and indices is not None and 2 * indices.shape[0] <= self.tokens
@@ -283,7 +284,7 @@ class DenseLayers(_LayersBase):
 
 
 class PackedActivations:
-    """Activations of one int4 gemm, written as soon as its weight is known, in the order of its columns."""
+    """Activations of one int4 gemm, written when its weight, and so their order, is known."""
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
 
 
 def warm_up(runner: CudaRunner) -> None:
-    """Run prompts of several lengths, tokens at several positions, and capture the graph of one row.
+    """Run prompts and single tokens at several lengths; capture the graph of one row.
 
     Kernels are compiled or read from Triton's cache. No sequence owns the pages that this writes."""
     capable = runner.capabilities

@@ -131,8 +131,10 @@ def step_tokens(free_bytes: int) -> int:
 
 
 def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) -> int:
-    """Bytes for activations of a step of `step` tokens, logits of `slots` positions with the sampler's copy,
-    and the dequantized weight that the library multiplies."""
+    """Bytes of the largest tensors of a step besides weights and cache.
+
+    Activations of `step` tokens, logits of `slots` positions with the sampler's copy, and the dequantized weight
+    that the library multiplies."""
     width = max(config.qkv_columns, 2 * config.intermediate, config.hidden)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     logits = slots * config.vocabulary * 3 * _FLOAT
@@ -141,7 +143,7 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
 
 
 def dequant_pages(key_heads: int, head_dim: int) -> int:
-    """Most FP8 pages that a step dequantizes for its prompt chunks, into memory that all layers share."""
+    """Most FP8 pages that a step dequantizes, into memory that all layers share."""
     return min(_DEQUANT_PAGES, _DEQUANT_BYTES // (2 * key_heads * PAGE_TOKENS * head_dim * _HALF))
 
 
@@ -300,7 +302,7 @@ class _LoadPlanner:
         )
 
     def _limit_exceeded(self, context: int, total: int) -> str:
-        """The message if memory suffices and only the user's limit on the KV cache forbids the load."""
+        """The message if only the user's limit on the KV cache forbids the load, else empty."""
         most = self.limits.kv_bytes
         if most is None or total > self.free or self.kv(context) <= most:
             return ""

@@ -46,7 +46,7 @@ def floating_bytes(tensor: Tensor, float_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How the quantized layers are stored. Their tensors tell which layers those are, not this record."""
+    """Storage of the quantized layers. Tensors show which layers are quantized, not this record."""
 
     method: Method
     """Whose layout the tensors have."""

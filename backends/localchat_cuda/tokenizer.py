@@ -166,8 +166,9 @@ class CheckpointTokenizer:
 
 
 def _with_rows(text: str, vocab_size: int) -> tuple[dict[str, Any], str]:
-    """tokenizer.json without the added tokens that the model has no row for, parsed and as text. Gemma 3's have
-    one for images, even in text-only models."""
+    """tokenizer.json without added tokens that the model has no row for: parsed, and as text.
+
+    Gemma 3's have one for images, even in text-only models."""
     raw: dict[str, Any] = json.loads(text)
     if not isinstance(raw, dict):
         raise ValueError("no JSON object")

@@ -173,18 +173,18 @@ def test_random_weights_are_as_many_as_the_plan_counts(kind: str, tmp_path: Path
     assert memory_plan.dummy_bytes(packed) == 2 * counted
 
 
-@pytest.mark.parametrize("place", ["cuda", "cpu"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_what_is_left_out_and_what_is_computed_otherwise_is_said(
-    place: DeviceKind, tmp_path: Path
+    device: DeviceKind, tmp_path: Path
 ) -> None:
     write_speaking(tmp_path)
     raw = {**CONFIGS["gemma3:4b"][0], "torch_dtype": "float16"}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     said: list[str] = []
-    model = CheckpointModel(tmp_path, place, said.append)
+    model = CheckpointModel(tmp_path, device, said.append)
     assert [line.split(":")[0] for line in said] == [
         "Numbers in this model leave the range of fp16, in which it is stored",
-        "This model can read images, but only its text part is loaded: images are refused.",
+        "This model can read images, but only its text part is loaded; images are refused.",
     ]
     assert model.config.dtype == "bfloat16"
     assert model.info.context_train == 131072

@@ -1,1 +1,1 @@
-"""Compiles Triton kernels for the shapes of a model in worker processes, before they are needed."""
+"""Compiles the Triton kernels of a model in worker processes, before they are needed."""

@@ -109,7 +109,7 @@ class _Loader:
         return self.target.tensor(name, (width,), torch.float32) + self.names.norm_offset
 
     def head(self, embedding: torch.Tensor) -> torch.Tensor:
-        """The embedding if they are tied, unless the checkpoint holds a different head all the same."""
+        """The embedding if they are tied, unless the checkpoint holds a different head."""
         size, name = (self.config.vocabulary, self.config.hidden), self.names.head
         if not self.config.tied:
             self.check_head()
@@ -197,7 +197,7 @@ class _Loader:
 
 
 def _fold_down_order(linears: dict[str, Weight]) -> None:
-    """If `down` reads its activations in another order, let gate and up compute them in it.
+    """Let gate and up compute activations in the order that `down` reads.
 
     Nothing else reads the features between them, so no kernel has to permute columns."""
     down, gate_up = linears["down"], linears["gate_up"]

@@ -30,7 +30,7 @@ _CODES = (
 
 
 class WeightSource(Protocol):
-    """Tensors by their checkpoint names, on the CPU or the device asked for at the opening."""
+    """Tensors by their checkpoint names, on the CPU or the source's device."""
 
     def has(self, name: str) -> bool:
         """True if there is such a tensor. Random weights have those that the format needs, and no optional

@@ -80,7 +80,7 @@ class Gptq:
         )
 
     def _detect_convention(self, layer: _GptqTensors) -> None:
-        """Adopt the layer's convention of the zeros if it clearly contradicts ours, and notify the user."""
+        """Adopt the layer's convention of zeros if it clearly contradicts ours; notify the user."""
         zeros_minus_one = _stored_minus_one(layer)
         if zeros_minus_one is None or zeros_minus_one == self.zeros_minus_one:
             return
@@ -108,7 +108,7 @@ class Gptq:
 
 
 def _borrowed(words: torch.Tensor) -> torch.Tensor:
-    """Zeros [N, G] of words that one was subtracted from in each place, with borrows between them."""
+    """Zeros [N, G] of words that had one subtracted in each place, with borrows."""
     whole = (words.to(torch.int64) & 0xFFFFFFFF) + _ONES & 0xFFFFFFFF
     return unpack_int4(
         torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32), 1

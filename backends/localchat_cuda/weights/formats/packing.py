@@ -16,7 +16,7 @@ _BITS = 4
 
 
 def unpack_int4(words: torch.Tensor, axis: int) -> torch.Tensor:
-    """Codes uint8 from int32 words of eight codes along `axis` (0 or 1), the lowest bits first."""
+    """Unpack int32 words of eight codes along `axis` (0 or 1), lowest bits first, to uint8."""
     # One place after the other: all at once would take eight bytes of scratch for each code.
     each = [((words >> shift) & 15).to(torch.uint8) for shift in range(0, 32, _BITS)]
     return torch.stack(each, axis + 1).flatten(axis, axis + 1)
