@@ -173,8 +173,8 @@ class _LayersBase:
     def drops_rows(self, layer: int) -> bool:
         """True if this layer's attention is followed only by rows whose logits are computed.
 
-        So it is in the last layer, if they are at most half of all rows. Of 28 layers that saves a prompt a 28th
-        of the work after attention."""
+        So it is in the last layer, if they are at most half of all rows. Of 28 layers that saves a prompt a
+        28th of the work after attention."""
         last = layer == self.config.layers - 1
         indices = self.logits_indices
         return last and indices is not None and 2 * indices.shape[0] <= self.tokens

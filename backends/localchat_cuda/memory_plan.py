@@ -133,8 +133,8 @@ def step_tokens(free_bytes: int) -> int:
 def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) -> int:
     """Bytes of the largest tensors of a step besides weights and cache.
 
-    Activations of `step` tokens, logits of `slots` positions with the sampler's copy, and the dequantized weight
-    that the library multiplies."""
+    Activations of `step` tokens, logits of `slots` positions with the sampler's copy, and the dequantized
+    weight that the library multiplies."""
     width = max(config.qkv_columns, 2 * config.intermediate, config.hidden)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     logits = slots * config.vocabulary * 3 * _FLOAT

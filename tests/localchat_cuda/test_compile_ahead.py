@@ -47,14 +47,14 @@ class Counted(trace.Claims):
         self.met.setdefault((fn.module.removeprefix("localchat_cuda.kernels."), key))
         return True
 
-scripts, found = pickle.load(sys.stdin.buffer), {}
+jobs, found = pickle.load(sys.stdin.buffer), {}
 claims = Counted("")
-trace.only_compile(next(iter(scripts.values())).gpu, claims)
-for name, script in scripts.items():
+trace.only_compile(next(iter(jobs.values())).gpu, claims)
+for name, job in jobs.items():
     claims.met = {}
-    trace.launch.imagine(script.gpu)
-    troubles = trace.walk(
-        trace.runner_of(script), script.config.vocabulary, trace.scenes(script.can))
+    trace.launch.imagine(job.gpu)
+    troubles = trace.launch_all(
+        trace.meta_runner(job), job.config.vocabulary, trace.compile_shapes(job.capabilities))
     assert not troubles, (name, troubles[:3])
     found[name] = collections.Counter(module for module, _ in claims.met)
 print(json.dumps(found))
@@ -68,13 +68,13 @@ class Seen(trace.Claims):
         self.kept.setdefault(fn.module + fn.name + key, f"{fn.name}: {key}")
         return True
 
-(script, more), claims = pickle.load(sys.stdin.buffer), Seen("")
+(job, more), claims = pickle.load(sys.stdin.buffer), Seen("")
 claims.kept = {}
-trace.only_compile(script.gpu, claims)
-runner = trace.runner_of(script)
-assert not trace.walk(runner, script.config.vocabulary, trace.scenes(script.can))
+trace.only_compile(job.gpu, claims)
+runner = trace.meta_runner(job)
+assert not trace.launch_all(runner, job.config.vocabulary, trace.compile_shapes(job.capabilities))
 count = len(claims.kept)
-assert not trace.walk(runner, script.config.vocabulary, more)
+assert not trace.launch_all(runner, job.config.vocabulary, more)
 print(json.dumps([count, list(claims.kept.values())[count:]]))
 """
 
@@ -159,7 +159,7 @@ def test_a_layer_of_each_kind_is_kept_and_the_last_stays_the_last() -> None:
     assert windowed.windows == (512, 0, 0)
 
 
-def test_scenes_stay_within_what_a_model_can() -> None:
+def test_compiled_shapes_stay_within_the_capabilities() -> None:
     config = parse_config(QWEN25, "it")
     for slots, context in ((1, 64), (4, 200), (128, 8192), (300, 40_000)):
         can = can_of(config, slots=slots, context=context)
