@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU: once a model was rehearsed, its steps compile nothing."""
+"""On an NVIDIA GPU: once a model was compiled ahead, its steps compile nothing."""
 
 import json
 from pathlib import Path
@@ -19,32 +19,32 @@ pytestmark = [
     pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU, or TRITON_INTERPRET is not 0"),
 ]
 GPU = torch.device("cuda", 0)
-PLAYED = """
+STEPS = """
 import json, pickle, sys
 import torch, triton
 from localchat.backend_api.interface import StepPlan
 from localchat_cuda.compile_ahead import trace
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.load import warm_up
-from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.source import RandomWeights
 from localchat_cuda.weights.loader import load
 
 made, found = [], []
-def told(*, src, metadata, metadata_group, times, cache_hit):
+def record(*, src, metadata, metadata_group, times, cache_hit):
     (found if cache_hit else made).append(f"{src.name} {src.constants} {src.attrs}")
 
-triton.knobs.compilation.listener = told
-(script, more), gpu = pickle.load(sys.stdin.buffer), torch.device("cuda", 0)
-config, can = script.config, script.can
+triton.knobs.compilation.listener = record
+(job, more), gpu = pickle.load(sys.stdin.buffer), torch.device("cuda", 0)
+config, can = job.config, job.capabilities
 weights = load(config, ARCHITECTURES[config.architecture].NAMES, RandomWeights(gpu), gpu)
 pages = Pages(config, can.kv_tokens // 64 + 1, can.context_tokens, gpu, torch.float16)
-runner = CudaRunner(LoadedModel(config, weights, pages, kernels=True), can)
+runner = CudaRunner(DeviceModel(config, weights, pages, kernels=True), can)
 warm_up(runner)
-for scene in (*trace.scenes(can), *more):
-    plan = trace.plan_of(scene, config.vocabulary)
+for shape in (*trace.compile_shapes(can), *more):
+    plan = trace.step_plan(shape, config.vocabulary)
     for step in (plan, StepPlan(0, leave=tuple(one.seq for one in plan.enter))):
         runner.launch(step)
         runner.collect()
@@ -53,7 +53,7 @@ print(json.dumps([len(found), made]))
 """
 
 
-def test_after_a_rehearsal_nothing_is_compiled(
+def test_steps_compile_nothing_after_compile_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -62,6 +62,6 @@ def test_after_a_rehearsal_nothing_is_compiled(
     with workers.CompileAhead(config, can, GPU, print) as ahead:
         ahead.wait()
     job = CompileJob(config, can, traits(GPU))
-    found, made = json.loads(child(["-c", PLAYED], (job, random_shapes(200)), tmp_path))
+    found, made = json.loads(child(["-c", STEPS], (job, random_shapes(200)), tmp_path))
     assert found > 50
     assert not made
