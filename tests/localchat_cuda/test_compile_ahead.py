@@ -250,7 +250,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> torch.device:
     """A device that is taken for a GPU, and a cache of its own."""
     monkeypatch.setattr(launch, "traits", lambda device: HOPPER)
     monkeypatch.setattr(launch, "interpreted", lambda: False)
-    monkeypatch.setattr(workers, "_processes", lambda: 2)
+    monkeypatch.setattr(workers, "_process_count", lambda: 2)
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     return torch.device("cuda", 0)
 
