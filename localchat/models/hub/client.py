@@ -1,8 +1,8 @@
-"""The hub: what a repository holds, and its files by range requests.
+"""HubClient: lists repositories of the Hugging Face hub, and reads their files by range requests.
 
-huggingface-hub gives listing, token, endpoint and the HTTP client. The bytes come over requests of our own,
-because its downloads begin again after a kill and check no hash (2.4.0); redirects are followed here, so that
-a token is shown to the endpoint alone.
+huggingface-hub provides listing, token, endpoint and the HTTP client. Files come by our own requests, because
+its downloads restart after a kill and check no hash (2.4.0); redirects are followed here, so that only the
+endpoint sees the token.
 """
 
 import re
@@ -29,16 +29,16 @@ _DENIED: Final = frozenset({401, 403})
 
 
 class Listing(NamedTuple):
-    """A repository at one commit. `repository`: as the hub spells it."""
+    """A repository at one commit."""
 
     repository: str
+    """As the hub spells it."""
     revision: str
     files: tuple[RemoteFile, ...]
 
 
 class RetryableError(Exception):
-    """A failure that may pass. `asked_s`: how long the server wants us to wait. `reached`: whether there was
-    a server."""
+    """A failure that may pass. `asked_s`: the wait the server asks for. `reached`: whether one answered."""
 
     def __init__(self, why: str, asked_s: float | None = None, *, reached: bool = True) -> None:
         super().__init__(why)
@@ -55,14 +55,14 @@ class HubClient:
         token: str | None = None,
         silence_s: float = 30.0,
     ) -> None:
-        """`silence_s`: how long a server may say nothing before it is asked again."""
+        """`silence_s`: how long a server may send nothing before the request is repeated."""
         self.endpoint = endpoint.rstrip("/")
         self._token = token
         self._timeout = httpx2.Timeout(silence_s, connect=_CONNECT_S)
         self._origin = _origin(httpx2.URL(self.endpoint))
 
     def list(self, repository: str) -> Listing:
-        """What a repository holds now. Raises RetryableError, ModelMissing, NetworkError."""
+        """List a repository. Raises RetryableError, ModelMissing, NetworkError."""
         from huggingface_hub import HfApi
         from huggingface_hub.errors import (
             GatedRepoError,
@@ -96,9 +96,11 @@ class HubClient:
     def open(
         self, listing: Listing, path: str, start: int = 0, etag: str = "", end: int | None = None
     ) -> Iterator[httpx2.Response]:
-        """The bytes of a file from `start` on (up to `end`, which is not among them), as a response of status
-        200, 206 or 416 that is to be read raw. `etag`: bytes before `start` came under it; if it is another
-        now, the whole file comes (RFC 9110, If-Range). Raises RetryableError, LocalchatError."""
+        """Request bytes of a file from `start` up to `end` (exclusive).
+
+        Yields a response of status 200, 206 or 416 to be read raw. `etag`: that of the bytes before `start`; if
+        it changed, the whole file comes (RFC 9110, If-Range). Raises RetryableError, LocalchatError.
+        """
         headers = {"Accept-Encoding": "identity"}
         if start or end is not None:
             headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
@@ -132,12 +134,12 @@ class HubClient:
                 "GET", url, headers={**headers, **token}, timeout=self._timeout
             )
             response = client.send(request, stream=True, follow_redirects=False)
-            place = response.headers.get("location")
-            if not 300 <= response.status_code < 400 or not place:
+            location = response.headers.get("location")
+            if not 300 <= response.status_code < 400 or not location:
                 return response
             response.close()
             try:
-                following = url.join(place)
+                following = url.join(location)
             except httpx2.InvalidURL as problem:
                 raise NetworkError(f"{url.host} leads nowhere: {problem}") from problem
             if following.scheme not in ("http", "https") or (
@@ -150,7 +152,7 @@ class HubClient:
     # ------------------------------------------------------------------ words
 
     def _refused(self, repository: str, response: httpx2.Response) -> Exception:
-        """What a status that is no answer means."""
+        """The error for a status other than success."""
         status = response.status_code
         if response.headers.get("x-error-code") == "GatedRepo" or status in _DENIED:
             return self._gated(repository)
@@ -168,26 +170,25 @@ class HubClient:
         page = f"{self.endpoint}/{repository}"
         if self._token is None:
             return NetworkError(
-                f"{repository} is not for everybody: its makers ask who downloads it",
-                hint=f"1. accept the conditions on {page}\n2. make a token that reads: {self.endpoint}"
+                f"{repository} is gated: its makers ask who downloads it",
+                hint=f"1. accept its licence at {page}\n2. make a token that reads: {self.endpoint}"
                 "/settings/tokens\n3. export HF_TOKEN=… and run the same command again",
             )
         return NetworkError(
             f"{repository} refuses this token",
-            hint=f"accept the conditions on {page} as the user of the token; it must be allowed to read",
+            hint=f"accept the licence at {page} as the user of the token; it must be allowed to read",
         )
 
     def _missing(self, repository: str) -> ModelMissing:
-        token = "" if self._token else "; a private one wants a token in HF_TOKEN"
+        token = "" if self._token else "; a private one needs a token in HF_TOKEN"
         return ModelMissing(
             f"there is no repository {repository} on {self.endpoint}",
-            hint=f"look at its spelling{token}",
+            hint=f"check its spelling{token}",
         )
 
 
 def hub_from_environment(environ: Mapping[str, str]) -> HubClient:
-    """The hub of this environment: HF_ENDPOINT, HF_TOKEN or the token of `hf auth login`; proxies are read
-    from the environment as every tool does."""
+    """The hub by HF_ENDPOINT, with HF_TOKEN or the token of `hf auth login`, and the environment's proxies."""
     from huggingface_hub import get_token
 
     token = environ.get("HF_TOKEN", "").strip() or get_token()
@@ -195,7 +196,7 @@ def hub_from_environment(environ: Mapping[str, str]) -> HubClient:
 
 
 def offline_error(what: str, by: str) -> NetworkError:
-    """The network is wanted, and was forbidden."""
+    """The error where the network is needed and offline is set. `by`: what set it."""
     return NetworkError(
         f"{what} is not here, and it cannot be fetched: offline is set ({by})",
         hint="with a network, take that away and run the same command again",
@@ -203,7 +204,7 @@ def offline_error(what: str, by: str) -> NetworkError:
 
 
 def _listing(asked: str, name: object, revision: object, siblings: object) -> Listing:
-    """The hub's answer, checked: it decides what is written where. Raises ValueError."""
+    """Check the hub's answer, which decides what is written where. Raises ValueError."""
     if not isinstance(revision, str) or not _SHA1.fullmatch(revision):
         raise ValueError("it names no commit")
     if not isinstance(siblings, list) or len(siblings) > MOST_FILES:
@@ -211,7 +212,7 @@ def _listing(asked: str, name: object, revision: object, siblings: object) -> Li
     files = tuple(_file(one) for one in siblings)
     if len({file.path for file in files}) != len(files):
         raise ValueError("it lists a file twice")
-    # another spelling of the same name is the hub's own; another name is a repository that moved
+    # Another spelling of the name is the hub's own; another name is a repository that moved.
     same = isinstance(name, str) and name.lower() == asked.lower()
     return Listing(str(name) if same else asked, revision, files)
 

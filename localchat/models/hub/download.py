@@ -1,4 +1,4 @@
-"""One file from the hub to the disk: resumed, counted, and named only when its hash is right."""
+"""Downloads files from the hub: resumes, counts, verifies the hash, and remembers the rate."""
 
 import re
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from localchat.units import size
 T = TypeVar("T")
 
 _RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
-_TELLING_BYTES: Final = 64 << 20
-"""A part above this takes a moment to read again, so that is said."""
+_SLOW_CHECK_BYTES: Final = 64 << 20
+"""Reading a part above this again takes a moment, so an event announces it."""
 _MOST_RESTARTS: Final = 3
 
 
@@ -43,12 +43,15 @@ class Download:
         self._retry = retry
 
     def fetch(self, file: RemoteFile, target: Path) -> str:
-        """Make `target` this file; returns its sha256. What is here of it is used. A wrong hash discards
-        what came and fetches it once more. Raises NetworkError, and LocalchatError of the disk."""
+        """Fetch a file to `target`, from where an earlier download ended; returns its sha256.
+
+        A wrong hash discards the file and fetches it once more. Raises NetworkError, and LocalchatError for
+        the disk.
+        """
         if not file.hash:
             self._emit(Note(f"the hub gives no hash of {file.path}: its length alone is checked"))
         with PartialFile(target, file) as part:
-            if part.length > _TELLING_BYTES:
+            if part.length > _SLOW_CHECK_BYTES:
                 self._emit(Checking(file.path, part.length))
             part.hash_existing(lambda _: None)
             for last in (False, True):
@@ -89,17 +92,17 @@ class Download:
 
     def _wait(self, why: str, failures: int, asked_s: float | None, kept: int) -> None:
         if self._retry.ends(failures, asked_s):
-            told = f"; it asks to wait {asked_s / 60:.0f} minutes" if asked_s else ""
+            wait = f"; it asks to wait {asked_s / 60:.0f} minutes" if asked_s else ""
             raise NetworkError(
-                f"{why}{told}",
+                f"{why}{wait}",
                 hint=f"{size(kept)} of the file are kept: the same command goes on there",
             )
-        wait = self._retry.wait_s(failures, asked_s)
-        self._emit(Note(f"{why}; next try in {wait:.0f} s"))
-        self._retry.sleep(wait)
+        wait_s = self._retry.wait_s(failures, asked_s)
+        self._emit(Note(f"{why}; next try in {wait_s:.0f} s"))
+        self._retry.sleep(wait_s)
 
     def _stream(self, part: PartialFile, file: RemoteFile) -> None:
-        """One request, as far as it goes. Raises RetryableError where it ends early."""
+        """Send one request and append its body. Raises RetryableError where it ends early."""
         start = part.length
         with self._hub.open(self._listing, file.path, start, etag=part.etag) as response:
             etag = _strong(response.headers.get("etag"))
@@ -119,22 +122,22 @@ class Download:
                 )
                 self._emit(Note(f"{file.path}: {why}; it begins again"))
                 self._discard(part)
-            part.came_under(etag)
+            part.set_etag(etag)
             for piece in response.iter_raw():
-                wanted = piece[: file.size - part.length]
-                part.write(wanted)
-                self._meter.came(file.path, len(wanted))
+                needed = piece[: file.size - part.length]
+                part.write(needed)
+                self._meter.add(file.path, len(needed))
                 if part.length == file.size:
                     return
         raise RetryableError(f"the connection ended after {size(part.length)}")
 
     def _discard(self, part: PartialFile) -> None:
-        self._meter.lost(part.length)
+        self._meter.discard(part.length)
         part.restart()
 
 
 def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink) -> T:
-    """A listing or a piece of a file, however often it takes. Raises LocalchatError."""
+    """Call `read` until it succeeds or the retry policy gives up. Raises LocalchatError."""
     failures = 0
     while True:
         try:
@@ -143,7 +146,7 @@ def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink) -> 
             failures += 1
             if retry.ends(failures, problem.asked_s, reached=problem.reached):
                 raise NetworkError(
-                    str(problem), hint="look at the network; HF_ENDPOINT names another hub"
+                    str(problem), hint="check your connection; HF_ENDPOINT names another hub"
                 ) from problem
             wait = retry.wait_s(failures, problem.asked_s)
             emit(Note(f"{problem}; next try in {wait:.0f} s"))
@@ -151,12 +154,12 @@ def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink) -> 
 
 
 def _strong(etag: str | None) -> str:
-    """An ETag that If-Range may carry: a weak one promises no equal bytes."""
+    """The ETag if If-Range may carry it, else empty: a weak one does not promise equal bytes."""
     return etag if etag and etag.startswith('"') and len(etag) <= 300 else ""
 
 
 def _mismatch(response: httpx2.Response, start: int, file: RemoteFile) -> str:
-    """How this answer cannot be the rest of the file; empty where it can."""
+    """Why this response cannot be the rest of the file; empty where it can."""
     if response.status_code == 200:
         length = response.headers.get("content-length", "")
         total = length if length.isdigit() else "*"
@@ -170,21 +173,19 @@ def _mismatch(response: httpx2.Response, start: int, file: RemoteFile) -> str:
     return ""
 
 
-# How fast this machine's network was in the last pull: what download times are told by.
-
-
 _FILE: Final = "download-rate.json"
 ASSUMED_BYTES_PER_S: Final = 12_500_000
 """100 Mbit/s."""
 _LEAST_BYTES: Final = 20_000_000
-"""Less says more of the first seconds than of the line."""
+"""A smaller pull measures the first seconds more than the line."""
 
 
 class DownloadRate(NamedTuple):
-    """`measured`: by the last pull; otherwise it is assumed, and said to be."""
+    """The rate for estimates of download times."""
 
     bytes_per_s: float
     measured: bool
+    """By the last pull; otherwise assumed."""
 
 
 class _MeasuredRate(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What a pull tells while it runs. Each is one line of `pull --json`; its type stands in `event`."""
+"""Events of a pull. Each is one line of `pull --json`, with its type in `event`."""
 
 import time
 from collections import deque
@@ -9,11 +9,11 @@ import msgspec
 
 _EVERY_S: Final = 0.1
 _WINDOW_S: Final = 10.0
-"""The rate is that of the last ten seconds: steady to read, and honest after a pause."""
+"""The rate covers the last ten seconds: steady to read, and right after a pause."""
 
 
 class PullStarted(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
-    """What will be fetched. `done_bytes`: here already, from before."""
+    """The files that will be fetched."""
 
     name: str
     repository: str
@@ -22,11 +22,12 @@ class PullStarted(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
     format: str
     files: tuple[str, ...]
     done_bytes: int
+    """Here already, from before."""
     total_bytes: int
 
 
 class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
-    """Whether the model will run here, before it is fetched: what `fit --json` says, by the same names."""
+    """Whether the model will run here, before it is fetched; the fields of `fit --json`."""
 
     name: str
     backend: str
@@ -56,14 +57,14 @@ class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict")
 
 
 class Checking(msgspec.Struct, frozen=True, tag_field="event", tag="checking"):
-    """What is here of a file is read again, so that its hash covers the whole."""
+    """The bytes of an earlier download are read again, so that the hash covers the whole file."""
 
     file: str
     total_bytes: int
 
 
 class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
-    """All files together. `done_bytes` never falls, also where something must be fetched again."""
+    """Progress of all files together. `done_bytes` never falls, even where bytes are fetched again."""
 
     file: str
     done_bytes: int
@@ -73,18 +74,20 @@ class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
 
 
 class Note(msgspec.Struct, frozen=True, tag_field="event", tag="note"):
-    """Something that went differently, and what is done about it."""
+    """Something unexpected, and how it is handled."""
 
     text: str
 
 
 class PullFinished(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
-    """The model is here. `path`: what an engine opens; `fetched_bytes`: what came over the network now."""
+    """The model is complete."""
 
     name: str
     path: str
+    """The path that an engine opens."""
     total_bytes: int
     fetched_bytes: int
+    """Over the network, by this pull."""
 
 
 PullEvent: TypeAlias = PullStarted | FitAssessed | Checking | Progress | Note | PullFinished
@@ -92,7 +95,7 @@ EventSink: TypeAlias = Callable[[PullEvent], None]
 
 
 class ProgressMeter:
-    """Counts bytes over all files, and tells ten times a second at most."""
+    """Counts bytes over all files, and emits Progress at most ten times a second."""
 
     def __init__(
         self,
@@ -109,16 +112,16 @@ class ProgressMeter:
         self._next_s = clock()
         self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
 
-    def came(self, file: str, count: int) -> None:
-        """Bytes of a file came and are on the disk."""
+    def add(self, file: str, count: int) -> None:
+        """Count bytes of a file that were written to disk."""
         self.fetched_bytes += count
         self._done += count
         self._shown = max(self._shown, min(self._done, self._total))
         if self._clock() >= self._next_s:
             self.show(file)
 
-    def lost(self, count: int) -> None:
-        """Bytes that counted as done were thrown away."""
+    def discard(self, count: int) -> None:
+        """Take back bytes that were counted and then discarded."""
         self._done -= count
 
     def show(self, file: str) -> None:

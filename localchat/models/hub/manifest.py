@@ -1,7 +1,7 @@
-"""What was pulled, written beside the files: `localchat.json` in `<models>/<owner>/<repository>`.
+"""Manifests of pulled models: `localchat.json` in `<models>/<owner>/<repository>`.
 
 One folder can hold several models, because a repository often has every quantization of one; the file lists
-them all. It is small, readable by a person, and enough to say where each byte came from.
+them all, readable by a person, with the source of each file.
 """
 
 from collections.abc import Iterator
@@ -20,24 +20,28 @@ Format: TypeAlias = Literal["gguf", "safetensors"]
 
 
 class PulledFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is here whole. `path`: relative to the folder, with `/`. `sha256`: of the whole."""
+    """A complete file."""
 
     path: Annotated[str, Meta(min_length=1)]
+    """Relative to the folder, with `/`."""
     size: Annotated[int, Meta(ge=0)]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that was pulled. `name`: what finds it (`qwen2.5:7b-q4_k_m`, `hf.co/user/repo:QUANT`);
-    `repository`: `owner/name` on the hub; `revision`: its commit; `pulled_at`: ISO 8601 in UTC."""
+    """A pulled model."""
 
     name: Annotated[str, Meta(min_length=1)]
+    """`qwen2.5:7b-q4_k_m`, `hf.co/user/repo:QUANT`."""
     repository: Annotated[str, Meta(min_length=1)]
+    """`owner/name` on the hub."""
     revision: str
+    """The commit."""
     quantization: str
     format: Format
     files: Annotated[tuple[PulledFile, ...], Meta(min_length=1)]
     pulled_at: str
+    """ISO 8601 in UTC."""
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +62,7 @@ class Installed(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """What an engine opens: the GGUF file (of a split one the first), or the folder of safetensors."""
+        """The path for an engine: the GGUF file (of a split one the first), or the safetensors folder."""
         return self.files[0] if self.manifest.format == "gguf" else self.folder
 
     @property
@@ -69,12 +73,12 @@ class Installed(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of all files, as the hub had them."""
+        """Of all files, as the hub listed them."""
         return sum(file.size for file in self.manifest.files)
 
     @property
     def complete(self) -> bool:
-        """Whether every file is here with its length. Hashes were checked when they came."""
+        """Whether every file is here with its length. Hashes were checked at the download."""
         return all(
             path.is_file() and path.stat().st_size == file.size
             for path, file in zip(self.files, self.manifest.files, strict=True)
@@ -82,8 +86,11 @@ class Installed(NamedTuple):
 
 
 def installed(models_dir: Path) -> list[Installed]:
-    """Every pulled model under the models folder, by name. A manifest that cannot be read, or that names a
-    file outside its folder, counts as none: its files are then found as any others are."""
+    """Every pulled model under the models folder, by name.
+
+    A manifest that cannot be read, or that names a file outside its folder, is ignored: its files are then
+    found as loose ones.
+    """
     found = [
         Installed(manifest, folder) for folder in _folders(models_dir) for manifest in read(folder)
     ]
@@ -91,7 +98,7 @@ def installed(models_dir: Path) -> list[Installed]:
 
 
 def read(folder: Path) -> tuple[Manifest, ...]:
-    """The models that this folder's manifest lists; none where it has no manifest that can be read."""
+    """The models in this folder's manifest; none where it cannot be read."""
     try:
         file = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError):
@@ -106,8 +113,7 @@ def record(folder: Path, manifest: Manifest) -> None:
 
 
 def forget(folder: Path, name: str) -> None:
-    """Take a model out of the manifest; the last one takes the manifest with it. Files stay. Raises
-    OSError."""
+    """Remove a model from the manifest, and an empty manifest. Files stay. Raises OSError."""
     left = tuple(one for one in read(folder) if one.name != name)
     if left:
         _write(folder, left)

@@ -1,12 +1,11 @@
-"""A file on its way: `NAME.part` with what came so far, and `NAME.part.json` that says of what.
+"""PartialFile: a download in progress, `NAME.part`, with `NAME.part.json` that identifies the remote file.
 
-Both survive whatever ends the program. The length of the part is the only count of what is here: bytes are
-written as they come, in order, and what a crash of the machine may have garbled is caught by the hash of the
-whole, which is known before the file gets its name.
+Both survive whatever ends the program. The length of the part is the only record of progress: bytes are
+written in order as they come. What a crash of the machine corrupts is caught by the hash of the whole, which
+is checked before the file gets its name.
 """
 
 import errno
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from localchat.atomic import write_text
 from localchat.errors import LocalchatError
+from localchat.models.hub.hashes import FileHash
 from localchat.units import size
 
 _READ_BYTES: Final = 1 << 20
@@ -24,17 +24,17 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RemoteFile(NamedTuple):
-    """A file as the hub lists it. `sha256` of its bytes, or where the hub has none (small text files)
-    `git_sha1`, the name of its blob in git."""
+    """A file as the hub lists it."""
 
     path: str
     size: int
     sha256: str | None
     git_sha1: str | None
+    """Its blob id in git, where the hub has no sha256 (small text files)."""
 
     @property
     def hash(self) -> str:
-        """What its bytes must add up to; empty where the hub says nothing."""
+        """The expected hash; empty where the hub gives none."""
         return self.sha256 or self.git_sha1 or ""
 
 
@@ -45,8 +45,7 @@ class _State(msgspec.Struct, frozen=True):
 
 
 def kept_bytes(target: Path, file: RemoteFile) -> int:
-    """Bytes of this file that are here from before. A part of another file, or one that is longer than the
-    file, counts as none."""
+    """Bytes of this file from an earlier download; 0 where the part is of another file or too long."""
     part, state = _part_paths(target)
     try:
         length = 0 if part.is_symlink() else part.stat().st_size
@@ -62,7 +61,7 @@ def _part_paths(target: Path) -> tuple[Path, Path]:
 
 
 class PartialFile:
-    """The part of one file, open for writing. Raises LocalchatError where the disk does not allow it."""
+    """The part of one file, open for writing. Raises LocalchatError where the disk refuses."""
 
     def __init__(self, target: Path, file: RemoteFile) -> None:
         self._target = target
@@ -85,47 +84,47 @@ class PartialFile:
 
     @property
     def length(self) -> int:
-        """Bytes that are here."""
+        """Bytes on disk."""
         return self._length
 
     @property
     def etag(self) -> str:
-        """The ETag under which they came; empty where the server gave none that compares."""
+        """The ETag that those bytes came with; empty without a strong one."""
         return self._state.etag
 
-    def came_under(self, etag: str) -> None:
-        """Remember the ETag before the first byte is written."""
+    def set_etag(self, etag: str) -> None:
+        """Record the ETag before the first byte is written."""
         if etag != self._state.etag:
             self._state = _State(self._file.hash, self._file.size, etag)
             self._save()
 
     def write(self, data: bytes) -> None:
-        """Append."""
+        """Append bytes and hash them."""
         rest = memoryview(data)
         while rest:
             try:
                 written = os.write(self._handle, rest)
             except OSError as problem:
                 raise self._unwritable(problem) from problem
-            self._add(rest[:written])
+            self._hash.update(rest[:written])
             self._length += written
             rest = rest[written:]
 
     def hash_existing(self, read: Callable[[int], None]) -> None:
-        """Read what is here from before, so that the digest covers it. `read` gets the bytes of each step."""
+        """Hash the bytes of an earlier download. `read` gets the number of bytes of each step."""
         self._begin_hash()
         os.lseek(self._handle, 0, os.SEEK_SET)
         left = self._length
         while left and (piece := os.read(self._handle, min(_READ_BYTES, left))):
-            self._add(piece)
+            self._hash.update(piece)
             left -= len(piece)
             read(len(piece))
-        if left:  # somebody cut the file under us; what is there counts
+        if left:  # another program truncated the file
             self._length -= left
         os.lseek(self._handle, self._length, os.SEEK_SET)
 
     def restart(self) -> None:
-        """Throw away what is here. `restarts` counts how often."""
+        """Discard the bytes on disk; `restarts` counts how often."""
         self.restarts += 1
         try:
             os.ftruncate(self._handle, 0)
@@ -139,22 +138,22 @@ class PartialFile:
 
     @property
     def found_hash(self) -> str:
-        """Of what is here, of the kind that the hub gave."""
-        return self._git.hexdigest() if self._by_git else self.sha256
+        """Hash of the bytes so far, of the kind that the hub gives."""
+        return self._hash.git_sha1 if self._by_git else self.sha256
 
     @property
     def sha256(self) -> str:
-        """Of what is here."""
-        return self._sha256.hexdigest()
+        """Of the bytes so far."""
+        return self._hash.sha256
 
     @property
     def matches(self) -> bool:
-        """Whether it is the file, whole and byte for byte as far as the hub can tell."""
+        """Whether the file is complete and its hash right, where the hub gives one."""
         right = not self._file.hash or self.found_hash == self._file.hash
         return self._length == self._file.size and right
 
     def finish(self) -> None:
-        """Give the file its name, once its bytes are on the disk."""
+        """Flush the bytes to disk, then give the file its name."""
         try:
             os.fsync(self._handle)
             self._path.replace(self._target)
@@ -177,7 +176,7 @@ class PartialFile:
             if self._length:
                 self._state = msgspec.json.decode(self._state_path.read_bytes(), type=_State)
             else:
-                self.restart()  # a new file, or the part of another one
+                self.restart()  # nothing here, or the part of another file
         except BaseException:
             os.close(self._handle)
             raise
@@ -207,10 +206,4 @@ class PartialFile:
         return self._file.sha256 is None and self._file.git_sha1 is not None
 
     def _begin_hash(self) -> None:
-        self._sha256 = hashlib.sha256()
-        self._git = hashlib.sha1(f"blob {self._file.size}\0".encode(), usedforsecurity=False)
-
-    def _add(self, data: bytes | memoryview) -> None:
-        self._sha256.update(data)
-        if self._by_git:
-            self._git.update(data)
+        self._hash = FileHash(self._file.size, git=self._by_git)

@@ -1,4 +1,4 @@
-"""`pull`: from a name to the files of a model in the models folder, and what is written down about them."""
+"""Pulls a model: selects its files on the hub, downloads them to the models folder, writes the manifest."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from localchat.models.hub import manifest as manifests
 from localchat.models.hub.client import HubClient, Listing
 from localchat.models.hub.download import Download, with_retries
 from localchat.models.hub.events import EventSink, Note, ProgressMeter, PullFinished, PullStarted
+from localchat.models.hub.hashes import hash_file
 from localchat.models.hub.manifest import Installed, Manifest, PulledFile
 from localchat.models.hub.partial_file import RemoteFile, kept_bytes
 from localchat.models.hub.retry import RetryPolicy
@@ -27,7 +28,7 @@ from localchat.models.quantizations import (
 from localchat.units import size
 
 _SPARE_BYTES: Final = 64 << 20
-"""Left free on the disk: a file system that is full to the last block slows everything else."""
+"""Left free: a file system that is full to the last block slows everything else."""
 
 
 class SelectedFiles(NamedTuple):
@@ -47,7 +48,7 @@ class SelectedFiles(NamedTuple):
 def select_files(
     reference: Reference, hub: HubClient, emit: EventSink, retry: RetryPolicy
 ) -> SelectedFiles:
-    """Which files the name means now. Raises LocalchatError."""
+    """List the repository and select the files that a name means now. Raises LocalchatError."""
     listing = with_retries(lambda: hub.list(reference.repository), retry, emit)
     variant = _variant(reference, listing)
     by_path = {file.path: file for file in listing.files}
@@ -55,49 +56,51 @@ def select_files(
     return SelectedFiles(_name(reference, variant), listing, variant, files)
 
 
-def bytes_present(choice: SelectedFiles, models_dir: Path) -> int:
-    """Bytes of the choice that are here already, whole files and parts."""
-    folder = repository_folder(models_dir, choice.listing.repository)
+def bytes_present(selected: SelectedFiles, models_dir: Path) -> int:
+    """Bytes of the selected files that are here already, in whole files and parts."""
+    folder = repository_folder(models_dir, selected.listing.repository)
     return sum(
         target(models_dir, folder, file.path).stat().st_size
         if target(models_dir, folder, file.path).is_file()
         else kept_bytes(target(models_dir, folder, file.path), file)
-        for file in choice.files
+        for file in selected.files
     )
 
 
 def fetch(
-    choice: SelectedFiles, hub: HubClient, models_dir: Path, emit: EventSink, retry: RetryPolicy
+    selected: SelectedFiles, hub: HubClient, models_dir: Path, emit: EventSink, retry: RetryPolicy
 ) -> Installed:
-    """Bring every file of the choice that is not here yet, and write the manifest. Raises LocalchatError;
-    what came stays, and the next call goes on there."""
-    listing = choice.listing
+    """Download every selected file that is not here yet, and write the manifest.
+
+    Raises LocalchatError; bytes already here stay, and the next call resumes.
+    """
+    listing = selected.listing
     folder = repository_folder(models_dir, listing.repository)
-    targets = {file: target(models_dir, folder, file.path) for file in choice.files}
-    with _alone(models_dir, listing.repository, emit):
+    targets = {file: target(models_dir, folder, file.path) for file in selected.files}
+    with _locked(models_dir, listing.repository, emit):
         known = {
             (part.path, part.size): part.sha256
             for one in manifests.read(folder)
             for part in one.files
         }
-        sums = {file: _have(file, targets[file], known) for file in choice.files}
+        sums = {file: _verified_sha256(file, targets[file], known) for file in selected.files}
         here = sum(
             kept_bytes(place, file) if sums[file] is None else file.size
             for file, place in targets.items()
         )
-        emit(_found(choice, here))
-        _check_disk(models_dir, choice.total_bytes - here, choice)
-        meter = ProgressMeter(choice.total_bytes, here, emit)
+        emit(_started(selected, here))
+        _check_disk(models_dir, selected.total_bytes - here, selected)
+        meter = ProgressMeter(selected.total_bytes, here, emit)
         download = Download(hub, listing, meter, emit, retry)
         for file, place in targets.items():
             if sums[file] is None:
                 sums[file] = download.fetch(file, place)
         done = Manifest(
-            name=choice.name,
+            name=selected.name,
             repository=listing.repository,
             revision=listing.revision,
-            quantization=choice.variant.quantization,
-            format=choice.variant.format,
+            quantization=selected.variant.quantization,
+            format=selected.variant.format,
             files=tuple(
                 PulledFile(path=file.path, size=file.size, sha256=found)
                 for file, found in sums.items()
@@ -105,14 +108,14 @@ def fetch(
             ),
             pulled_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        _write_down(folder, done)
+        _write_manifest(folder, done)
     result = Installed(done, folder)
-    emit(PullFinished(done.name, str(result.path), choice.total_bytes, meter.fetched_bytes))
+    emit(PullFinished(done.name, str(result.path), selected.total_bytes, meter.fetched_bytes))
     return result
 
 
 def _name(reference: Reference, variant: Variant) -> str:
-    """The quantization names the model; where a file was asked for by its own name, that does."""
+    """The model's name: by its quantization, or by the file's own name where the user gave that."""
     asked, found = reference.quantization, variant.quantization
     by_file = variant.format == "gguf" and asked and not same_quantization(asked, found)
     return reference.stored_name(PurePosixPath(variant.stem).name if by_file else found)
@@ -125,7 +128,7 @@ def _variant(reference: Reference, listing: Listing) -> Variant:
         variants = gguf_variants(ggufs)
         alone = [(one.quantization, one.trouble) for one in variants] == [("", "")]
         if reference.entry is not None and alone:
-            # The catalogue knows what the name of the file does not tell.
+            # The catalogue knows the quantization that the file name lacks.
             return variants[0]._replace(quantization=reference.quantization or "")
         return choose(variants, reference.quantization, listing.repository)
     if reference.format is None and reference.quantization is not None:
@@ -137,8 +140,10 @@ def _variant(reference: Reference, listing: Listing) -> Variant:
 
 
 def _safetensors(reference: Reference, listing: Listing, paths: list[str]) -> Variant:
-    """The weights of a repository of safetensors with their settings and tokenizer. Where the weights are
-    there in two forms, those that transformers reads; subfolders hold other forms."""
+    """The weights of a safetensors repository, with settings and tokenizer.
+
+    Of weights in two forms, those that transformers reads; subfolders hold other forms.
+    """
     own = [path for path in paths if "/" not in path and is_known_kind(path)]
     weights = [path for path in own if path.endswith(".safetensors")]
     usual = [path for path in weights if path.startswith("model")]
@@ -156,39 +161,29 @@ def _safetensors(reference: Reference, listing: Listing, paths: list[str]) -> Va
 # ---------------------------------------------------------------------------- what is here
 
 
-def _have(file: RemoteFile, place: Path, known: dict[tuple[str, int], str]) -> str | None:
-    """The sha256 of a file that is here whole. One that a manifest lists was checked when it came; one that
-    lies there for another reason is read."""
-    if not place.is_file() or place.stat().st_size != file.size:
+def _verified_sha256(file: RemoteFile, path: Path, known: dict[tuple[str, int], str]) -> str | None:
+    """The sha256 of a file that is complete here, else None.
+
+    A file in a manifest was checked when it came; any other is read.
+    """
+    if not path.is_file() or path.stat().st_size != file.size:
         return None
-    found = known.get((file.path, file.size)) or _sha256(place)
     if file.sha256 is None and file.git_sha1 is not None:
-        return found if _git_sha1(place) == file.git_sha1 else None
+        hashes = hash_file(path, git=True)
+        return hashes.sha256 if hashes.git_sha1 == file.git_sha1 else None
+    found = known.get((file.path, file.size)) or hash_file(path).sha256
     return found if file.sha256 in (None, found) else None
-
-
-def _sha256(path: Path) -> str:
-    import hashlib
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _git_sha1(path: Path) -> str:
-    """The name that git gives a blob of these bytes."""
-    import hashlib
-
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 # ---------------------------------------------------------------------------- folder and disk
 
 
 @contextmanager
-def _alone(models_dir: Path, repository: str, emit: EventSink) -> Iterator[None]:
-    """One pull of a repository at a time: a second waits, and then finds the files here. The lock falls with
-    the process that holds it."""
+def _locked(models_dir: Path, repository: str, emit: EventSink) -> Iterator[None]:
+    """Lock a repository for one pull; a second one waits and then finds the files here.
+
+    The lock ends with the process that holds it.
+    """
     from filelock import FileLock, Timeout
 
     lock = FileLock(models_dir / ".locks" / f"{repository.replace('/', '--').lower()}.lock")
@@ -207,30 +202,30 @@ def _alone(models_dir: Path, repository: str, emit: EventSink) -> Iterator[None]
         lock.release()
 
 
-def _found(choice: SelectedFiles, done_bytes: int) -> PullStarted:
+def _started(selected: SelectedFiles, done_bytes: int) -> PullStarted:
     return PullStarted(
-        name=choice.name,
-        repository=choice.listing.repository,
-        revision=choice.listing.revision,
-        quantization=choice.variant.quantization,
-        format=choice.variant.format,
-        files=choice.variant.files,
+        name=selected.name,
+        repository=selected.listing.repository,
+        revision=selected.listing.revision,
+        quantization=selected.variant.quantization,
+        format=selected.variant.format,
+        files=selected.variant.files,
         done_bytes=done_bytes,
-        total_bytes=choice.total_bytes,
+        total_bytes=selected.total_bytes,
     )
 
 
-def _check_disk(models_dir: Path, missing: int, choice: SelectedFiles) -> None:
+def _check_disk(models_dir: Path, missing: int, selected: SelectedFiles) -> None:
     free = shutil.disk_usage(models_dir).free
     if missing and missing + _SPARE_BYTES > free:
         raise LocalchatError(
-            f"{choice.name} needs {size(missing)} more on the disk, and {size(free)} are free in "
+            f"{selected.name} needs {size(missing)} more on the disk, and {size(free)} are free in "
             f"{models_dir}",
             hint="make room, choose a smaller quantization, or move the folder: LOCALCHAT_MODELS",
         )
 
 
-def _write_down(folder: Path, done: Manifest) -> None:
+def _write_manifest(folder: Path, done: Manifest) -> None:
     try:
         manifests.record(folder, done)
     except OSError as problem:

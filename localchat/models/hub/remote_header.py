@@ -1,7 +1,6 @@
-"""A model on the hub, looked into before it is fetched: its headers alone, by range requests.
+"""Reads only the headers of a model on the hub, by range requests, before it is pulled.
 
-A vocabulary stands in front of the list of tensors, so a GGUF takes a few megabytes; the weights stay where
-they are.
+The vocabulary comes before the list of tensors, so a GGUF takes a few megabytes.
 """
 
 import re
@@ -30,21 +29,21 @@ from localchat.models.hub.retry import RetryPolicy
 from localchat.units import size
 
 MOST_BYTES: Final = 64 << 20
-"""Of all headers of a model together: the largest vocabularies take a tenth of it."""
+"""For all headers of a model: the largest vocabularies take a tenth of it."""
 MOST_IGNORED_BYTES: Final = 8 << 20
-"""Read and thrown away of a server that ignores ranges, and no more."""
+"""Most bytes to skip from a server that ignores ranges."""
 _LEAST_BYTES: Final = 256 << 10
 _RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 
-class Budget:
-    """Bytes that a look may still take."""
+class ByteBudget:
+    """Bytes that reading the headers may still take."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = self._left = most_bytes
 
     def spend(self, count: int, name: str) -> None:
-        """Raises ModelInvalid where there is no more."""
+        """Take bytes from the budget. Raises ModelInvalid where it is used up."""
         self._left -= count
         if self._left < 0:
             raise ModelInvalid(
@@ -55,20 +54,19 @@ class Budget:
 
 
 class HubSource:
-    """A file on the hub. See fit.source.ByteSource. Keeps what it read last, so that small reads beside each
-    other are one request."""
+    """A file on the hub as a ByteSource. Keeps the last range: neighbouring small reads are one request."""
 
     def __init__(
         self,
         hub: HubClient,
-        choice: SelectedFiles,
+        selected: SelectedFiles,
         file: RemoteFile,
-        budget: Budget,
+        budget: ByteBudget,
         with_retry: Callable[[Callable[[], bytes]], bytes],
     ) -> None:
         self.name = file.path
         self.size = file.size
-        self._hub, self._listing, self._file = hub, choice.listing, file
+        self._hub, self._listing, self._file = hub, selected.listing, file
         self._budget, self._with_retry = budget, with_retry
         self._start, self._window = 0, b""
 
@@ -78,9 +76,9 @@ class HubSource:
         if offset >= end:
             return b""
         if not (self._start <= offset and end <= self._start + len(self._window)):
-            wanted = min(max(end - offset, _LEAST_BYTES), self.size - offset)
-            self._budget.spend(wanted, self.name)
-            self._window = self._with_retry(lambda: self._fetch(offset, wanted))
+            count_read = min(max(end - offset, _LEAST_BYTES), self.size - offset)
+            self._budget.spend(count_read, self.name)
+            self._window = self._with_retry(lambda: self._fetch(offset, count_read))
             self._start = offset
         return self._window[offset - self._start : end - self._start]
 
@@ -96,7 +94,7 @@ class HubSource:
         raise RetryableError(f"{self.name}: the connection ended inside its header")
 
     def _skipped(self, response: httpx2.Response, offset: int, count: int) -> int:
-        """Bytes of the answer that stand before the wanted ones: none where the range was honoured."""
+        """Bytes of the response before the requested ones: none where the range was honoured."""
         if response.status_code == 206:
             found = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
             if found is None or int(found[1]) != offset:
@@ -113,31 +111,31 @@ class HubSource:
 
 
 def read_remote_header(
-    choice: SelectedFiles, hub: HubClient, emit: EventSink, retry: RetryPolicy
+    selected: SelectedFiles, hub: HubClient, emit: EventSink, retry: RetryPolicy
 ) -> ModelSummary:
     """The shape of a GGUF (of a split one all parts), or config.json and the headers of the weights of a
     safetensors repository. Raises NetworkError, ModelInvalid."""
-    budget = Budget(MOST_BYTES)
+    budget = ByteBudget(MOST_BYTES)
 
     def with_retry(read: Callable[[], bytes]) -> bytes:
         return with_retries(read, retry, emit)
 
     def source(file: RemoteFile) -> HubSource:
-        return HubSource(hub, choice, file, budget, with_retry)
+        return HubSource(hub, selected, file, budget, with_retry)
 
-    by_path = {file.path: file for file in choice.files}
-    if choice.variant.format == "gguf":
-        headers = [read_source(source(file)) for file in choice.files]
+    by_path = {file.path: file for file in selected.files}
+    if selected.variant.format == "gguf":
+        headers = [read_source(source(file)) for file in selected.files]
         if len(headers) > 1:
-            return model_shape(join_parts(headers, choice.name))
+            return model_shape(join_parts(headers, selected.name))
         check_model(headers[0])
         return model_shape(headers[0])
     weights = weight_files([path for path in by_path if path.endswith(".safetensors")])
     config = next((path for path in by_path if PurePosixPath(path).name == CONFIG), None)
     if config is None:
-        raise ModelInvalid(f"{choice.listing.repository} has no {CONFIG}.")
+        raise ModelInvalid(f"{selected.listing.repository} has no {CONFIG}.")
     return read_checkpoint_sources(
-        choice.listing.repository,
+        selected.listing.repository,
         source(by_path[config]),
         [source(by_path[path]) for path in weights],
         {path: source(by_path[path]) for path in SIDECARS if path in by_path},

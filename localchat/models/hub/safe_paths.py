@@ -1,4 +1,4 @@
-"""Where a file of a repository may be written: known kinds only, and never outside the models folder."""
+"""Checks where a file of a repository may be written: known kinds only, never outside the models folder."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -16,7 +16,7 @@ _NAMES: Final = frozenset(
     }
 )
 _LONGEST_NAME: Final = 200
-"""Bytes of one name: the usual limit is 255, and `.part.json` comes behind it."""
+"""Bytes of one name: the usual limit is 255, and `.part.json` is appended."""
 _DEEPEST: Final = 6
 _UNUSABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\:*?\"<>|]|[ .]$|^ ")
 
@@ -28,8 +28,10 @@ def is_known_kind(path: str) -> bool:
 
 
 def check_path(path: str) -> PurePosixPath:
-    """The path of a file in a repository, relative. Raises ModelInvalid for one that leads elsewhere, that a
-    file system could misread, or whose kind is not written here."""
+    """Check the relative path of a file in a repository.
+
+    Raises ModelInvalid for one that leads elsewhere, that a file system could misread, or of an unknown kind.
+    """
     parts = path.split("/")
     for part in parts:
         if part in ("", ".", "..") or part.startswith((".", "~")) or _UNUSABLE.search(part):
@@ -44,8 +46,7 @@ def check_path(path: str) -> PurePosixPath:
 
 
 def repository_folder(models_dir: Path, repository: str) -> Path:
-    """The folder of a repository `owner/name`. Raises ModelInvalid where a link leads out of the models
-    folder."""
+    """The folder of a repository `owner/name`. Raises ModelInvalid where a link leaves the models folder."""
     owner, _, name = repository.partition("/")
     folder = models_dir / owner / name
     _stays_inside(models_dir, folder, repository)
@@ -53,16 +54,16 @@ def repository_folder(models_dir: Path, repository: str) -> Path:
 
 
 def target(models_dir: Path, folder: Path, path: str) -> Path:
-    """Where a file of a repository goes. Raises ModelInvalid."""
+    """The path for a file of a repository. Raises ModelInvalid."""
     found = folder / check_path(path)
     _stays_inside(models_dir, found.parent, path)
     return found
 
 
-def _stays_inside(models_dir: Path, place: Path, asked: str) -> None:
-    """Links are followed as the system would, up to the part that does not exist yet."""
-    if not place.resolve().is_relative_to(models_dir.resolve()):
-        raise _refused(asked, f"{place} is a link out of the models folder {models_dir}")
+def _stays_inside(models_dir: Path, folder: Path, asked: str) -> None:
+    """Raise ModelInvalid for a path outside, with links followed as far as it exists."""
+    if not folder.resolve().is_relative_to(models_dir.resolve()):
+        raise _refused(asked, f"{folder} is a link out of the models folder {models_dir}")
 
 
 def _refused(path: str, why: str) -> ModelInvalid:

@@ -53,7 +53,7 @@ def test_gated_repository_is_explained_with_its_page(pull: Puller, hub: FakeHub)
 
 def test_gated_listing_is_explained_too(pull: Puller, hub: FakeHub) -> None:
     hub.faults.append(Fault(at="api", status=403, headers={"X-Error-Code": "GatedRepo"}))
-    with pytest.raises(NetworkError, match="not for everybody"):
+    with pytest.raises(NetworkError, match="is gated"):
         pull(NAME)
 
 

@@ -34,12 +34,12 @@ url, models, name, *points = sys.argv[1:]
 get_session()
 
 def pull(point):
-    came = ProgressMeter.came
+    came = ProgressMeter.add
     def came_and_died(self, file, count):
         came(self, file, count)
         if self._done >= point:
             os.kill(os.getpid(), signal.SIGKILL)
-    ProgressMeter.came = came_and_died
+    ProgressMeter.add = came_and_died
     hub, patience = HubClient(url), RetryPolicy()
     fetch(select_files(parse(name, {}), hub, print, patience), hub, Path(models), print, patience)
 

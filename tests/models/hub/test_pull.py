@@ -285,10 +285,10 @@ def test_bytes_that_are_thrown_away_stop_the_bar_and_never_move_it_back() -> Non
     told: list[PullEvent] = []
     now = iter(range(100))
     meter = ProgressMeter(1_000, 100, told.append, clock=lambda: float(next(now)))
-    meter.came("f", 500)
-    meter.lost(600)
-    meter.came("f", 200)
-    meter.came("f", 800)
+    meter.add("f", 500)
+    meter.discard(600)
+    meter.add("f", 200)
+    meter.add("f", 800)
     shown = [event.done_bytes for event in told if isinstance(event, Progress)]
     assert shown == [600, 600, 1_000]
     assert meter.fetched_bytes == 1_500

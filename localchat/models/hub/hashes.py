@@ -1,0 +1,43 @@
+"""Hashes by which the hub names files: sha256 of the bytes, or git's blob id for small text files.
+
+Apart from `pull` and `partial_file` because both verify files: one whole, the other as it comes.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+_READ_BYTES: Final = 1 << 20
+
+
+class FileHash:
+    """Running sha256 of a file, and with `git` its blob id, which needs the file's size first."""
+
+    def __init__(self, size: int, *, git: bool = False) -> None:
+        self._sha256 = hashlib.sha256()
+        header = f"blob {size}\0".encode()
+        self._blob = hashlib.sha1(header, usedforsecurity=False) if git else None
+
+    def update(self, data: bytes | memoryview) -> None:
+        self._sha256.update(data)
+        if self._blob is not None:
+            self._blob.update(data)
+
+    @property
+    def sha256(self) -> str:
+        """Of the bytes so far."""
+        return self._sha256.hexdigest()
+
+    @property
+    def git_sha1(self) -> str:
+        """The blob id; empty without `git`."""
+        return self._blob.hexdigest() if self._blob is not None else ""
+
+
+def hash_file(path: Path, *, git: bool = False) -> FileHash:
+    """Read a whole file. Raises OSError."""
+    found = FileHash(path.stat().st_size, git=git)
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            found.update(piece)
+    return found
