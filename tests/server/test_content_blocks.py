@@ -5,15 +5,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localchat.engine.events import Reasoning, Text, ToolCall
+from localchat.engine.events import Reasoning, Text, TokenLogprob, ToolCall
 from localchat.server.content_blocks import (
     BlockClosed,
     BlockDelta,
     BlockEvent,
     BlockOpened,
+    CollectedAnswer,
     ContentBlocks,
 )
-from localchat.server.generation import ChoiceEnd, OutputEvent
+from localchat.server.generation import ChoiceEnd, OutputEvent, PromptEcho
 
 WORDS = st.text("ab ", max_size=3)
 CALL = st.lists(WORDS.filter(bool), max_size=3)
@@ -69,3 +70,27 @@ def test_no_word_is_lost_and_neighbours_differ(sent: list[OutputEvent]) -> None:
     kinds = [block.kind for block in blocks.blocks]
     assert all("call" in pair or pair[0] != pair[1] for pair in pairwise(kinds))
     assert all(block.complete for block in blocks.blocks[:-1])
+
+
+def test_collected_answer_keeps_choices_apart_and_logprobs_inside_of_a_call() -> None:
+    answer = CollectedAnswer(2)
+    token = TokenLogprob(1, b"a", -0.5)
+    for event in (
+        PromptEcho(1, (token,)),
+        Reasoning(0, "hm"),
+        Text(0, "a", (token,)),
+        ToolCall(0, 0, "call_0", "look"),
+        ToolCall(0, 0, arguments="{"),
+        Text(0, "", (token,)),
+        ToolCall(0, 0, arguments="}"),
+        Text(0, "b"),
+        ChoiceEnd(0, "tool_calls"),
+        ChoiceEnd(1, "length"),
+    ):
+        answer.add(event)
+    first, second = answer.choices
+    assert (first.text, first.reasoning, first.logprobs) == ("ab", "hm", (token, token))
+    assert [(call.id, call.name, call.text) for call in first.calls] == [("call_0", "look", "{}")]
+    assert (second.text, second.calls, second.prompt) == ("", [], (token,))
+    assert [block.complete for block in second.blocks] == [False]
+    assert answer.first_text_s is not None and answer.first_text_s <= answer.last_text_s
