@@ -94,7 +94,7 @@ class _LayersBase:
         self.q = torch.empty(
             self.tokens, config.heads, config.head_dim, dtype=self.dtype, device=self.device
         )
-        self._dequantized: kv_fp8_dequant.Plain | None = None
+        self._dequantized: kv_fp8_dequant.DequantizedPages | None = None
 
     def store_kv(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
@@ -158,16 +158,16 @@ class _LayersBase:
         batch, sources = part.batch, part.dequant_pages
         if sources is not None and exponents is not None:
             if self._dequantized is None:  # one for all layers: each reads what it has just written
-                self._dequantized = kv_fp8_dequant.Plain.empty(
+                self._dequantized = kv_fp8_dequant.DequantizedPages.empty(
                     sources.shape[0], k.shape[1], k.shape[2], self.config.head_dim, self.dtype,
                     batch.tables,
                 )  # fmt: skip
-            kv_fp8_dequant.decode(k, v, exponents, batch.tables, sources, self._dequantized)
+            kv_fp8_dequant.dequantize(k, v, exponents, batch.tables, sources, self._dequantized)
             batch = self._dequantized.batch(batch)
             k, v, exponents = self._dequantized.pool[:, 0], self._dequantized.pool[:, 1], None
         prefill_attention.attend(
             self.q, k, v, batch, part.tiles, out, self.rules(layer), exponents=exponents,
-            cut=part.tile_config,
+            config=part.tile_config,
         )  # fmt: skip
 
     def drops_rows(self, layer: int) -> bool:
@@ -240,7 +240,7 @@ def _dense_gemm(x: torch.Tensor, weight: torch.Tensor, *, kernels: bool) -> torc
     if not 1 <= rows <= skinny_gemm.MAX_ROWS or x.dtype == torch.float32:
         return torch.matmul(x, weight.t())
     out = torch.empty(rows, weight.shape[0], device=x.device)
-    skinny_gemm.product(x, weight, out)
+    skinny_gemm.gemm(x, weight, out)
     return out
 
 
@@ -255,12 +255,12 @@ class DenseLayers(_LayersBase):
 
     def gemm(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if isinstance(weight, w8_pack.W8):
-            return fp8_int8.product(
+            return fp8_int8.gemm(
                 x, weight, kernels=self.kernels, rounded=self.config.fp8_activations
             )
         if not isinstance(weight, w4_pack.W4):
             return _dense_gemm(x, weight, kernels=self.kernels)[None]
-        return int4.product_of(x, weight, kernels=self.kernels)
+        return int4.gemm_of(x, weight, kernels=self.kernels)
 
     def attend(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
@@ -279,7 +279,7 @@ class DenseLayers(_LayersBase):
         if not self.kernels:
             return activation.reference(gate_up, gelu=gelu).to(self.dtype)
         out = torch.empty(self.tokens, gate_up.shape[2] // 2, dtype=self.dtype, device=self.device)
-        activation.gated(gate_up, out, gelu=gelu)
+        activation.act_and_mul(gate_up, out, gelu=gelu)
         return out
 
 
@@ -349,7 +349,7 @@ class PackedW4Layers(_LayersBase):
             return self._write_packed("norm", y, self.config.hidden, gain)
         k, eps, first = self.config.hidden, self.config.eps, post
         squares = self._squares(k)
-        call = rms_norm_post.feed if self.kernels else rms_norm_post.feed_reference
+        call = rms_norm_post.prepare if self.kernels else rms_norm_post.prepare_reference
 
         def write(order: torch.Tensor | None) -> w4_activations.Rows:
             rows = self._rows(k)
@@ -380,7 +380,7 @@ class PackedW4Layers(_LayersBase):
         k: int,
         gain: torch.Tensor | None = None,
     ) -> PackedActivations:
-        call = w4_activations.feed if self.kernels else w4_activations.reference
+        call = w4_activations.prepare if self.kernels else w4_activations.reference
         squares = None if gain is None else self._squares(k)
         embeds = mode == "embed"
 
@@ -404,5 +404,5 @@ class PackedW4Layers(_LayersBase):
         may be as wide."""
         key = k, activated
         if key not in self._rows_by_width:
-            self._rows_by_width[key] = int4.empty_rows(self.tokens, k, self.device)
+            self._rows_by_width[key] = int4.empty_activations(self.tokens, k, self.device)
         return self._rows_by_width[key]

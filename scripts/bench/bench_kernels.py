@@ -88,12 +88,14 @@ def products() -> Results:
     for name in SHAPES:
         bench = Bench(name)
         for m in PRODUCT_ROWS:
-            form = w4_tiling.form_for(m)
-            shape, tile = cut_of(form, m, bench.n, bench.k)
-            us, off = bench.time(form, m, shape, tile)
+            variant = w4_tiling.variant_for(m)
+            shape, tile = cut_of(variant, m, bench.n, bench.k)
+            us, off = bench.time(variant, m, shape, tile)
             rate = bench.weights[0].bytes / us / 1e6
             found[f"{name}_M{m}_us"] = us
-            text = f"product {name:8} M={m:3} {form:5} {us:7.2f} us {rate:5.2f} TB/s err {off:.1e}"
+            text = (
+                f"product {name:8} M={m:3} {variant:5} {us:7.2f} us {rate:5.2f} TB/s err {off:.1e}"
+            )
             print(text, shape, flush=True)
         del bench
         torch.cuda.empty_cache()
@@ -105,11 +107,11 @@ def jobs() -> list[tuple[str, str, int, TileConfig, int, bool]]:
     found: list[tuple[str, str, int, TileConfig, int, bool]] = []
     for name, (n, k) in SHAPES.items():
         for m in PRODUCT_ROWS:
-            form = w4_tiling.form_for(m)
-            shape, tile = cut_of(form, m, n, k)
-            found.append((form, name, m, shape, tile, False))
+            variant = w4_tiling.variant_for(m)
+            shape, tile = cut_of(variant, m, n, k)
+            found.append((variant, name, m, shape, tile, False))
             if name in ("gate_up", "qkv") and m <= 128:
-                found.append((form, name, m, shape, tile, True))
+                found.append((variant, name, m, shape, tile, True))
     return found
 
 
@@ -119,9 +121,9 @@ def head() -> Results:
     for m in (1, 2, 8, 16, 32, 64):
         x = torch.randn(m, HIDDEN, device=GPU, dtype=torch.bfloat16)
         out = torch.full((m, VOCABULARY), float("nan"), device=GPU)
-        skinny_gemm.product(x, weights[0], out)
+        skinny_gemm.gemm(x, weights[0], out)
         off = error(out, skinny_gemm.reference(x, weights[0]))
-        us = timed([partial(skinny_gemm.product, x, w, out) for w in weights * 3]) / 6
+        us = timed([partial(skinny_gemm.gemm, x, w, out) for w in weights * 3]) / 6
         library = timed([partial(torch.matmul, x, w.t()) for w in weights * 3]) / 6
         rate = VOCABULARY * HIDDEN * 2 / us / 1e6
         print(
@@ -144,9 +146,9 @@ def dense() -> Results:
         for m in (128, 512, 2048):
             x = torch.randn(m, k, device=GPU, dtype=torch.float16)
             out = torch.full((m, n), float("nan"), device=GPU, dtype=torch.float16)
-            w4_dequant.product(x, weights[0], out, whole.view(-1))
+            w4_dequant.gemm(x, weights[0], out, whole.view(-1))
             off = error(out[:64], x[:64].float() @ w4_pack.dense(weights[0]).t())
-            calls = [partial(w4_dequant.product, x, w, out, whole.view(-1)) for w in weights[:4]]
+            calls = [partial(w4_dequant.gemm, x, w, out, whole.view(-1)) for w in weights[:4]]
             us = timed(calls) / 4
             library = timed([partial(torch.matmul, x, whole.t())] * 4) / 4
             text = f"{us:.1f} us, the product alone {library:.1f} us, err {off:.1e}"

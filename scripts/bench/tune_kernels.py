@@ -19,7 +19,7 @@ import triton
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "backends"))
 
-from localchat_cuda.kernels.int4.tiling import Form, TileConfig, form_for
+from localchat_cuda.kernels.int4.tiling import GemmVariant, TileConfig, variant_for
 from scripts.bench.kernels.timing import SHAPES, SMS, Bench, compile_ahead
 
 SPLITS = {"gate_up": (1, 2, 3), "down": (5, 9, 14), "qkv": (4, 7, 14), "o": (4, 7, 14)}
@@ -57,9 +57,9 @@ def wide(name: str) -> Iterator[TileConfig]:
                     yield shape
 
 
-def tiles(form: Form, m: int) -> tuple[int, ...]:
+def tiles(variant: GemmVariant, m: int) -> tuple[int, ...]:
     """Rows of a tile; 0 where the form takes all."""
-    return tuple(t for t in (32, 64, 128) if t <= max(32, m)) if form == "many" else (0,)
+    return tuple(t for t in (32, 64, 128) if t <= max(32, m)) if variant == "tiled" else (0,)
 
 
 def main() -> None:
@@ -67,35 +67,35 @@ def main() -> None:
     parser.add_argument("work", nargs="+", help="weight:rows")
     parser.add_argument("--form", help="int8, fp16 or many; the usual one when left out")
     arguments = parser.parse_args()
-    work: list[tuple[str, int, Form]] = []
+    work: list[tuple[str, int, GemmVariant]] = []
     for item in arguments.work:
         name, _, rows = item.partition(":")
-        work.append((name, int(rows), arguments.form or form_for(int(rows))))
-    cuts = {
-        (name, m, form): [
+        work.append((name, int(rows), arguments.form or variant_for(int(rows))))
+    configs = {
+        (name, m, variant): [
             (shape, tile)
-            for shape in (narrow(name, m) if form in ("int8", "fp16") else wide(name))
-            for tile in tiles(form, m)
+            for shape in (narrow(name, m) if variant in ("int8", "fp16") else wide(name))
+            for tile in tiles(variant, m)
         ]
-        for name, m, form in work
+        for name, m, variant in work
     }
     compile_ahead(
         [
-            (form, name, m, shape, tile, False)
-            for (name, m, form), tried in cuts.items()
+            (variant, name, m, shape, tile, False)
+            for (name, m, variant), tried in configs.items()
             for shape, tile in tried
         ]
     )
     best = {}
-    for (name, m, form), tried in cuts.items():
+    for (name, m, variant), tried in configs.items():
         bench = Bench(name, max(512, m))
         timings = []
         for shape, tile in tried:
             with contextlib.suppress(triton.OutOfResources):
-                timings.append((*bench.time(form, m, shape, tile), shape, tile))
+                timings.append((*bench.time(variant, m, shape, tile), shape, tile))
         timings.sort(key=lambda timing: timing[0])
         wrong = [timing for timing in timings if timing[0] == float("inf")]
-        print(f"{name} M={m} {form}: {len(timings)} cuts tried, {len(wrong)} wrong {wrong[:2]}")
+        print(f"{name} M={m} {variant}: {len(timings)} cuts tried, {len(wrong)} wrong {wrong[:2]}")
         for us, off, shape, tile in timings[:5]:
             print(f"  {us:.2f} us err {off:.1e} {shape} tile {tile}", flush=True)
         best[f"{name}:{m}"] = round(timings[0][0], 2)

@@ -195,7 +195,7 @@ def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None
     count = int(child(command, job, tmp_path / "cache"))
     assert count == len(list((tmp_path / "claims").iterdir())) > 5
     made = {path.name for path in (tmp_path / "cache").rglob("*.cubin")}
-    assert {"_rope_kernel.cubin", "_few_kernel.cubin", "_few_rows_kernel.cubin"} <= made
+    assert {"_rope_kernel.cubin", "_decode_kernel.cubin", "_rows_kernel.cubin"} <= made
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) == count
     assert int(child(command, job, tmp_path / "cache")) == 0
 
@@ -210,7 +210,7 @@ from localchat_cuda.compile_ahead import triton_cache
 order = []
 JITFunction.cache_key = property(lambda self: order.append(id(self)))
 triton_cache.hash_bottom_up()
-asked = [order.index(id(each)) for each in (decode_attention._few_kernel, kv_fp8.decode)]
+asked = [order.index(id(each)) for each in (decode_attention._decode_kernel, kv_fp8.decode)]
 print(json.dumps([*asked, len(order), len(set(order))]))
 """
 

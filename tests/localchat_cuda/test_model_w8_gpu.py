@@ -15,7 +15,7 @@ from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8 import tile_ops as w8_tile_ops
 from localchat_cuda.kernels.fp8_int8 import tiling as w8_tiling
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.kernels.fp8_int8.tiling import few_cut, one_cut, tiles_cut
+from localchat_cuda.kernels.fp8_int8.tiling import gemv_config, small_config, tiled_config
 from localchat_cuda.kernels.launch import traits
 from tests.support import tiny_models
 from tests.support.fp8_checkpoints import save_fp8
@@ -59,10 +59,10 @@ def test_every_code_decodes_exactly_in_every_way(whole: bool, half: str) -> None
     codes = torch.arange(256, device=GPU).to(torch.uint8).repeat(4).view(8, 128)
     held = torch.ones_like(codes, dtype=torch.bool) if whole else (codes & 127) != 127
     weight = W8(codes if whole else codes.view(w8_pack.E4M3), torch.ones(8, device=GPU))
-    for way in ways(HALVES[half], whole=whole):
+    for decoder in ways(HALVES[half], whole=whole):
         out = torch.full((8, 128), float("nan"), device=GPU, dtype=HALVES[half])
-        w8_dequant.dequantize(weight, out, way=way)
-        assert torch.equal(out.float()[held], w8_pack.values(weight.codes)[held]), way
+        w8_dequant.dequantize(weight, out, decoder=decoder)
+        assert torch.equal(out.float()[held], w8_pack.values(weight.codes)[held]), decoder
 
 
 @pytest.mark.parametrize("half", sorted(HALVES))
@@ -72,19 +72,19 @@ def test_products_are_their_references(kind: str, n: int, k: int, half: str) -> 
     for m in (1, 7, 8, 9, 16, 17, 32, 50, 64):
         x = torch.randn(m, k, device=GPU).to(HALVES[half])
         wanted = w8_small.reference(x, weight)
-        cuts = [few_cut(m, n, k, sms)] if m <= w8_small.MAX_ROWS else []
-        cuts += [tiles_cut(m, n, k, sms)] if m > w8_tiling.FEW_ROWS else []
-        for cut, way in product(cuts, ways(x.dtype, whole=weight.whole)):
-            call = w8_tiled.product if cut.stages else w8_small.product
+        cuts = [small_config(m, n, k, sms)] if m <= w8_small.MAX_ROWS else []
+        cuts += [tiled_config(m, n, k, sms)] if m > w8_tiling.SMALL_ROWS else []
+        for cut, decoder in product(cuts, ways(x.dtype, whole=weight.whole)):
+            call = w8_tiled.gemm if cut.stages else w8_small.gemm
             for _ in range(5):  # a race shows now and then
                 out = torch.full((cut.splits, m, n), float("nan"), device=GPU)
-                call(x, weight, out, cut, way=way)
-                assert off(out.sum(0), wanted) < 1e-4, (m, way, cut)
+                call(x, weight, out, cut, decoder=decoder)
+                assert off(out.sum(0), wanted) < 1e-4, (m, decoder, cut)
     x = torch.randn(1, k, device=GPU).to(HALVES[half])
-    for way in ways(x.dtype, whole=weight.whole):
+    for decoder in ways(x.dtype, whole=weight.whole):
         out = torch.full((1, 1, n), float("nan"), device=GPU)
-        w8_gemv.product(x, weight, out, one_cut(n, k, sms), way=way)
-        assert off(out[0], w8_small.reference(x, weight)) < 1e-5, way
+        w8_gemv.gemv(x, weight, out, gemv_config(n, k, sms), decoder=decoder)
+        assert off(out[0], w8_small.reference(x, weight)) < 1e-5, decoder
 
 
 @pytest.mark.parametrize("half", sorted(HALVES))
@@ -95,7 +95,7 @@ def test_rounded_products_are_their_references(kind: str, half: str) -> None:
     weight = drawn(kind, 4608, 3584)
     for m in (65, 128, 300, 1024):
         x = torch.randn(m, 3584, device=GPU).to(HALVES[half])
-        found = gemm_fp8.product(x, weight)
+        found = gemm_fp8.gemm(x, weight)
         assert off(found, gemm_fp8.reference(x, weight)) < 5e-3, m
         assert off(found, w8_small.reference(x, weight)) < 0.05, m
 

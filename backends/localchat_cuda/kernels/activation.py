@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, require, roomy, settle, traits
+from localchat_cuda.kernels.launch import options, own_carveout, require, set_carveout, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -29,7 +29,7 @@ def reference(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
 
 
 @triton.jit
-def activated(gate, GELU: tl.constexpr):
+def activation(gate, GELU: tl.constexpr):
     """silu or GELU of fp32 values."""
     slope = gate
     if GELU:
@@ -40,7 +40,7 @@ def activated(gate, GELU: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["T"])
-def _gated_kernel(
+def _act_and_mul_kernel(
     gate_up,
     out,
     T,
@@ -64,10 +64,10 @@ def _gated_kernel(
         row = gate_up + (s * T + t) * (2 * F) + i
         gate += tl.load(row, mask=inside, other=0.0).to(tl.float32)
         up += tl.load(row + F, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + t * F + i, (activated(gate, GELU) * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + t * F + i, (activation(gate, GELU) * up).to(out.dtype.element_ty), mask=inside)
 
 
-def gated(
+def act_and_mul(
     gate_up: torch.Tensor, out: torch.Tensor, *, gelu: bool = False, pdl: bool = True
 ) -> None:
     """Write the activation into `out`; see the head of this file."""
@@ -78,7 +78,7 @@ def gated(
     if t == 0:
         return
     pdl = pdl and traits(out.device).pdl
-    kernel = _gated_kernel[(t, triton.cdiv(f, 1024))](
+    kernel = _act_and_mul_kernel[(t, triton.cdiv(f, 1024))](
         parts,
         out,
         t,
@@ -86,8 +86,8 @@ def gated(
         S=parts.shape[0],
         GELU=gelu,
         BLOCK=1024,
-        ROOMY=roomy(t),
+        ROOMY=own_carveout(t),
         PDL=pdl,
         **options(pdl, 4),
     )
-    settle(kernel, t)
+    set_carveout(kernel, t)

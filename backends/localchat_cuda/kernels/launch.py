@@ -102,24 +102,24 @@ def _prefer_carveout(function: int, percent: int) -> None:
         raise RuntimeError(f"cuFuncSetAttribute: CUDA error {status}")
 
 
-SETTLED_ROWS = 16
+CARVEOUT_ROWS = 16
 """Products of more rows than that live in shared memory: with 14 % a step of 64 took 4.40 ms, not 3.47."""
 
 
-def roomy(rows: int) -> bool:
+def own_carveout(rows: int) -> bool:
     """Whether kernels of a step of so many rows leave the carve-out to the driver. A kernel of all steps
     takes this as a constant that it never reads: it is then two functions, each with its own carve-out."""
-    return rows > SETTLED_ROWS
+    return rows > CARVEOUT_ROWS
 
 
-def settle(kernel: object, rows: int = 1) -> None:
+def set_carveout(kernel: object, rows: int = 1) -> None:
     """Give a launched kernel the carve-out that its neighbours in a step of so many rows have. The driver
     picks one for each kernel from its own need, and a multiprocessor seems to drain before it changes: with
     attention among the products, that cost 15 % of a decode step of 1 to 8 rows. Takes effect from the
     kernel's next launch on, so a first launch comes before a graph is captured. `kernel` is what Triton's
     launch returns (None in the interpreter)."""
     function = getattr(kernel, "function", None)
-    if function and not roomy(rows):
+    if function and not own_carveout(rows):
         _prefer_carveout(function, CARVEOUT_PERCENT)
 
 

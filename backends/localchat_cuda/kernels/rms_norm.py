@@ -14,7 +14,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    own_carveout,
+    power_of_two,
+    require,
+    set_carveout,
+    traits,
+)
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -85,8 +92,8 @@ def add_norm(
         require("y", y, (y.shape[0], t, h), _FLOATS, device)
     if t == 0:
         return
-    way = traits(device)
-    pdl = pdl and way.pdl
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
     kernel = _norm_kernel[(t,)](
         residual if y is None else y,
         residual,
@@ -97,8 +104,8 @@ def add_norm(
         H=h,
         H_POW2=power_of_two(h),
         S=0 if y is None else y.shape[0],
-        ROOMY=roomy(t),
+        ROOMY=own_carveout(t),
         PDL=pdl,
         **options(pdl, 8 if h > 1024 else 4),
     )
-    settle(kernel, t)
+    set_carveout(kernel, t)

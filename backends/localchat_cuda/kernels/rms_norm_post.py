@@ -30,12 +30,19 @@ from localchat_cuda.kernels.int4.activations import (
     check_rows,
     format_of,
     quantize,
+    rows_per_program,
     sum_partials,
-    together,
     write_rows,
 )
 from localchat_cuda.kernels.int4.pack import GROUP
-from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    own_carveout,
+    power_of_two,
+    require,
+    set_carveout,
+    traits,
+)
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -60,7 +67,7 @@ def reference(
     out.copy_(residual * inverse * weight.float())
 
 
-def feed_reference(
+def prepare_reference(
     y: torch.Tensor,
     residual: torch.Tensor,
     post: torch.Tensor,
@@ -135,8 +142,8 @@ def post_norm(
     require("out", out, (t, h), _FLOATS, device)
     if t == 0:
         return
-    way = traits(device)
-    pdl = pdl and way.pdl
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
     kernel = _row_kernel[(t,)](
         y,
         residual,
@@ -148,11 +155,11 @@ def post_norm(
         H=h,
         H_POW2=power_of_two(h),
         S=y.shape[0],
-        ROOMY=roomy(t),
+        ROOMY=own_carveout(t),
         PDL=pdl,
         **options(pdl, 8 if h > 1024 else 4),
     )
-    settle(kernel, t)
+    set_carveout(kernel, t)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -198,7 +205,7 @@ def _whole(sums, at, inside):
 
 
 @triton.jit(do_not_specialize=["T"])
-def _feed_kernel(
+def _prepare_kernel(
     y,
     sums,
     residual,
@@ -252,7 +259,7 @@ def _feed_kernel(
     write_rows(v * gain[None, :], x, factors, group, t, there, H, MQ, FORMAT)
 
 
-def feed(
+def prepare(
     y: torch.Tensor,
     residual: torch.Tensor,
     post: torch.Tensor,
@@ -279,23 +286,23 @@ def feed(
     check_rows(rows, t, h, device)
     if order is not None:
         require("order", order, (h,), (torch.int32,), device)
-    way = traits(device)
-    pdl = pdl and way.pdl
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
     splits, groups = y.shape[0], h // GROUP
-    several = together(t)
+    several = rows_per_program(t)
     total = torch.empty(t, h, device=device)
     sums = torch.empty(t, groups, 4, device=device)
     grid = groups, triton.cdiv(t, several)
     kernel = _sums_kernel[grid](
         y, residual, post, total, sums, t,
-        H=h, S=splits, ROWS=several, ROOMY=roomy(t), PDL=pdl, **options(pdl, 1),
+        H=h, S=splits, ROWS=several, ROOMY=own_carveout(t), PDL=pdl, **options(pdl, 1),
     )  # fmt: skip
-    settle(kernel, t)
+    set_carveout(kernel, t)
     room = rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2]
-    kernel = _feed_kernel[grid](
+    kernel = _prepare_kernel[grid](
         total, sums, residual, post, weight, squares, rows.x, rows.factors,
         total if order is None else order, eps, t,
         H=h, G_POW2=power_of_two(groups), MQ=room, FORMAT=format_of(rows), ROWS=several,
         ORDER=order is not None, PDL=pdl, **options(pdl, 1),
     )  # fmt: skip
-    settle(kernel, t)
+    set_carveout(kernel, t)

@@ -28,7 +28,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.attention import kv_fp8
-from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    own_carveout,
+    power_of_two,
+    require,
+    set_carveout,
+    traits,
+)
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _RUN = 8192
@@ -294,8 +301,8 @@ def rope_store(
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
             require(name, norm, (d,), _FLOATS, device)
-    way = traits(device)
-    pdl = pdl and way.pdl
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
     together = heads_of(t, h + 2 * j)
     kernel = _rope_kernel[(t, (h + 2 * j) // together)](
         qkv,
@@ -327,8 +334,8 @@ def rope_store(
         NORM=q_norm is not None,
         HEADS=together,
         CODED=exponents is not None,
-        ROOMY=roomy(t),
+        ROOMY=own_carveout(t),
         PDL=pdl,
         **options(pdl, 1),
     )
-    settle(kernel, t)
+    set_carveout(kernel, t)

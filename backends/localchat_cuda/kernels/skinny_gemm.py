@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 MAX_ROWS = 64
 
@@ -73,7 +73,7 @@ def _one_row_kernel(
 
 
 @triton.jit(do_not_specialize=["M"])
-def _few_rows_kernel(
+def _rows_kernel(
     x,
     weight,
     bias,
@@ -114,7 +114,7 @@ def _few_rows_kernel(
     tl.store(out + where, acc.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
 
 
-def product(
+def gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
@@ -133,8 +133,8 @@ def product(
     require("out", out, (m, n), (torch.float32, torch.float16, torch.bfloat16), device)
     if bias is not None:
         require("bias", bias, (n,), (torch.float32, torch.float16, torch.bfloat16), device)
-    way = traits(device)
-    pdl = pdl and way.pdl
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
     held = weight if bias is None else bias
     if m == 1:
         features, run = 4, min(512, power_of_two(k))
@@ -151,10 +151,10 @@ def product(
             PDL=pdl,
             **options(pdl, 4),
         )
-        settle(kernel)
+        set_carveout(kernel)
         return
     run = 128 if k % 128 == 0 else 64
-    kernel = _few_rows_kernel[(triton.cdiv(n, 64),)](
+    kernel = _rows_kernel[(triton.cdiv(n, 64),)](
         x,
         weight,
         held,
@@ -170,4 +170,4 @@ def product(
         PDL=pdl,
         **options(pdl, 4),
     )
-    settle(kernel)
+    set_carveout(kernel)

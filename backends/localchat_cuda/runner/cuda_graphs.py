@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.kernels.launch import roomy
+from localchat_cuda.kernels.launch import own_carveout
 from localchat_cuda.runner.input_batch import StepShape
 
 RUNS_BEFORE_CAPTURE = 2
@@ -63,7 +63,7 @@ class CudaGraphs:
             self.steady = not self.enabled or key in self._too_large
             if (
                 not self.enabled
-                or self._seen[key] <= (1 if roomy(shape.tokens) else RUNS_BEFORE_CAPTURE)
+                or self._seen[key] <= (1 if own_carveout(shape.tokens) else RUNS_BEFORE_CAPTURE)
                 or key in self._too_large
             ):
                 return body()

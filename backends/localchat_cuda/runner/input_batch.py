@@ -84,7 +84,9 @@ class BatchConfig:
     def tile_config(self, pages: int) -> prefill_attention.PrefillTileConfig:
         """With capacity for `pages` dequantized pages. Only the kernel for every device reads codes."""
         reads_numbers = pages or not self.fp8_kv
-        return (reads_numbers and self.prefill_tile) or prefill_attention.cut_for(self.head_dim)
+        return (reads_numbers and self.prefill_tile) or prefill_attention.tile_config_for(
+            self.head_dim
+        )
 
 
 @dataclass(frozen=True, slots=True)

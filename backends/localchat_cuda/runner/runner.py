@@ -15,7 +15,7 @@ import torch
 
 from localchat.backend_api.interface import Capabilities, Copy, MemoryReport, StepPlan, StepResult
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
-from localchat_cuda.kernels.attention.prefill import best_cut
+from localchat_cuda.kernels.attention.prefill import best_tile_config
 from localchat_cuda.kernels.launch import interpreted, traits
 from localchat_cuda.runner.cuda_graphs import CudaGraphs
 from localchat_cuda.runner.device_state import StateTable, TableWrites
@@ -55,7 +55,7 @@ class CudaRunner:
             config.heads, config.key_heads, config.head_dim, pages.page_tokens,
             traits(self.device).sms, fp8_kv=pages.exponents is not None,
             context_tokens=capabilities.context_tokens,
-            prefill_tile=best_cut(
+            prefill_tile=best_tile_config(
                 config.head_dim, pages.page_tokens, pages.dtype, self.device, config.attention_cap
             ),
         )  # fmt: skip

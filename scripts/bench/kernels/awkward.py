@@ -73,10 +73,10 @@ def attended(
         decode_attention.attend(q, k, v, batch, 16, partials)
         decode_attention.merge(partials, out.view(t, h * d))
     else:
-        cut = prefill_attention.best_cut(d, PAGE, dtype, GPU)
-        tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], cut.rows)
+        config = prefill_attention.best_tile_config(d, PAGE, dtype, GPU)
+        tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], config.rows)
         listed = torch.tensor(tiles, dtype=torch.int32, device=GPU)
-        prefill_attention.attend(q, k, v, batch, listed, out, cut=cut)
+        prefill_attention.attend(q, k, v, batch, listed, out, config=config)
     return error(out, attention_reference.reference(q, k, v, batch, attention_reference.Rules()))
 
 

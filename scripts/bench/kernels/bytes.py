@@ -20,7 +20,12 @@ from localchat_cuda.kernels.fp8_int8 import gemm_small as w8_small
 from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.kernels.fp8_int8.tiling import FEW_ROWS, W8TileConfig, few_cut, tiles_cut
+from localchat_cuda.kernels.fp8_int8.tiling import (
+    SMALL_ROWS,
+    W8TileConfig,
+    small_config,
+    tiled_config,
+)
 from scripts.bench.kernels.timing import (
     FLUSH_BYTES,
     GPU,
@@ -52,37 +57,40 @@ class Rotation:
             self.weights.append(W8(first.codes.clone(), first.scales.clone()))
         self.x = torch.randn(max(MANY), k, device=GPU, dtype=torch.bfloat16)
 
-    def time(self, m: int, cut: W8TileConfig) -> tuple[float, float]:
+    def time(self, m: int, config: W8TileConfig) -> tuple[float, float]:
         """(microseconds, worst error of three runs); infinite time where a result is wrong."""
-        x, way = self.x[:m], fp8_int8.way_of(GPU)
+        x, decoder = self.x[:m], fp8_int8.decoder_of(GPU)
         wanted = w8_small.reference(x, self.weights[0])
-        out = torch.empty(cut.splits, m, self.n, device=GPU)
-        call = partial(_form(cut), x, way=way)
+        out = torch.empty(config.splits, m, self.n, device=GPU)
+        call = partial(_form(config), x, decoder=decoder)
         off = 0.0
         for _ in range(3):
             out.fill_(float("nan"))
-            call(self.weights[0], out, cut)
+            call(self.weights[0], out, config)
             found = error(out.sum(0), wanted)
             off = max(off, found) if found == found else float("inf")
         if off > WRONG:
             return float("inf"), off
         count = max(len(self.weights), 24 // len(self.weights) * len(self.weights))
         turns = [self.weights[i % len(self.weights)] for i in range(count)]
-        return timed([partial(call, weight, out, cut) for weight in turns]) / count, off
+        return timed([partial(call, weight, out, config) for weight in turns]) / count, off
 
 
-def _form(cut: W8TileConfig) -> Callable[..., None]:
-    return w8_tiled.product if cut.stages else w8_small.product
+def _form(config: W8TileConfig) -> Callable[..., None]:
+    return w8_tiled.gemm if config.stages else w8_small.gemm
 
 
 def cut_of(m: int, n: int, k: int) -> W8TileConfig:
-    return few_cut(m, n, k, SMS) if m <= FEW_ROWS else tiles_cut(m, n, k, SMS)
+    return small_config(m, n, k, SMS) if m <= SMALL_ROWS else tiled_config(m, n, k, SMS)
 
 
-def told(name: str, rotation: Rotation, m: int, us: float, off: float, cut: W8TileConfig) -> None:
+def told(
+    name: str, rotation: Rotation, m: int, us: float, off: float, config: W8TileConfig
+) -> None:
     rate = rotation.weights[0].bytes / us / 1e6
     print(
-        f"{name} {rotation.kind} M={m}: {us:.2f} us {rate:.2f} TB/s err {off:.1e} {cut}", flush=True
+        f"{name} {rotation.kind} M={m}: {us:.2f} us {rate:.2f} TB/s err {off:.1e} {config}",
+        flush=True,
     )
 
 
@@ -96,9 +104,9 @@ def as_cut() -> Results:
         for kind in ("row", "block"):
             rotation = Rotation(kind, n, k)
             for m in ROWS:
-                cut = cut_of(m, n, k)
-                us, off = rotation.time(m, cut)
-                told(name, rotation, m, us, off, cut)
+                config = cut_of(m, n, k)
+                us, off = rotation.time(m, config)
+                told(name, rotation, m, us, off, config)
                 found[f"{name}_{kind}_M{m}_us"] = us
             found |= many(name, rotation)
             del rotation
@@ -110,13 +118,13 @@ def head() -> Results:
     found: Results = {}
     rotation = Rotation("whole", VOCABULARY, HIDDEN)
     for m in ROWS:
-        cut = cut_of(m, VOCABULARY, HIDDEN)
-        us, off = rotation.time(m, cut)
-        told("head", rotation, m, us, off, cut)
+        config = cut_of(m, VOCABULARY, HIDDEN)
+        us, off = rotation.time(m, config)
+        told("head", rotation, m, us, off, config)
         found[f"head_whole_M{m}_us"] = us
     weights = [torch.randn(VOCABULARY, HIDDEN, device=GPU, dtype=torch.bfloat16) for _ in range(2)]
     out = torch.empty(1, VOCABULARY, device=GPU)
-    calls = [partial(skinny_gemm.product, rotation.x[:1], weight, out) for weight in weights * 3]
+    calls = [partial(skinny_gemm.gemm, rotation.x[:1], weight, out) for weight in weights * 3]
     found["head_bf16_M1_us"] = timed(calls) / 6
     print(f"head bf16 M=1: {found['head_bf16_M1_us']:.1f} us", flush=True)
     return found
@@ -127,15 +135,15 @@ def many(name: str, rotation: Rotation) -> Results:
     found: Results = {}
     weights, n, k = rotation.weights[:4], rotation.n, rotation.k
     scratch = torch.empty(n * k, device=GPU, dtype=torch.bfloat16)
-    way = fp8_int8.way_of(GPU)
+    decoder = fp8_int8.decoder_of(GPU)
     for m in MANY:
         x = rotation.x[:m]
         out = torch.empty(m, n, device=GPU, dtype=torch.bfloat16)
-        off = error(gemm_fp8.product(x, weights[0]), gemm_fp8.reference(x, weights[0]))
-        w8_dequant.product(x, weights[0], out, scratch, way=way)
+        off = error(gemm_fp8.gemm(x, weights[0]), gemm_fp8.reference(x, weights[0]))
+        w8_dequant.gemm(x, weights[0], out, scratch, decoder=decoder)
         spread = error(out, w8_small.reference(x, weights[0]))
-        eight = timed([partial(gemm_fp8.product, x, weight) for weight in weights]) / len(weights)
-        dense = partial(w8_dequant.product, x, out=out, scratch=scratch, way=way)
+        eight = timed([partial(gemm_fp8.gemm, x, weight) for weight in weights]) / len(weights)
+        dense = partial(w8_dequant.gemm, x, out=out, scratch=scratch, decoder=decoder)
         wide = timed([partial(dense, weight) for weight in weights]) / len(weights)
         alone = timed([partial(torch.matmul, x, scratch.view(n, k).t())] * 4) / 4
         print(
@@ -150,7 +158,7 @@ def many(name: str, rotation: Rotation) -> Results:
 def _cuts(m: int, n: int, k: int) -> Iterator[W8TileConfig]:
     if m <= w8_small.MAX_ROWS:
         yield from few_cuts(m, n, k)
-    if m > FEW_ROWS:
+    if m > SMALL_ROWS:
         yield from wide_cuts(n, k)
 
 
@@ -187,18 +195,22 @@ def other_cuts(rows: tuple[int, ...] = (1, 16, 32)) -> Results:
         for m in rows
     }
     _compile_all(
-        [(kinds[name], *work[name], m, cut) for (name, m), cuts in tried.items() for cut in cuts]
+        [
+            (kinds[name], *work[name], m, config)
+            for (name, m), configs in tried.items()
+            for config in configs
+        ]
     )
     for name, (n, k) in work.items():
         rotation = Rotation(kinds[name], n, k)
         for m in rows:
             timings = []
-            for cut in tried[name, m]:
+            for config in tried[name, m]:
                 with contextlib.suppress(triton.OutOfResources):
-                    timings.append((*rotation.time(m, cut), cut))
+                    timings.append((*rotation.time(m, config), config))
             timings.sort(key=lambda timing: timing[0])
-            for us, off, cut in timings[:5]:
-                told(name, rotation, m, us, off, cut)
+            for us, off, config in timings[:5]:
+                told(name, rotation, m, us, off, config)
             found[f"{name}_M{m}_best_us"] = timings[0][0]
         del rotation
         torch.cuda.empty_cache()
@@ -219,11 +231,11 @@ def _compile_all(jobs: list[Job]) -> None:
 
 
 def _compile(job: Job) -> None:
-    kind, n, k, m, cut = job
+    kind, n, k, m, config = job
     dtype = torch.uint8 if kind == "whole" else w8_pack.E4M3
     shape = (-(-n // 128), k // 128) if kind == "block" else (n,)
     weight = W8(torch.empty(n, k, dtype=dtype, device=GPU), torch.empty(shape, device=GPU))
     x = torch.empty(m, k, device=GPU, dtype=torch.bfloat16)
-    out = torch.empty(cut.splits, m, n, device=GPU)
+    out = torch.empty(config.splits, m, n, device=GPU)
     with contextlib.suppress(triton.OutOfResources):
-        _form(cut)(x, weight, out, cut, way=fp8_int8.way_of(GPU))
+        _form(config)(x, weight, out, config, decoder=fp8_int8.decoder_of(GPU))

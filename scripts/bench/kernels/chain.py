@@ -79,13 +79,13 @@ class Chain:
         self.ids = torch.arange(m, dtype=torch.int32, device=GPU)
         self.residual = torch.empty(m, HIDDEN, device=GPU)
         self.squares = torch.empty(m, HIDDEN // 128, device=GPU)
-        self.rows = {name: int4.empty_rows(m, k, GPU) for name, (_, k) in SHAPES.items()}
+        self.rows = {name: int4.empty_activations(m, k, GPU) for name, (_, k) in SHAPES.items()}
         self.q = torch.empty(m, HEADS, D, device=GPU, dtype=torch.float16)
         self.slots = torch.arange(m, dtype=torch.int32, device=GPU)
         splits = decode_attention.splits_for(m, KEY_HEADS, 1, self.length, PAGE, SMS)
         self.partials = decode_attention.Partials.empty(splits, m, HEADS, D, GPU)
         self.angles = rope.angles(8192, D, 1e6, GPU)
-        self.cut = decode_attention.cut_for(D, 16)
+        self.cut = decode_attention.tile_config_for(D, 16)
         self.last = torch.empty(m, HIDDEN, device=GPU, dtype=torch.float16)
         self.logits = torch.empty(m, VOCABULARY, device=GPU)
         self.logits_half = torch.empty(m, VOCABULARY, device=GPU, dtype=torch.float16)
@@ -101,7 +101,7 @@ class Chain:
         to: str,
         weight: torch.Tensor | None = None,
     ) -> None:
-        w4_activations.feed(
+        w4_activations.prepare(
             mode, source, self.rows[to], ids=self.ids if mode == "embed" else None,
             residual=self.residual, weight=weight, squares=self.squares,
         )  # fmt: skip
@@ -115,7 +115,7 @@ class Chain:
         """`parts`: what of the layer runs; `products`: they alone, over and over the same activations."""
         if parts == "products":
             for name in SHAPES:
-                if name == "gate_up" and w4_tiling.form_for(self.m) == "many":
+                if name == "gate_up" and w4_tiling.variant_for(self.m) == "tiled":
                     self.activated(layer.weights[name])
                 else:
                     self.product(name, layer.weights[name])
@@ -129,10 +129,10 @@ class Chain:
                 self.q, k, v, bias=layer.bias,
             )  # fmt: skip
         if parts in ("attention", "attend"):
-            decode_attention.attend(self.q, k, v, batch, 1, self.partials, cut=self.cut)
+            decode_attention.attend(self.q, k, v, batch, 1, self.partials, config=self.cut)
             decode_attention.merge(self.partials, self.rows["o"])
         else:
-            w4_activations.feed("plain", self.out["qkv"], self.rows["o"])
+            w4_activations.prepare("plain", self.out["qkv"], self.rows["o"])
         self.product("o", layer.weights["o"])
         self.feed("norm", self.out["o"], "gate_up", layer.norms[1])
         self.activated(layer.weights["gate_up"])
@@ -149,7 +149,7 @@ class Chain:
             self.layer(layer, None if last else self.layers[i + 1].norms[0], parts)
         rms_norm.add_norm(self.out["down"], self.residual, self.layers[0].norms[0], self.last, EPS)
         if head is not None and self.m <= 64:
-            skinny_gemm.product(self.last, head, self.logits)
+            skinny_gemm.gemm(self.last, head, self.logits)
         elif head is not None:
             torch.matmul(self.last, head.t(), out=self.logits_half)
 

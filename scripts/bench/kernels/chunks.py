@@ -57,13 +57,13 @@ def _one(count: int, length: int) -> Results:
     pages = -(-length // PAGE)
     sources = torch.zeros(pages, 2, dtype=torch.int32, device=GPU)
     sources[:, 1] = torch.arange(pages)
-    plain = kv_fp8_dequant.Plain.empty(pages, KEY_HEADS, PAGE, D, q.dtype, batch.tables)
+    plain = kv_fp8_dequant.DequantizedPages.empty(pages, KEY_HEADS, PAGE, D, q.dtype, batch.tables)
     decode = partial(
-        kv_fp8_dequant.decode, cache.k, cache.v, cache.exponents, batch.tables, sources, plain
+        kv_fp8_dequant.dequantize, cache.k, cache.v, cache.exponents, batch.tables, sources, plain
     )
 
     def attend(
-        cut: prefill_attention.PrefillTileConfig,
+        config: prefill_attention.PrefillTileConfig,
         rules: Rules,
         *,
         coded: bool = False,
@@ -73,19 +73,21 @@ def _one(count: int, length: int) -> Results:
         own = plain.batch(batch) if over else batch
         exponents = cache.exponents if coded else None
         prefill_attention.attend(
-            q, keys, values, own, tiles[cut], out, rules, exponents=exponents, cut=cut
+            q, keys, values, own, tiles[config], out, rules, exponents=exponents, config=config
         )
 
     def both() -> None:
         decode()
         attend(HOPPER, Rules(), over=True)
 
-    here = prefill_attention.cut_for(D)
+    here = prefill_attention.tile_config_for(D)
     tiles = {
-        cut: torch.tensor(
-            prefill_attention.tiles_of([count], [length], cut.rows), dtype=torch.int32, device=GPU
+        config: torch.tensor(
+            prefill_attention.tiles_of([count], [length], config.rows),
+            dtype=torch.int32,
+            device=GPU,
         )
-        for cut in (here, HOPPER)
+        for config in (here, HOPPER)
     }
     ways: dict[str, Callable[[], None]] = {
         "everywhere": partial(attend, here, Rules()),

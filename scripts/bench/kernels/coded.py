@@ -71,14 +71,14 @@ def coded_pages(pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @contextmanager
-def decoding(way: int) -> Iterator[None]:
+def decoding(decoder: int) -> Iterator[None]:
     """Kernels decode by this way, whatever the card is."""
-    usual = kv_fp8.way_for
-    kv_fp8.way_for = lambda device: way
+    usual = kv_fp8.decoder_of
+    kv_fp8.decoder_of = lambda device: decoder
     try:
         yield
     finally:
-        kv_fp8.way_for = usual
+        kv_fp8.decoder_of = usual
 
 
 def coded() -> Results:
@@ -98,8 +98,8 @@ def checked() -> Results:
     found: Results = {}
     for d, (h, j) in HEADS_OF.items():
         for dtype in (torch.float16, torch.bfloat16):
-            for name, way in WAYS.items():
-                with decoding(way):
+            for name, decoder in WAYS.items():
+                with decoding(decoder):
                     one, other = _attended(FEW, h, j, d, dtype), _attended(MANY, h, j, d, dtype)
                 key = f"d{d}_{str(dtype).removeprefix('torch.')}_{name}"
                 found |= {f"few8_{key}": one, f"many8_{key}": other}
@@ -121,7 +121,7 @@ def _attended(
         decode_attention.attend(q, k, v, batch, 16, partials, exponents=exponents)
         decode_attention.merge(partials, out.view(t, h * d))
     else:
-        rows = prefill_attention.cut_for(d).rows
+        rows = prefill_attention.tile_config_for(d).rows
         tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], rows)
         listed = torch.tensor(tiles, dtype=torch.int32, device=GPU)
         prefill_attention.attend(q, k, v, batch, listed, out, exponents=exponents)
@@ -142,12 +142,14 @@ def _few(streams: int, length: int, new: int) -> Results:
         q[: 8 * new], first.k, first.v, some, attention_reference.Rules(), first.exponents
     )
 
-    def once(cache: Coded, splits: int, cut: decode_attention.DecodeTileConfig, kept: bool) -> None:
+    def once(
+        cache: Coded, splits: int, config: decode_attention.DecodeTileConfig, kept: bool
+    ) -> None:
         k, v = (cache.k, cache.v) if kept else cache.plain.pool.unbind(1)
         exponents = cache.exponents if kept else None
         partials = decode_attention.Partials.empty(splits, streams * new, HEADS, D, GPU)
         decode_attention.attend(
-            q, k, v, cache.plain.batch, new, partials, cut=cut, exponents=exponents
+            q, k, v, cache.plain.batch, new, partials, config=config, exponents=exponents
         )
         decode_attention.merge(partials, out)
 
@@ -156,22 +158,23 @@ def _few(streams: int, length: int, new: int) -> Results:
         return decode_attention.splits_for(streams, KEY_HEADS, blocks, length, PAGE, programs * SMS)
 
     plain = [
-        partial(once, c, splits_of(1), decode_attention.cut_for(D, rows), False) for c in caches
+        partial(once, c, splits_of(1), decode_attention.tile_config_for(D, rows), False)
+        for c in caches
     ]
     plain_us = timed(plain) / count
     here = splits_of(decode_attention.programs_for(True))
     programs = streams * KEY_HEADS * triton.cdiv(HEADS // KEY_HEADS * new, 64) * here
-    usual = decode_attention.cut_for(D, rows, True, programs > SMS)
+    usual = decode_attention.tile_config_for(D, rows, True, programs > SMS)
     tried: list[tuple[float, float, str, int, decode_attention.DecodeTileConfig]] = []
-    for name, way in WAYS.items():
-        with decoding(way):
+    for name, decoder in WAYS.items():
+        with decoding(decoder):
             for splits in sorted({splits_of(1), splits_of(2), splits_of(4)}):
-                for cut in dict.fromkeys((*FEW_CUTS, usual)):
-                    calls = [partial(once, c, splits, cut, True) for c in caches]
+                for config in dict.fromkeys((*FEW_CUTS, usual)):
+                    calls = [partial(once, c, splits, config, True) for c in caches]
                     out.fill_(float("nan"))
                     calls[0]()
                     off = error(out[: 8 * new], wanted.view(wanted.shape[0], -1))
-                    tried.append((timed(calls) / count, off, name, splits, cut))
+                    tried.append((timed(calls) / count, off, name, splits, config))
     us = next(t[0] for t in tried if t[2:] == ("converted", here, usual))
     key = f"few8_{streams}x{length}_new{new}"
     print(f"{key}: {us:.2f} us, fp16 {plain_us:.2f}: {us / plain_us:.3f}", flush=True)
@@ -196,26 +199,26 @@ def _many(count: int, length: int) -> Results:
     )
     found: list[tuple[float, float, str, prefill_attention.PrefillTileConfig]] = []
 
-    def call(cut: prefill_attention.PrefillTileConfig, kept: bool) -> partial[None]:
-        listed = prefill_attention.tiles_of([count], [length], cut.rows)
+    def call(config: prefill_attention.PrefillTileConfig, kept: bool) -> partial[None]:
+        listed = prefill_attention.tiles_of([count], [length], config.rows)
         tiles = torch.tensor(listed, dtype=torch.int32, device=GPU)
         k, v = (cache.k, cache.v) if kept else cache.plain.pool.unbind(1)
         exponents = cache.exponents if kept else None
         return partial(
-            prefill_attention.attend, q, k, v, batch, tiles, out, cut=cut, exponents=exponents
+            prefill_attention.attend, q, k, v, batch, tiles, out, config=config, exponents=exponents
         )
 
-    plain_us = timed([call(prefill_attention.cut_for(D), False)] * 4) / 4
-    for name, way in WAYS.items():
-        with decoding(way):
-            for cut in MANY_CUTS:
-                one, off = call(cut, True), 0.0
+    plain_us = timed([call(prefill_attention.tile_config_for(D), False)] * 4) / 4
+    for name, decoder in WAYS.items():
+        with decoding(decoder):
+            for config in MANY_CUTS:
+                one, off = call(config, True), 0.0
                 for _ in range(5):  # what is overwritten in flight is wrong now and then
                     out.fill_(float("nan"))
                     one()
                     off = max(off, error(out[-256:], wanted[-256:]))
-                found.append((timed([one] * 4) / 4, off, name, cut))
-    usual = prefill_attention.cut_for(D)
+                found.append((timed([one] * 4) / 4, off, name, config))
+    usual = prefill_attention.tile_config_for(D)
     us = next(one[0] for one in found if one[2:] == ("converted", usual))
     key = f"many8_{count}of{length}"
     print(f"{key}: {us:.1f} us, fp16 {plain_us:.1f}: {us / plain_us:.3f}", flush=True)

@@ -21,8 +21,8 @@ def ordered() -> Results:
     found: Results = {}
     order = torch.randperm(HIDDEN, device=GPU).int()
     for m in ROWS:
-        for name, way in (("plain", None), ("ordered", order)):
-            for kind, call in calls(m, way).items():
+        for name, decoder in (("plain", None), ("ordered", order)):
+            for kind, call in calls(m, decoder).items():
                 us = timed([call] * _TIMES) / _TIMES
                 found[f"{kind}_{name}_M{m}_us"] = us
                 print(f"{kind:6} {name:8} M={m:3} {us:6.2f} us", flush=True)
@@ -37,14 +37,14 @@ def ordered() -> Results:
 
 def calls(m: int, order: torch.Tensor | None) -> dict[str, Callable[[], None]]:
     """The norm after `down`, and the merge of attention, for so many rows."""
-    form = w4_tiling.form_for(m)
-    rows, wanted = rows_for(form, m, HIDDEN), rows_for(form, m, HIDDEN)
+    variant = w4_tiling.variant_for(m)
+    rows, wanted = rows_for(variant, m, HIDDEN), rows_for(variant, m, HIDDEN)
     sums = torch.randn(5, m, HIDDEN, device=GPU)
     gain = torch.rand(HIDDEN, device=GPU).half()
     residual = torch.zeros(m, HIDDEN, device=GPU)
     squares = torch.empty(m, HIDDEN // 128, device=GPU)
     feed = partial(
-        w4_activations.feed, "norm", sums, rows, residual=residual, weight=gain, squares=squares,
+        w4_activations.prepare, "norm", sums, rows, residual=residual, weight=gain, squares=squares,
         order=order,
     )  # fmt: skip
     partials = decode_attention.Partials.empty(8, m, HEADS, D, GPU)

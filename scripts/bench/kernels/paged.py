@@ -62,9 +62,9 @@ def few() -> Results:
         splits_tried = {usual, max(1, usual // 2), min(64, usual * 2)}
         for splits in sorted(splits_tried):
             partials = decode_attention.Partials.empty(splits, streams * new, HEADS, D, GPU)
-            for cut in FEW_CUTS:
+            for config in FEW_CUTS:
                 calls = [
-                    partial(few_once, q, cache, new, partials, out, cut, merged)
+                    partial(few_once, q, cache, new, partials, out, config, merged)
                     for cache in caches
                     for merged in (True,)
                 ]
@@ -72,20 +72,20 @@ def few() -> Results:
                 calls[0]()
                 off = error(out[: 8 * new], wanted.view(wanted.shape[0], -1))
                 us = timed(calls) / len(caches)
-                tried.append((us, off, splits, cut))
-                if splits == usual and cut == decode_attention.cut_for(D, 16):
+                tried.append((us, off, splits, config))
+                if splits == usual and config == decode_attention.tile_config_for(D, 16):
                     found[f"few_{streams}x{length}_new{new}_us"] = us
                     alone = [
-                        partial(few_once, q, cache, new, partials, out, cut, False)
+                        partial(few_once, q, cache, new, partials, out, config, False)
                         for cache in caches
                     ]
                     unmerged = timed(alone) / len(caches)
                     print(f"  default {us:.2f} us, without merging {unmerged:.2f} us")
         tried.sort(key=lambda t: t[0])
-        for us, off, splits, cut in tried[:5]:
+        for us, off, splits, config in tried[:5]:
             rate = one / us / 1e6
             print(
-                f"few {streams:3} x {length} new {new:2} splits {splits:2} (usual {usual}) {cut}"
+                f"few {streams:3} x {length} new {new:2} splits {splits:2} (usual {usual}) {config}"
                 f" {us:8.2f} us {rate:5.2f} TB/s err {off:.1e}",
                 flush=True,
             )
@@ -100,11 +100,11 @@ def few_once(
     new: int,
     partials: decode_attention.Partials,
     out: torch.Tensor,
-    cut: decode_attention.DecodeTileConfig,
+    config: decode_attention.DecodeTileConfig,
     merged: bool,
 ) -> None:
     decode_attention.attend(
-        q, cache.pool[:, 0], cache.pool[:, 1], cache.batch, new, partials, cut=cut
+        q, cache.pool[:, 0], cache.pool[:, 1], cache.batch, new, partials, config=config
     )
     if merged:
         decode_attention.merge(partials, out)
@@ -156,25 +156,27 @@ def many() -> Results:
         )
         wanted = attention_reference.reference(q, k, v, some, attention_reference.Rules())[-256:]
         pairs = count * (length - count) + count * (count + 1) / 2
-        usual = prefill_attention.best_cut(D, PAGE, q.dtype, GPU)
-        for cut in MANY_CUTS:
-            if cut == prefill_attention.HOPPER != usual:
+        usual = prefill_attention.best_tile_config(D, PAGE, q.dtype, GPU)
+        for config in MANY_CUTS:
+            if config == prefill_attention.HOPPER != usual:
                 continue
-            listed = prefill_attention.tiles_of([count], [length], cut.rows)
+            listed = prefill_attention.tiles_of([count], [length], config.rows)
             tiles = torch.tensor(listed, dtype=torch.int32, device=GPU)
-            call = partial(prefill_attention.attend, q, k, v, cache.batch, tiles, out, cut=cut)
+            call = partial(
+                prefill_attention.attend, q, k, v, cache.batch, tiles, out, config=config
+            )
             out.fill_(float("nan"))
             call()
             off = error(out[-256:], wanted)
             us = timed([call] * 4) / 4
             rate = 4 * pairs * HEADS * D / us / 1e6
             print(
-                f"many {count} of {length} {cut}: {us:9.1f} us {rate:6.0f} TFLOP/s err {off:.1e}",
+                f"many {count} of {length} {config}: {us:9.1f} us {rate:6.0f} TFLOP/s err {off:.1e}",
                 flush=True,
             )
-            if cut == usual:
+            if config == usual:
                 found[f"many_{count}of{length}_us"] = us
-            if cut == prefill_attention.cut_for(D) != usual:
+            if config == prefill_attention.tile_config_for(D) != usual:
                 found[f"many_{count}of{length}_everywhere_us"] = us
         torch_q, torch_k = (
             q.transpose(0, 1)[None],

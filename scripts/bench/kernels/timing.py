@@ -69,22 +69,22 @@ def random_w4(n: int, k: int) -> w4_pack.W4:
     return w4_pack.W4(codes, (scales | (zeros << 16)).contiguous())
 
 
-def rows_for(form: str, m: int, k: int) -> w4_activations.Rows:
-    if form == "int8":
+def rows_for(variant: str, m: int, k: int) -> w4_activations.Rows:
+    if variant == "int8":
         return w4_activations.Int8Rows.empty(m, k, GPU)
-    return w4_activations.HalfRows.empty(m, k, GPU, "lanes" if form == "fp16" else "slots")
+    return w4_activations.HalfRows.empty(m, k, GPU, "lanes" if variant == "fp16" else "slots")
 
 
-def cut_of(form: str, m: int, n: int, k: int) -> tuple[TileConfig, int]:
+def cut_of(variant: str, m: int, n: int, k: int) -> tuple[TileConfig, int]:
     """The cut that the library would take, and the rows of a tile (0: all)."""
-    if form == "many":
-        cut = w4_tiled.cut_for(m, n, k, SMS)
-        return cut.shape, cut.rows
-    return w4_tiling.shape_for(form, m, n, k, SMS), 0
+    if variant == "tiled":
+        config = w4_tiled.tile_config_for(m, n, k, SMS)
+        return config.shape, config.rows
+    return w4_tiling.tile_config_for(variant, m, n, k, SMS), 0
 
 
 def multiply(
-    form: str,
+    variant: str,
     rows: w4_activations.Rows,
     weight: w4_pack.W4,
     out: torch.Tensor,
@@ -93,12 +93,12 @@ def multiply(
     tile: int = 0,
 ) -> None:
     if isinstance(rows, w4_activations.Int8Rows):
-        w4_int8.product(rows.x, rows.factors, weight, out, shape, squares=squares, eps=EPS)
-    elif form == "fp16":
-        w4_fp16.product(rows, weight, out, shape, squares=squares, eps=EPS)
+        w4_int8.gemm(rows.x, rows.factors, weight, out, shape, squares=squares, eps=EPS)
+    elif variant == "fp16":
+        w4_fp16.gemm(rows, weight, out, shape, squares=squares, eps=EPS)
     else:
-        cut = w4_tiled.TiledGemmConfig(shape, tile)
-        w4_tiled.product(rows, weight, out, cut, squares=squares, eps=EPS)
+        config = w4_tiled.TiledGemmConfig(shape, tile)
+        w4_tiled.gemm(rows, weight, out, config, squares=squares, eps=EPS)
 
 
 class Bench:
@@ -114,15 +114,15 @@ class Bench:
         self.x = torch.randn(rows, self.k, device=GPU)
         self.wanted = self.x @ w4_pack.dense(first).t()
 
-    def time(self, form: str, m: int, shape: TileConfig, tile: int = 0) -> tuple[float, float]:
+    def time(self, variant: str, m: int, shape: TileConfig, tile: int = 0) -> tuple[float, float]:
         """(microseconds, worst error of five runs); infinite time where the result is wrong."""
-        rows = rows_for(form, m, self.k)
+        rows = rows_for(variant, m, self.k)
         w4_activations.quantize(self.x[:m], rows)
         out = torch.empty(shape.splits, m, self.n, device=GPU)
         off = 0.0
         for _ in range(5):
             out.fill_(float("nan"))
-            multiply(form, rows, self.weights[0], out, shape, None, tile)
+            multiply(variant, rows, self.weights[0], out, shape, None, tile)
             found = error(out.sum(0), self.wanted[:m])
             off = max(off, found) if found == found else float("inf")
         if off > 2e-3:
@@ -130,7 +130,7 @@ class Bench:
         copies = len(self.weights)
         count = max(copies, 24 // copies * copies)
         calls = [
-            partial(multiply, form, rows, self.weights[i % copies], out, shape, None, tile)
+            partial(multiply, variant, rows, self.weights[i % copies], out, shape, None, tile)
             for i in range(count)
         ]
         return timed(calls) / count, off
@@ -146,7 +146,7 @@ def prepare_compiling() -> None:
 
 def compile_product(job: tuple[str, str, int, TileConfig, int, bool]) -> None:
     """Compile one (form, weight, rows, shape, tile, norm), unless it does not fit the GPU."""
-    form, name, m, shape, tile, scaled = job
+    variant, name, m, shape, tile, scaled = job
     n, k = SHAPES[name]
     weight = w4_pack.W4(
         torch.empty(n // 16, k // 128, 1024, dtype=torch.int8, device=GPU),
@@ -155,7 +155,7 @@ def compile_product(job: tuple[str, str, int, TileConfig, int, bool]) -> None:
     squares = torch.empty(m, k // 128, device=GPU) if scaled else None
     out = torch.empty(shape.splits, m, n, device=GPU)
     with contextlib.suppress(triton.OutOfResources):
-        multiply(form, rows_for(form, m, k), weight, out, shape, squares, tile)
+        multiply(variant, rows_for(variant, m, k), weight, out, shape, squares, tile)
 
 
 def compile_ahead(jobs: list[tuple[str, str, int, TileConfig, int, bool]]) -> None:

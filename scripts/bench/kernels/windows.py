@@ -54,7 +54,7 @@ def checks() -> Results:
         pool, batch = scene(work, 2, d, dtype)
         k, v = pool[:, 0], pool[:, 1]
         q = torch.randn(sum(c for c, _ in work), 8, d, device=GPU).to(dtype)
-        listed = tiles_of(work, prefill_attention.cut_for(d).rows)
+        listed = tiles_of(work, prefill_attention.tile_config_for(d).rows)
         for window, cap in ((1, 0.0), (64, 0.0), (65, 30.0), (150, 0.0), (0, 30.0)):
             rules = attention_reference.Rules(scale=0.1, window=window, soft_cap=cap)
             out = torch.full_like(q, float("nan"))
@@ -91,8 +91,10 @@ def prompts(name: str, shape: tuple[int, int, int, int]) -> Results:
     out = torch.empty_like(q)
     for width in (window, 0):
         rules = attention_reference.Rules(window=width)
-        for cut in MANY_CUTS if d == 256 else (prefill_attention.cut_for(d), *MANY_CUTS[3:]):
-            listed = tiles_of(work, cut.rows)
+        for config in (
+            MANY_CUTS if d == 256 else (prefill_attention.tile_config_for(d), *MANY_CUTS[3:])
+        ):
+            listed = tiles_of(work, config.rows)
             call = partial(
                 prefill_attention.attend,
                 q,
@@ -102,15 +104,15 @@ def prompts(name: str, shape: tuple[int, int, int, int]) -> Results:
                 listed,
                 out,
                 rules,
-                cut=cut,
+                config=config,
             )
             try:
                 us = timed([call] * 4) / 4
             except triton.OutOfResources as trouble:
-                print(f"windows {name} {cut}: {type(trouble).__name__}", flush=True)
+                print(f"windows {name} {config}: {type(trouble).__name__}", flush=True)
                 continue
-            print(f"windows {name} prompt, window {width} {cut}: {us:.0f} us", flush=True)
-            if cut == prefill_attention.cut_for(d):
+            print(f"windows {name} prompt, window {width} {config}: {us:.0f} us", flush=True)
+            if config == prefill_attention.tile_config_for(d):
                 found[f"{name}_prompt_window{width}_us"] = us
     return found
 
@@ -128,12 +130,12 @@ def decoding(name: str, shape: tuple[int, int, int, int]) -> Results:
         for width in (window, 0):
             rules = attention_reference.Rules(window=width)
             wanted = attention_reference.reference(q, pool[:, 0], pool[:, 1], batch, rules)
-            for cut in FEW_CUTS if d == 256 else (decode_attention.cut_for(d, 16),):
-                call = partial(once, q, pool, batch, partials, flat, rules, cut)
+            for config in FEW_CUTS if d == 256 else (decode_attention.tile_config_for(d, 16),):
+                call = partial(once, q, pool, batch, partials, flat, rules, config)
                 us, off = timed([call] * 8) / 8, error(flat, wanted.view(streams, -1))
                 text = f"{us:.1f} us, error {off:.1e}"
-                print(f"windows {name} x{streams}, window {width} {cut}: {text}", flush=True)
-                if cut == decode_attention.cut_for(d, 16):
+                print(f"windows {name} x{streams}, window {width} {config}: {text}", flush=True)
+                if config == decode_attention.tile_config_for(d, 16):
                     found[f"{name}_few_{streams}_window{width}_us"] = us
     return found
 
@@ -141,10 +143,10 @@ def decoding(name: str, shape: tuple[int, int, int, int]) -> Results:
 def once(
     q: torch.Tensor, pool: torch.Tensor, batch: attention_reference.AttentionBatch,
     partials: decode_attention.Partials,
-    flat: torch.Tensor, rules: attention_reference.Rules, cut: decode_attention.DecodeTileConfig,
+    flat: torch.Tensor, rules: attention_reference.Rules, config: decode_attention.DecodeTileConfig,
 ) -> None:  # fmt: skip
     k, v = pool[:, 0], pool[:, 1]
-    decode_attention.attend(q, k, v, batch, 1, partials, rules, cut=cut)
+    decode_attention.attend(q, k, v, batch, 1, partials, rules, config=config)
     decode_attention.merge(partials, flat)
 
 
@@ -153,21 +155,27 @@ def norms() -> Results:
     found = Results()
     post, weight = torch.rand(2, HIDDEN, device=GPU).unbind(0)
     for m in (1, 8, 16, 32, 64):
-        form = w4_tiling.form_for(m)
-        rows = rows_for(form, m, HIDDEN)
+        variant = w4_tiling.variant_for(m)
+        rows = rows_for(variant, m, HIDDEN)
         y, residual = torch.randn(8, m, HIDDEN, device=GPU), torch.randn(m, HIDDEN, device=GPU)
         squares = torch.empty(m, HIDDEN // 128, device=GPU)
         plain = partial(
-            w4_activations.feed, "norm", y, rows, residual=residual, weight=weight, squares=squares
+            w4_activations.prepare,
+            "norm",
+            y,
+            rows,
+            residual=residual,
+            weight=weight,
+            squares=squares,
         )
-        both = partial(rms_norm_post.feed, y, residual, post, weight, rows, squares, EPS)
+        both = partial(rms_norm_post.prepare, y, residual, post, weight, rows, squares, EPS)
         for name, call in (("plain", plain), ("post", both)):
             found[f"feed_{name}_M{m}_us"] = us = timed([call] * 24) / 24
             print(f"windows feed {name} M={m}: {us:.2f} us", flush=True)
         residual = torch.randn(m, HIDDEN, device=GPU)
-        begun, other = residual.clone(), rows_for(form, m, HIDDEN)
-        rms_norm_post.feed(y, residual, post, weight, rows, squares, EPS)
-        rms_norm_post.feed_reference(y, begun, post, weight, other, squares.clone(), EPS)
+        begun, other = residual.clone(), rows_for(variant, m, HIDDEN)
+        rms_norm_post.prepare(y, residual, post, weight, rows, squares, EPS)
+        rms_norm_post.prepare_reference(y, begun, post, weight, other, squares.clone(), EPS)
         found[f"feed_error_M{m}"] = error(residual, begun)
         found[f"feed_codes_M{m}"] = error(rows.x, other.x.float())
     for m in (1, 64, 2048):
@@ -178,7 +186,7 @@ def norms() -> Results:
         wide = torch.randn(m, 8 * HIDDEN, device=GPU).bfloat16()
         half = torch.empty(m, 4 * HIDDEN, device=GPU, dtype=torch.bfloat16)
         for gelu in (False, True):
-            us = timed([partial(activation.gated, wide, half, gelu=gelu)] * 24) / 24
+            us = timed([partial(activation.act_and_mul, wide, half, gelu=gelu)] * 24) / 24
             found[f"gated_{'gelu' if gelu else 'silu'}_M{m}_us"] = us
         print(f"windows rows M={m}: {found[f'rows_post_M{m}_us']:.2f} us", flush=True)
     return found

@@ -61,9 +61,9 @@ def test_prompt_chunks_see_their_window_and_read_nothing_before_it(window: int, 
     work = [(70, 300), (65, 65), (1, 200)]
     q, k, v, batch = scene(work, 1, 1, d)
     wanted = attention_reference.reference(q, k, v, batch, Rules(window=window))
-    cut = prefill_attention.cut_for(d)
-    forget(batch, k, work, window, cut.tile)
-    tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], cut.rows)
+    config = prefill_attention.tile_config_for(d)
+    forget(batch, k, work, window, config.tile)
+    tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], config.rows)
     out = torch.full_like(q, float("nan"))
     listed = torch.tensor(tiles, dtype=torch.int32)
     prefill_attention.attend(q, k, v, batch, listed, out, Rules(window=window))
@@ -76,7 +76,7 @@ def test_decoding_sees_its_window_and_reads_nothing_before_it(window: int, split
     q, k, v, batch = scene(work, 2, 1, 64)
     rules = Rules(window=window, scale=0.2)
     wanted = attention_reference.reference(q, k, v, batch, rules)
-    forget(batch, k, work, window, decode_attention.cut_for(64, 16).tile)
+    forget(batch, k, work, window, decode_attention.tile_config_for(64, 16).tile)
     partials = Partials.empty(splits, 7, 2, 64, q.device)
     out = torch.full((7, 128), float("nan"))
     decode_attention.attend(q, k, v, batch, 5, partials, rules)
@@ -97,7 +97,7 @@ def forget(
 def test_prompt_chunks_are_the_reference(h: int, j: int, d: int) -> None:
     work = [(65, 65), (40, 167), (1, 64)]
     q, k, v, batch = scene(work, h, j, d)
-    rows = prefill_attention.cut_for(d).rows
+    rows = prefill_attention.tile_config_for(d).rows
     tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], rows)
     out = torch.full_like(q, float("nan"))
     prefill_attention.attend(q, k, v, batch, torch.tensor(tiles, dtype=torch.int32), out)
@@ -201,7 +201,7 @@ def test_add_norm_is_the_reference(splits: int) -> None:
 def test_gated_is_torchs(gelu: bool, shape: tuple[int, ...]) -> None:
     x = numbers(*shape) * 4
     out = torch.empty(2, 1300)
-    activation.gated(x, out, gelu=gelu)
+    activation.act_and_mul(x, out, gelu=gelu)
     assert torch.allclose(out, activation.reference(x, gelu=gelu), atol=1e-5)
 
 

@@ -14,7 +14,7 @@ from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8 import tile_ops as w8_tile_ops
 from localchat_cuda.kernels.fp8_int8 import tiling as w8_tiling
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.kernels.fp8_int8.tiling import One, W8TileConfig
+from localchat_cuda.kernels.fp8_int8.tiling import GemvConfig, W8TileConfig
 
 KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
 CODES = torch.arange(256).to(torch.uint8)
@@ -39,7 +39,7 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def test_every_code_decodes_exactly(whole: bool) -> None:
     codes = CODES.view(2, 128) if whole else CODES.view(w8_pack.E4M3).view(2, 128)
     out = torch.empty(2, 128, dtype=torch.float16)
-    w8_dequant.dequantize(W8(codes, torch.ones(2)), out, way=w8_tile_ops.PLAIN)
+    w8_dequant.dequantize(W8(codes, torch.ones(2)), out, decoder=w8_tile_ops.PLAIN)
     wanted = w8_pack.values(codes)
     held = torch.ones(256, dtype=torch.bool) if whole else NUMBERS
     assert torch.equal(out.float().view(-1)[held], wanted.view(-1)[held])
@@ -117,7 +117,7 @@ def test_the_packed_decoding_is_exact(kind: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "m", "n", "k", "cut"),
+    ("kind", "m", "n", "k", "config"),
     [
         ("row", 1, 40, 256, W8TileConfig(1, 2, 1)),
         ("block", 3, 130, 384, W8TileConfig(2, 1, 2)),
@@ -128,27 +128,29 @@ def test_the_packed_decoding_is_exact(kind: tuple[str, str]) -> None:
     ],
 )
 def test_a_product_of_few_rows_is_the_reference(
-    kind: str, m: int, n: int, k: int, cut: W8TileConfig
+    kind: str, m: int, n: int, k: int, config: W8TileConfig
 ) -> None:
     weight, x = drawn(kind, n, k), rows(m, k)
-    out = torch.full((cut.splits, m, n), float("nan"))
-    w8_small.product(x, weight, out, cut, way=w8_tile_ops.PLAIN)
+    out = torch.full((config.splits, m, n), float("nan"))
+    w8_small.gemm(x, weight, out, config, decoder=w8_tile_ops.PLAIN)
     assert off(out.sum(0), w8_small.reference(x, weight)) < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("kind", "n", "k", "cut"),
+    ("kind", "n", "k", "config"),
     [
-        ("row", 300, 384, One(4, 512, 2, 4)),
-        ("block", 256, 1024, One(8, 256, 4, 1)),
-        ("block", 130, 640, One(2, 512, 1, 2)),
-        ("whole", 33, 256, One(4, 128, 1, 1)),
+        ("row", 300, 384, GemvConfig(4, 512, 2, 4)),
+        ("block", 256, 1024, GemvConfig(8, 256, 4, 1)),
+        ("block", 130, 640, GemvConfig(2, 512, 1, 2)),
+        ("whole", 33, 256, GemvConfig(4, 128, 1, 1)),
     ],
 )
-def test_a_product_of_one_row_is_the_reference(kind: str, n: int, k: int, cut: One) -> None:
+def test_a_product_of_one_row_is_the_reference(
+    kind: str, n: int, k: int, config: GemvConfig
+) -> None:
     weight, x = drawn(kind, n, k), rows(1, k)
     out = torch.full((1, 1, n), float("nan"))
-    w8_gemv.product(x, weight, out, cut, way=w8_tile_ops.PLAIN)
+    w8_gemv.gemv(x, weight, out, config, decoder=w8_tile_ops.PLAIN)
     assert off(out[0], w8_small.reference(x, weight)) < 1e-6
 
 
@@ -161,7 +163,7 @@ def test_a_product_of_tiles_is_the_reference(
 ) -> None:
     weight, x = drawn(kind, n, k), rows(m, k)
     out = torch.full((splits, m, n), float("nan"))
-    w8_tiled.product(x, weight, out, W8TileConfig(4, 4, splits, 3), way=w8_tile_ops.PLAIN)
+    w8_tiled.gemm(x, weight, out, W8TileConfig(4, 4, splits, 3), decoder=w8_tile_ops.PLAIN)
     assert off(out.sum(0), w8_small.reference(x, weight)) < 1e-6
 
 
@@ -169,10 +171,10 @@ def test_a_product_of_tiles_is_the_reference(
 def test_a_dequantized_weight_is_what_its_codes_stand_for(kind: str) -> None:
     weight = drawn(kind, 140, 256)
     out = torch.full((130, 256), float("nan"))
-    w8_dequant.dequantize(weight, out, 7, way=w8_tile_ops.PLAIN)
+    w8_dequant.dequantize(weight, out, 7, decoder=w8_tile_ops.PLAIN)
     assert torch.allclose(out, w8_pack.dense(weight)[7:137], rtol=1e-6)
     x, y = rows(70, 256), torch.empty(70, 140)
-    w8_dequant.product(x, weight, y, torch.empty(9 * 256), way=w8_tile_ops.PLAIN)
+    w8_dequant.gemm(x, weight, y, torch.empty(9 * 256), decoder=w8_tile_ops.PLAIN)
     assert off(y, w8_small.reference(x, weight)) < 1e-5
 
 
@@ -193,7 +195,7 @@ def test_rounded_rows_are_the_references(blocks: bool) -> None:
 @pytest.mark.parametrize("kind", ["row", "block"])
 def test_a_product_of_rounded_rows_is_the_reference(kind: str) -> None:
     weight, x = drawn(kind, 144, 256), rows(70, 256)
-    assert off(gemm_fp8.product(x, weight), gemm_fp8.reference(x, weight)) < 3e-3
+    assert off(gemm_fp8.gemm(x, weight), gemm_fp8.reference(x, weight)) < 3e-3
     assert off(gemm_fp8.reference(x, weight), w8_small.reference(x, weight)) < 0.05
 
 
@@ -201,8 +203,8 @@ def test_a_product_of_rounded_rows_is_the_reference(kind: str) -> None:
 def test_every_number_of_rows_has_a_form(m: int) -> None:
     weight, x = drawn("row", 48, 128), rows(m, 128, torch.float16)
     wanted = w8_small.reference(x, weight)
-    assert off(fp8_int8.product(x, weight).sum(0), wanted) < 1e-3
-    assert torch.equal(fp8_int8.product(x, weight, kernels=False)[0], wanted)
+    assert off(fp8_int8.gemm(x, weight).sum(0), wanted) < 1e-3
+    assert torch.equal(fp8_int8.gemm(x, weight, kernels=False)[0], wanted)
 
 
 def test_logits_of_many_rows_are_computed_by_pieces() -> None:
@@ -231,23 +233,30 @@ def test_parts_join_where_their_scales_do() -> None:
 
 def test_a_cut_depends_on_rows_by_their_class_alone() -> None:
     for n, k in ((37888, 3584), (3584, 18944), (4608, 3584), (152064, 3584), (64, 128)):
-        assert len({w8_tiling.few_cut(m, n, k, 132) for m in range(2, 9)}) == 1
-        for cut in (w8_tiling.few_cut(16, n, k, 132), w8_tiling.tiles_cut(64, n, k, 132)):
-            cut.check(n, k)
+        assert len({w8_tiling.small_config(m, n, k, 132) for m in range(2, 9)}) == 1
+        for config in (
+            w8_tiling.small_config(16, n, k, 132),
+            w8_tiling.tiled_config(64, n, k, 132),
+        ):
+            config.check(n, k)
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
-    weight, cut = drawn("row", 32, 128), W8TileConfig(1, 1, 1)
+    weight, config = drawn("row", 32, 128), W8TileConfig(1, 1, 1)
     out = torch.empty(1, 33, 32)
     with pytest.raises(ValueError, match="x: 1 to 32 rows wanted, 33"):
-        w8_small.product(rows(33, 128), weight, out, cut, way=0)
+        w8_small.gemm(rows(33, 128), weight, out, config, decoder=0)
     with pytest.raises(ValueError, match="in 128s wanted, 96"):
-        w8_small.product(rows(1, 96), drawn("row", 32, 96), torch.empty(1, 1, 32), cut, way=0)
+        w8_small.gemm(rows(1, 96), drawn("row", 32, 96), torch.empty(1, 1, 32), config, decoder=0)
     with pytest.raises(ValueError, match="does not divide"):
-        w8_small.product(rows(1, 128), weight, torch.empty(2, 1, 32), W8TileConfig(1, 1, 2), way=0)
+        w8_small.gemm(rows(1, 128), weight, torch.empty(2, 1, 32), W8TileConfig(1, 1, 2), decoder=0)
     with pytest.raises(ValueError, match="rows that divide 128"):
-        w8_gemv.product(rows(1, 128), weight, torch.empty(1, 1, 32), One(3, 128, 1, 1), way=0)
+        w8_gemv.gemv(
+            rows(1, 128), weight, torch.empty(1, 1, 32), GemvConfig(3, 128, 1, 1), decoder=0
+        )
     with pytest.raises(ValueError, match="x: 1 to 1 rows wanted, 2"):
-        w8_gemv.product(rows(2, 128), weight, torch.empty(1, 2, 32), One(4, 128, 1, 1), way=0)
+        w8_gemv.gemv(
+            rows(2, 128), weight, torch.empty(1, 2, 32), GemvConfig(4, 128, 1, 1), decoder=0
+        )
     with pytest.raises(ValueError, match="scratch"):
-        w8_dequant.product(rows(1, 128), weight, torch.empty(1, 32), torch.empty(100), way=0)
+        w8_dequant.gemm(rows(1, 128), weight, torch.empty(1, 32), torch.empty(100), decoder=0)

@@ -35,20 +35,20 @@ whole = dict(N=4608, K=3584, SPLITS=2, PDL=hopper)
 for x, blocks, parts, shared, weights in (
     ("*bf16", 1, 1, True, False), ("*fp16", 2, 2, False, hopper)):
     made[f"few {x} {shared} {weights}"] = compiled(
-        w8_small._few_kernel, dict(types, x=x), 1, PARTS=parts, BLOCKS=blocks, WARPS=1, SHARED=shared,
-        WHOLE=weights, WAY=way, **whole)
+        w8_small._small_kernel, dict(types, x=x), 1, PARTS=parts, BLOCKS=blocks, WARPS=1, SHARED=shared,
+        WHOLE=weights, DECODER=way, **whole)
 for x, rows, shared in (("*bf16", 64, False),):
-    cut = w8_tiling.tiles_cut(rows, 4608, 3584, 132)
+    cut = w8_tiling.tiled_config(rows, 4608, 3584, 132)
     made[f"tiles {x}"] = compiled(
-        w8_tiled._tiles_kernel, dict(types, x=x), cut.warps, MP=rows, BN=16 * cut.blocks,
-        STAGES=cut.stages, SHARED=shared, WHOLE=False, WAY=way, FOUR=not hopper, **whole)
-one = w8_tiling.one_cut(4608, 3584, 132)
+        w8_tiled._tiled_kernel, dict(types, x=x), cut.warps, MP=rows, BN=16 * cut.blocks,
+        STAGES=cut.stages, SHARED=shared, WHOLE=False, DECODER=way, FOUR=not hopper, **whole)
+one = w8_tiling.gemv_config(4608, 3584, 132)
 made["one"] = compiled(
-    w8_gemv._one_kernel, dict(types, x="*bf16", N="constexpr"), one.warps, N=4608, K=3584, ROWS=one.rows,
-    RUN=one.run, UNROLL=one.unroll, SHARED=True, WHOLE=False, WAY=way, PDL=hopper)
+    w8_gemv._gemv_kernel, dict(types, x="*bf16", N="constexpr"), one.warps, N=4608, K=3584, ROWS=one.rows,
+    RUN=one.run, UNROLL=one.unroll, SHARED=True, WHOLE=False, DECODER=way, PDL=hopper)
 made["dequantize"] = compiled(
     w8_dequant._dequantize_kernel, dict(types, out="*bf16"), 4, K=3584, ROWS=4, COLUMNS=1024,
-    SHARED=True, WHOLE=False, WAY=way)
+    SHARED=True, WHOLE=False, DECODER=way)
 if cc >= 89:
     pair = dict(types, x="*fp8e4nv", factors="*fp32", codes="*fp8e4nv", out="*bf16", N="constexpr")
     made["blocks"] = compiled(

@@ -11,7 +11,7 @@ from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
 from localchat_cuda.kernels.int4.pack import GROUP
-from localchat_cuda.kernels.int4.tiling import Form, TileConfig, form_for, shape_for
+from localchat_cuda.kernels.int4.tiling import GemmVariant, TileConfig, tile_config_for, variant_for
 from tests.support.int4_weights import CPU, relative, values, weight
 
 
@@ -49,12 +49,12 @@ def test_activations_in_another_order_are_the_same_but_for_it() -> None:
     order = torch.randperm(256, generator=torch.Generator().manual_seed(6)).int()
     x = values(3, 256)
     held = [HalfRows.empty(3, 256, CPU) for _ in range(2)]
-    w4_activations.feed("plain", x[None], held[0], order=order)
-    w4_activations.feed("plain", x[:, order.long()][None].contiguous(), held[1])
+    w4_activations.prepare("plain", x[None], held[0], order=order)
+    w4_activations.prepare("plain", x[:, order.long()][None].contiguous(), held[1])
     assert torch.equal(held[0].x, held[1].x)
     assert torch.equal(held[0].factors, held[1].factors)
     with pytest.raises(ValueError, match="order"):
-        w4_activations.feed("plain", x[None], held[0], order=order[:128])
+        w4_activations.prepare("plain", x[None], held[0], order=order[:128])
 
 
 def test_packing_refuses_shapes_that_do_not_divide() -> None:
@@ -86,7 +86,7 @@ def test_int8_product_is_the_reference(rows: int, shape: TileConfig) -> None:
     held = Int8Rows.empty(rows, w.features_in, CPU)
     w4_activations.quantize(x, held)
     out = torch.full((shape.splits, rows, 32), float("nan"))
-    w4_int8.product(held.x, held.factors, w, out, shape)
+    w4_int8.gemm(held.x, held.factors, w, out, shape)
     assert relative(out.sum(0), w4_int8.reference(held.x, held.factors, w, None, 0.0)) < 1e-5
     assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-4
 
@@ -106,32 +106,32 @@ def test_fp16_product_is_the_reference(rows: int, shape: TileConfig) -> None:
     held = HalfRows.empty(rows, w.features_in, CPU)
     w4_activations.quantize(x, held)
     out = torch.full((shape.splits, rows, 32), float("nan"))
-    w4_fp16.product(held, w, out, shape)
+    w4_fp16.gemm(held, w, out, shape)
     assert relative(out.sum(0), w4_fp16.reference(held, w, None, 0.0)) < 1e-4
     assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-3
 
 
-@pytest.mark.parametrize("form", ["int8", "fp16", "many"])
-def test_every_form_applies_the_norm_of_each_row(form: Form) -> None:
+@pytest.mark.parametrize("variant", ["int8", "fp16", "tiled"])
+def test_every_form_applies_the_norm_of_each_row(variant: GemmVariant) -> None:
     w, rows = weight(64, 256), 3
     x = values(rows, 256)
     squares = x.square().view(rows, 2, 128).sum(-1)
     wanted = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) @ w4_pack.dense(w).t()
     out = torch.empty(1, rows, 64)
-    if form == "int8":
+    if variant == "int8":
         held = Int8Rows.empty(rows, 256, CPU)
         w4_activations.quantize(x, held)
-        w4_int8.product(
+        w4_int8.gemm(
             held.x, held.factors, w, out, TileConfig(1, 2, 1, 1), squares=squares, eps=1e-6
         )
     else:
-        half = HalfRows.empty(rows, 256, CPU, "slots" if form == "many" else "lanes")
+        half = HalfRows.empty(rows, 256, CPU, "slots" if variant == "tiled" else "lanes")
         w4_activations.quantize(x, half)
-        if form == "many":
+        if variant == "tiled":
             tiled = w4_tiled.TiledGemmConfig(TileConfig(1, 4, 2, 1), 16)
-            w4_tiled.product(half, w, out, tiled, squares=squares, eps=1e-6)
+            w4_tiled.gemm(half, w, out, tiled, squares=squares, eps=1e-6)
         else:
-            w4_fp16.product(half, w, out, TileConfig(1, 1, 1, 1), squares=squares, eps=1e-6)
+            w4_fp16.gemm(half, w, out, TileConfig(1, 1, 1, 1), squares=squares, eps=1e-6)
     assert relative(out[0], wanted) < 1e-3
 
 
@@ -142,7 +142,7 @@ def test_one_outlier_costs_the_others_of_its_group_little() -> None:
     held = Int8Rows.empty(1, 256, CPU)
     w4_activations.quantize(x, held)
     out = torch.empty(1, 1, 16)
-    w4_int8.product(held.x, held.factors, w, out, TileConfig(1, 1, 1, 1))
+    w4_int8.gemm(held.x, held.factors, w, out, TileConfig(1, 1, 1, 1))
     assert relative(out[0], x @ w4_pack.dense(w).t()) < 2e-4
 
 
@@ -161,7 +161,7 @@ def test_dequantized_weights_are_the_dense_ones(dtype: torch.dtype) -> None:
 def test_dense_product_is_whole_in_pieces() -> None:
     w, x = weight(80, 256), values(5, 256).half()
     out = torch.full((5, 80), float("nan"), dtype=torch.float16)
-    w4_dequant.product(x, w, out, torch.empty(40 * 256, dtype=torch.float16))
+    w4_dequant.gemm(x, w, out, torch.empty(40 * 256, dtype=torch.float16))
     assert relative(out.float(), x.float() @ w4_pack.dense(w).t()) < 2e-3
 
 
@@ -187,7 +187,7 @@ def test_feed_is_the_reference(
     )
     found: list[torch.Tensor] = []
     wanted: list[torch.Tensor] = []
-    for call, held in ((w4_activations.feed, found), (w4_activations.reference, wanted)):
+    for call, held in ((w4_activations.prepare, found), (w4_activations.reference, wanted)):
         out: w4_activations.Rows = (
             Int8Rows.empty(rows, k, CPU)
             if kind == "int8"
@@ -217,7 +217,7 @@ def test_feeding_many_rows_ends_with_the_last_one(mode: w4_activations.Mode) -> 
     half = torch.full((more, k), 7.0, dtype=torch.float16)
     factors = torch.full((2, k // GROUP, more), 7.0)
     residual, squares = torch.full((more, k), 7.0), torch.full((more, k // GROUP), 7.0)
-    w4_activations.feed(
+    w4_activations.prepare(
         mode, source, HalfRows(half[:rows], factors, "slots"),
         ids=torch.arange(rows) if mode == "embed" else None, residual=residual[:rows],
         weight=values(1, k)[0], squares=squares[:rows],
@@ -232,32 +232,34 @@ def test_feeding_many_rows_ends_with_the_last_one(mode: w4_activations.Mode) -> 
 )
 @pytest.mark.parametrize("rows", [1, 8, 16])
 def test_the_plan_finds_a_cut_for_every_shape(n: int, k: int, rows: int) -> None:
-    form = form_for(rows)
-    shape_for(form, rows, n, k, 132).check(n, k)
+    variant = variant_for(rows)
+    tile_config_for(variant, rows, n, k, 132).check(n, k)
 
 
 def test_rows_choose_the_form() -> None:
     rows = (1, 8, 9, 16, 17, 32, 33, 1024, 1025)
-    wanted = ["int8"] * 2 + ["fp16"] * 2 + ["many"] * 4 + ["dense"]
-    assert [form_for(m) for m in rows] == wanted
+    wanted = ["int8"] * 2 + ["fp16"] * 2 + ["tiled"] * 4 + ["dequant"]
+    assert [variant_for(m) for m in rows] == wanted
     with pytest.raises(ValueError, match="more than the int8 form takes"):
-        shape_for("int8", 9, 64, 128, 132)
+        tile_config_for("int8", 9, 64, 128, 132)
 
 
 def test_rows_of_a_class_share_their_cut() -> None:
     for rows in (1, 2, 3):
-        assert shape_for("int8", rows, 4608, 3584, 132) == shape_for("int8", 4, 4608, 3584, 132)
+        assert tile_config_for("int8", rows, 4608, 3584, 132) == tile_config_for(
+            "int8", 4, 4608, 3584, 132
+        )
 
 
 def test_wrong_arguments_are_named() -> None:
     w = weight(32, 256)
     held = Int8Rows.empty(1, 256, CPU)
     with pytest.raises(ValueError, match="out"):
-        w4_int8.product(held.x, held.factors, w, torch.empty(2, 1, 32), TileConfig(1, 1, 1, 1))
+        w4_int8.gemm(held.x, held.factors, w, torch.empty(2, 1, 32), TileConfig(1, 1, 1, 1))
     with pytest.raises(ValueError, match="factors"):
-        w4_int8.product(held.x, held.factors[:1], w, torch.empty(1, 1, 32), TileConfig(1, 1, 1, 1))
+        w4_int8.gemm(held.x, held.factors[:1], w, torch.empty(1, 1, 32), TileConfig(1, 1, 1, 1))
     with pytest.raises(ValueError, match="shape"):
-        w4_int8.product(held.x, held.factors, w, torch.empty(3, 1, 32), TileConfig(1, 1, 1, 3))
+        w4_int8.gemm(held.x, held.factors, w, torch.empty(3, 1, 32), TileConfig(1, 1, 1, 3))
 
 
 @pytest.mark.parametrize(
@@ -277,14 +279,14 @@ def test_many_product_is_the_reference(rows: int, tile: int, shape: TileConfig) 
     w4_activations.quantize(x, held)
     out = torch.full((shape.splits, rows, 128), float("nan"))
     squares = x.square().view(rows, 3, 128).sum(-1)
-    w4_tiled.product(held, w, out, w4_tiled.TiledGemmConfig(shape, tile), squares=squares, eps=1e-6)
+    w4_tiled.gemm(held, w, out, w4_tiled.TiledGemmConfig(shape, tile), squares=squares, eps=1e-6)
     assert relative(out.sum(0), w4_fp16.reference(held, w, squares, 1e-6)) < 1e-3
 
 
 def test_the_many_rule_divides_every_shape() -> None:
     for n, k in ((1152, 896), (896, 4864), (37888, 3584), (3584, 18944), (4608, 3584), (64, 128)):
         for rows in (17, 32, 128, 512):
-            w4_tiled.cut_for(rows, n, k, 132).shape.check(n, k, wide=True)
+            w4_tiled.tile_config_for(rows, n, k, 132).shape.check(n, k, wide=True)
 
 
 @pytest.mark.parametrize(("rows", "tile", "warps"), [(70, 64, 4), (33, 64, 8), (140, 128, 4)])
@@ -299,8 +301,8 @@ def test_gate_and_up_are_activated_in_the_product(
     squares = x.square().view(rows, 3, 128).sum(-1)
     found, wanted = (HalfRows.empty(rows, 256, CPU, "slots") for _ in range(2))
     found.x.fill_(float("nan"))
-    cut = w4_tiled.TiledGemmConfig(TileConfig(2, warps, 3, 1), tile)
-    w4_tiled.gated_product(held, w, found, cut, squares=squares, eps=0.5, gelu=gelu)
+    config = w4_tiled.TiledGemmConfig(TileConfig(2, warps, 3, 1), tile)
+    w4_tiled.gemm_silu_mul(held, w, found, config, squares=squares, eps=0.5, gelu=gelu)
     sums = w4_fp16.reference(held, w, squares, 0.5)[None]
     w4_activations.reference("gated", sums, wanted, gelu=gelu)
     assert relative(found.x.float(), wanted.x.float()) < 1e-3
@@ -310,12 +312,12 @@ def test_a_gated_product_refuses_what_it_cannot_halve() -> None:
     w = weight(128, 256)
     held, into = (HalfRows.empty(40, k, CPU, "slots") for k in (256, 64))
     with pytest.raises(ValueError, match="two blocks and one split of 128 features"):
-        w4_tiled.gated_product(held, w, into, w4_tiled.TiledGemmConfig(TileConfig(1, 4, 3, 1), 64))
+        w4_tiled.gemm_silu_mul(held, w, into, w4_tiled.TiledGemmConfig(TileConfig(1, 4, 3, 1), 64))
     square = weight(512, 256)
     with pytest.raises(ValueError, match="into: memory of its own"):
-        w4_tiled.gated_product(
+        w4_tiled.gemm_silu_mul(
             held, square, held, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64)
         )
     lanes = HalfRows.empty(40, 64, CPU, "lanes")
     with pytest.raises(ValueError, match="into: slot order wanted"):
-        w4_tiled.gated_product(held, w, lanes, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
+        w4_tiled.gemm_silu_mul(held, w, lanes, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))

@@ -31,7 +31,7 @@ def compiled(kernel, types, warps, **values):
 
 ptx = compiled(w4_int8._int8_kernel, TYPES, 1, N=4608, K=3584, MQ=4, SPLITS=14, BLOCKS=2, WARPS=1,
                DEPTH=1, NORM=False, G_POW2=32, ASM=True, PDL=True)["ptx"]
-many = compiled(w4_tiled._many_kernel, dict(TYPES, x="*fp16", codes="*i16"), 8, N=4608, K=3584,
+many = compiled(w4_tiled._tiled_kernel, dict(TYPES, x="*fp16", codes="*i16"), 8, N=4608, K=3584,
                 TILE=128, SPLITS=1, BLOCKS=1, WARPS=8, STAGES=3, NORM=False, G_POW2=32, ASM=True,
                 PDL=True)["ttgir"]
 loop = many[many.index("scf.for"):many.index("scf.yield")]

@@ -50,12 +50,12 @@ def test_stages_fit_a_multiprocessor() -> None:
     for rows in (64, 128):
         for blocks in (1, 2):
             for gated in (False, True):
-                cut = HopperTileConfig(rows, blocks)
-                if not cut.fits(512, 512, gated=gated):
+                config = HopperTileConfig(rows, blocks)
+                if not config.fits(512, 512, gated=gated):
                     continue
                 group = rows * 256 + 2 * blocks * 64 * (64 + 4)
                 turned = 2 * 64 * rows * 2 if gated else 0
-                assert cut.stages(gated=gated) * group + turned <= 232_000
+                assert config.stages(gated=gated) * group + turned <= 232_000
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def test_stages_fit_a_multiprocessor() -> None:
 )
 def test_the_rule_fits_and_keeps_most_multiprocessors_busy(n: int, k: int, gated: bool) -> None:
     for rows in (33, 64, 65, 100, 129, 300, 512, 1024):
-        cut = hopper_tiling.cut_for(rows, n, k, 132, gated)
-        assert cut is not None
-        assert cut.fits(n, k, gated=gated)
-        assert cut.items(rows, n) >= (132 if cut.even else 60)
-    assert hopper_tiling.cut_for(32, n, k, 132, gated) is None
-    assert hopper_tiling.cut_for(1025, n, k, 132, gated) is None
+        config = hopper_tiling.tile_config_for(rows, n, k, 132, gated)
+        assert config is not None
+        assert config.fits(n, k, gated=gated)
+        assert config.items(rows, n) >= (132 if config.even else 60)
+    assert hopper_tiling.tile_config_for(32, n, k, 132, gated) is None
+    assert hopper_tiling.tile_config_for(1025, n, k, 132, gated) is None
 
 
 def test_the_rule_leaves_small_weights_alone() -> None:
     for n, k, gated in ((64, 128, False), (896, 896, False), (384, 512, True), (832, 4096, True)):
-        assert hopper_tiling.cut_for(64, n, k, 132, gated) is None
+        assert hopper_tiling.tile_config_for(64, n, k, 132, gated) is None
 
 
 def test_runs_of_an_even_cut_are_long_enough_that_two_share_a_tile() -> None:
@@ -96,7 +96,7 @@ def scaled(w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> tuple[to
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "rows", "cut", "programs", "gelu"),
+    ("n", "k", "rows", "config", "programs", "gelu"),
     [
         (512, 640, 100, HopperTileConfig(64, 1, 3), 5, None),
         (512, 512, 65, HopperTileConfig(64, 2, 2), 3, None),
@@ -108,29 +108,29 @@ def scaled(w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> tuple[to
     ],
 )
 def test_its_text_is_the_reference_and_lowers_its_flags(
-    n: int, k: int, rows: int, cut: HopperTileConfig, programs: int, gelu: bool | None
+    n: int, k: int, rows: int, config: HopperTileConfig, programs: int, gelu: bool | None
 ) -> None:
     """gelu None: sums."""
     w, x, groups, gated = weight(n, k), values(rows, k) / 30, k // 128, gelu is not None
     held = w4_activations.HalfRows.empty(rows, k, CPU, "slots")
     w4_activations.quantize(x, held)
     squares = x.square().view(rows, groups, 128).sum(-1)
-    shape = (rows, n // 2) if gated else (cut.splits, rows, n)
+    shape = (rows, n // 2) if gated else (config.splits, rows, n)
     out = torch.full(shape, float("nan"), dtype=torch.float16 if gated else torch.float32)
-    items, tiles = cut.items(rows, n), -(-rows // cut.rows)
+    items, tiles = config.items(rows, n), -(-rows // config.rows)
     programs = min(programs, items)
-    work = torch.full((programs * 128 * cut.blocks * cut.rows,), float("nan"))
+    work = torch.full((programs * 128 * config.blocks * config.rows,), float("nan"))
     flags = torch.zeros(2 * programs, dtype=torch.int32)
     gluon_emulation.run(
         w4_hopper._hopper_kernel,
         programs,
         (
-            Boxes(held.x, cut.rows, 64),
+            Boxes(held.x, config.rows, 64),
             Boxes(w.codes.view(torch.int32).view(n // 16, groups * 256), 4, 256),
             Boxes(w.steps.view(n // 16, groups * 16), 4, 16),
             *(Pointer(each) for each in (out.view(-1), work, flags, squares.view(-1))),
-            0.5, rows, items, tiles, cut.splits, n, k, cut.rows, cut.blocks,
-            cut.stages(gated=gated), True, gated, bool(gelu), 8, True, cut.even,
+            0.5, rows, items, tiles, config.splits, n, k, config.rows, config.blocks,
+            config.stages(gated=gated), True, gated, bool(gelu), 8, True, config.even,
         ),
         gdc_wait=lambda: None, gdc_launch_dependents=lambda: None, _scaled=scaled,
     )  # fmt: skip
@@ -151,7 +151,7 @@ def test_its_text_is_the_reference_and_lowers_its_flags(
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(w4_hopper, "serves", lambda device: True)
     monkeypatch.setattr(int4, "traits", lambda device: Traits(True, True, 132))
-    ruled = hopper_tiling.cut_for
+    ruled = hopper_tiling.tile_config_for
 
     def cut_for(rows: int, n: int, k: int, sms: int, gated: bool) -> HopperTileConfig | None:
         """A weight that a CPU can have, too."""
@@ -164,16 +164,22 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_hopper")
 def test_hopper_gets_its_kernel_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
-    assert int4.cut_for(40, 512, 384, device, gated=True) == EVEN
-    assert isinstance(int4.cut_for(32, 4608, 3584, device), w4_tiling.TileConfig)
-    assert isinstance(int4.cut_for(33, 4608, 3584, device), HopperTileConfig)
-    assert isinstance(int4.cut_for(300, 512, 384, device, gated=True), w4_tiled.TiledGemmConfig)
-    assert int4.cut_for(300, 64, 128, device) == w4_tiled.cut_for(300, 64, 128, 132)
+    assert int4.tile_config_for(40, 512, 384, device, gated=True) == EVEN
+    assert isinstance(int4.tile_config_for(32, 4608, 3584, device), w4_tiling.TileConfig)
+    assert isinstance(int4.tile_config_for(33, 4608, 3584, device), HopperTileConfig)
+    assert isinstance(
+        int4.tile_config_for(300, 512, 384, device, gated=True), w4_tiled.TiledGemmConfig
+    )
+    assert int4.tile_config_for(300, 64, 128, device) == w4_tiled.tile_config_for(300, 64, 128, 132)
     assert (int4.packed_rows(device), int4.packed_rows(CPU)) == (1024, 1024)
     monkeypatch.setattr(w4_hopper, "serves", lambda device: False)
-    assert int4.cut_for(40, 512, 384, device, gated=True) == w4_tiled.gated_cut_for(40, 512)
+    assert int4.tile_config_for(40, 512, 384, device, gated=True) == w4_tiled.fused_tile_config_for(
+        40, 512
+    )
     monkeypatch.setattr(int4, "hopper", None)
-    assert int4.cut_for(33, 4608, 3584, device) == w4_tiled.cut_for(33, 4608, 3584, 132)
+    assert int4.tile_config_for(33, 4608, 3584, device) == w4_tiled.tile_config_for(
+        33, 4608, 3584, 132
+    )
 
 
 def test_only_compute_capability_9_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,10 +194,10 @@ def test_only_compute_capability_9_is_hopper(monkeypatch: pytest.MonkeyPatch) ->
 def test_products_go_where_the_cut_says(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        w4_hopper, "gated_product", lambda r, w, into, cut, **more: said.append((cut, more))
+        w4_hopper, "gated_product", lambda r, w, into, config, **more: said.append((config, more))
     )
     monkeypatch.setattr(
-        w4_hopper, "product", lambda r, w, out, cut, **more: said.append((cut, out.shape))
+        w4_hopper, "product", lambda r, w, out, config, **more: said.append((config, out.shape))
     )
     w = weight(512, 384)
     rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
@@ -207,14 +213,14 @@ def test_what_does_not_fit_is_refused() -> None:
     rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
     w4_activations.quantize(x, rows)
     with pytest.raises(ValueError, match=r"cut: .* does not divide a product"):
-        w4_hopper.product(rows, w, torch.empty(4, 40, 512), HopperTileConfig(64, 2, 4))
+        w4_hopper.gemm(rows, w, torch.empty(4, 40, 512), HopperTileConfig(64, 2, 4))
     with pytest.raises(ValueError, match="out: shape 2x40x512 wanted"):
-        w4_hopper.product(rows, w, torch.empty(1, 40, 512), HopperTileConfig(64, 2, 2))
+        w4_hopper.gemm(rows, w, torch.empty(1, 40, 512), HopperTileConfig(64, 2, 2))
     lanes = w4_activations.HalfRows.empty(40, 256, CPU, "lanes")
     with pytest.raises(ValueError, match="into: slot order wanted"):
-        w4_hopper.gated_product(rows, w, lanes, EVEN)
+        w4_hopper.gemm_silu_mul(rows, w, lanes, EVEN)
     with pytest.raises(ValueError, match=r"rows: .* in slot order wanted"):
-        w4_hopper.gated_product(
+        w4_hopper.gemm_silu_mul(
             w4_activations.HalfRows.empty(40, 384, CPU, "lanes"), w, into, HopperTileConfig(64, 2)
         )
 

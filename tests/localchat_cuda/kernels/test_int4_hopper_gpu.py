@@ -86,48 +86,48 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
-def product(scene: Scene, cut: HopperTileConfig) -> torch.Tensor:
-    shape = cut.splits, scene.rows.x.shape[0], scene.weight.features_out
+def product(scene: Scene, config: HopperTileConfig) -> torch.Tensor:
+    shape = config.splits, scene.rows.x.shape[0], scene.weight.features_out
     out = torch.full(shape, float("nan"), device="cuda")
     assert int4.hopper is not None
-    int4.hopper.product(scene.rows, scene.weight, out, cut, squares=scene.squares, eps=EPS)
+    int4.hopper.product(scene.rows, scene.weight, out, config, squares=scene.squares, eps=EPS)
     return out
 
 
-def gated(scene: Scene, cut: HopperTileConfig, gelu: bool = False) -> torch.Tensor:
+def gated(scene: Scene, config: HopperTileConfig, gelu: bool = False) -> torch.Tensor:
     into = HalfRows.empty(
         scene.rows.x.shape[0], scene.weight.features_out // 2, scene.rows.x.device, "slots"
     )
     into.x.fill_(float("nan"))
     assert int4.hopper is not None
     int4.hopper.gated_product(
-        scene.rows, scene.weight, into, cut, squares=scene.squares, eps=EPS, gelu=gelu
+        scene.rows, scene.weight, into, config, squares=scene.squares, eps=EPS, gelu=gelu
     )
     return w4_activations.natural_order(into.x, "slots")
 
 
-@pytest.mark.parametrize("cut", [*SUMS, *EVEN], ids=str)
+@pytest.mark.parametrize("config", [*SUMS, *EVEN], ids=str)
 @pytest.mark.parametrize("rows", [33, 65, 100, 300])
 def test_sums_of_a_small_weight_are_the_reference_again_and_again(
-    rows: int, cut: HopperTileConfig
+    rows: int, config: HopperTileConfig
 ) -> None:
-    scene = Scene(rows, *SMALL, normed=cut.blocks == 2)
-    first = product(scene, cut)
+    scene = Scene(rows, *SMALL, normed=config.blocks == 2)
+    first = product(scene, config)
     assert off(first.sum(0), scene.sums) < 1e-3
     for _ in range(4):
-        assert torch.equal(product(scene, cut), first)
+        assert torch.equal(product(scene, config), first)
 
 
-@pytest.mark.parametrize("cut", GATED, ids=str)
+@pytest.mark.parametrize("config", GATED, ids=str)
 @pytest.mark.parametrize("rows", [33, 65, 129, 300])
 def test_a_small_gated_product_is_the_reference_again_and_again(
-    rows: int, cut: HopperTileConfig
+    rows: int, config: HopperTileConfig
 ) -> None:
-    scene, gelu = Scene(rows, *SMALL), cut.even
-    first = gated(scene, cut, gelu)
+    scene, gelu = Scene(rows, *SMALL), config.even
+    first = gated(scene, config, gelu)
     assert off(first, scene.activated(gelu)) < 1e-3
     for _ in range(4):
-        assert torch.equal(gated(scene, cut, gelu), first)
+        assert torch.equal(gated(scene, config, gelu), first)
 
 
 @pytest.mark.parametrize("rows", [6200, 12001])
@@ -136,18 +136,18 @@ def test_tiles_that_two_programs_share_are_whole(rows: int) -> None:
     scene = Scene(rows, *SMALL)
     wanted = scene.activated(True)
     for _ in range(3):
-        for cut in EVEN:
-            assert cut.items(rows, SMALL[0]) > traits(scene.rows.x.device).sms
-            assert off(product(scene, cut)[0], scene.sums) < 1e-3
-        for cut in (each for each in GATED if each.even):
-            assert off(gated(scene, cut, gelu=True), wanted) < 1e-3
+        for config in EVEN:
+            assert config.items(rows, SMALL[0]) > traits(scene.rows.x.device).sms
+            assert off(product(scene, config)[0], scene.sums) < 1e-3
+        for config in (each for each in GATED if each.even):
+            assert off(gated(scene, config, gelu=True), wanted) < 1e-3
 
 
-@pytest.mark.parametrize("cut", GATED, ids=str)
-def test_gate_and_up_of_a_large_model_one_launch_after_the_other(cut: HopperTileConfig) -> None:
+@pytest.mark.parametrize("config", GATED, ids=str)
+def test_gate_and_up_of_a_large_model_one_launch_after_the_other(config: HopperTileConfig) -> None:
     """Other rows and other cuts in between, as one starts before its predecessor has ended."""
     scenes = [Scene(rows, *GATE_UP) for rows in (100, 64, 300)]
-    found = [[gated(scene, each) for each in (cut, GATED[1], GATED[3])] for scene in scenes * 3]
+    found = [[gated(scene, each) for each in (config, GATED[1], GATED[3])] for scene in scenes * 3]
     for several, scene in zip(found, scenes * 3, strict=True):
         wanted = scene.activated(False)
         assert all(off(each, wanted) < 1e-3 for each in several)
@@ -157,9 +157,9 @@ def test_gate_and_up_of_a_large_model_one_launch_after_the_other(cut: HopperTile
 def test_sums_of_a_large_model_one_launch_after_the_other(n: int, k: int) -> None:
     scenes = [Scene(rows, n, k, normed=(n, k) == QKV) for rows in (64, 129, 1024)]
     for scene in scenes:
-        found = [(cut, product(scene, cut)) for cut in SUMS * 2]
-        for cut, each in found:
-            assert off(each.sum(0), scene.sums) < 1e-3, cut
+        found = [(config, product(scene, config)) for config in SUMS * 2]
+        for config, each in found:
+            assert off(each.sum(0), scene.sums) < 1e-3, config
 
 
 def test_what_is_chosen_is_the_reference() -> None:
@@ -168,8 +168,8 @@ def test_what_is_chosen_is_the_reference() -> None:
         for rows in (33, 64, 96, 128, 200, 256, 512, 1024):
             scene = Scene(rows, n, k, normed=(n, k) in (GATE_UP, QKV))
             halves = (n, k) == GATE_UP
-            cut = int4.cut_for(rows, n, k, scene.rows.x.device, gated=halves)
-            taken += isinstance(cut, HopperTileConfig)
+            config = int4.tile_config_for(rows, n, k, scene.rows.x.device, gated=halves)
+            taken += isinstance(config, HopperTileConfig)
             for _ in range(2):
                 if halves:
                     into = HalfRows.empty(rows, n // 2, scene.rows.x.device, "slots")
@@ -184,7 +184,7 @@ def test_what_is_chosen_is_the_reference() -> None:
                         0
                     )
                     wanted = scene.sums
-                assert off(found, wanted) < 1e-3, (n, k, rows, cut)
+                assert off(found, wanted) < 1e-3, (n, k, rows, config)
     assert taken
 
 
@@ -203,7 +203,7 @@ def test_graphs_replay_both_kinds_with_other_rows() -> None:
     def chain() -> None:
         hopper.gated_product(first, wide, into, even)
         hopper.product(into, narrow, out, HopperTileConfig(128, 2, 3))
-        w4_activations.feed("plain", out, again)
+        w4_activations.prepare("plain", out, again)
         hopper.gated_product(again, wide, last, HopperTileConfig(128, 2, even=True))
 
     chain()
@@ -219,12 +219,12 @@ def test_graphs_replay_both_kinds_with_other_rows() -> None:
         last.x.fill_(float("nan"))
         for _ in range(5):
             graph.replay()
-        many, cut = (
-            w4_tiled.gated_cut_for(100, 2048),
+        many, config = (
+            w4_tiled.fused_tile_config_for(100, 2048),
             w4_tiled.TiledGemmConfig(TileConfig(1, 8, 3, 1), 64),
         )
-        w4_tiled.gated_product(first, wide, held[0], many)
-        w4_tiled.product(held[0], narrow, sums, cut)
-        w4_activations.feed("plain", sums, held[1])
-        w4_tiled.gated_product(held[1], wide, held[2], many)
+        w4_tiled.gemm_silu_mul(first, wide, held[0], many)
+        w4_tiled.gemm(held[0], narrow, sums, config)
+        w4_activations.prepare("plain", sums, held[1])
+        w4_tiled.gemm_silu_mul(held[1], wide, held[2], many)
         assert off(last.x, held[2].x.float()) < 3e-3

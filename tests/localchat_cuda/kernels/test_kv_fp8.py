@@ -127,7 +127,7 @@ def test_drafts_of_any_width_are_verified_like_the_reference(h: int, j: int, d: 
 def test_prompt_chunks_are_the_reference(h: int, j: int, d: int) -> None:
     work = [(65, 65), (40, 167), (1, 64)]
     q, k, v, marks, batch = coded_scene(work, h, j, d)
-    rows = prefill_attention.cut_for(d).rows
+    rows = prefill_attention.tile_config_for(d).rows
     tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], rows)
     out = torch.full_like(q, float("nan"))
     listed = torch.tensor(tiles, dtype=torch.int32)

@@ -52,16 +52,17 @@ for q, d, rows, window, cap in (
 ):
     types, rules = dict(paged, q=q, out=q), dict(WINDOW=window, SOFT_CAP=cap, CODED=way, D=d, P=64,
                                                  D_POW2=1 << (d - 1).bit_length(), H=28, J=4)
-    cut = decode_attention.cut_for(d, rows, True)
+    cut = decode_attention.tile_config_for(d, rows, True)
     found[f"few {d} {rows}"] = compiled(
-        decode_attention._few_kernel, types, cut.warps, cc, TILE=cut.tile, ROWS=rows, ROW_BLOCKS=1,
+        decode_attention._decode_kernel, types, cut.warps, cc, TILE=cut.tile, ROWS=rows, ROW_BLOCKS=1,
         STAGES=cut.stages, ROOMY=False, PDL=pdl, **rules)
-    cut = prefill_attention.cut_for(d)
+    cut = prefill_attention.tile_config_for(d)
     found[f"many {d}"] = compiled(
-        prefill_attention._many_kernel, types, cut.warps, cc, M=cut.rows, TILE=cut.tile,
+        prefill_attention._prefill_kernel, types, cut.warps, cc, M=cut.rows, TILE=cut.tile,
         STAGES=cut.stages, **rules)
 found["plain"] = compiled(
-    kv_fp8_dequant._plain_kernel, dict(paged, sources="*i32", pool="*bf16", table="*i32"), 4, cc, J=4, P=64,
+    kv_fp8_dequant._dequantize_kernel, dict(paged, sources="*i32", pool="*bf16", table="*i32"), 4, cc, J=4,
+    P=64,
     D=128,
     CODED=way)
 writing = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",

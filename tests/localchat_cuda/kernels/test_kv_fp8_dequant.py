@@ -9,7 +9,7 @@ import torch
 from localchat_cuda.kernels.attention import kv_fp8, kv_fp8_dequant
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention import reference as attention_reference
-from localchat_cuda.kernels.attention.kv_fp8_dequant import Plain
+from localchat_cuda.kernels.attention.kv_fp8_dequant import DequantizedPages
 from localchat_cuda.kernels.attention.prefill import HOPPER
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.memory_plan import dequant_pages
@@ -29,9 +29,9 @@ SCRATCH = 9
 def test_decoded_pages_are_the_references(d: int, dtype: torch.dtype) -> None:
     work = [(65, 130), (1, 64), (30, 70)]
     q, k, v, exponents, batch = coded_scene(work, 2, 2, d)
-    plain = Plain.empty(8, 2, PAGE, d, dtype, batch.tables)
+    plain = DequantizedPages.empty(8, 2, PAGE, d, dtype, batch.tables)
     plain.pool.fill_(7.0)
-    kv_fp8_dequant.decode(k, v, exponents, batch.tables, sources_of(batch, 8), plain)
+    kv_fp8_dequant.dequantize(k, v, exponents, batch.tables, sources_of(batch, 8), plain)
     at = 0
     for slot, (_, length) in zip(batch.slots.tolist(), work, strict=True):
         for n in range(-(-length // PAGE)):
@@ -51,8 +51,8 @@ def test_decoded_pages_are_the_references(d: int, dtype: torch.dtype) -> None:
 def test_what_was_no_number_stays_none() -> None:
     q, k, v, exponents, batch = coded_scene([(64, 64)], 1, 1, 64)
     exponents[int(batch.tables[1, 0]), 0, 5, 1] = kv_fp8.NONE.value
-    plain = Plain.empty(1, 1, PAGE, 64, q.dtype, batch.tables)
-    kv_fp8_dequant.decode(k, v, exponents, batch.tables, sources_of(batch, 1), plain)
+    plain = DequantizedPages.empty(1, 1, PAGE, 64, q.dtype, batch.tables)
+    kv_fp8_dequant.dequantize(k, v, exponents, batch.tables, sources_of(batch, 1), plain)
     assert plain.pool.isnan().any(-1).nonzero().tolist() == [[0, 1, 0, 5]]
 
 
@@ -75,12 +75,12 @@ def test_long_histories_take_the_larger_room_and_the_longest_read_codes() -> Non
     for length, room in ((4096, 64), (4097, most), (most * 64, most), (most * 64 + 1, 0)):
         batch = build_input_batch([TokenSpan(0, length - 4096, 4096)], 0, CODED, SCRATCH)
         assert batch.shape.dequant_pages == room
-        assert batch.tile_config == (HOPPER if room else prefill_attention.cut_for(128))
+        assert batch.tile_config == (HOPPER if room else prefill_attention.tile_config_for(128))
         assert len(batch.dequantized) == (-(-length // 64) if room else 0)
 
 
 @pytest.mark.parametrize("fp8_kv", [False, True])
-@pytest.mark.parametrize("prefill_tile", [None, prefill_attention.cut_for(128), HOPPER])
+@pytest.mark.parametrize("prefill_tile", [None, prefill_attention.tile_config_for(128), HOPPER])
 def test_nothing_is_decoded_of_plain_pages_or_for_other_kernels(
     fp8_kv: bool, prefill_tile: prefill_attention.PrefillTileConfig | None
 ) -> None:
@@ -88,7 +88,7 @@ def test_nothing_is_decoded_of_plain_pages_or_for_other_kernels(
     batch = build_input_batch([TokenSpan(0, 0, 500)], 0, config, SCRATCH)
     assert bool(batch.dequantized) == (fp8_kv and prefill_tile == HOPPER)
     assert batch.tile_config == (
-        HOPPER if prefill_tile == HOPPER else prefill_attention.cut_for(128)
+        HOPPER if prefill_tile == HOPPER else prefill_attention.tile_config_for(128)
     )
     tiles = {tile for tile in batch.tiles if tile[0] == 0}
     assert tiles == {(0, first) for first in range(0, 500, batch.tile_config.rows)}

@@ -38,16 +38,16 @@ def gpu_scene(
     return q.to(HALVES[half]).cuda(), pool[:, 0], pool[:, 1], marks.cuda(), on_gpu
 
 
-@pytest.mark.parametrize("way", [kv_fp8.BITS, kv_fp8.CONVERTED])
+@pytest.mark.parametrize("decoder", [kv_fp8.BITS, kv_fp8.CONVERTED])
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize("rules", [Rules(), Rules(window=50, soft_cap=20.0)])
 @pytest.mark.parametrize(("h", "j", "d"), [(14, 2, 64), (6, 6, 96), (28, 4, 128), (8, 1, 256)])
 def test_attention_is_the_reference(
-    h: int, j: int, d: int, rules: Rules, half: str, way: int, monkeypatch: pytest.MonkeyPatch
+    h: int, j: int, d: int, rules: Rules, half: str, decoder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way == kv_fp8.CONVERTED and torch.cuda.get_device_capability() < (8, 9):
+    if decoder == kv_fp8.CONVERTED and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this card does not convert e4m3")
-    monkeypatch.setattr(kv_fp8, "way_for", lambda device: way)
+    monkeypatch.setattr(kv_fp8, "way_for", lambda device: decoder)
     work = [(3, 70), (16, 16), (1, 1000), (1, 64)]
     q, k, v, marks, batch = gpu_scene(work, h, j, d, half)
     wanted = attention_reference.reference(q, k, v, batch, rules, marks)
@@ -59,7 +59,7 @@ def test_attention_is_the_reference(
     work = [(65, 65), (40, 167), (1, 64), (300, 555)]
     q, k, v, marks, batch = gpu_scene(work, h, j, d, half)
     wanted = attention_reference.reference(q, k, v, batch, rules, marks)
-    rows = prefill_attention.cut_for(d).rows
+    rows = prefill_attention.tile_config_for(d).rows
     listed = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], rows)
     tiles = torch.tensor(listed, dtype=torch.int32, device=q.device)
     for _ in range(5):

@@ -194,7 +194,9 @@ def test_it_fits_a_multiprocessor_and_its_numbers_stay_in_registers(
 
 def test_devices_without_the_kernel_keep_theirs() -> None:
     cpu = torch.device("cpu")
-    assert prefill_attention.best_cut(128, 64, torch.float16, cpu) == prefill_attention.cut_for(128)
+    assert prefill_attention.best_tile_config(
+        128, 64, torch.float16, cpu
+    ) == prefill_attention.tile_config_for(128)
 
 
 @pytest.mark.parametrize(
@@ -217,10 +219,12 @@ def test_hopper_gets_what_its_kernel_takes(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(prefill_hopper, "traits", lambda device: Traits.of((major, 0), 132))
     device = torch.device("cuda", 0)
-    found = prefill_attention.best_cut(d, page, dtype, device, cap)
-    assert found == (prefill_attention.HOPPER if served else prefill_attention.cut_for(d))
+    found = prefill_attention.best_tile_config(d, page, dtype, device, cap)
+    assert found == (prefill_attention.HOPPER if served else prefill_attention.tile_config_for(d))
     monkeypatch.setattr(prefill_attention, "hopper", None)
-    assert prefill_attention.best_cut(d, page, dtype, device, cap) == prefill_attention.cut_for(d)
+    assert prefill_attention.best_tile_config(
+        d, page, dtype, device, cap
+    ) == prefill_attention.tile_config_for(d)
 
 
 def test_the_cut_says_what_the_kernel_does() -> None:
@@ -233,10 +237,10 @@ def test_codes_are_refused() -> None:
     q, k, _, batch = scene([(20, 20)], 2, 1, 64)
     words, marks = k.view(torch.int16)[..., :32].contiguous(), torch.zeros(2, 1, 64, 2).byte()
     tiles = torch.zeros(1, 2, dtype=torch.int32)
-    with pytest.raises(ValueError, match="cut"):
+    with pytest.raises(ValueError, match="config"):
         prefill_attention.attend(
             q, words, words, batch, tiles, torch.empty_like(q), exponents=marks,
-            cut=prefill_attention.HOPPER,
+            config=prefill_attention.HOPPER,
         )  # fmt: skip
 
 
@@ -254,9 +258,9 @@ def test_without_what_gluon_should_have_the_other_kernel_serves_hopper(gone: str
 import sys
 {gone}
 import torch
-from localchat_cuda.kernels import attention_many
+from localchat_cuda.kernels.attention import prefill
 device = torch.device("cuda", 0)
-print(attention_many.hopper, attention_many.best_cut(128, 64, torch.float16, device).rows)
+print(prefill.hopper, prefill.best_tile_config(128, 64, torch.float16, device).rows)
 """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}"}
     done = subprocess.run(

@@ -7,7 +7,7 @@ import torch
 from localchat_cuda.kernels.attention import kv_fp8, kv_fp8_dequant
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention import reference as attention_reference
-from localchat_cuda.kernels.attention.kv_fp8_dequant import Plain
+from localchat_cuda.kernels.attention.kv_fp8_dequant import DequantizedPages
 from localchat_cuda.kernels.attention.prefill import HOPPER
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from tests.support.attention_scenes import scene
@@ -59,12 +59,12 @@ def test_ragged_sequences_are_the_reference_again_and_again(
 ) -> None:
     q, pool, batch = gpu_scene(RAGGED, h, j, d, half)
     k, v = pool[:, 0], pool[:, 1]
-    assert prefill_attention.best_cut(d, 64, q.dtype, q.device) == HOPPER
+    assert prefill_attention.best_tile_config(d, 64, q.dtype, q.device) == HOPPER
     wanted = attention_reference.reference(q, k, v, batch, rules)
     first = None
     for _ in range(5):
         out = torch.full_like(q, float("nan"))
-        prefill_attention.attend(q, k, v, batch, listed(RAGGED), out, rules, cut=HOPPER)
+        prefill_attention.attend(q, k, v, batch, listed(RAGGED), out, rules, config=HOPPER)
         assert off(out, wanted) < ERRORS[half]
         first = out if first is None else first
         assert torch.equal(first, out)
@@ -72,8 +72,8 @@ def test_ragged_sequences_are_the_reference_again_and_again(
 
 def test_heads_of_96_and_256_and_soft_caps_keep_the_other_kernel() -> None:
     for d, cap in ((96, 0.0), (256, 0.0), (128, 50.0)):
-        cut = prefill_attention.best_cut(d, 64, torch.float16, torch.device("cuda"), cap)
-        assert cut == prefill_attention.cut_for(d)
+        config = prefill_attention.best_tile_config(d, 64, torch.float16, torch.device("cuda"), cap)
+        assert config == prefill_attention.tile_config_for(d)
 
 
 def test_more_items_than_programs_and_long_histories() -> None:
@@ -81,7 +81,7 @@ def test_more_items_than_programs_and_long_histories() -> None:
     q, pool, batch = gpu_scene(work, 28, 4, 128, "fp16")
     wanted = attention_reference.reference(q, pool[:, 0], pool[:, 1], batch, Rules())
     out = torch.full_like(q, float("nan"))
-    prefill_attention.attend(q, pool[:, 0], pool[:, 1], batch, listed(work), out, cut=HOPPER)
+    prefill_attention.attend(q, pool[:, 0], pool[:, 1], batch, listed(work), out, config=HOPPER)
     assert off(out, wanted) < ERRORS["fp16"]
 
 
@@ -95,7 +95,7 @@ def test_a_graph_serves_other_lengths_and_idle_tiles() -> None:
     batch.counts[1], batch.lengths[1] = 0, 1
 
     def attend() -> None:
-        prefill_attention.attend(q, k, v, batch, tiles, out, cut=HOPPER)
+        prefill_attention.attend(q, k, v, batch, tiles, out, config=HOPPER)
 
     attend()
     torch.cuda.synchronize()
@@ -115,23 +115,23 @@ def test_a_graph_serves_other_lengths_and_idle_tiles() -> None:
         assert off(out, attention_reference.reference(q, k, v, batch, Rules())) < ERRORS["bf16"]
 
 
-@pytest.mark.parametrize("way", [kv_fp8.BITS, kv_fp8.CONVERTED])
+@pytest.mark.parametrize("decoder", [kv_fp8.BITS, kv_fp8.CONVERTED])
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize(("h", "j", "d"), [(14, 2, 64), (28, 4, 128)])
 def test_codes_are_decoded_once_and_attended_to_as_numbers(
-    h: int, j: int, d: int, half: str, way: int, monkeypatch: pytest.MonkeyPatch
+    h: int, j: int, d: int, half: str, decoder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_fp8, "way_for", lambda device: way)
+    monkeypatch.setattr(kv_fp8, "way_for", lambda device: decoder)
     q, words, more, marks, held = coded_scene(RAGGED, h, j, d)
     names = ("starts", "counts", "lengths", "slots", "tables")
     batch = AttentionBatch(*(getattr(held, n).cuda() for n in names))
     pool, marks, q = torch.stack((words, more), 1).cuda(), marks.cuda(), q.to(HALVES[half]).cuda()
     k, v = pool[:, 0], pool[:, 1]
-    plain = Plain.empty(128, j, 64, d, q.dtype, batch.tables)
+    plain = DequantizedPages.empty(128, j, 64, d, q.dtype, batch.tables)
     plain.pool.fill_(float("nan"))
     sources = sources_of(batch, 128)
     for rules in (Rules(), Rules(window=300)):
-        kv_fp8_dequant.decode(k, v, marks, batch.tables, sources, plain)
+        kv_fp8_dequant.dequantize(k, v, marks, batch.tables, sources, plain)
         at = 0
         for slot, length in zip(held.slots.tolist(), held.lengths.tolist(), strict=True):
             for n in range(-(-length // 64)):
@@ -143,6 +143,6 @@ def test_codes_are_decoded_once_and_attended_to_as_numbers(
         out = torch.full_like(q, float("nan"))
         prefill_attention.attend(
             q, plain.pool[:, 0], plain.pool[:, 1], plain.batch(batch), listed(RAGGED), out, rules,
-            cut=HOPPER,
+            config=HOPPER,
         )  # fmt: skip
         assert off(out, attention_reference.reference(q, k, v, batch, rules, marks)) < ERRORS[half]

@@ -64,7 +64,7 @@ def test_rows_of_products_are_the_normed_residual(
     normed = torch.empty(rows, k)
     wanted = begin.clone()
     rms_norm_post.reference(y, wanted, post, weight, normed, EPS)
-    for call in (rms_norm_post.feed, rms_norm_post.feed_reference):
+    for call in (rms_norm_post.prepare, rms_norm_post.prepare_reference):
         residual, out = begin.clone(), rows_of(kind, rows, k)
         squares = torch.full((rows, k // 128), float("nan"))
         call(y, residual, post, weight, out, squares, EPS, order=order)
@@ -83,7 +83,7 @@ def test_a_residual_that_cancels_is_still_normed() -> None:
     unit = y[0] / y[0].square().mean(1, keepdim=True).sqrt()
     residual, rows = -1000.0 * unit + numbers(2, 128, seed=3) * 0.01, rows_of("lanes", 2, 128)
     squares = torch.empty(2, 1)
-    rms_norm_post.feed(y, residual, torch.full((128,), 1000.0), weight, rows, squares, 0.0)
+    rms_norm_post.prepare(y, residual, torch.full((128,), 1000.0), weight, rows, squares, 0.0)
     found = natural(rows, 2, 128) * torch.rsqrt(squares / 128)
     wanted = residual / residual.square().mean(1, keepdim=True).sqrt()
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
@@ -93,10 +93,10 @@ def test_wrong_arguments_are_named() -> None:
     y, residual, gain = numbers(1, 2, 128), numbers(2, 128), torch.ones(128)
     rows, squares = rows_of("int8", 2, 128), torch.empty(2, 1)
     with pytest.raises(ValueError, match="post"):
-        rms_norm_post.feed(y, residual, gain[:64], gain, rows, squares, EPS)
+        rms_norm_post.prepare(y, residual, gain[:64], gain, rows, squares, EPS)
     with pytest.raises(ValueError, match="squares"):
-        rms_norm_post.feed(y, residual, gain, gain, rows, squares[:1], EPS)
+        rms_norm_post.prepare(y, residual, gain, gain, rows, squares[:1], EPS)
     with pytest.raises(ValueError, match="groups of 128"):
-        rms_norm_post.feed(y[..., :64], residual[:, :64], gain, gain, rows, squares, EPS)
+        rms_norm_post.prepare(y[..., :64], residual[:, :64], gain, gain, rows, squares, EPS)
     with pytest.raises(ValueError, match="out"):
         rms_norm_post.post_norm(y, residual, gain, gain, torch.empty(2, 64), EPS)

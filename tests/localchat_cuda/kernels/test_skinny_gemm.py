@@ -14,13 +14,13 @@ def test_product_is_the_reference(rows: int, n: int, k: int, biased: bool) -> No
     weight = torch.randn(n, k, generator=generator).half()
     bias = torch.randn(n, generator=generator) if biased else None
     out = torch.full((rows, n), float("nan"))
-    skinny_gemm.product(x, weight, out, bias)
+    skinny_gemm.gemm(x, weight, out, bias)
     wanted = skinny_gemm.reference(x, weight, bias)
     assert float((out - wanted).norm() / wanted.norm()) < 1e-3
 
 
 def test_more_rows_than_it_is_good_for_are_refused() -> None:
     with pytest.raises(ValueError, match="1 to 64 rows"):
-        skinny_gemm.product(
+        skinny_gemm.gemm(
             torch.zeros(65, 64).half(), torch.zeros(16, 64).half(), torch.zeros(65, 16)
         )

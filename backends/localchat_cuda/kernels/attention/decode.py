@@ -33,11 +33,18 @@ from localchat_cuda.kernels.int4.activations import (
     Int8Rows,
     Rows,
     check_rows,
-    feed,
     format_of,
+    prepare,
     write_rows,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    own_carveout,
+    power_of_two,
+    require,
+    set_carveout,
+    traits,
+)
 
 WIDEST = 16
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -53,7 +60,9 @@ class DecodeTileConfig(NamedTuple):
     small: bool = True
 
 
-def cut_for(d: int, rows: int, coded: bool = False, crowded: bool = False) -> DecodeTileConfig:
+def tile_config_for(
+    d: int, rows: int, coded: bool = False, crowded: bool = False
+) -> DecodeTileConfig:
     """By head dimension and rows of a tile. Fewer warps are 15 % faster alone with 8 streams or
     more at 7,000 tokens, and slower inside a step. Codes of 8 bits take half the room: one stage
     more keeps as many bytes on their way; `crowded`, with more programs than multiprocessors, two
@@ -100,7 +109,7 @@ def programs_for(coded: bool) -> int:
 
 
 @triton.jit(do_not_specialize=["width", "T"])
-def _few_kernel(
+def _decode_kernel(
     q,
     k,
     v,
@@ -297,7 +306,7 @@ def attend(
     rules: Rules | None = None,
     *,
     exponents: torch.Tensor | None = None,
-    cut: DecodeTileConfig | None = None,
+    config: DecodeTileConfig | None = None,
     pdl: bool = True,
 ) -> None:
     """Fill `partials` for every sequence of the batch; `widest` is the largest of `batch.counts`
@@ -317,24 +326,24 @@ def attend(
         require(f"partials.{name}", part, (splits, t, h), (torch.float32,), q.device)
     rows = min(64, max(16, power_of_two(h // j * widest)))
     blocks = triton.cdiv(h // j * widest, rows)
-    programs, way = batch.starts.shape[0] * j * blocks, traits(q.device)
-    coded, crowded = exponents is not None, programs * splits > way.sms
-    rules, cut = rules or Rules(), cut or cut_for(d, rows, coded, crowded)
-    if page % cut.tile:
-        raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
+    programs, decoder = batch.starts.shape[0] * j * blocks, traits(q.device)
+    coded, crowded = exponents is not None, programs * splits > decoder.sms
+    rules, config = rules or Rules(), config or tile_config_for(d, rows, coded, crowded)
+    if page % config.tile:
+        raise ValueError(f"config: a tile of {config.tile} keys does not divide a page of {page}")
     scale = rules.scale_for(d) * LOG2E.value
-    pdl = pdl and way.pdl
+    pdl = pdl and decoder.pdl
     marks = k if exponents is None else exponents.view(torch.int16)
-    kernel = _few_kernel[(programs, splits)](
+    kernel = _decode_kernel[(programs, splits)](
         q, k, v, marks, batch.starts, batch.counts, batch.lengths, batch.slots, batch.tables,
         partials.sums, partials.peaks, partials.masses, scale, batch.tables.shape[1], k.stride(0),
-        marks.stride(0), t, H=h, J=j, D=d, D_POW2=power_of_two(d), P=page, TILE=cut.tile, ROWS=rows,
+        marks.stride(0), t, H=h, J=j, D=d, D_POW2=power_of_two(d), P=page, TILE=config.tile, ROWS=rows,
         ROW_BLOCKS=blocks, WINDOW=rules.window, SOFT_CAP=rules.soft_cap,
-        CODED=kv_fp8.way_for(q.device) if coded else 0, STAGES=cut.stages, ROOMY=roomy(t), PDL=pdl,
-        **options(pdl, cut.warps),
+        CODED=kv_fp8.decoder_of(q.device) if coded else 0, STAGES=config.stages, ROOMY=own_carveout(t), PDL=pdl,
+        **options(pdl, config.warps),
     )  # fmt: skip
-    if cut.small:
-        settle(kernel, t)
+    if config.small:
+        set_carveout(kernel, t)
 
 
 def merge(
@@ -354,18 +363,18 @@ def merge(
         if order is not None:
             raise ValueError("order: only the activations of a W4 product can be written in one")
         require("out", out, (t, columns), (*HALF_TYPES, torch.float32), device)
-        target, factors, form, room = out, out, 3, 0
+        target, factors, variant, room = out, out, 3, 0
     elif order is not None:
         flat = torch.empty(t, columns, device=device)
         merge(partials, flat, pdl=pdl)
-        feed("plain", flat[None], out, order=order, pdl=pdl)
+        prepare("plain", flat[None], out, order=order, pdl=pdl)
         return
     else:
         check_rows(out, t, columns, device)
-        target, factors, form = out.x, out.factors, format_of(out)
+        target, factors, variant = out.x, out.factors, format_of(out)
         room = factors.shape[1] if isinstance(out, Int8Rows) else factors.shape[2]
-    way = traits(device)
-    pdl = pdl and way.pdl
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
     kernel = _merge_kernel[(triton.cdiv(columns, 128), t)](
         partials.sums,
         partials.peaks,
@@ -378,9 +387,9 @@ def merge(
         SPLITS=splits,
         SPLITS_POW2=power_of_two(splits),
         MQ=room,
-        FORMAT=form,
-        ROOMY=roomy(t),
+        FORMAT=variant,
+        ROOMY=own_carveout(t),
         PDL=pdl,
         **options(pdl, 1 if splits <= 8 else 4),
     )
-    settle(kernel, t)
+    set_carveout(kernel, t)

@@ -102,9 +102,9 @@ def put(out, a, b, low, high, inside, D: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
-def decode(words, WAY: tl.constexpr):
+def decode(words, DECODER: tl.constexpr):
     """int16 words -> numbers fp16 of the low bytes, and of the high ones. See `factors`."""
-    if WAY == 3:
+    if DECODER == 3:
         low, high = tl.inline_asm_elementwise(
             """{
             .reg .b32 sorted;
@@ -120,7 +120,7 @@ def decode(words, WAY: tl.constexpr):
             is_pure=True,
             pack=2,
         )
-    elif WAY == 2:
+    elif DECODER == 2:
         low, high = tl.inline_asm_elementwise(
             """{
             .reg .b32 sign, size;
@@ -147,10 +147,10 @@ def decode(words, WAY: tl.constexpr):
 
 
 @triton.jit
-def factors(marks, WAY: tl.constexpr):
+def factors(marks, DECODER: tl.constexpr):
     """int32 holding two exponents -> what decoded keys are multiplied by, and the log2 of what
     decoded values are, fp32; no numbers where those were none."""
-    SHIFT: tl.constexpr = 0 if WAY == 3 else 8
+    SHIFT: tl.constexpr = 0 if DECODER == 3 else 8
     key = marks & 255
     value = marks >> 8 & 255
     factor = ((key + SHIFT) << 23).to(tl.float32, bitcast=True)
@@ -159,12 +159,12 @@ def factors(marks, WAY: tl.constexpr):
     return tl.where(key == NONE, none, factor), tl.where(value == NONE, none, lift)
 
 
-def way_for(device: torch.device) -> int:
+def decoder_of(device: torch.device) -> int:
     """How a device decodes."""
-    way = traits(device)
-    if not way.asm:
+    gpu = traits(device)
+    if not gpu.asm:
         return PLAIN
-    return CONVERTED if way.fp8 else BITS
+    return CONVERTED if gpu.fp8 else BITS
 
 
 def require_exponents(exponents: torch.Tensor, pages: torch.Tensor, device: torch.device) -> None:

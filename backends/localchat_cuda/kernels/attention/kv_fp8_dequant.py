@@ -26,7 +26,7 @@ from localchat_cuda.kernels.launch import options, require
 from localchat_cuda.kernels.rope import require_pages
 
 
-class Plain(NamedTuple):
+class DequantizedPages(NamedTuple):
     """Room for decoded pages, and their table: see above."""
 
     pool: torch.Tensor
@@ -35,9 +35,9 @@ class Plain(NamedTuple):
     @staticmethod
     def empty(
         pages: int, j: int, page_tokens: int, d: int, dtype: torch.dtype, tables: torch.Tensor
-    ) -> "Plain":
+    ) -> "DequantizedPages":
         pool = torch.empty(pages, 2, j, page_tokens, d, dtype=dtype, device=tables.device)
-        return Plain(pool, torch.empty_like(tables))
+        return DequantizedPages(pool, torch.empty_like(tables))
 
     def batch(self, batch: AttentionBatch) -> AttentionBatch:
         """The same sequences over the decoded pages."""
@@ -45,7 +45,7 @@ class Plain(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["width"])
-def _plain_kernel(
+def _dequantize_kernel(
     k,
     v,
     marks,
@@ -86,13 +86,13 @@ def _plain_kernel(
         tl.store(row + D // 2 + i[None, :], (high * factor[:, None]).to(pool.dtype.element_ty))
 
 
-def decode(
+def dequantize(
     k: torch.Tensor,
     v: torch.Tensor,
     exponents: torch.Tensor,
     tables: torch.Tensor,
     sources: torch.Tensor,
-    plain: Plain,
+    plain: DequantizedPages,
 ) -> None:
     """Write these pages of codes k, v [pages, J, P, D/2] into `plain`; P and D are powers of two. Of several
     sources that name one page any is the table's."""
@@ -106,7 +106,7 @@ def decode(
         raise ValueError(
             f"k, v: pages of {j} heads and {page_tokens} tokens wanted, {k.shape} given"
         )
-    _plain_kernel[(pages, 2 * j)](
+    _dequantize_kernel[(pages, 2 * j)](
         k,
         v,
         exponents.view(torch.int16),
@@ -120,6 +120,6 @@ def decode(
         J=j,
         P=page_tokens,
         D=d,
-        CODED=kv_fp8.way_for(device),
+        CODED=kv_fp8.decoder_of(device),
         **options(False, 4),
     )

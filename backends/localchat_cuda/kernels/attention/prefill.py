@@ -48,17 +48,17 @@ HOPPER = PrefillTileConfig(128, 128, 12, 3)
 """Stands for the kernel of attention_hopper.py, which has this cut and no other."""
 
 
-def best_cut(
+def best_tile_config(
     d: int, page_tokens: int, dtype: torch.dtype, device: torch.device, soft_cap: float = 0.0
 ) -> PrefillTileConfig:
     """Of the fastest kernel for plain pages. On an H200 HOPPER takes 0.6 of the other's time from 2,048
     tokens on, 0.9 at 512, and 1.2 at 128."""
     if hopper is not None and hopper.serves(device, dtype, d, page_tokens, soft_cap):
         return HOPPER
-    return cut_for(d)
+    return tile_config_for(d)
 
 
-def cut_for(d: int) -> PrefillTileConfig:
+def tile_config_for(d: int) -> PrefillTileConfig:
     """Of the kernel here, by head dimension. With 256 columns four warps spill registers, eight do not (of
     compute capability 9; 8.6 spills less)."""
     return PrefillTileConfig(64, 64, 4, 3) if d <= 128 else PrefillTileConfig(64, 32, 8, 2)
@@ -158,7 +158,7 @@ def _step(
 
 
 @triton.jit(do_not_specialize=["width"])
-def _many_kernel(
+def _prefill_kernel(
     q,
     k,
     v,
@@ -253,7 +253,7 @@ def attend(
     rules: Rules | None = None,
     *,
     exponents: torch.Tensor | None = None,
-    cut: PrefillTileConfig | None = None,
+    config: PrefillTileConfig | None = None,
 ) -> None:
     """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` are left as
     they are. `exponents`: k and v are codes of 8 bits. `cut` must be the one that the tiles were
@@ -264,16 +264,16 @@ def attend(
     require("tiles", tiles, (None, 2), (torch.int32,), q.device)
     if tiles.shape[0] == 0:
         return
-    rules, cut = rules or Rules(), cut or cut_for(d)
-    if cut == HOPPER:
+    rules, config = rules or Rules(), config or tile_config_for(d)
+    if config == HOPPER:
         if hopper is None or exponents is not None:
-            raise ValueError("cut: that kernel is not here, or not for codes of 8 bits")
+            raise ValueError("config: that kernel is not here, or not for codes of 8 bits")
         hopper.launch(q, k, v, batch, tiles, out, rules)
         return
     page = k.shape[2]
-    if page % cut.tile:
-        raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
-    _many_kernel[(tiles.shape[0], h)](
+    if page % config.tile:
+        raise ValueError(f"config: a tile of {config.tile} keys does not divide a page of {page}")
+    _prefill_kernel[(tiles.shape[0], h)](
         q,
         k,
         v,
@@ -294,11 +294,11 @@ def attend(
         D=d,
         D_POW2=power_of_two(d),
         P=page,
-        M=cut.rows,
-        TILE=cut.tile,
+        M=config.rows,
+        TILE=config.tile,
         WINDOW=rules.window,
         SOFT_CAP=rules.soft_cap,
-        CODED=0 if exponents is None else kv_fp8.way_for(q.device),
-        STAGES=cut.stages,
-        **options(False, cut.warps),
+        CODED=0 if exponents is None else kv_fp8.decoder_of(q.device),
+        STAGES=config.stages,
+        **options(False, config.warps),
     )

@@ -31,7 +31,7 @@ def _dequantize_kernel(
     COLUMNS: tl.constexpr,
     SHARED: tl.constexpr,
     WHOLE: tl.constexpr,
-    WAY: tl.constexpr,
+    DECODER: tl.constexpr,
 ):
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -44,11 +44,11 @@ def _dequantize_kernel(
     else:
         gain = tl.load(scales + n, mask=r < N, other=0.0)[:, None]
     like = out.dtype.element_ty
-    found = decode(w, like, WHOLE, WAY, True).to(tl.float32) * gain
+    found = decode(w, like, WHOLE, DECODER, True).to(tl.float32) * gain
     tl.store(out + r.to(tl.int64)[:, None] * K + k[None, :], found.to(like), mask=inside)
 
 
-def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, way: int) -> None:
+def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, decoder: int) -> None:
     """Write output features `first` and on into `out` fp16, bf16 or, in the interpreter, fp32 [n, K]."""
     n, k = out.shape[0], weight.features_in
     floats = (torch.float16, torch.bfloat16, torch.float32)
@@ -66,13 +66,13 @@ def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, way: int) -> No
         COLUMNS=_COLUMNS,
         SHARED=weight.blocks,
         WHOLE=weight.whole,
-        WAY=way,
+        DECODER=decoder,
         num_warps=4,
     )
 
 
-def product(
-    x: torch.Tensor, weight: W8, out: torch.Tensor, scratch: torch.Tensor, *, way: int
+def gemm(
+    x: torch.Tensor, weight: W8, out: torch.Tensor, scratch: torch.Tensor, *, decoder: int
 ) -> None:
     """out[M, N] = x[M, K] w^T in x's dtype, through `scratch`, a flat buffer of that dtype with room for at
     least one output feature."""
@@ -84,7 +84,7 @@ def product(
     for first in range(0, n, room):
         count = min(room, n - first)
         part = scratch[: count * k].view(count, k)
-        dequantize(weight, part, first, way=way)
+        dequantize(weight, part, first, decoder=decoder)
         if count == n:
             torch.matmul(x, part.t(), out=out)
         else:

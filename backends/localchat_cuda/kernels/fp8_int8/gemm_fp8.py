@@ -38,7 +38,7 @@ def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
     return codes.float().mul_(wide) @ dense(weight).t()
 
 
-def takes(weight: W8) -> bool:
+def supports(weight: W8) -> bool:
     """Whether the products here divide it: both extents in 16s, blocks whole along K."""
     n, k = weight.codes.shape
     return not weight.whole and n % 16 == 0 and k % (BLOCK if weight.blocks else 16) == 0
@@ -130,10 +130,10 @@ def _blocks_kernel(
     tl.store(at, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
 
-def product(x: torch.Tensor, weight: W8) -> torch.Tensor:
+def gemm(x: torch.Tensor, weight: W8) -> torch.Tensor:
     """x[M, K] w^T: [M, N] in bf16 for rows' scales, as the library has it, else in x's dtype."""
     m, (n, k) = x.shape[0], weight.codes.shape
-    if not takes(weight):
+    if not supports(weight):
         raise ValueError(f"weight: e4m3 with both extents in 16s wanted, {n}x{k} given")
     require("weight.codes", weight.raw, (n, k), (torch.uint8,), x.device)
     codes, factors = round_rows(x, blocks=weight.blocks)

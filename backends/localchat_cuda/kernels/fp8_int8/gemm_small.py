@@ -28,7 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8, dense
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
 from localchat_cuda.kernels.fp8_int8.tiling import W8TileConfig
-from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 MAX_ROWS = 32
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -120,7 +120,7 @@ def _multiply(
     WARPS: tl.constexpr,
     SHARED: tl.constexpr,
     WHOLE: tl.constexpr,
-    WAY: tl.constexpr,
+    DECODER: tl.constexpr,
 ):
     like = x.dtype.element_ty
     xs = ()
@@ -129,8 +129,8 @@ def _multiply(
         xs = xs + (_right(at, 8 * p, M, K, WARPS), _right(at + 64, 8 * p, M, K, WARPS))
     found = ()
     for b in tl.static_range(BLOCKS):
-        low = _left(decode(ws[2 * b], like, WHOLE, WAY, True), WARPS)
-        high = _left(decode(ws[2 * b + 1], like, WHOLE, WAY, True), WARPS)
+        low = _left(decode(ws[2 * b], like, WHOLE, DECODER, True), WARPS)
+        high = _left(decode(ws[2 * b + 1], like, WHOLE, DECODER, True), WARPS)
         for p in tl.static_range(PARTS):
             total = sums[b * PARTS + p]
             if SHARED:
@@ -145,7 +145,7 @@ def _multiply(
 
 
 @triton.jit(do_not_specialize=["M"])
-def _few_kernel(
+def _small_kernel(
     x,
     codes,
     scales,
@@ -159,7 +159,7 @@ def _few_kernel(
     SPLITS: tl.constexpr,
     SHARED: tl.constexpr,
     WHOLE: tl.constexpr,
-    WAY: tl.constexpr,
+    DECODER: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -178,12 +178,12 @@ def _few_kernel(
     if PDL:
         gdc_wait()
     sums = _multiply(
-        sums, ws, x, scales, first, low, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, WAY
+        sums, ws, x, scales, first, low, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, DECODER
     )
     for c in tl.range(low + 1, high, 1, num_stages=1):
         more = _chunk(codes + c * (128 * WARPS), first, N, K, BLOCKS, WARPS)
         sums = _multiply(
-            sums, more, x, scales, first, c, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, WAY
+            sums, more, x, scales, first, c, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, DECODER
         )
     for b in tl.static_range(BLOCKS):
         n = first + 16 * b + tl.arange(0, 16)
@@ -213,15 +213,21 @@ def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, most: 
     require("out", out, (splits, m, n), (torch.float32,), device)
 
 
-def product(
-    x: torch.Tensor, weight: W8, out: torch.Tensor, cut: W8TileConfig, *, way: int, pdl: bool = True
+def gemm(
+    x: torch.Tensor,
+    weight: W8,
+    out: torch.Tensor,
+    config: W8TileConfig,
+    *,
+    decoder: int,
+    pdl: bool = True,
 ) -> None:
     """Write the partial sums into `out` [S, M, N]; `way` of w8_tile.py; see the head of this file."""
-    check(x, weight, out, cut.splits, most=MAX_ROWS)
+    check(x, weight, out, config.splits, most=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
-    cut.check(n, k)
+    config.check(n, k)
     pdl = pdl and traits(weight.codes.device).pdl
-    kernel = _few_kernel[(triton.cdiv(n, 16 * cut.blocks), cut.splits)](
+    kernel = _small_kernel[(triton.cdiv(n, 16 * config.blocks), config.splits)](
         x,
         weight.raw,
         weight.scales,
@@ -230,13 +236,13 @@ def product(
         N=n,
         K=k,
         PARTS=power_of_two(m) // 8 if m > 8 else 1,
-        BLOCKS=cut.blocks,
-        WARPS=cut.warps,
-        SPLITS=cut.splits,
+        BLOCKS=config.blocks,
+        WARPS=config.warps,
+        SPLITS=config.splits,
         SHARED=weight.blocks,
         WHOLE=weight.whole,
-        WAY=way,
+        DECODER=decoder,
         PDL=pdl,
-        **options(pdl, cut.warps, registers=cut.registers),
+        **options(pdl, config.warps, registers=config.registers),
     )
-    settle(kernel)
+    set_carveout(kernel)

@@ -23,10 +23,10 @@ MAX_ROWS = 64
 
 
 @triton.jit
-def _landed(acc, WAY: tl.constexpr):
+def _landed(acc, DECODER: tl.constexpr):
     """acc itself, used, so that Triton waits for the multiplication before the next weights overwrite its
     registers: see w4_many.py."""
-    if WAY == 0:
+    if DECODER == 0:
         return acc
     else:
         return tl.inline_asm_elementwise(
@@ -35,7 +35,7 @@ def _landed(acc, WAY: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M"])
-def _tiles_kernel(
+def _tiled_kernel(
     x,
     codes,
     scales,
@@ -49,7 +49,7 @@ def _tiles_kernel(
     SPLITS: tl.constexpr,
     SHARED: tl.constexpr,
     WHOLE: tl.constexpr,
-    WAY: tl.constexpr,
+    DECODER: tl.constexpr,
     FOUR: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -67,29 +67,35 @@ def _tiles_kernel(
         gdc_wait()
     for g in tl.range(split * G // SPLITS, (split + 1) * G // SPLITS, 1, num_stages=STAGES):
         w = tl.load(row + g * 128, eviction_policy="evict_first")
-        w = decode(w, x.dtype.element_ty, WHOLE, WAY, FOUR)
+        w = decode(w, x.dtype.element_ty, WHOLE, DECODER, FOUR)
         xs = tl.load(column + g * 128)
         if SHARED:
             scale = tl.load(scales + tl.minimum(n, N - 1) // 128 * G + g)
             total += tl.dot(w, xs, input_precision="ieee") * scale[:, None]
         else:
-            total = _landed(tl.dot(w, xs, total, input_precision="ieee"), WAY)
+            total = _landed(tl.dot(w, xs, total, input_precision="ieee"), DECODER)
     if not SHARED:
         total = total * tl.load(scales + n, mask=n < N, other=0.0)[:, None]
     at = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]
     tl.store(out + at, total, mask=(m < M)[None, :] & (n < N)[:, None])
 
 
-def product(
-    x: torch.Tensor, weight: W8, out: torch.Tensor, cut: W8TileConfig, *, way: int, pdl: bool = True
+def gemm(
+    x: torch.Tensor,
+    weight: W8,
+    out: torch.Tensor,
+    config: W8TileConfig,
+    *,
+    decoder: int,
+    pdl: bool = True,
 ) -> None:
     """Write the partial sums into `out` [S, M, N]; reference: w8_few.reference."""
-    check(x, weight, out, cut.splits, most=MAX_ROWS)
+    check(x, weight, out, config.splits, most=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
-    cut.check(n, k)
+    config.check(n, k)
     hopper = traits(weight.codes.device).pdl
     pdl = pdl and hopper
-    _tiles_kernel[(triton.cdiv(n, 16 * cut.blocks), cut.splits)](
+    _tiled_kernel[(triton.cdiv(n, 16 * config.blocks), config.splits)](
         x,
         weight.raw,
         weight.scales,
@@ -98,13 +104,13 @@ def product(
         N=n,
         K=k,
         MP=max(16, power_of_two(m)),
-        BN=16 * cut.blocks,
-        STAGES=cut.stages,
-        SPLITS=cut.splits,
+        BN=16 * config.blocks,
+        STAGES=config.stages,
+        SPLITS=config.splits,
         SHARED=weight.blocks,
         WHOLE=weight.whole,
-        WAY=way,
+        DECODER=decoder,
         FOUR=not hopper,
         PDL=pdl,
-        **options(pdl, cut.warps, registers=cut.registers),
+        **options(pdl, config.warps, registers=config.registers),
     )

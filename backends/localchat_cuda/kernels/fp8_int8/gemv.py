@@ -19,8 +19,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.fp8_int8.tiling import One
-from localchat_cuda.kernels.launch import options, settle, traits
+from localchat_cuda.kernels.fp8_int8.tiling import GemvConfig
+from localchat_cuda.kernels.launch import options, set_carveout, traits
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _shares(scales, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr)
 @triton.jit
 def _multiplied(
     w, x, shares, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr,
-    WHOLE: tl.constexpr, WAY: tl.constexpr,
+    WHOLE: tl.constexpr, DECODER: tl.constexpr,
 ):  # fmt: skip
     """Sums of 16 columns each, times `shares` where SHARED."""
     k = c * RUN + tl.arange(0, RUN)
@@ -54,7 +54,7 @@ def _multiplied(
         xs = tl.load(x + k).to(tl.float32)
     else:
         xs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
-    each = decode(w, tl.float16, WHOLE, WAY, True).to(tl.float32) * xs[None, :]
+    each = decode(w, tl.float16, WHOLE, DECODER, True).to(tl.float32) * xs[None, :]
     # The 16 codes of one load are added up in the thread that loaded them: registers for more loads.
     parts = tl.sum(tl.reshape(each, (w.shape[0], RUN // 16, 16)), 2)
     if SHARED:
@@ -63,7 +63,7 @@ def _multiplied(
 
 
 @triton.jit
-def _one_kernel(
+def _gemv_kernel(
     x,
     codes,
     scales,
@@ -75,7 +75,7 @@ def _one_kernel(
     UNROLL: tl.constexpr,
     SHARED: tl.constexpr,
     WHOLE: tl.constexpr,
-    WAY: tl.constexpr,
+    DECODER: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -91,40 +91,48 @@ def _one_kernel(
     shares = _shares(scales, 0, K, RUN, SHARED)
     if PDL:
         gdc_wait()
-    acc = _multiplied(w, x, shares, 0, K, RUN, SHARED, WHOLE, WAY)
+    acc = _multiplied(w, x, shares, 0, K, RUN, SHARED, WHOLE, DECODER)
     for c in tl.range(1, tl.cdiv(K, RUN), 1, num_stages=1, loop_unroll_factor=UNROLL):
         w = _codes(row, c, K, RUN)
         shares = _shares(scales, c, K, RUN, SHARED)
-        acc += _multiplied(w, x, shares, c, K, RUN, SHARED, WHOLE, WAY)
+        acc += _multiplied(w, x, shares, c, K, RUN, SHARED, WHOLE, DECODER)
     y = tl.sum(acc, 1)
     if not SHARED:
         y *= scale
     tl.store(out + n, y, mask=n < N)
 
 
-def product(
-    x: torch.Tensor, weight: W8, out: torch.Tensor, cut: One, *, way: int, pdl: bool = True
+def gemv(
+    x: torch.Tensor,
+    weight: W8,
+    out: torch.Tensor,
+    config: GemvConfig,
+    *,
+    decoder: int,
+    pdl: bool = True,
 ) -> None:
     """Write the product into `out` [1, 1, N]; `way` of w8_tile.py; see the head of this file."""
     check(x, weight, out, 1, most=1)
     n, k = weight.codes.shape
-    if BLOCK % cut.rows or cut.run % BLOCK:
-        raise ValueError(f"cut: rows that divide {BLOCK} and a run in {BLOCK}s wanted, {cut} given")
+    if BLOCK % config.rows or config.run % BLOCK:
+        raise ValueError(
+            f"config: rows that divide {BLOCK} and a run in {BLOCK}s wanted, {config} given"
+        )
     pdl = pdl and traits(weight.codes.device).pdl
-    kernel = _one_kernel[(triton.cdiv(n, cut.rows),)](
+    kernel = _gemv_kernel[(triton.cdiv(n, config.rows),)](
         x,
         weight.raw,
         weight.scales,
         out,
         N=n,
         K=k,
-        ROWS=cut.rows,
-        RUN=cut.run,
-        UNROLL=cut.unroll,
+        ROWS=config.rows,
+        RUN=config.run,
+        UNROLL=config.unroll,
         SHARED=weight.blocks,
         WHOLE=weight.whole,
-        WAY=way,
+        DECODER=decoder,
         PDL=pdl,
-        **options(pdl, cut.warps, registers=cut.registers),
+        **options(pdl, config.warps, registers=config.registers),
     )
-    settle(kernel)
+    set_carveout(kernel)

@@ -93,12 +93,12 @@ def _plain(w, like, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def decode(w, like, WHOLE: tl.constexpr, WAY: tl.constexpr, FOUR: tl.constexpr):
+def decode(w, like, WHOLE: tl.constexpr, DECODER: tl.constexpr, FOUR: tl.constexpr):
     """uint8 codes to `like` (fp16 or bf16; in the interpreter also fp32). FOUR: a thread holds codes in
     fours, as loads of 16 bytes leave them; else in twos, as an operand in shared memory does."""
-    if WAY == 0:
+    if DECODER == 0:
         return _plain(w, like, WHOLE)
-    elif WAY == 2 and not WHOLE and like == tl.float16:
+    elif DECODER == 2 and not WHOLE and like == tl.float16:
         return w.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     elif like == tl.float16:
         if FOUR:

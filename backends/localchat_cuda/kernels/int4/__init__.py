@@ -32,7 +32,9 @@ try:
 except ImportError:
     hopper = None
 
-Cut: TypeAlias = w4_tiling.TileConfig | w4_tiled.TiledGemmConfig | hopper_tiling.HopperTileConfig
+AnyTileConfig: TypeAlias = (
+    w4_tiling.TileConfig | w4_tiled.TiledGemmConfig | hopper_tiling.HopperTileConfig
+)
 
 
 def packed_rows(device: torch.device) -> int:
@@ -41,28 +43,34 @@ def packed_rows(device: torch.device) -> int:
     return _HOPPER_ROWS if fast else _PACKED_ROWS
 
 
-def cut_for(rows: int, n: int, k: int, device: torch.device, *, gated: bool = False) -> Cut:
+def tile_config_for(
+    rows: int, n: int, k: int, device: torch.device, *, gated: bool = False
+) -> AnyTileConfig:
     """How a product with a weight of N x K is cut; of many rows its type says which kernel has it. gated: of a
     product that activates gate and up itself."""
-    form, sms = w4_tiling.form_for(rows), traits(device).sms
-    if form != "many":
-        return w4_tiling.shape_for(form, rows, n, k, sms)
+    variant, sms = w4_tiling.variant_for(rows), traits(device).sms
+    if variant != "tiled":
+        return w4_tiling.tile_config_for(variant, rows, n, k, sms)
     if hopper is not None and hopper.serves(device):
-        cut = hopper_tiling.cut_for(rows, n, k, sms, gated)
-        if cut is not None:
-            return cut
-    return w4_tiled.gated_cut_for(rows, n) if gated else w4_tiled.cut_for(rows, n, k, sms)
+        config = hopper_tiling.tile_config_for(rows, n, k, sms, gated)
+        if config is not None:
+            return config
+    return (
+        w4_tiled.fused_tile_config_for(rows, n)
+        if gated
+        else w4_tiled.tile_config_for(rows, n, k, sms)
+    )
 
 
-def empty_rows(m: int, k: int, device: torch.device) -> w4_activations.Rows:
+def empty_activations(m: int, k: int, device: torch.device) -> w4_activations.Rows:
     """Activations as the form for so many rows reads them. ValueError for more than `packed_rows`."""
-    form, most = w4_tiling.form_for(m), packed_rows(device)
-    if m > most or form == "dense":
+    variant, most = w4_tiling.variant_for(m), packed_rows(device)
+    if m > most or variant == "dequant":
         raise ValueError(f"rows: at most {most} wanted, {m} given")
-    if form == "int8":
+    if variant == "int8":
         return w4_activations.Int8Rows.empty(m, k, device)
-    order: w4_activations.Order = "lanes" if form == "fp16" else "slots"
-    return w4_activations.HalfRows.empty(m, k, device, order, factored=form != "many")
+    order: w4_activations.Order = "lanes" if variant == "fp16" else "slots"
+    return w4_activations.HalfRows.empty(m, k, device, order, factored=variant != "tiled")
 
 
 def gemm(
@@ -81,22 +89,22 @@ def gemm(
         return w4_fp16.reference(rows, weight, squares, eps)[None]
     device, n, k = rows.x.device, weight.features_out, weight.features_in
     m = rows.x.shape[0] // (2 if isinstance(rows, w4_activations.Int8Rows) else 1)
-    cut = cut_for(m, n, k, device)
-    if isinstance(cut, w4_tiling.TileConfig):
-        out = torch.empty(cut.splits, m, n, device=device)
+    config = tile_config_for(m, n, k, device)
+    if isinstance(config, w4_tiling.TileConfig):
+        out = torch.empty(config.splits, m, n, device=device)
         if isinstance(rows, w4_activations.Int8Rows):
-            w4_int8.product(rows.x, rows.factors, weight, out, cut, squares=squares, eps=eps)
+            w4_int8.gemm(rows.x, rows.factors, weight, out, config, squares=squares, eps=eps)
         else:
-            w4_fp16.product(rows, weight, out, cut, squares=squares, eps=eps)
+            w4_fp16.gemm(rows, weight, out, config, squares=squares, eps=eps)
         return out
     assert isinstance(rows, w4_activations.HalfRows)
-    if isinstance(cut, w4_tiled.TiledGemmConfig):
-        out = torch.empty(cut.shape.splits, m, n, device=device)
-        w4_tiled.product(rows, weight, out, cut, squares=squares, eps=eps)
+    if isinstance(config, w4_tiled.TiledGemmConfig):
+        out = torch.empty(config.shape.splits, m, n, device=device)
+        w4_tiled.gemm(rows, weight, out, config, squares=squares, eps=eps)
     else:
         assert hopper is not None
-        out = torch.empty(cut.splits, m, n, device=device)
-        hopper.product(rows, weight, out, cut, squares=squares, eps=eps)
+        out = torch.empty(config.splits, m, n, device=device)
+        hopper.product(rows, weight, out, config, squares=squares, eps=eps)
     return out
 
 
@@ -113,34 +121,34 @@ def gemm_silu_mul(
 ) -> None:
     """The activation of gate times up, of a weight that holds both, as the next product reads it: `into`
     [M, N / 2], its columns in `order`. In one kernel where the form can."""
-    if kernels and order is None and w4_tiling.form_for(rows.x.shape[0]) == "many":
+    if kernels and order is None and w4_tiling.variant_for(rows.x.shape[0]) == "tiled":
         assert isinstance(rows, w4_activations.HalfRows)
         assert isinstance(into, w4_activations.HalfRows)
         m, n, k = rows.x.shape[0], weight.features_out, weight.features_in
-        cut = cut_for(m, n, k, rows.x.device, gated=True)
-        if isinstance(cut, w4_tiled.TiledGemmConfig):
-            w4_tiled.gated_product(rows, weight, into, cut, squares=squares, eps=eps, gelu=gelu)
+        config = tile_config_for(m, n, k, rows.x.device, gated=True)
+        if isinstance(config, w4_tiled.TiledGemmConfig):
+            w4_tiled.gemm_silu_mul(rows, weight, into, config, squares=squares, eps=eps, gelu=gelu)
         else:
             assert hopper is not None
-            hopper.gated_product(rows, weight, into, cut, squares=squares, eps=eps, gelu=gelu)
+            hopper.gated_product(rows, weight, into, config, squares=squares, eps=eps, gelu=gelu)
         return
     sums = gemm(rows, weight, squares=squares, eps=eps, kernels=kernels)
-    call = w4_activations.feed if kernels else w4_activations.reference
+    call = w4_activations.prepare if kernels else w4_activations.reference
     call("gated", sums, into, gelu=gelu, order=order)
 
 
-def product_of(x: torch.Tensor, weight: W4, *, kernels: bool = True) -> torch.Tensor:
+def gemm_of(x: torch.Tensor, weight: W4, *, kernels: bool = True) -> torch.Tensor:
     """Partial sums [S, M, N] of x [M, K], whose columns are as the layer has them: fp32 up to
     `packed_rows`, in x's dtype beyond."""
     m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
     if kernels and 1 <= m <= packed_rows(x.device):
-        rows = empty_rows(m, k, x.device)
-        w4_activations.feed("plain", x[None], rows, order=order)
+        rows = empty_activations(m, k, x.device)
+        w4_activations.prepare("plain", x[None], rows, order=order)
         return gemm(rows, weight)
     if order is not None:
         x = (permute_columns.gather if kernels else permute_columns.reference)(x, order)
     if not kernels:
         return (x.float() @ dense(weight).t())[None]
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
-    w4_dequant.product(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))
+    w4_dequant.gemm(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))
     return out[None]

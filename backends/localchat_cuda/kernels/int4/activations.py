@@ -30,11 +30,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.activation import activated
+from localchat_cuda.kernels.activation import activation
 from localchat_cuda.kernels.activation import reference as gated_reference
 from localchat_cuda.kernels.int4.gemm_int8 import lanes
 from localchat_cuda.kernels.int4.pack import GROUP
-from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 Order = Literal["lanes", "slots"]
 Mode = Literal["embed", "norm", "gated", "plain"]
@@ -242,7 +242,7 @@ def sum_partials(source, at, inside, stride, S: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M"])
-def _feed_kernel(
+def _prepare_kernel(
     source, ids, residual, weight, squares, x, factors, factor, order, M, N: tl.constexpr,
     K: tl.constexpr, MQ: tl.constexpr, S: tl.constexpr, MODE: tl.constexpr, FORMAT: tl.constexpr,
     ROWS: tl.constexpr, GELU: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
@@ -270,7 +270,7 @@ def _feed_kernel(
         here = m[:, None] * N + i[None, :]
         v = sum_partials(source, here, inside, M * N, S)
     if MODE == 2:
-        v = activated(v, GELU) * sum_partials(source, here + K, inside, M * N, S)
+        v = activation(v, GELU) * sum_partials(source, here + K, inside, M * N, S)
     if MODE == 1:
         v += tl.load(residual + at, mask=inside, other=0.0)
     if MODE == 1 or MODE == 3:
@@ -280,7 +280,7 @@ def _feed_kernel(
     write_rows(v, x, factors, group, m, there, K, MQ, FORMAT)
 
 
-def together(rows: int) -> int:
+def rows_per_program(rows: int) -> int:
     """Rows of a program of one warp. Of many rows four: starting a program takes longer than 128 values do, and
     fewer programs of more rows keep less on its way (512 rows of 3,584 columns: 11 us, of eight rows 17, of
     16 25)."""
@@ -311,7 +311,7 @@ def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> 
         require("rows.factors", rows.factors, (2, k // GROUP, room), (torch.float32,), device)
 
 
-def feed(
+def prepare(
     mode: Mode,
     source: torch.Tensor,
     rows: Rows | FloatRows,
@@ -359,13 +359,13 @@ def feed(
         require("order", order, (k,), (torch.int32,), device)
         if mode == "norm" and m >= TWICE:
             flat = FloatRows.empty(m, k, device)
-            feed(mode, source, flat, residual=residual, weight=weight, squares=squares, pdl=pdl)
-            feed("plain", flat.x[None], rows, order=order, pdl=pdl)
+            prepare(mode, source, flat, residual=residual, weight=weight, squares=squares, pdl=pdl)
+            prepare("plain", flat.x[None], rows, order=order, pdl=pdl)
             return
-    way = traits(device)
-    pdl = pdl and way.pdl
-    several = together(m)
-    kernel = _feed_kernel[(k // GROUP, triton.cdiv(m, several))](
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
+    several = rows_per_program(m)
+    kernel = _prepare_kernel[(k // GROUP, triton.cdiv(m, several))](
         source,
         source if ids is None else ids,
         source if residual is None else residual,
@@ -388,4 +388,4 @@ def feed(
         PDL=pdl,
         **options(pdl, 1),
     )
-    settle(kernel, m)
+    set_carveout(kernel, m)

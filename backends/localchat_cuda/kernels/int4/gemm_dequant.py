@@ -69,7 +69,7 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
     )
 
 
-def product(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) -> None:
+def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) -> None:
     """out[M, N] = x[M, K] w^T in x's dtype (fp16 or bf16), through `scratch`, a flat buffer of that
     dtype with room for at least 16 output features."""
     n, k = weight.features_out, weight.features_in

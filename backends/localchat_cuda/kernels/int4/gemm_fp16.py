@@ -33,7 +33,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     zero_of,
 )
 from localchat_cuda.kernels.int4.tiling import TileConfig
-from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 MAX_ROWS = 16
 
@@ -233,7 +233,7 @@ def _fp16_kernel(
             tl.store(out + at, o, mask=(row < M)[None, :])
 
 
-def product(
+def gemm(
     rows: HalfRows,
     weight: W4,
     out: torch.Tensor,
@@ -253,8 +253,8 @@ def product(
     if squares is not None:
         require("squares", squares, (m, k // GROUP), (torch.float32,), device)
     shape.check(n, k)
-    way = traits(device)
-    pdl = pdl and way.pdl
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
     kernel = _fp16_kernel[(n // (16 * shape.blocks), shape.splits)](
         rows.x,
         rows.factors,
@@ -273,8 +273,8 @@ def product(
         DEPTH=shape.depth,
         NORM=squares is not None,
         G_POW2=power_of_two(k // GROUP),
-        ASM=way.asm,
+        ASM=gpu.asm,
         PDL=pdl,
         **options(pdl, shape.warps, registers=shape.registers),
     )
-    settle(kernel)
+    set_carveout(kernel)

@@ -269,11 +269,11 @@ def _boxes(weight: W4) -> tuple[TensorDescriptor, TensorDescriptor]:
     return found
 
 
-def product(
+def gemm(
     rows: HalfRows,
     weight: W4,
     out: torch.Tensor,
-    cut: HopperTileConfig,
+    config: HopperTileConfig,
     *,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -281,16 +281,16 @@ def product(
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; reference: w4_fp16.reference."""
     m, n = rows.x.shape[0], weight.features_out
-    cut.check(n, weight.features_in, gated=False)
-    require("out", out, (cut.splits, m, n), (torch.float32,), weight.codes.device)
-    _launch(rows, weight, out, cut, squares, eps, pdl)
+    config.check(n, weight.features_in, gated=False)
+    require("out", out, (config.splits, m, n), (torch.float32,), weight.codes.device)
+    _launch(rows, weight, out, config, squares, eps, pdl)
 
 
-def gated_product(
+def gemm_silu_mul(
     rows: HalfRows,
     weight: W4,
     into: HalfRows,
-    cut: HopperTileConfig,
+    config: HopperTileConfig,
     *,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -299,18 +299,18 @@ def gated_product(
 ) -> None:
     """Write the activation of gate, times up, into `into` [M, N / 2], as w4_many.gated_product."""
     m, n = rows.x.shape[0], weight.features_out
-    cut.check(n, weight.features_in, gated=True)
+    config.check(n, weight.features_in, gated=True)
     if into.order != "slots":
         raise ValueError(f"into: slot order wanted, {into.order} given")
     require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
-    _launch(rows, weight, into.x, cut, squares, eps, pdl, gated=True, gelu=gelu)
+    _launch(rows, weight, into.x, config, squares, eps, pdl, gated=True, gelu=gelu)
 
 
 def _launch(
     rows: HalfRows,
     weight: W4,
     out: torch.Tensor,
-    cut: HopperTileConfig,
+    config: HopperTileConfig,
     squares: torch.Tensor | None,
     eps: float,
     pdl: bool,
@@ -325,10 +325,10 @@ def _launch(
     require("rows.x", rows.x, (m, k), (torch.float16,), device)
     if squares is not None:
         require("squares", squares, (m, k // GROUP), (torch.float32,), device)
-    held = _workspace(device) if cut.even else None
-    items, layout = cut.items(m, n), gl.NVMMASharedLayout(128, 16, 2)
+    held = _workspace(device) if config.even else None
+    items, layout = config.items(m, n), gl.NVMMASharedLayout(128, 16, 2)
     _hopper_kernel[(min(items, traits(device).sms),)](
-        TensorDescriptor(rows.x, [m, k], [k, 1], [cut.rows, 64], layout),
+        TensorDescriptor(rows.x, [m, k], [k, 1], [config.rows, 64], layout),
         *_boxes(weight),
         out,
         held.sums if held else out,
@@ -337,19 +337,19 @@ def _launch(
         eps,
         m,
         items,
-        -(-m // cut.rows),
-        cut.splits,
+        -(-m // config.rows),
+        config.splits,
         N=n,
         K=k,
-        TILE=cut.rows,
-        BLOCKS=cut.blocks,
-        STAGES=cut.stages(gated=gated),
+        TILE=config.rows,
+        BLOCKS=config.blocks,
+        STAGES=config.stages(gated=gated),
         NORM=squares is not None,
         GATED=gated,
         GELU=gelu,
         G_POW2=power_of_two(k // GROUP),
         PDL=pdl,
-        EVEN=cut.even,
+        EVEN=config.even,
         num_warps=4,
         maxnreg=168,
         launch_pdl=pdl,

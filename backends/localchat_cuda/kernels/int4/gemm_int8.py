@@ -42,7 +42,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     zero_of,
 )
 from localchat_cuda.kernels.int4.tiling import TileConfig
-from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 MAX_ROWS = 8
 _SWAP = (0, 2, 1, 3)
@@ -248,7 +248,7 @@ def _int8_kernel(
             tl.store(out + at, o, mask=(row < M)[None, :])
 
 
-def product(
+def gemm(
     x: torch.Tensor,
     factors: torch.Tensor,
     weight: W4,
@@ -273,8 +273,8 @@ def product(
     if squares is not None:
         require("squares", squares, (rows, k // GROUP), (torch.float32,), device)
     shape.check(n, k)
-    way = traits(device)
-    pdl = pdl and way.pdl
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
     kernel = _int8_kernel[(n // (16 * shape.blocks), shape.splits)](
         x,
         factors,
@@ -293,8 +293,8 @@ def product(
         DEPTH=shape.depth,
         NORM=squares is not None,
         G_POW2=power_of_two(k // GROUP),
-        ASM=way.asm,
+        ASM=gpu.asm,
         PDL=pdl,
         **options(pdl, shape.warps, registers=shape.registers),
     )
-    settle(kernel)
+    set_carveout(kernel)

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.activation import activated
+from localchat_cuda.kernels.activation import activation
 from localchat_cuda.kernels.int4.activations import HalfRows
 from localchat_cuda.kernels.int4.pack import GROUP, W4
 from localchat_cuda.kernels.int4.tile_ops import SCALED_ASM, inverse_rms
@@ -57,18 +57,18 @@ _MEASURED: dict[tuple[int, int], tuple[tuple[int, TiledGemmConfig], ...]] = {
 """Of narrow weights of a 7B model, (N, K), up to so many rows, on an H200: where the rule leaves most idle."""
 
 
-def cut_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
+def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
     """By rule: tiles of 128 x 128 (64 rows and fewer: one tile), and the splits of K that leave
     least idle in the last wave, two programs a multiprocessor, against what writing and adding
     partial sums costs."""
-    for limit, cut in _MEASURED.get((n, k), ()):
+    for limit, config in _MEASURED.get((n, k), ()):
         if rows <= limit:
-            return cut
+            return config
     tile = _tile(rows, 128)
     if n % 64:
         raise ValueError(f"weight {n}x{k}: output features in 64s wanted")
     if tile <= 32:
-        return TiledGemmConfig(_small(n, k, sms), tile)
+        return TiledGemmConfig(_small_config(n, k, sms), tile)
     warps = 8 if n % 128 == 0 else 4
     programs = -(-rows // tile) * n // (16 * warps)
 
@@ -81,14 +81,14 @@ def cut_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
     return TiledGemmConfig(TileConfig(1, warps, 3, splits), tile)
 
 
-def _small(n: int, k: int, sms: int) -> TileConfig:
+def _small_config(n: int, k: int, sms: int) -> TileConfig:
     """Up to 32 rows: few programs, each with many weights on their way; three a multiprocessor."""
     blocks = 2 if n % 128 == 0 else 1
     wanted = max(1, round(3 * sms / (n // (64 * blocks))))
     return TileConfig(blocks, 4, 4, min(wanted, k // GROUP, 8))
 
 
-def gated_cut_for(rows: int, n: int) -> TiledGemmConfig:
+def fused_tile_config_for(rows: int, n: int) -> TiledGemmConfig:
     """The tile config of `gated_product`: 64 features of gate and 64 of up a program, all of K.
 
     Up to 32 rows a fourth stage is worth 7 % of a decode step. Tiles of 64 rows leave room for three
@@ -140,7 +140,7 @@ def _landed(acc, ASM: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M"])
-def _many_kernel(
+def _tiled_kernel(
     x,
     codes,
     steps,
@@ -201,7 +201,7 @@ def _many_kernel(
         acc = acc * inverse_rms(squares, m, m < M, eps, G, G_POW2)[None, :]
     if GATED:
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, TILE)), (1, 2, 0)))
-        v = activated(gate, GELU) * up
+        v = activation(gate, GELU) * up
         v = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
         # columns of half a group, (quad, half, pair, h, i), in slot order: (h, half, pair, quad, i)
         v = tl.reshape(v, (WARPS // 4, 4, 2, 2, 2, 2, TILE))
@@ -213,11 +213,11 @@ def _many_kernel(
         tl.store(out + at, acc, mask=(m < M)[None, :])
 
 
-def product(
+def gemm(
     rows: HalfRows,
     weight: W4,
     out: torch.Tensor,
-    cut: TiledGemmConfig,
+    config: TiledGemmConfig,
     *,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -225,15 +225,15 @@ def product(
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; reference: w4_fp16.reference."""
     m, n = rows.x.shape[0], weight.features_out
-    require("out", out, (cut.shape.splits, m, n), (torch.float32,), weight.codes.device)
-    _launch(rows, weight, out, cut, squares, eps, pdl)
+    require("out", out, (config.shape.splits, m, n), (torch.float32,), weight.codes.device)
+    _launch(rows, weight, out, config, squares, eps, pdl)
 
 
-def gated_product(
+def gemm_silu_mul(
     rows: HalfRows,
     weight: W4,
     into: HalfRows,
-    cut: TiledGemmConfig,
+    config: TiledGemmConfig,
     *,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -243,22 +243,22 @@ def gated_product(
     """Write the activation of gate, times up, into `into` [M, N / 2], gate being the first half of the
     weight's features. `cut`: of two blocks and one split. `into.factors` stay as they are: this form reads
     none."""
-    m, n, shape = rows.x.shape[0], weight.features_out, cut.shape
+    m, n, shape = rows.x.shape[0], weight.features_out, config.shape
     if shape.blocks != 2 or shape.splits != 1 or n % (32 * shape.warps):
-        raise ValueError(f"cut: two blocks and one split of {n} features wanted, {shape} given")
+        raise ValueError(f"config: two blocks and one split of {n} features wanted, {shape} given")
     if into.order != "slots":
         raise ValueError(f"into: slot order wanted, {into.order} given")
     if into.x.data_ptr() == rows.x.data_ptr() != 0:
         raise ValueError("into: memory of its own wanted, other programs still read these rows")
     require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
-    _launch(rows, weight, into.x, cut, squares, eps, pdl, gated=True, gelu=gelu)
+    _launch(rows, weight, into.x, config, squares, eps, pdl, gated=True, gelu=gelu)
 
 
 def _launch(
     rows: HalfRows,
     weight: W4,
     out: torch.Tensor,
-    cut: TiledGemmConfig,
+    config: TiledGemmConfig,
     squares: torch.Tensor | None,
     eps: float,
     pdl: bool,
@@ -267,17 +267,17 @@ def _launch(
     gelu: bool = False,
 ) -> None:
     m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
-    device, shape = weight.codes.device, cut.shape
+    device, shape = weight.codes.device, config.shape
     if m < 1 or rows.order != "slots":
         raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
     require("rows.x", rows.x, (m, k), (torch.float16,), device)
     if squares is not None:
         require("squares", squares, (m, k // GROUP), (torch.float32,), device)
     shape.check(n, k, wide=True)
-    way = traits(device)
-    pdl = pdl and way.pdl
-    grid = (triton.cdiv(m, cut.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
-    _many_kernel[grid](
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
+    grid = (triton.cdiv(m, config.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
+    _tiled_kernel[grid](
         rows.x,
         weight.codes.view(torch.int16),
         weight.steps,
@@ -287,7 +287,7 @@ def _launch(
         m,
         N=n,
         K=k,
-        TILE=cut.rows,
+        TILE=config.rows,
         SPLITS=shape.splits,
         BLOCKS=shape.blocks,
         WARPS=shape.warps,
@@ -296,7 +296,7 @@ def _launch(
         GATED=gated,
         GELU=gelu,
         G_POW2=power_of_two(k // GROUP),
-        ASM=way.asm,
+        ASM=gpu.asm,
         PDL=pdl,
         **options(pdl, shape.warps, registers=shape.registers),
     )

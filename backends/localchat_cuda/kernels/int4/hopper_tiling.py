@@ -57,7 +57,7 @@ class HopperTileConfig(NamedTuple):
     def check(self, n: int, k: int, *, gated: bool) -> None:
         if not self.fits(n, k, gated=gated):
             kind = "gated product" if gated else "product"
-            raise ValueError(f"cut: {self} does not divide a {kind} of {n}x{k}")
+            raise ValueError(f"config: {self} does not divide a {kind} of {n}x{k}")
 
     def microseconds(self, rows: int, n: int, k: int, sms: int) -> float:
         """What it is expected to take on an H200 of so many multiprocessors, and the reading of its sums:
@@ -72,7 +72,7 @@ class HopperTileConfig(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def cut_for(rows: int, n: int, k: int, sms: int, gated: bool) -> HopperTileConfig | None:
+def tile_config_for(rows: int, n: int, k: int, sms: int, gated: bool) -> HopperTileConfig | None:
     """The cut for a weight of N x K (`gated`: gate and up, activated) that is expected to take least; None
     where w4_many.py has it: other numbers of rows, and weights too small for half of the multiprocessors.
 
@@ -81,16 +81,17 @@ def cut_for(rows: int, n: int, k: int, sms: int, gated: bool) -> HopperTileConfi
     if not FEWEST <= rows <= MOST:
         return None
     tiles = (64,) if rows <= 64 else (64, 128) if rows <= 256 else (128,)
-    cuts = [
+    configs = [
         HopperTileConfig(tile, blocks, splits)
         for tile in tiles
         for blocks in (2, 1)
         for splits in (range(1, 12) if not gated else (1,))
     ]
-    cuts += [HopperTileConfig(tile, 2, even=True) for tile in tiles]
+    configs += [HopperTileConfig(tile, 2, even=True) for tile in tiles]
     found = [
-        (cut.microseconds(rows, n, k, sms), cut)
-        for cut in cuts
-        if cut.fits(n, k, gated=gated) and cut.items(rows, n) >= (sms if cut.even else 0.45 * sms)
+        (config.microseconds(rows, n, k, sms), config)
+        for config in configs
+        if config.fits(n, k, gated=gated)
+        and config.items(rows, n) >= (sms if config.even else 0.45 * sms)
     ]
     return min(found)[1] if found else None

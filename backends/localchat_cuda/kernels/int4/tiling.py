@@ -13,9 +13,9 @@ from typing import Literal
 
 from localchat_cuda.kernels.int4.pack import GROUP
 
-Form = Literal["int8", "fp16", "many", "dense"]
+GemmVariant = Literal["int8", "fp16", "tiled", "dequant"]
 
-_LIMITS: tuple[tuple[int, Form], ...] = ((8, "int8"), (16, "fp16"), (1024, "many"))
+_LIMITS: tuple[tuple[int, GemmVariant], ...] = ((8, "int8"), (16, "fp16"), (1024, "tiled"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +49,19 @@ class TileConfig:
             raise ValueError(f"shape: {self} does not divide a weight of {n}x{k}")
 
 
-def form_for(rows: int) -> Form:
+def variant_for(rows: int) -> GemmVariant:
     """The fastest form for a number of rows, each on an H200; `dense`: dequantize, then the
     library."""
-    for limit, form in _LIMITS:
+    for limit, variant in _LIMITS:
         if rows <= limit:
-            return form
-    return "dense"
+            return variant
+    return "dequant"
 
 
 _GATE_UP, _DOWN, _QKV, _O = (37888, 3584), (3584, 18944), (4608, 3584), (3584, 3584)
 """Qwen2.5-7B, as (N, K)."""
 
-_MEASURED: dict[tuple[Form, int], dict[tuple[int, int], TileConfig]] = {
+_MEASURED: dict[tuple[GemmVariant, int], dict[tuple[int, int], TileConfig]] = {
     ("int8", 4): {
         _GATE_UP: TileConfig(1, 2, 1, 1, 64),
         _DOWN: TileConfig(1, 4, 1, 5, 64),
@@ -83,30 +83,30 @@ _MEASURED: dict[tuple[Form, int], dict[tuple[int, int], TileConfig]] = {
 }
 
 
-_CLASSES: dict[Form, tuple[int, ...]] = {
+_CLASSES: dict[GemmVariant, tuple[int, ...]] = {
     "int8": (4, 8),
     "fp16": (8, 16),
 }
 
 
-def row_class(form: Form, rows: int) -> int:
+def row_class(variant: GemmVariant, rows: int) -> int:
     """The largest row count that shares a cut, and so its bits per row, with this one."""
-    limits = _CLASSES.get(form, ())
+    limits = _CLASSES.get(variant, ())
     for limit in limits:
         if rows <= limit:
             return limit
     raise ValueError(
-        f"rows: {rows} are more than the {form} form takes, at most {max(limits, default=0)}"
+        f"rows: {rows} are more than the {variant} form takes, at most {max(limits, default=0)}"
     )
 
 
 @lru_cache(maxsize=512)
-def shape_for(form: Form, rows: int, n: int, k: int, sms: int) -> TileConfig:
+def tile_config_for(variant: GemmVariant, rows: int, n: int, k: int, sms: int) -> TileConfig:
     """The tile config of the int8 and fp16 forms (`many`: gemm_tiled.cut_for) for a weight of N x K.
     Depends on rows only through `row_class`, so that rows of a class are bit-equal. ValueError
     where no cut divides the weight."""
-    size = row_class(form, rows)
-    found = _MEASURED.get((form, size), {}).get((n, k))
+    size = row_class(variant, rows)
+    found = _MEASURED.get((variant, size), {}).get((n, k))
     if found is not None:
         return found
     return _narrow(size, n, k, sms)

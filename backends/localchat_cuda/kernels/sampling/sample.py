@@ -301,8 +301,8 @@ def draw(
     require("normalizers", normalizers, (points,), (torch.float32,), device)
     if (masks is None) != (mask_rows is None):
         raise ValueError("masks, mask_rows: both or neither wanted")
-    way = traits(device)
-    pdl = pdl and way.pdl
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
     blocks = -(-vocabulary // BLOCK)
     if known is not None:
         context = known.tokens.shape[1]
