@@ -59,7 +59,7 @@ def load_runner(
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    plan, capable = request.plan, capabilities(config, request)
+    plan, caps = request.plan, capabilities(config, request)
     total = max(plan.weights_bytes, 1)
 
     def report_layer(done: int, layers: int) -> bool:
@@ -67,7 +67,7 @@ def load_runner(
         return progress(min(total * done // (layers + 1), total - 1), total)
 
     with (
-        CompileAhead(config, capable, device, notify, head_int8=request.options.head_int8) as ahead,
+        CompileAhead(config, caps, device, notify, head_int8=request.options.head_int8) as ahead,
         _advise_on_out_of_memory(request),
     ):
         source: WeightSource = (
@@ -83,15 +83,15 @@ def load_runner(
             progress=report_layer,
             notify=notify,
         )
-        blocks = capable.kv_tokens // capable.block_tokens
+        blocks = caps.kv_tokens // caps.block_tokens
         pages = Pages(
-            config, blocks + 1, capable.context_tokens, device, _DTYPES[config.dtype], capable.block_tokens,
-            fp8=capable.kv_type == FP8,
+            config, blocks + 1, caps.context_tokens, device, _DTYPES[config.dtype], caps.block_tokens,
+            fp8=caps.kv_type == FP8,
         )  # fmt: skip
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
         ahead.wait()
-        runner = CudaRunner(model, capable)
+        runner = CudaRunner(model, caps)
         warm_up(runner)
     return runner
 
@@ -123,10 +123,10 @@ def warm_up(runner: CudaRunner) -> None:
     """Run prompts and single tokens at several lengths; capture the graph of one row.
 
     Kernels are compiled or read from Triton's cache. No sequence owns the pages that this writes."""
-    capable = runner.capabilities
-    page = capable.block_tokens
-    room = min(capable.context_tokens, capable.kv_tokens) - 1
-    longest = min(max(_WARM_PROMPTS), room, capable.max_step_tokens)
+    caps = runner.capabilities
+    page = caps.block_tokens
+    room = min(caps.context_tokens, caps.kv_tokens) - 1
+    longest = min(max(_WARM_PROMPTS), room, caps.max_step_tokens)
     if longest < 1:
         return
     blocks = tuple(range(-(-(longest + 1) // page)))

@@ -120,7 +120,7 @@ def rows_of_gemms(monkeypatch: pytest.MonkeyPatch, kind: type[DenseLayers]) -> l
 
 
 @pytest.mark.parametrize("wanted", [1, 3, 30])
-def test_behind_the_last_attention_only_wanted_tokens_go_on(
+def test_after_the_last_attention_only_rows_with_logits_go_on(
     pair: tuple[Any, Path], wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 40 tokens; where most are wanted, all do."""
@@ -137,7 +137,7 @@ def test_behind_the_last_attention_only_wanted_tokens_go_on(
 
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("quantized", ["qwen2", "gemma3"], indirect=True)
-def test_behind_the_last_attention_only_wanted_rows_are_packed(
+def test_after_the_last_attention_only_rows_with_logits_are_packed(
     quantized: tuple[Any, Path], kernels: bool
 ) -> None:
     model, folder = quantized

@@ -62,7 +62,7 @@ def test_looking_imports_neither_torch_nor_triton(folder: Path) -> None:
         (Gpu(0, "A100", 8 << 30, 8 << 30, (8, 0), "470.57"), "12.8", "driver 470.57 is older"),
     ],
 )
-def test_what_stands_in_the_way_is_said_with_a_way_out(gpu: Gpu, toolkit: str, said: str) -> None:
+def test_obstacles_are_named_with_a_remedy(gpu: Gpu, toolkit: str, said: str) -> None:
     found = check_gpu(gpu, toolkit)
     assert not found.ok and said in found.reason and found.hint
 
@@ -93,9 +93,7 @@ def test_of_several_cards_one_that_can_compute_is_taken(
     assert any("RTX 3060, number 1" in note for note in plan.notes)
 
 
-def test_asked_for_without_a_gpu_it_says_so_plainly(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_the_error_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localchat_cuda.environment.read_gpus", lambda: ((), ""))
     monkeypatch.setattr("localchat_cuda.environment.find_spec", lambda name: object())
     with pytest.raises(LocalchatError, match=r"cuda cannot run here: .*GPU") as caught:
@@ -156,7 +154,7 @@ def test_a_config_without_a_type_has_that_of_the_weights(kind: str, tmp_path: Pa
     assert found.kv_type == {"float16": "f16"}.get(kind, "bf16")
 
 
-def test_a_past_run_of_an_fp32_checkpoint_tells_what_was_read_of_the_card(tmp_path: Path) -> None:
+def test_a_past_run_of_an_fp32_checkpoint_counts_loaded_bytes(tmp_path: Path) -> None:
     card = replace(HOPPER, bytes_per_s=10**12)
     machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=(card,))
     model = read_checkpoint(write_speaking(tmp_path))

@@ -222,7 +222,9 @@ def test_what_a_kernel_calls_is_hashed_before_it() -> None:
     assert hashed == functions > 100
 
 
-def test_nothing_is_compiled_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_after_the_parent_process_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     claims, kernel = trace.Claims(""), JitFunctionInfo("module", "kernel", None)
     assert claims.skip(key="a", fn=kernel) is False
     assert claims.count == 1
@@ -262,7 +264,7 @@ def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 READS = "import os, sys; assert sys.stdin.buffer.read(); open({!r} + str(os.getpid()), 'w')"
 
 
-def test_what_was_compiled_once_is_not_compiled_again(
+def test_a_compiled_model_is_not_compiled_again(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
@@ -276,7 +278,7 @@ def test_what_was_compiled_once_is_not_compiled_again(
     assert len(list(tmp_path.glob("localchat-*"))) == 2
 
 
-def test_processes_that_fail_are_asked_again_next_time(
+def test_failed_processes_are_started_again_next_time(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_instead(monkeypatch, "import sys; sys.exit(3)")
@@ -302,7 +304,7 @@ def test_a_load_that_fails_ends_its_processes(
 
 
 @pytest.mark.parametrize(("allowed", "words"), [(0, "on first use: No room"), (1, "with 1 proc")])
-def test_where_processes_cannot_be_started_the_load_goes_on(
+def test_the_load_goes_on_if_processes_cannot_be_started(
     allowed: int, words: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
@@ -331,7 +333,7 @@ def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
     assert len(trace.launch_all(runner, 9, [CompileShape(((0, 1, 0),))] * 2)) == 2  # type: ignore[arg-type]
 
 
-def test_what_had_no_room_in_a_small_cache_is_compiled_once_there_is_room(
+def test_steps_that_did_not_fit_a_small_cache_are_compiled_for_a_larger_one(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_instead(monkeypatch, "import sys; sys.stdin.buffer.read()")

@@ -75,7 +75,7 @@ def test_prompt_logprobs_are_transformers(kind: str, tmp_path: Path) -> None:
     assert torch.allclose(found, wanted, atol=0.15 if ON_GPU else 2e-3)
 
 
-def test_layers_whose_window_is_wider_than_the_context_turn_as_those_with_one(
+def test_windows_wider_than_the_context_keep_their_own_rotation(
     tmp_path: Path,
 ) -> None:
     model, tokens = tiny_models.reference("gemma3", sliding_window=4096), tokens_of(26, 40)
@@ -109,7 +109,7 @@ def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: 
 
 @pytest.mark.skipif(ON_GPU, reason="for the interpreter")
 @pytest.mark.parametrize(("kind", "chunk"), [("gemma3", 9), ("phi3-long", 17)])
-def test_kernels_of_packed_weights_say_what_transformers_says(
+def test_kernels_of_packed_weights_match_transformers(
     kind: str, chunk: int, tmp_path: Path
 ) -> None:
     model, tokens = tiny_models.reference(kind), tokens_of(8, chunk)
@@ -121,7 +121,7 @@ def test_kernels_of_packed_weights_say_what_transformers_says(
 
 @pytest.mark.skipif(ON_GPU, reason="for the interpreter")
 @pytest.mark.parametrize("kind", ["gemma3", "phi3-long"])
-def test_kernels_of_dense_weights_say_what_transformers_says(kind: str, tmp_path: Path) -> None:
+def test_kernels_of_dense_weights_match_transformers(kind: str, tmp_path: Path) -> None:
     """A prompt chunk longer than the window and, in the next step, one token and a short chunk."""
     model, tokens = tiny_models.reference(kind), tokens_of(9, 30)
     tiny_models.save(model, tmp_path)
@@ -174,9 +174,7 @@ def test_random_weights_are_as_many_as_the_plan_counts(kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_what_is_left_out_and_what_is_computed_otherwise_is_said(
-    device: DeviceKind, tmp_path: Path
-) -> None:
+def test_unloaded_parts_and_changed_dtypes_are_reported(device: DeviceKind, tmp_path: Path) -> None:
     write_speaking(tmp_path)
     raw = {**CONFIGS["gemma3:4b"][0], "torch_dtype": "float16"}
     (tmp_path / "config.json").write_text(json.dumps(raw))

@@ -83,7 +83,7 @@ def test_kernels_of_the_head_are_its_reference(tmp_path: Path) -> None:
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 
-def test_the_plan_counts_a_rounded_head_and_says_so() -> None:
+def test_the_plan_counts_an_int8_head_and_notes_it() -> None:
     wish, card = LoadOptions(max_slots=2, head_int8=True), gpu(140 * GB, 141 * GB)
     usual = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=2), card)
     found = plan(CONFIG, [header(15 * GB)], wish, card)
@@ -99,7 +99,7 @@ def test_a_head_of_other_columns_is_refused() -> None:
         plan(odd, [header(GB)], LoadOptions(head_int8=True), gpu(20 * GB))
 
 
-def test_the_wish_reaches_the_load_of_a_child(tmp_path: Path) -> None:
+def test_head_int8_reaches_the_engine_process(tmp_path: Path) -> None:
     said: list[str] = []
     options = EngineOptions(
         load=LoadOptions(context_tokens=128, max_slots=1, head_int8=True),

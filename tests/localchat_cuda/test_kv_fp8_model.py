@@ -88,7 +88,7 @@ def test_the_cache_takes_what_is_planned(folder: Path) -> None:
     assert held.pages.bytes == tokens * kv_token_bytes(held.config, FP8)
 
 
-def test_an_engine_is_loaded_with_it_and_says_so(tmp_path: Path) -> None:
+def test_an_engine_loads_with_fp8_kv_and_reports_it(tmp_path: Path) -> None:
     folder = write_speaking(tmp_path)
     options = EngineOptions(
         folder,
@@ -108,7 +108,7 @@ def test_an_engine_is_loaded_with_it_and_says_so(tmp_path: Path) -> None:
     assert 0 < info.actual.kv_bytes - info.predicted.kv_bytes < info.predicted.kv_bytes / 8
 
 
-def test_another_type_is_refused_with_what_there_is(tmp_path: Path) -> None:
+def test_another_kv_type_is_refused_with_the_possible_ones(tmp_path: Path) -> None:
     model = ReferenceBackend().open(write_speaking(tmp_path), print)
     with pytest.raises(UsageError, match="cannot be q8_0") as caught:
         model.plan(LoadOptions(kv_type="q8_0"))

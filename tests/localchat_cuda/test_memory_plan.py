@@ -28,7 +28,7 @@ def test_a_cache_of_every_slot_is_planned_and_no_more() -> None:
     assert found.notes == ()
 
 
-def test_a_context_that_does_not_fit_is_shrunk_and_said() -> None:
+def test_a_context_that_does_not_fit_is_shrunk_with_a_note() -> None:
     found = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=4), gpu(19 * GB))
     assert found.fits
     assert 512 <= found.context_tokens < 32768
@@ -47,7 +47,7 @@ def test_a_context_asked_for_is_never_shrunk() -> None:
         demand(found, "it")
 
 
-def test_weights_that_do_not_fit_are_told_with_ways_out() -> None:
+def test_weights_that_do_not_fit_raise_with_advice() -> None:
     found = plan(CONFIG, [header(15 * GB)], LoadOptions(), gpu(10 * GB))
     assert not found.fits
     assert found.max_context_tokens == 0
@@ -114,7 +114,7 @@ def test_a_cache_of_8_bits_is_proposed_where_it_helps() -> None:
     assert not any("FP8" in line for line in coded.notes)
 
 
-def test_ggml_types_are_refused_with_what_there_is() -> None:
+def test_ggml_kv_types_are_refused_with_the_possible_ones() -> None:
     with pytest.raises(UsageError, match="q8_0") as caught:
         plan(CONFIG, [header(GB)], LoadOptions(kv_type="q8_0"), gpu(20 * GB))
     assert "bf16, fp8" in caught.value.hint and "llama.cpp" in caught.value.hint
@@ -127,7 +127,7 @@ def test_planning_imports_no_torch() -> None:
     assert done.returncode == 0
 
 
-def test_windows_are_said_and_their_cache_is_kept_whole() -> None:
+def test_windows_are_noted_and_their_cache_is_kept_whole() -> None:
     config = parse_config(CONFIGS["gemma3:4b"][0], "it")
     found = plan(config, [], LoadOptions(dummy_weights=True), gpu(140 * GB, 141 * GB))
     assert any("29 of 34 layers see the last 1,024 tokens" in note for note in found.notes)
@@ -145,7 +145,7 @@ def test_two_rotations_take_two_tables() -> None:
     assert sizes[1] - sizes[0] == 8192 * 256 * 4
 
 
-def test_stretched_positions_are_said_where_they_begin() -> None:
+def test_stretched_positions_are_noted_with_their_start() -> None:
     config = parse_config(CONFIGS["phi4-mini:3.8b"][0], "it")
     for context, said in ((4096, False), (4097, True)):
         found = plan(config, [], LoadOptions(context_tokens=context), gpu(140 * GB, 141 * GB))
@@ -185,7 +185,7 @@ def test_floating_weights_count_in_the_type_that_they_are_loaded_in() -> None:
     assert weights_bytes(awq, [stored]) == 2 * 1000 + 2 * 10 + 40
 
 
-def test_a_limit_on_the_cache_alone_is_said_to_be_what_forbids_the_load() -> None:
+def test_a_limit_on_the_cache_alone_is_named_if_it_forbids_the_load() -> None:
     wish = LoadOptions(context_tokens=32768, max_slots=1)
     found = plan(CONFIG, [header(GB)], wish, gpu(20 * GB), StepLimits(kv_bytes=GB))
     needed = kv_token_bytes(CONFIG) * 32768
@@ -213,7 +213,7 @@ def test_a_limit_on_the_gpu_can_be_raised_where_there_is_memory() -> None:
     assert not any("--vram-gb" in line for line in scarce.advice)
 
 
-def test_fp8_plans_the_room_that_prompt_chunks_decode_into_where_a_hopper_may_be() -> None:
+def test_fp8_plans_memory_for_dequantized_pages_on_possible_hopper_gpus() -> None:
     for total, extra in (
         (24 * GB, 0),
         (80 * GB, 512 * 2 * CONFIG.key_heads * 64 * CONFIG.head_dim * 2),

@@ -228,7 +228,7 @@ def test_windows_are_those_of_the_layers(change: dict[str, Any], windows: tuple[
     assert parse_config(raw, "it").windows == windows
 
 
-def test_a_number_that_is_missing_is_told() -> None:
+def test_a_missing_number_is_named() -> None:
     with pytest.raises(ModelInvalid, match="hidden_size is missing") as caught:
         parse_config({**QWEN25, "hidden_size": None}, "it")
     assert caught.value.hint
@@ -263,7 +263,7 @@ def test_nonsense_numbers_are_named(field: str, value: object) -> None:
         ),
     ],
 )
-def test_early_checkpoints_tell_their_quantization_in_a_file_beside(
+def test_early_checkpoints_have_their_quantization_in_a_separate_file(
     name: str, raw: dict[str, Any], wanted: Quantization, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN25))
@@ -277,7 +277,7 @@ def test_early_checkpoints_tell_their_quantization_in_a_file_beside(
         read_config(tmp_path)
 
 
-def test_files_that_are_none_are_told(tmp_path: Path) -> None:
+def test_invalid_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match=r"no config\.json"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[1")

@@ -67,7 +67,7 @@ def test_every_code_decodes_exactly_in_every_way(whole: bool, half: str) -> None
 
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize(("kind", "n", "k"), WORK)
-def test_products_are_their_references(kind: str, n: int, k: int, half: str) -> None:
+def test_gemms_match_their_references(kind: str, n: int, k: int, half: str) -> None:
     weight, sms = drawn(kind, n, k), traits(GPU).sms
     for m in (1, 7, 8, 9, 16, 17, 32, 50, 64):
         x = torch.randn(m, k, device=GPU).to(HALVES[half])
@@ -89,7 +89,7 @@ def test_products_are_their_references(kind: str, n: int, k: int, half: str) -> 
 
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize("kind", ["row", "block"])
-def test_rounded_products_are_their_references(kind: str, half: str) -> None:
+def test_gemms_with_fp8_activations_match_their_references(kind: str, half: str) -> None:
     if not traits(GPU).fp8:
         pytest.skip("FP8 tensor cores begin with compute capability 8.9")
     weight = drawn(kind, 4608, 3584)

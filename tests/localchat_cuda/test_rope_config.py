@@ -136,6 +136,6 @@ def test_columns_that_stand_still_have_cosine_one() -> None:
         ),
     ],
 )
-def test_what_cannot_turn_is_told(raw: dict[str, Any], words: str) -> None:
+def test_unsupported_rotations_are_refused(raw: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelInvalid, match=words):
         read_rotations(fields(**raw), 64, 4096)

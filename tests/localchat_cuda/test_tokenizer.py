@@ -122,7 +122,7 @@ def test_a_token_without_a_row_may_stand_in_both_lists(tmp_path: Path) -> None:
     assert CheckpointTokenizer(tmp_path, 2).vocab_size == 2
 
 
-def test_a_vocabulary_larger_than_the_model_is_told(folder: Path) -> None:
+def test_a_vocabulary_larger_than_the_model_is_refused(folder: Path) -> None:
     with pytest.raises(ModelInvalid, match="says 100 in all"):
         CheckpointTokenizer(folder, 100)
 
@@ -138,7 +138,9 @@ def test_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["<end_of_turn>", "<|end|>", "<|im_end|>"])
-def test_ends_of_turns_are_ends_whatever_the_files_beside_say(tmp_path: Path, name: str) -> None:
+def test_end_of_turn_tokens_end_a_generation_whatever_other_files_state(
+    tmp_path: Path, name: str
+) -> None:
     """As of Gemma, Phi-4-mini and Phi-4; and spaces that are written as another letter, as Gemma does."""
     vocab = {"<unk>": 0, "\u2581": 1, "\u2581\u2581\u2581": 2} | {
         f"<0x{byte:02X}>": byte + 3 for byte in range(256)
@@ -160,7 +162,7 @@ def test_ends_of_turns_are_ends_whatever_the_files_beside_say(tmp_path: Path, na
     assert data == text.encode()
 
 
-def test_template_and_sampling_come_from_the_files_beside(folder: Path, tmp_path: Path) -> None:
+def test_template_and_sampling_come_from_separate_files(folder: Path, tmp_path: Path) -> None:
     assert chat_template(folder) == "{{ messages }}"
     assert sampling_defaults(folder) == (("temperature", 0.6), ("top_k", 20.0))
     assert chat_template(tmp_path) is None
@@ -171,7 +173,7 @@ def test_template_and_sampling_come_from_the_files_beside(folder: Path, tmp_path
     assert chat_template(tmp_path) == "{{ x }}"
 
 
-def test_a_folder_without_a_vocabulary_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match=r"tokenizer\.json"):
         CheckpointTokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -188,7 +190,7 @@ def test_a_folder_without_a_vocabulary_is_told(tmp_path: Path) -> None:
         ("chat_template.jinja", b"\xff\xfe"),
     ],
 )
-def test_a_damaged_file_beside_the_weights_is_named(
+def test_a_damaged_file_next_to_the_weights_is_named(
     name: str, data: bytes, folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)

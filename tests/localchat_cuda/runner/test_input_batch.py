@@ -57,7 +57,7 @@ def test_padding_is_one_text_as_far_as_its_block_table_goes() -> None:
     assert max(single.batch.counts[1:].tolist()) == 20
 
 
-def test_all_arrays_begin_where_kernels_were_compiled_for() -> None:
+def test_all_arrays_are_aligned_as_kernels_were_compiled_for() -> None:
     """Triton compiles a kernel once more for a pointer that is not aligned to 16 bytes: seconds, in a step."""
     writers = [TokenSpan(slot, 90 + slot, 1) for slot in range(3)]
     for spans in (
@@ -74,7 +74,7 @@ def test_all_arrays_begin_where_kernels_were_compiled_for() -> None:
         assert {each.data_ptr() % 16 for each in arrays} == {0}
 
 
-def test_beside_prompts_histories_are_cut_in_fewer_ways() -> None:
+def test_histories_have_fewer_split_counts_in_steps_with_prompts() -> None:
     """Each way is a graph, of every number of writers and width."""
     config = BatchConfig(28, 4, 128, 64, 132, context_tokens=8192)
     alone, beside = set(), set()

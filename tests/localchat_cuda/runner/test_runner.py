@@ -160,7 +160,7 @@ def compute_logits(folder: Path, tokens: tuple[int, ...]) -> np.ndarray:
     return tiny_models.Tiny(folder, torch.float32).prompt(tokens, 64)[-1].numpy()
 
 
-def test_points_draw_by_their_own_settings_from_a_shared_row(folder: Path) -> None:
+def test_logits_positions_sample_by_their_own_settings_from_a_shared_row(folder: Path) -> None:
     tokens = tokens_of(31, 20)
     many = [
         SamplingParams(seed=5, choice=i, temperature=1.3, top_p=1.0, min_p=0.0, top_logprobs=2)
@@ -255,7 +255,7 @@ def test_more_forks_than_rows_find_room(folder: Path) -> None:
 # ---------------------------------------------------------------------------- steps that come back short
 
 
-def test_no_memory_in_a_step_is_a_result_and_the_one_behind_computes_nothing(
+def test_out_of_memory_is_a_result_and_the_next_step_computes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = tiny_runner(folder)
@@ -324,7 +324,7 @@ def test_a_closed_runner_holds_nothing(folder: Path) -> None:
         (0.035, 0.034, False, True),  # never any other way
     ],
 )
-def test_a_step_that_waited_for_the_host_tells_nothing_of_the_next(
+def test_a_step_that_waited_for_the_host_is_not_typical(
     host_s: float, elapsed_s: float, graphs: bool, wanted: bool
 ) -> None:
     runner = SimpleNamespace(graphs=SimpleNamespace(enabled=graphs))

@@ -93,9 +93,7 @@ def test_gathered_columns_are_the_reference(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 20])
-def test_a_layer_that_stays_floating_is_multiplied_beside_packed_ones(
-    rows: int, tmp_path: Path
-) -> None:
+def test_a_floating_layer_runs_next_to_packed_ones(rows: int, tmp_path: Path) -> None:
     model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
     quantizers.save(model, tmp_path, Way(ordered=True), floating="mlp.down_proj")
     tokens, ours = tokens_of(34, rows), Tiny(tmp_path, torch.float16, kernels=True)

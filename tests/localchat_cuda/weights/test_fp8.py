@@ -37,7 +37,7 @@ def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_every_layout_says_what_its_codes_stand_for(layout: str, tmp_path: Path) -> None:
+def test_every_layout_dequantizes_to_its_weights(layout: str, tmp_path: Path) -> None:
     model, tokens = made(layout, tmp_path), tokens_of(21, 40)
     ours = Tiny(tmp_path, torch.float32)
     weight = ours.weights.layers[0].linears["gate_up"]
@@ -118,7 +118,7 @@ def config_with(raw: dict[str, object]) -> ModelConfig:
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_configs_say_what_shares_a_scale_and_what_is_rounded(layout: str) -> None:
+def test_configs_give_scale_groups_and_fp8_activations(layout: str) -> None:
     found = config_with(LAYOUTS[layout]).quantization
     assert found is not None
     assert (found.method, found.bits, found.packed, found.label) == ("fp8", 8, False, "FP8")
@@ -144,7 +144,7 @@ def test_other_kinds_of_fp8_are_refused(raw: dict[str, object], said: str) -> No
 
 
 @pytest.mark.parametrize("layout", ["channel", "deepseek"])
-def test_random_layers_are_drawn_in_fp8_and_run(layout: str, tmp_path: Path) -> None:
+def test_random_fp8_layers_run(layout: str, tmp_path: Path) -> None:
     made(layout, tmp_path)
     ours = Tiny(tmp_path, torch.float32)
     names = ARCHITECTURES[ours.config.architecture].NAMES

@@ -107,7 +107,7 @@ def test_biases_of_zeros_are_nothing_and_others_are_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_a_head_beside_a_tied_embedding_is_used_where_it_differs(
+def test_a_stored_head_is_used_if_it_differs_from_the_tied_embedding(
     equal: bool, folder: Path, tmp_path: Path
 ) -> None:
     tensors: dict[str, torch.Tensor] = {}
@@ -125,7 +125,7 @@ def test_a_head_beside_a_tied_embedding_is_used_where_it_differs(
     )
 
 
-def test_what_config_json_does_not_ask_for_is_said(folder: Path, tmp_path: Path) -> None:
+def test_unread_tensors_are_reported(folder: Path, tmp_path: Path) -> None:
     config, said = read_config(folder), list[str]()
     loaded(folder, config, notify=said.append)
     assert not said
@@ -185,7 +185,7 @@ def test_codes_without_a_quantization_are_not_taken_for_weights(
     assert "quantization_config" in caught.value.hint
 
 
-def test_a_file_that_goes_or_has_numbers_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
+def test_a_lost_file_or_an_unknown_dtype_is_named(tmp_path: Path) -> None:
     model = tiny_models.reference("qwen2")
     tiny_models.save(model, tmp_path, shards="1GB")
     path, source = tmp_path / "model.safetensors", CheckpointWeights(tmp_path, CPU)
