@@ -110,9 +110,9 @@ def parse_quantization(raw: object, name: str, unsupported: Unsupported) -> Quan
     parser = _PARSERS.get(method)
     if parser is None:
         named, bits = raw.get("quant_method"), raw.get("bits")
-        said = f", {bits} bits" if bits else ""
+        width = f", {bits} bits" if bits else ""
         raise unsupported(
-            f"weights quantized {f'as {named}' if named else 'in no named way'}{said}"
+            f"weights quantized {f'as {named}' if named else 'in no named way'}{width}"
         )
     return parser(raw, unsupported)
 

@@ -208,7 +208,7 @@ def _read(fields: ConfigFields, held: Mapping[str, Any], head_dim: int, context:
 
 
 def _original(fields: ConfigFields, held: Mapping[str, Any], default: float) -> int:
-    """Tokens of the context before it was stretched; must be above 1, whose logarithm is divided by."""
+    """Tokens of the context before it was stretched; above 1, since its logarithm is a divisor."""
     return math.ceil(fields.number("original_max_position_embeddings", default, held, above=1.0))
 
 

@@ -54,7 +54,7 @@ class StateTable:
         self.rows = slots + 1 + FORK_ROWS
         self.sequences: dict[int, SequenceSlot] = {}
         self.reallocated = False
-        """The token table has a new address; who reads it by address sets this back."""
+        """The token table has a new address; the runner resets this once it dropped its graphs."""
         self.block_tables = torch.zeros(slots + 1, self.width, dtype=torch.int32, device=device)
         # Padding is text of any length, all of it on one page: an entry of 0 would let it overwrite the
         # page of a sequence.

@@ -1,4 +1,4 @@
-"""Lays a step out on the host: which token stands in which row of the computation, at what position.
+"""Lays a step out on the host: the row and the position of every token.
 
 Letters: T tokens of the step (padding included), S sequences. Sequences with at most MAX_DECODE_WIDTH new
 tokens come first (decoding, and drafts being verified), then prompt chunks. Row counts are padded to those

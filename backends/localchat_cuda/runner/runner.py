@@ -80,9 +80,9 @@ class CudaRunner:
 
     def _buffer_words(self) -> int:
         """Most words of a step: 16 a token and 1,024 a slot cover ids, logits positions and settings."""
-        can = self.capabilities
-        padded = max(can.max_step_tokens, DECODE_BUCKETS[-1]) + 64
-        return 16 * padded + 1024 * (can.max_slots + 64) + 3 * can.max_slots * self.table.width
+        caps = self.capabilities
+        padded = max(caps.max_step_tokens, DECODE_BUCKETS[-1]) + 64
+        return 16 * padded + 1024 * (caps.max_slots + 64) + 3 * caps.max_slots * self.table.width
 
     # ------------------------------------------------------------------------ launch
 

@@ -61,7 +61,7 @@ class DeviceSampler(Protocol):
     """Holds the settings of every row of the state table."""
 
     reallocated: bool
-    """Settings have a new address; who reads them by address sets this back."""
+    """Settings have a new address; the runner resets this once it dropped its graphs."""
 
     def write_settings(self, added: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
         """Put the settings of new sequences into the buffer, before it is sent."""

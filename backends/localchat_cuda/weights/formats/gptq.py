@@ -85,11 +85,11 @@ class Gptq:
         if zeros_minus_one is None or zeros_minus_one == self.zeros_minus_one:
             return
         self.zeros_minus_one = zeros_minus_one
-        said, found = (
+        claimed, found = (
             ("as they are", "minus one") if zeros_minus_one else ("minus one", "as they are")
         )
         self.target.notify(
-            f"config.json says that zeros are stored {said} (GPTQ version {1 + zeros_minus_one}); these are "
+            f"config.json says that zeros are stored {claimed} (GPTQ version {1 + zeros_minus_one}); these are "
             f"stored {found} (version {2 - zeros_minus_one}), and are read so."
         )
 
