@@ -348,10 +348,10 @@ class ChatSession:
             with self._streaming(await asyncio.to_thread(engine.generate, request)) as stream:
                 async for batch in stream.batches():
                     writing = any(isinstance(event, Text | Reasoning) for event in batch)
-                    if self.status.info is None and writing:
-                        self._engine_known(await asyncio.to_thread(engine.info))
-                        self._view.status_changed()
                     for event in joined(batch):
+                        if self.status.info is None and isinstance(event, Text | Reasoning):
+                            self._engine_known(await asyncio.to_thread(engine.info))
+                            self._view.status_changed()
                         self.track(event)
                         builder.take(event)
                     if writing and not stream.ended:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localchat.cli.signals import interruptible
+from localchat.cli.signals import calling, deferred, interruptible
 from tests.support.terminal_screen import Screen
 
 _RESCUE_S = 60.0
@@ -130,6 +130,26 @@ def test_everything_is_left_as_it_was_found() -> None:
         assert found() != before
     assert found() == before
     assert "interrupts" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_first_ctrl_c_calls_the_function_and_the_second_is_raised() -> None:
+    calls: list[str] = []
+    with interruptible():
+        with calling(lambda: calls.append("first")):
+            signal.raise_signal(signal.SIGINT)
+            assert calls == ["first"]
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert calls == ["first"]
+
+
+def test_a_deferred_ctrl_c_calls_the_function() -> None:
+    calls: list[str] = []
+    with interruptible(), deferred():
+        signal.raise_signal(signal.SIGINT)
+        assert calls == []
+        with calling(lambda: calls.append("deferred")):
+            assert calls == ["deferred"]
 
 
 def test_an_ignored_ctrl_c_stays_ignored() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from localchat.chat.conversation import Inclusion
 from localchat.engine.events import Finished, MetricsSnapshot, Reasoning, Text, ToolCall
+from localchat.engine.interface import EngineInfo
 from localchat.engine.request import Messages
-from localchat.engine.scripted import ScriptedAnswer
+from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stats_line import stats_line
 from localchat.errors import ContextExceeded, EngineDied, UsageError
 from localchat.session.answer_builder import AnswerBuilder
@@ -338,3 +339,60 @@ def test_figures_on_the_way_are_those_of_the_events(tmp_path: Path) -> None:
         assert list(live.rates) == [10.0]
 
     run(Stage(tmp_path), play)
+
+
+def test_an_unanswered_question_leaves_a_session_that_keeps_none(tmp_path: Path) -> None:
+    answers = iter((told("yes"), ScriptedAnswer((), error=UsageError("bad template")), told("no")))
+
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        assert (await session.ask("one")).end == "complete"
+        refused = await session.ask("two")
+        assert (refused.end, refused.node) == ("failed", None)
+        assert str(refused.error) == "bad template"
+        assert [node.message.content for node in session.conversation.path()] == ["one", "yes"]
+        await session.ask("three")
+        assert sent(chat.stage.engine.requests[-1])[-1] == ("user", "three")
+        assert len(session.conversation.nodes) == 4
+
+    run(Stage(tmp_path, script=lambda request: next(answers)), play, keep_unanswered=False)
+
+
+def test_a_regeneration_without_an_answer_shows_the_old_one(tmp_path: Path) -> None:
+    answers = iter((told("yes"), ScriptedAnswer((), error=EngineDied("gone"))))
+
+    async def play(chat: Chat) -> None:
+        await chat.session.ask("one")
+        assert (await chat.session.regenerate()).end == "failed"
+        assert chat.session.conversation.path()[-1].message.content == "yes"
+
+    run(Stage(tmp_path, script=lambda request: next(answers)), play, keep_unanswered=False)
+
+
+def test_the_engine_is_known_before_its_first_words(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        known: list[EngineInfo | None] = []
+        append_text = chat.page.append_text
+
+        def append(id_: str, text: str) -> None:
+            known.append(session.status.info)
+            append_text(id_, text)
+
+        chat.page.append_text = append  # type: ignore[method-assign]
+        await session.ask("q")
+        assert known == [INFO]
+
+    run(Stage(tmp_path, script=lambda request: told("yes")), play)
+
+
+def test_a_holder_of_an_open_engine_closes_it() -> None:
+    engine = ScriptedEngine()
+
+    async def play() -> None:
+        holder = EngineHolder.holding(engine)
+        assert await holder.engine() is engine
+        holder.close()
+
+    asyncio.run(play())
+    assert engine.closed

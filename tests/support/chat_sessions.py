@@ -51,21 +51,22 @@ class Sheet:
 class Chat:
     """A session on a stage, with its sheet."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, *, keep_unanswered: bool = True) -> None:
         self.stage = stage
         self.page = Sheet()
         engines = EngineHolder()
         app = stage.app()
-        settled = stage.resolve(None, {})
-        engines.open(settled.open_engine)
+        setup = stage.resolve(None, {})
+        engines.open(setup.open_engine)
         self.engines = engines
         self.session = ChatSession(
             app.session.context,
             engines,
-            settled,
+            setup,
             self.page,
             ConversationRecorder(),
             Conversation(model="tiny"),
+            keep_unanswered=keep_unanswered,
         )
 
     async def until(self, true: Callable[[], object]) -> None:
@@ -76,8 +77,13 @@ class Chat:
         raise AssertionError("it did not become true")
 
 
-def run(stage: Stage, play: Callable[[Chat], Coroutine[Any, Any, object]]) -> None:
+def run(
+    stage: Stage,
+    play: Callable[[Chat], Coroutine[Any, Any, object]],
+    *,
+    keep_unanswered: bool = True,
+) -> None:
     async def all_of_it() -> None:
-        await play(Chat(stage))
+        await play(Chat(stage, keep_unanswered=keep_unanswered))
 
     asyncio.run(all_of_it())
