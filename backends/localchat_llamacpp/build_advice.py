@@ -173,10 +173,10 @@ def read_build() -> BuildInfo:
 
 
 def devices() -> tuple[Device, ...]:
-    """The devices in the library's own registry.
+    """Devices in the library's own registry.
 
     The binding does not bind these functions; they are reached through the loaded libllama, because the
-    libggml beside it would be a second copy with a registry of its own.
+    libggml in its folder would be a second copy with a registry of its own.
     """
     from localchat_llamacpp.native import library
 
