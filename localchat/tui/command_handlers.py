@@ -300,7 +300,7 @@ class CommandHandlers:
 
         conversation = self._screen.session.conversation
         if not conversation.nodes:
-            raise UsageError("there is nothing to export: nothing was said yet")
+            raise UsageError("there is nothing to export: the conversation is empty")
         path = Path(name or f"{conversation.id[:12]}.md").expanduser().absolute()
         if path.exists():
             raise UsageError(f"{path} exists already", hint="give another name: /export NAME")

@@ -1,8 +1,12 @@
-"""Only what changed is drawn, and it is drawn as Textual would."""
+"""Private parts of Textual: each one exists, all uses stand in one folder, and what they draw is what Textual
+draws."""
 
+import ast
+import importlib
+import inspect
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from textual.pilot import Pilot
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
+from localchat import tui
 from localchat.engine.events import Event, Finished, MetricsSnapshot, Reasoning, Text, TokenLogprob
 from localchat.session.answer_builder import joined
 from localchat.session.blocks import AnswerBlock
@@ -24,7 +29,68 @@ from localchat.tui.widgets.status_bar import StatusBar
 from tests.support.tui_stage import Stage, app_of, play, say, until
 
 WIDTH, HEIGHT = 120, 30
+TUI = Path(tui.__file__).parent
+PRIVATE_NAMES = (
+    "textual._ansi_sequences:ANSI_SEQUENCES_KEYS",
+    "textual._compositor:ChopsUpdate.chops",
+    "textual._compositor:ChopsUpdate.spans",
+    "textual._compositor:ChopsUpdate.chop_ends",
+    "textual._compositor:ChopsUpdate.render_segments",
+    "textual._compositor:Compositor._dirty_regions",
+    "textual._compositor:Compositor._get_renders",
+    "textual._compositor:Compositor.render_partial_update",
+    "textual._compositor:Compositor.visible_widgets",
+    "textual.app:App._driver",
+    "textual.app:App._start_widget",
+    "textual.drivers.linux_driver:LinuxDriver._file",
+    "textual.drivers.linux_driver:LinuxDriver._writer_thread",
+    "textual.drivers._writer_thread:WriterThread._queue",
+    "textual.screen:Screen._compositor",
+    "textual.widget:Widget._vertical_scrollbar",
+    "rich._unicode_data:load",
+)
+_OF_NAMED_TUPLES = {"_replace", "_fields", "_asdict", "_make"}
 _IDLE_MOVES = re.compile(r"(\x1b\[\d+;\d+H)+(?=\x1b\[\d+;\d+H|\n|$)")
+
+
+@pytest.mark.parametrize("where", PRIVATE_NAMES)
+def test_a_private_name_that_is_used_exists(where: str) -> None:
+    module, _, path = where.partition(":")
+    owner: Any = importlib.import_module(module)
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    sources = [inspect.getsource(each) for each in getattr(owner, "__mro__", ())[:-1]]
+    assert hasattr(owner, name) or any(f"self.{name}" in source for source in sources), (
+        f"{where} is gone: look at localchat/tui/textual_internals"
+    )
+
+
+def foreign_private_names(path: Path) -> Iterator[str]:
+    """Private names in a module that belong to other objects than its own, and private modules of Textual."""
+    tree = ast.parse(path.read_text("utf-8"))
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                own.add(name)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if re.match("_[a-z]", name):
+                of_self = ast.unparse(node.value) in ("self", "cls", "super()") and name in own
+                if not of_self and name not in _OF_NAMED_TUPLES:
+                    yield f"{path.name}:{node.lineno} {ast.unparse(node)}"
+            case ast.ImportFrom(module=str() as module):
+                names = [module, *(f"{module}.{each.name}" for each in node.names)]
+                if any(re.match(r"textual\b.*\._", each) for each in names):
+                    yield f"{path.name}:{node.lineno} {module}"
+
+
+def test_private_names_are_used_in_one_folder() -> None:
+    modules = [path for path in TUI.rglob("*.py") if "textual_internals" not in path.parts]
+    assert len(modules) > 30
+    assert [name for path in modules for name in foreign_private_names(path)] == []
 
 
 def drawn(screen: ChatScreen, regions: Iterable[Region], way: type[Compositor]) -> str:

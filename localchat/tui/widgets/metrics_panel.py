@@ -98,16 +98,16 @@ def _memory(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     for label, name, style in _MEMORY:
         now = getattr(shown, name)
         planned = getattr(predicted, name) if predicted is not None else -1
-        beside = f"  planned {size(planned)}" if actual is not None and planned >= 0 else ""
+        plan_note = f"  planned {size(planned)}" if actual is not None and planned >= 0 else ""
         value = "-" if now < 0 else size(now)
-        space = max(1, width - 2 - len(label) - len(value) - len(beside))
+        space = max(1, width - 2 - len(label) - len(value) - len(plan_note))
         yield MetricRow(
             (
                 _piece("█ ", style),
                 _piece(label, "quiet"),
                 _piece(" " * space),
                 _piece(value),
-                _piece(beside, "quiet"),
+                _piece(plan_note, "quiet"),
             ),
             name,
         )
