@@ -1,4 +1,4 @@
-"""Long pastes and files in the composer, each shown as a short sign until it is sent or opened."""
+"""Long pastes and files in the composer, each shown as a short sign."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence

@@ -15,7 +15,9 @@ _SKIPPED: Final = frozenset(
 
 
 def find_files(root: Path, limit: int = _MAX_FILES) -> tuple[str, ...]:
-    """Paths of files under `root`, relative to it, breadth first, without hidden files and build folders.
+    """Paths of files under `root`, relative to it, breadth first.
+
+    Without hidden files and build folders.
 
     At most `limit`: a home folder may hold millions.
     """

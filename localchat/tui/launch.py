@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def can_show(environ: Mapping[str, str]) -> bool:
-    """Whether stdin, stdout and stderr (where Textual draws) are a terminal that can show a screen."""
+    """Whether stdin, stdout and stderr are a terminal that can show a screen. Textual draws on stderr."""
     if environ.get("TERM", "") in ("", "dumb", "unknown"):
         return False
     streams = (sys.stdin, sys.stdout, sys.stderr)
@@ -57,7 +57,7 @@ def launch(context: "SessionContext", setup: "ModelSetup", conversation: "Conver
 def _signals_handled(
     exit_signals: tuple[signal.Signals, ...], leave: Callable[[], None], received: list[int]
 ) -> Iterator[None]:
-    """Leave on a signal that arrives before the first frame, and restore all handlers at the end.
+    """Leave on signals before the first frame, and restore all handlers at the end.
 
     Until the first frame, ending the program would leave the terminal in the mode of the screen. Ctrl+C is a
     signal until then, too. Textual keeps its handlers of SIGTSTP and SIGCONT, which would show an empty

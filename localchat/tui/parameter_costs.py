@@ -28,7 +28,7 @@ class Cost(NamedTuple):
 
 
 def parameter_costs(key: str, context: SessionContext, setup: ModelSetup) -> tuple[Cost, ...]:
-    """Usual values of a parameter that changes memory use, each with the plan of a load.
+    """Usual values of a parameter that changes memory use, each with its cost.
 
     Blocks for some milliseconds. Raises LocalchatError if the model's header cannot be read.
     """

@@ -426,7 +426,7 @@ class ChatScreen(Screen[None]):
             self.commands.run("/copy")
 
     def action_branch(self, step: int) -> None:
-        """Switch to another version of the focused message, else of the last one that has any."""
+        """Switch to another version of the focused message, else of the last one."""
         session = self.session
         if session.busy:
             self.hint(_BUSY)

@@ -39,7 +39,7 @@ def flat_vertical_scrollbar(view: ScrollView) -> ScrollBar:
 
 
 class FlatScrollBar(ScrollBar):
-    """A scroll bar of one column that shares one strip among rows that look the same. Textual's takes 2 ms for
+    """A scroll bar of one column that shares strips among equal rows. Textual's takes 2 ms for
     37 rows."""
 
     def render_lines(self, crop: Region) -> list[Strip]:

@@ -27,7 +27,7 @@ class RedrawRate:
         self._cost_s = cost_s
 
     def blocked(self, now_s: float) -> None:
-        """Record that the terminal had not read the last frame when the next one was due."""
+        """Record that the last frame was still unread when the next one was due."""
         # Each time it turns out slow again, it counts as slow for longer.
         if now_s >= self._slow_until:
             self._slow_for_s = min(2 * self._slow_for_s, _MAX_SLOW_FOR_S)

@@ -45,7 +45,7 @@ class TranscriptSearch:
         return self.first_from(start, -1) or self.first_from(end, -1)
 
     def first_from(self, start: RowPosition, step: int) -> RowPosition | None:
-        """The first row with a match after `start` (`step` 1) or before it (-1), without wrapping around."""
+        """The first match after `start` (`step` 1) or before it (-1), without wrapping around."""
         index = start.block
         while 0 <= index < len(self._blocks.items):
             rows = self._blocks.rows(index).rows

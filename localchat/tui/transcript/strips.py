@@ -233,7 +233,7 @@ class StripRenderer:
 
 
 def _edges(text: str, at: int, spans: list[tuple[int, int, Style]]) -> list[int]:
-    """Positions at which to split a segment that begins at character `at` of its row, its ends included."""
+    """Split positions of a segment that begins at character `at`, its ends included."""
     edges = {edge - at for start, end, _ in spans for edge in (start, end)}
     inside = {edge for edge in edges if 0 < edge < len(text)}
     if inside and not text.isascii():

@@ -8,7 +8,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values as heights above zero, so that a steady rate is a flat line."""
+    """The last `width` values as heights above zero: a steady rate is flat."""
     shown = list(values)[-width:]
     top = max(shown, default=0.0)
     if top <= 0:
@@ -42,7 +42,7 @@ def shares(parts: Sequence[float], width: int) -> tuple[int, ...]:
 
 
 def histogram(values: Sequence[float], width: int) -> tuple[str, float, float]:
-    """A histogram of `width` equal bins from the minimum to the 99th percentile, and these two limits. The last
+    """Histogram of `width` bins from the minimum to the 99th percentile, and these limits. The last
     bin also holds what is above."""
     if not values:
         return "", 0.0, 0.0

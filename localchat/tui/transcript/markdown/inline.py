@@ -22,7 +22,7 @@ Line = Sequence[Piece]
 
 
 def web_link(target: str) -> str:
-    """`target` if it is safe to pass to a terminal and a browser, else an empty string."""
+    """`target` if it is safe for a terminal and a browser, else an empty string."""
     return target if len(target) < 2048 and _URL.fullmatch(target) else ""
 
 
