@@ -47,7 +47,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         info = self._session.status.info
         shown = "" if value is None else str(value).lower() if isinstance(value, bool) else value
         if shown == "" and key == "context_length" and info is not None:
-            shown = f"{info.context_tokens:,}, the largest that fits"
+            shown = f"{info.context_tokens:,}, largest that fits"
         elif shown == "" and key == "kv_cache_type" and info is not None:
             shown = f"{info.kv_type}, chosen for this model"
         what = "reloads the model" if key in _RELOADING else ""
