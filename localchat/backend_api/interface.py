@@ -275,7 +275,10 @@ class OpenModel(Protocol):
 
 
 class Embedder(Protocol):
-    """A loaded embedding model. Used from one thread, apart from `abort`."""
+    """A loaded embedding model. Used from one thread, apart from `abort`.
+
+    Only llama.cpp has one so far; it is a Protocol because the core imports no backend.
+    """
 
     context_tokens: int
     """Most tokens of one text."""
