@@ -147,7 +147,7 @@ def _kill(server: Watched, count: int) -> dict[str, Any]:
     errors = [error for one in report.clients for error in one.errors]
     return {
         "killed_errors": len(errors),
-        "killed_other": sum("engine ended" not in error for error in errors),
+        "killed_other": sum("engine stopped unexpectedly" not in error for error in errors),
         "killed_answers": sum(one.answers for one in report.clients),
         "killed_silent": sum(not one.answers for one in report.clients),
     }
