@@ -163,9 +163,9 @@ def _show_installed(
     from localchat.models.hub.client import offline_error
     from localchat.models.hub.events import PullFinished
     from localchat.models.hub.manifest import installed
-    from localchat.models.names import among
+    from localchat.models.names import find_pulled
 
-    found = among(reference, installed(paths.models_dir))
+    found = find_pulled(reference, installed(paths.models_dir))
     if found is None or not found.complete:
         raise offline_error(reference.name, offline_by)
     view.show(PullFinished(found.manifest.name, str(found.path), found.size_bytes, 0))

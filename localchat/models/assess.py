@@ -1,5 +1,7 @@
-"""The verdict on a model before it is loaded, or even fetched: backend and why, memory, speed, and what else
-could be done. One value for `fit`, `pull`, the first run and the UI."""
+"""Assesses a model before it is loaded, or even fetched: backend, memory, speed and alternatives.
+
+One FitReport serves `fit`, `pull`, the first run and the terminal UI.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,29 +19,34 @@ from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 
 
 class ExpectedSpeed(NamedTuple):
-    """Tokens a second at a short context. `basis`: where the number comes from, a phrase."""
+    """Expected decode speed at a short context."""
 
     tokens_per_s: float
     basis: str
+    """The source of the number, a phrase."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """`backend`: its name, as --backend takes it. `why`: one sentence on the choice. `alternatives`:
-    sentences. `memory_bytes`, `others_bytes`: of the memory that bounds the plan, all of it and what is
-    taken. `expected_speed`: None where there is no estimate."""
+    """The result of assessing one model."""
 
     name: str
     plan: MemoryPlan
     backend: str
+    """Its name, as --backend takes it."""
     why: str
+    """One sentence on the choice."""
     alternatives: tuple[str, ...]
+    """Sentences."""
     memory_bytes: int
+    """All of the memory that bounds the plan."""
     others_bytes: int
+    """The part of it that is taken."""
     expected_speed: ExpectedSpeed | None
+    """None where there is no estimate."""
 
     def record(self) -> dict[str, Any]:
-        """What `--json` says, with stable names."""
+        """The fields of `--json`, whose names are stable."""
         plan = self.plan
         return {
             "backend": self.backend,
@@ -72,7 +79,7 @@ class FitReport:
 
 
 def usable_machine() -> Machine:
-    """This machine now, with every GPU that an installed backend could use."""
+    """This machine now, with every GPU that an installed backend can use."""
     from localchat.fit.hardware import read_machine
 
     machine = read_machine()
@@ -83,16 +90,18 @@ def usable_machine() -> Machine:
 
 
 class Subject(NamedTuple):
-    """What is judged. `path`: where it lies here, None for one on a hub. `wanted`: a backend's name."""
+    """A model to assess."""
 
     name: str
     model: ModelSummary
     path: Path | None = None
+    """Of its files here; None for one on a hub."""
     wanted: str | None = None
+    """Name of the backend that the user asked for."""
 
     @property
     def kind(self) -> Kind:
-        """Of its files."""
+        """The kind of its files."""
         return "safetensors" if isinstance(self.model, Checkpoint) else "gguf"
 
 
@@ -158,7 +167,7 @@ def _alternatives(subject: Subject, others: tuple[str, ...], plan: MemoryPlan) -
 
 
 def _memory(plan: MemoryPlan, machine: Machine) -> tuple[int, int]:
-    """All memory that the plan draws on, and what of it is taken: RAM, with the cards where they are used."""
+    """Total memory that the plan uses (RAM, with the GPUs if used), and the part that is taken."""
     total = free = 0
     if plan.gpu_bytes < plan.total_bytes or not plan.gpu_bytes:
         total, free = machine.ram_total_bytes, machine.ram_free_bytes

@@ -1,7 +1,7 @@
-"""The catalogue: names that people use, and the repositories behind them.
+"""Catalogue of models: names that people use, and their repositories on the hub.
 
-`models.toml` ships with the program; a file of the same form in the folder of the settings file adds to it,
-and its entries win. An entry is found by `family:size`, each of its sources by its quantizations.
+`models.toml` ships with the program; a file of the same form next to the settings file adds entries or
+replaces them. An entry is found by `family:size`, each of its sources by its quantizations.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,7 @@ Use = Literal["chat", "code", "infill", "reasoning", "tools", "embeddings", "mul
 
 
 class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A repository on the hub that holds the model. `quantizations`: what it offers; the default one is
-    Q4_K_M, or where that is missing the first."""
+    """A repository on the hub with the model, and the quantizations that it offers."""
 
     repository: Annotated[str, Meta(pattern=_REPOSITORY, max_length=200)]
     format: Format
@@ -36,19 +35,19 @@ class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ]
 
     def offers(self, quantization: str) -> str | None:
-        """The quantization as this source writes it; None where it has none of that name."""
+        """The quantization as this source writes it; None where it has no such one."""
         return next(
             (one for one in self.quantizations if same_quantization(one, quantization)), None
         )
 
     @property
     def default(self) -> str:
-        """What is meant where no quantization is named."""
+        """The quantization where none is named: Q4_K_M, else the first."""
         return self.offers(DEFAULT_QUANTIZATION) or self.quantizations[0]
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sampling as the makers of the model advise; None where they say nothing."""
+    """Sampling that the makers of the model recommend; None where they state nothing."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=1000)] | None = None
@@ -69,14 +68,15 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CatalogEntry(NamedTuple):
-    """A model under its name. `parameters`: all of them; `active_parameters`: those that one token uses,
-    for a mixture of experts; `licence`: the SPDX name, or the makers' own."""
+    """A model of the catalogue."""
 
     name: str
     parameters: int
     active_parameters: int | None
+    """Those that one token uses, in a mixture of experts."""
     context_tokens: int
     licence: str
+    """The SPDX name, or the makers' own."""
     about: str
     uses: tuple[Use, ...]
     sampling: SamplingDefaults
@@ -89,11 +89,11 @@ class CatalogEntry(NamedTuple):
 
     @property
     def size(self) -> str:
-        """The part behind the colon."""
+        """The part after the colon."""
         return self.name.partition(":")[2]
 
     def source(self, quantization: str | None) -> tuple[CatalogSource, str] | None:
-        """Where a quantization is (None: the default of the first source), and how it is written there."""
+        """The source of a quantization (None: the default of the first), and its spelling there."""
         if quantization is None:
             return self.sources[0], self.sources[0].default
         for source in self.sources:
@@ -106,14 +106,13 @@ Catalog = Mapping[str, CatalogEntry]
 
 
 def read_catalog(paths: Paths) -> dict[str, CatalogEntry]:
-    """Every entry by name, the user's over those that ship. Raises UsageError for a user's file that is
-    not right, naming the place."""
+    """All entries by name, the user's over the shipped ones. Raises UsageError naming what is wrong where."""
     own = paths.settings_file.with_name(MODELS_FILE)
     return read_models(shipped_file()) | (read_models(own) if own.is_file() else {})
 
 
 def shipped_file() -> Path:
-    """The catalogue of the program: in the installed package, or beside a checkout's."""
+    """The shipped catalogue: in the installed package, or next to the package in a checkout."""
     import localchat
 
     package = Path(localchat.__file__).parent
@@ -147,7 +146,7 @@ def _entry(path: Path, name: str, body: object) -> CatalogEntry:
         msgspec.convert(name, Annotated[str, Meta(pattern=_NAME, max_length=80)])
     except msgspec.ValidationError as problem:
         raise UsageError(
-            f"{path}: {name!r} is no name of a model",
+            f"{path}: {name!r} is not a valid name of a model",
             hint="a name is family:size in small letters, as qwen2.5:7b",
         ) from problem
     try:

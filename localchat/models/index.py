@@ -1,5 +1,4 @@
-"""Everything that can be run here, on one index: the guide, files of the models folder, what was pulled,
-aliases, and what other programs keep."""
+"""Index of the models on this machine: guide, pulled models, loose files, aliases, other programs' models."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,32 +21,39 @@ Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model. `origin`: where it comes from, in words. `path`: what an engine opens; None where there is
-    nothing to open. `files`: all of it. `trouble`: why it cannot be used, as far as that is known without
-    opening it. `stands_for`: the word behind an alias. `owner_manifest`, `notes`: see origins.Found."""
+    """One model of the index."""
 
     name: str
     kind: Kind
     origin: str
+    """Its source, a phrase."""
     path: Path | None
+    """The path that an engine opens; None where there is nothing to open."""
     files: tuple[Path, ...] = ()
+    """All of its files."""
     trouble: str = ""
+    """Why it cannot be used, as far as that is known without opening it."""
     stands_for: str = ""
+    """Of an alias: its word."""
     owner_manifest: Path | None = None
+    """See ExternalModel."""
     notes: tuple[str, ...] = ()
+    """See ExternalModel."""
     installed: Installed | None = None
+    """Of a pulled model: its manifest."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all files that are there."""
+        """Of all files that exist."""
         return sum(file.stat().st_size for file in self.files if file.is_file())
 
 
 class ModelIndex(NamedTuple):
-    """`notices`: what could not be read, in sentences."""
+    """All models, and what could not be read."""
 
     models: tuple[Model, ...]
     notices: tuple[str, ...]
+    """Sentences about folders that could not be read."""
 
     def find(self, word: str) -> Model | None:
         """The model of exactly this name, letter case apart."""
@@ -56,12 +62,14 @@ class ModelIndex(NamedTuple):
 
 
 def read_index(paths: Paths, environ: Mapping[str, str], *, root: Path = Path("/")) -> ModelIndex:
-    """Look everywhere. No model is opened. `root`: where /usr stands. Raises LocalchatError
-    for bookmarks that cannot be read."""
+    """Find all models without opening them. `root`: where /usr stands.
+
+    Raises LocalchatError where the aliases cannot be read.
+    """
     own = [*_guide(paths), *_pulled(paths), *_loose(paths)]
     known = {file.resolve() for model in own for file in model.files if model.kind != "link"}
-    adoption = find_external_models(environ, root=root)
-    adopted = (
+    found = find_external_models(environ, root=root)
+    external = (
         Model(
             name=one.name,
             kind="adopted",
@@ -72,16 +80,18 @@ def read_index(paths: Paths, environ: Mapping[str, str], *, root: Path = Path("/
             owner_manifest=one.owner_manifest,
             notes=one.notes,
         )
-        for one in adoption.models
+        for one in found.models
         if one.path is None or one.path.resolve() not in known
     )
     aliases = _aliases(paths, environ)
-    return ModelIndex((*own, *aliases, *adopted), adoption.notices)
+    return ModelIndex((*own, *aliases, *external), found.notices)
 
 
 def find_model(word: str, index: ModelIndex, paths: Paths, environ: Mapping[str, str]) -> Model:
-    """The model that `word` means, by the index or by `locate` (paths, short forms of a name). Raises
-    ModelMissing, ModelInvalid, UsageError."""
+    """The model that `word` means, by the index or by `locate` (paths, short forms of a name).
+
+    Raises ModelMissing, ModelInvalid, UsageError.
+    """
     if model := index.find(word):
         return model
     found = locate(word, paths, "the model named in the command", environ)
@@ -95,17 +105,13 @@ def find_model(word: str, index: ModelIndex, paths: Paths, environ: Mapping[str,
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """All files of the model at a path: the parts of a split GGUF, or what belongs to a checkpoint in its
-    folder."""
+    """All files of the model at a path: the parts of a split GGUF, or the known files of a checkpoint."""
     if not path.is_dir():
         return split_parts(path)
     known = sorted(file for file in path.iterdir() if is_known_kind(file.name) and file.is_file())
     weights = {*weight_files([file.name for file in known if file.suffix == ".safetensors"])}
     settings = [file for file in known if file.suffix not in (".safetensors", ".gguf")]
     return (*settings, *(path / name for name in sorted(weights)))
-
-
-# ---------------------------------------------------------------------------- the parts of the index
 
 
 def _guide(paths: Paths) -> Iterator[Model]:

@@ -1,4 +1,4 @@
-"""Putting a model into the models folder under a name: by a link, and by a copy only where one is asked for."""
+"""Imports a model into the models folder under a name: by a link, or by a copy on request."""
 
 import os
 import shutil
@@ -13,15 +13,18 @@ How = Literal["hard link", "symbolic link", "copy"]
 
 
 class Linked(NamedTuple):
-    """What stands in the models folder now. `path`: of a split model the first part."""
+    """The model in the models folder. `path`: of a split model the first part."""
 
     path: Path
     how: How
 
 
 def link_model(files: Sequence[Path], models_dir: Path, name: str, how: How) -> Linked:
-    """Make `name` out of these files (all parts of one model). A hard link that the file system refuses
-    becomes a symbolic one. All or nothing. Raises UsageError where the name is taken, LocalchatError."""
+    """Link or copy these files (all parts of one model) to `name`, all or none.
+
+    A hard link that the file system refuses becomes a symbolic one. Raises UsageError where the name is taken,
+    LocalchatError.
+    """
     targets = list(_targets(len(files), models_dir, name))
     for target in targets:
         if target.exists() or target.is_symlink():
@@ -33,7 +36,7 @@ def link_model(files: Sequence[Path], models_dir: Path, name: str, how: How) -> 
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
         if how == "copy":
-            _demand_room(files, models_dir)
+            _check_free_space(files, models_dir)
         for source, target in zip(files, targets, strict=True):
             how = _make(source.resolve(), target, how)
             made.append(target)
@@ -66,7 +69,7 @@ def _make(source: Path, target: Path, how: How) -> How:
         except FileExistsError:
             raise
         except OSError:
-            pass  # another disk, another owner, or a file system without hard links
+            pass  # another disk or owner, or a file system without hard links
         else:
             return how
     target.symlink_to(source)
@@ -74,17 +77,17 @@ def _make(source: Path, target: Path, how: How) -> How:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Under another name until it is whole."""
-    beside = target.with_name(f".{target.name}.part")
+    """Copy under a temporary name, then rename."""
+    temporary = target.with_name(f".{target.name}.part")
     try:
-        shutil.copyfile(source, beside)
-        beside.replace(target)
+        shutil.copyfile(source, temporary)
+        temporary.replace(target)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
-def _demand_room(files: Sequence[Path], folder: Path) -> None:
+def _check_free_space(files: Sequence[Path], folder: Path) -> None:
     needed = sum(file.stat().st_size for file in files)
     free = shutil.disk_usage(folder).free
     if needed > free:

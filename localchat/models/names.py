@@ -1,7 +1,7 @@
-"""What people call a model: `family:size-quant`, `family:size`, `hf.co/user/repo:QUANT`, `user/repo`.
+"""Names of models: `family:size-quant`, `family:size`, `hf.co/user/repo:QUANT`, `user/repo`.
 
-A name ends up as a repository and a quantization; which files those are is found by listing the repository,
-so that split and renamed files work.
+A name is resolved to a repository and a quantization. Its files are found by listing the repository, so that
+split and renamed files work.
 """
 
 import re
@@ -27,20 +27,22 @@ _FORM: Final = "a name is qwen2.5:7b-q4_k_m, qwen2.5:7b, hf.co/user/repo:QUANT o
 
 
 class Reference(NamedTuple):
-    """A model on the hub, as a name means it. `name`: in its own spelling, a name of the catalogue with its
-    quantization; `exact`: whether the word named the quantization itself; `quantization` and `format` are
-    None where the repository's listing is to decide."""
+    """A parsed name of a model on the hub."""
 
     name: str
+    """In canonical spelling; of the catalogue, with its quantization."""
     repository: str
     quantization: str | None
+    """None where the repository's listing decides."""
     exact: bool
+    """Whether the word named the quantization."""
     format: Format | None
+    """None where the repository's listing decides."""
     entry: CatalogEntry | None
 
     @property
     def repositories(self) -> tuple[str, ...]:
-        """Where the model can have come from, in small letters."""
+        """Repositories that a pulled copy can come from, in lower case."""
         sources = self.entry.sources if self.entry is not None and not self.exact else ()
         return tuple(
             dict.fromkeys(
@@ -49,7 +51,7 @@ class Reference(NamedTuple):
         )
 
     def stored_name(self, quantization: str) -> str:
-        """The name that the model gets once its quantization is known."""
+        """The name of the pulled model, once its quantization is known."""
         if self.entry is not None:
             quantization = quantization or self.quantization or ""
             return f"{self.entry.name}-{quantization.lower()}"
@@ -65,8 +67,7 @@ def is_hub_name(word: str) -> bool:
 
 
 def parse(word: str, catalogue: Catalog) -> Reference:
-    """What a name means. Raises UsageError for one that is ambiguous or has no such form, ModelMissing for
-    one that nobody knows, each with the nearest names."""
+    """Parse a name. Raises UsageError for an ambiguous or malformed one, ModelMissing for an unknown one."""
     if "/" in word:
         return _hub(word)
     entry, quantization = _entry(word.lower(), catalogue)
@@ -91,15 +92,14 @@ def _hub(word: str) -> Reference:
     parts = repository.split("/")
     usable = len(parts) == 2 and all(_usable(part) for part in parts)
     if not usable or (colon and not _TAG.fullmatch(tag)) or ".." in tag:
-        raise UsageError(f"{word!r} names no repository", hint=_FORM)
-    if tag.lower() == "latest":  # as users of Ollama write for what is meant where nothing is said
+        raise UsageError(f"{word!r} is not the name of a repository", hint=_FORM)
+    if tag.lower() == "latest":  # Ollama's tag for the default
         tag, path = "", repository
     return Reference(f"hf.co/{path}", repository, tag or None, bool(tag), None, None)
 
 
 def _page(path: str) -> str:
-    """The name behind the address of a page of the hub: of a repository's list of files, or of a file of its
-    main branch; or behind a repository and a file of it."""
+    """The name for the path of a hub page: a repository, its list of files, or a file of its main branch."""
     parts = path.partition("?")[0].rstrip("/").split("/")
     if parts[2:] in (["tree", "main"], []):
         return "/".join(parts[:2])
@@ -117,7 +117,7 @@ def _usable(part: str) -> bool:
 
 
 def _entry(word: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None]:
-    """The entry and the quantization, which is what the word has behind the name."""
+    """The entry, and the quantization that follows its name in the word."""
     word = word.removesuffix(":latest")
     if word in catalogue:
         return catalogue[word], None
@@ -142,8 +142,8 @@ def _quantized(entry: CatalogEntry) -> str:
     return f"there are {', '.join(f'{entry.name}-{each.lower()}' for each in names)}"
 
 
-def offered(word: str, catalogue: Catalog) -> str:
-    """A hint: the quantizations of the model that a word begins with; empty where it begins with none."""
+def quantizations_hint(word: str, catalogue: Catalog) -> str:
+    """A hint with the quantizations of the model that a word begins with; empty where there is none."""
     try:
         entry, quantization = _entry(word.lower(), catalogue)
     except (ModelMissing, UsageError):
@@ -156,24 +156,26 @@ def similar_names(word: str, names: Iterable[str]) -> str:
     known = {name.lower(): name for name in sorted(names)}
     near = closest(word, known.values(), count=4, min_similarity=0.5)
     family = word.lower().partition(":")[0]
-    kin = [
+    same_family = [
         name
         for lower, name in known.items()
         if lower.partition(":")[0] == family or lower.startswith(f"{family}/")
     ]
-    close = list(dict.fromkeys((*kin, *near)))[:8]
+    close = list(dict.fromkeys((*same_family, *near)))[:8]
     return f"the nearest names: {', '.join(close)}" if close else _FORM
 
 
-def among(reference: Reference, models: Iterable[Installed]) -> Installed | None:
-    """The pulled model that is meant. Where the word named no quantization: the default one, else the only
-    one that is here. Raises UsageError where several are meant alike."""
+def find_pulled(reference: Reference, models: Iterable[Installed]) -> Installed | None:
+    """The pulled model that a reference means; without a quantization the default one, else the only one here.
+
+    Raises UsageError where it means several.
+    """
     found = [one for one in models if one.manifest.repository.lower() in reference.repositories]
-    wanted = reference.quantization or DEFAULT_QUANTIZATION
-    # Of two names for the same files the one that was said.
+    quantization = reference.quantization or DEFAULT_QUANTIZATION
+    # Of two names for the same files, the one that was given comes first.
     found.sort(key=lambda one: one.manifest.name.lower() != reference.name.lower())
     for one in found:
-        if _is(one, reference, wanted):
+        if _is(one, reference, quantization):
             return one
     if reference.exact or not found:
         return None
@@ -185,10 +187,10 @@ def among(reference: Reference, models: Iterable[Installed]) -> Installed | None
     )
 
 
-def _is(one: Installed, reference: Reference, wanted: str) -> bool:
-    """Whether this is the quantization, or the file of that name."""
+def _is(one: Installed, reference: Reference, quantization: str) -> bool:
+    """Whether the model has this quantization, or this is its file's name."""
     manifest = one.manifest
-    return same_quantization(manifest.quantization, wanted) or manifest.name.lower() in (
+    return same_quantization(manifest.quantization, quantization) or manifest.name.lower() in (
         reference.name.lower(),
-        f"hf.co/{reference.repository}:{wanted}".lower().removesuffix(".gguf"),
+        f"hf.co/{reference.repository}:{quantization}".lower().removesuffix(".gguf"),
     )

@@ -1,7 +1,8 @@
-"""What somebody sees who has no model yet: the hardware in a line, what other programs have here already, and
-three models of the catalogue that fit this machine. Plain data; nothing is asked of the network.
+"""The first run: hardware, models of other programs, and three models of the catalogue that fit.
 
-`first_run` takes a second or two, most of it the probe of the machine's speed: call it beside the first paint.
+Plain data, without the network.
+
+`first_run` takes a second or two, most of it the speed benchmark: call it on a worker thread.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,7 +53,7 @@ class Recommendation:
 
     @property
     def command(self) -> str:
-        """What fetches it."""
+        """The command that fetches it."""
         return f"localchat pull {self.name}"
 
 
@@ -70,8 +71,7 @@ class FirstRun:
 
 
 def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None = None) -> FirstRun:
-    """Look at machine, index and catalogue. Raises LocalchatError for a catalogue or bookmarks of the user
-    that cannot be read."""
+    """Gather everything. Raises LocalchatError where the user's catalogue or aliases cannot be read."""
     here = machine or usable_machine()
     index = read_index(paths, environ)
     rate = download_rate(paths.state_dir)
@@ -85,7 +85,7 @@ def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None 
 
 
 def is_first_run(paths: Paths, environ: Mapping[str, str]) -> bool:
-    """Whether there is no model of the user's own yet: nothing pulled, imported or put into the folder."""
+    """Whether the user has no model yet: nothing pulled, imported or put into the models folder."""
     return not any(model.kind in _OWN for model in read_index(paths, environ).models)
 
 
@@ -103,9 +103,6 @@ def hardware_line(machine: Machine) -> str:
     return " · ".join([*parts, *([machine.gpu_note.rstrip(".")] if machine.gpu_note else [])])
 
 
-# ---------------------------------------------------------------------------- the three recommendations
-
-
 class _Candidate(NamedTuple):
     """`strength`: how good its answers are, as a number of parameters of a dense model. `read_bytes`: what
     one token reads."""
@@ -113,7 +110,7 @@ class _Candidate(NamedTuple):
     entry: CatalogEntry
     name: str
     shape: ModelShape
-    verdict: FitReport
+    report: FitReport
     strength: float
     read_bytes: float
 
@@ -125,7 +122,7 @@ def _cards(
     candidates = sorted(_candidates(catalogue, machine), key=lambda one: one.strength)
     speed = _speed(candidates, machine, history)
     for role, one in _chosen(candidates, speed):
-        plan = one.verdict.plan
+        plan = one.report.plan
         yield Recommendation(
             role=role,
             name=one.name,
@@ -137,23 +134,23 @@ def _cards(
             gpu_layers=plan.gpu_layers,
             layers=plan.layers,
             tokens_per_s=_rate(one, speed, machine, history),
-            why=one.verdict.why,
+            why=one.report.why,
         )
 
 
 def _rate(
     one: _Candidate, speed: float | None, machine: Machine, history: SpeedHistory
 ) -> float | None:
-    """Tokens a second. On a CPU by its bytes; on a GPU a token has a constant part, and no probe is needed."""
-    if speed is None or not one.verdict.plan.gpu_layers:
+    """Tokens a second. On a CPU by the bytes read; on a GPU by an estimate, as a token has a constant part."""
+    if speed is None or not one.report.plan.gpu_layers:
         return speed / one.read_bytes if speed is not None else None
-    wish = LoadOptions(max_slots=_SLOTS)
-    expected_speed = assess(Subject(one.name, one.shape), wish, machine, history).expected_speed
+    options = LoadOptions(max_slots=_SLOTS)
+    expected_speed = assess(Subject(one.name, one.shape), options, machine, history).expected_speed
     return expected_speed.tokens_per_s if expected_speed is not None else None
 
 
 def _chosen(candidates: list[_Candidate], speed: float | None) -> list[tuple[Role, _Candidate]]:
-    """From the fast to the best. candidates: from weak to strong. speed: bytes a second, None: not known."""
+    """From fast to best. candidates: from weak to strong. speed: bytes a second; None: unknown."""
     found: list[tuple[Role, _Candidate]] = []
     for role, least in _AIMS:
         most = found[-1][1].strength * _STEP if found else float("inf")
@@ -172,8 +169,7 @@ def _chosen(candidates: list[_Candidate], speed: float | None) -> list[tuple[Rol
 
 
 def _candidates(catalogue: Catalog, machine: Machine) -> Iterator[_Candidate]:
-    """Models for everyday talk that fit: chat and tools, no specialists for code, in their default
-    quantization; on a machine with a GPU those that fit on it whole."""
+    """General chat models that fit, in their default quantization; with a GPU those that fit on it whole."""
     shapes = read_published_shapes()
     seen: set[tuple[object, ...]] = set()
     for name, entry in catalogue.items():
@@ -184,13 +180,13 @@ def _candidates(catalogue: Catalog, machine: Machine) -> Iterator[_Candidate]:
         if shape is None or found is None:
             continue
         full = f"{name}-{found[1].lower()}"
-        wish = LoadOptions(max_slots=_SLOTS)
+        options = LoadOptions(max_slots=_SLOTS)
         try:
-            verdict = assess(Subject(full, shape), wish, machine, None, speed=False)
+            report = assess(Subject(full, shape), options, machine, None, speed=False)
         except LocalchatError:
             continue  # no backend here runs it
-        short = verdict.plan.context_tokens < min(_GOAL_TOKENS, entry.context_tokens)
-        if not verdict.plan.fits or short or _slowed(verdict.plan, machine):
+        short = report.plan.context_tokens < min(_GOAL_TOKENS, entry.context_tokens)
+        if not report.plan.fits or short or _slowed(report.plan, machine):
             continue
         key = (shapes[name], entry.uses)
         if key in seen:
@@ -201,7 +197,7 @@ def _candidates(catalogue: Catalog, machine: Machine) -> Iterator[_Candidate]:
             entry,
             full,
             shape,
-            verdict,
+            report,
             # A mixture of experts answers like a dense model between its two numbers (geometric mean).
             (entry.parameters * active) ** 0.5,
             shape.weights_bytes * active / entry.parameters,
@@ -209,17 +205,17 @@ def _candidates(catalogue: Catalog, machine: Machine) -> Iterator[_Candidate]:
 
 
 def _slowed(plan: MemoryPlan, machine: Machine) -> bool:
-    """Whether a GPU would wait for layers in RAM."""
+    """Whether layers in RAM would slow a GPU down."""
     return bool(machine.gpus or machine.unified_memory) and 0 < plan.gpu_layers < plan.layers
 
 
 def _speed(candidates: list[_Candidate], machine: Machine, history: SpeedHistory) -> float | None:
-    """Bytes of weights that one second reads here, by an estimate for a model of middling size."""
+    """Bytes of weights read per second here, estimated with a model of medium size."""
     if not candidates:
         return None
     middle = candidates[len(candidates) // 2]
-    wish = LoadOptions(max_slots=_SLOTS)
+    options = LoadOptions(max_slots=_SLOTS)
     expected_speed = assess(
-        Subject(middle.name, middle.shape), wish, machine, history
+        Subject(middle.name, middle.shape), options, machine, history
     ).expected_speed
     return expected_speed.tokens_per_s * middle.read_bytes if expected_speed is not None else None

@@ -1,4 +1,4 @@
-"""Quantizations as they stand in the names of files, and the files that make up each."""
+"""Parses quantizations in names of files, and groups the files of each."""
 
 import re
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.models.hub.manifest import Format
 
 DEFAULT_QUANTIZATION: Final = "Q4_K_M"
-"""Four bits and a half: the smallest mix whose answers are hard to tell from the whole model's."""
+"""4.5 bits: the smallest mix whose answers are hard to tell from the unquantized model's."""
 
 _GGUF: Final = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q[1-8]|TQ[12])(?:_[0-9A-Z]+)*|MXFP4(?:_MOE)?|BF16|F16|F32|FP16|FP32)"
@@ -22,18 +22,20 @@ _MOST_SHOWN: Final = 20
 
 
 class Variant(NamedTuple):
-    """One model of a repository: the files that belong together, parts of a split one in order.
-    `quantization` is empty where the names do not tell. `trouble`: what of it is missing there, a sentence."""
+    """One model of a repository: the files that belong together."""
 
     quantization: str
+    """Empty where the names do not state it."""
     format: Format
     stem: str
     files: tuple[str, ...]
+    """Parts of a split model in order."""
     trouble: str = ""
+    """The part that the repository lacks, a sentence."""
 
 
 def canonical(quantization: str) -> str:
-    """How quantizations are compared: case, the kind of dash and the older FP16 for F16 do not count."""
+    """The form for comparison: upper case, underscores, F16 for the older FP16."""
     written = quantization.upper().replace("-", "_")
     return written[:1] + written[2:] if written in ("FP16", "FP32") else written
 
@@ -49,20 +51,19 @@ def is_quantization(word: str) -> bool:
 
 
 def quantization_of(path: str) -> str:
-    """The quantization that a file's name tells, in capitals; empty where it tells none."""
+    """The quantization in a file's name, in upper case; empty where there is none."""
     found = _GGUF.findall(PurePosixPath(path).stem)
     return str(found[-1]).upper() if found else ""
 
 
 def safetensors_quantization(repository: str) -> str:
-    """What the name of a repository of safetensors tells; empty where it tells nothing, as for the weights
-    that the makers published."""
+    """The quantization in the name of a safetensors repository; empty for the makers' own weights."""
     found = _SAFETENSORS.search(repository)
     return found[0].upper() if found else ""
 
 
 def gguf_variants(paths: Iterable[str]) -> list[Variant]:
-    """The models among these files. Projectors for images and importance matrices are none."""
+    """The models among these files, without image projectors and importance matrices."""
     groups: dict[str, dict[int, str]] = {}
     counts: dict[str, set[int]] = {}
     for path in sorted(paths):
@@ -94,9 +95,11 @@ def _variant(stem: str, parts: dict[int, str], counts: set[int]) -> Variant:
 
 
 def choose(variants: list[Variant], wanted: str | None, repository: str) -> Variant:
-    """The variant of this quantization, or whose file is called so; without one the default, or the only
-    one there is. Raises ModelMissing for a quantization that is not there, UsageError for several, ModelInvalid
-    for one that is not there whole."""
+    """The variant of a quantization or file name; without one the default, or the only one.
+
+    Raises ModelMissing for one that is not there, UsageError where several match, ModelInvalid for an
+    incomplete one.
+    """
     if not variants:
         raise ModelMissing(
             f"{repository} holds no GGUF model",
@@ -121,19 +124,19 @@ def choose(variants: list[Variant], wanted: str | None, repository: str) -> Vari
         names = [PurePosixPath(one.stem).name for one in found]
         raise UsageError(
             f"{repository} holds {len(found)} files of {found[0].quantization or 'one kind'}",
-            hint=f"name one of them behind the colon: {_listed(names)}",
+            hint=f"name one of them after the colon: {_listed(names)}",
         )
     offered = _listed([one.quantization or PurePosixPath(one.stem).name for one in variants])
     if wanted is None and len({one.quantization for one in variants}) == 1:
         names = [PurePosixPath(one.stem).name for one in variants]
         raise UsageError(
             f"{repository} holds {len(variants)} files of {variants[0].quantization or 'one kind'}",
-            hint=f"name one of them behind a colon: {_listed(names)}",
+            hint=f"name one of them after a colon: {_listed(names)}",
         )
     if wanted is None:
         raise UsageError(
             f"{repository} holds {len(variants)} quantizations, and none is {DEFAULT_QUANTIZATION}",
-            hint=f"name one behind a colon, as hf.co/{repository}:QUANT; it has {offered}",
+            hint=f"name one after a colon, as hf.co/{repository}:QUANT; it has {offered}",
         )
     raise ModelMissing(f"{repository} has no {wanted}", hint=f"it has {offered}")
 

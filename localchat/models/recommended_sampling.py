@@ -1,6 +1,6 @@
-"""The sampling that the makers of a model advise, from the catalogue, whatever name the model goes by here.
+"""Finds the sampling that the makers of a model recommend, in the catalogue, by any of its names.
 
-It lies under the settings file and over what the model's file says of itself.
+The settings file overrides it; it overrides the model file's own metadata.
 """
 
 import re
@@ -19,24 +19,26 @@ from localchat.models.names import parse
 from localchat.models.quantizations import quantization_of
 from localchat.models.resolve import GUIDE, ResolvedModel
 
-_KEEPERS: Final = ("ollama/", "lmstudio/", "hf/", "llamacpp/", "folder/")
+_STORE_PREFIXES: Final = ("ollama/", "lmstudio/", "hf/", "llamacpp/", "folder/")
 _SUFFIX: Final = re.compile(r"-(gguf|awq|gptq(-int[48])?|fp8|bf16)$")
 
 
 class RecommendedSampling(NamedTuple):
-    """Sampling by its field names, and the entry of the catalogue that says so (`qwen2.5:7b`)."""
+    """Sampling by its field names, with its source."""
 
     sampling: dict[str, float]
     entry: str
+    """Name of the catalogue's entry (`qwen2.5:7b`)."""
 
 
 NO_RECOMMENDATION: Final = RecommendedSampling({}, "")
 
 
 def recommended_sampling(model: ResolvedModel, paths: Paths) -> RecommendedSampling:
-    """The advice for a model that is here: pulled, adopted, imported, or a file whose name tells what it is.
-    Nothing, where the catalogue does not know it. Raises UsageError for a user's models.toml that is not
-    right."""
+    """The recommendation for a model here, or NO_RECOMMENDATION where the catalogue does not know it.
+
+    Raises UsageError for an invalid models.toml of the user.
+    """
     if model.word == GUIDE:
         return NO_RECOMMENDATION
     catalogue = read_catalog(paths)
@@ -62,13 +64,13 @@ def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalog) -> CatalogEnt
 
 
 def _words(model: ResolvedModel, paths: Paths) -> Iterator[str]:
-    """Names under which the catalogue may know it, surest first."""
+    """Names by which the catalogue may know it, the most reliable first."""
     for one in installed(paths.models_dir):
         if one.path == model.path:
             yield f"hf.co/{one.manifest.repository}"
     for name in (model.name, model.word):
-        bare = next((name[len(k) :] for k in _KEEPERS if name.startswith(k)), name)
-        # Ollama's own names are the catalogue's; another user's of the same word are somebody else's model.
+        bare = next((name[len(k) :] for k in _STORE_PREFIXES if name.startswith(k)), name)
+        # Ollama's own names are the catalogue's; a user's namespace on Ollama holds other models.
         if bare and not bare.startswith("/") and not name.lower().endswith(".gguf"):
             yield bare
 
@@ -82,7 +84,7 @@ def _of_repository(repository: str, catalogue: Catalog) -> CatalogEntry | None:
 
 
 def _of_title(title: str, catalogue: Catalog) -> CatalogEntry | None:
-    """By the makers' own title: a repository's name, or a file's, without what says only how it is stored."""
+    """The entry by the makers' title: a repository's or file's name without suffixes of the storage format."""
     bare = _bare(title)
     for entry in catalogue.values():
         if bare and any(

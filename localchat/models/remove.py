@@ -1,4 +1,4 @@
-"""Taking a model away: which files go, what that frees, and what is never touched."""
+"""Removes models: plans which files go and what that frees, then deletes them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,19 +13,20 @@ from localchat.models.index import Model, ModelIndex
 
 
 class Removal(NamedTuple):
-    """What will happen. `files`: to be deleted, in order. `freed_bytes`: of the disk. `kept`: why less than
-    the model's size is freed, a sentence; empty where all of it is. `orphans`: aliases of it."""
+    """A planned removal."""
 
     model: Model
     files: tuple[Path, ...]
+    """To be deleted, in order."""
     freed_bytes: int
     kept: str
+    """Why less than the model's size is freed, a sentence; empty where all of it is."""
     orphans: tuple[str, ...]
+    """Aliases of the model."""
 
 
 def plan_removal(model: Model, index: ModelIndex, paths: Paths, *, force: bool) -> Removal:
-    """What removing a model means. Raises UsageError for the guide, and without `force` for whatever belongs
-    to others."""
+    """Plan a removal. Raises UsageError for the guide, and without `force` for files of other programs."""
     _refuse(model, paths, force=force)
     orphans = tuple(one.name for one in index.models if one.stands_for == model.name)
     if model.kind == "alias":
@@ -37,7 +38,7 @@ def plan_removal(model: Model, index: ModelIndex, paths: Paths, *, force: bool) 
 
 
 def carry_out(removal: Removal, paths: Paths) -> None:
-    """Do it. A file that is gone already is no trouble. Raises LocalchatError where one cannot be deleted."""
+    """Delete the files; missing ones are ignored. Raises LocalchatError where one cannot be deleted."""
     model = removal.model
     if model.kind == "alias":
         remove_alias(paths, model.name)
@@ -53,7 +54,7 @@ def carry_out(removal: Removal, paths: Paths) -> None:
             hint="what is left of it stays as it is; check the permissions and try again",
         ) from problem
     if model.kind != "adopted":
-        _sweep(removal.files, paths.models_dir)
+        _remove_empty_folders(removal.files, paths.models_dir)
 
 
 def _refuse(model: Model, paths: Paths, *, force: bool) -> None:
@@ -70,7 +71,7 @@ def _refuse(model: Model, paths: Paths, *, force: bool) -> None:
     if model.path is not None and not model.path.is_relative_to(paths.models_dir):
         raise UsageError(
             f"{model.path} lies outside the models folder and is not touched",
-            hint="delete the file yourself, or say --force",
+            hint="delete the file yourself, or use --force",
         )
 
 
@@ -84,16 +85,13 @@ def _elsewhere(model: Model) -> str:
     return "remove it with the program that it belongs to"
 
 
-# ---------------------------------------------------------------------------- which files
-
-
 def _files(model: Model, index: ModelIndex) -> Iterator[Path]:
     if model.owner_manifest is not None:
         yield model.owner_manifest
         if _is_shared(model, index):
             return
     if model.installed is not None:
-        others = _listed_beside(model)
+        others = _needed_by_others(model)
         yield from (file for file in model.files if file not in others)
         return
     for file in model.files:
@@ -106,15 +104,15 @@ def _files(model: Model, index: ModelIndex) -> Iterator[Path]:
 
 
 def _is_shared(model: Model, index: ModelIndex) -> bool:
-    """Whether another name of the same program means the same file."""
+    """Whether another name in the same store means the same file."""
     return any(
         one.path == model.path and one.name != model.name and one.origin == model.origin
         for one in index.models
     )
 
 
-def _listed_beside(model: Model) -> frozenset[Path]:
-    """Files that other models of the same repository need too."""
+def _needed_by_others(model: Model) -> frozenset[Path]:
+    """Files that other models of the same repository use too."""
     assert model.installed is not None
     folder, name = model.installed.folder, model.installed.manifest.name
     return frozenset(
@@ -133,7 +131,7 @@ def _links_to(blob: Path, folder: Path) -> Iterator[Path]:
 
 
 def _freed(file: Path) -> int:
-    """Bytes that come free with this name: none for a link, and none while another hard link stays."""
+    """Bytes freed with this name: 0 for a link, and while another hard link stays."""
     if file.is_symlink() or not file.is_file():
         return 0
     about = file.stat()
@@ -152,8 +150,7 @@ def _kept(model: Model, files: tuple[Path, ...], freed: int) -> str:
     return "another link to the file stays"
 
 
-def _sweep(files: tuple[Path, ...], models_dir: Path) -> None:
-    """Take away the folders that became empty."""
+def _remove_empty_folders(files: tuple[Path, ...], models_dir: Path) -> None:
     for file in files:
         for folder in file.parents:
             if folder == models_dir or not folder.is_relative_to(models_dir):

@@ -1,8 +1,7 @@
-"""From the word that a user writes to the file of a model: a path, the built-in guide, the name of a file
-in the models folder, or a name that was pulled. The model of the last run is remembered in the state folder.
+"""Resolves the word for a model to its file: a path, the guide, a loose file, an alias or a pulled name.
 
-Where a word may be a name is read only for words that are none of the simpler things: it stands before every
-first frame and every first token.
+Remembers the model of the last run in the state folder. Catalogue and manifests are read only for words that
+are nothing simpler: this runs before every first frame and every first token.
 """
 
 import os
@@ -18,26 +17,30 @@ from localchat.errors import ModelInvalid, ModelMissing, UsageError
 GUIDE = "guide"
 LAST_USED = "the model used last"
 _LAST_MODEL = "last-model"
+"""A plain text file: a path may hold bytes that JSON cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model file that exists, or the model of a `remote` server, whose path means nothing. `word`: what finds
-    it again; `why`: who chose it, one phrase."""
+    """A model file that exists, or the model of a remote server."""
 
     word: str
+    """Finds the model again."""
     name: str
     path: Path
+    """Without meaning for a remote one."""
     why: str
+    """Who chose it, a phrase."""
     remote: Remote | None = None
 
 
 def locate(
     word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
-    """The model that `word` means. Raises ModelMissing saying where was looked, UsageError for a folder that
-    is no checkpoint of the Hugging Face kind.
-    `environ`: says where other programs keep their models."""
+    """The model that `word` means. `environ`: for the folders of other programs.
+
+    Raises ModelMissing with the places that were searched, UsageError for a folder without a checkpoint.
+    """
     if word == GUIDE:
         return _locate(word, paths, why, environ)
     if not word.strip():
@@ -54,8 +57,10 @@ def locate(
 def locate_named(
     word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
-    """The model of this name, for those who may not choose files (clients of the server): never a path, but
-    for what an alias of the owner stands for. Raises ModelMissing, UsageError."""
+    """The model of this name, for clients of the server, which may not choose files.
+
+    Never a path, except through an alias of the owner. Raises ModelMissing, UsageError.
+    """
     from localchat.models.aliases import read_aliases
     from localchat.models.external.discovery import find_external_file
     from localchat.models.external.loose_files import find_loose
@@ -70,7 +75,7 @@ def locate_named(
 
 
 def remote_model(remote: Remote, why: str) -> ResolvedModel:
-    """The model of a server elsewhere."""
+    """The model of a remote server."""
     name = f"{remote.model} on {remote.name}" if remote.model else remote.name
     return ResolvedModel(remote.word, name, Path(remote.name), why, remote)
 
@@ -103,13 +108,15 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
 
 
 def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
-    """A model that was pulled, by any of its names. Raises ModelMissing with the command that fetches it, or
-    with the nearest names; UsageError for a name that can mean several."""
+    """A pulled model, by any of its names.
+
+    Raises ModelMissing with the command that fetches it or with similar names, UsageError for several.
+    """
     from localchat.models.catalog import read_catalog
     from localchat.models.external.discovery import missing_external
     from localchat.models.external.loose_files import loose_names
     from localchat.models.hub.manifest import installed
-    from localchat.models.names import among, offered, parse, similar_names
+    from localchat.models.names import find_pulled, parse, quantizations_hint, similar_names
 
     models = installed(paths.models_dir)
     named = [one for one in models if word.lower() in (one.manifest.name.lower(), one.family)]
@@ -127,16 +134,16 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
                 if path not in listed
             }
             same = [name for name in loose if name.casefold() == word.casefold()]
-            if len(same) == 1:  # in other letters, as with every other name
+            if len(same) == 1:  # letter case does not matter, as with other names
                 return ResolvedModel(same[0], same[0], loose[same[0]], why)
             names = {*catalogue, *(one.manifest.name for one in models), *loose}
-            near = offered(word, catalogue) or similar_names(word, names)
+            near = quantizations_hint(word, catalogue) or similar_names(word, names)
             raise ModelMissing(
                 f"there is no model {word!r} here ({why})",
                 hint=f"looked for a file of that name, for {word}.gguf in {paths.models_dir} and in the "
                 f"catalogue; {near}; or give the path of a GGUF file",
             ) from problem
-        here = among(reference, models)
+        here = find_pulled(reference, models)
         if here is None:
             raise missing_external(word, why) or ModelMissing(
                 f"{word} is not here ({why})", hint=f"fetch it: localchat pull {reference.name}"
@@ -154,8 +161,10 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
 def locate_default(
     chosen: str | None, chosen_by: str, paths: Paths, environ: Mapping[str, str] = os.environ
 ) -> ResolvedModel:
-    """The model when no one is named in the command: the environment's or the settings file's (`chosen`),
-    else the last used if it is still there, else the guide. Raises ModelMissing."""
+    """The model where the command names none: the `chosen` one, else the last used, else the guide.
+
+    Raises ModelMissing.
+    """
     if chosen is not None:
         return locate(chosen, paths, chosen_by, environ)
     last = last_model(paths)
@@ -163,7 +172,7 @@ def locate_default(
         try:
             return locate(last, paths, LAST_USED, environ)
         except (ModelMissing, ModelInvalid, UsageError):
-            pass  # it moved since; the guide stands in, and the answer names the model anyway
+            pass  # it is gone; the guide answers, and the answer names its model anyway
     try:
         return locate(GUIDE, paths, "the built-in model")
     except ModelMissing as problem:
@@ -174,7 +183,7 @@ def locate_default(
 
 
 def last_model(paths: Paths) -> str | None:
-    """The word of the model that answered last."""
+    """The word of the model of the last run."""
     try:
         return (paths.state_dir / _LAST_MODEL).read_text("utf-8", "surrogateescape").strip() or None
     except (OSError, UnicodeDecodeError):

@@ -1,5 +1,7 @@
-"""From an answer to what it shows of this machine's speed: for any door, after a request that had the engine to
-itself."""
+"""Records the decode speed of answers, for front ends to call after a request that ran alone.
+
+Between the engine's events and fit/speed_history.py, which may not import each other.
+"""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,14 +13,16 @@ from localchat.fit.hardware import read_cores
 from localchat.fit.speed_history import Run, SpeedHistory
 
 _LEAST_TOKENS: Final = 24
-"""An answer of fewer says little."""
+"""A shorter answer measures too little."""
 _MOST_KV_TOKENS: Final = 2048
-"""Beyond, attention is a part of its own, and the estimate is for a short context."""
+"""In a longer context attention counts, and the estimate is for a short one."""
 
 
 def measured_run(info: EngineInfo, done: Done) -> Run | None:
-    """What one answer, given alone, tells about this machine; None where it tells nothing: too short, far
-    into a long context, or with drafts whose gain was not measured. A gain that was is taken out again."""
+    """The run that one answer measured, without the gain of speculation; None where it measured nothing.
+
+    That is an answer too short, far into a long context, or with drafts whose gain is unknown.
+    """
     rate = done.timings.decode_tokens_per_s
     gain = 1.0
     if done.speculation.accepted:
@@ -45,6 +49,6 @@ def measured_run(info: EngineInfo, done: Done) -> Run | None:
 
 
 def record_speed(info: EngineInfo, done: Done, state_dir: Path) -> None:
-    """Record what an answer showed, if it shows anything. Raises OSError."""
+    """Add the speed of an answer to the history, if it measured any. Raises OSError."""
     if (run := measured_run(info, done)) is not None:
         SpeedHistory(state_dir).record(run)

@@ -1,1 +1,1 @@
-"""Facts about a model file, as `localchat show` prints them."""
+"""Descriptions of model files, as `localchat show` prints them."""

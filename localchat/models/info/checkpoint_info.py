@@ -1,5 +1,4 @@
-"""What a safetensors checkpoint tells a user, by its settings and the headers of its weights: the facts of a
-GGUF, as far as such a folder says them."""
+"""Describes a safetensors checkpoint, from its settings and the headers of its weights."""
 
 import json
 import re
@@ -15,17 +14,17 @@ from localchat.models.info.gguf_info import ModelDescription, abilities_of, sent
 
 _JINJA: Final = "chat_template.jinja"
 _MORE_TEMPLATES: Final = "additional_chat_templates"
-_TEMPLATES_BESIDE: Final = ("tokenizer_config.json", "chat_template.json")
+_TEMPLATE_SETTINGS: Final = ("tokenizer_config.json", "chat_template.json")
 _LONGEST_BYTES: Final = 64 << 20
 """Of a tokenizer: the largest vocabularies take a third of it."""
 _MIDDLE_TOKENS: Final = ("<|fim_middle|>", "<fim_middle>", "<MID>")
-"""The tokens for the middle that the CUDA backend knows."""
-_CODES: Final = (".qweight", ".weight_packed")
-_BESIDE_CODES: Final = (
+"""Fill-in-the-middle tokens that the CUDA backend knows."""
+_PACKED: Final = (".qweight", ".weight_packed")
+_COMPANIONS: Final = (
     *(".qzeros", ".scales", "_scale", "_scale_inv", "_zero_point", ".weight_shape", "g_idx"),
     *("_scale_2", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"),
 )
-"""What quantized weights are read with; no weights themselves."""
+"""Tensors that accompany quantized weights and hold no weights."""
 _LICENCE: Final = re.compile(r"^license(?:_name)?:[ \t]*['\"]?([\w .+-]{1,80}?)['\"]?[ \t]*$", re.M)
 _HALF: Final = 2
 
@@ -33,8 +32,10 @@ _HALF: Final = 2
 def describe_checkpoint(
     folder: Path, model: Checkpoint, *, vocabulary: bool = False
 ) -> ModelDescription:
-    """The facts. vocabulary: also whether it fills in the middle, for which the tokenizer is searched. Raises
-    ModelInvalid for settings that cannot be read."""
+    """Describe a checkpoint. Raises ModelInvalid for settings that cannot be read.
+
+    vocabulary: also search the tokenizer, to know whether the model fills in the middle.
+    """
     templates = checkpoint_templates(folder)
     abilities = abilities_of(templates, infill=vocabulary and _fills_in(folder))
     can, cannot = sentences_of(abilities, templates)
@@ -65,8 +66,8 @@ def checkpoint_templates(folder: Path) -> dict[str, str]:
 
 
 def _templates(folder: Path) -> Iterator[tuple[str, str]]:
-    """Files of their own count before those in settings: the last of a name stands."""
-    for name in reversed(_TEMPLATES_BESIDE):
+    """Templates by name, a later one over an earlier one: template files override settings."""
+    for name in reversed(_TEMPLATE_SETTINGS):
         stated = _settings(folder / name).get("chat_template")
         if isinstance(stated, str) and stated.strip():
             yield "default", stated
@@ -90,7 +91,7 @@ def _settings(path: Path) -> Mapping[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """Raises ModelInvalid."""
+    """Read a text file, up to a limit. Raises ModelInvalid."""
     try:
         with path.open("rb") as file:
             return file.read(_LONGEST_BYTES).decode("utf-8", "replace")
@@ -107,7 +108,7 @@ def _fills_in(folder: Path) -> bool:
 
 
 def _licence(folder: Path) -> str:
-    """As the model card's head names it, where the card lies beside."""
+    """The licence in the head of the model card, where there is one."""
     card = folder / "README.md"
     head = _text(card)[:4096] if card.is_file() else ""
     if not head.startswith("---"):
@@ -116,24 +117,21 @@ def _licence(folder: Path) -> str:
     return found[1].strip() if found else ""
 
 
-# ---------------------------------------------------------------------------- numbers
-
-
 def _tensors(model: Checkpoint) -> Iterator[Tensor]:
     return (tensor for header in model.headers for tensor in header.tensors)
 
 
 def _numbers(tensor: Tensor, bits: int) -> int:
-    """Weights in a tensor: several in a word where it holds codes."""
-    if tensor.name.endswith(_BESIDE_CODES):
+    """Number of weights in a tensor; several in a word where they are packed."""
+    if tensor.name.endswith(_COMPANIONS):
         return 0
-    if tensor.name.endswith(_CODES):
+    if tensor.name.endswith(_PACKED):
         return tensor.size_bytes * 8 // bits
     return prod(tensor.shape)
 
 
 def _bits(model: Checkpoint) -> int:
-    """Of a code, 4 where nothing says it."""
+    """Bits of a packed weight; 4 where nothing states it."""
     stated = model.config.get("quantization_config")
     held = stated if isinstance(stated, Mapping) else {}
     groups = held.get("config_groups")
@@ -147,7 +145,7 @@ def _bits(model: Checkpoint) -> int:
 
 
 def _key_width(model: Checkpoint) -> int:
-    """Numbers of one token's keys in a layer; 0 where nothing says it."""
+    """Numbers of one token's keys in a layer; 0 where nothing states it."""
     heads = model.number("num_key_value_heads") or model.number("num_attention_heads")
     attention = model.number("num_attention_heads")
     head = model.number("head_dim") or (

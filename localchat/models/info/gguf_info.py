@@ -1,4 +1,4 @@
-"""What a model's header tells a user: sizes, template, what it can do and what it cannot."""
+"""Describes a GGUF model from its header: sizes, templates, abilities and limits."""
 
 import re
 from collections.abc import Mapping
@@ -28,12 +28,11 @@ _MIDDLE_TOKENS: Final = frozenset(
         *("<|code_middle|>", "<|middle|>"),
     }
 )
-"""Tokens that llama.cpp takes for the middle where the header names none."""
-_MANY: Final = 100_000
+"""Tokens that llama.cpp uses for the middle where the header names none."""
+_LONG_CONTEXT_TOKENS: Final = 100_000
 
 Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding"]
-"""What programs ask of a model: a chat template, one that knows of tools, reasoning, filling in the middle; or
-vectors of texts, and then nothing else."""
+"""Abilities that programs ask for. `embedding` excludes the others."""
 
 _EMBEDDING_CAN: Final = ("It gives embeddings: a vector of numbers for each text.",)
 _EMBEDDING_CANNOT: Final = (
@@ -42,14 +41,12 @@ _EMBEDDING_CANNOT: Final = (
 )
 
 VOCABULARY: Final = "tokenizer.ggml.tokens"
-"""To be asked of read_header as strings, where it matters whether a model fills in the middle."""
+"""Pass it to read_header as strings, where it matters whether a model fills in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """About one model. `licence`: as the file names it, empty where it does not. `templates`: chat templates
-    by name, `default` first. `kv_bytes_per_token`: with `kv_type` f16, of what grows with the text.
-    `state_bytes`: of what does not, per conversation. `can`, `cannot`: sentences about `abilities` and more."""
+    """Description of one model."""
 
     architecture: str
     parameters: int
@@ -58,17 +55,23 @@ class ModelDescription:
     layers: int
     vocab_size: int
     licence: str
+    """As the file names it; empty where it does not."""
     templates: Mapping[str, str]
+    """Chat templates by name, `default` first."""
     kv_bytes_per_token: int
+    """In f16, of the layers whose cache grows with the text."""
     kv_types: tuple[str, ...]
     state_bytes: int
+    """Per conversation, of recurrent layers."""
     abilities: frozenset[Ability]
     can: tuple[str, ...]
+    """Sentences about abilities."""
     cannot: tuple[str, ...]
+    """Sentences about limits."""
 
 
 def describe_gguf(header: Header) -> ModelDescription:
-    """The facts behind a checked header (fit.header.read_header, with VOCABULARY)."""
+    """Describe the model of a checked header (open_gguf.read_header, with VOCABULARY)."""
     shape = model_shape(header)
     templates = _templates(header)
     abilities = abilities_of(templates, infill=_fills_in(header))
@@ -97,9 +100,11 @@ def describe_gguf(header: Header) -> ModelDescription:
 
 
 def _growth(shape: ModelShape) -> int:
-    """KV bytes of one more token: of many tokens, so that a sliding window does not count."""
-    whole = CacheSpec(_MANY, min(shape.window or _MANY, _MANY), 0)
-    more = whole._replace(cells=_MANY + 1)
+    """KV bytes of one more token in a long context, where sliding windows are full."""
+    whole = CacheSpec(
+        _LONG_CONTEXT_TOKENS, min(shape.window or _LONG_CONTEXT_TOKENS, _LONG_CONTEXT_TOKENS), 0
+    )
+    more = whole._replace(cells=_LONG_CONTEXT_TOKENS + 1)
     return sum(kv_layer_bytes(shape, more)) - sum(kv_layer_bytes(shape, whole))
 
 
@@ -118,7 +123,7 @@ def _templates(header: Header) -> dict[str, str]:
 
 
 def _names(templates: Mapping[str, str]) -> frozenset[str]:
-    """The words in the templates' code, texts left out."""
+    """The identifiers in the templates' code, without string literals."""
     code = " ".join(part for source in templates.values() for part in _CODE.findall(source))
     return frozenset(re.findall(r"[A-Za-z_]\w*", _STRINGS.sub(" ", code)))
 
@@ -131,7 +136,7 @@ def _fills_in(header: Header) -> bool:
 
 
 def abilities_of(templates: Mapping[str, str], *, infill: bool) -> frozenset[Ability]:
-    """What these templates, by name, are for. infill: whether the model has a token for the middle."""
+    """Abilities by the templates. infill: whether the model has a fill-in-the-middle token."""
     names = _names(templates)
     thoughts = any(sign in source for source in templates.values() for sign in _THOUGHTS)
     found: dict[Ability, bool] = {
@@ -146,7 +151,7 @@ def abilities_of(templates: Mapping[str, str], *, infill: bool) -> frozenset[Abi
 def sentences_of(
     abilities: frozenset[Ability], templates: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a model can do, and what it cannot."""
+    """Sentences on what a model can do, and on what it cannot."""
     can, cannot = [], ["It reads no images and hears no sound here."]
     if templates:
         can.append("It has a chat template.")
