@@ -187,7 +187,7 @@ def read_config(folder: Path) -> ModelConfig:
             f"{path} cannot be read: {reason(error)}.", hint=_DAMAGED_HINT
         ) from error
     if not isinstance(found, dict):
-        raise ModelInvalid(f"{path} is no JSON object.", hint=_DAMAGED_HINT)
+        raise ModelInvalid(f"{path} is not a JSON object.", hint=_DAMAGED_HINT)
     raw = whole_config(folder, found)
     headers = () if _has_dtype(raw) else map(read_safetensors, weight_paths(folder))
     return parse_config(raw, str(path), headers)

@@ -199,7 +199,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, error) from error
     if not isinstance(found, dict):
-        raise ModelInvalid(f"{path} is no JSON object.", hint=_DAMAGED_HINT)
+        raise ModelInvalid(f"{path} is not a JSON object.", hint=_DAMAGED_HINT)
     return found
 
 

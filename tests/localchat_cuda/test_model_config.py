@@ -273,7 +273,7 @@ def test_early_checkpoints_have_their_quantization_in_a_separate_file(
     assert read_config(tmp_path).quantization == Quantization("awq")
     (tmp_path / "config.json").write_text(json.dumps(QWEN25))
     (tmp_path / name).write_text("[1]")
-    with pytest.raises(ModelInvalid, match="no JSON object"):
+    with pytest.raises(ModelInvalid, match="not a JSON object"):
         read_config(tmp_path)
 
 
@@ -284,7 +284,7 @@ def test_invalid_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelInvalid, match="cannot be read"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ModelInvalid, match="no JSON object"):
+    with pytest.raises(ModelInvalid, match="not a JSON object"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(QWEN25))
     assert read_config(tmp_path).vocabulary == 152064
