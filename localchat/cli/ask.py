@@ -183,7 +183,7 @@ def _display(setup: Setup, engine: Engine, options: AskOptions) -> AnswerDisplay
     stops_early = options.extract and not (options.as_json or settings.stats) and settings.n == 1
     return AnswerDisplay(
         terminal,
-        live=not _prints_whole(setup, options),
+        print_text=not _prints_whole(setup, options),
         reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
         on_begin=lambda: terminal.notify(context_line(engine.info())),
         is_enough=_closed_block if stops_early else lambda text: False,

@@ -1,4 +1,7 @@
-"""Welcome text of the first run: hardware, local models, and three recommended ones."""
+"""Welcome text of the first run: hardware, local models, and three recommended ones.
+
+A module of its own because only the first run imports it, and what it imports.
+"""
 
 from collections.abc import Iterator
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _LEAST_CELLS, _MOST_CELLS = 16, 60
 """Width of the memory bar."""
-LEAST_SLOTS = 2
-"""Sequences that a chat loads with."""
 
 
 @click.command("fit")
@@ -47,12 +45,13 @@ def command(
     megabytes. No weights are loaded. The speed is estimated from a short benchmark and from earlier runs.
     Ends with 0 if the model fits and with 4 if it does not.
     """
+    from localchat.cli.resolve import CHAT_SLOTS
     from localchat.engine.options import load_options
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import assess, usable_machine
 
     seen = _find(ctx, word)
-    slots = parallel or max(LEAST_SLOTS, seen.settings.n)
+    slots = parallel or max(CHAT_SLOTS, seen.settings.n)
     subject = seen.subject
     options = load_options(seen.settings, max_slots=slots)
     verdict = assess(subject, options, usable_machine(), SpeedHistory(seen.paths.state_dir))

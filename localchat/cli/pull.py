@@ -126,7 +126,7 @@ def _show_verdict(
 
     A model whose header cannot be read is downloaded all the same: that may be the server's fault."""
 
-    from localchat.cli.fit import LEAST_SLOTS
+    from localchat.cli.resolve import CHAT_SLOTS
     from localchat.engine.options import load_options
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import Subject, assess, usable_machine
@@ -134,7 +134,7 @@ def _show_verdict(
     from localchat.models.hub.remote_header import read_remote_header
 
     settings = inputs.settings((choice.name,)).settings
-    options = load_options(settings, max_slots=max(LEAST_SLOTS, settings.n))
+    options = load_options(settings, max_slots=max(CHAT_SLOTS, settings.n))
     try:
         subject = Subject(
             choice.name,

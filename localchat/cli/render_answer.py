@@ -43,7 +43,7 @@ class AnswerDisplay:
     """How an answer is printed while it arrives."""
 
     terminal: Terminal
-    live: bool = True
+    print_text: bool = True
     """Print the text of choice 0 to stdout at once."""
     reasoning: bool = True
     """Print the reasoning to stderr."""
@@ -104,7 +104,7 @@ def _collect(answer: ReceivedAnswer, event: object, display: AnswerDisplay) -> N
     match event:
         case Text(choice=choice, text=text):
             answer.texts[choice] += text
-            if display.live and choice == 0:
+            if display.print_text and choice == 0:
                 display.terminal.answer(text)
         case Reasoning(choice=choice, text=text):
             answer.reasoning[choice] += text

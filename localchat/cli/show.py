@@ -59,8 +59,7 @@ class _Here(NamedTuple):
 
 def _here(app: AppContext, model: "Model", paths: "Paths") -> _Here:
     """Plan the model on this machine with the user's settings. Raises UsageError for invalid settings."""
-    from localchat.cli.fit import LEAST_SLOTS
-    from localchat.cli.resolve import Inputs
+    from localchat.cli.resolve import CHAT_SLOTS, Inputs
     from localchat.engine.options import load_options
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject, assess, usable_machine
@@ -71,7 +70,7 @@ def _here(app: AppContext, model: "Model", paths: "Paths") -> _Here:
         return _Here("", NO_RECOMMENDATION)
     located = ResolvedModel(model.stands_for or model.name, model.name, model.path, "")
     settings = Inputs(app, {}).settings((located.word, located.name)).settings
-    options = load_options(settings, max_slots=max(LEAST_SLOTS, settings.n))
+    options = load_options(settings, max_slots=max(CHAT_SLOTS, settings.n))
     try:
         subject = Subject(model.name, read_summary(model.path), model.path, settings.backend)
         found = assess(subject, options, usable_machine(), None, speed=False)
