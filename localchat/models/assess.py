@@ -96,7 +96,7 @@ class Subject(NamedTuple):
     model: ModelSummary
     path: Path | None = None
     """Of its files here; None for one on a hub."""
-    wanted: str | None = None
+    backend: str | None = None
     """Name of the backend that the user asked for."""
 
     @property
@@ -119,7 +119,7 @@ def assess(
     Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for impossible options,
     LocalchatError where no backend reads such files.
     """
-    chosen = choose_for_model(subject.model, subject.kind, subject.wanted)
+    chosen = choose_for_model(subject.model, subject.kind, subject.backend)
     backend = chosen.backend
     if subject.kind not in backend.kinds:
         raise ModelInvalid(
@@ -159,7 +159,7 @@ def _alternatives(subject: Subject, others: tuple[str, ...], plan: MemoryPlan) -
     asked = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in others)
     if subject.kind == "safetensors":
         if plan.missing:
-            return asked  # the plan's own advice says it
+            return asked  # the plan's advice names it
         return (*asked, "A GGUF of the same model runs on llama.cpp, also without a GPU.")
     if any("safetensors" in one.kinds and one.available().ok for one in find_backends().values()):
         return (*asked, "Its AWQ or bf16 checkpoint (safetensors) would run on the CUDA backend.")

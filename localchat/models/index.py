@@ -17,6 +17,7 @@ from localchat.models.hub.safe_paths import is_known_kind
 from localchat.models.resolve import GUIDE, locate
 
 Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
+"""`kind` in `list --json`. `adopted`: a model of another program."""
 
 
 @dataclass(frozen=True, slots=True)

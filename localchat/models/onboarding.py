@@ -36,19 +36,21 @@ _OWN: Final = frozenset({"file", "link", "pulled", "alias"})
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """One model to begin with. `name`: what to pull. `download_s`: at the rate of `FirstRun.rate`.
-    `tokens_per_s`: an estimate; None where there is none. `command`: fetches it."""
+    """One model to begin with."""
 
     role: Role
     name: str
+    """As `localchat pull` takes it."""
     about: str
     parameters: int
     size_bytes: int
     download_s: float
+    """At the rate of `FirstRun.rate`."""
     context_tokens: int
     gpu_layers: int
     layers: int
     tokens_per_s: float | None
+    """An estimate, where there is one."""
     why: str
 
     @property
@@ -104,15 +106,16 @@ def hardware_line(machine: Machine) -> str:
 
 
 class _Candidate(NamedTuple):
-    """`strength`: how good its answers are, as a number of parameters of a dense model. `read_bytes`: what
-    one token reads."""
+    """A model that fits."""
 
     entry: CatalogEntry
     name: str
     shape: ModelShape
     report: FitReport
     strength: float
+    """Quality of its answers, as parameters of a dense model."""
     read_bytes: float
+    """Read for one token."""
 
 
 def _cards(

@@ -23,7 +23,7 @@ _CLASSES: Final = {
     "smollm3": "SmolLM3ForCausalLM",
 }
 _MISTRAL: Final = "MistralForCausalLM"
-"""What GGUF calls llama, too."""
+"""GGUF calls this architecture llama, too."""
 _GROUP: Final = 128
 
 

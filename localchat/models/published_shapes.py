@@ -1,7 +1,7 @@
 """Shapes of the catalogue's models, for a verdict on memory without the file and without a network.
 
 The mix of number formats follows llama.cpp's own (src/llama-quant.cpp): half of the layers keep finer values
-and finer ways down, the output is finer than the rest, and rows that are no multiple of 256 take the next
+and down projections, the output is finer than the rest, and rows that are no multiple of 256 take the next
 format that divides them. Sizes come within a few percent of the real files.
 """
 

@@ -94,7 +94,7 @@ def _variant(stem: str, parts: dict[int, str], counts: set[int]) -> Variant:
     return Variant(quantization_of(f"{stem}.gguf"), "gguf", stem, files, trouble)
 
 
-def choose(variants: list[Variant], wanted: str | None, repository: str) -> Variant:
+def choose(variants: list[Variant], quantization: str | None, repository: str) -> Variant:
     """The variant of a quantization or file name; without one the default, or the only one.
 
     Raises ModelMissing for one that is not there, UsageError where several match, ModelInvalid for an
@@ -105,7 +105,7 @@ def choose(variants: list[Variant], wanted: str | None, repository: str) -> Vari
             f"{repository} holds no GGUF model",
             hint="repositories with GGUF files mostly end in -GGUF",
         )
-    if wanted is None:
+    if quantization is None:
         found = [
             one for one in variants if same_quantization(one.quantization, DEFAULT_QUANTIZATION)
         ]
@@ -114,12 +114,12 @@ def choose(variants: list[Variant], wanted: str | None, repository: str) -> Vari
         found = [
             one
             for one in variants
-            if same_quantization(one.quantization, wanted)
-            or PurePosixPath(one.stem).name.lower() == wanted.lower().removesuffix(".gguf")
+            if same_quantization(one.quantization, quantization)
+            or PurePosixPath(one.stem).name.lower() == quantization.lower().removesuffix(".gguf")
         ]
     found = [one for one in found if not one.trouble] or found
     if len(found) == 1:
-        return _whole(found[0], variants)
+        return _complete(found[0], variants)
     if found:
         names = [PurePosixPath(one.stem).name for one in found]
         raise UsageError(
@@ -127,21 +127,21 @@ def choose(variants: list[Variant], wanted: str | None, repository: str) -> Vari
             hint=f"name one of them after the colon: {_listed(names)}",
         )
     offered = _listed([one.quantization or PurePosixPath(one.stem).name for one in variants])
-    if wanted is None and len({one.quantization for one in variants}) == 1:
+    if quantization is None and len({one.quantization for one in variants}) == 1:
         names = [PurePosixPath(one.stem).name for one in variants]
         raise UsageError(
             f"{repository} holds {len(variants)} files of {variants[0].quantization or 'one kind'}",
             hint=f"name one of them after a colon: {_listed(names)}",
         )
-    if wanted is None:
+    if quantization is None:
         raise UsageError(
             f"{repository} holds {len(variants)} quantizations, and none is {DEFAULT_QUANTIZATION}",
             hint=f"name one after a colon, as hf.co/{repository}:QUANT; it has {offered}",
         )
-    raise ModelMissing(f"{repository} has no {wanted}", hint=f"it has {offered}")
+    raise ModelMissing(f"{repository} has no {quantization}", hint=f"it has {offered}")
 
 
-def _whole(found: Variant, variants: list[Variant]) -> Variant:
+def _complete(found: Variant, variants: list[Variant]) -> Variant:
     if not found.trouble:
         return found
     whole = [

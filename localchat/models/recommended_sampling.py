@@ -76,11 +76,11 @@ def _words(model: ResolvedModel, paths: Paths) -> Iterator[str]:
 
 
 def _of_repository(repository: str, catalogue: Catalog) -> CatalogEntry | None:
-    wanted = repository.lower()
+    name = repository.lower()
     for entry in catalogue.values():
-        if any(source.repository.lower() == wanted for source in entry.sources):
+        if any(source.repository.lower() == name for source in entry.sources):
             return entry
-    return _of_title(wanted.partition("/")[2], catalogue)
+    return _of_title(name.partition("/")[2], catalogue)
 
 
 def _of_title(title: str, catalogue: Catalog) -> CatalogEntry | None:

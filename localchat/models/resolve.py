@@ -90,8 +90,8 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
     if not given.exists():
         if stored := find_loose(word, paths.models_dir):
             return ResolvedModel(word, word, stored, why)
-        if adopted := find_external_file(word, environ):
-            return ResolvedModel(word, word, adopted, why)
+        if external := find_external_file(word, environ):
+            return ResolvedModel(word, word, external, why)
     if _is_path(word) or given.exists():
         from localchat.model_files.checkpoint import is_checkpoint
 

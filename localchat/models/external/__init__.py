@@ -1,1 +1,1 @@
-"""Models that other programs on this machine downloaded: found where they lie, never copied."""
+"""Finds models that other programs on this machine downloaded; nothing is copied."""
