@@ -1,7 +1,6 @@
-"""Conversations to prompts, and answers back to parts: what a model's own chat format asks for.
+"""Chat formats: conversations to prompts by the model's own template, and answers back to parts.
 
-Runs in the child. `chat_format` chooses; a ChatFormat renders messages and gives a parser for each
-answer.
+Runs in the engine process; the templates themselves run in a helper process (render_process.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -20,26 +19,25 @@ __all__ = ["ChatFormat", "chat_format"]
 
 
 class ChatFormat(Protocol):
-    """How one model is talked to. Callable from any thread; a render takes 2 s at most, else it
-    raises."""
+    """Format of one model's conversations. Thread-safe."""
 
     markup: tuple[str, ...]
     """Texts whose control tokens the detokenizer must print, so that the parser sees them."""
 
     @property
     def tool_call_family(self) -> ToolCallFamily:
-        """How the model writes tool calls; its tags count as markup where tools were offered."""
+        """Syntax of the model's tool calls; its tags are markup too if tools were offered."""
         ...
 
     reasoning_family: ReasoningFamily
-    """How it marks what it thinks."""
+    """Tags of the model's reasoning."""
 
     def render(self, messages: Messages) -> Rendered:
-        """The prompt. Raises TemplateError: the template refuses, fails, or was stopped."""
+        """The prompt. Raises TemplateError if the template refuses, fails, or takes too long (2 s)."""
         ...
 
     def answer_parser(self, rendered: Rendered) -> Parser:
-        """A new parser for one choice of the answer to `rendered`."""
+        """Make a parser for one choice of the answer to `rendered`."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""The parser of a whole answer: reasoning first, then calls in what is left.
+"""Parser of a whole answer: splits off the reasoning, then finds tool calls in the rest.
 
-A model that reasons sometimes calls a tool and ends without having closed its reasoning. Where an answer says
-nothing and calls nothing, the last call in what was thought is a call after all.
+A model sometimes calls a tool inside its reasoning and ends without closing it. If an answer has neither text
+nor calls, the calls at the end of its reasoning count.
 """
 
 import re
@@ -17,12 +17,11 @@ from localchat.chat_format.tool_calls.parser import CallParser, name_and_paramet
 _CHANNELS = {"harmony": HARMONY, "muse": MUSE, "functionary-3.2": FUNCTIONARY}
 _MAX_STARTS = 16
 _MAX_THOUGHT = 262_144
-"""Characters of an unfinished thought in which a call is looked for."""
+"""Characters of unclosed reasoning that are searched for calls."""
 
 
 class AnswerParser:
-    """Reasoning is split off first; calls are looked for in the rest. `late`: a parser for calls in an
-    unfinished thought."""
+    """Chains a parser of reasoning and one of calls. `late`: finds calls in unclosed reasoning."""
 
     def __init__(self, reasoning: Parser, calls: Parser, late: CallParser | None = None) -> None:
         self._reasoning = reasoning
@@ -63,8 +62,10 @@ class AnswerParser:
                 self._thoughts.clear()
 
     def _late_calls(self) -> list[Part]:
-        """The calls at the end of a thought that nothing followed: from the first tag behind which only calls
-        stand, else from the last."""
+        """Calls at the end of reasoning that nothing followed.
+
+        They begin at the first tag after which there are only calls, else at the last tag.
+        """
         if self._late_parser is None:
             return []
         thought = "".join(self._thoughts)
@@ -76,7 +77,7 @@ class AnswerParser:
             parts = [*calls.feed(thought[at:]), *calls.finish()]
             found = [part for part in parts if isinstance(part, Call)]
             if found and all(one is other for one, other in zip(found, parts, strict=False)):
-                break  # nothing is said between them
+                break  # no text between them
         return found
 
 
@@ -87,8 +88,10 @@ def make_answer_parser(
     *,
     opened: bool,
 ) -> Parser:
-    """The parser of a whole answer; without tools there are no calls to look for. `opened`: the prompt ends
-    inside of what the model thinks."""
+    """Make the parser of a whole answer. `opened`: the prompt ends inside a block of reasoning.
+
+    Without tools, nothing is taken for a call.
+    """
     syntax = _CHANNELS.get(reasoning.name) or _CHANNELS.get(family.name)
     if syntax is not None:
         names = tuple(name for name, _ in map(name_and_parameters, tools) if name)

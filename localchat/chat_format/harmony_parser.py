@@ -1,8 +1,8 @@
-"""Answers in channels: what the model thinks, says and calls are messages of their own, each with a header.
+"""Parser of answers in channels: reasoning, text and calls are separate messages, each with a header.
 
-Harmony (gpt-oss): `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`, a
+Harmony (gpt-oss): `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`; a
 call is a message `to=functions.NAME`, in the header of its channel or of its role. Muse writes the same without
-channels, `to=self` is what it thinks. Functionary 3.2 begins each message with `>>>`, a name and a line's end.
+channels; `to=self` is reasoning. Functionary 3.2 begins each message with `>>>`, a name and a line break.
 """
 
 import json
@@ -22,15 +22,18 @@ _NO_TOOL = ("assistant", "user", "all")
 
 @dataclass(frozen=True, slots=True)
 class ChannelSyntax:
-    """`begins`: tags that begin a header; `message`: the tag that ends it; `ends`: tags behind a message.
-    `lead`: what an answer may begin with that belongs to a header whose first tag stands in the prompt.
-    `recipients`: the whole header is the name of who is spoken to."""
+    """Tags of messages in channels."""
 
     begins: tuple[str, ...]
+    """Tags that begin a header."""
     message: str
+    """Tag that ends a header."""
     ends: tuple[str, ...]
+    """Tags after a message."""
     lead: tuple[str, ...]
+    """Beginnings of an answer that continue a header from the prompt."""
     recipients: bool = False
+    """The whole header is the name of the recipient."""
 
     @property
     def borders(self) -> tuple[str, ...]:
@@ -53,9 +56,11 @@ FUNCTIONARY = ChannelSyntax((">>>",), "\n", (), (), recipients=True)
 
 
 class ChannelParser:
-    """The parser of a whole answer. `names`: tools that were offered; where there are none, nothing is a call.
-    `thinking`: the prompt ends in a message of what the model thinks. A call with a body that is no JSON
-    (Muse's) is handed on as answer, for the parser of calls."""
+    """Parses a whole answer. A call whose body is not JSON (Muse's) is passed on as text, for CallParser.
+
+    names: tools that were offered; without any, nothing is a call. thinking: the prompt ends inside a message
+    of reasoning.
+    """
 
     def __init__(
         self,
@@ -86,7 +91,7 @@ class ChannelParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """The rest. A header without its message is markup of an answer that was cut off."""
+        """The rest. A header without its message belongs to an answer that was cut off, and is dropped."""
         parts: list[Part] = []
         if self._state == "message":
             held = self._held[: partial_tag_start(self._held, self._syntax.borders)]
@@ -98,7 +103,7 @@ class ChannelParser:
         return parts
 
     def _step(self, parts: list[Part]) -> bool:
-        """One move; False: more text is needed."""
+        """Advance by one token; False if more text is needed."""
         match self._state:
             case "lead":
                 return self._lead()
@@ -108,7 +113,7 @@ class ChannelParser:
                 return self._message(parts)
 
     def _lead(self) -> bool:
-        """The very beginning: the rest of a header, or text of a model that writes none."""
+        """Beginning of the answer: the rest of a header, or text of a model that writes none."""
         syntax, held = self._syntax, self._held
         if syntax.recipients:
             name, line, _ = held.partition("\n")
@@ -129,7 +134,7 @@ class ChannelParser:
         return True
 
     def _header(self, parts: list[Part]) -> bool:
-        """Up to the tag behind which the message stands."""
+        """Read up to the tag that ends the header."""
         at, tag = find_first(self._held, (self._syntax.message, *self._syntax.ends))
         if not tag:
             if len(self._held) <= _MAX_HEADER:
@@ -142,13 +147,13 @@ class ChannelParser:
         if tag == self._syntax.message:
             self._begin(header)
         else:
-            self._open("answer")  # a header that nothing followed
+            self._open("answer")  # a header without a message
             if header.strip() and not header.lstrip().startswith(self._syntax.begins):
                 self._emit(parts, header)
         return True
 
     def _begin(self, header: str) -> None:
-        """A message, by its header."""
+        """Begin a message, by its header."""
         if self._syntax.recipients:
             name = header.removeprefix(">>>").strip()
             return self._call(name) if name in self._names else self._open("answer")
@@ -181,7 +186,7 @@ class ChannelParser:
         if tag in self._syntax.begins:
             self._held = self._held[at:]
             self._state = "header"
-            # The tag itself belongs to the header, which may hold another.
+            # The tag is part of the header, which may contain another.
             return self._header(parts)
         self._held = self._held[at + len(tag) :]
         return True
@@ -212,7 +217,7 @@ class ChannelParser:
         self._count += 1
 
     def _end(self, parts: list[Part]) -> None:
-        """A message is over. What was called with a text that is no object gets it as a string."""
+        """End a message. Arguments that are not an object become a JSON string."""
         if self._target == "call":
             if self._fresh:
                 self._emit_call(parts)

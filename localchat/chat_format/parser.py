@@ -1,4 +1,4 @@
-"""What an answer consists of, as its parsers give it."""
+"""Interface of the answer parsers: the parts of an answer, and the search for tags in streamed text."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,72 +7,67 @@ from typing import Any, Protocol, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A piece of what the model says."""
+    """Piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A piece of what the model thinks."""
+    """Piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A piece of a tool call. The first piece of call `number` has its `id` and `name`; the `arguments` of all
-    its pieces together are JSON text."""
+    """Piece of a tool call. The first piece of a call has its id and name."""
 
     number: int
+    """Index of the call in the answer, from 0."""
     id: str = ""
     name: str = ""
     arguments: str = ""
+    """The arguments of all pieces together are JSON text."""
 
 
 Part: TypeAlias = Answer | Thought | Call
 
 
 class Parser(Protocol):
-    """Turns streamed text into parts. One for each choice; never raises."""
+    """Turns streamed text into parts. One parser for each choice; it never raises."""
 
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain now; pieces are never empty."""
         ...
 
     def finish(self) -> list[Part]:
-        """What was held back, at the end of the answer."""
+        """Parts of the text that was held back, at the end of the answer."""
         ...
-
-
-# What a chat format makes of a conversation.
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt, and what belongs to it.
-
-    text: to be tokenized with control tokens recognised. add_bos: whether the tokenizer shall put
-    its own first token before it (a template writes its own). opens_reasoning: the prompt ends
-    inside a block of reasoning, so the answer begins there. may_reason: the answer may begin with
-    such a block. stop: strings that end the answer. warnings: sentences for the user. tools: what
-    the model was told it may call.
-    """
+    """A prompt that a chat format made of a conversation."""
 
     text: str
+    """To be tokenized with control tokens recognised."""
     add_bos: bool = False
+    """The tokenizer shall put its own first token before it (a template writes its own)."""
     opens_reasoning: bool = False
+    """The prompt ends inside a block of reasoning, so the answer begins there."""
     may_reason: bool = False
+    """The answer may begin with a block of reasoning."""
     stop: tuple[str, ...] = ()
+    """Strings that end the answer."""
     warnings: tuple[str, ...] = ()
+    """Sentences for the user."""
     tools: tuple[Mapping[str, Any], ...] = ()
-
-
-# Where tags stand in a text that arrives in pieces.
+    """Tools that the model may call."""
 
 
 def find_first(text: str, tags: Iterable[str]) -> tuple[int, str]:
-    """The earliest tag, the longest where two begin together; (0, "") where there is none."""
+    """Find the earliest tag, the longest if two begin together; (0, "") if there is none."""
     found = [(at, -len(tag), tag) for tag in tags if (at := text.find(tag)) >= 0]
     if not found:
         return 0, ""
@@ -81,7 +76,7 @@ def find_first(text: str, tags: Iterable[str]) -> tuple[int, str]:
 
 
 def partial_tag_start(text: str, tags: tuple[str, ...]) -> int:
-    """Where the beginning of a tag stands at the end of the text; its length where there is none."""
+    """Where an incomplete tag begins at the end of the text; the text's length if there is none."""
     longest = max((len(tag) for tag in tags), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):
         if any(tag.startswith(text[at:]) for tag in tags):

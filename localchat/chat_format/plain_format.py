@@ -1,5 +1,4 @@
-"""The format of a model that brings no chat template: labelled plain text, and a sentence that says
-so.
+"""Format of a model without a chat template: labelled plain text, and a warning.
 
 No markup of another model family is guessed: a model that never saw it continues it as noise, and
 nobody would know why. Plain labels work a little with any model, base models too.
@@ -15,22 +14,21 @@ _LABELS = {"user": "User", "assistant": "Assistant", "system": "System", "tool":
 _STOP = ("\nUser:", "\nTool:", "\nSystem:")
 
 NO_TEMPLATE = (
-    "This model brings no chat template, so it gets the conversation as plain text "
-    "(«User: …», «Assistant: …»). It may be a base model: an instruct version answers better."
+    "This model has no chat template, so the conversation is sent as plain text "
+    "(“User: …”, “Assistant: …”). It may be a base model: an instruct version answers better."
 )
-NO_TOOLS = "This model brings no chat template, so it was not told of the tools."
+NO_TOOLS = "This model has no chat template, so it does not see the tools."
 
 
 class PlainFormat:
-    """Labelled paragraphs, one a message."""
+    """Writes a labelled paragraph for each message."""
 
     markup: tuple[str, ...] = ()
     tool_call_family = UNKNOWN
     reasoning_family = ReasoningFamily.default()
 
     def render(self, messages: Messages) -> Rendered:
-        """Never refuses. The first system message stands bare at the top, as base models expect
-        text."""
+        """The prompt. A system message at the top has no label, as base models expect text."""
         conversation = list(messages.messages)
         blocks = [_block(message, is_first=at == 0) for at, message in enumerate(conversation)]
         continues = (
@@ -48,8 +46,10 @@ class PlainFormat:
         )
 
     def answer_parser(self, rendered: Rendered) -> Parser:
-        """Everything is answer, but for a `<think>` block at its beginning, and calls of the tools: an
-        answer may be bound to be calls."""
+        """Make a parser that finds a `<think>` block at the beginning, and tool calls.
+
+        A grammar may force the answer to be a call.
+        """
         return make_answer_parser(
             self.reasoning_family,
             self.tool_call_family,

@@ -1,8 +1,8 @@
-"""Splits an answer, as it streams, into what the model thinks and what it says.
+"""Parser of reasoning: splits a streamed answer into reasoning and text.
 
-A parser is fed text and gives typed parts; the same frame holds the parsers of tool calls. Lenient,
-because models are: a second opening tag, blanks around tags, a closing tag that nobody opened, a
-block that never ends. A tag never shows, nor half of one: what may still become a tag is held back.
+It tolerates what models write: a second opening tag, blanks around tags, a closing tag without an
+opening, a block that never ends. Tags are never part of the output: text that may still become one
+is held back.
 """
 
 from collections.abc import Sequence
@@ -14,29 +14,27 @@ from localchat.chat_format.parser import Answer, Part, Thought, find_first, part
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFamily:
-    """How a family of models marks reasoning.
-
-    signs: texts that give the family away in a template. opens, closes: tags of a block. dropped:
-    markup around the answer, never shown. anywhere: blocks may also open in the middle of the
-    answer, because their tags are no text that a model would quote. Elsewhere a closing tag without
-    an opening is markup once (the template opened the block unseen), and text from then on.
-    """
+    """Reasoning tags of a family of models."""
 
     name: str
     signs: tuple[str, ...]
+    """Texts that identify the family in a template."""
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     dropped: tuple[str, ...] = ()
+    """Markup around the answer, never part of the output."""
     anywhere: bool = False
+    """Blocks may also open in the middle of the answer, because no model would quote their tags. Otherwise a
+    closing tag without an opening is markup once (the template opened the block), and text from then on."""
 
     @staticmethod
     def default() -> "ReasoningFamily":
-        """`<think>`, the usual one: also for a model whose template does not tell."""
+        """The most common family, `<think>`."""
         return _THINK
 
     @staticmethod
     def of(template: str) -> "ReasoningFamily":
-        """The family that a template's source shows."""
+        """Find the family by a template's source."""
         for family in REASONING_FAMILIES:
             if any(sign in template for sign in family.signs):
                 return family
@@ -44,13 +42,15 @@ class ReasoningFamily:
 
     @property
     def markup(self) -> tuple[str, ...]:
-        """Every tag: where it is a control token, the detokenizer must print it for the
-        splitter."""
+        """Every tag. The detokenizer must print those that are control tokens."""
         return (*self.opens, *self.closes, *self.dropped)
 
     def left_open(self, prompt: str, since: int | None = None) -> bool:
-        """Whether a prompt ends inside a block. `since`: the whole text from there on counts (a
-        message to go on with); without it, only a tag at the very end, blanks apart."""
+        """Whether a prompt ends inside a block.
+
+        Only a tag at the end counts, or with `since` the whole text from there on (a message to
+        continue).
+        """
         if since is None:
             return prompt.rstrip().endswith(tuple(tag.rstrip() for tag in self.opens))
         tail = prompt[since:]
@@ -145,15 +145,17 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
     ),
     _THINK,
 )
-"""Families, the more telling signs first."""
+"""Families, the most specific signs first."""
 
 
 _State: TypeAlias = Literal["before", "thinking", "between", "answering"]
 
 
 class ReasoningParser:
-    """The parser of reasoning. `opened`: the prompt already ends inside a block. `ends`: tags of something else
-    that end a block without being its own."""
+    """Splits reasoning from text.
+
+    opened: the prompt already ends inside a block. ends: other tags, such as those of calls, that end a block.
+    """
 
     def __init__(
         self, family: ReasoningFamily, *, opened: bool = False, ends: tuple[str, ...] = ()
@@ -174,8 +176,10 @@ class ReasoningParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """The rest: text that looked like the beginning of a tag is text after all, but the half of
-        a closing tag at the end of reasoning (an answer cut by its length) is dropped."""
+        """The rest. An incomplete tag is text, except a closing tag at the end of reasoning.
+
+        That one comes from an answer that reached its length limit, and is dropped.
+        """
         held, self._held = self._held, ""
         if self._state == "thinking":
             kept = held[: partial_tag_start(held, self._closes)] if len(held) > 1 else held
@@ -185,7 +189,7 @@ class ReasoningParser:
         return [Answer(held)] if held else []
 
     def _step(self, parts: list[Part]) -> bool:
-        """One move; False: more text is needed."""
+        """Advance by one token; False if more text is needed."""
         if self._state == "thinking":
             return self._think(parts)
         if self._state == "answering":
@@ -193,7 +197,7 @@ class ReasoningParser:
         return self._begin()
 
     def _begin(self) -> bool:
-        """Before the first word, or behind a block: tags may stand here, blanks around them."""
+        """Before the first word, or after a block: tags may follow, with blanks around them."""
         family = self._family
         bare = self._held.lstrip()
         if not bare:
@@ -255,7 +259,7 @@ class ReasoningParser:
         return False
 
     def _enter(self, tag: str, *, answering: _State) -> None:
-        """The state behind a tag that was met outside reasoning."""
+        """Enter the state after a tag outside reasoning."""
         if tag in self._family.opens:
             self._state, self._fresh, self._thought = "thinking", True, True
             return
@@ -269,7 +273,7 @@ class ReasoningParser:
 
 
 def _after_tag(text: str) -> str:
-    """The answer's beginning behind a tag: blank lines go, an indent stays."""
+    """Beginning of the answer after a tag: blank lines are dropped, an indent is kept."""
     bare = text.lstrip()
     blanks = text[: len(text) - len(bare)]
     return (blanks.rpartition("\n")[2] if "\n" in blanks else "") + bare

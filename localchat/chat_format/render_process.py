@@ -25,7 +25,7 @@ from localchat.errors import TemplateError
 _WORKER = Path(__file__).with_name("render_worker.py")
 
 _LATEST = 10
-"""Times its limit that a template may take by the clock of the wall, on a machine that is busy otherwise."""
+"""Multiple of its limit that a render may wait for the CPU of a busy machine, in wall time."""
 
 _WATCH_S = 0.05
 _WATCH_MEMORY = sys.platform == "darwin"
@@ -34,25 +34,25 @@ _WATCH_MEMORY = sys.platform == "darwin"
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Bounds of one render. Those of size grow with the input: a long conversation may give a long text."""
+    """Bounds of one render. Sizes grow with the input: a long conversation may give a long text."""
 
     seconds: float = 2.0
-    """Time that a render computes."""
+    """CPU time of a render."""
     compile_seconds: float = 5.0
-    """Time that the first look at a template computes."""
+    """CPU time of a compilation."""
     source: int = 256 << 10
     """Characters of a template."""
     text: int = 4 << 20
-    """Characters of the text, and `text_per_input` more for each byte of input."""
+    """Characters of the text, plus `text_per_input` for each byte of input."""
     text_per_input: int = 4
     memory_bytes: int = 256 << 20
-    """Memory of all values, and `memory_per_input` more for each byte of input, to `most_memory_bytes`."""
+    """Memory of all values, plus `memory_per_input` for each byte of input, up to `most_memory_bytes`."""
     memory_per_input: int = 32
     most_memory_bytes: int = 1 << 30
 
 
 class RenderFailure(Exception):
-    """A template failed: the exception that it raised, by name."""
+    """A template raised an exception."""
 
     def __init__(self, reason: str, type_: str, message: str, line: int) -> None:
         super().__init__(message)
@@ -143,7 +143,7 @@ class RenderProcess:
                 killed_for = _watch(process, seconds, memory_bytes)
             answer = process.stdout.readline()
         except BaseException:
-            self._end()  # its answer would be taken for that of the next request
+            self._end()  # the next request would read this one's answer
             raise
         if answer.endswith(b"\n"):
             reply: dict[str, Any] = json.loads(answer.decode("utf-8", "surrogatepass"))
@@ -155,7 +155,7 @@ class RenderProcess:
         """The process, started if there is none. Call with the lock held."""
         if self._process is None or self._process.poll() is not None:
             self._end()
-            # -S: nothing of the site's is needed, and its start-up files take a while.
+            # -S: site's start-up files take time, and the paths come with PYTHONPATH anyway.
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
@@ -166,17 +166,17 @@ class RenderProcess:
                 stdout=subprocess.PIPE,
                 env=environment,
             )
-            # Also for who drops this object, or leaves the program, without having closed it.
+            # Ends the process too if this object is dropped, or the program left, without close().
             self._end = weakref.finalize(self, _end, self._process)
         return self._process
 
 
 def _watch(process: subprocess.Popen[bytes], seconds: float, memory_bytes: int) -> str:
-    """Wait for an answer or the end of the process; kill it where nothing else stops it. Returns why."""
+    """Wait for an answer or the end of the process, and kill it after too long. Returns why it was killed."""
     assert process.stdout is not None
     ready = select.poll()
     ready.register(process.stdout, select.POLLIN)
-    # Waits are counted, not the clock read: it runs on while Ctrl+Z holds both processes.
+    # Counts waits instead of reading the clock, which runs on while Ctrl+Z stops both processes.
     wait_s = _WATCH_S if _WATCH_MEMORY else seconds
     for _ in range(int(_LATEST * seconds / wait_s)):
         if ready.poll(wait_s * 1000):
@@ -198,7 +198,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _cause(returncode: int, seconds: float) -> str:
-    """Reason of the process's end."""
+    """Why the process ended."""
     if returncode == -signal.SIGPROF:
         return f"takes longer than {seconds:g} s"
     name = f"exit status {returncode}"

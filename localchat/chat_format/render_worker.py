@@ -27,7 +27,7 @@ _TEMPLATES_KEPT = 8
 
 
 class LimitError(Exception):
-    """The template takes more than it may."""
+    """The template exceeds a limit."""
 
 
 class GenerationTag(Extension):
@@ -184,7 +184,7 @@ def _reason(error: Exception) -> str:
 
 
 def main() -> None:
-    """Answer until the input ends, which it does with the parent."""
+    """Answer until the input ends, at the latest when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the terminal's whole group
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
@@ -192,7 +192,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         reply = answer(renderer, json.loads(line.decode("utf-8", "surrogatepass")))
         text = json.dumps(reply, ensure_ascii=False)
-        # Half a surrogate pair is a character of Python, and may stand in a conversation.
+        # A conversation may contain half a surrogate pair, which strict UTF-8 refuses.
         sys.stdout.buffer.write(text.encode("utf-8", "surrogatepass") + b"\n")
         sys.stdout.buffer.flush()
 

@@ -1,4 +1,4 @@
-"""A model's own chat template: source in, prompt text out, or a TemplateError that says why not.
+"""A model's own chat template: renders conversations to prompts.
 
 Output equals transformers' `apply_chat_template` (settings, filters, names,
 `continue_final_message`). The template runs in a helper process: see render_process.py.
@@ -14,8 +14,8 @@ from localchat.errors import TemplateError
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 _MARKER = "LOCALCHAT_GOES_ON_HERE "
-"""Put behind the text to prolong, and cut off with all that follows. The blank at its end shows
-whether the template trims."""
+"""Appended to the text to continue, then cut off with all that follows. Its blank at the end is
+missing from the prompt if the template trims."""
 
 
 class ChatTemplate:
@@ -59,11 +59,12 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt. `messages`, `tools` and `options` are plain data as JSON has it, and reach
-        the template as they are; an option takes precedence over a special token of the same
-        name."""
+        """The prompt. `messages`, `tools` and `options` are plain data as in JSON.
+
+        An option takes precedence over a special token of the same name.
+        """
         options = dict(options or {})
-        self.variables()  # compiles it, under a limit of its own
+        self.variables()  # compiles the template, under a time limit of its own
         if taken := sorted(_RESERVED & options.keys()):
             raise TemplateError(
                 f"A template option may not be named {', '.join(taken)}.", reason="input"
@@ -89,8 +90,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt cut off right behind the last message's `field`, so that the model goes on
-        with it."""
+        """The prompt up to the end of the last message's `field`, so that the model continues it."""
         if not messages or not isinstance(text_to_continue := messages[-1].get(field), str):
             raise _cannot_continue(f"the last message has no {field}")
         copies = [name for name in _copies(field) if messages[-1].get(name) == text_to_continue]
@@ -115,7 +115,7 @@ _LIMITS = {
 
 
 def _translate(failure: RenderFailure) -> TemplateError:
-    """Error for the user."""
+    """The error for the user."""
     message, line = failure.message, failure.line
     match failure.reason:
         case "syntax":
@@ -155,13 +155,13 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def _copies(field: str) -> tuple[str, ...]:
-    """The names under which one message may carry `field`: templates read reasoning by several."""
+    """Names of `field` in a message: templates read reasoning under several."""
     return _REASONING if field in _REASONING else (field,)
 
 
 def _cannot_continue(why: str) -> TemplateError:
     return TemplateError(
-        f"This model cannot go on with the last message: {why}.",
-        hint="Send it as a new question instead.",
+        f"This model cannot continue the last message: {why}.",
+        hint="Send it as a new message instead.",
         reason="input",
     )

@@ -1,4 +1,4 @@
-"""The format of a model that brings its own chat template, or several by name."""
+"""Format of a model with a chat template of its own, or several by name."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -19,16 +19,16 @@ from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
 
 _SWITCHES = ("enable_thinking", "thinking")
-"""Options by which templates let thinking be turned on and off."""
+"""Options by which templates turn thinking on and off."""
 
 NO_THINKING_SWITCH = (
-    "This model's chat template has no switch for thinking: the wish was not passed on."
+    "This model's chat template has no switch for thinking; the setting is ignored."
 )
-NO_TOOLS = "This model's chat template has no place for tools: the model was not told of them."
+NO_TOOLS = "This model's chat template does not support tools, so the model does not see them."
 
 
 class TemplateFormat:
-    """Renders with the template that fits: `tool_use` where tools are given, else `default`."""
+    """Renders with `default`, or with the template `tool_use` if tools are given."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TemplateFormat:
 
     @cached_property
     def tool_call_family(self) -> ToolCallFamily:
-        """By the template's source; where that tells too little, by a call as it renders one."""
+        """Family by the template's source, or by a call as it renders one if the source is ambiguous."""
         family = family_of(self._sources)
         if family.name in UNSURE and "tool" in self._sources:
             by_call = family_of(self._probe_for(with_tools=True).rendered_call)
@@ -59,7 +59,7 @@ class TemplateFormat:
         return family
 
     def render(self, messages: Messages) -> Rendered:
-        """The prompt of a conversation; TemplateError where the template refuses it."""
+        """The prompt of a conversation. Raises TemplateError."""
         offered = () if messages.tool_choice == "none" else messages.tools
         tools = [complete_tool(tool) for tool in offered] or None
         probe = self._probe_for(with_tools=tools is not None)
@@ -69,7 +69,7 @@ class TemplateFormat:
         variables = probe.template.variables()
         options, warnings = _options(messages, variables)
         if tools and "functions" in variables:
-            # Firefunction's names for the tools, as text, and for the day.
+            # Firefunction reads the tools, as text, and the date by these names.
             options = {
                 "functions": json.dumps(tools, indent=4),
                 "datetime": self._today(),
@@ -100,12 +100,11 @@ class TemplateFormat:
         )
 
     def _may_reason(self, prompt: str) -> bool:
-        """Whether an answer may begin with reasoning: the template knows it, and the prompt has not
-        closed it already."""
+        """Whether the template knows reasoning and the prompt does not already close it."""
         return self._reasons and not prompt.rstrip().endswith(self.reasoning_family.closes)
 
     def answer_parser(self, rendered: Rendered) -> Parser:
-        """Splits reasoning from the answer, and finds the calls of tools that were offered."""
+        """Make a parser that splits off reasoning and finds calls of the offered tools."""
         return make_answer_parser(
             self.reasoning_family,
             self.tool_call_family,
@@ -123,7 +122,7 @@ class TemplateFormat:
             return next(iter(self._probes.values()))
         if "default" not in self._probes:
             raise TemplateError(
-                f"The model brings {len(self._probes)} chat templates and none is the default: "
+                f"The model has {len(self._probes)} chat templates and none is the default: "
                 f"{', '.join(sorted(self._probes))}.",
                 reason="input",
             )
@@ -131,15 +130,14 @@ class TemplateFormat:
 
 
 class _TemplateProbe:
-    """A template and what it wants of tool calls, found by trying."""
+    """Finds by trial how a template takes tool calls."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
 
     @cached_property
     def convention(self) -> ToolCallConvention:
-        """The first way of writing a tool call that shows its arguments, and not in Python's
-        quotes."""
+        """First convention under which a call's arguments appear, and as JSON, not in Python's quotes."""
         for null in (False, True):
             for text in (False, True):
                 convention = ToolCallConvention(arguments_as_text=text, no_content_as_null=null)
@@ -155,8 +153,10 @@ class _TemplateProbe:
         return ToolCallConvention(calls_as_text=True, results_as_users=not results)
 
     def _needs_separate_text(self, convention: ToolCallConvention) -> bool:
-        """Whether what is said beside a call, or the call, is shown in messages of their own only, and the
-        template bears that in the middle of a conversation."""
+        """Whether text and calls of one message appear only if they are split into two messages.
+
+        The template must accept that in the middle of a conversation.
+        """
         after = Message("assistant", "probe"), Message("user", "probe")
         probe = (*_probe(_SHORT_ID, words=_WORDS), *after)
         together, apart = (
@@ -167,11 +167,11 @@ class _TemplateProbe:
 
     @property
     def rendered_call(self) -> str:
-        """A call as the template writes it; empty where it writes none."""
+        """A call as the template writes it; empty if it writes none."""
         return self._render_probe(_probe(_SHORT_ID), self.convention)
 
     def _render_probe(self, probe: tuple[Message, ...], convention: ToolCallConvention) -> str:
-        """A probe as the template writes it; empty where it refuses."""
+        """A probe as the template writes it; empty if it refuses."""
         try:
             return self.template.render(to_dicts(probe, convention), tools=[_PROBE_TOOL])
         except TemplateError:
@@ -181,7 +181,7 @@ class _TemplateProbe:
 def _options(
     messages: Messages, variables: frozenset[str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The template's options, with the wish about thinking under the names that it knows."""
+    """The template's options, with the thinking setting under the names that it reads."""
     options = dict(messages.template_options)
     if messages.thinking == "auto":
         return options, ()
@@ -205,7 +205,7 @@ _SHORT_ID, _LONG_ID = "probe0001", "call_probe0001probe0001"
 
 
 def _probe(*ids: str, words: str = "", arguments: str = _ARGUMENTS) -> tuple[Message, ...]:
-    """A conversation with a call of each id, words beside them, and their results."""
+    """A conversation with a call of each id, text in the same message, and their results."""
     calls = [CalledTool("probe_tool", arguments, id=id_) for id_ in ids]
     results = [Message("tool", _RESULT, tool_call_id=id_, name="probe_tool") for id_ in ids]
     asked = Message("assistant", words, tool_calls=tuple(calls))

@@ -1,13 +1,9 @@
 """Messages of a request as the dicts that chat templates read.
 
-The shape is OpenAI's, as transformers hands it on: `content` a string, tool calls with their
-arguments as a mapping, the reasoning of earlier turns as `reasoning_content` and, for templates
-that read that name, as `thinking`. Eight habits differ from template to template, and some fail
-silently, so they are data (`Dialect`): some want arguments as JSON text (a mapping would be printed
-with Python's quotes), some fail on arguments that are no mapping, some write tool calls only where
-the content is null, some take ids of nine letters and digits only, some one call a message, some
-nothing beside it. Some have no place for calls, or for their results: these are handed on as text
-(written.py).
+The dicts are OpenAI's, as in transformers: `content` a string, tool calls with their arguments as a
+mapping, earlier reasoning as `reasoning_content` and, for templates that read that name, as
+`thinking`. Templates differ in eight conventions of tool calls, and some fail silently, so the
+conventions are data (ToolCallConvention).
 """
 
 import hashlib
@@ -28,23 +24,29 @@ from localchat.engine.request import CalledTool, Message
 
 _SHORT = 9
 _WHOLE = "arguments"
-"""The name of the one argument that broken arguments become, where a template takes mappings only."""
+"""Name of the one argument that broken JSON becomes, for templates that take mappings only."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallConvention:
-    """What a template wants of a message with tool calls. mappings_only: it fails on arguments that are text,
-    such as those of a call that was cut off; calls_as_text, results_as_users: it shows none; text_apart: it
-    shows a call, or what is said beside it, and not both."""
+    """How a template takes messages with tool calls."""
 
     arguments_as_text: bool = False
+    """It wants JSON text; a mapping would be printed with Python's quotes."""
     mappings_only: bool = False
+    """It fails on arguments that are text, such as those of a call that was cut off."""
     no_content_as_null: bool = False
+    """It writes calls only if the content is null."""
     short_ids: bool = False
+    """It takes only ids of nine letters and digits."""
     one_call: bool = False
+    """It takes one call per message."""
     separate_text: bool = False
+    """It writes the text of a message or its calls, and not both."""
     calls_as_text: bool = False
+    """It writes no calls, so they are added to the text."""
     results_as_users: bool = False
+    """It writes no results, so they become messages of the user."""
 
 
 def to_dicts(
@@ -52,8 +54,10 @@ def to_dicts(
     convention: ToolCallConvention | None = None,
     syntax: ToolCallSyntax | None = None,
 ) -> list[dict[str, Any]]:
-    """One dict a message, empty fields left out; `content` is always there. form: how calls are written that
-    the template has no place for; None: they are left to it."""
+    """One dict per message, without empty fields except `content`.
+
+    syntax: how to write calls that the template does not; None leaves them to the template.
+    """
     convention = convention or ToolCallConvention()
     if syntax is not None and convention.calls_as_text:
         messages = calls_as_text(messages, syntax)
@@ -67,7 +71,7 @@ def to_dicts(
 
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Several calls of one message become messages of one call, each with its result behind it."""
+    """Split messages of several calls into messages of one call, each followed by its result."""
     waiting = list(messages)
     while waiting:
         message = waiting.pop(0)
@@ -123,15 +127,14 @@ def _call(call: CalledTool, convention: ToolCallConvention) -> dict[str, Any]:
 
 
 def _id(text: str, convention: ToolCallConvention) -> str:
-    """An id as the template wants it: the same for the same, so that results find their calls."""
+    """An id as the template takes it: equal ids stay equal, so that results match their calls."""
     if not convention.short_ids or (len(text) == _SHORT and text.isalnum()):
         return text
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_SHORT]
 
 
 def _mapping(text: str) -> dict[str, Any] | str:
-    """The arguments as a mapping; as text where they are none, because a model may write
-    anything."""
+    """The arguments as a mapping, or as text if they are not one: a model may write anything."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -140,8 +143,7 @@ def _mapping(text: str) -> dict[str, Any] | str:
 
 
 def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as OpenAI writes it, nothing missing: templates read description and parameters unasked, and fail
-    where there are none."""
+    """A tool in OpenAI's shape with no field missing: templates fail without description or parameters."""
     function = tool.get("function", tool)
     if not isinstance(function, Mapping):
         return dict(tool)

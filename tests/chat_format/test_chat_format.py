@@ -98,7 +98,7 @@ def test_several_templates_without_a_default_are_refused_by_name() -> None:
 
 def test_tools_that_the_template_does_not_show_are_said() -> None:
     rendered = chat_format("{{ messages[0].content }}").render(Messages((USER,), tools=(TOOL,)))
-    assert "no place for tools" in rendered.warnings[0]
+    assert "does not support tools" in rendered.warnings[0]
 
 
 def test_the_wish_about_thinking_goes_to_the_switch_of_the_template() -> None:

@@ -1,7 +1,7 @@
-"""Calls and results of earlier turns as plain text, for templates that have no place for them.
+"""Earlier tool calls and results as plain text, for templates that do not write them.
 
-Without it such a template leaves them out without a word, and the model reads results of questions that nobody
-asked. Calls are written as the model's family writes them (styles.py).
+Such a template leaves them out silently, and the model reads answers without their questions. Calls are written
+in the syntax of the model's family (families.py).
 """
 
 import json
@@ -17,7 +17,7 @@ _SEPARATOR = "\n\n"
 
 
 def calls_as_text(messages: Sequence[Message], syntax: ToolCallSyntax) -> list[Message]:
-    """Messages with their calls at the end of what they say."""
+    """Move calls to the end of their message's text."""
     return [
         msgspec.structs.replace(
             message,
@@ -33,7 +33,7 @@ def calls_as_text(messages: Sequence[Message], syntax: ToolCallSyntax) -> list[M
 
 
 def results_as_user_messages(messages: Sequence[Message]) -> list[Message]:
-    """Results as what the user says next, one message for all that stand together."""
+    """Turn results into messages of the user, one for all results in a row."""
     joined: list[Message] = []
     for message in messages:
         result = message.role == "tool"
@@ -48,7 +48,7 @@ def results_as_user_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def separate_text(messages: Sequence[Message]) -> Iterator[Message]:
-    """What was said beside a call as a message before it."""
+    """Move the text of a message with calls into a message before it."""
     for message in messages:
         if message.tool_calls and message.content:
             yield msgspec.structs.replace(message, tool_calls=())

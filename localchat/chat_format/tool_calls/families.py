@@ -1,4 +1,4 @@
-"""How families of models write tool calls: the tags of each, and the form that a grammar holds them to."""
+"""Table of the families of models and their tool-call syntaxes."""
 
 from dataclasses import replace
 
@@ -81,7 +81,7 @@ _LLAMA = ToolCallFamily(
     ToolCallSyntax('{"name": "', '", "parameters": ', "}", between="; "),
     ("<|python_tag|>",),
     bare=True,
-    many=False,
+    parallel=False,
 )
 
 TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
@@ -100,7 +100,7 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
         ),
         ("<|channel|>",),
         controls=_HARMONY,
-        many=False,
+        parallel=False,
     ),
     ToolCallFamily(
         "muse",
@@ -276,7 +276,7 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
         ("<|function_call|>",),
         ToolCallSyntax("<|function_call|>" + _OBJECT[0], *_OBJECT[1:]),
         ("<|function_call|>", "function call<|role_sep|>"),
-        many=False,
+        parallel=False,
     ),
     ToolCallFamily(
         "gigachat",
@@ -284,7 +284,7 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
         ToolCallSyntax("<|message_sep|>\n\nfunction call<|role_sep|>\n" + _OBJECT[0], *_OBJECT[1:]),
         ("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>"),
         controls=("<|message_sep|>", "<|role_sep|>"),
-        many=False,
+        parallel=False,
     ),
     ToolCallFamily(
         "deepseek-r1",
@@ -351,7 +351,7 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
     _LLAMA,
     replace(_LLAMA, name="python-tag", signs=("<|python_tag|>",)),
 )
-"""Families, the more telling signs first."""
+"""Families, the most specific signs first."""
 
 UNKNOWN = ToolCallFamily(
     "unknown",
@@ -380,15 +380,15 @@ UNKNOWN = ToolCallFamily(
     ("[ARGS]",),
     bare=True,
 )
-"""A template that shows no family: the usual tags, and a bare object."""
+"""For a template that shows no family: the common tags, and a bare object."""
 
 
 UNSURE = ("glm", "minimax-1", "hermes", "unknown")
-"""Families that share their signs with others: how a call is rendered tells more than the source."""
+"""Families that share their signs with others: a rendered call identifies them better than the source."""
 
 
 def family_of(template: str) -> ToolCallFamily:
-    """The family that a template's source shows, or a call as it renders one."""
+    """Find the family by a template's source, or by a call as the template renders it."""
     for candidate in TOOL_CALL_FAMILIES:
         if all(sign in template for sign in candidate.signs):
             return candidate

@@ -1,29 +1,31 @@
-"""The forms in which families of models write a call with a tag for each argument."""
+"""Syntax of tool calls: how a family of models writes them, and the tags by which they are found."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 NUMBER = "\0"
-"""In a form: any number."""
+"""Stands for any number in a syntax."""
 
 
 @dataclass(frozen=True, slots=True)
 class TagSyntax:
-    """`name[0]`, the name, `name[1]`; for each argument `key[0]`, its key, `key[1]`, `value[0]`, the value,
-    `value[1]`; then `end`. Where the first of `name` ends in a quote, so does the name, and more attributes may
-    follow it. `gap`: what training puts behind these parts. `text`, `other`: an attribute behind the key that
-    says whether the value is a string (in `{}`, what else it is). `padded`: a line break at
-    either end of a value is none of it. `shield`: what stands around a value that holds tags of its own."""
+    """Tags of a call that writes a tag for each argument. Pairs stand before and after their part."""
 
     name: tuple[str, str]
+    """If the first ends in a quote, so does the name, and more attributes may follow it."""
     key: tuple[str, str]
     value: tuple[str, str]
     end: str
     gap: str = "\n"
+    """Text that training puts between these parts."""
     text: str = ""
+    """Attribute after the key that declares the value a string."""
     other: str = ""
+    """Attribute after the key that declares another type, written in place of `{}`."""
     padded: bool = False
+    """A line break at either end of a value is not part of it."""
     shield: tuple[str, str] = ("", "")
+    """Marks around a value that contains tags."""
 
 
 def _invoke(prefix: str, *, text: str = "", other: str = "") -> TagSyntax:
@@ -80,21 +82,19 @@ HUNYUAN = TagSyntax(
 )
 
 HEADED: tuple[TagSyntax, ...] = (QWEN, MINICPM, INVOKE, DSML, ATEM, KIMI)
-"""Forms that a tag of their own begins."""
+"""Syntaxes that begin with a tag of their own."""
 
 BARE: tuple[TagSyntax, ...] = (GLM, HUNYUAN)
-"""Forms that begin with the name, behind a tag that others have too."""
-
-
-# What is known of how a family of models writes tool calls.
+"""Syntaxes that begin with the name, after a tag that others share."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallSyntax:
-    """Calls as the family's training writes them: `begin`, then the calls with `between` in between, then
-    `end`. A call is `head`, the name, `middle`, the arguments, `tail`. `written`: what the arguments are; as
-    tags, `tags` says which. `others`: how messages begin that are no calls, where an answer may have several,
-    `again` between them."""
+    """Calls as a family's training writes them; a grammar holds the model to it.
+
+    A list of calls is `begin`, the calls with `between` between them, `end`. A call is `head`, the name,
+    `middle`, the arguments, `tail`.
+    """
 
     head: str
     middle: str
@@ -103,39 +103,48 @@ class ToolCallSyntax:
     between: str = "\n"
     end: str = ""
     written: Literal["json", "tags", "python", "gemma", "minimax"] = "json"
+    """Notation of the arguments."""
     tags: TagSyntax | None = None
+    """Set for the notation `tags`."""
     others: tuple[str, ...] = ()
+    """Beginnings of messages that are not calls, if an answer may have several messages."""
     again: str = ""
+    """Text between two messages of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFamily:
-    """A family. `signs`: texts that its template has, all of them. `opens`: tags behind which a call stands, or
-    a list of calls; `closes`: tags behind one; `splits`: tags between a name and its arguments; `naming`: those
-    of them that stand before the name; `controls`: tags inside arguments. `bare`: an object or Python call at
-    the very beginning of an answer is a call too, if it names a tool that was offered. `short_ids`: ids are
-    nine letters and digits. `many`: more than one call in an answer."""
+    """Models that write tool calls alike: how to find their calls, and how to write them."""
 
     name: str
     signs: tuple[str, ...]
+    """Texts that its template has, all of them."""
     syntax: ToolCallSyntax
     opens: tuple[str, ...]
+    """Tags before a call or a list of calls."""
     closes: tuple[str, ...] = ()
+    """Tags after a call or a list of calls."""
     splits: tuple[str, ...] = ()
+    """Tags between a name and its arguments."""
     naming: tuple[str, ...] = ()
+    """Those of `splits` that stand before the name."""
     controls: tuple[str, ...] = ()
+    """Tags inside arguments."""
     bare: bool = False
+    """An object or Python call at the beginning of an answer is a call too, if it names an offered tool."""
     short_ids: bool = False
-    many: bool = True
+    """Ids are nine letters and digits."""
+    parallel: bool = True
+    """An answer may have more than one call."""
 
     @property
     def markup(self) -> tuple[str, ...]:
-        """Every tag: where it is a control token, the detokenizer must print it for the parser."""
+        """Every tag. The detokenizer must print those that are control tokens."""
         return (*self.opens, *self.closes, *self.splits, *self.controls)
 
 
 def tagged(tags: TagSyntax, begin: str = "", between: str = "\n", end: str = "") -> ToolCallSyntax:
-    """The form of a family with a tag for each argument."""
+    """Syntax of a family with a tag for each argument."""
     return ToolCallSyntax(
         tags.name[0],
         tags.name[1] + tags.gap,
@@ -149,6 +158,6 @@ def tagged(tags: TagSyntax, begin: str = "", between: str = "\n", end: str = "")
 
 
 def wrapped(tags: TagSyntax, outer: str) -> ToolCallSyntax:
-    """The same, each call between tags of its own."""
+    """The same, with tags around each call."""
     syntax = tagged(tags)
     return replace(syntax, head=f"<{outer}>\n{syntax.head}", tail=f"{syntax.tail}\n</{outer}>")

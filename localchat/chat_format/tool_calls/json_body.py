@@ -1,19 +1,14 @@
-"""What may stand behind the tag of a tool call: a JSON object with name and arguments.
+"""Bodies of tool calls: their interface, and the body that is a JSON object with name and arguments.
 
-A body takes text and gives back what was not its own. `name` is set once the text can only be a call; the
-arguments come in pieces of JSON text from then on.
+JsonValue and JsonString read JSON piece by piece and repair what models get wrong: a comma before a closing
+bracket, line breaks in strings. They take text in runs, not letter by letter: an argument may be a file of a
+million lines.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
-
-# JSON text as a model writes it, piece by piece: where a value ends, and the same value in sound JSON.
-#
-# Models leave a comma before a closing bracket and put line breaks into strings; both are mended on the way.
-# Text is taken in runs, not letter by letter: an argument may be a file of a million lines.
-
 
 BLANKS = " \t\r\n"
 _CLOSERS = {"{": "}", "[": "]"}
@@ -26,11 +21,13 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 @dataclass(slots=True)
 class JsonValue:
-    """One value. `feed` takes text from a place on, and gives what is certain of the mended text, and where it
-    stopped; `done` is true behind the value's last character. A value that is neither object, list nor string
-    ends before a comma, a closing bracket or a blank, which is not taken. It takes nothing behind its end."""
+    """Finds the end of a JSON value and repairs its text.
+
+    A value that is neither object, list nor string ends before a comma, a closing bracket or a blank.
+    """
 
     done: bool = False
+    """The value has ended; it takes no more text."""
     _open: list[str] = field(default_factory=list)
     _string: bool = False
     _escape: bool = False
@@ -103,7 +100,7 @@ class JsonValue:
         if not self._open:
             self.done = True
             return at
-        # A comma before a closing bracket goes; a bracket of the wrong kind was meant to close this one.
+        # A comma before a closing bracket is dropped; a bracket of the wrong kind was meant to close this one.
         out += self._held.replace(",", ""), _CLOSERS[self._open.pop()]
         self._held = ""
         self.done = not self._open
@@ -111,8 +108,7 @@ class JsonValue:
 
 
 class JsonString:
-    """What a JSON string says, decoded as it comes. `done` behind the closing quote; the opening one was
-    taken before."""
+    """Decodes a JSON string after its opening quote; `done` after the closing one."""
 
     def __init__(self) -> None:
         self.done = False
@@ -120,7 +116,7 @@ class JsonString:
         self._high = 0
 
     def feed(self, text: str, at: int = 0) -> tuple[str, int]:
-        """What is said from a place on, and where it stopped."""
+        """Take text from an index on. Returns the decoded text and where it stopped."""
         out: list[str] = []
         while at < len(text) and not self.done:
             if self._escape:
@@ -154,12 +150,12 @@ class JsonString:
 
 
 def _mended(text: str) -> str:
-    """Text of a string, with its control characters escaped."""
+    """Escape the control characters of a string."""
     return text.translate(_MENDED) if _CONTROL.search(text) else text
 
 
 def _escaped(character: str) -> str:
-    """What stands behind a backslash; the backslash of no escape of JSON's was meant as one."""
+    """Character after a backslash. If that is no escape of JSON, a literal backslash was meant."""
     if character < " ":
         return _MENDED[ord(character)][1:]
     return character if character in '"\\/bfnrtu' else "\\" + character
@@ -173,7 +169,7 @@ def _hex(digits: str) -> int:
 
 
 State: TypeAlias = Literal["open", "done", "none"]
-"""`none`: this is no call."""
+"""`none`: the text is not a call."""
 
 _NAMES = ("name", "function", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args")
@@ -181,31 +177,33 @@ _KNOWN = (*_NAMES, *_ARGUMENTS, "type", "id")
 
 
 class CallBody(Protocol):
-    """One call as it is read. Never raises."""
+    """Reads one call. Never raises."""
 
     state: State
     name: str
+    """Set once the text can only be a call; arguments come in pieces from then on."""
 
     def feed(self, text: str) -> str:
-        """Take text while the call goes on. What is left: empty as long as the state is open; what was held
-        back before may be part of it."""
+        """Take text of the call. Returns the rest once the state is not open, with what was held back."""
         ...
 
     def arguments(self) -> str:
-        """What became certain of the arguments since the last time."""
+        """JSON text of the arguments that became certain since the last time."""
         ...
 
     def finish(self) -> None:
-        """The answer is over."""
+        """End of the answer."""
         ...
 
 
 class IncrementalBody:
-    """A Body that goes through its text step by step: `_step` takes from `_held` what it understands and puts
-    arguments into `_out`; false where it needs more text."""
+    """CallBody that advances by tokens.
+
+    `_step` takes text from `_held` and puts arguments into `_out`; it returns False if it needs more text.
+    """
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        """`schemas`: the parameters of each tool that was offered, by its name."""
+        """`schemas`: parameters of the offered tools by name."""
         self.state: State = "open"
         self.name = ""
         self._schemas = schemas
@@ -213,7 +211,7 @@ class IncrementalBody:
         self._out: list[str] = []
 
     def feed(self, text: str) -> str:
-        """See Body."""
+        """See CallBody."""
         self._held += text
         while self.state == "open" and self._step():
             pass
@@ -223,7 +221,7 @@ class IncrementalBody:
         return left
 
     def arguments(self) -> str:
-        """See Body."""
+        """See CallBody."""
         out = "".join(self._out)
         self._out.clear()
         return out
@@ -233,7 +231,7 @@ class IncrementalBody:
 
 
 class Arguments:
-    """The value behind `arguments`, as JSON text. Null and nothing become an empty object."""
+    """JSON text of a call's arguments. Null and nothing become an empty object."""
 
     def __init__(self) -> None:
         self._value = JsonValue()
@@ -246,7 +244,7 @@ class Arguments:
         return self._value.done
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Take text from a place on; where it stopped."""
+        """Take text from an index on. Returns where it stopped."""
         piece, at = self._value.feed(text, at)
         if piece and not self._begun:
             self._begun, self._plain = True, piece[0] not in "{["
@@ -257,7 +255,7 @@ class Arguments:
         return at
 
     def take(self) -> str:
-        """What is certain. Neither object nor list: what it is shows at its end."""
+        """Text that is certain. A value that is neither object nor list is certain only at its end."""
         if self._plain:
             return ""
         out = "".join(self._out)
@@ -265,7 +263,7 @@ class Arguments:
         return out
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End of the value."""
         if not self._begun:
             self._begun, self._out = True, ["{}"]
         elif self._plain:
@@ -274,10 +272,12 @@ class Arguments:
 
 
 class JsonBody:
-    """`{"name": "…", "arguments": {…}}`, with its first bracket; keys in any order, and more keys. Arguments
-    may be a string that holds JSON; `function` may hold the object of name and arguments. `offered`: names of
-    tools; one of them may also be the key of its own arguments. `bare`: it stands without a tag, and only a
-    name that was offered, with arguments, makes it a call."""
+    """Reads `{"name": "…", "arguments": {…}}`, with keys in any order, and more keys.
+
+    Arguments may be a string that contains JSON; `function` may contain the object of name and arguments.
+    offered: names of tools; one of them may also be the key of its own arguments. bare: it has no tag, so only
+    an offered name with arguments makes it a call.
+    """
 
     def __init__(self, offered: Sequence[str], *, bare: bool) -> None:
         self.state: State = "open"
@@ -308,7 +308,7 @@ class JsonBody:
             self.state = "none"
 
     def _step(self, text: str, at: int) -> int:
-        """One move; where it stopped."""
+        """Advance by one token. Returns where it stopped."""
         character = text[at]
         match self._at:
             case "in key":
@@ -347,7 +347,7 @@ class JsonBody:
         if self._string.done:
             self._string, self._at = None, "colon"
             if self._bare and self._key not in _KNOWN:
-                self._fail()  # any object: its text need not wait for its end
+                self._fail()  # some other object: its text need not wait for its end
         return at
 
     def _begin_value(self, text: str, at: int) -> int:
@@ -369,7 +369,7 @@ class JsonBody:
         return at
 
     def _names_itself(self, character: str) -> bool:
-        """`{"tool": {…}}`: the key is the name."""
+        """Whether the key is the name, as in `{"tool": {…}}`."""
         return (
             character == "{"
             and not self._name_text
@@ -402,7 +402,7 @@ class JsonBody:
         return at
 
     def _accept_name(self) -> None:
-        """Behind a tag a name makes it a call, elsewhere a name that was offered, with arguments."""
+        """Accept the name: any after a tag, elsewhere an offered one with arguments."""
         if not self._name_text or self._string is not None:
             return
         if not self._is_offered():
@@ -423,5 +423,5 @@ class JsonBody:
             self.state = "none"
 
     def _fail(self) -> None:
-        """No JSON any more: behind a certain call that is its end."""
+        """Stop at text that is not JSON: it ends a call that is certain."""
         self.state = "done" if self.name else "none"

@@ -1,7 +1,7 @@
-"""MiniMax M3's way of writing a tool call: a tag for each value, nested as the values are.
+"""Body of MiniMax M3's tool calls: a tag for each value, nested as the values are.
 
 `]<]minimax[>[<invoke name="…">`, then for each key `]<]minimax[>[<key>value]<]minimax[>[</key>`; the values of
-a list stand as `item`. A value stands bare, so the tool's schema says whether it is a string.
+a list are tagged `item`. Values have no quotes, so the tool's schema decides whether one is a string.
 """
 
 import json
@@ -22,16 +22,17 @@ _NAME = re.compile(r'invoke name="([^"]+)"\Z')
 
 @dataclass(slots=True)
 class _OpenValue:
-    """A value that is being written. `kind` is known with its first letter or tag."""
+    """Value whose closing tag has not come yet."""
 
     schema: Mapping[str, Any]
     kind: Literal["", "text", "other", "object", "array"] = ""
+    """Known from its first letter or tag on."""
     count: int = 0
     text: str = ""
 
 
 class MinimaxBody(IncrementalBody):
-    """A call from its `invoke` on. `schemas`: the parameters of each tool that was offered, by its name."""
+    """Reads a call from its `invoke` on."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(schemas)
@@ -42,7 +43,7 @@ class MinimaxBody(IncrementalBody):
             self.state = "none"
 
     def _step(self) -> bool:
-        """One tag, with the text before it; False: more text is needed."""
+        """Advance by one tag and the text before it; False if more text is needed."""
         at = self._held.find(MARK)
         if at < 0:
             border = partial_tag_start(self._held, (MARK,))
@@ -137,13 +138,13 @@ def _is_text(schema: Mapping[str, Any]) -> bool:
 
 
 def _nothing(schema: Mapping[str, Any]) -> str:
-    """JSON text of a value that has nothing between its tags."""
+    """JSON text of a value with nothing between its tags."""
     kind = schema.get("type")
     return {"array": "[]", "object": "{}"}.get(kind, '""') if isinstance(kind, str) else '""'
 
 
 def _typed(text: str) -> str:
-    """JSON text of a value that is no string by its schema, or of which it says nothing."""
+    """JSON text of a value that is not a string by its schema, or has no schema."""
     bare = text.strip()
     try:
         return json.dumps(json.loads(bare), ensure_ascii=False)

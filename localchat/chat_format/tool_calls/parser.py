@@ -1,9 +1,9 @@
-"""Finds tool calls in an answer, as it streams.
+"""Parser of tool calls: finds them in an answer as it streams.
 
-What stands behind a tag decides how it is read (call_bodies.py, named_body.py, tagged_body.py,
-nested_body.py), not the family: a model of one family that writes another's form is understood. A call is told
-as soon as it can be nothing else; what turns out to be none is told as text, whole, as it was written. Blanks,
-fences and brackets around calls go."""
+The text after a tag decides how it is parsed, not the family, so a model may write another family's syntax. A
+call is reported as soon as it can be nothing else; text that turns out not to be one is passed on unchanged.
+Blanks, fences and brackets around calls are dropped.
+"""
 
 import re
 import secrets
@@ -27,8 +27,7 @@ _PYTHON_FENCE = "```tool_code"
 
 
 class CallParser:
-    """The parser of what a model says beside its reasoning. `tools`: what it was offered, as requests have
-    them."""
+    """Splits text from tool calls. `tools`: the tools that were offered, as in the request."""
 
     def __init__(self, family: ToolCallFamily, tools: Sequence[Mapping[str, Any]]) -> None:
         self._family = family
@@ -48,12 +47,12 @@ class CallParser:
         self._count = 0
 
     def restarted(self) -> "CallParser":
-        """The same parser at its beginning."""
+        """Make the same parser, at its beginning."""
         return CallParser(self._family, self._tools)
 
     @property
     def opens(self) -> tuple[str, ...]:
-        """The tags behind which a call may stand."""
+        """Tags after which a call may follow."""
         return self._family.opens
 
     def feed(self, text: str) -> list[Part]:
@@ -65,8 +64,11 @@ class CallParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """What was held back. A call without its closing tag is a call; the mere beginning of one, behind
-        its tag, is markup of an answer that was cut off."""
+        """Parts of the text that was held back.
+
+        A call without its closing tag counts. The mere beginning of one after its tag belongs to an
+        answer that was cut off, and is dropped.
+        """
         parts: list[Part] = []
         if self._state == "body":
             self._body.finish()
@@ -79,7 +81,7 @@ class CallParser:
         return parts
 
     def _step(self, parts: list[Part]) -> bool:
-        """One move; False: more text is needed."""
+        """Advance by one token; False if more text is needed."""
         if not self._held:
             return False
         match self._state:
@@ -129,7 +131,7 @@ class CallParser:
     # ------------------------------------------------------------------------ between a tag and a call
 
     def _between_calls(self, parts: list[Part]) -> bool:
-        """Before, between and behind calls: blanks, brackets, fences and tags go by."""
+        """Skip blanks, brackets, fences and tags before, between and after calls."""
         held, family = self._held, self._family
         if held[0].isspace():
             blanks = len(held) - len(held.lstrip())
@@ -185,7 +187,7 @@ class CallParser:
             self._held = self._held[len(tag) :]
             return True
         elif not self._raw and self._held[3:4].isalnum():
-            return self._give_up(parts)  # a block of code behind the calls
+            return self._give_up(parts)  # a block of code after the calls
         return self._skip(len(tag))
 
     def _skip(self, count: int, *, keep_gap: bool = False) -> bool:
@@ -197,7 +199,7 @@ class CallParser:
         return True
 
     def _give_up(self, parts: list[Part]) -> bool:
-        """What follows is text, and what stood before it too, where no call came of it."""
+        """Return to text, and emit what was skipped if no call came of it."""
         if self._raw:
             self._emit_text(parts, self._raw)
         elif self._has_text:
@@ -218,9 +220,9 @@ class CallParser:
         self._held = rest
         self._emit_call(parts)
         if self._body.state == "none":
-            # The bare object goes as it came; behind a tag the rest may hold another tag.
+            # A bare object is emitted unchanged; the rest after a tag may contain another tag.
             if not self._raw:
-                self._raw, self._held = self._held[:1], self._held[1:]  # a tag of the call's own
+                self._raw, self._held = self._held[:1], self._held[1:]  # the call's own tag
             self._state = "text"
             self._emit_text(parts, self._raw)
             self._raw = ""
@@ -249,7 +251,7 @@ class CallParser:
 
 
 def _tail(text: str) -> int:
-    """Where blanks, or a fence that may be around a call, stand at the end of a text."""
+    """Where blanks, or a fence that may enclose a call, begin at the end of a text."""
     bare = len(text.rstrip())
     begin = max(0, bare - _LONGEST_TAIL)
     found = _TAIL.search(text[begin:bare])
@@ -270,7 +272,7 @@ def _emit_text(parts: list[Part], text: str) -> None:
 
 
 def name_and_parameters(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Name and parameters of a tool, whether or not it is wrapped as a function."""
+    """Name and parameters of a tool, wrapped as a function or not."""
     function = tool.get("function", tool)
     if not isinstance(function, Mapping):
         return "", {}

@@ -1,4 +1,4 @@
-"""A tool call that begins with the name: what follows it shows how the arguments are written."""
+"""Body of a tool call that begins with the name; the text after it shows the notation of the arguments."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,13 @@ _ODD = re.compile(r"""\s*[\w.:/-]*(["'=;,!?]|[ \t]+[^\W_])""")
 
 
 class NameFirstBody:
-    """`name[ARGS]{…}`, `function<｜tool▁sep｜>name`, `functions.name:0<|tool_call_argument_begin|>{…}`, a fence
-    around the arguments; `name(key=value)` as Python writes it; `call:name{key:value}` as Gemma does; a name
-    and a tag for each argument. `splits`: the tags between. `naming`: those of them behind which the name
-    stands. `closes`: tags behind the call. `bare`: it stands without a tag, and only a name of `schemas`, with
-    arguments by their keys, makes it a call."""
+    """Reads a name, then its arguments in one of several notations.
+
+    `name[ARGS]{…}`, `function<｜tool▁sep｜>name`, `functions.name:0<|tool_call_argument_begin|>{…}`, a fence
+    around the arguments; `name(key=value)` as in Python; `call:name{key:value}` as Gemma writes it; a tag for
+    each argument. schemas: parameters of the offered tools by name. splits, naming, closes: see ToolCallFamily.
+    bare: it has no tag, so only an offered name with keyword arguments makes it a call.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class NameFirstBody:
         return self._print_prefix + whole
 
     def _decide(self, whole: str, at: int) -> str:
-        """The header is over: the arguments begin at `at`."""
+        """End the header: the arguments begin at `at`."""
         rest, name = whole[at:], self._name_in_header()
         if rest[0] == "(" and name == _PRINT and not self._print_prefix:
             self._print_prefix, self._header = whole[: at + 1], ""
@@ -107,7 +109,7 @@ class NameFirstBody:
         return self._feed_arguments(rest)
 
     def _is_keyword_call(self, name: str, rest: str) -> bool:
-        """Without a tag: `name()` or `name(key=…)`."""
+        """Whether a call without a tag is `name()` or `name(key=…)`."""
         return name in self._schemas and bool(_KEYWORD_CALL.match(rest))
 
     def _order(self, name: str) -> list[str]:
@@ -149,17 +151,17 @@ class NameFirstBody:
 
     @property
     def in_python_list(self) -> bool:
-        """Another call may follow without a tag, as in a list of Python's."""
+        """Whether another call may follow without a tag, as in a Python list."""
         return isinstance(self._arguments, PythonObject)
 
     def _finish_without_arguments(self, name: str) -> None:
-        """A call without arguments."""
+        """End a call without arguments."""
         assert isinstance(self._arguments, Arguments)
         self._arguments.close()
         self.name, self.state = name, "done"
 
     def _name_in_header(self) -> str:
-        """The name in what stands before the arguments; empty where there is none."""
+        """Name in the text before the arguments; empty if there is none."""
         header = _FENCE.sub("", self._header)
         for tag in self._naming:
             header = header.rpartition(tag)[2]
@@ -167,7 +169,7 @@ class NameFirstBody:
             header = header.replace(tag, "\0")
         words = [word.strip() for word in header.split("\0")]
         words = [word for word in words if word]
-        # DeepSeek writes the kind of tool first, Mistral an id behind the name.
+        # DeepSeek writes the kind of tool first, Mistral an id after the name.
         name = words[1] if len(words) > 1 and words[0] == "function" else next(iter(words), "")
         name = name.removeprefix(_GEMMA)
         if name not in self._schemas and (found := _KIMI_ID.match(name)):

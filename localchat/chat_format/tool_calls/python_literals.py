@@ -1,7 +1,7 @@
-"""Objects as Python or Gemma write them, turned into JSON text while they come.
+"""Objects in Python's or Gemma's notation, converted to JSON text as they stream.
 
-Keys may stand bare, strings in any quotes, `True` and `None` for JSON's words, a comma too much. What is no
-literal (`date(2024, 1, 2)`, `a + b`) becomes a string: a call is not lost over one argument.
+Keys may be bare, strings in any quotes, `True` and `None` stand for JSON's words, commas may be too many. A
+value that is no literal (`date(2024, 1, 2)`, `a + b`) becomes a string: a call is not lost over one argument.
 """
 
 import ast
@@ -30,8 +30,10 @@ _OPENERS, _CLOSERS = "([{", ")]}"
 
 
 class PythonObject:
-    """An object from behind its opening bracket to its closing one. `call`: the bracket is that of a call, its
-    keys stand as `key=`, and values without a key get those of `order`."""
+    """Reads an object after its opening bracket, up to the closing one.
+
+    call: the bracket is that of a call, keys are written `key=`, and values without a key get those of `order`.
+    """
 
     def __init__(self, *, call: bool, order: Sequence[str] = ()) -> None:
         self.done = False
@@ -50,13 +52,13 @@ class PythonObject:
         self._out = ["{"]
 
     def take(self) -> str:
-        """What became certain of the JSON text since the last time."""
+        """JSON text that became certain since the last time."""
         out = "".join(self._out)
         self._out.clear()
         return out
 
     def feed(self, text: str) -> str:
-        """Take text; what is left behind the end."""
+        """Take text. Returns the rest after the object's end."""
         self._held += text
         while self._held and not self.done and self._step():
             pass
@@ -66,7 +68,7 @@ class PythonObject:
         return left
 
     def _step(self) -> bool:
-        """One move; False: more text is needed."""
+        """Advance by one token; False if more text is needed."""
         if self._at == "string":
             return self._in_string()
         if self._at == "raw":
@@ -81,7 +83,7 @@ class PythonObject:
     # ------------------------------------------------------------------------ items
 
     def _item(self) -> bool:
-        """Where an item begins, or the value behind a key."""
+        """Begin an item, or the value after a key."""
         held, kind = self._held, self._levels[-1][0]
         if self._at == "item" and held[0] in _CLOSERS:
             return self._close()
@@ -115,7 +117,7 @@ class PythonObject:
         self._counts[-1] += 1
 
     def _begin(self, held: str) -> bool:
-        """A key or a value, by its first letters."""
+        """Begin a key or a value, by its first letters."""
         quote = next((quote for quote in _QUOTES if held.startswith(quote)), "")
         if quote:
             self._held, self._quote, self._at = held[len(quote) :], quote, "string"
@@ -141,13 +143,13 @@ class PythonObject:
         return True
 
     def _after(self) -> bool:
-        """Behind a key or a value."""
+        """Continue after a key or a value."""
         held = self._held
         quotes = tuple(quote for quote in _QUOTES if quote != '<|"|>')
         if self._open_string and held.startswith(quotes):
             if held in ('""', "''"):
                 return False
-            return self._begin(held)  # Python joins strings that stand side by side
+            return self._begin(held)  # Python joins adjacent strings
         self._end_string()
         if self._is_key:
             self._is_key = False
@@ -206,7 +208,7 @@ class PythonObject:
                 at += 1
 
     def _emit_text(self, at: int, end: int = -1) -> bool:
-        """Text of a string up to `at`; `end`: where it closes."""
+        """Emit a string up to `at`. `end`: where it closes."""
         self._out.append(_json(self._held[:at]))
         self._held = self._held[at if end < 0 else end :]
         if end < 0:
@@ -214,15 +216,15 @@ class PythonObject:
         self._at = "after"
         return True
 
-    # ------------------------------------------------------------------------ what stands bare
+    # ------------------------------------------------------------------------ values without quotes
 
     def _begin_raw(self, *, junk: bool) -> None:
-        """`junk`: it stands behind a value, as `+ 1` does, and cannot be told."""
+        """Begin text without quotes. `junk`: it follows a value, as `+ 1` does, and is dropped."""
         self._raw, self._raw_levels, self._raw_quote, self._junk = "", 0, "", junk
         self._at = "raw"
 
     def _in_raw(self) -> bool:
-        """Up to the next comma, colon or bracket that is not its own."""
+        """Read up to the next comma, colon or bracket that is not part of it."""
         while self._held:
             if self._raw_quote:
                 at = self._held.find(self._raw_quote)
@@ -256,7 +258,7 @@ class PythonObject:
 
 
 def _is_open(rest: str) -> bool:
-    """Whether more may belong to the escape that begins here, without its backslash."""
+    """Whether an escape (without its backslash) may continue after this text."""
     if not rest:
         return True
     if rest[0] not in "xuU01234567" or len(rest) == _LONGEST_ESCAPE:
@@ -268,7 +270,7 @@ def _is_open(rest: str) -> bool:
 
 
 def _unescaped(rest: str) -> tuple[str, int]:
-    """What a Python escape says, without its backslash, and its length."""
+    """Decode a Python escape (without its backslash). Returns the text and the escape's length."""
     found = _ESCAPE.match(rest)
     if found is None:
         return _ESCAPES.get(rest[0], rest[0] if rest[0] in "\\'\"" else "\\" + rest[0]), 1
@@ -278,7 +280,7 @@ def _unescaped(rest: str) -> tuple[str, int]:
 
 
 def _literal(raw: str) -> str:
-    """JSON text of something that stands bare."""
+    """JSON text of a value without quotes."""
     if raw.lower() in _JSON_WORDS:
         return _JSON_WORDS[raw.lower()]
     if _NUMBER.match(raw):

@@ -1,7 +1,7 @@
-"""A tool call with a tag for each argument (tag_forms.py).
+"""Body of a tool call with a tag for each argument (TagSyntax).
 
-A value stands bare between its tags, so the tool's schema must say whether it is a string or JSON; some
-families say it beside the key.
+Values have no quotes, so the tool's schema decides between string and JSON; some families declare the type next
+to the key.
 """
 
 import ast
@@ -22,8 +22,7 @@ _DECLARES_OTHER = re.compile(r'\bstring="false"|\btype="(?!string")')
 
 
 class XmlBody(IncrementalBody):
-    """A call from its first tag on, or from its name where the form has none. `schemas`: the parameters of each
-    tool that was offered, by its name."""
+    """Reads a call from its first tag on, or from its name if the syntax has no tag before it."""
 
     def __init__(self, syntax: TagSyntax, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(schemas)
@@ -70,7 +69,7 @@ class XmlBody(IncrementalBody):
     # ------------------------------------------------------------------------ head and tags
 
     def _head(self, close: str) -> tuple[str, str] | None:
-        """What stands before the end of a tag, and its further attributes; None: the end is not there yet."""
+        """Content of a tag and its further attributes; None if its end has not come yet."""
         mark = close[close.rfind('"') + 1 :] if self._quoted else close
         at = self._held.find(mark)
         if at < 0:
@@ -95,7 +94,7 @@ class XmlBody(IncrementalBody):
         return True
 
     def set_name(self, name: str) -> None:
-        """The head was read by another."""
+        """Begin after the name, which the caller has read."""
         self.name, self._at = name, "between"
 
     def _between(self) -> bool:
@@ -121,7 +120,7 @@ class XmlBody(IncrementalBody):
         self.state = "done"
 
     def _object_arguments(self) -> bool:
-        """Arguments as one JSON object, and then the end."""
+        """Read arguments that are one JSON object, and the end."""
         if not self._object.done:
             at = self._object.feed(self._held)
             self._held = self._held[at:]
@@ -196,7 +195,7 @@ class XmlBody(IncrementalBody):
             self._held = self._held[at:]
         return False
 
-    # ------------------------------------------------------------------------ what the schema says
+    # ------------------------------------------------------------------------ schema
 
     def _schema(self) -> Mapping[str, Any]:
         found = self._schemas.get(self.name, {}).get("properties", {})
@@ -213,7 +212,7 @@ class XmlBody(IncrementalBody):
         return not schema
 
     def _typed(self, value: str) -> str:
-        """JSON text of a value that is no string by its schema, or may be none."""
+        """JSON text of a value that is not, or not only, a string by its schema."""
         bare = value.strip()
         if bare in _PYTHON:
             return json.dumps(_PYTHON[bare])
@@ -229,7 +228,7 @@ class XmlBody(IncrementalBody):
 
 
 def _python(text: str) -> object:
-    """A list or dict as Python prints it, which some templates teach; None where it is none."""
+    """A list or dict as Python prints it, which some templates teach; None if it is not one."""
     if len(text) > _MAX_PYTHON or text[:1] not in ("{", "["):
         return None
     try:

@@ -93,7 +93,7 @@ def free_rules(
     if not tag:
         # A bare object is a call at the very beginning only.
         return [*lines, f"free: /[^{{](.|\\n)*/ | {_terms(markup, lead)} {rest}"]
-    repeated = "*" if many and family.many else "?"
+    repeated = "*" if many and family.parallel else "?"
     return [
         *lines,
         f"free: tagged{repeated} {TEXT}",
@@ -111,7 +111,7 @@ def _rest(family: ToolCallFamily, markup: TagTerms, *, many: bool) -> str:
     """A call from its name on, further calls, and the end."""
     syntax = family.syntax
     more = f" ({_terms(markup, syntax.between)} {_terms(markup, syntax.head)} call)*"
-    return f"call{more if many and family.many else ''} {_terms(markup, syntax.end)}"
+    return f"call{more if many and family.parallel else ''} {_terms(markup, syntax.end)}"
 
 
 def _call_rules(family: ToolCallFamily, tools: Sequence[ToolSpec], markup: TagTerms) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from localchat.engine.events import Accepted, Done, Event, Finished, Loading, Prefill, Text
@@ -278,6 +279,26 @@ def test_close_during_a_load_ends_the_child(engine_for: Open) -> None:
     assert pid is not None
     engine.close()
     assert ended(pid)
+
+
+def test_an_engine_has_one_render_process_and_takes_it_along(engine_for: Open) -> None:
+    engine = engine_for(template="{{ messages[0].content }}")
+    talk = Messages((Message("user", "hi"),))
+    assert [engine.render(talk) for _ in range(3)] == ["hi"] * 3
+    assert engine.child_pid is not None
+    (helper,) = psutil.Process(engine.child_pid).children()
+    assert "render_worker" in " ".join(helper.cmdline())
+    helper.kill()
+    assert engine.render(talk) == "hi"
+    (helper,) = psutil.Process(engine.child_pid).children()
+    engine.close()
+    assert ended(helper.pid)
+
+
+def test_an_engine_without_a_chat_template_keeps_no_render_process(engine_for: Open) -> None:
+    engine = engine_for(template="")
+    engine.tokenize("a")
+    assert psutil.Process(engine.child_pid or 0).children() == []
 
 
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
