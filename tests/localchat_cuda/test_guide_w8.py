@@ -96,7 +96,7 @@ def test_fp8_layers_cost_little_and_so_do_fp8_activations(
     def both(x: torch.Tensor, weight: W8, **_: object) -> torch.Tensor:
         return gemm_fp8.reference(x, weight)[None]
 
-    monkeypatch.setattr(fp8_int8, "product", both)
+    monkeypatch.setattr(fp8_int8, "gemm", both)
     together = guide.divergence(layers)
     assert together != weights_alone, "the activations were rounded, too"
     assert 0 < together < 4e-3

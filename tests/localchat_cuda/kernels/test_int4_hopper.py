@@ -153,19 +153,22 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int4, "traits", lambda device: Traits(True, True, 132))
     ruled = hopper_tiling.tile_config_for
 
-    def cut_for(rows: int, n: int, k: int, sms: int, gated: bool) -> HopperTileConfig | None:
+    def tile_config_for(
+        rows: int, n: int, k: int, sms: int, gated: bool
+    ) -> HopperTileConfig | None:
         """A weight that a CPU can have, too."""
         small = EVEN if gated else HopperTileConfig(64, 1, 3)
         return small if rows <= 256 and (n, k) == (512, 384) else ruled(rows, n, k, sms, gated)
 
-    monkeypatch.setattr(hopper_tiling, "cut_for", cut_for)
+    monkeypatch.setattr(hopper_tiling, "tile_config_for", tile_config_for)
 
 
 @pytest.mark.usefixtures("on_hopper")
 def test_hopper_gets_its_kernel_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
     assert int4.tile_config_for(40, 512, 384, device, gated=True) == EVEN
-    assert isinstance(int4.tile_config_for(32, 4608, 3584, device), w4_tiling.TileConfig)
+    assert isinstance(int4.tile_config_for(16, 4608, 3584, device), w4_tiling.TileConfig)
+    assert isinstance(int4.tile_config_for(32, 4608, 3584, device), w4_tiled.TiledGemmConfig)
     assert isinstance(int4.tile_config_for(33, 4608, 3584, device), HopperTileConfig)
     assert isinstance(
         int4.tile_config_for(300, 512, 384, device, gated=True), w4_tiled.TiledGemmConfig
@@ -194,10 +197,10 @@ def test_only_compute_capability_9_is_hopper(monkeypatch: pytest.MonkeyPatch) ->
 def test_products_go_where_the_cut_says(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        w4_hopper, "gated_product", lambda r, w, into, config, **more: said.append((config, more))
+        w4_hopper, "gemm_silu_mul", lambda r, w, into, config, **more: said.append((config, more))
     )
     monkeypatch.setattr(
-        w4_hopper, "product", lambda r, w, out, config, **more: said.append((config, out.shape))
+        w4_hopper, "gemm", lambda r, w, out, config, **more: said.append((config, out.shape))
     )
     w = weight(512, 384)
     rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))

@@ -90,7 +90,7 @@ def product(scene: Scene, config: HopperTileConfig) -> torch.Tensor:
     shape = config.splits, scene.rows.x.shape[0], scene.weight.features_out
     out = torch.full(shape, float("nan"), device="cuda")
     assert int4.hopper is not None
-    int4.hopper.product(scene.rows, scene.weight, out, config, squares=scene.squares, eps=EPS)
+    int4.hopper.gemm(scene.rows, scene.weight, out, config, squares=scene.squares, eps=EPS)
     return out
 
 
@@ -100,7 +100,7 @@ def gated(scene: Scene, config: HopperTileConfig, gelu: bool = False) -> torch.T
     )
     into.x.fill_(float("nan"))
     assert int4.hopper is not None
-    int4.hopper.gated_product(
+    int4.hopper.gemm_silu_mul(
         scene.rows, scene.weight, into, config, squares=scene.squares, eps=EPS, gelu=gelu
     )
     return w4_activations.natural_order(into.x, "slots")
@@ -201,10 +201,10 @@ def test_graphs_replay_both_kinds_with_other_rows() -> None:
     assert hopper is not None
 
     def chain() -> None:
-        hopper.gated_product(first, wide, into, even)
-        hopper.product(into, narrow, out, HopperTileConfig(128, 2, 3))
+        hopper.gemm_silu_mul(first, wide, into, even)
+        hopper.gemm(into, narrow, out, HopperTileConfig(128, 2, 3))
         w4_activations.prepare("plain", out, again)
-        hopper.gated_product(again, wide, last, HopperTileConfig(128, 2, even=True))
+        hopper.gemm_silu_mul(again, wide, last, HopperTileConfig(128, 2, even=True))
 
     chain()
     torch.cuda.synchronize()

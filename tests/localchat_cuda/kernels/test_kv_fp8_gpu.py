@@ -47,7 +47,7 @@ def test_attention_is_the_reference(
 ) -> None:
     if decoder == kv_fp8.CONVERTED and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this card does not convert e4m3")
-    monkeypatch.setattr(kv_fp8, "way_for", lambda device: decoder)
+    monkeypatch.setattr(kv_fp8, "decoder_of", lambda device: decoder)
     work = [(3, 70), (16, 16), (1, 1000), (1, 64)]
     q, k, v, marks, batch = gpu_scene(work, h, j, d, half)
     wanted = attention_reference.reference(q, k, v, batch, rules, marks)

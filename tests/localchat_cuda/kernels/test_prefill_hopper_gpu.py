@@ -121,7 +121,7 @@ def test_a_graph_serves_other_lengths_and_idle_tiles() -> None:
 def test_codes_are_decoded_once_and_attended_to_as_numbers(
     h: int, j: int, d: int, half: str, decoder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_fp8, "way_for", lambda device: decoder)
+    monkeypatch.setattr(kv_fp8, "decoder_of", lambda device: decoder)
     q, words, more, marks, held = coded_scene(RAGGED, h, j, d)
     names = ("starts", "counts", "lengths", "slots", "tables")
     batch = AttentionBatch(*(getattr(held, n).cuda() for n in names))

@@ -1,21 +1,21 @@
-"""Attention for sequences with few new tokens: one (decoding) up to 16 (drafts being verified).
+"""Decode attention: 1 to 16 new tokens per sequence (decode, draft verification), split-KV.
 
-Letters as in attention.py; R = H / J query heads share a key head, W = `widest` new tokens of a
+Letters as in reference.py; R = H / J query heads share a key head, W = `widest` new tokens of a
 sequence.
 
-The memory to read is the sequence's pages, once for each key head: all R heads and all new tokens
-of a sequence are packed as rows of one tile (row = token * R + head), and its length is cut into
+The kernel reads the sequence's pages once for each key head: all R heads and all new tokens of a
+sequence are packed as rows of one tile (row = token * R + head), and its length is divided into
 `splits` ranges of whole pages so that one long sequence fills the GPU. Each range leaves an
-unnormalized sum in fp32 with its running maximum and mass, and a second kernel merges them in a
-fixed order, straight into the form that the next product reads.
+unnormalized sum in fp32 with its running maximum and mass. A second kernel merges them in a fixed
+order and writes the activation format of the next gemm.
 
-    q    [T, H, D] fp16 or bf16      k, v  [pages, J, P, D], or codes of 8 bits (kv8.py)
+    q    [T, H, D] fp16 or bf16      k, v  [pages, J, P, D], or FP8 bytes (kv_fp8.py)
     sums fp32 [splits, T, H*D], peaks and masses fp32 [splits, T, H] (peaks in log2, -inf: an empty
     range)
 
 Grid (S * J * row blocks, splits); merging (H*D / 128, T). fp32 accumulation; lengths and table
-widths are runtime values, so a longer context compiles nothing anew. The result of a row depends on
-`splits` and the sequence's length alone. Flash-Decoding (Dao et al., 2023); packing heads and
+widths are runtime values, so a longer context needs no recompilation. The result of a row depends
+on `splits` and the sequence's length alone. Flash-Decoding (Dao et al., 2023); packing heads and
 tokens: exllamav3, vLLM.
 """
 
@@ -51,22 +51,27 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class DecodeTileConfig(NamedTuple):
-    """Keys a tile (a divisor of the page), warps, pipeline stages. small: a multiprocessor keeps as
-    little shared memory as for the kernels beside it (launch.settle), room for one program."""
+    """Tile sizes and launch parameters of the decode kernel."""
 
     tile: int
+    """Keys per tile; divides the page."""
     warps: int
     stages: int
+    """Pipeline stages."""
     small: bool = True
+    """Whether a multiprocessor keeps the small shared memory of the other decode kernels
+    (`launch.set_carveout`), which has room for one program."""
 
 
 def tile_config_for(
     d: int, rows: int, coded: bool = False, crowded: bool = False
 ) -> DecodeTileConfig:
-    """By head dimension and rows of a tile. Fewer warps are 15 % faster alone with 8 streams or
-    more at 7,000 tokens, and slower inside a step. Codes of 8 bits take half the room: one stage
-    more keeps as many bytes on their way; `crowded`, with more programs than multiprocessors, two
-    of them share one, and it must have room for both."""
+    """Choose the tile config by head dimension and rows per tile.
+
+    Fewer warps are 15 % faster alone with 8 streams or more at 7,000 tokens, but slower inside a whole step.
+    An FP8 cache (`coded`) takes half the shared memory: one more stage keeps as many bytes in flight.
+    `crowded`: more programs than multiprocessors, so two programs share one and both must fit.
+    """
     if coded:
         if d > 128:
             return DecodeTileConfig(32, 4, 3, not crowded)
@@ -78,7 +83,7 @@ def tile_config_for(
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Workspace between the two kernels; see the head of this file."""
+    """Workspace between the two kernels; shapes in the module docstring."""
 
     sums: torch.Tensor
     peaks: torch.Tensor
@@ -96,15 +101,19 @@ class Partials:
 def splits_for(
     sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, wanted: int
 ) -> int:
-    """Ranges per sequence: `wanted` programs in all, none shorter than a page, at most 16: at 7,000
-    tokens of one stream 32 save nothing and cost 3 us in merging."""
+    """Compute the ranges per sequence for `wanted` programs in all, each at least a page long.
+
+    At most 16: at 7,000 tokens of one stream 32 save nothing and cost 3 us in merging.
+    """
     programs = max(1, sequences * key_heads * row_blocks)
     return max(1, min(wanted // programs, -(-longest // page), 16))
 
 
 def programs_for(coded: bool) -> int:
-    """Programs a multiprocessor. Codes of 8 bits bring half the bytes for the same arithmetic: two
-    programs hide each other's."""
+    """Return the programs per multiprocessor.
+
+    An FP8 cache brings half the bytes for the same arithmetic, so two programs hide each other's latency.
+    """
     return 2 if coded else 1
 
 
@@ -142,14 +151,13 @@ def _decode_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # of a token in the pages: numbers, or words of two codes
+    # elements per token in the pages: numbers, or words of two FP8 bytes
     ROW: tl.constexpr = D // 2 if CODED else D
     ROW_POW2: tl.constexpr = D_POW2 // 2 if CODED else D_POW2
     R: tl.constexpr = H // J
     if PDL:
         gdc_launch_dependents()
-    # lengths and tables are complete before the chain of kernels begins, so they are read before
-    # the wait
+    # no kernel of the chain writes lengths and tables, so they are read before the wait
     pid = tl.program_id(0)
     sequence = pid // (J * ROW_BLOCKS)
     group = pid // ROW_BLOCKS % J
@@ -192,7 +200,7 @@ def _decode_kernel(
         spot = page.to(tl.int64) * page_stride + group * (P * ROW) + tile * TILE % P * ROW
         page = tl.load(table + tl.minimum(tile + 1, tiles - 1) * TILE // P)
         if CODED:
-            # exponents are too few for the pipeline, so they come one tile ahead by hand
+            # exponents are too small for the pipeline, so they are loaded by hand, one tile ahead
             factor, lift = kv_fp8.factors(mark, CODED)
             mark_at = page.to(tl.int64) * mark_stride + group * P + (tile + 1) * TILE % P + n
             mark = tl.load(marks + mark_at, mask=key + TILE < length, other=0).to(tl.int32)
@@ -204,7 +212,7 @@ def _decode_kernel(
                 k + spot + n[None, :] * ROW + d[:, None], mask=(d < ROW)[:, None], other=0
             )
             there = (key < length)[:, None] & (d < ROW)[None, :]
-        # what lies past the length may be anything, NaN too, and 0 * NaN would spoil the sum
+        # values past the length may be anything, NaN too, and 0 * NaN would spoil the sum
         values = tl.load(v + spot + n[:, None] * ROW + d[None, :], mask=there, other=0)
         if CODED:
             keys, keys_high = kv_fp8.decode(keys, CODED)
@@ -270,7 +278,7 @@ def _merge_kernel(
     if PDL:
         gdc_wait()
     if D % 128 == 0:
-        # a group lies within one head: one weight for each range
+        # a group lies within one head, so each range has one weight
         at = (s * T + t) * H + group * 128 // D
         peak = tl.load(peaks + at, mask=s < SPLITS, other=float("-inf"))
         top = tl.max(peak, 0)
@@ -309,11 +317,11 @@ def attend(
     config: DecodeTileConfig | None = None,
     pdl: bool = True,
 ) -> None:
-    """Fill `partials` for every sequence of the batch; `widest` is the largest of `batch.counts`
-    (1..16). `exponents`: k and v are codes of 8 bits.
+    """Fill `partials` for every sequence of the batch.
 
-    With `pdl` the batch is read before the kernel waits for its predecessor: whatever writes it
-    must have ended, or be a kernel that does not release its dependents early.
+    `widest` is the largest of `batch.counts` (1..16). With `exponents` k and v are FP8 bytes. With `pdl` the
+    batch is read before the kernel waits for its predecessor: the kernel that writes it must have ended, or
+    must not release its dependents early.
     """
     check(q, k, v, batch, exponents)
     t, h, d = q.shape
@@ -353,9 +361,11 @@ def merge(
     order: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
-    """Merge the ranges into `out`: fp16, bf16 or fp32 [T, H*D], or the activations of a W4 product. Those may
-    have their columns in the `order` (int32 [H*D]) that it stores: a kernel of its own then, which reads
-    columns out of order once and not from each range."""
+    """Merge the ranges into `out`: fp16, bf16 or fp32 [T, H*D], or the activations of an int4 gemm.
+
+    Activations may have their columns in the stored `order` (int32 [H*D]) of the weight. A kernel of its own
+    reorders them, so that out-of-order columns are read once and not from each range.
+    """
     splits, t, columns = partials.sums.shape
     h = partials.peaks.shape[2]
     device = partials.sums.device

@@ -1,22 +1,22 @@
-"""Keys and values of 8 bits: how they lie in the pages, how kernels write them and read them.
+"""FP8 KV cache: layout in the pages, encoding and decoding inside kernels.
 
 Letters as in rope.py. A key (or a value) of one token and head is D numbers in e4m3 (4 bits of
-exponent, 3 of mantissa, at most 448) and one exponent for all of them, chosen so that the largest
-comes to lie between 224 and 448. Keys reach hundreds where a model has biases, so that one scale
-for all would cut them off; a power of two loses nothing.
+exponent, 3 of mantissa, at most 448) and one shared exponent, chosen so that the largest number lies
+between 224 and 448. Keys reach hundreds in models with biases, so a single scale for all would
+clip them; scaling by a power of two is exact.
 
     k, v       int16 [pages, J, P, D/2]: word i holds element i in its low byte and element i + D/2
-               in its high one, so that what reads a word has one number of either half, in place
+               in its high byte, so that a reader of a word gets one number of each half, in place
     exponents  uint8 [pages, J, P, 2], of the key and of the value: 127 + e, and 255 where a number
-               was infinite or none
+               was infinite or NaN
 
-Attention multiplies with the codes as they are: the key's factor goes into the logit, the value's
-into the weight, as a term of its exponent. `decode` turns words into fp16 in one of three ways:
+Attention multiplies the e4m3 numbers unscaled: the key's factor is applied to the logit, the value's
+to the weight, as a term of its exponent. `decode` converts words to fp16 with one of three decoders:
 
-    PLAIN      integers; for the interpreter
+    PLAIN      integer operations; for the interpreter
     BITS       the same in PTX for two words at once, 7 instructions for 4 numbers, below sm_89; as
-               PLAIN it leaves numbers divided by 256, which `factors` makes good
-    CONVERTED  the conversion that sm_89 and later have, 3 instructions for 4 numbers
+               with PLAIN the numbers come out divided by 256, which `factors` corrects
+    CONVERTED  the conversion instruction of sm_89 and later, 3 instructions for 4 numbers
 
 e4m3: Micikevicius et al., 2022; a shared power of two as in the OCP's microscaling formats, 2023;
 an FP8 cache with its scales folded into attention as in vLLM and FlashInfer.
@@ -29,15 +29,15 @@ import triton.language as tl
 from localchat_cuda.kernels.launch import require, traits
 
 PLAIN, BITS, CONVERTED = 1, 2, 3
-"""Ways of `decode`; 0 stands for pages of plain numbers."""
+"""Decoders of `decode`; 0 stands for pages that are not FP8."""
 LEAST = tl.constexpr(87)
-"""Smallest exponent written, 2^-40: what is smaller than that times 2^-9 is nothing to attention."""
+"""Smallest exponent written, 2^-40: smaller numbers, times 2^-9, do not affect attention."""
 NONE = tl.constexpr(255)
 INFINITE = tl.constexpr(0x7F800000)
 
 
 def encode_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(words int16 [..., D/2], exponents uint8 [...]) of x [..., D], by torch's own e4m3."""
+    """Encode x [..., D] with torch's own e4m3: words int16 [..., D/2], exponents uint8 [...]."""
     x = x.float()
     most = x.abs().amax(-1)
     fraction, power = torch.frexp(most)  # most = fraction * 2^power, fraction in [0.5, 1)
@@ -50,7 +50,7 @@ def encode_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def decode_reference(words: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """Numbers fp32 [..., D] of words [..., D/2] and exponents [...]."""
+    """Decode words [..., D/2] and exponents [...] to fp32 [..., D]."""
     codes = words.contiguous().view(torch.uint8).unflatten(-1, (-1, 2))
     numbers = codes.view(torch.float8_e4m3fn).float().transpose(-1, -2).flatten(-2)
     factor = torch.ldexp(torch.ones(exponents.shape, device=words.device), exponents.int() - 127)
@@ -62,20 +62,20 @@ def decode_reference(words: torch.Tensor, exponents: torch.Tensor) -> torch.Tens
 
 @triton.jit
 def _code(x):
-    """fp32 of at most 448 -> e4m3 in int32, rounded to nearest, ties to even."""
+    """Round fp32 of at most 448 to e4m3 in int32, to nearest, ties to even."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
-    # an odd bit above the cut rounds a tie up; exponents of fp32 begin 120 below those of e4m3
+    # an odd bit above the rounded part rounds a tie up; exponents of fp32 begin 120 below those of e4m3
     normal = ((size + 0x7FFFF + (size >> 20 & 1)) >> 20) - (120 << 3)
-    # beside 2^14 an fp32 has steps of 2^-9, as e4m3 has below 2^-6
+    # added to 2^14 an fp32 has a resolution of 2^-9, as e4m3 has below 2^-6
     small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) & 15
     return tl.where(size < 0x3C800000, small, normal) | (bits >> 24 & 0x80)
 
 
 @triton.jit
 def encode(a, b):
-    """Two halves of a head, fp32 [D/2] -> (codes of either in int32, exponent int32)."""
-    # as integers numbers lie in their order, infinity above them, and what is no number above that
+    """Encode two halves of a head, fp32 [D/2]: (e4m3 of each in int32, exponent int32)."""
+    # as integers the numbers keep their order, with infinity above them and NaN above infinity
     sizes = tl.maximum(
         a.to(tl.int32, bitcast=True) & 0x7FFFFFFF, b.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     )
@@ -89,8 +89,10 @@ def encode(a, b):
 
 @triton.jit
 def put(out, a, b, low, high, inside, D: tl.constexpr, R: tl.constexpr):
-    """Write the codes of columns `low` and `high` into the row of words at `out`. They share words
-    unless a part of the columns alone, R of them, is rotated in pairs of its own."""
+    """Write the bytes of columns `low` and `high` into the row of words at `out`.
+
+    They share words unless only R of the columns are rotated, in pairs of their own.
+    """
     if R == D:
         tl.store(out + low, (a | b << 8).to(tl.int16), mask=inside)
     else:
@@ -103,7 +105,7 @@ def put(out, a, b, low, high, inside, D: tl.constexpr, R: tl.constexpr):
 
 @triton.jit
 def decode(words, DECODER: tl.constexpr):
-    """int16 words -> numbers fp16 of the low bytes, and of the high ones. See `factors`."""
+    """Convert int16 words to fp16: numbers of the low bytes, numbers of the high bytes. See `factors`."""
     if DECODER == 3:
         low, high = tl.inline_asm_elementwise(
             """{
@@ -148,8 +150,10 @@ def decode(words, DECODER: tl.constexpr):
 
 @triton.jit
 def factors(marks, DECODER: tl.constexpr):
-    """int32 holding two exponents -> what decoded keys are multiplied by, and the log2 of what
-    decoded values are, fp32; no numbers where those were none."""
+    """Unpack int32 of two exponents: the factor of decoded keys, the log2 of that of decoded values, fp32.
+
+    NaN where the encoded numbers were not finite.
+    """
     SHIFT: tl.constexpr = 0 if DECODER == 3 else 8
     key = marks & 255
     value = marks >> 8 & 255
@@ -160,7 +164,7 @@ def factors(marks, DECODER: tl.constexpr):
 
 
 def decoder_of(device: torch.device) -> int:
-    """How a device decodes."""
+    """Choose the decoder of a device."""
     gpu = traits(device)
     if not gpu.asm:
         return PLAIN
@@ -168,6 +172,6 @@ def decoder_of(device: torch.device) -> int:
 
 
 def require_exponents(exponents: torch.Tensor, pages: torch.Tensor, device: torch.device) -> None:
-    """ValueError unless they are those of codes `pages` [pages, J, P, D/2]."""
+    """Raise ValueError unless `exponents` fit FP8 `pages` [pages, J, P, D/2]."""
     count, heads, page, _ = pages.shape
     require("exponents", exponents, (count, heads, page, 2), (torch.uint8,), device)

@@ -1,17 +1,17 @@
-"""Codes of 8 bits made plain numbers for a step's prompt chunks: once a layer, whatever the kernel behind it.
+"""Dequantizes the FP8 pages of a step's prefill chunks, once per layer, for any attention kernel.
 
-Letters as in attention.py; C pages at most. A prompt chunk's keys are read by every tile of queries and every
-head of a group; decoded in each of those reads they cost as much again as the products. Decoded once they cost
-one read and one write of the history (7,000 tokens with 4 key heads of 128: 7 and 14 MB, most of it in the L2
-cache of a Hopper), and attention_hopper.py, which copies keys without looking at them, serves this cache too.
+Letters as in reference.py; at most C pages. Every tile of queries and every head of a group reads a prefill
+chunk's keys; decoded in each of those reads they cost as much again as the matrix products. Decoded once they
+cost one read and one write of the history (7,000 tokens with 4 key heads of 128: 7 and 14 MB, most of it in the
+L2 cache of a Hopper), and prefill_hopper.py, which copies keys without converting them, works with this cache.
 
-    sources int32 [C, 2]    (slot, place in its table) of each page that the chunks' histories have, -1 behind
-    pool    [C, 2, J, P, D] keys beside values, fp16 or bf16: what attention reads
+    sources int32 [C, 2]    (slot, index in its table) of each page of the chunks' histories, then -1
+    pool    [C, 2, J, P, D] keys, then values, fp16 or bf16: the input of attention
     table   int32 as the block tables, of these pages; written where a page is decoded
 
-Grid (C, 2J): a program is a page's keys, or values, of one head; those behind the last page return at once, so
-that a graph serves any lengths. An e4m3 number times a power of two is exact in bf16, and in fp16 as far as
-that reaches. What was never written, past a length, comes out as anything.
+Grid (C, 2J): a program has a page's keys, or values, of one head; programs past the last page return at once,
+so that one CUDA graph fits any lengths. An e4m3 number times a power of two is exact in bf16, and in fp16
+within its range. Entries past a sequence's length are undefined.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from localchat_cuda.kernels.rope import require_pages
 
 
 class DequantizedPages(NamedTuple):
-    """Room for decoded pages, and their table: see above."""
+    """Room for decoded pages, and their table; shapes in the module docstring."""
 
     pool: torch.Tensor
     table: torch.Tensor
@@ -40,7 +40,7 @@ class DequantizedPages(NamedTuple):
         return DequantizedPages(pool, torch.empty_like(tables))
 
     def batch(self, batch: AttentionBatch) -> AttentionBatch:
-        """The same sequences over the decoded pages."""
+        """Return the same sequences over the decoded pages."""
         return AttentionBatch(batch.starts, batch.counts, batch.lengths, batch.slots, self.table)
 
 
@@ -94,8 +94,10 @@ def dequantize(
     sources: torch.Tensor,
     plain: DequantizedPages,
 ) -> None:
-    """Write these pages of codes k, v [pages, J, P, D/2] into `plain`; P and D are powers of two. Of several
-    sources that name one page any is the table's."""
+    """Write the FP8 pages k, v [pages, J, P, D/2] into `plain`; P and D are powers of two.
+
+    If several sources name one page, the table may hold any of them.
+    """
     pages, _, j, page_tokens, d = plain.pool.shape
     device = plain.pool.device
     require_pages("k", k, d, device, exponents)

@@ -1,16 +1,16 @@
-"""Attention for prompt chunks: many new tokens of a sequence at once, over paged keys and values.
+"""Prefill attention: many new tokens per sequence, over paged keys and values.
 
-Letters as in attention.py; M queries a tile. The host cuts each sequence's new tokens into tiles of
-M and lists them, longest history first, so that the last programs to start are short:
+Letters as in reference.py; M queries per tile. The host divides each sequence's new tokens into tiles
+of M and lists them, longest history first, so that the last programs to start are short:
 
     tiles int32 [tiles, 2]: (index into the batch, first new token of the tile), made by `tiles_of`
-    q, out  [T, H, D] fp16 or bf16      k, v  [pages, J, P, D], or codes of 8 bits (kv8.py)
+    q, out  [T, H, D] fp16 or bf16      k, v  [pages, J, P, D], or FP8 bytes (kv_fp8.py)
 
-Grid (tiles, H): a program owns one tile of one head; heads that share keys meet them in the L2
-cache. Tiles of keys that every query of the tile may see run without masks; the last ones, and the first
-ones where there is a window, with; those before the window of all queries are not visited. fp32
-accumulation, exp2 with the scale folded in. Hopper GPUs have a kernel of their own for what is most
-common (attention_hopper.py); `best_cut` says which of the two a model gets.
+Grid (tiles, H): a program owns one tile of one head; heads that share keys find them in the L2
+cache. Key tiles visible to every query run without masks; the last ones, and with a window the first
+ones, run with masks; those before the window of all queries are skipped. fp32 accumulation, exp2
+with the scale folded in. Hopper GPUs have a kernel of their own for the common case
+(prefill_hopper.py); `best_tile_config` chooses between the two.
 FlashAttention-2 (Dao, 2023); block tables as in vLLM's Triton attention.
 """
 
@@ -28,7 +28,7 @@ from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules, ch
 from localchat_cuda.kernels.launch import options, power_of_two, require
 
 hopper: ModuleType | None
-"""The kernel of Hopper GPUs; None where this Triton has no Gluon, or one with other names."""
+"""Kernel for Hopper GPUs; None if this Triton has no Gluon, or an incompatible one."""
 try:
     hopper = import_module("localchat_cuda.kernels.attention.prefill_hopper")
 except ImportError:
@@ -36,36 +36,43 @@ except ImportError:
 
 
 class PrefillTileConfig(NamedTuple):
-    """Queries a tile, keys a tile (a divisor of the page), warps, pipeline stages."""
+    """Tile sizes and launch parameters of a prefill kernel."""
 
     rows: int
+    """Queries per tile."""
     tile: int
+    """Keys per tile; divides the page."""
     warps: int
     stages: int
+    """Pipeline stages."""
 
 
 HOPPER = PrefillTileConfig(128, 128, 12, 3)
-"""Stands for the kernel of attention_hopper.py, which has this cut and no other."""
+"""Selects the kernel of prefill_hopper.py, which has this tile config and no other."""
 
 
 def best_tile_config(
     d: int, page_tokens: int, dtype: torch.dtype, device: torch.device, soft_cap: float = 0.0
 ) -> PrefillTileConfig:
-    """Of the fastest kernel for plain pages. On an H200 HOPPER takes 0.6 of the other's time from 2,048
-    tokens on, 0.9 at 512, and 1.2 at 128."""
+    """Choose the fastest kernel for pages that are not FP8.
+
+    On an H200 HOPPER takes 0.6 of the other kernel's time from 2,048 tokens on, 0.9 at 512, and 1.2 at 128.
+    """
     if hopper is not None and hopper.serves(device, dtype, d, page_tokens, soft_cap):
         return HOPPER
     return tile_config_for(d)
 
 
 def tile_config_for(d: int) -> PrefillTileConfig:
-    """Of the kernel here, by head dimension. With 256 columns four warps spill registers, eight do not (of
-    compute capability 9; 8.6 spills less)."""
+    """Choose the tile config of the kernel in this file, by head dimension.
+
+    With 256 columns four warps spill registers and eight do not (compute capability 9; 8.6 spills less).
+    """
     return PrefillTileConfig(64, 64, 4, 3) if d <= 128 else PrefillTileConfig(64, 32, 8, 2)
 
 
 def tiles_of(counts: list[int], lengths: list[int], rows: int) -> list[tuple[int, int]]:
-    """The tiles of a batch on the host, longest history first."""
+    """List the tiles of a batch on the host, longest history first."""
     found = [(i, first) for i, count in enumerate(counts) for first in range(0, count, rows)]
     found.sort(key=lambda tile: counts[tile[0]] - lengths[tile[0]] - tile[1])
     return found
@@ -138,7 +145,7 @@ def _step(
     decay = tl.exp2(peak - anchor)
     acc = acc * decay[:, None]
     if MASKED:
-        # what lies past the length may be anything, NaN too, and 0 * NaN would spoil the sum
+        # values past the length may be anything, NaN too, and 0 * NaN would spoil the sum
         there = (key < length)[:, None] & (d < ROW)[None, :]
         values = tl.load(v + spot[:, None] + d[None, :], mask=there, other=0)
     elif D == D_POW2:
@@ -255,9 +262,11 @@ def attend(
     exponents: torch.Tensor | None = None,
     config: PrefillTileConfig | None = None,
 ) -> None:
-    """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` are left as
-    they are. `exponents`: k and v are codes of 8 bits. `cut` must be the one that the tiles were
-    made for, its rows being `tiles_of`'s; HOPPER only where `best_cut` says so, and without codes."""
+    """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` stay as they are.
+
+    With `exponents` k and v are FP8 bytes. `config` must be the one that the tiles were made for (its `rows`
+    are those of `tiles_of`); HOPPER only if `best_tile_config` returned it, and without `exponents`.
+    """
     check(q, k, v, batch, exponents)
     _, h, d = q.shape
     require("out", out, tuple(q.shape), (q.dtype,), q.device)

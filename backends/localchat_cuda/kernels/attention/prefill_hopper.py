@@ -1,26 +1,26 @@
-"""Attention for prompt chunks on Hopper GPUs: what attention_many.py does, on their asynchronous units.
+"""Prefill attention on Hopper's asynchronous units: prefill.py's computation, warp-specialized.
 
-Letters as in attention.py; M = 64 queries a warpgroup, 2M a tile, 2P keys a step (two pages).
+Letters as in reference.py; M = 64 queries per warpgroup, 2M per tile, 2P keys per step (two pages).
 
-A program of attention_many.py does its work in turns: it copies keys, multiplies, takes exponentials,
-multiplies again. On an H200 the exponentials take half as long as the products, and tiles of 64 queries read
-every key so often that the L2 cache gives out. Here a program has three roles that run at once:
+A program of prefill.py works sequentially: it copies keys, multiplies, takes exponentials, multiplies again. On
+an H200 the exponentials take half as long as the matrix products, and tiles of 64 queries read every key so
+often that L2 bandwidth is exhausted. Here a program has three roles that run at once:
 
-    a warp that loads    boxes [P, D] of keys and values by the copy engine (TMA), straight from the pages, up
-                         to STAGES steps ahead, into a ring of shared memory
+    one loading warp     copies boxes [P, D] of keys and values with TMA, straight from the pages, up to STAGES
+                         steps ahead, into a ring in shared memory
     two warpgroups       64 queries each, held in registers, over the same keys. A step issues the products of
-                         queries and new keys, then those of the last step's weights and values: while the
-                         latter run, the exponentials of the former are taken.
+                         queries and new keys, then those of the last step's weights and values, and takes the
+                         exponentials of the former while the latter run.
 
-A barrier `full` a stage says that its bytes are there, a barrier `empty` that both warpgroups are done with
-them. A step is the keys of these pages with the values of the step before, so that one pair of barriers serves
-both. Steps go from the newest keys to the oldest: those that need masks come first (and last, where there is a
-window), and those before the window of all queries are not visited.
+Each stage has a barrier `full`, which signals that its bytes have arrived, and a barrier `empty`, which signals
+that both warpgroups have finished with them. A step is the keys of these pages with the values of the previous
+step, so that one pair of barriers serves both. Steps go from the newest keys to the oldest: those that need
+masks come first (and last, with a window), and those before the window of all queries are skipped.
 
-Grid: at most one program a multiprocessor. Items are (tile, head), longest first; programs take them in
-rounds, to and fro. An item of a sequence without new tokens is passed over. fp32 accumulation, exp2 with the
-scale folded in. Not here: soft caps and heads of 256 columns (registers spill), other pages than 64 tokens,
-codes of 8 bits.
+Grid: at most one program per multiprocessor. Items are (tile, head), longest first; programs take them in
+rounds of alternating direction. An item of a sequence without new tokens is skipped. fp32 accumulation, exp2
+with the scale folded in. Not supported: soft caps and heads of 256 columns (registers spill), pages of other
+than 64 tokens, FP8 pages.
 
 FlashAttention-3 (Shah et al., 2024): the roles and the order of products; block tables as in vLLM's Triton
 attention.
@@ -44,18 +44,17 @@ from localchat_cuda.kernels.gluon_compat import (
 from localchat_cuda.kernels.launch import traits
 
 ROWS, KEYS, WARPS, STAGES = 128, 128, 12, 3
-"""Queries a tile, keys a step, warps in all (those that load have three idle ones), steps in flight."""
+"""Queries per tile, keys per step, warps in all (the loading warpgroup has three idle ones), steps in flight.
+"""
 PAGE = KEYS // 2
 _DIMENSIONS = (64, 128)
 _HALVES = (torch.float16, torch.bfloat16)
-_ROWS_OF_BOX = (
-    128  # bytes that the copy engine interleaves, so that reads of columns meet all banks
-)
+_ROWS_OF_BOX = 128  # bytes that TMA swizzles, so that reads of columns are free of bank conflicts
 
 
 @gluon.jit
 def _rounds(items):
-    """Items that this program takes."""
+    """Count the items of this program."""
     grid = gl.num_programs(0)
     lane = gl.program_id(0)
     whole = items // grid
@@ -68,8 +67,10 @@ def _item(
     turn, tiles, counts, lengths, H: gl.constexpr, M: gl.constexpr, STEP: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Work of a round: rounds go to and fro over the programs, so that none has always the longer ones.
-    Steps `low` to `end`, none for a sequence without new tokens."""
+    """Find the work of a round: tile, head and steps `low` to `end`, none for a sequence without new tokens.
+
+    Rounds alternate direction over the programs, so that none always has the longer items.
+    """
     grid = gl.num_programs(0)
     lane = gl.program_id(0)
     item = turn * grid + gl.where(turn % 2 == 0, lane, grid - 1 - lane)
@@ -87,7 +88,7 @@ def _item(
 
 @gluon.jit
 def _pages(table, step, most, rows_a_page):
-    """First rows of a step's two pages. Behind the last page that one again: nobody sees its keys."""
+    """First rows of a step's two pages. Past the last page it repeats that page, whose keys are masked."""
     one = gl.load(table + step * 2) * rows_a_page
     other = gl.load(table + gl.minimum(step * 2 + 1, most)) * rows_a_page
     return one, other
@@ -105,7 +106,7 @@ def _load(
     rows_a_page, H: gl.constexpr, J: gl.constexpr, M: gl.constexpr, P: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """The loading warp: per item its keys, newest first, and each step's values one step later."""
+    """Loading warp: for each item its keys, newest first, and each step's values one step later."""
     BYTES: gl.constexpr = 2 * P * D * 2
     base = 0
     for turn in range(_rounds(items)):
@@ -145,13 +146,13 @@ def _seen(s, key, at, length):
 
 @gluon.jit
 def _kept(s, end, at):
-    """Keys whose windows end behind the query."""
+    """Mark keys inside the query's window."""
     return gl.where(end[None, :] > at[:, None], s, float("-inf"))
 
 
 @gluon.jit
 def _weigh(s, t, peak, mass, factor):
-    """Softmax of a step, unfinished: (weights, weights, peak, mass, what earlier sums shrink by)."""
+    """Compute an online softmax step: (weights, weights, peak, mass, decay of earlier sums)."""
     higher = gl.maximum(peak, gl.max(gl.maximum(s, t), 1))
     anchor = gl.where(higher == float("-inf"), 0.0, higher) * factor
     decay = gl.exp2(peak * factor - anchor)
@@ -162,7 +163,7 @@ def _weigh(s, t, peak, mass, factor):
 
 @gluon.jit
 def _without_rest(values, key, length, P: gl.constexpr, B_L: gl.constexpr):
-    """Zeros for what lies past the length: it may be NaN, and 0 * NaN is NaN."""
+    """Zero values past the length: they may be NaN, and 0 * NaN is NaN."""
     row = key + gl.arange(0, P, gl.SliceLayout(1, B_L))
     values.store(gl.where((row < length)[:, None], values.load(B_L), 0.0))
 
@@ -173,7 +174,7 @@ def _attend(
     WG: gl.constexpr, H: gl.constexpr, P: gl.constexpr, D: gl.constexpr, M: gl.constexpr,
     STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """An item's rows WG * M and on: by one warpgroup. Steps are numbered from `base` over all items."""
+    """Compute rows WG * M and on of an item, in one warpgroup. `base` continues step numbers across items."""
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, P, 16])
     A_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, A_L, 2)
@@ -197,7 +198,7 @@ def _attend(
     acc = gl.zeros((M, D), gl.float32, A_L)
     mass = gl.zeros((M,), gl.float32, gl.SliceLayout(1, S_L))
     peak = gl.full((M,), float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
-    # the newest keys: masked whatever they are
+    # the newest keys always need masks
     key = (end - 1) * (2 * P) + n
     stage = base % STAGES
     mbarrier.wait(full.index(stage), (base // STAGES) & 1)
@@ -219,7 +220,7 @@ def _attend(
     p = gl.convert_layout(w.to(dtype), P_L)
     r = gl.convert_layout(x.to(dtype), P_L)
     if end * (2 * P) > length:
-        # both warpgroups write the same
+        # both warpgroups write the same values
         stage = (base + 1) % STAGES
         mbarrier.wait(full.index(stage), ((base + 1) // STAGES) & 1)
         _without_rest(vs.index(stage * 2), (end - 1) * (2 * P), length, P, B_L)
@@ -322,14 +323,16 @@ def _hopper_kernel(
 
 
 def serves(device: torch.device, dtype: torch.dtype, d: int, page: int, soft_cap: float) -> bool:
-    """Whether heads of `d` numbers of this type, in pages of `page` tokens, are attended to here."""
+    """Return whether this kernel supports the device, dtype, head dimension `d`, page size and soft cap."""
     fits = d in _DIMENSIONS and dtype in _HALVES and page == PAGE and not soft_cap
     return fits and traits(device).hopper
 
 
 def _boxes(pages: torch.Tensor) -> TensorDescriptor:
-    """Pages [pages, J, P, D], maybe beside others, as rows [.., D] that boxes of a page are cut from. The
-    launch copies this into its arguments: it is nothing but an address and sizes."""
+    """Describe pages [pages, J, P, D], contiguous or in a larger pool, as rows [.., D] for boxes of a page.
+
+    The launch copies the descriptor, which is only an address and sizes, into its arguments.
+    """
     count, heads, page, d = pages.shape
     rows = (count - 1) * (pages.stride(0) // d) + heads * page
     layout = gl.NVMMASharedLayout(_ROWS_OF_BOX, 16, 2)
@@ -345,7 +348,7 @@ def launch(
     out: torch.Tensor,
     rules: Rules,
 ) -> None:
-    """As attention_many.attend, which has checked all of it; tiles of ROWS queries, and `serves` said yes."""
+    """As prefill.attend, which has checked the arguments; tiles of ROWS queries, and `serves` returned True."""
     _, h, d = q.shape
     items = tiles.shape[0] * h
     _hopper_kernel[(min(items, traits(q.device).sms),)](

@@ -1,13 +1,13 @@
-"""Attention over paged keys and values: the batch that both kernels read, and the reference.
+"""Attention over paged keys and values: the batch that the kernels read, and the reference.
 
 Letters: S sequences, T new tokens in all, H query heads, J key/value heads (H a multiple of J), D
 head dimension, P tokens per page. A query at position p attends to keys at positions 0..p of its
-own sequence (with a `window`, to the last `window` of them). The cache holds numbers, or codes of
-8 bits with their exponents (kv8.py).
+own sequence (with a `window`, to the last `window` of them). The cache holds fp16 or bf16 numbers,
+or FP8 bytes with their exponents (kv_fp8.py).
 
-Two kernels share the work: attention_few.py for sequences with few new tokens (decoding, and drafts
-being verified), attention_many.py for prompt chunks. A mixed batch is one launch of each over its
-own sequences.
+Two kernels share the work: decode.py for sequences with up to 16 new tokens (decode, draft
+verification), prefill.py for prefill chunks. A mixed batch is one launch of each over its own
+sequences.
 """
 
 from dataclasses import dataclass
@@ -24,29 +24,30 @@ HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Sequences of one launch; all int32 on the device.
-
-    starts [S]: first new token of the sequence in q and out; counts [S]: its new tokens; lengths
-    [S]: tokens of it in the cache, new ones included; slots [S]: its row of `tables` [slots,
-    width], which lists its pages.
-    """
+    """Sequences of one launch; all int32 on the device."""
 
     starts: torch.Tensor
+    """[S]: first new token of the sequence in q and out."""
     counts: torch.Tensor
+    """[S]: new tokens of the sequence."""
     lengths: torch.Tensor
+    """[S]: tokens of the sequence in the cache, new ones included."""
     slots: torch.Tensor
+    """[S]: row of the sequence in `tables`."""
     tables: torch.Tensor
+    """[slots, width]: pages of each slot's sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a model's attention does beyond the usual. `window`: keys a query sees, 0 for all of
-    them. `soft_cap`: logits become cap * tanh(logit / cap), 0.0 for no cap. `scale`: 0.0 stands for
-    1/sqrt(D)."""
+    """Variations of a model's attention."""
 
     scale: float = 0.0
+    """Factor of the logits; 0.0 stands for 1/sqrt(D)."""
     window: int = 0
+    """Keys visible to a query; 0: all of them."""
     soft_cap: float = 0.0
+    """Logits become cap * tanh(logit / cap); 0.0: no cap."""
 
     def scale_for(self, d: int) -> float:
         return self.scale or d**-0.5
@@ -56,7 +57,7 @@ def check(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch,
     exponents: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """ValueError naming the argument that a kernel could not read."""
+    """Raise ValueError with the name of an argument that the kernels cannot read."""
     t, h, d = q.shape
     device = q.device
     require("q", q, (t, h, d), HALF_TYPES, device)
@@ -78,8 +79,10 @@ def reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch, rules: Rules,
     exponents: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention [T, H, D] in fp32 by plain torch; rows of no sequence are zero. `exponents`: k and
-    v are codes of 8 bits (kv8.py)."""
+    """Compute attention [T, H, D] in fp32 with plain torch; rows of no sequence are zero.
+
+    With `exponents` k and v are FP8 bytes (kv_fp8.py).
+    """
     t, h, d = q.shape
     j, page = k.shape[1], k.shape[2]
     out = torch.zeros(t, h, d, device=q.device)

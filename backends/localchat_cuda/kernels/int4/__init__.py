@@ -104,7 +104,7 @@ def gemm(
     else:
         assert hopper is not None
         out = torch.empty(config.splits, m, n, device=device)
-        hopper.product(rows, weight, out, config, squares=squares, eps=eps)
+        hopper.gemm(rows, weight, out, config, squares=squares, eps=eps)
     return out
 
 
@@ -130,7 +130,7 @@ def gemm_silu_mul(
             w4_tiled.gemm_silu_mul(rows, weight, into, config, squares=squares, eps=eps, gelu=gelu)
         else:
             assert hopper is not None
-            hopper.gated_product(rows, weight, into, config, squares=squares, eps=eps, gelu=gelu)
+            hopper.gemm_silu_mul(rows, weight, into, config, squares=squares, eps=eps, gelu=gelu)
         return
     sums = gemm(rows, weight, squares=squares, eps=eps, kernels=kernels)
     call = w4_activations.prepare if kernels else w4_activations.reference
