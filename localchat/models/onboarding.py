@@ -20,7 +20,8 @@ from localchat.models.assess import FitReport, Subject, assess, usable_machine
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
 from localchat.models.hub.download import DownloadRate, download_rate
 from localchat.models.index import Model, read_index
-from localchat.models.published_shapes import gguf_shape, read_published_shapes
+from localchat.models.published_models import gguf_shape
+from localchat.models.published_shapes import read_published_shapes
 from localchat.units import size
 
 Role = Literal["fast", "balanced", "best"]
