@@ -289,6 +289,7 @@ def test_an_engine_has_one_render_process_and_takes_it_along(engine_for: Open) -
     (helper,) = psutil.Process(engine.child_pid).children()
     assert "render_worker" in " ".join(helper.cmdline())
     helper.kill()
+    wait_until(lambda: ended(helper.pid))
     assert engine.render(talk) == "hi"
     (helper,) = psutil.Process(engine.child_pid).children()
     engine.close()
