@@ -1,4 +1,4 @@
-"""The engine process: `python -m localchat.core.process`, frames on its standard input and output.
+"""The engine process: `python -m localchat.core`, frames on its standard input and output.
 
 Native code prints, so the pipes of the frames move to private descriptors at once and descriptor 1 becomes
 a copy of 2, which the parent keeps as a ring of log lines. The process ignores SIGINT, which a terminal
@@ -6,7 +6,6 @@ sends to the whole group; it ends when its input ends.
 """
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NoReturn, cast
 
 import msgspec
 
@@ -425,21 +424,19 @@ def open_model(
     )
 
 
-def serve(source: BinaryIO, sink: BinaryIO) -> int:
+def serve(source: BinaryIO, sink: BinaryIO, render_process: RenderProcess) -> int:
     """Run an engine over two pipes: the first frame names the model. Returns the exit status."""
     frames: protocol.FrameReader[protocol.ToChild] = protocol.FrameReader(source, protocol.ToChild)
     spec = next(iter(frames), None)
     if not isinstance(spec, protocol.Open):
         return 0 if spec is None else 2
     sender, counters = FrameSender(sink), EngineCounters()
-    with closing(RenderProcess()) as render_process:
-        render_process.start()  # now, so that it is ready before the first prompt
-        try:
-            opened = open_model(spec, sender, counters, render_process)
-        except LocalchatError as error:
-            sender.fail(0, error)
-            return 1
-        return EngineProcess(spec, opened, frames, sender, counters).run()
+    try:
+        opened = open_model(spec, sender, counters, render_process)
+    except LocalchatError as error:
+        sender.fail(0, error)
+        return 1
+    return EngineProcess(spec, opened, frames, sender, counters).run()
 
 
 def private_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -453,18 +450,11 @@ def private_pipes() -> tuple[BinaryIO, BinaryIO]:
     return source, sink
 
 
-def main() -> int:
-    """Entry point of the engine process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The parent starts us with SIGINT blocked, so that none arrives before the line above.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    gc_control.pause_gc()
+def main(render_process: RenderProcess) -> NoReturn:
+    """Serve over the standard input and output, then end the process."""
     source, sink = private_pipes()
-    status = serve(source, sink)
+    with closing(render_process):
+        status = serve(source, sink, render_process)
     sys.stderr.flush()
     # Threads of native code and of the pool must not hold the process back.
     os._exit(status)
-
-
-if __name__ == "__main__":
-    main()

@@ -219,7 +219,7 @@ class Program:
     def engine(self) -> psutil.Process:
         """The process that holds the model."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(one for one in children if "localchat.core.process" in " ".join(one.cmdline()))
+        return next(one for one in children if "localchat.core" in " ".join(one.cmdline()))
 
     def hang_up(self) -> None:
         """Close the terminal."""

@@ -56,7 +56,7 @@ class ChildProcess:
         self,
         on_frame: Callable[[FromChild], None],
         on_exit: Callable[["ChildProcess"], None],
-        module: str = "localchat.core.process",
+        module: str = "localchat.core",
     ) -> None:
         """`on_frame` gets each frame, and `on_exit` is called once at the end, both from one thread."""
         self._on_frame = on_frame
