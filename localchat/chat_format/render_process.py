@@ -78,8 +78,8 @@ class RenderProcess:
         self._end: Callable[[], object] = lambda: None
 
     def start(self) -> None:
-        """Start the process if there is none, without waiting for it."""
-        with self._lock:
+        """Start the process if there is none, without waiting for it. The first render reports a failure."""
+        with self._lock, suppress(TemplateError):
             self._running()
 
     def close(self) -> None:
@@ -160,12 +160,19 @@ class RenderProcess:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
             }
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-S", str(_WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-S", str(_WORKER)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=environment,
+                )
+            except OSError as error:
+                raise TemplateError(
+                    f"The chat template cannot be rendered: no process could be started ({error}).",
+                    hint="Close other programs, or raise the limits of processes and open files.",
+                    reason="limit",
+                ) from error
             # Ends the process too if this object is dropped, or the program left, without close().
             self._end = weakref.finalize(self, _end, self._process)
         return self._process

@@ -159,6 +159,20 @@ def test_a_process_that_was_killed_from_outside_is_named_and_replaced(
     assert say(process, "z") == "z"  # it was dead before it was asked: nobody's fault
 
 
+def test_a_process_that_cannot_be_started_fails_the_render_alone(
+    process: RenderProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        process.start()
+        with pytest.raises(TemplateError, match="no process could be started"):
+            say(process, "x")
+    assert say(process, "y") == "y"
+
+
 def test_several_threads_get_their_own_texts(process: RenderProcess) -> None:
     texts = [f"text {number} " * 99 for number in range(64)]
     with ThreadPoolExecutor(8) as pool:
