@@ -1,4 +1,4 @@
-"""The activation of the feed-forward: silu(gate) * up, or with the tanh form of GELU.
+"""SiLU or tanh-GELU of gate, times up: the activation of a gated feed-forward layer.
 
 Letters: T rows, F columns of the result, S partial sums.
 
@@ -20,7 +20,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def reference(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
-    """The result in fp32 by plain torch."""
+    """Compute the result in fp32 with plain torch."""
     whole = gate_up.float() if gate_up.dim() == 2 else gate_up.float().sum(0)
     gate, up = whole.chunk(2, 1)
     if gelu:
@@ -30,10 +30,10 @@ def reference(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
 
 @triton.jit
 def activation(gate, GELU: tl.constexpr):
-    """silu or GELU of fp32 values."""
+    """Apply SiLU or GELU to fp32 values."""
     slope = gate
     if GELU:
-        # Bounded where the exponential would leave fp32.
+        # Clamped where the exponential would overflow fp32.
         slope = gate * (1.5957691216057308 + 0.07135481282553545 * gate * gate)
         slope = tl.maximum(slope, -80.0)
     return gate / (1.0 + tl.exp(-slope))
@@ -70,7 +70,7 @@ def _act_and_mul_kernel(
 def act_and_mul(
     gate_up: torch.Tensor, out: torch.Tensor, *, gelu: bool = False, pdl: bool = True
 ) -> None:
-    """Write the activation into `out`; see the head of this file."""
+    """Write the activation into `out`; shapes in the module docstring."""
     t, f = out.shape
     parts = gate_up[None] if gate_up.dim() == 2 else gate_up
     require("out", out, (t, f), _FLOATS)

@@ -1,9 +1,9 @@
-"""What kernels written in Gluon use of it, under the names that this Triton has.
+"""Gluon functions under one name for all supported Triton versions.
 
-Gluon is Triton's lower level: layouts, shared memory, barriers and warps are the author's. It moves from
-version to version (3.6 says `thread_barrier` and `tma.async_copy_global_to_shared` where 3.9 says `barrier`
-and `tma.async_load`). Importing this raises ImportError where something is missing, and whoever has another
-kernel decides then, once.
+Gluon is Triton's lower level, with explicit layouts, shared memory, barriers and warps. Its names change
+between versions (3.6 has `thread_barrier` and `tma.async_copy_global_to_shared` where 3.9 has `barrier` and
+`tma.async_load`). Importing this module raises ImportError if something is missing; modules with another kernel
+catch it once, at import.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def _one_of(module: object, *names: str) -> Callable[..., Any]:
-    """What the module has under the first of these names that it knows."""
+    """Return the first of these attributes that the module has; ImportError if it has none."""
     for name in names:
         if hasattr(module, name):
             found: Callable[..., Any] = getattr(module, name)
@@ -43,7 +43,7 @@ def _one_of(module: object, *names: str) -> Callable[..., Any]:
 
 
 barrier = _one_of(gl, "barrier", "thread_barrier")
-"""Threads of a partition meet."""
+"""Synchronizes the threads of a partition."""
 load_box = _one_of(tma, "async_load", "async_copy_global_to_shared")
-"""Copy a box of a tensor into shared memory; a barrier counts its bytes."""
+"""Copies a box of a tensor into shared memory; a barrier counts its bytes."""
 _one_of(gl, "warp_specialize")

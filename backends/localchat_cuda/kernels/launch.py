@@ -1,11 +1,10 @@
-"""What every launcher of this folder needs: how a kernel may be launched on a device, and the
-checks that refuse a wrong tensor by its argument's name.
+"""Launch traits and options of a device, and argument checks that name the wrong tensor.
 
 PDL is programmatic dependent launch: a kernel may begin while its predecessor in the stream still
-runs, loads its own weights, and waits for the predecessor's results only before it touches them. In
+runs, loads its own weights, and waits for the predecessor's results only before it reads them. In
 our chains it saves about 1 us for each kernel on an H200. Every kernel here that is launched with
-it does the same three things in this order: release its own dependents, load what no other kernel
-writes, wait.
+it does the same three things in this order: release its own dependents, load data that no other
+kernel writes, wait.
 """
 
 import ctypes
@@ -19,33 +18,35 @@ MAX_INT32 = 2**31 - 1
 
 
 class Traits(NamedTuple):
-    """How kernels are launched on a device. `asm`: inline PTX may be used (never in the
-    interpreter). `pdl`: programmatic dependent launch (compute capability 9 and later). `sms`:
-    multiprocessors. `capability`: compute capability, (0, 0) of the interpreter."""
+    """Properties of a device that decide how kernels are launched."""
 
     asm: bool
+    """Inline PTX may be used; False in the interpreter."""
     pdl: bool
+    """Programmatic dependent launch: compute capability 9 and later."""
     sms: int
+    """Multiprocessors."""
     capability: tuple[int, int] = (0, 0)
+    """Compute capability; (0, 0) in the interpreter."""
 
     @staticmethod
     def of(capability: tuple[int, int], sms: int) -> "Traits":
-        """Of a GPU."""
+        """Return the traits of a GPU."""
         return Traits(True, capability >= (9, 0), sms, capability)
 
     @property
     def hopper(self) -> bool:
-        """Whether it has the instructions that only compute capability 9 has: wgmma, and copies of boxes."""
+        """Whether the GPU has the instructions that only compute capability 9 has: wgmma and TMA box copies."""
         return self.capability[0] == 9
 
     @property
     def fp8(self) -> bool:
-        """Whether it converts and multiplies e4m3 itself: compute capability 8.9 and later."""
+        """Whether the GPU converts and multiplies e4m3 natively: compute capability 8.9 and later."""
         return self.capability >= (8, 9)
 
 
 def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), on a CPU."""
+    """Return whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), on a CPU."""
     return bool(triton.knobs.runtime.interpret)
 
 
@@ -59,13 +60,16 @@ _imagined: list[Traits] = []
 
 
 def imagine(gpu: Traits) -> None:
-    """From here on, tensors without memory (device `meta`) stand for those of such a GPU, for all of this
-    process: launches upon them are to be compiled, and cannot run (rehearsal.py)."""
+    """Make tensors without memory (device `meta`) stand for tensors of such a GPU, for the rest of this
+    process.
+
+    Launches on them are only compiled and cannot run (compile_ahead/trace.py).
+    """
     _imagined[:] = [gpu]
 
 
 def traits(device: torch.device) -> Traits:
-    """The launch traits of a device; a CPU stands for the interpreter."""
+    """Return the launch traits of a device; a CPU stands for the interpreter."""
     if device.type == "cuda" and not interpreted():
         return _traits_of_cuda(
             torch.cuda.current_device() if device.index is None else device.index
@@ -76,7 +80,7 @@ def traits(device: torch.device) -> Traits:
 
 
 def options(pdl: bool, warps: int, *, stages: int = 0, registers: int = 0) -> dict[str, int | bool]:
-    """Launch options of Triton; those left at 0 keep its default."""
+    """Build Triton's launch options; those left at 0 keep its default."""
     found: dict[str, int | bool] = {"num_warps": warps}
     if stages:
         found["num_stages"] = stages
@@ -88,8 +92,7 @@ def options(pdl: bool, warps: int, *, stages: int = 0, registers: int = 0) -> di
 
 
 CARVEOUT_PERCENT = 14
-"""Shared memory's part of each multiprocessor's 256 KB, for the kernels of a decode step of few
-rows."""
+"""Shared memory's part of each multiprocessor's 256 KB, for the kernels of a decode step with few rows."""
 
 _PREFERRED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
@@ -103,21 +106,26 @@ def _prefer_carveout(function: int, percent: int) -> None:
 
 
 CARVEOUT_ROWS = 16
-"""Products of more rows than that live in shared memory: with 14 % a step of 64 took 4.40 ms, not 3.47."""
+"""Gemms with more rows need the shared memory: with 14 % a step of 64 took 4.40 ms, not 3.47."""
 
 
 def own_carveout(rows: int) -> bool:
-    """Whether kernels of a step of so many rows leave the carve-out to the driver. A kernel of all steps
-    takes this as a constant that it never reads: it is then two functions, each with its own carve-out."""
+    """Return whether kernels of a step of `rows` rows leave the carve-out to the driver.
+
+    A kernel used in all steps takes this as a constant that it never reads: it is then compiled to two
+    functions, each with its own carve-out.
+    """
     return rows > CARVEOUT_ROWS
 
 
 def set_carveout(kernel: object, rows: int = 1) -> None:
-    """Give a launched kernel the carve-out that its neighbours in a step of so many rows have. The driver
-    picks one for each kernel from its own need, and a multiprocessor seems to drain before it changes: with
-    attention among the products, that cost 15 % of a decode step of 1 to 8 rows. Takes effect from the
-    kernel's next launch on, so a first launch comes before a graph is captured. `kernel` is what Triton's
-    launch returns (None in the interpreter)."""
+    """Give a launched kernel the carve-out of the other kernels in a step of `rows` rows.
+
+    The driver picks one for each kernel from its own need, and a multiprocessor seems to drain before it
+    changes: with attention between the gemms, that cost 15 % of a decode step of 1 to 8 rows. Takes effect from
+    the kernel's next launch on, so a first launch must come before a graph is captured. `kernel` is the return
+    value of Triton's launch (None in the interpreter).
+    """
     function = getattr(kernel, "function", None)
     if function and not own_carveout(rows):
         _prefer_carveout(function, CARVEOUT_PERCENT)
@@ -132,10 +140,10 @@ def require(
     *,
     contiguous: bool = True,
 ) -> None:
-    """Raise ValueError that names the argument unless the tensor is as the kernel reads it.
+    """Raise ValueError that names the argument unless the kernel can read the tensor.
 
-    `shape`: None stands for any extent. `device`: where it must be, None for anywhere.
-    `contiguous`: False asks only that the last dimension is dense.
+    `shape`: None stands for any extent. `device`: the required device, None for any.
+    `contiguous`: False requires only that the last dimension is dense.
     """
     found = tuple(tensor.shape)
     fits = len(found) == len(shape) and all(
@@ -158,5 +166,5 @@ def require(
 
 
 def power_of_two(value: int) -> int:
-    """The smallest power of two that is at least `value` (1 for 0)."""
+    """Return the smallest power of two that is at least `value` (1 for 0)."""
     return 1 << max(value - 1, 0).bit_length()

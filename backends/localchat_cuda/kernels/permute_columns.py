@@ -1,4 +1,4 @@
-"""Activations in another order of their columns, as a product of sorted columns reads them (w4_pack.W4.order).
+"""Permutes the columns of activations, for a gemm whose weight has sorted columns (int4/pack.W4.order).
 
 Letters: T rows, K columns.
 
@@ -6,8 +6,8 @@ Letters: T rows, K columns.
     order int32 [K], a permutation
     out   as x: out[t, k] = x[t, order[k]]
 
-Grid (T / ROWS, K / BLOCK). A row is a few KB, so that its scattered reads come from the L1 cache, and what is
-written is in order. torch.index_select along the inner dimension does the same; ROWS shares the reads of
+Grid (T / ROWS, K / BLOCK). A row is a few KB, so that its scattered reads come from the L1 cache, and writes
+are in order. torch.index_select along the inner dimension does the same; ROWS shares the reads of
 `order` among rows.
 """
 
@@ -22,7 +22,7 @@ _ROWS, _BLOCK = 8, 512
 
 
 def reference(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """The result by plain torch."""
+    """Permute the columns with plain torch."""
     return x.index_select(1, order)
 
 
@@ -38,7 +38,7 @@ def _gather_kernel(x, order, out, T, K: tl.constexpr, ROWS: tl.constexpr, BLOCK:
 
 
 def gather(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """The rows of `x` with their columns in `order`; see the head of this file."""
+    """Return the rows of `x` with their columns in `order`; shapes in the module docstring."""
     t, k = x.shape
     require("x", x, (t, k), _FLOATS)
     require("order", order, (k,), (torch.int32,), x.device)

@@ -1,7 +1,6 @@
-"""RMSNorm over whole rows, with the residual added first: for dense products, the last norm, many
-rows.
+"""RMSNorm over whole rows, with the residual added first.
 
-Letters: T rows, H columns, S partial sums.
+For unquantized gemms, the last norm, and large row counts. Letters: T rows, H columns, S partial sums.
 
     residual += sum over S of y;  out = residual / rms(residual) * weight
 
@@ -82,7 +81,7 @@ def add_norm(
     *,
     pdl: bool = True,
 ) -> None:
-    """Add `y` (None: nothing) to the residual and normalize; see the head of this file."""
+    """Add `y` (None: nothing) to the residual and normalize; shapes in the module docstring."""
     t, h = residual.shape
     device = residual.device
     require("residual", residual, (t, h), (torch.float32,), device)

@@ -1,17 +1,18 @@
-"""RMSNorm of what a sublayer gives before it joins the residual, and the next sublayer's norm behind it.
+"""RMSNorm of a sublayer's output before the residual addition, and the next sublayer's norm after it.
 
 Letters: T rows, H columns, S partial sums, G = H / 128.
 
     y = sum over S;  residual += y / rms(y) * post;  out = residual / rms(residual) * weight
 
-`post_norm`, for products that read [T, H]: one program a row does all of it in fp32. y [S, T, H] fp32,
+`post_norm`, for gemms that read [T, H]: one program a row does all of it in fp32. y [S, T, H] fp32,
 fp16 or bf16; residual fp32 [T, H], read and written; post and weight [H]; out fp16 or bf16 [T, H].
 
-`feed`, for W4 products: programs of one group of 128 columns, as in w4_feed.py, in two kernels, since y's
-rms is of the whole row. The first leaves y [T, H] and four sums of each group; the second adds and writes
-rows, and leaves 1/rms of the residual to the product, as w4_feed.py does. Residuals of such models grow
-beyond the range of fp16, in which some rows are, so the rows are scaled down by a power of two near their rms,
-which the four sums tell well enough before the residual is there; the squares are those of the scaled rows.
+`prepare`, for int4 gemms: programs of one group of 128 columns, as in int4/activations.py, in two kernels,
+since y's rms is of the whole row. The first writes y [T, H] and four sums of each group; the second adds,
+writes rows, and leaves 1/rms of the residual to the gemm, as int4/activations.py does. Residuals of such models
+grow beyond the range of fp16, the format of some rows, so the rows are scaled down by a power of two near their
+rms. The four sums give that rms well enough before the residual is computed; the squares are those of the
+scaled rows.
 
     grids (G, T / rows of a program); sums fp32 [T, G, 4]: of y^2, r^2, r z and z^2, with z = y * post
     and r the residual before
@@ -78,7 +79,7 @@ def prepare_reference(
     *,
     order: torch.Tensor | None = None,
 ) -> None:
-    """`feed` in plain torch, same arguments; its scale is that of the residual itself."""
+    """`prepare` in plain torch, same arguments; its scale is that of the residual itself."""
     residual.copy_(_added(y, residual, post, eps))
     mean = residual.square().mean(-1, keepdim=True).clamp_min(1.0)
     scaled = residual * torch.exp2(-torch.floor(0.5 * torch.log2(mean)))
@@ -132,7 +133,7 @@ def post_norm(
     *,
     pdl: bool = True,
 ) -> None:
-    """Normalize `y`, add it to the residual, normalize that; see the head of this file."""
+    """Normalize `y`, add it to the residual, normalize that; shapes in the module docstring."""
     t, h = residual.shape
     device = residual.device
     require("residual", residual, (t, h), (torch.float32,), device)
@@ -200,7 +201,7 @@ def _sums_kernel(
 
 @triton.jit
 def _whole(sums, at, inside):
-    """A row's sum of what its groups left."""
+    """Add up the groups' sums of a row."""
     return tl.sum(tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg"), 1)
 
 
@@ -249,7 +250,7 @@ def _prepare_kernel(
     rz, zz = _whole(sums, four + 2, known), _whole(sums, four + 3, known)
     inverse = tl.rsqrt(yy / H + eps)
     zz = zz * inverse * inverse
-    # Where residual and sum cancel this is mostly rounding, and the rows are small whatever it says.
+    # Where residual and sum cancel, the mean is mostly rounding error, but the rows are small in any case.
     mean = (rr + 2.0 * rz * inverse + zz) / H
     scale = tl.exp2(-tl.floor(0.5 * tl.log2(tl.maximum(mean, 1.0))))
     v = v * inverse[:, None] * first[None, :] + r
@@ -271,9 +272,11 @@ def prepare(
     order: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
-    """Normalize `y` [S, T, H], add it to the residual, write `rows` and `squares` fp32 [T, G] for a product
-    that divides by the rms; see the head of this file. H in groups of 128. order int32 [H]: of the columns
-    of rows, as in w4_feed.py."""
+    """Normalize `y` [S, T, H], add it to the residual, write `rows` and `squares` for an int4 gemm.
+
+    squares: fp32 [T, G], from which the gemm divides by the rms. H in groups of 128. order int32 [H]: of the
+    columns of rows, as in int4/activations.py. Algorithm in the module docstring.
+    """
     t, h = residual.shape
     device = residual.device
     if h % GROUP:

@@ -1,23 +1,22 @@
-"""Rotary positions, and the way of new keys and values into the pages of the KV cache.
+"""Rotary position embedding, and storing of new keys and values in the paged KV cache.
 
 Letters: T tokens, S partial sums, H query heads, J key/value heads, D head dimension, P tokens per
 page.
 
-One kernel takes the qkv product as it comes (partial sums of a W4 product, or one fp16/bf16
-matrix), adds the bias where the model has one, normalizes q and k per head where the model does
-(Qwen3), rotates q and k, and writes q [T, H, D] and, at each token's place in its sequence's block
-table, k and v.
+One kernel reads the output of the qkv gemm (partial sums of an int4 gemm, or one fp16/bf16 matrix),
+adds the bias if the model has one, normalizes q and k per head if the model does (Qwen3), rotates q
+and k, and writes q [T, H, D] and, at each token's position in its sequence's block table, k and v.
 
     qkv       [S, T, (H + 2 J) D] fp32, fp16 or bf16: q heads, k heads, v heads
     angles    fp32 [positions, D]: cosines of the D/2 pairs, then sines (`angles`, `turned`)
     positions int32 [T];  slots int32 [T]: row of the block table;  tables int32 [slots, width]
-    k, v      [pages, J, P, D]: a page of one head is one run of memory, as a tile of attention is;
-              or codes of 8 bits with `exponents` (kv8.py)
+    k, v      [pages, J, P, D]: a page of one head is contiguous, as a tile of attention is;
+              or FP8 bytes with `exponents` (attention/kv_fp8.py)
 
 Grid (T, (H + 2 J) / heads of a program), one warp each; fp32 inside. The rotation pairs element i
-with i + R/2, as checkpoints on the Hugging Face hub have it, where the first R columns of a head turn:
-R = D but for few models. The other columns stand in pairs i and i + (D - R)/2, whose table says cosine 1
-and sine 0. RoFormer (Su et al., 2021); paging after vLLM (Kwon et al., 2023).
+with i + R/2, as checkpoints on the Hugging Face hub have it, for the first R columns of a head: R = D but for
+few models. The other columns form pairs i and i + (D - R)/2 with cosine 1 and sine 0 in the table.
+RoFormer (Su et al., 2021); paging after vLLM (Kwon et al., 2023).
 """
 
 from collections.abc import Sequence
@@ -40,19 +39,21 @@ from localchat_cuda.kernels.launch import (
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _RUN = 8192
 _ALONE = 32
-"""Up to so many tokens each head has a program of its own."""
+"""Up to this token count each head has a program of its own."""
 
 
 def turned(
     positions: int, d: int, radians: Sequence[float], device: torch.device, magnitude: float = 1.0
 ) -> torch.Tensor:
-    """The table fp32 [positions, D] that the kernel reads. `radians` per position of the R/2 pairs that
-    turn; `magnitude`: their cosines and sines are multiplied by it."""
+    """Compute the table fp32 [positions, D] that the kernel reads.
+
+    `radians` per position of the R/2 rotated pairs; `magnitude` multiplies their cosines and sines.
+    """
     turning, half = len(radians), d // 2
     rates = torch.tensor([*radians], dtype=torch.float64, device=device)
     table = torch.zeros(positions, d, device=device)
     table[:, turning:half] = 1.0
-    # A run at a time: in fp64 a long context would take four times the table's memory.
+    # In chunks: in fp64 a long context would take four times the table's memory.
     for low in range(0, positions, _RUN):
         rows = slice(low, min(low + _RUN, positions))
         at = torch.arange(rows.start, rows.stop, dtype=torch.float64, device=device)
@@ -63,7 +64,7 @@ def turned(
 
 
 def angles(positions: int, d: int, theta: float, device: torch.device) -> torch.Tensor:
-    """The table of a rotation of all columns that nothing scales."""
+    """Compute the table of an unscaled rotation of all columns."""
     return turned(positions, d, [theta ** (-i / d) for i in range(0, d, 2)], device)
 
 
@@ -116,7 +117,7 @@ def reference(
 
 @triton.jit
 def _half(qkv, at, inside, stride, S: tl.constexpr, S_POW2: tl.constexpr):
-    """Half a head, the partial products summed."""
+    """Load half a head and sum its partial products."""
     if S == 1:
         return tl.load(qkv + at, mask=inside, other=0.0).to(tl.float32)
     else:
@@ -171,7 +172,7 @@ def _rope_kernel(
     if R < D:
         low = tl.where(i < R // 2, i, i + R // 2)
         high = tl.where(i < R // 2, i + R // 2, high)
-    # all but qkv is complete before the chain of kernels begins, so it is read before the wait
+    # no kernel of the chain writes anything but qkv, so the rest is read before the wait
     position = tl.load(positions + t)
     page = tl.load(tables + tl.load(slots + t) * width + position // P).to(tl.int64)
     cos = tl.load(table + position * D + i, mask=inside, other=0.0)
@@ -230,9 +231,11 @@ def require_pages(
     device: torch.device,
     exponents: torch.Tensor | None = None,
 ) -> None:
-    """ValueError unless `pages` is [pages, J, P, D] with each page's heads dense (any stride
-    between pages, so that keys and values may share one tensor [pages, 2, J, P, D]); with
-    `exponents`, words of two codes."""
+    """Raise ValueError unless `pages` is [pages, J, P, D] with each page's heads dense.
+
+    Any stride between pages is allowed, so that keys and values may share one tensor [pages, 2, J, P, D]. With
+    `exponents` the pages hold words of two FP8 bytes.
+    """
     width = d if exponents is None else d // 2
     if pages.dim() != 4 or pages.shape[3] != width:
         wanted = f"pages x heads x tokens x {width}"
@@ -247,9 +250,11 @@ def require_pages(
 
 
 def heads_of(tokens: int, heads: int) -> int:
-    """Heads of a program: one for few tokens, else several, since starting a program takes longer than one
-    head's 256 bytes (of a 7B model 6.5 and 3.0 us for 128 tokens with one and with four, 90 and 15 us for 2,048
-    with one and with nine)."""
+    """Return the heads of a program: one for few tokens, else several.
+
+    Starting a program takes longer than one head's 256 bytes (of a 7B model 6.5 and 3.0 us for 128 tokens with
+    one and with four heads, 90 and 15 us for 2,048 with one and with nine).
+    """
     most = 1 if tokens <= _ALONE else 4 if tokens <= 256 else 9
     return next(n for n in range(most, 0, -1) if heads % n == 0)
 
@@ -272,11 +277,11 @@ def rope_store(
     exponents: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
-    """Rotate and store; see the head of this file. `q_norm` and `k_norm` [D] come together or not
-    at all. `columns`: R, 0 for all of a head. `exponents`: k and v are codes of 8 bits.
+    """Rotate and store; shapes in the module docstring.
 
-    With `pdl` all but qkv is read before the kernel waits for its predecessor: whatever writes it
-    must have ended, or be a kernel that does not release its dependents early.
+    `q_norm` and `k_norm` [D] come together or not at all. `columns`: R, 0 for all of a head. With `exponents` k
+    and v are FP8 bytes. With `pdl` all but qkv is read before the kernel waits for its predecessor: the kernel
+    that writes it must have ended, or must not release its dependents early.
     """
     t, h, d = q.shape
     device = q.device

@@ -1,6 +1,7 @@
-"""Product of 1 to 64 rows with a plain fp16 or bf16 weight: the output head, and every layer of a
-model that is not quantized. y = x w^T, optionally + bias; weights are read once, as fast as memory
-gives them.
+"""GEMM of 1 to 64 rows with an fp16 or bf16 weight: y = x w^T, optionally + bias.
+
+For the output head, and every layer of an unquantized model; weights are read once, at memory
+bandwidth.
 
 Letters: M rows, N output and K input features.
 
@@ -9,7 +10,7 @@ Letters: M rows, N output and K input features.
 One row: no tensor cores, four output features a program, K in runs of 512 (4.5 TB/s of 4.64 on an
 H200). More rows: weights as the left operand of the tensor cores, 64 features a program, x padded
 to 16, 32 or 64 columns by repeating rows. Accumulation in fp32; grid (N / features,). Not
-supported: more than 64 rows, where the library's product is as good.
+supported: more than 64 rows, where the library's gemm is as good.
 """
 
 import torch
@@ -25,7 +26,7 @@ MAX_ROWS = 64
 def reference(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The product in fp32 by plain torch."""
+    """Compute the gemm in fp32 with plain torch."""
     y = x.float() @ weight.float().t()
     return y if bias is None else y + bias.float()
 
@@ -48,7 +49,7 @@ def _one_row_kernel(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     k = tl.arange(0, BK)
-    # The first tile is peeled: its load stands before the wait for x.
+    # The first tile is peeled so that its load is issued before the wait for x.
     first = tl.load(
         row + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first"
     )
@@ -122,7 +123,7 @@ def gemm(
     *,
     pdl: bool = True,
 ) -> None:
-    """Write y = x w^T (+ bias) into `out`; see the head of this file."""
+    """Write y = x w^T (+ bias) into `out`; shapes in the module docstring."""
     m, k = x.shape
     n = weight.shape[0]
     device = weight.device

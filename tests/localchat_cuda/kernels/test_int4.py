@@ -240,7 +240,7 @@ def test_rows_choose_the_form() -> None:
     rows = (1, 8, 9, 16, 17, 32, 33, 1024, 1025)
     wanted = ["int8"] * 2 + ["fp16"] * 2 + ["tiled"] * 4 + ["dequant"]
     assert [variant_for(m) for m in rows] == wanted
-    with pytest.raises(ValueError, match="more than the int8 form takes"):
+    with pytest.raises(ValueError, match="more than the int8 variant takes"):
         tile_config_for("int8", 9, 64, 128, 132)
 
 

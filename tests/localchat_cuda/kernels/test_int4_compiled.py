@@ -17,7 +17,7 @@ import json, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8, gemm_tiled as w4_tiled
-TYPES = dict(x="*i8", factors="*fp32", codes="*i8", steps="*i32", out="*fp32", squares="*fp32",
+TYPES = dict(x="*i8", factors="*fp32", codes="*i8", scale_zeros="*i32", out="*fp32", squares="*fp32",
              eps="fp32", M="i32")
 
 def compiled(kernel, types, warps, **values):

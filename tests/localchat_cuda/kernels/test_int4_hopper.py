@@ -42,7 +42,7 @@ def test_a_cut_fits_what_it_divides() -> None:
     assert not HopperTileConfig(64, 2, 2, even=True).fits(512, 512, gated=False)
     assert not HopperTileConfig(64, 2, 5).fits(512, 512, gated=False)
     assert not HopperTileConfig(96, 2).fits(512, 512, gated=False)
-    with pytest.raises(ValueError, match="does not divide a gated product of 384x512"):
+    with pytest.raises(ValueError, match="does not divide a gated gemm weight of 384x512"):
         HopperTileConfig(64, 2).check(384, 512, gated=True)
 
 
@@ -127,7 +127,7 @@ def test_its_text_is_the_reference_and_lowers_its_flags(
         (
             Boxes(held.x, config.rows, 64),
             Boxes(w.codes.view(torch.int32).view(n // 16, groups * 256), 4, 256),
-            Boxes(w.steps.view(n // 16, groups * 16), 4, 16),
+            Boxes(w.scale_zeros.view(n // 16, groups * 16), 4, 16),
             *(Pointer(each) for each in (out.view(-1), work, flags, squares.view(-1))),
             0.5, rows, items, tiles, config.splits, n, k, config.rows, config.blocks,
             config.stages(gated=gated), True, gated, bool(gelu), 8, True, config.even,
@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused() -> None:
     x = values(40, 384)
     rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
     w4_activations.quantize(x, rows)
-    with pytest.raises(ValueError, match=r"cut: .* does not divide a product"):
+    with pytest.raises(ValueError, match=r"config: .* does not divide a gemm weight"):
         w4_hopper.gemm(rows, w, torch.empty(4, 40, 512), HopperTileConfig(64, 2, 4))
     with pytest.raises(ValueError, match="out: shape 2x40x512 wanted"):
         w4_hopper.gemm(rows, w, torch.empty(1, 40, 512), HopperTileConfig(64, 2, 2))

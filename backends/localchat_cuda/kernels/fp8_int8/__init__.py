@@ -1,4 +1,4 @@
-"""The product of a weight of bytes, whatever the number of rows: chooses the form and how codes are decoded.
+"""GEMM with 8-bit weights (FP8 or int8): chooses the kernel variant and the decoder.
 
 Letters: M rows, N output and K input features, S splits of K.
 """
@@ -23,7 +23,7 @@ from localchat_cuda.kernels.launch import traits
 
 
 def decoder_of(device: torch.device) -> int:
-    """How codes are decoded there: see w8_tile.py."""
+    """Choose the decoder of a device; see tile_ops.py."""
     gpu = traits(device)
     if not gpu.asm:
         return PLAIN
@@ -33,8 +33,10 @@ def decoder_of(device: torch.device) -> int:
 def gemm(
     x: torch.Tensor, weight: W8, *, kernels: bool = True, rounded: bool = False
 ) -> torch.Tensor:
-    """Partial sums [S, M, N] of x [M, K] w^T, in fp32 up to 64 rows. rounded: x may be rounded to e4m3 where
-    there are more rows and the GPU multiplies that. `kernels` False: the reference."""
+    """Compute partial sums [S, M, N] of x [M, K] w^T, in fp32 up to 64 rows.
+
+    rounded: x may be rounded to e4m3 for more rows if the GPU multiplies e4m3. `kernels` False: the reference.
+    """
     if not kernels:
         return w8_small.reference(x, weight)[None]
     m, (n, k), device = x.shape[0], weight.codes.shape, x.device
@@ -58,8 +60,10 @@ def gemm(
 
 
 def logits(x: torch.Tensor, weight: W8, *, kernels: bool = True) -> torch.Tensor:
-    """Logits fp32 [M, N] of last states x [M, K] by a head of bytes: some rows at a time, so that a head is
-    never written out in floating point."""
+    """Compute logits fp32 [M, N] of last states x [M, K] with an 8-bit head.
+
+    In chunks of rows, so that the head is never dequantized in memory.
+    """
     pieces = [gemm(some, weight, kernels=kernels) for some in x.split(TILED_ROWS)]
     whole = [each[0] if each.shape[0] == 1 else each.sum(0) for each in pieces]
     return whole[0] if len(whole) == 1 else torch.cat(whole)

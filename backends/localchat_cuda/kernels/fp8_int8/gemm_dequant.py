@@ -1,11 +1,11 @@
-"""W8A16 product for many rows: write some of the weight out in floating point, then let the library multiply.
+"""W8A16 gemm for large row counts: dequantizes parts of the weight, then calls the library.
 
 Letters: M rows, N output and K input features.
 
 Dequantizing reads one byte and writes two for each weight, once for any number of rows. Exact up to the
-rounding of scale * value to the wanted dtype. Grid of the kernel (N / 4, K / 1024). For GPUs without FP8
-tensor cores, for checkpoints whose activations are not to be rounded, and for weights that w8a8.py does not
-take.
+rounding of scale * value to the output dtype. Grid of the kernel (N / 4, K / 1024). For GPUs without FP8
+tensor cores, for checkpoints whose activations must not be rounded, and for weights that gemm_fp8.py does not
+support.
 """
 
 import torch
@@ -74,8 +74,10 @@ def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, decoder: int) -
 def gemm(
     x: torch.Tensor, weight: W8, out: torch.Tensor, scratch: torch.Tensor, *, decoder: int
 ) -> None:
-    """out[M, N] = x[M, K] w^T in x's dtype, through `scratch`, a flat buffer of that dtype with room for at
-    least one output feature."""
+    """Compute out[M, N] = x[M, K] w^T in x's dtype.
+
+    `scratch` is a flat buffer of that dtype with room for at least one output feature.
+    """
     n, k = weight.features_out, weight.features_in
     require("out", out, (x.shape[0], n), (x.dtype,), weight.codes.device)
     room = min(scratch.numel() // k, n)

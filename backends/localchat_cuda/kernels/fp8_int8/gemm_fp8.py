@@ -1,14 +1,16 @@
-"""Product of many rows with an FP8 weight on FP8 tensor cores: x is rounded to e4m3 too, as the makers of
-such checkpoints mean it for many rows; twice the rate of fp16. Compute capability 8.9 and later.
+"""GEMM with an FP8 weight on FP8 tensor cores, for large row counts; rounds x to e4m3 too.
+
+The makers of such checkpoints intend that for prefill; twice the rate of fp16. Compute capability 8.9 and
+later.
 
 Letters: M rows, N output and K input features, G = K / 128.
 
-    x codes e4m3 [M, K]    scales fp32: [M, 1], the largest value of a row mapped to 448; for weights whose
-                           blocks share scales [M, G], a scale for each 128 of a row
+    x e4m3 [M, K]          scales fp32: [M, 1], the largest value of a row mapped to 448; for weights with
+                           block scales [M, G], a scale for each 128 of a row
 
-Rows' scales go through the library (torch._scaled_mm). Blocks' scales through a kernel: a program owns 128 x
+Row scales go through the library (torch._scaled_mm). Block scales go through a kernel: a program owns 128 x
 128 results, sums 128 products in the tensor cores, and adds those up in fp32 times both scales, after
-DeepSeek-V3's recipe (2024): Hopper's FP8 instructions add with some 14 bits, which one block survives. Grid
+DeepSeek-V3's recipe (2024): Hopper's FP8 instructions accumulate with some 14 bits, enough for one block. Grid
 (row tiles, N / 128), row tiles fastest.
 """
 
@@ -32,27 +34,29 @@ def rounded(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tenso
 
 
 def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
-    """The product [M, N] in fp32 by plain torch, x rounded as here."""
+    """Compute the gemm [M, N] in fp32 with plain torch, x rounded as in the kernel."""
     codes, scales = rounded(x, blocks=weight.blocks)
     wide = scales.repeat_interleave(x.shape[1] // scales.shape[1], 1)
     return codes.float().mul_(wide) @ dense(weight).t()
 
 
 def supports(weight: W8) -> bool:
-    """Whether the products here divide it: both extents in 16s, blocks whole along K."""
+    """Return whether the gemm supports the weight: both extents in 16s, whole blocks along K."""
     n, k = weight.codes.shape
     return not weight.whole and n % 16 == 0 and k % (BLOCK if weight.blocks else 16) == 0
 
 
 @triton.jit
 def _e4m3(v):
-    """The codes nearest to fp32 numbers of at most 448, ties to even: uint8. Written out, since the
-    interpreter's own conversion drops a carry into the exponent."""
+    """Round fp32 numbers of at most 448 to e4m3 as uint8, ties to even.
+
+    Written out because the interpreter's own conversion drops a carry into the exponent.
+    """
     bits = v.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
-    # 20 of 23 digits go; an exponent of fp32 is 120 more than that of e4m3
+    # rounds away 20 of 23 mantissa bits; an exponent of fp32 is 120 more than that of e4m3
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    # in the sum with 2^14 a digit is worth 2^-9, the smallest number
+    # added to 2^14, the last bit is worth 2^-9, the smallest e4m3 number
     small = (tl.abs(v) + 16384.0).to(tl.int32, bitcast=True) & 15
     return (tl.where(size < 0x3C800000, small, normal) | ((bits >> 24) & 128)).to(tl.uint8)
 
@@ -86,7 +90,7 @@ def _groups_kernel(x, codes, scales, K: tl.constexpr, GROUPS: tl.constexpr):
 
 
 def round_rows(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 codes [M, K] of x and their scales [M, 1], with `blocks` [M, G]."""
+    """Round x to e4m3 [M, K] with scales [M, 1], with `blocks` [M, G]."""
     m, k = x.shape
     require("x", x, (m, k), FLOATS)
     codes = torch.empty(m, k, dtype=torch.uint8, device=x.device)
@@ -131,7 +135,7 @@ def _blocks_kernel(
 
 
 def gemm(x: torch.Tensor, weight: W8) -> torch.Tensor:
-    """x[M, K] w^T: [M, N] in bf16 for rows' scales, as the library has it, else in x's dtype."""
+    """Compute x[M, K] w^T: [M, N] in bf16 for row scales, as the library returns it, else in x's dtype."""
     m, (n, k) = x.shape[0], weight.codes.shape
     if not supports(weight):
         raise ValueError(f"weight: e4m3 with both extents in 16s wanted, {n}x{k} given")

@@ -1,21 +1,22 @@
-"""W8A16 product for 1 to 32 rows: y = x w^T with weights of a byte, read once, straight into the operands of
-the tensor cores: no shared memory in the loop, no order of their own for the weights in memory.
+"""W8A16 gemm for 1 to 32 rows: y = x w^T with 8-bit weights, loaded once, straight into tensor-core operands.
+
+No shared memory in the loop, no special order of the weights in memory.
 
 Letters: M rows, N output and K input features, S splits of K, G = K / 128.
 
-    x    fp16 or bf16 [M, K] (in the interpreter also fp32)    w8_pack.W8 of N x K, K in 128s
+    x    fp16 or bf16 [M, K] (in the interpreter also fp32)    pack.W8 of N x K, K in 128s
     out  fp32 [S, M, N] partial sums, which the next operation adds up
 
-What a sum over k is does not depend on the order of k. A lane of `mma` holds four neighbours in k, then the
-four 16 further, and so on; here a lane loads 16 codes that are neighbours in memory and takes them for those,
+A sum over k does not depend on the order of k. A lane of `mma` holds four neighbours in k, then the
+four 16 further, and so on; here a lane loads 16 codes that are neighbours in memory in place of those,
 and loads x by the same rule: two loads of 16 bytes. Rows are padded to 8, 16 or 32 by repeating valid ones,
 so that 1 to 8 rows cost the same.
 
-One warp owns `blocks` times 16 output features and 128 input features at a time, `warps` of a program stand
-side by side along K and add up at the end. Grid (N / (16 * blocks), S). Scales of rows multiply the result,
-those of blocks the sum of each 128. Accumulation in fp32; the only rounding is that of x to its own type.
-With PDL the first chunk of weights is on its way before the kernel waits for x. Not supported: more than 32
-rows; which form serves 9 to 32 is said in w8_plan.py.
+One warp owns `blocks` times 16 output features and 128 input features at a time; the `warps` of a program take
+neighbouring parts of K and add up at the end. Grid (N / (16 * blocks), S). Row scales multiply the result,
+block scales the sum of each 128. Accumulation in fp32; the only rounding is that of x to its own type.
+With PDL the first chunk of weights is loaded before the kernel waits for x. Not supported: more than 32
+rows; tiling.py chooses the variant for 9 to 32.
 """
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
@@ -35,13 +36,13 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
-    """The product [M, N] in fp32 by plain torch."""
+    """Compute the gemm [M, N] in fp32 with plain torch."""
     return x.float() @ dense(weight).t()
 
 
 @triton.jit
 def _load(codes, first, N: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr):
-    """16 rows x 64 columns for each warp, warps 128 columns apart: uint8 [WARPS * 1024]."""
+    """Load 16 rows x 64 columns for each warp, warps 128 columns apart: uint8 [WARPS * 1024]."""
     i = tl.arange(0, WARPS * 1024)
     row = first + i // 64 % 8 + i // (512 * WARPS) * 8
     if N % 16 != 0:
@@ -52,8 +53,10 @@ def _load(codes, first, N: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _left(w, WARPS: tl.constexpr):
-    """Those codes as a left operand [16, 64] or [WARPS, 16, 64]; bytes of a lane are (half, pair of fours,
-    four)."""
+    """Arrange those codes as a left operand [16, 64] or [WARPS, 16, 64].
+
+    Bytes of a lane are (half, pair of fours, four).
+    """
     if WARPS == 1:
         w = tl.permute(tl.reshape(w, (2, 8, 4, 2, 2, 4)), (0, 1, 3, 4, 2, 5))
         return tl.reshape(w, (16, 64))
@@ -64,7 +67,7 @@ def _left(w, WARPS: tl.constexpr):
 
 @triton.jit
 def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
-    """Eight rows of x as a right operand [64, 8] or [WARPS, 64, 8], in the same order of k."""
+    """Load eight rows of x as a right operand [64, 8] or [WARPS, 64, 8], in the same order of k."""
     j = tl.arange(0, 32)
     k = j // 8 * 16 + j % 8
     m = (first + tl.arange(0, 8)) % M
@@ -97,7 +100,7 @@ def _chunk(
 
 @triton.jit
 def _scale(scales, row, chunk, G: tl.constexpr, WARPS: tl.constexpr):
-    """Of the block of 128 x 128 in which a warp's chunk lies."""
+    """Load the scale of the 128 x 128 block in which a warp's chunk lies."""
     at = scales + row // 128 * G + chunk * WARPS
     if WARPS == 1:
         return tl.load(at)
@@ -200,7 +203,7 @@ def _small_kernel(
 
 
 def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, most: int) -> None:
-    """ValueError unless the tensors fit each other and a form of at most so many rows."""
+    """Raise ValueError unless the tensors fit each other and the variant, which takes `most` rows."""
     m, (n, k), device = x.shape[0], weight.codes.shape, weight.codes.device
     if not 1 <= m <= most:
         raise ValueError(f"x: 1 to {most} rows wanted, {m} given")
@@ -222,7 +225,7 @@ def gemm(
     decoder: int,
     pdl: bool = True,
 ) -> None:
-    """Write the partial sums into `out` [S, M, N]; `way` of w8_tile.py; see the head of this file."""
+    """Write the partial sums into `out` [S, M, N]; `decoder` as in tile_ops.py."""
     check(x, weight, out, config.splits, most=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)

@@ -1,11 +1,10 @@
-"""W8A16 product for 17 to 64 rows: y = x w^T with weights of a byte through shared memory, by Triton's own
-pipeline.
+"""W8A16 gemm for 17 to 64 rows: y = x w^T with 8-bit weights through shared memory, by Triton's own pipeline.
 
-Arguments and partial sums as in w8_few.py. A program owns 16 * blocks output features and a split of K, in
-steps of 128; weights come as bytes into shared memory, become numbers in registers, and are the left operand
+Arguments and partial sums as in gemm_small.py. A program owns 16 * blocks output features and a split of K, in
+steps of 128; weights are copied as bytes into shared memory, decoded in registers, and are the left operand
 of Hopper's warpgroup instructions (before Hopper the same source compiles to `mma`); x is the right one,
 padded to 32 or 64 rows by repeating some. Grid (N / (16 * blocks), S). Accumulation in fp32. Not supported:
-more than 64 rows (w8_dense.py).
+more than 64 rows (gemm_dequant.py).
 """
 
 import torch
@@ -24,8 +23,10 @@ MAX_ROWS = 64
 
 @triton.jit
 def _landed(acc, DECODER: tl.constexpr):
-    """acc itself, used, so that Triton waits for the multiplication before the next weights overwrite its
-    registers: see w4_many.py."""
+    """Return acc unchanged, but make Triton wait for the multiplication: see int4/gemm_tiled.py.
+
+    Otherwise the next weights may overwrite its registers.
+    """
     if DECODER == 0:
         return acc
     else:
@@ -89,7 +90,7 @@ def gemm(
     decoder: int,
     pdl: bool = True,
 ) -> None:
-    """Write the partial sums into `out` [S, M, N]; reference: w8_few.reference."""
+    """Write the partial sums into `out` [S, M, N]; reference: gemm_small.reference."""
     check(x, weight, out, config.splits, most=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)

@@ -1,14 +1,16 @@
-"""W8A16 product for one row: y = x w^T with weights of a byte, by plain multiplications. No tensor core has to
-be fed, so that a warp reads long runs of few rows of the weight, which memory likes best.
+"""W8A16 gemv: y = x w^T for one row with 8-bit weights, without tensor cores.
+
+No operand layout restricts the loads, so a warp reads long runs of few rows of the weight, the fastest pattern
+for memory.
 
 Letters: N output and K input features, G = K / 128.
 
-    x    fp16 or bf16 [1, K] (in the interpreter also fp32)    w8_pack.W8 of N x K, K in 128s
+    x    fp16 or bf16 [1, K] (in the interpreter also fp32)    pack.W8 of N x K, K in 128s
     out  fp32 [1, 1, N]
 
 Codes become fp16, exactly, and products and sums are fp32: about three operations a weight, where the memory
-of an H200 allows seven. Grid (N / rows of a program). Scales of rows multiply the result, those of blocks sums
-of 16 columns. With PDL the first codes and their scales are on their way before the kernel waits for x.
+bandwidth of an H200 allows seven. Grid (N / rows of a program). Row scales multiply the result, block scales
+sums of 16 columns. With PDL the first codes and their scales are loaded before the kernel waits for x.
 """
 
 import torch
@@ -25,7 +27,7 @@ from localchat_cuda.kernels.launch import options, set_carveout, traits
 
 @triton.jit
 def _codes(row, c, K: tl.constexpr, RUN: tl.constexpr):
-    """Codes of the program's rows, `RUN` columns from c * RUN on."""
+    """Load codes of the program's rows, `RUN` columns from c * RUN on."""
     k = c * RUN + tl.arange(0, RUN)[None, :]
     if K % RUN == 0:
         return tl.load(row + k, eviction_policy="evict_first")
@@ -35,7 +37,7 @@ def _codes(row, c, K: tl.constexpr, RUN: tl.constexpr):
 
 @triton.jit
 def _shares(scales, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr):
-    """For each 16 of `RUN` columns from c * RUN on the scale of their block."""
+    """Load the block scale for each 16 of `RUN` columns from c * RUN on."""
     if SHARED:
         g = c * (RUN // 128) + tl.arange(0, RUN // 16) // 8
         return tl.load(scales + tl.minimum(g, K // 128 - 1))
@@ -48,14 +50,14 @@ def _multiplied(
     w, x, shares, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr,
     WHOLE: tl.constexpr, DECODER: tl.constexpr,
 ):  # fmt: skip
-    """Sums of 16 columns each, times `shares` where SHARED."""
+    """Compute sums of 16 columns each, times `shares` if SHARED."""
     k = c * RUN + tl.arange(0, RUN)
     if K % RUN == 0:
         xs = tl.load(x + k).to(tl.float32)
     else:
         xs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
     each = decode(w, tl.float16, WHOLE, DECODER, True).to(tl.float32) * xs[None, :]
-    # The 16 codes of one load are added up in the thread that loaded them: registers for more loads.
+    # One thread adds up the 16 codes of its load, which leaves registers for more loads.
     parts = tl.sum(tl.reshape(each, (w.shape[0], RUN // 16, 16)), 2)
     if SHARED:
         parts *= shares[None, :]
@@ -84,7 +86,7 @@ def _gemv_kernel(
     row = codes + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     w = _codes(row, 0, K, RUN)
     if SHARED:
-        # ROWS divides 128, so that all rows of a program lie in one block
+        # ROWS divides 128, so all rows of a program lie in one block
         scales += tl.program_id(0) * ROWS // 128 * (K // 128)
     else:
         scale = tl.load(scales + n, mask=n < N, other=0.0)
@@ -111,7 +113,7 @@ def gemv(
     decoder: int,
     pdl: bool = True,
 ) -> None:
-    """Write the product into `out` [1, 1, N]; `way` of w8_tile.py; see the head of this file."""
+    """Write the result into `out` [1, 1, N]; `decoder` as in tile_ops.py."""
     check(x, weight, out, 1, most=1)
     n, k = weight.codes.shape
     if BLOCK % config.rows or config.run % BLOCK:

@@ -1,17 +1,16 @@
-"""Weights of one byte: e4m3 numbers of an FP8 checkpoint, or whole numbers of an 8-bit head.
+"""Weights of 8 bits: e4m3 numbers of an FP8 checkpoint, or whole numbers of an int8 head.
 
 Letters: N output and K input features, G = K / 128.
 
     w[n, k] = scale * value(code[n, k])        scale [N], or one for each block of 128 x 128
 
 A code is a sign bit and seven more. `e4m3`: four of exponent (bias 7) and three of mantissa, as torch's
-float8_e4m3fn has them, up to 448; the code 0x7f of no number is never stored. `whole`: sign and magnitude,
--127 to 127, not two's complement: with the sign apart both kinds become fp16 or bf16 by the same few
-operations on two at once (w8_tile.py), without a conversion from integers, which GPUs do at a quarter of
-their rate or less.
+float8_e4m3fn, up to 448; the NaN code 0x7f is never stored. `whole`: sign and magnitude, -127 to 127, not
+two's complement: with a separate sign bit both kinds become fp16 or bf16 by the same few operations on two at
+once (tile_ops.py), without a conversion from integers, which GPUs do at a quarter of their rate or less.
 
-Codes stay in the rows of a linear layer, so that the library multiplies them too (w8_dense.py), and a
-tensor-core operand is read from them directly: see w8_few.py.
+Codes stay in the rows of a linear layer, so that the library can multiply them too (gemm_dequant.py), and
+tensor-core operands are loaded from them directly: see gemm_small.py.
 """
 
 from collections.abc import Sequence
@@ -26,11 +25,12 @@ _SLICE_ROWS = 4096
 
 
 class W8(NamedTuple):
-    """A weight of bytes. codes [N, K]: float8_e4m3fn, or uint8 for whole numbers. scales fp32: [N], or
-    [ceil(N / 128), G] where blocks share one."""
+    """A weight of 8 bits."""
 
     codes: torch.Tensor
+    """[N, K]: float8_e4m3fn, or uint8 for whole numbers."""
     scales: torch.Tensor
+    """fp32: [N], or [ceil(N / 128), G] for block scales."""
 
     @property
     def features_out(self) -> int:
@@ -42,7 +42,7 @@ class W8(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether codes are whole numbers."""
+        """Whether codes are whole numbers, not e4m3."""
         return self.codes.dtype == torch.uint8
 
     @property
@@ -52,7 +52,7 @@ class W8(NamedTuple):
 
     @property
     def raw(self) -> torch.Tensor:
-        """The codes as uint8."""
+        """Return the codes as uint8."""
         return self.codes.view(torch.uint8)
 
     @property
@@ -61,7 +61,7 @@ class W8(NamedTuple):
 
 
 def values(codes: torch.Tensor) -> torch.Tensor:
-    """What codes stand for, without scales: fp32."""
+    """Convert codes to fp32, without scales."""
     if codes.dtype == E4M3:
         return codes.float()
     magnitude = (codes & 127).float()
@@ -69,7 +69,7 @@ def values(codes: torch.Tensor) -> torch.Tensor:
 
 
 def dense(weight: W8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The weight [N, K] in floating point: what every product form is tested against."""
+    """Return the weight [N, K] in floating point: the reference of every gemm variant."""
     n, k = weight.codes.shape
     if not weight.blocks:
         return (values(weight.codes) * weight.scales[:, None]).to(dtype)
@@ -78,8 +78,10 @@ def dense(weight: W8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def joined(parts: Sequence[W8]) -> W8 | None:
-    """One weight of parts along N; None where their scales do not join: of rows and of blocks, or a block
-    would lie in two parts."""
+    """Concatenate parts along N to one weight.
+
+    None if the scales cannot be concatenated: row and block scales, or a block that would lie in two parts.
+    """
     blocks = parts[0].blocks
     if any(each.blocks != blocks or each.codes.dtype != parts[0].codes.dtype for each in parts):
         return None
@@ -90,8 +92,10 @@ def joined(parts: Sequence[W8]) -> W8 | None:
 
 
 def whole_rows(weight: torch.Tensor) -> W8:
-    """Round a floating weight [N, K] to whole numbers, each row in 127 steps of its own to its largest value.
-    Some rows at a time: a head in fp32 takes gigabytes."""
+    """Round a floating weight [N, K] to whole numbers, each row to -127..127 of its largest value.
+
+    In chunks of rows: a head in fp32 takes gigabytes.
+    """
     n, k = weight.shape
     codes = torch.empty(n, k, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(n, device=weight.device)

@@ -1,16 +1,17 @@
-"""Bytes of a weight to numbers that the tensor cores take, on the way from memory: exact.
+"""Decodes 8-bit weights to fp16 or bf16 inside kernels, exactly.
 
-A code (w8_pack.py) is a sign bit and seven others. Two of them, each spread with its sign into 16 bits by one
+A code (pack.py) is a sign bit and seven others. Two of them, each spread with its sign into 16 bits by one
 byte permutation, become fp16 or bf16 together:
 
-    e4m3    shift the seven bits to where exponent and mantissa are, clear what the sign left between, and
-            multiply by 2^8 (fp16) or 2^120 (bf16), the difference of the exponents' biases: numbers below the
-            normal ones come out right as well
+    e4m3    shift the seven bits to the positions of exponent and mantissa, clear the copies of the sign
+    between,
+            and multiply by 2^8 (fp16) or 2^120 (bf16), the difference of the exponents' biases: subnormal
+            numbers come out right as well
     whole   set the exponent of 1024 (fp16) or 128 (bf16), so that the seven bits are its last digits, and
-            take the same number with the same sign off
+            subtract the same number with the same sign
 
 Seven or eight operations for four codes. GPUs from compute capability 8.9 on convert e4m3 to fp16 themselves,
-two by one operation; to bf16 they would do it by way of fp32, slower than this. The shift and multiplication
+two by one operation; to bf16 they would go through fp32, slower than this. The shift and multiplication
 for e4m3 is Marlin's; sign-and-magnitude codes for whole numbers are our own.
 """
 
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 
 PLAIN, PACKED, NATIVE = 0, 1, 2
-"""Ways to decode: operations of any device (in the interpreter too), of two codes at once, conversion
+"""Decoders: operations of any device (in the interpreter too), PTX for two codes at once, conversion
 instructions."""
 
 _E4M3_FP16 = (
@@ -94,8 +95,11 @@ def _plain(w, like, WHOLE: tl.constexpr):
 
 @triton.jit
 def decode(w, like, WHOLE: tl.constexpr, DECODER: tl.constexpr, FOUR: tl.constexpr):
-    """uint8 codes to `like` (fp16 or bf16; in the interpreter also fp32). FOUR: a thread holds codes in
-    fours, as loads of 16 bytes leave them; else in twos, as an operand in shared memory does."""
+    """Decode uint8 codes to the dtype `like` (fp16 or bf16; in the interpreter also fp32).
+
+    FOUR: a thread holds codes in fours, as loads of 16 bytes leave them; else in twos, as an operand in shared
+    memory does.
+    """
     if DECODER == 0:
         return _plain(w, like, WHOLE)
     elif DECODER == 2 and not WHOLE and like == tl.float16:

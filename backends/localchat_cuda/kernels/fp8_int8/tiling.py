@@ -1,8 +1,8 @@
-"""How each W8 product is cut, and which form serves how many rows.
+"""Kernel variant by row count, and tile configs of the 8-bit gemms.
 
-The cuts of one row are measured on an H200. The others follow what their neighbours taught (w4_plan.py): the
-whole grid in one wave, 35 to 50 KB of weights on their way for each multiprocessor, splits of K where N alone
-gives too few programs.
+The configs for one row are measured on an H200. The others follow the rule of int4/tiling.py: the whole grid in
+one wave, 35 to 50 KB of weights in flight for each multiprocessor, splits of K where N alone gives too few
+programs.
 """
 
 from dataclasses import dataclass
@@ -12,30 +12,33 @@ from typing import Literal
 W8Variant = Literal["gemv", "small", "tiled", "dequant"]
 
 SMALL_ROWS, TILED_ROWS = 16, 64
-"""Most rows of the forms for few and for some. The first one could take 32."""
+"""Largest row counts of the small and the tiled variant. The small one supports 32."""
 _LONG, _MANY_FEATURES = 8192, 32
-"""Of one row: columns of a long row, and output features for each multiprocessor that are many."""
+"""For one row: length of a long row, and output features per multiprocessor that count as many."""
 _SMALL_WARPS = 18
-"""Of the form for few rows, on each multiprocessor: 2 KB of weights on their way each."""
+"""Warps of the small variant per multiprocessor: 2 KB of weights in flight each."""
 _MOST_SPLITS = 8
 _TILED_PROGRAMS = 3
-"""On each multiprocessor: 24 to 32 KB on their way each."""
+"""Per multiprocessor: 24 to 32 KB in flight each."""
 
 
 @dataclass(frozen=True, slots=True)
 class W8TileConfig:
-    """blocks: of 16 output features a warp (few) or a program (tiles) owns. warps: side by side along K
-    (few), or of a program (tiles). splits: programs along K. stages: of the pipeline (tiles). registers:
-    bound for the compiler, 0: none."""
+    """Launch configuration of the small and the tiled variant."""
 
     blocks: int
+    """Blocks of 16 output features per warp (small) or per program (tiled)."""
     warps: int
+    """Warps along K (small), or of a program (tiled)."""
     splits: int
+    """Programs along K."""
     stages: int = 0
+    """Pipeline stages (tiled); 0: the small variant."""
     registers: int = 0
+    """Register limit for the compiler; 0: none."""
 
     def check(self, n: int, k: int) -> None:
-        """ValueError unless it divides a weight of N x K."""
+        """Raise ValueError unless the config divides a weight of N x K."""
         along = 1 if self.stages else self.warps
         if k % (128 * along) or not 1 <= self.splits <= k // (128 * along):
             raise ValueError(f"config: {self} does not divide a weight of {n}x{k}")
@@ -43,18 +46,22 @@ class W8TileConfig:
 
 @dataclass(frozen=True, slots=True)
 class GemvConfig:
-    """One row of x: `rows` of the weight a program, `run` columns of each at a time by `warps`, `unroll` times
-    a turn. registers: bound for the compiler, 0: none."""
+    """Launch configuration of the gemv."""
 
     rows: int
+    """Weight rows of a program."""
     run: int
+    """Columns of each row at a time."""
     warps: int
+    """Warps that share a run."""
     unroll: int
+    """Runs per loop iteration."""
     registers: int = 0
+    """Register limit for the compiler; 0: none."""
 
 
 def variant_for(rows: int) -> W8Variant:
-    """The form for a number of rows; `dense`: the library's products."""
+    """Choose the variant for a row count; `dequant`: the library's gemm."""
     if rows == 1:
         return "gemv"
     return "small" if rows <= SMALL_ROWS else "tiled" if rows <= TILED_ROWS else "dequant"
@@ -66,14 +73,13 @@ _MEASURED_GEMV: dict[tuple[int, int], GemvConfig] = {
     (4608, 3584): GemvConfig(4, 1024, 2, 2),
     (3584, 3584): GemvConfig(4, 1024, 4, 2),
 }
-"""Of gate and up, down, qkv and o of a 7B model, (N, K), on an H200: 32.2, 18.8, 5.5 and 4.8 us, 4.2, 3.6, 3.0
+"""For gate and up, down, qkv and o of a 7B model, (N, K), on an H200: 32.2, 18.8, 5.5 and 4.8 us, 4.2, 3.6, 3.0
 and 2.7 TB/s."""
 
 
 @lru_cache(maxsize=512)
 def gemv_config(n: int, k: int, sms: int) -> GemvConfig:
-    """One row: 4 KB of weights a program at a time where rows are long, else as many programs as fill the
-    multiprocessors."""
+    """One row: 4 KB of weights a program at a time for long rows, else enough programs to fill the GPU."""
     if (n, k) in _MEASURED_GEMV:
         return _MEASURED_GEMV[n, k]
     if k >= _LONG:
@@ -83,9 +89,11 @@ def gemv_config(n: int, k: int, sms: int) -> GemvConfig:
 
 @lru_cache(maxsize=512)
 def small_config(rows: int, n: int, k: int, sms: int) -> W8TileConfig:
-    """1 to 32 rows: the same cut for all up to 8, to 16 and to 32, so that rows of a class are bit-equal.
-    More rows share x between two blocks of outputs: it comes from the L1 cache, twice the bytes of the
-    weights at 32."""
+    """1 to 32 rows: one config for all up to 8, to 16 and to 32, so that rows of a class are bit-equal.
+
+    Larger classes share x between two blocks of outputs: it comes from the L1 cache, twice the bytes of the
+    weights at 32.
+    """
     chunks, blocks = k // 128, -(-n // 16)
     wide = blocks >= 24 * sms or (rows > 16 and n % 32 == 0)
     per_warp = 2 if wide else 1

@@ -1,4 +1,4 @@
-"""The product of a 4-bit weight, whatever the number of rows: which form, and the activations that it reads.
+"""GEMM with 4-bit weights: chooses the kernel variant and the activation format for a row count.
 
 Letters: M rows, N output and K input features, S splits of K.
 """
@@ -21,12 +21,12 @@ from localchat_cuda.kernels.int4.pack import W4, dense
 from localchat_cuda.kernels.launch import traits
 
 _PACKED_ROWS, _HOPPER_ROWS = 512, 1024
-"""With more rows the library's product of dequantized weights is faster: the first token of 512 took 16.7 ms
-packed and 17.8 so on an H200, of 640 21.4 and 20.6; with Hopper's kernel of 640 18.3 and 19.2, of 1,024 25.3
-and 26.5."""
+"""With more rows the library's gemm of dequantized weights is faster. First token on an H200, packed and
+dequantized: 512 tokens 16.7 and 17.8 ms, 640 tokens 21.4 and 20.6; with the Hopper kernel 640 tokens 18.3 and
+19.2, 1,024 tokens 25.3 and 26.5."""
 
 hopper: ModuleType | None
-"""The kernel of Hopper GPUs for many rows; None where this Triton has no Gluon, or one with other names."""
+"""Kernel for Hopper GPUs and large row counts; None if this Triton has no Gluon, or an incompatible one."""
 try:
     hopper = import_module("localchat_cuda.kernels.int4.gemm_hopper")
 except ImportError:
@@ -38,7 +38,7 @@ AnyTileConfig: TypeAlias = (
 
 
 def packed_rows(device: torch.device) -> int:
-    """Most rows of a product that reads the packed weights themselves."""
+    """Return the largest row count for which a gemm reads the packed weights themselves."""
     fast = hopper is not None and hopper.serves(device)
     return _HOPPER_ROWS if fast else _PACKED_ROWS
 
@@ -46,8 +46,10 @@ def packed_rows(device: torch.device) -> int:
 def tile_config_for(
     rows: int, n: int, k: int, device: torch.device, *, gated: bool = False
 ) -> AnyTileConfig:
-    """How a product with a weight of N x K is cut; of many rows its type says which kernel has it. gated: of a
-    product that activates gate and up itself."""
+    """Choose the tile config for a weight of N x K; its type selects the kernel variant.
+
+    gated: the gemm applies act_and_mul to gate and up itself.
+    """
     variant, sms = w4_tiling.variant_for(rows), traits(device).sms
     if variant != "tiled":
         return w4_tiling.tile_config_for(variant, rows, n, k, sms)
@@ -63,7 +65,7 @@ def tile_config_for(
 
 
 def empty_activations(m: int, k: int, device: torch.device) -> w4_activations.Rows:
-    """Activations as the form for so many rows reads them. ValueError for more than `packed_rows`."""
+    """Allocate activations in the format of the variant for `m` rows. ValueError above `packed_rows`."""
     variant, most = w4_tiling.variant_for(m), packed_rows(device)
     if m > most or variant == "dequant":
         raise ValueError(f"rows: at most {most} wanted, {m} given")
@@ -81,8 +83,10 @@ def gemm(
     eps: float = 0.0,
     kernels: bool = True,
 ) -> torch.Tensor:
-    """Partial sums fp32 [S, M, N] of activations in the weight's order. squares as in w4_int8.py. `kernels`
-    False: the reference."""
+    """Compute partial sums fp32 [S, M, N] of activations in the weight's order.
+
+    squares as in gemm_int8.py. `kernels` False: the reference.
+    """
     if not kernels:
         if isinstance(rows, w4_activations.Int8Rows):
             return w4_int8.reference(rows.x, rows.factors, weight, squares, eps)[None]
@@ -119,8 +123,10 @@ def gemm_silu_mul(
     order: torch.Tensor | None = None,
     kernels: bool = True,
 ) -> None:
-    """The activation of gate times up, of a weight that holds both, as the next product reads it: `into`
-    [M, N / 2], its columns in `order`. In one kernel where the form can."""
+    """Apply act_and_mul to the gemm with a gate-and-up weight and write the activations of the next gemm.
+
+    `into` [M, N / 2] has its columns in `order`. One kernel where the variant supports that, else two.
+    """
     if kernels and order is None and w4_tiling.variant_for(rows.x.shape[0]) == "tiled":
         assert isinstance(rows, w4_activations.HalfRows)
         assert isinstance(into, w4_activations.HalfRows)
@@ -138,8 +144,10 @@ def gemm_silu_mul(
 
 
 def gemm_of(x: torch.Tensor, weight: W4, *, kernels: bool = True) -> torch.Tensor:
-    """Partial sums [S, M, N] of x [M, K], whose columns are as the layer has them: fp32 up to
-    `packed_rows`, in x's dtype beyond."""
+    """Compute partial sums [S, M, N] of x [M, K], whose columns are in the layer's order.
+
+    fp32 up to `packed_rows`, in x's dtype beyond.
+    """
     m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
     if kernels and 1 <= m <= packed_rows(x.device):
         rows = empty_activations(m, k, x.device)

@@ -1,8 +1,9 @@
-"""What stands between the W4 products: sum the partial products, do the small step of the layer,
-and write the next product's activations in the form it reads. A program has one group of 128 columns and
-a row or several, so nothing is reduced over a whole row: the norm's 1/rms is applied by the product that
-follows, from 28 partial sums. With `order` the columns are written as a product stores them (w4_pack.W4):
-column j of the result is column order[j] of what was computed, group by group.
+"""Prepares the activations of int4 gemms between two layers.
+
+The kernel sums partial products, applies the elementwise step of the layer, and writes the format that the next
+gemm reads. A program has one group of 128 columns and one or several rows, so nothing is reduced over a whole
+row: the next gemm applies the norm's 1/rms, from 28 partial sums. With `order` the columns are written as the
+weight stores them (pack.W4): column j of the result is column order[j] of the computed row, group by group.
 
 Letters: M rows, K columns of the result, G = K / 128, S splits, N columns of the partial products.
 
@@ -14,9 +15,9 @@ Modes
     plain   v = sum of partials                 the first K columns of N
 
 Formats of the result
-    Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4]       w4_int8.py
-    HalfRows  x fp16 [M, K], factors fp32 [2, G, MP]          gemm_fp16.py
-              x alone                                         w4_many.py, w4_hopper.py
+    Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4]       gemm_int8.py
+    HalfRows  x fp16 [M, K], factors fp32 [2, G, MP]        gemm_fp16.py
+              x alone                                       gemm_tiled.py, gemm_hopper.py
 
 All sums in fp32; values outside fp16 are clamped to its range in HalfRows. Group-local quantization
 after the idea of SmoothQuant-style block scaling; the split norm is our own.
@@ -40,18 +41,17 @@ Order = Literal["lanes", "slots"]
 Mode = Literal["embed", "norm", "gated", "plain"]
 _MODES: dict[str, int] = {"plain": 0, "norm": 1, "gated": 2, "embed": 3}
 ALONE = 32
-"""Up to so many rows each has a program of its own: within a class of row counts their bits are equal."""
+"""Up to this row count each row has a program of its own, so all counts of a class give equal bits."""
 TWICE = 4
-"""From so many rows on a norm in another order is two kernels: columns out of order are read in pieces of 32
-bytes where 4 are wanted, once from one matrix instead of from each partial sum, the residual and the weight."""
-STEPS = 32512.0
-"""The largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high
-byte."""
+"""From this row count on a norm in another order is two kernels: out-of-order columns are read in pieces of 32
+bytes where 4 are needed, so one matrix is read that way instead of each partial sum, residual and weight."""
+INT16_MOST = 32512.0
+"""Largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Rows:
-    """Activations of the int8 form."""
+    """Activations of the int8 variant."""
 
     x: torch.Tensor
     factors: torch.Tensor
@@ -59,24 +59,23 @@ class Int8Rows:
     @staticmethod
     def empty(rows: int, k: int, device: torch.device) -> "Int8Rows":
         x = torch.empty(2 * rows, k, dtype=torch.int8, device=device)
-        # Zeros: lanes past the last row are multiplied too, and their results dropped.
+        # Zeros: the kernel multiplies lanes past the last row too and drops their results.
         return Int8Rows(x, torch.zeros(k // GROUP, lanes(rows), 4, device=device))
 
 
 @dataclass(frozen=True, slots=True)
 class HalfRows:
-    """Activations of the fp16 forms. factors: per group and row, the sum of x, and minus the sum of
-    x times the constant that unpacking leaves in each weight (1024 in the lower half of a group, 64
-    in the upper); none, [2, G, 0], for a form that takes that constant away itself.
-
-    `order` of k within a group, each 32 columns being one operand (plane and h, which of two
-    pairs): `lanes` — the eight values of a lane side by side (w4_fp16.py); `slots` — as the
-    instruction counts k, for operands in shared memory (gemm_tiled.py, gemm_hopper.py).
-    """
+    """Activations of the fp16 variants."""
 
     x: torch.Tensor
     factors: torch.Tensor
+    """Per group and row, the sum of x, and minus the sum of x times the constant that unpacking leaves in each
+    weight (1024 in the lower half of a group, 64 in the upper); [2, G, 0] for a variant that subtracts that
+    constant itself."""
     order: Order = "lanes"
+    """Order of k within a group, each 32 columns being one operand (plane and h, which of two pairs): `lanes` -
+    the eight values of a lane contiguous (gemm_fp16.py); `slots` - as the instruction counts k, for operands in
+    shared memory (gemm_tiled.py, gemm_hopper.py)."""
 
     @staticmethod
     def empty(
@@ -92,7 +91,7 @@ Rows: TypeAlias = Int8Rows | HalfRows
 
 @dataclass(frozen=True, slots=True)
 class FloatRows:
-    """Activations between two kernels: x fp32 [M, K], which no product reads."""
+    """Intermediate activations between two kernels: x fp32 [M, K], not readable by a gemm."""
 
     x: torch.Tensor
 
@@ -102,29 +101,29 @@ class FloatRows:
 
     @property
     def factors(self) -> torch.Tensor:
-        """None are kept: a place that is never written."""
+        """A tensor that is never written: this format has no factors."""
         return self.x
 
 
 def padded(rows: int) -> int:
-    """MP, the rows that the factors of the fp16 forms have room for."""
+    """Return MP, the rows that the factors of the fp16 variants have room for."""
     return max(8, power_of_two(rows))
 
 
-# a group's 128 columns as (plane, quad, half, pair, h, i), and where each order puts them
+# a group's 128 columns as (plane, quad, half, pair, h, i), and the axes in each order
 _ORDERS: dict[Order, tuple[int, ...]] = {"lanes": (0, 4, 1, 2, 3, 5), "slots": (0, 4, 2, 3, 1, 5)}
 _EXTENTS = (2, 4, 2, 2, 2, 2)
 
 
 def ordered(values: torch.Tensor, order: Order) -> torch.Tensor:
-    """[M, K] from natural order to `order`."""
+    """Permute [M, K] from natural order to `order`."""
     m, k = values.shape
     tile = values.view(m, k // GROUP, *_EXTENTS)
     return tile.permute(0, 1, *(2 + axis for axis in _ORDERS[order])).reshape(m, k)
 
 
 def natural_order(values: torch.Tensor, order: Order) -> torch.Tensor:
-    """The inverse of `ordered`."""
+    """Invert `ordered`."""
     m, k = values.shape
     axes = _ORDERS[order]
     tile = values.view(m, k // GROUP, *(_EXTENTS[axis] for axis in axes))
@@ -132,17 +131,17 @@ def natural_order(values: torch.Tensor, order: Order) -> torch.Tensor:
 
 
 def quantize(values: torch.Tensor, rows: Rows) -> None:
-    """Plain torch: what every mode does with its fp32 values [M, K] at the end."""
+    """Write fp32 values [M, K] into `rows` with plain torch, as the last part of every mode."""
     m, k = values.shape
     groups = values.float().view(m, k // GROUP, GROUP)
     if isinstance(rows, Int8Rows):
-        step = (groups.abs().amax(-1) / STEPS).clamp_min(1e-30)
-        whole = torch.floor(groups / step[..., None] + 0.5)
+        scale = (groups.abs().amax(-1) / INT16_MOST).clamp_min(1e-30)
+        whole = torch.floor(groups / scale[..., None] + 0.5)
         high = torch.floor((whole + 128) / 256)
         pair = torch.stack((high, whole - 256 * high), 1).view(m, 2, k // 4, 4)
         rows.x.copy_(pair[..., [0, 2, 1, 3]].reshape(2 * m, k).to(torch.int8))
         factors = torch.stack(
-            (step / 16, step * whole.sum(-1), 8 * step * whole[..., 64:].sum(-1)), -1
+            (scale / 16, scale * whole.sum(-1), 8 * scale * whole[..., 64:].sum(-1)), -1
         )
         rows.factors[:, :m, :3] = factors.transpose(0, 1)
         return
@@ -168,7 +167,7 @@ def reference(
     gelu: bool = False,
     order: torch.Tensor | None = None,
 ) -> None:
-    """`feed` in plain torch, same arguments."""
+    """`prepare` in plain torch, same arguments."""
 
     def wanted(values: torch.Tensor) -> torch.Tensor:
         return values if order is None else values[:, order.long()]
@@ -194,15 +193,17 @@ def reference(
 def write_rows(
     v, x, factors, group, m, there, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr
 ):
-    """One group of 128 values of some rows, v [R, 128] of the rows m [R] where `there` [R], in FORMAT 0
-    int8, 1 fp16 in lane order, 2 fp16 in slot order, 3 fp32 as they are, 4 as 2 without factors."""
+    """Write one group of 128 values of some rows: v [R, 128] of the rows m [R] where `there` [R].
+
+    FORMAT 0: int8. 1: fp16 in lane order. 2: fp16 in slot order. 3: fp32 unchanged. 4: as 2 without factors.
+    """
     j = tl.arange(0, 128)
     inside = there[:, None]
     if FORMAT == 3:
         tl.store(x + m[:, None] * K + group * 128 + j[None, :], v, mask=inside)
     elif FORMAT == 0:
-        step = tl.maximum(tl.max(tl.abs(v), 1) * (1.0 / 32512.0), 1e-30)
-        whole = tl.floor(v * (1.0 / step)[:, None] + 0.5).to(tl.int32)
+        scale = tl.maximum(tl.max(tl.abs(v), 1) * (1.0 / 32512.0), 1e-30)
+        whole = tl.floor(v * (1.0 / scale)[:, None] + 0.5).to(tl.int32)
         high = (whole + 128) >> 8
         low = whole - high * 256
         swapped = group * 128 + (j & ~3) + ((j & 1) << 1) + ((j >> 1) & 1)
@@ -210,10 +211,10 @@ def write_rows(
         tl.store(x + spot, high.to(tl.int8), mask=inside)
         tl.store(x + spot + K, low.to(tl.int8), mask=inside)
         at = factors + (group * MQ + m) * 4
-        tl.store(at, step * 0.0625, mask=there)
-        tl.store(at + 1, step * tl.sum(whole, 1), mask=there)
+        tl.store(at, scale * 0.0625, mask=there)
+        tl.store(at + 1, scale * tl.sum(whole, 1), mask=there)
         upper = tl.sum(tl.where((j >= 64)[None, :], whole, 0), 1)
-        tl.store(at + 2, 8 * step * upper, mask=there)
+        tl.store(at + 2, 8 * scale * upper, mask=there)
     else:
         half = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
         # j = plane(64) quad(16) half(8) pair(4) h(2) i
@@ -233,7 +234,7 @@ def write_rows(
 
 @triton.jit
 def sum_partials(source, at, inside, stride, S: tl.constexpr):
-    """What S matrices, `stride` apart, hold at `at`, added up in fp32."""
+    """Sum in fp32 the elements `at` of S matrices, `stride` apart."""
     total = tl.load(source + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     for s in tl.static_range(1, S):
         part = tl.load(source + s * stride + at, mask=inside, other=0.0, cache_modifier=".cg")
@@ -281,9 +282,11 @@ def _prepare_kernel(
 
 
 def rows_per_program(rows: int) -> int:
-    """Rows of a program of one warp. Of many rows four: starting a program takes longer than 128 values do, and
-    fewer programs of more rows keep less on its way (512 rows of 3,584 columns: 11 us, of eight rows 17, of
-    16 25)."""
+    """Return the rows of a one-warp program.
+
+    Four for large row counts: starting a program takes longer than 128 values do, and fewer programs of more
+    rows keep fewer loads in flight (512 rows of 3,584 columns: 11 us, of eight rows 17, of 16 25).
+    """
     return 1 if rows <= ALONE else 4
 
 
@@ -298,7 +301,7 @@ def format_of(rows: Rows | FloatRows) -> int:
 
 
 def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> None:
-    """ValueError unless `rows` holds exactly m rows of k columns."""
+    """Raise ValueError unless `rows` holds exactly m rows of k columns."""
     if isinstance(rows, FloatRows):
         require("rows.x", rows.x, (m, k), (torch.float32,), device)
     elif isinstance(rows, Int8Rows):
@@ -325,7 +328,7 @@ def prepare(
     order: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
-    """One step between products; modes and formats at the head of this file.
+    """Run one step between gemms; modes and formats in the module docstring.
 
     source: partial products [S, M, N], fp32, fp16 or bf16; embed: the table [vocabulary, K] with
     `ids` int32 or int64 [M]. residual fp32 [M, K] (read and written; embed only writes), weight [K]

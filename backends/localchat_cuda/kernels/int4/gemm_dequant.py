@@ -1,11 +1,11 @@
-"""W4A16 product for many rows: write the weight out in floating point, then let cuBLAS multiply.
+"""W4A16 gemm for large row counts: dequantizes the weight, then calls cuBLAS.
 
 Dequantizing costs 0.5 bytes read and 2 written for each weight, once for any number of rows, and
-the product then runs at the library's rate. The weight goes through a scratch of `columns` output
+the gemm then runs at the library's rate. The weight goes through a scratch buffer of `columns` output
 features at a time, small enough to stay in the L2 cache between the two.
 
-Grid of the kernel (G / 4, T): four groups of one row block, 16 x 512; the next program writes on in the same
-rows. Exact up to the rounding of scale * (code - zero) to the wanted dtype. Two-step form: exllamav3's
+Grid of the kernel (G / 4, T): four groups of one row block, 16 x 512; the next program continues in the same
+rows. Exact up to the rounding of scale * (code - zero) to the output dtype. Two-step approach: exllamav3's
 `reconstruct` and vLLM's AWQ path.
 """
 
@@ -14,13 +14,19 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.int4.pack import GROUP, ROWS, W4
-from localchat_cuda.kernels.int4.tile_ops import halves, load_pairs, load_steps, scale_of, zero_of
+from localchat_cuda.kernels.int4.tile_ops import (
+    halves,
+    load_pairs,
+    load_scale_zeros,
+    scale_of,
+    zero_of,
+)
 from localchat_cuda.kernels.launch import require, traits
 
 
 @triton.jit
 def _plane(out, even, odd, scale, zero, offset: tl.constexpr, at):
-    """Store 16 x 64 weights, each operand holding offset + code in (half, pair, quad, i)."""
+    """Store 16 x 64 weights; each operand holds offset + code in (half, pair, quad, i)."""
     w = tl.reshape(tl.join(even, odd), (16, 2, 2, 4, 2, 2))
     w = tl.reshape(tl.permute(w, (0, 3, 1, 2, 5, 4)), (16, 64)).to(tl.float32)
     w = (w - offset - zero[:, None]) * scale[:, None]
@@ -29,16 +35,16 @@ def _plane(out, even, odd, scale, zero, offset: tl.constexpr, at):
 
 @triton.jit
 def _dequantize_kernel(
-    codes, steps, out, first, G: tl.constexpr, ASM: tl.constexpr, BLOCKS: tl.constexpr
+    codes, scale_zeros, out, first, G: tl.constexpr, ASM: tl.constexpr, BLOCKS: tl.constexpr
 ):
     block = tl.program_id(1)
     row = (block * 16 + tl.arange(0, 16)).to(tl.int64) * (G * 128)
     for r in tl.static_range(BLOCKS):
         group = tl.program_id(0) * BLOCKS + r
         if group < G:
-            step = load_steps(steps, ((first + block) * G + group) * 16, 1)
-            scale = scale_of(step)
-            zero = zero_of(step)
+            scale_zero = load_scale_zeros(scale_zeros, ((first + block) * G + group) * 16, 1)
+            scale = scale_of(scale_zero)
+            zero = zero_of(scale_zero)
             a, b, c, d = halves(load_pairs(codes, ((first + block) * G + group) * 512, 1), ASM)
             at = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
             _plane(out, a, b, scale, zero, 1024, at)
@@ -46,8 +52,10 @@ def _dequantize_kernel(
 
 
 def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
-    """Write output features `first` and on into `out` fp16 or bf16 [n, K]; `first` and n are
-    multiples of 16."""
+    """Write output features `first` and on into `out` fp16 or bf16 [n, K].
+
+    `first` and n are multiples of 16.
+    """
     device = weight.codes.device
     require("out", out, (None, weight.features_in), (torch.float16, torch.bfloat16), device)
     n = out.shape[0]
@@ -59,7 +67,7 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
     blocks = 4
     _dequantize_kernel[(triton.cdiv(groups, blocks), n // ROWS)](
         weight.codes.view(torch.int16),
-        weight.steps,
+        weight.scale_zeros,
         out,
         first // ROWS,
         G=groups,
@@ -70,8 +78,10 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
 
 
 def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) -> None:
-    """out[M, N] = x[M, K] w^T in x's dtype (fp16 or bf16), through `scratch`, a flat buffer of that
-    dtype with room for at least 16 output features."""
+    """Compute out[M, N] = x[M, K] w^T in x's dtype (fp16 or bf16).
+
+    `scratch` is a flat buffer of that dtype with room for at least 16 output features.
+    """
     n, k = weight.features_out, weight.features_in
     device = weight.codes.device
     require("x", x, (None, k), (torch.float16, torch.bfloat16), device)

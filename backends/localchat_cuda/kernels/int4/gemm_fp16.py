@@ -1,17 +1,17 @@
-"""W4A16 product for up to 16 rows with fp16 activations on the tensor cores: y = x w^T.
+"""W4A16 gemm for up to 16 rows with fp16 activations on the tensor cores: y = x w^T.
 
-The form for 9 to 16 rows, and the plainer second opinion on the int8 form below that. A code q
-becomes the fp16 number 1024 + q or 64 + q by one masked operation on two weights at once (exact);
-the constants leave through per-group sums of x, computed once by the producer (w4_feed.HalfRows),
-and scale and zero enter once per group in fp32:
+Used for 9 to 16 rows, and as the simpler cross-check of the int8 variant below that. A code q
+becomes the fp16 number 1024 + q or 64 + q by one masked operation on two weights at once (exact).
+Per-group sums of x, computed once by the producer (activations.HalfRows), remove the constants, and
+scale and zero are applied once per group in fp32:
 
     y = sum_g scale * (sum_k (offset + q) x - offset * sum x - zero * sum x)
 
-    x       fp16 [M, K] in lane order (w4_feed.HalfRows)     factors fp32 [2, G, MP], MP = 8 or 16
-    out     fp32 [splits, M, N] partial sums; `squares` as in w4_int8.py
+    x       fp16 [M, K] in lane order (activations.HalfRows)     factors fp32 [2, G, MP], MP = 8 or 16
+    out     fp32 [splits, M, N] partial sums; `squares` as in gemm_int8.py
 
-Grid and cut as in w4_int8.py. Accumulation in fp32; error against fp32 activations 2.1e-4 (fp16's
-own). Not supported: more than 16 rows, groups other than 128. The masked unpacking is that of
+Grid and tile config as in gemm_int8.py. Accumulation in fp32; error against fp32 activations 2.1e-4
+(fp16's own). Not supported: more than 16 rows, groups other than 128. The masked unpacking is that of
 FasterTransformer's and Marlin's fast conversion, arranged for our byte order.
 """
 # mypy: disable-error-code="assignment"
@@ -28,7 +28,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     halves,
     inverse_rms,
     load_pairs,
-    load_steps,
+    load_scale_zeros,
     scale_of,
     zero_of,
 )
@@ -39,7 +39,7 @@ MAX_ROWS = 16
 
 
 def reference(rows: HalfRows, weight: W4, squares: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """The product [M, N] in fp32 from fp16 rows in either order, by plain torch."""
+    """Compute the gemm [M, N] in fp32 from fp16 rows in either order, with plain torch."""
     k = rows.x.shape[1]
     x = natural_order(rows.x, rows.order).float()
     if squares is not None:
@@ -49,9 +49,10 @@ def reference(rows: HalfRows, weight: W4, squares: torch.Tensor | None, eps: flo
 
 @triton.jit
 def _columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
-    """Right operand [32, 8] or [WARPS, 32, 8]: a quarter of a group for eight rows, 16 bytes a
-    lane. Columns past the last row repeat earlier ones, which needs no mask; their results are not
-    stored."""
+    """Load the right operand [32, 8] or [WARPS, 32, 8]: a quarter of a group for eight rows, 16 bytes a lane.
+
+    Columns past the last row repeat earlier ones, which avoids a mask; their results are not stored.
+    """
     k = tl.arange(0, 32)
     m = (first + tl.arange(0, 8)) % rows
     if WARPS == 1:
@@ -93,7 +94,7 @@ def _accumulate(out, a, b, c, d, scale, zero, total, offset, xa, xb, xc, xd, WAR
 @triton.jit
 def _load(
     codes,
-    steps,
+    scale_zeros,
     block,
     chunk,
     G: tl.constexpr,
@@ -107,7 +108,7 @@ def _load(
         for r in tl.static_range(BLOCKS):
             at = (block + r) * G + (chunk + d) * WARPS
             ws = ws + (load_pairs(codes, at * 512, WARPS),)
-            ss = ss + (load_steps(steps, at * 16, WARPS),)
+            ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
     return ws, ss
 
 
@@ -173,7 +174,7 @@ def _fp16_kernel(
     x,
     factors,
     codes,
-    steps,
+    scale_zeros,
     out,
     squares,
     eps,
@@ -205,19 +206,19 @@ def _fp16_kernel(
             outs = outs + (tl.zeros((16, 8), tl.float32),)
         else:
             outs = outs + (tl.zeros((WARPS, 16, 8), tl.float32),)
-    # The first chunk is peeled: its loads stand before the wait for the activations.
-    ws, ss = _load(codes, steps, block, first, G, BLOCKS, DEPTH, WARPS)
+    # The first chunk is peeled so that its loads are issued before the wait for the activations.
+    ws, ss = _load(codes, scale_zeros, block, first, G, BLOCKS, DEPTH, WARPS)
     if PDL:
         gdc_wait()
     outs = _multiply(outs, ws, ss, x, factors, M, first, K, MP, BLOCKS, DEPTH, WARPS, ASM)
     first += DEPTH
     whole = first + (last - first) // DEPTH * DEPTH
     for chunk in tl.range(first, whole, DEPTH, num_stages=1):
-        wl, sl = _load(codes, steps, block, chunk, G, BLOCKS, DEPTH, WARPS)
+        wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS)
         outs = _multiply(outs, wl, sl, x, factors, M, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM)
     if DEPTH > 1:
         for chunk in tl.range(whole, last, 1, num_stages=1):
-            wr, sr = _load(codes, steps, block, chunk, G, BLOCKS, 1, WARPS)
+            wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS)
             outs = _multiply(outs, wr, sr, x, factors, M, chunk, K, MP, BLOCKS, 1, WARPS, ASM)
     m = tl.arange(0, 8)
     n = tl.arange(0, 16)
@@ -243,7 +244,7 @@ def gemm(
     eps: float = 0.0,
     pdl: bool = True,
 ) -> None:
-    """Write the partial products into `out` [splits, M, N]; see the head of this file."""
+    """Write the partial products into `out` [splits, M, N]; see the module docstring."""
     m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
     device = weight.codes.device
     if not 1 <= m <= MAX_ROWS or rows.order != "lanes":
@@ -259,7 +260,7 @@ def gemm(
         rows.x,
         rows.factors,
         weight.codes.view(torch.int16),
-        weight.steps,
+        weight.scale_zeros,
         out,
         out if squares is None else squares,
         eps,

@@ -1,36 +1,38 @@
-"""W4A16 product for tens to hundreds of rows on Hopper's asynchronous units, in Gluon: y = x w^T.
+"""W4A16 gemm for 33 to 1,024 rows on Hopper's asynchronous units, in Gluon: y = x w^T.
 
-The same arithmetic as w4_many.py, weights scaled in fp16 before they meet x, with the work of a program dealt
-out so that its parts run at once:
+The same arithmetic as gemm_tiled.py, weights scaled in fp16 before the multiplication, with a program's work
+specialized by warp so that its parts overlap:
 
-    a warp that loads     boxes of x, of packed weights and of their steps by the copy engine (TMA), up to
-                          `stages` groups of 128 k ahead, into a ring in shared memory; of the first groups the
-                          weights come before the kernel's predecessor has ended (launch.py: PDL)
-    two warpgroups        one or two blocks of 64 features each. Per group: the products of block 0, dequantized
-                          before, are issued; block 1 is dequantized while they run, and issued; the packed
-                          words of the next group's block 0 are loaded while those run
+    one loading warp      copies boxes of x, of packed weights and of their scales with TMA, up to `stages`
+    groups
+                          of 128 k ahead, into a ring in shared memory; the weights of the first groups are
+                          loaded before the kernel's predecessor has ended (launch.py: PDL)
+    two warpgroups        one or two blocks of 64 features each. Per group: issue the products of block 0,
+                          dequantized before; dequantize block 1 while they run, and issue its products; load
+                          the packed words of the next group's block 0 while those run
 
-Products take their left operand, the weights, from registers, so that nothing dequantized is ever written to
-shared memory. What a warpgroup cannot hide itself, dequantizing the next block 0, the products of the other one
-cover. A barrier `full` a stage says that its bytes are there, a barrier `empty` that both are done with them.
+The weights are the left operand and come from registers, so nothing dequantized is ever written to shared
+memory. A warpgroup cannot overlap dequantizing the next block 0 with its own products; those of the other
+warpgroup cover it. Each stage has a barrier `full`, which signals that its bytes have arrived, and a barrier
+`empty`, which signals that both warpgroups have finished with them.
 
 Tiles are wide because of the L2 cache, not of the tensor cores: a group of 128 x 128 outputs moves 324 bytes
-for each k and 16,384 products, of 256 x 128 only 392 for 32,768; and w4_many.py at 512 rows moves the 5.8 TB/s
-that L2 has. Their sums, 128 registers a thread, are the most that fits.
+for each k and 16,384 products, of 256 x 128 only 392 for 32,768; and gemm_tiled.py at 512 rows moves the 5.8
+TB/s that L2 has. Their sums, 128 registers a thread, are the most that fits.
 
 Wide tiles are few: gate and up of a 7B model are 148 of them, two rounds on 132 multiprocessors. With `even`
-the groups of all tiles are cut into runs of one length, a program each. A run is at least a tile long, so two
-programs at most share one: the second begins with that tile's later groups, leaves the sums in a workspace and
-raises a flag; the first comes to the tile's first groups last, adds what it finds, and lowers the flag. Work
-goes from the last program to the first: who waits, waits for one that was started before it. (The idea is
-Stream-K's, Osama et al., 2023.)
+the groups of all tiles are divided into runs of one length, a program each. A run is at least a tile long, so
+at most two programs share a tile: the second begins with that tile's later groups, leaves the sums in a
+workspace and sets a flag; the first comes to the tile's first groups last, adds those sums, and clears the
+flag. Work is assigned from the last program to the first, so a program only waits for one that was started
+before it. (The idea is Stream-K's, Osama et al., 2023.)
 
 Letters: M rows, N output and K input features, G = K / 128, TILE rows of a tile.
 
-    x   fp16 [M, K] in slot order (w4_feed.HalfRows)      out  fp32 [splits, M, N] partial sums
-    squares fp32 [M, G] with eps: 1/rms of each row, as in w4_int8.py
+    x   fp16 [M, K] in slot order (activations.HalfRows)  out  fp32 [splits, M, N] partial sums
+    squares fp32 [M, G] with eps: 1/rms of each row, as in gemm_int8.py
 
-`gated_product` as in w4_many.py. Grid: at most one program a multiprocessor. Accumulation in fp32. Any M.
+`gemm_silu_mul` as in gemm_tiled.py. Grid: at most one program per multiprocessor. Accumulation in fp32. Any M.
 Compute capability 9 only.
 """
 
@@ -70,7 +72,7 @@ def _fetch_weights(
     w_boxes, s_boxes, ws, ss, bar, stage, column, g, N: gl.constexpr, BLOCKS: gl.constexpr,
     GATED: gl.constexpr,
 ):  # fmt: skip
-    """A group of a tile, 64 features a box; GATED: of gate and of up in turn."""
+    """Load a group of a tile, 64 features a box; GATED: of gate and of up in turn."""
     for q in gl.static_range(2 * BLOCKS):
         if GATED:
             row = column * 8 + (q // 2) * 4 + (q % 2) * (N // 32)
@@ -86,11 +88,11 @@ def _load(
     K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
     GATED: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
-    """The loading warp. x is fp16 in two boxes of 64 k, as the products' shared operand wants it."""
+    """Loading warp. x is fp16 in two boxes of 64 k, as the shared-memory operand requires."""
     BYTES: gl.constexpr = TILE * 256 + 2 * BLOCKS * 4352
     ahead = 0
     if PDL:
-        # Weights depend on no other kernel: those of the first stages before the wait.
+        # Weights depend on no other kernel, so those of the first stages are loaded before the wait.
         _, column, _, first, last = item(0, items, tiles, splits, N, K, BLOCKS, EVEN)
         for s in gl.static_range(STAGES):
             if first + s < last:
@@ -122,15 +124,17 @@ def _multiply(
     STAGES: gl.constexpr, NORM: gl.constexpr, GATED: gl.constexpr, GELU: gl.constexpr,
     G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup. `lo` and `hi` are the planes of block 0's weights, `lo2` and `hi2` of block 1's. All
-    products of a group have ended where the next begins: the compiler would otherwise write weights into
-    registers that are still read (w4_many._landed)."""
+    """Compute warpgroup. `lo` and `hi` are the planes of block 0's weights, `lo2` and `hi2` of block 1's.
+
+    All products of a group have ended when the next begins: the compiler would otherwise write weights into
+    registers that are still read (gemm_tiled._landed).
+    """
     M_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, M_L, 2)
     Q: gl.constexpr = WG * BLOCKS
     if PDL:
-        # What is written here, sums and workspace and flags, the predecessor may still read; and `squares`
-        # is its work. The first bytes of x come after the same wait, so this one costs nothing.
+        # The predecessor may still read the sums, workspace and flags written here, and it writes `squares`.
+        # The first bytes of x come after the same wait, so this one costs nothing.
         gdc_wait()
     total = 0
     for i in range(items_here(items, tiles, K, EVEN)):
@@ -199,8 +203,8 @@ def _hopper_kernel(
     ss = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * BLOCKS, 4, 16], F_L)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # No barrier that is not waited for: the compiler would give its memory to others, and when the GPU comes
-    # back from another process it writes a barrier's state over what they keep there.
+    # Every barrier is waited for: the compiler would give the memory of an unused one to other data, and when
+    # the GPU switches back from another process it writes a barrier's state over that data.
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
@@ -223,21 +227,25 @@ def _hopper_kernel(
 
 
 def serves(device: torch.device) -> bool:
-    """Whether the device has what this kernel needs."""
+    """Return whether the device has the instructions of this kernel."""
     return traits(device).hopper
 
 
 class _Workspace:
-    """Sums that pass from a program to its neighbour, and flags that they are there, of one device: as large as
-    any cut needs. Graphs hold their addresses, so they are made once and stay.
+    """Partial sums that a program passes to its neighbour, with their flags; one per device.
 
-    Every launch leaves the flags at zero. Two launches must not overlap where they touch either, and do not:
-    all work of a device is one stream, and with PDL a kernel that starts before its predecessor has ended
-    writes nothing before `gdc_wait`, which waits for that end."""
+    Large enough for any tile config. CUDA graphs hold the addresses, so it is allocated once and kept.
+
+    Every launch leaves the flags at zero. Launches that use the workspace never overlap: all work of a device
+    is one stream, and with PDL a kernel that starts before its predecessor has ended writes nothing before
+    `gdc_wait`, which waits for that end.
+    """
 
     def __init__(self, device: torch.device) -> None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("a first launch with an even cut must come before a graph's capture")
+            raise RuntimeError(
+                "a first launch with an even tile config must come before a graph's capture"
+            )
         places = 2 * traits(device).sms
         self.sums = torch.empty(places * 64 * 2 * 128, device=device)
         self.flags = torch.zeros(places, dtype=torch.int32, device=device)
@@ -249,21 +257,26 @@ def _workspace(device: torch.device) -> _Workspace:
 
 
 _BOXES_OF_WEIGHTS = WeakTensorKeyDictionary()
-"""Descriptors by a weight's codes: 4 us each to make, and gone with the weight."""
+"""TMA descriptors by a weight's codes: 4 us each to make; dropped with the weight."""
 
 
 def _boxes(weight: W4) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """Codes and steps of [T, G] as matrices that boxes of 64 features and a group are cut from. A launch copies
-    descriptors into its arguments: they are nothing but addresses and sizes, and graphs need none of them."""
+    """Describe codes and scales of [T, G] as matrices for boxes of 64 features and a group.
+
+    A launch copies descriptors, which are only addresses and sizes, into its arguments; graphs need none of
+    them.
+    """
     found: tuple[TensorDescriptor, TensorDescriptor] | None = _BOXES_OF_WEIGHTS.get(weight.codes)
     if found is None:
         t, g = weight.codes.shape[:2]
         layout = gl.NVMMASharedLayout(0, 32, 2)
-        # detached: a view would hold the tensor by whose end these are to go
-        words, steps = weight.codes.detach().view(torch.int32), weight.steps.detach()
+        # detached: a view would keep alive the tensor whose release must drop these descriptors
+        words, scale_zeros = weight.codes.detach().view(torch.int32), weight.scale_zeros.detach()
         found = (
             TensorDescriptor(words.view(t, g * 256), [t, g * 256], [g * 256, 1], [4, 256], layout),
-            TensorDescriptor(steps.view(t, g * 16), [t, g * 16], [g * 16, 1], [4, 16], layout),
+            TensorDescriptor(
+                scale_zeros.view(t, g * 16), [t, g * 16], [g * 16, 1], [4, 16], layout
+            ),
         )
         _BOXES_OF_WEIGHTS[weight.codes] = found
     return found
@@ -279,7 +292,7 @@ def gemm(
     eps: float = 0.0,
     pdl: bool = True,
 ) -> None:
-    """Write the partial products into `out` [splits, M, N]; reference: w4_fp16.reference."""
+    """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
     m, n = rows.x.shape[0], weight.features_out
     config.check(n, weight.features_in, gated=False)
     require("out", out, (config.splits, m, n), (torch.float32,), weight.codes.device)
@@ -297,7 +310,7 @@ def gemm_silu_mul(
     gelu: bool = False,
     pdl: bool = True,
 ) -> None:
-    """Write the activation of gate, times up, into `into` [M, N / 2], as w4_many.gated_product."""
+    """Write act_and_mul of gate and up into `into` [M, N / 2], as gemm_tiled.gemm_silu_mul."""
     m, n = rows.x.shape[0], weight.features_out
     config.check(n, weight.features_in, gated=True)
     if into.order != "slots":

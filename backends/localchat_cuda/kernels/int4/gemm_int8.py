@@ -1,28 +1,28 @@
-"""W4A16 product for 1 to 8 rows on the integer tensor cores: y = x w^T, weights read once.
+"""W4A16 gemm for 1 to 8 rows on the integer tensor cores: y = x w^T, weights read once.
 
 Letters: M rows, N output and K input features, G = K / 128 groups. A row of x comes as 16-bit block
-fixed point: one step per group and row, and each value split into two signed bytes, value = step *
-(256*high + low). Then sum_k code*x is a sum of small integers and exact; scale and zero enter once
-per group:
+fixed point: one x_scale per group and row, and each value split into two signed bytes, value =
+x_scale * (256*high + low). Then sum_k code*x is a sum of small integers and exact; scale and zero
+are applied once per group:
 
-    y = sum_g scale * (step * sum_k code*value - zero * step * sum_k value)
+    y = sum_g scale * (x_scale * sum_k code*value - zero * x_scale * sum_k value)
 
-so the error is that of rounding x to 16 bits within its group (2.5e-5 relative on random x; fp16:
-2.1e-4).
+The error is therefore that of rounding x to 16 bits within its group (2.5e-5 relative on random x;
+fp16: 2.1e-4).
 
     x       int8 [2M, K]: high bytes of row m in row 2m, low bytes in 2m+1, k in the packed order
-    factors fp32 [G, MQ, 4], MQ = 4 for M <= 4, else 8: step/16, step * sum of values, 8 * step *
-    sum over the
-            group's upper half (which undoes the -8 of the high nibbles), unused
-    out     fp32 [splits, M, N]: partial sums over ranges of K, added by whoever reads them, always
-            in the same order; optionally scaled by 1/rms of the row, from `squares` fp32 [M, G]
+    factors fp32 [G, MQ, 4], MQ = 4 for M <= 4, else 8: x_scale/16, x_scale * sum of values,
+            8 * x_scale * sum over the group's upper half (which undoes the -8 of the high nibbles),
+            unused
+    out     fp32 [splits, M, N]: partial sums over ranges of K; the reader adds them, always in the
+            same order; optionally scaled by 1/rms of the row, from `squares` fp32 [M, G]
 
 Grid (N / (16*blocks), splits); a program owns `blocks` row blocks of 16, its `warps` warps take
 neighbouring groups of 128 and are summed at the end; `depth` chunks of `warps` groups are loaded
 before the first is used. The eight columns of the integer `mma` are (high, low) of four rows: 1 to
 4 rows cost the same, and give the same bits. Not supported: groups other than 128, more than 8
-rows. Integer form: our own, in the spirit of LLM.int8() and QServe; loads before the wait:
-CUTLASS's use of programmatic dependent launch.
+rows. The integer arithmetic is our own, in the spirit of LLM.int8() and QServe; loads before the
+wait: CUTLASS's use of programmatic dependent launch.
 """
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
@@ -36,7 +36,7 @@ from localchat_cuda.kernels.int4.pack import GROUP, W4, dense
 from localchat_cuda.kernels.int4.tile_ops import (
     inverse_rms,
     load_bytes,
-    load_steps,
+    load_scale_zeros,
     nibbles,
     scale_of,
     zero_of,
@@ -49,18 +49,18 @@ _SWAP = (0, 2, 1, 3)
 
 
 def lanes(rows: int) -> int:
-    """MQ, the rows that `factors` has room for."""
+    """Return MQ, the rows that `factors` has room for."""
     return 4 if rows <= 4 else 8
 
 
 def reference(
     x: torch.Tensor, factors: torch.Tensor, weight: W4, squares: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    """The product [M, N] in fp32 from the quantized rows, by plain torch."""
+    """Compute the gemm [M, N] in fp32 from the quantized rows, with plain torch."""
     m, k = x.shape[0] // 2, x.shape[1]
     pair = x.view(m, 2, k // 4, 4)[..., list(_SWAP)].reshape(m, 2, k).float()
-    steps = 16.0 * factors[:, :m, 0].t().repeat_interleave(GROUP, 1)
-    rows = (256.0 * pair[:, 0] + pair[:, 1]) * steps
+    scale_zeros = 16.0 * factors[:, :m, 0].t().repeat_interleave(GROUP, 1)
+    rows = (256.0 * pair[:, 0] + pair[:, 1]) * scale_zeros
     if squares is not None:
         rows = rows * torch.rsqrt(squares.sum(1, keepdim=True) / k + eps)
     return rows @ dense(weight).t()
@@ -78,8 +78,10 @@ def _factor(factors, group, part, MQ: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
-    """Right operand [64, 8] or [WARPS, 64, 8]: (high, low) of four rows. Columns past the last row
-    repeat earlier ones, which needs no mask; their results are not stored."""
+    """Load the right operand [64, 8] or [WARPS, 64, 8]: (high, low) of four rows.
+
+    Columns past the last row repeat earlier ones, which avoids a mask; their results are not stored.
+    """
     k = tl.arange(0, 64)
     n = tl.arange(0, 8)
     if WARPS == 1:
@@ -111,7 +113,7 @@ def _accumulate(out, low, high, scale, zero, a, b, c, x0, x1, WARPS: tl.constexp
 @triton.jit
 def _load(
     codes,
-    steps,
+    scale_zeros,
     block,
     chunk,
     G: tl.constexpr,
@@ -125,7 +127,7 @@ def _load(
         for r in tl.static_range(BLOCKS):
             at = (block + r) * G + (chunk + d) * WARPS
             ws = ws + (load_bytes(codes, at * 1024, WARPS),)
-            ss = ss + (load_steps(steps, at * 16, WARPS),)
+            ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
     return ws, ss
 
 
@@ -187,7 +189,7 @@ def _int8_kernel(
     x,
     factors,
     codes,
-    steps,
+    scale_zeros,
     out,
     squares,
     eps,
@@ -220,19 +222,19 @@ def _int8_kernel(
             outs = outs + (tl.zeros((16, 4), tl.float32),)
         else:
             outs = outs + (tl.zeros((WARPS, 16, 4), tl.float32),)
-    # The first chunk is peeled: its loads stand before the wait for the activations.
-    ws, ss = _load(codes, steps, block, first, G, BLOCKS, DEPTH, WARPS)
+    # The first chunk is peeled so that its loads are issued before the wait for the activations.
+    ws, ss = _load(codes, scale_zeros, block, first, G, BLOCKS, DEPTH, WARPS)
     if PDL:
         gdc_wait()
     outs = _multiply(outs, ws, ss, x, factors, rows2, first, K, MQ, BLOCKS, DEPTH, WARPS, ASM)
     first += DEPTH
     whole = first + (last - first) // DEPTH * DEPTH
     for chunk in tl.range(first, whole, DEPTH, num_stages=1):
-        wl, sl = _load(codes, steps, block, chunk, G, BLOCKS, DEPTH, WARPS)
+        wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS)
         outs = _multiply(outs, wl, sl, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM)
     if DEPTH > 1:
         for chunk in tl.range(whole, last, 1, num_stages=1):
-            wr, sr = _load(codes, steps, block, chunk, G, BLOCKS, 1, WARPS)
+            wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS)
             outs = _multiply(outs, wr, sr, x, factors, rows2, chunk, K, MQ, BLOCKS, 1, WARPS, ASM)
     m = tl.arange(0, 4)
     n = tl.arange(0, 16)
@@ -259,9 +261,9 @@ def gemm(
     eps: float = 0.0,
     pdl: bool = True,
 ) -> None:
-    """Write the partial products into `out` [splits, M, N]; see the head of this file.
+    """Write the partial products into `out` [splits, M, N]; see the module docstring.
 
-    `shape.splits` must be out's first extent; `squares` [M, G] asks for the 1/rms of each row.
+    `shape.splits` must be out's first extent; with `squares` [M, G] each row is scaled by its 1/rms.
     """
     rows, k, n = x.shape[0] // 2, weight.features_in, weight.features_out
     device = weight.codes.device
@@ -279,7 +281,7 @@ def gemm(
         x,
         factors,
         weight.codes,
-        weight.steps,
+        weight.scale_zeros,
         out,
         out if squares is None else squares,
         eps,

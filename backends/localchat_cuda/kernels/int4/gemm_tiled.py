@@ -1,17 +1,17 @@
-"""W4A16 product for tens to hundreds of rows on Hopper's warpgroup instructions: y = x w^T.
+"""W4A16 gemm for 17 to 512 rows on Hopper's warpgroup instructions: y = x w^T.
 
-Weights are scaled before they meet x, w = (code - zero) * scale in fp16: one accumulator, so a program
-covers more outputs and reads x less often than one that scales sums. That pays from 17 rows on; far above,
-dequantizing once for the library's gemm does (gemm_dequant.py). Weights are rounded to fp16: error 3.5e-4
-against fp32.
+Weights are scaled before they are multiplied, w = (code - zero) * scale in fp16: one accumulator, so a program
+covers more outputs and reads x less often than one that scales sums. That pays from 17 rows on; at far larger
+counts, dequantizing once for the library's gemm does (gemm_dequant.py). Weights are rounded to fp16: error
+3.5e-4 against fp32.
 
 Letters: M rows, N output and K input features, G = K / 128.
 
-    x   fp16 [M, K] in slot order (w4_feed.HalfRows)      out  fp32 [splits, M, N] partial sums
-    squares fp32 [M, G] with eps: 1/rms of each row, as in w4_int8.py
+    x   fp16 [M, K] in slot order (activations.HalfRows)  out  fp32 [splits, M, N] partial sums
+    squares fp32 [M, G] with eps: 1/rms of each row, as in gemm_int8.py
 
-`gated_product` multiplies with gate and up at once, two row blocks of a program, and leaves silu(gate) * up
-as the next product reads it, fp16 [M, N / 2] in slot order: at 128 rows of a 7B model that is 5 MB instead of
+`gemm_silu_mul` multiplies with gate and up at once, two row blocks of a program, and writes silu(gate) * up as
+activations of the next gemm, fp16 [M, N / 2] in slot order: at 128 rows of a 7B model that is 5 MB instead of
 19 MB of sums for each split, written and read again.
 
 Grid (row tiles, N / (16 * blocks * warps), splits), row tiles fastest, so that neighbours share
@@ -34,9 +34,10 @@ from localchat_cuda.kernels.launch import options, power_of_two, require, traits
 
 
 class TiledGemmConfig(NamedTuple):
-    """`shape` as in w4_plan (depth: pipeline stages), and the rows of a tile."""
+    """Tile config of a weight, and the rows of a tile."""
 
     shape: TileConfig
+    """As in tiling.py; its `depth` is the number of pipeline stages."""
     rows: int
 
 
@@ -54,13 +55,15 @@ _MEASURED: dict[tuple[int, int], tuple[tuple[int, TiledGemmConfig], ...]] = {
         (128, TiledGemmConfig(TileConfig(2, 4, 3, 7), 64)),
     ),
 }
-"""Of narrow weights of a 7B model, (N, K), up to so many rows, on an H200: where the rule leaves most idle."""
+"""Narrow weights of a 7B model by (N, K) and largest row count, on an H200, where the rule leaves most idle."""
 
 
 def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
-    """By rule: tiles of 128 x 128 (64 rows and fewer: one tile), and the splits of K that leave
-    least idle in the last wave, two programs a multiprocessor, against what writing and adding
-    partial sums costs."""
+    """Choose tiles of 128 x 128 (64 rows and fewer: one tile) and the splits of K by rule.
+
+    Weighs the idle part of the last wave, two programs a multiprocessor, against the cost of writing and adding
+    partial sums.
+    """
     for limit, config in _MEASURED.get((n, k), ()):
         if rows <= limit:
             return config
@@ -82,18 +85,19 @@ def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
 
 
 def _small_config(n: int, k: int, sms: int) -> TileConfig:
-    """Up to 32 rows: few programs, each with many weights on their way; three a multiprocessor."""
+    """Up to 32 rows: few programs, each with many weights in flight; three per multiprocessor."""
     blocks = 2 if n % 128 == 0 else 1
     wanted = max(1, round(3 * sms / (n // (64 * blocks))))
     return TileConfig(blocks, 4, 4, min(wanted, k // GROUP, 8))
 
 
 def fused_tile_config_for(rows: int, n: int) -> TiledGemmConfig:
-    """The tile config of `gated_product`: 64 features of gate and 64 of up a program, all of K.
+    """Choose the tile config of `gemm_silu_mul`: 64 features of gate and 64 of up a program, all of K.
 
     Up to 32 rows a fourth stage is worth 7 % of a decode step. Tiles of 64 rows leave room for three
     programs on a multiprocessor, whose last wave is fuller; those of 128 read weights less often. For 64,
-    128, 256 and 512 rows of a 7B model: 45, 74, 130 and 255 us, or from 128 rows on 96, 137 and 239."""
+    128, 256 and 512 rows of a 7B model: 45, 74, 130 and 255 us, or from 128 rows on 96, 137 and 239.
+    """
     if n % 128:
         raise ValueError(f"weight of {n} features: gate and up in 64s wanted")
     depth = 4 if rows <= 32 else 3
@@ -106,8 +110,10 @@ def _tile(rows: int, most: int) -> int:
 
 @triton.jit
 def _scaled(w, zero, scale, ASM: tl.constexpr):
-    """int16 of two bytes -> four fp16 weights. zero: fp16(1024 + zero); zero and scale broadcast
-    like w."""
+    """Unpack int16 of two bytes to four fp16 weights.
+
+    zero: fp16(1024 + zero); zero and scale broadcast like w.
+    """
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             SCALED_ASM,
@@ -128,9 +134,11 @@ def _scaled(w, zero, scale, ASM: tl.constexpr):
 
 @triton.jit
 def _landed(acc, ASM: tl.constexpr):
-    """acc itself. Being used here makes Triton (3.6 to 3.9) wait for the multiplication: left to
-    itself it keeps the last one of an iteration in flight while the next iteration already
-    overwrites the registers that hold its weights, and results are wrong now and then."""
+    """Return acc unchanged, but make Triton (3.6 to 3.9) wait for the multiplication.
+
+    Without this use it keeps the last multiplication of an iteration in flight while the next iteration already
+    overwrites the registers that hold its weights, and results are wrong now and then.
+    """
     if ASM:
         return tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=True, pack=1
@@ -143,7 +151,7 @@ def _landed(acc, ASM: tl.constexpr):
 def _tiled_kernel(
     x,
     codes,
-    steps,
+    scale_zeros,
     out,
     squares,
     eps,
@@ -164,7 +172,7 @@ def _tiled_kernel(
 ):
     G: tl.constexpr = K // 128
     BN: tl.constexpr = 16 * BLOCKS * WARPS
-    # Row blocks of a program: side by side, or gate and as many of up, half the weight further on.
+    # Row blocks of a program: contiguous, or gate and as many of up, half the weight further on.
     ASIDE: tl.constexpr = N // 32 if GATED else WARPS
     if PDL:
         gdc_launch_dependents()
@@ -176,7 +184,7 @@ def _tiled_kernel(
     i = tl.arange(0, BN * 32)
     run = i % 256 + i // 256 % WARPS * (G * 512) + i // (256 * WARPS) % 2 * 256
     run += i // (512 * WARPS) * (ASIDE * G * 512)
-    step_at = n // 16 % WARPS * (G * 16) + n // (16 * WARPS) * (ASIDE * G * 16) + n % 16
+    scale_zero_at = n // 16 % WARPS * (G * 16) + n // (16 * WARPS) * (ASIDE * G * 16) + n % 16
     row_at = tl.minimum(m, M - 1)[None, :] * K + k[:, None]
     acc = tl.zeros((BN, TILE), tl.float32)
     if PDL:
@@ -185,9 +193,9 @@ def _tiled_kernel(
         w = tl.load(codes + (first_block * G + g) * 512 + run)
         w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
         w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
-        step = tl.load(steps + (first_block * G + g) * 16 + step_at)
-        scale = (step & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-        zero = (step >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
+        scale_zero = tl.load(scale_zeros + (first_block * G + g) * 16 + scale_zero_at)
+        scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+        zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
         zero, scale = zero.to(tl.float16)[:, None], scale[:, None]
         a, b, c, d = _scaled(
             w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
@@ -223,7 +231,7 @@ def gemm(
     eps: float = 0.0,
     pdl: bool = True,
 ) -> None:
-    """Write the partial products into `out` [splits, M, N]; reference: w4_fp16.reference."""
+    """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
     m, n = rows.x.shape[0], weight.features_out
     require("out", out, (config.shape.splits, m, n), (torch.float32,), weight.codes.device)
     _launch(rows, weight, out, config, squares, eps, pdl)
@@ -240,9 +248,10 @@ def gemm_silu_mul(
     gelu: bool = False,
     pdl: bool = True,
 ) -> None:
-    """Write the activation of gate, times up, into `into` [M, N / 2], gate being the first half of the
-    weight's features. `cut`: of two blocks and one split. `into.factors` stay as they are: this form reads
-    none."""
+    """Write act_and_mul of gate and up into `into` [M, N / 2]; gate is the first half of the weight's features.
+
+    `config` has two blocks and one split. `into.factors` are not written: this variant reads none.
+    """
     m, n, shape = rows.x.shape[0], weight.features_out, config.shape
     if shape.blocks != 2 or shape.splits != 1 or n % (32 * shape.warps):
         raise ValueError(f"config: two blocks and one split of {n} features wanted, {shape} given")
@@ -280,7 +289,7 @@ def _launch(
     _tiled_kernel[grid](
         rows.x,
         weight.codes.view(torch.int16),
-        weight.steps,
+        weight.scale_zeros,
         out,
         out if squares is None else squares,
         eps,

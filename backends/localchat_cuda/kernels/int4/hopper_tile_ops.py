@@ -1,5 +1,4 @@
-"""Device functions of the W4 product of Hopper GPUs (w4_hopper.py): which work a program has, how packed
-weights become an operand, and what becomes of a tile's sums.
+"""Device functions of gemm_hopper.py: work assignment, unpacking of weights, and storing of a tile's sums.
 
 Letters as there. M_L is the layout of a warpgroup's sums, P_L that of its left operand in registers.
 """
@@ -10,7 +9,7 @@ from localchat_cuda.kernels.int4.tile_ops import SCALED_ASM
 
 @gluon.jit
 def items_here(items, tiles, K: gl.constexpr, EVEN: gl.constexpr):
-    """How many pieces of work this program has; at least one."""
+    """Count this program's pieces of work; at least one."""
     grid = gl.num_programs(0)
     lane = gl.program_id(0)
     if EVEN:
@@ -28,9 +27,11 @@ def item(
     i, items, tiles, splits, N: gl.constexpr, K: gl.constexpr, BLOCKS: gl.constexpr,
     EVEN: gl.constexpr,
 ):  # fmt: skip
-    """Its piece i: row tile, column tile, split, first group, one past the last. Row tiles run fastest, so
-    that programs side by side share weights in the L2 cache. EVEN: from the last program to the first, so
-    that a program waits only for those that started before it."""
+    """Find piece i of this program: row tile, column tile, split, first group, one past the last.
+
+    Row tiles run fastest, so that neighbouring programs share weights in the L2 cache. EVEN: from the last
+    program to the first, so that a program waits only for those that started before it.
+    """
     G: gl.constexpr = K // 128
     COLUMNS: gl.constexpr = N // (128 * BLOCKS)
     grid = gl.num_programs(0)
@@ -52,7 +53,7 @@ def item(
 
 @gluon.jit
 def _scaled(w, zero, scale):
-    """As in w4_many.py: int16 of two bytes -> four fp16 weights."""
+    """Unpack int16 of two bytes to four fp16 weights, as in gemm_tiled.py."""
     return gl.inline_asm_elementwise(
         SCALED_ASM,
         "=&r,=&r,=&r,=&r,r,r,r",
@@ -65,16 +66,18 @@ def _scaled(w, zero, scale):
 
 @gluon.jit
 def _beside(a, b, P_L: gl.constexpr):
-    """32 columns and 32 more."""
+    """Concatenate 32 columns and 32 more."""
     both = gl.reshape(gl.permute(gl.join(a, b), (0, 2, 1)), (64, 64))
     return gl.convert_layout(both, P_L, assert_trivial=True)
 
 
 @gluon.jit
-def dequantized(words_held, steps_held, at, P_L: gl.constexpr):
-    """64 features of a group as two operands [64, 64], the planes of low and of high nibbles. The layouts say
-    who reads what, so that everything behind the loads stays where it is: `assert_trivial` holds the compiler
-    to that."""
+def dequantized(words_held, scale_zeros_held, at, P_L: gl.constexpr):
+    """Dequantize 64 features of a group to two operands [64, 64], the planes of low and of high nibbles.
+
+    The layouts define which thread reads what, so that no data moves after the loads; `assert_trivial` enforces
+    that in the compiler.
+    """
     W_L: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 128]], [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]], [[1, 0], [2, 0]],
         [], [4, 256],
@@ -83,13 +86,13 @@ def dequantized(words_held, steps_held, at, P_L: gl.constexpr):
         [[0, 8]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[1, 0], [2, 0]], [], [4, 16]
     )
     words = words_held.index(at).load(W_L)
-    step = gl.reshape(steps_held.index(at).load(S_L), (64,))
-    step = gl.convert_layout(step, gl.SliceLayout(1, P_L), assert_trivial=True)
+    scale_zero = gl.reshape(scale_zeros_held.index(at).load(S_L), (64,))
+    scale_zero = gl.convert_layout(scale_zero, gl.SliceLayout(1, P_L), assert_trivial=True)
     w = gl.join(words.to(gl.int16), (words >> 16).to(gl.int16))
     w = gl.permute(gl.reshape(w, (4, 2, 8, 4, 2, 2, 2)), (0, 5, 2, 1, 4, 3, 6))
     w = gl.convert_layout(gl.reshape(w, (64, 32)), P_L, assert_trivial=True)
-    scale = (step & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True)
-    zero = (step >> 16).to(gl.int16).to(gl.float16, bitcast=True) + 1024.0
+    scale = (scale_zero & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True)
+    zero = (scale_zero >> 16).to(gl.int16).to(gl.float16, bitcast=True) + 1024.0
     zero = zero.to(gl.float16)
     a, b, c, d = _scaled(w, gl.broadcast(zero[:, None], w)[0], gl.broadcast(scale[:, None], w)[0])
     return _beside(a, b, P_L), _beside(c, d, P_L)
@@ -97,7 +100,7 @@ def dequantized(words_held, steps_held, at, P_L: gl.constexpr):
 
 @gluon.jit
 def _own_order(TILE: gl.constexpr, M_L: gl.constexpr):
-    """Places of a warpgroup's sums [64, TILE] in its workspace, such that a thread's lie side by side."""
+    """Offsets of a warpgroup's sums [64, TILE] in its workspace, such that a thread's are contiguous."""
     f = gl.arange(0, 64, gl.SliceLayout(1, M_L))
     m = gl.arange(0, TILE, gl.SliceLayout(0, M_L))
     row = f // 16 * (16 * TILE) + f // 8 % 2 * 64 + f % 8 * 8
@@ -125,8 +128,10 @@ def take_over(
     work, flags, acc, acc2, WG: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
     M_L: gl.constexpr,
 ):  # fmt: skip
-    """Add what the program before left; it did so first of all, and this one needs it last of all. The flag
-    goes back to zero for the next launch."""
+    """Add the sums of the previous program, which computes them first while this one needs them last.
+
+    Resets the flag to zero for the next launch.
+    """
     place = (gl.num_programs(0) - gl.program_id(0)) * 2 + WG
     flag = flags + place
     seen = gl.atomic_add(flag, 0, sem="acquire")
@@ -155,7 +160,7 @@ def _store_activated(
     out, M, gate, up, row, column, WG: gl.constexpr, N: gl.constexpr, TILE: gl.constexpr,
     GELU: gl.constexpr,
 ):  # fmt: skip
-    """gated.py's activation of gate, times up, fp16 in slot order."""
+    """Store act_and_mul (activation.py) of gate and up, fp16 in slot order."""
     slope = gate
     if GELU:
         slope = gate * (1.5957691216057308 + 0.07135481282553545 * gate * gate)
@@ -178,7 +183,7 @@ def finish(
     GATED: gl.constexpr, GELU: gl.constexpr, G_POW2: gl.constexpr,
     M_L: gl.constexpr,
 ):  # fmt: skip
-    """Divide a tile's sums by the rms of their rows, and store them or what is activated of them."""
+    """Divide a tile's sums by the rms of their rows, and store them or their act_and_mul."""
     if NORM:
         shrink = _inverse_rms(squares, row, M, eps, TILE, K // 128, G_POW2)
         shrink = gl.convert_layout(shrink, gl.SliceLayout(0, M_L))[None, :]
@@ -188,7 +193,7 @@ def finish(
     if GATED:
         _store_activated(out, M, acc, acc2, row, column, WG, N, TILE, GELU)
     else:
-        # As the registers have them, in pieces of 32 bytes: turned in shared memory first, into pieces of 256,
+        # Stored from registers in pieces of 32 bytes: transposing in shared memory first, into pieces of 256,
         # takes as long.
         m = row * TILE + gl.arange(0, TILE, gl.SliceLayout(0, M_L))
         f = column * (128 * BLOCKS) + WG * (64 * BLOCKS) + gl.arange(0, 64, gl.SliceLayout(1, M_L))

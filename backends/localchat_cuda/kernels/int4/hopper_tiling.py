@@ -1,4 +1,4 @@
-"""How the W4 product of Hopper GPUs is cut: a rule over what was measured.
+"""Tile configs of the Hopper int4 gemm: a cost model fitted to measurements.
 
 Letters: M rows, N output and K input features, G = K / 128.
 """
@@ -9,34 +9,36 @@ from typing import NamedTuple
 from localchat_cuda.kernels.int4.pack import GROUP
 
 FEWEST, MOST = 33, 1024
-"""Rows that the kernel is for. Fewer are bound by the weights' bytes, and have forms of their own."""
+"""Row counts of the kernel. Smaller counts are bound by the weights' bytes, and have variants of their own."""
 
 _GROUP_US = {(64, 1): 0.484, (64, 2): 0.864, (128, 1): 0.654, (128, 2): 1.305}
-"""By rows and blocks: what a group of a tile takes, two warpgroups on one multiprocessor of an H200."""
+"""Time per group of a tile by (rows, blocks), two warpgroups on one multiprocessor of an H200."""
 _EVEN, _END_US, _START_US = 1.29, 0.5, 2.5
-"""Even cuts: each group takes so many times as long. A tile's end: for each 64 x 64 sums. A launch."""
+"""Slowdown of each group with `even`; cost of a tile's end for each 64 x 64 sums; cost of a launch."""
 _READ_BYTES_US = 2.2e6
-"""The next kernel reads the sums of all splits."""
+"""Rate at which the next kernel reads the sums of all splits."""
 
 
 class HopperTileConfig(NamedTuple):
-    """rows: of a tile, 64 or 128. blocks: of 64 output features that each of two warpgroups has, 1 or 2; a
-    gated product has two, gate and up. splits: programs along K, each with sums of its own.
-    even: all groups of all tiles are dealt out in equal runs, so that no multiprocessor idles in a last round;
-    a tile that two programs share is added up by one of them."""
+    """Tile sizes and work distribution."""
 
     rows: int
+    """Rows of a tile, 64 or 128."""
     blocks: int
+    """Blocks of 64 output features for each of two warpgroups, 1 or 2; a gated gemm has two, gate and up."""
     splits: int = 1
+    """Programs along K, each with sums of its own."""
     even: bool = False
+    """Distribute all groups of all tiles in equal runs, so that no multiprocessor idles in a last round; one of
+    two programs that share a tile adds up both parts."""
 
     @property
     def features(self) -> int:
-        """Output features of a tile."""
+        """Return the output features of a tile."""
         return 2 * 64 * self.blocks
 
     def stages(self, *, gated: bool) -> int:
-        """Groups on their way at once: what shared memory has room for."""
+        """Return the groups in flight at once, as many as shared memory has room for."""
         if self.rows == 64:
             return 5 if self.blocks == 2 else 6
         if self.blocks == 2:
@@ -44,11 +46,11 @@ class HopperTileConfig(NamedTuple):
         return 5
 
     def items(self, rows: int, n: int) -> int:
-        """Pieces of work: tiles times splits."""
+        """Count the pieces of work: tiles times splits."""
         return -(-rows // self.rows) * (n // self.features) * self.splits
 
     def fits(self, n: int, k: int, *, gated: bool) -> bool:
-        """Whether it divides a weight of N x K."""
+        """Return whether it divides a weight of N x K."""
         sound = self.rows in (64, 128) and self.blocks in (1, 2) and n % self.features == 0
         halves = not gated or (self.blocks == 2 and self.splits == 1)
         whole = self.splits == 1 or not self.even
@@ -56,12 +58,14 @@ class HopperTileConfig(NamedTuple):
 
     def check(self, n: int, k: int, *, gated: bool) -> None:
         if not self.fits(n, k, gated=gated):
-            kind = "gated product" if gated else "product"
+            kind = "gated gemm weight" if gated else "gemm weight"
             raise ValueError(f"config: {self} does not divide a {kind} of {n}x{k}")
 
     def microseconds(self, rows: int, n: int, k: int, sms: int) -> float:
-        """What it is expected to take on an H200 of so many multiprocessors, and the reading of its sums:
-        within 9 % for nine in ten of 597 measured products of models from 1.5 to 14 billion parameters."""
+        """Estimate the time on an H200 with `sms` multiprocessors, including the reading of the sums.
+
+        Within 9 % for nine in ten of 597 measured gemms of models from 1.5 to 14 billion parameters.
+        """
         group = _GROUP_US[self.rows, self.blocks]
         end = _END_US * self.rows * self.blocks / 64
         items, groups = self.items(rows, n), k // GROUP
@@ -73,11 +77,12 @@ class HopperTileConfig(NamedTuple):
 
 @lru_cache(maxsize=512)
 def tile_config_for(rows: int, n: int, k: int, sms: int, gated: bool) -> HopperTileConfig | None:
-    """The cut for a weight of N x K (`gated`: gate and up, activated) that is expected to take least; None
-    where w4_many.py has it: other numbers of rows, and weights too small for half of the multiprocessors.
+    """Choose the config of least estimated time for a weight of N x K (`gated`: gate and up, with act_and_mul).
 
-    Of 120 products of four models the cut is at most 5 % slower than the best one, but for five (once 15 %),
-    and 1.35 times as fast as w4_many.py (median; 0.95 to 2.3)."""
+    None where gemm_tiled.py is used: other row counts, and weights too small for half of the multiprocessors.
+    Of 120 gemms of four models the choice is at most 5 % slower than the best one, but for five (once 15 %),
+    and 1.35 times as fast as gemm_tiled.py (median; 0.95 to 2.3).
+    """
     if not FEWEST <= rows <= MOST:
         return None
     tiles = (64,) if rows <= 64 else (64, 128) if rows <= 256 else (128,)

@@ -1,13 +1,12 @@
-"""4-bit weights in the order in which the tensor cores want them: packing, unpacking, reading
-AutoAWQ.
+"""Packs 4-bit weights in the tensor cores' operand order; unpacks, reorders, reads AutoAWQ.
 
 Letters: N output features, K input features, G = K / 128 groups of one scale and one zero,
-T = N / 16 row blocks. Weights stand as a linear layer has them, with codes and zeros in 0..15:
+T = N / 16 row blocks. Before packing a weight is as in a linear layer, codes and zeros in 0..15:
 
     w[n, k] = scale[n, k // 128] * (code[n, k] - zero[n, k // 128])
 
 One row block of one group is 16 x 128 codes = 1,024 bytes, laid out so that a warp reads it as two
-coalesced loads of 16 bytes a lane and every lane then holds what `mma` takes as its left operand:
+coalesced loads of 16 bytes a lane and every lane then holds its part of the left operand of `mma`:
 no shared memory, no shuffles. The order of k inside a group is free as long as the activations
 follow it. One byte holds k and k + 64; with `half`, `pair` in 0..1, `quad` in 0..3, `row` in 0..7:
 
@@ -16,10 +15,10 @@ follow it. One byte holds k and k + 64; with `half`, `pair` in 0..1, `quad` in 0
     high nibble  code[.., k + 64] xor 8
 
 The high nibble is stored with its top bit flipped: `byte & 0xf0`, read as a signed byte, is then 16
-times (code - 8), and the integer form of the product unpacks 8 weights with two ANDs. SWAP, which
-is (0, 2, 1, 3), puts neighbours in k into the two halves of a 32-bit word, so that the fp16 form
-unpacks to pairs in natural order with one shift and four three-input operations. The same bytes
-serve every product form of this folder.
+times (code - 8), and the int8 gemm unpacks 8 weights with two ANDs. SWAP, which is (0, 2, 1, 3),
+puts neighbours in k into the two halves of a 32-bit word, so that the fp16 gemm unpacks pairs in
+natural order with one shift and four three-input operations. All gemm variants of this folder read
+the same bytes.
 
 The idea of weights in fragment order is Marlin's (Frantar et al., 2024); the orders here are our
 own.
@@ -39,16 +38,15 @@ _SWAP = (0, 2, 1, 3)
 
 
 class W4(NamedTuple):
-    """A packed weight. codes: int8 [T, G, 1024]. steps: int32 [T, G, 16], an fp16 scale in the low
-    half and the zero as fp16 in the high half. The product is y[m, n] = sum_k x[m, k] w[n, k].
-
-    order: int32 [K] where the columns were sorted, so that each group is a run of them: column k as it
-    is stored is column order[k] of the layer, and whoever writes x for the product writes it in that
-    order. None: columns stand as they are."""
+    """A packed weight: y[m, n] = sum_k x[m, k] w[n, k]."""
 
     codes: torch.Tensor
-    steps: torch.Tensor
+    """int8 [T, G, 1024]."""
+    scale_zeros: torch.Tensor
+    """int32 [T, G, 16]: an fp16 scale in the low half and the zero as fp16 in the high half."""
     order: torch.Tensor | None = None
+    """int32 [K] if the columns were sorted to make each group contiguous: stored column k is column order[k] of
+    the layer, and x must have its columns in that order. None: the layer's order."""
 
     @property
     def features_out(self) -> int:
@@ -61,13 +59,14 @@ class W4(NamedTuple):
     @property
     def bytes(self) -> int:
         order = 0 if self.order is None else 4 * self.order.numel()
-        return self.codes.numel() + 4 * self.steps.numel() + order
+        return self.codes.numel() + 4 * self.scale_zeros.numel() + order
 
 
 def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:
-    """Pack codes [N, K] (any integer dtype, 0..15), scales [N, G] (stored as fp16) and zeros [N,
-    G]. ValueError where N is no multiple of 16 or K none of 128. Exact but for the scale's own
-    rounding."""
+    """Pack codes [N, K] (any integer dtype, 0..15), scales [N, G] (stored as fp16) and zeros [N, G].
+
+    Exact but for the rounding of the scale. ValueError if N is no multiple of 16 or K none of 128.
+    """
     n, k = codes.shape
     if n % ROWS or k % GROUP:
         raise ValueError(
@@ -85,45 +84,44 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:
     packed = packed.permute(0, 3, 5, 2, 4, 6, 1, 7).contiguous().view(t, g, BLOCK_BYTES)
     low_half = scales.to(torch.float16).contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
     high_half = zeros.to(torch.float16).contiguous().view(torch.int16).to(torch.int32)
-    steps = (low_half | (high_half << 16)).view(t, ROWS, g).transpose(1, 2).contiguous()
-    return W4(packed.view(torch.int8), steps)
+    scale_zeros = (low_half | (high_half << 16)).view(t, ROWS, g).transpose(1, 2).contiguous()
+    return W4(packed.view(torch.int8), scale_zeros)
 
 
 def unpack(weight: W4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The inverse of `pack`: codes uint8 [N, K], scales fp16 [N, G], zeros fp16 [N, G]."""
+    """Invert `pack`: codes uint8 [N, K], scales fp16 [N, G], zeros fp16 [N, G]."""
     t, g = weight.codes.shape[:2]
     tile = weight.codes.view(torch.uint8).view(t, g, 2, 8, 4, 2, 2, 4)
     tile = tile.permute(0, 6, 3, 1, 4, 2, 5, 7)  # t upper row g quad half pair e
     planes = torch.stack((tile & 15, (tile >> 4) ^ 8), dim=4)[..., list(_SWAP)]
     codes = planes.reshape(t * ROWS, g * GROUP)
-    steps = weight.steps.transpose(1, 2).reshape(t * ROWS, g)
-    scales = (steps & 0xFFFF).to(torch.int16).view(torch.float16)
-    zeros = (steps >> 16).to(torch.int16).view(torch.float16)
+    scale_zeros = weight.scale_zeros.transpose(1, 2).reshape(t * ROWS, g)
+    scales = (scale_zeros & 0xFFFF).to(torch.int16).view(torch.float16)
+    zeros = (scale_zeros >> 16).to(torch.int16).view(torch.float16)
     return codes, scales, zeros
 
 
 def dense(weight: W4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The weight [N, K] in floating point, its columns as they are stored: what every product form is
-    tested against."""
+    """Return the weight [N, K] in floating point, in stored column order: the reference of every variant."""
     codes, scales, zeros = unpack(weight)
     spread = codes.float() - zeros.float().repeat_interleave(GROUP, 1)
     return (spread * scales.float().repeat_interleave(GROUP, 1)).to(dtype)
 
 
 def rows_sorted(weight: W4, rows: torch.Tensor) -> W4:
-    """The weight whose output feature n is feature rows[n] of this one; rows int64 [N]. Exact."""
+    """Return the weight whose output feature n is feature rows[n] of this one; rows int64 [N]. Exact."""
     t, g = weight.codes.shape[:2]
     tile = weight.codes.view(t, g, 2, 8, 4, 2, 2, 4)  # t g half row quad pair upper e
     lines = tile.permute(0, 6, 3, 1, 2, 4, 5, 7).reshape(t * ROWS, g, 2, 4, 2, 4)[rows]
     tile = lines.view(t, 2, 8, g, 2, 4, 2, 4).permute(0, 3, 4, 2, 5, 6, 1, 7)
     codes = tile.reshape(t, g, BLOCK_BYTES)
-    steps = weight.steps.transpose(1, 2).reshape(t * ROWS, g)[rows]
-    steps = steps.view(t, ROWS, g).transpose(1, 2).contiguous()
-    return W4(codes, steps, weight.order)
+    scale_zeros = weight.scale_zeros.transpose(1, 2).reshape(t * ROWS, g)[rows]
+    scale_zeros = scale_zeros.view(t, ROWS, g).transpose(1, 2).contiguous()
+    return W4(codes, scale_zeros, weight.order)
 
 
 def _nibbles(words: torch.Tensor) -> torch.Tensor:
-    """[rows, C] int32 words of AutoAWQ to [rows, 8 C] codes in natural column order."""
+    """Unpack [rows, C] int32 words of AutoAWQ to [rows, 8 C] codes in natural column order."""
     shifts = torch.tensor([4 * AWQ_COLUMNS.index(i) for i in range(8)], device=words.device)
     codes = (words.unsqueeze(-1) >> shifts.to(torch.int32)) & 15
     return codes.to(torch.uint8).view(words.shape[0], -1)
@@ -149,8 +147,10 @@ def from_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) 
 def to_awq(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes [N, K], scales and zeros [N, G] as AutoAWQ stores them: (qweight, qzeros, scales). For
-    random checkpoints and tests."""
+    """Convert codes [N, K], scales and zeros [N, G] to AutoAWQ's (qweight, qzeros, scales).
+
+    For random checkpoints and tests.
+    """
 
     def words(values: torch.Tensor) -> torch.Tensor:
         columns = values.to(torch.int64).view(values.shape[0], -1, 8)[..., list(AWQ_COLUMNS)]

@@ -1,8 +1,8 @@
-"""Device functions that the W4 products share: loads of packed tiles and their unpacking.
+"""Device functions that the int4 gemms share: loads of packed tiles and their unpacking.
 
 Written so that after reshape and permute the layout of the load is the layout of the matrix
-operand; each inline instruction sequence has a pure twin, taken in the interpreter (`ASM` False).
-Layout: w4_pack.py.
+operand; each inline instruction sequence has a twin in plain Triton for the interpreter (`ASM` False).
+Layout: pack.py.
 """
 
 import triton
@@ -31,7 +31,7 @@ SCALED_ASM = tl.constexpr("""{
 
 @triton.jit
 def load_bytes(codes, block, WARPS: tl.constexpr):
-    """One row block, `WARPS` groups from byte offset `block`: int8 [16, 64] or [WARPS, 16, 64]."""
+    """Load one row block, `WARPS` groups from byte offset `block`: int8 [16, 64] or [WARPS, 16, 64]."""
     i = tl.arange(0, WARPS * 1024)
     if WARPS == 1:
         w = tl.load(codes + block + i, eviction_policy="evict_first")
@@ -46,8 +46,10 @@ def load_bytes(codes, block, WARPS: tl.constexpr):
 
 @triton.jit
 def load_pairs(codes, block, WARPS: tl.constexpr):
-    """As `load_bytes`, as int16 of two bytes each (`codes` an int16 pointer, `block` in int16
-    units): [16, 32] or [WARPS, 16, 32]."""
+    """As `load_bytes`, but int16 of two bytes each: [16, 32] or [WARPS, 16, 32].
+
+    `codes` is an int16 pointer, `block` counts int16.
+    """
     i = tl.arange(0, WARPS * 512)
     if WARPS == 1:
         w = tl.load(codes + block + i, eviction_policy="evict_first")
@@ -61,28 +63,28 @@ def load_pairs(codes, block, WARPS: tl.constexpr):
 
 
 @triton.jit
-def load_steps(steps, block, WARPS: tl.constexpr):
-    """Scale and zero of 16 rows: int32 [16] or [WARPS, 16]."""
+def load_scale_zeros(scale_zeros, block, WARPS: tl.constexpr):
+    """Load scale and zero of 16 rows: int32 [16] or [WARPS, 16]."""
     n = tl.arange(0, 16)
     if WARPS == 1:
-        return tl.load(steps + block + n)
+        return tl.load(scale_zeros + block + n)
     else:
-        return tl.load(steps + block + tl.arange(0, WARPS)[:, None] * 16 + n[None, :])
+        return tl.load(scale_zeros + block + tl.arange(0, WARPS)[:, None] * 16 + n[None, :])
 
 
 @triton.jit
-def scale_of(step):
-    return (step & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+def scale_of(scale_zero):
+    return (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def zero_of(step):
-    return (step >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+def zero_of(scale_zero):
+    return (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def nibbles(w, ASM: tl.constexpr):
-    """int8 -> (code of k, 16 * (code of k+64 - 8)), both int8: two operations for eight weights."""
+    """Unpack int8 to (code of k, 16 * (code of k+64 - 8)), both int8: two operations for eight weights."""
     if ASM:
         low, high = tl.inline_asm_elementwise(
             "and.b32 $0, $2, 0x0f0f0f0f; and.b32 $1, $2, 0xf0f0f0f0;",
@@ -100,8 +102,10 @@ def nibbles(w, ASM: tl.constexpr):
 
 @triton.jit
 def halves(w, ASM: tl.constexpr):
-    """int16 of two bytes -> four fp16: 1024 + code of the first and second byte, 64 + code of their
-    k+64. Five operations for eight weights."""
+    """Unpack int16 of two bytes to four fp16: 1024 + code of each byte's k, then 64 + code of its k+64.
+
+    Five operations for eight weights.
+    """
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             """{
@@ -128,7 +132,7 @@ def halves(w, ASM: tl.constexpr):
 
 @triton.jit
 def inverse_rms(squares, m, valid, eps, G: tl.constexpr, G_POW2: tl.constexpr):
-    """1 / rms of the rows `m` from G partial sums of squares each, [M, G]: fp32 like `m`."""
+    """Compute 1 / rms of the rows `m` from G partial sums of squares each, [M, G]: fp32 like `m`."""
     j = tl.arange(0, G_POW2)
     inside = valid[:, None] & (j < G)[None, :]
     parts = tl.load(squares + m[:, None] * G + j[None, :], mask=inside, other=0.0)

@@ -1,10 +1,9 @@
-"""How each W4 product is cut: blocks, warps, depth and splits by form, shape and rows.
+"""Tile configs of the int4 gemms by kernel variant, weight shape and row count.
 
-The figures for the shapes of a 7B model were measured on an H200, inside the chain of a whole model
-(the best alone is often not the best in the chain); others follow the rule they suggest: the whole
-grid in one wave,
-35 to 50 KB of weights on their way for each multiprocessor, splits of K where N alone gives too few
-programs.
+Those for the shapes of a 7B model were measured on an H200, inside the kernel chain of a whole model
+(the best alone is often not the best in the chain). Others follow the rule that they suggest: the
+whole grid in one wave, 35 to 50 KB of weights in flight for each multiprocessor, splits of K where N
+alone gives too few programs.
 """
 
 from dataclasses import dataclass
@@ -20,19 +19,21 @@ _LIMITS: tuple[tuple[int, GemmVariant], ...] = ((8, "int8"), (16, "fp16"), (1024
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """One cut. `blocks`: row blocks of 16 output features a warp owns. `warps`: warps that share
-    them along K (int8, fp16), or row blocks side by side (many: 4 or 8). `depth`: chunks loaded
-    before the first is used (many: pipeline stages). `splits`: programs along K. `registers`:
-    bound for the compiler, 0: none."""
+    """Launch configuration of an int4 gemm."""
 
     blocks: int
+    """Row blocks of 16 output features per warp."""
     warps: int
+    """Warps that share the blocks along K (int8, fp16), or along N with blocks of their own (tiled: 4 or 8)."""
     depth: int
+    """Chunks loaded before the first is used (tiled: pipeline stages)."""
     splits: int
+    """Programs along K."""
     registers: int = 0
+    """Register limit for the compiler; 0: none."""
 
     def fits(self, n: int, k: int, *, wide: bool = False) -> bool:
-        """Whether the cut divides a weight of N x K (`wide`: the many form, warps along N)."""
+        """Return whether the config divides a weight of N x K (`wide`: the tiled variant, warps along N)."""
         groups = k // GROUP
         if wide:
             return n % (16 * self.blocks * self.warps) == 0 and self.splits <= groups
@@ -50,8 +51,7 @@ class TileConfig:
 
 
 def variant_for(rows: int) -> GemmVariant:
-    """The fastest form for a number of rows, each on an H200; `dense`: dequantize, then the
-    library."""
+    """Choose the fastest variant for a row count on an H200; `dequant`: dequantize, then the library."""
     for limit, variant in _LIMITS:
         if rows <= limit:
             return variant
@@ -90,21 +90,23 @@ _CLASSES: dict[GemmVariant, tuple[int, ...]] = {
 
 
 def row_class(variant: GemmVariant, rows: int) -> int:
-    """The largest row count that shares a cut, and so its bits per row, with this one."""
+    """Return the largest row count with the same tile config as this one, and so the same bits per row."""
     limits = _CLASSES.get(variant, ())
     for limit in limits:
         if rows <= limit:
             return limit
     raise ValueError(
-        f"rows: {rows} are more than the {variant} form takes, at most {max(limits, default=0)}"
+        f"rows: {rows} are more than the {variant} variant takes, at most {max(limits, default=0)}"
     )
 
 
 @lru_cache(maxsize=512)
 def tile_config_for(variant: GemmVariant, rows: int, n: int, k: int, sms: int) -> TileConfig:
-    """The tile config of the int8 and fp16 forms (`many`: gemm_tiled.cut_for) for a weight of N x K.
-    Depends on rows only through `row_class`, so that rows of a class are bit-equal. ValueError
-    where no cut divides the weight."""
+    """Choose the tile config of the int8 and fp16 variants (tiled: gemm_tiled.tile_config_for) for a weight.
+
+    Depends on rows only through `row_class`, so that rows of a class are bit-equal. ValueError if no config
+    divides the weight.
+    """
     size = row_class(variant, rows)
     found = _MEASURED.get((variant, size), {}).get((n, k))
     if found is not None:
@@ -113,7 +115,7 @@ def tile_config_for(variant: GemmVariant, rows: int, n: int, k: int, sms: int) -
 
 
 def _narrow(size: int, n: int, k: int, sms: int) -> TileConfig:
-    """int8 and fp16: about 10 warps a multiprocessor, no split longer than needed for that."""
+    """int8 and fp16: about 10 warps per multiprocessor, no split longer than that requires."""
     groups = k // GROUP
     blocks = 2 if size > 4 and n % 32 == 0 else 1
     warps = next(w for w in ((2, 1) if size > 4 else (4, 2, 1)) if groups % w == 0)

@@ -1,5 +1,4 @@
-"""The first four kernels of the sampler: process the logits, and find the tokens that may win. See
-sample.py."""
+"""First four kernels of the sampler: process the logits and collect the candidate tokens (see sample.py)."""
 
 import triton
 import triton.language as tl
@@ -101,8 +100,7 @@ def process_kernel(
 
 @triton.jit
 def row_best(blocks, p, which, B, B_POW2: tl.constexpr):
-    """(maximum over the row, natural logarithm of its mass of exp(z - maximum), maxima of the
-    blocks)."""
+    """Return the row's maximum, ln of its mass of exp(z - maximum), and the maxima of the blocks."""
     b = tl.arange(0, B_POW2)
     tops = tl.load(blocks + (p * FIGURES + which) * B + b, mask=b < B, other=float("-inf"))
     masses = tl.load(blocks + (p * FIGURES + which + 1) * B + b, mask=b < B, other=0.0)
@@ -119,7 +117,7 @@ def _mix(x):
 
 @triton.jit
 def gumbel(key, token):
-    """Standard Gumbel noise of a token: -ln(-ln(1 - v)), v from the hash
+    """Compute standard Gumbel noise of a token: -ln(-ln(1 - v)), v from the hash
     (localchat/backend_api/sampling/gumbel.py)."""
     h = _mix(key + (token.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15) >> 32
     v = tl.minimum(
@@ -137,14 +135,14 @@ def gumbel(key, token):
 
 @triton.jit
 def noise(key, position):
-    """The key of a draw: the last step of `noise.draw_key`."""
+    """Compute the key of a draw: the last step of `gumbel.draw_key`."""
     x = _mix((key.to(tl.uint64) ^ position.to(tl.uint64)) + 0x9E3779B97F4A7C15)
     return x ^ (x >> 31)
 
 
 @triton.jit
 def depths():
-    """16 down to 1 nats below the best, in steps of a fifth."""
+    """List the depths: 16 down to 1 nats below the best, in steps of a fifth."""
     return tl.exp2(4.0 - 0.26666668 * tl.arange(0, DEPTHS).to(tl.float32))
 
 
@@ -233,7 +231,7 @@ def collect_kernel(
             needed = k.to(tl.float32)
         depth = tl.min(tl.where(within >= needed, depths(), DEEPEST), 0)
         if k == 0:
-            # what cannot win is left out: the lowest of a prefix, so the others' sums stay the same
+            # tokens that cannot win are left out: the lowest of a prefix, so the others' sums stay the same
             depth = tl.minimum(
                 depth, tl.minimum(tl.load(floats + slot * 8 + 1), -tl.load(floats + slot * 8 + 4))
             )
@@ -251,7 +249,7 @@ def collect_kernel(
 
 @triton.jit
 def greedy(z, tops, V, BLOCK: tl.constexpr, B_POW2: tl.constexpr):
-    """Lowest id of the largest value: of the first block that has it."""
+    """Find the lowest id of the largest value: in the first block that has it."""
     b = tl.arange(0, B_POW2)
     best = tl.max(tops, 0)
     block = tl.min(tl.where(tops == best, b, B_POW2), 0)
@@ -262,7 +260,7 @@ def greedy(z, tops, V, BLOCK: tl.constexpr, B_POW2: tl.constexpr):
 
 @triton.jit
 def race(blocks, p, B, B_POW2: tl.constexpr):
-    """The winner among the blocks' winners."""
+    """Find the winner among the blocks' winners."""
     b = tl.arange(0, B_POW2)
     place = blocks + (p * FIGURES + 4) * B + b
     score = tl.load(place, mask=b < B, other=float("-inf"))

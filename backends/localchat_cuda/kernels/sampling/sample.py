@@ -1,21 +1,22 @@
-"""Drawing tokens on the GPU by the contract of localchat/backend_api/sampling/reference.py: the same token ids,
-except where two scores or a sum and its threshold come within rounding of each other (about 1e-6).
+"""Token sampling on the GPU, with the same token ids as localchat/backend_api/sampling/reference.py.
 
-Letters: P points (places whose token is drawn), R rows of logits, V vocabulary, B = V / 1024
+The exceptions are two scores, or a sum and its threshold, within rounding of each other (about 1e-6).
+
+Letters: P points (positions whose token is drawn), R rows of logits, V vocabulary, B = V / 1024
 blocks, S slots of the state table, C = 16,384 candidates.
 
 Five kernels, no synchronisation with the CPU, no sort:
-1. `tally_kernel` (P, tokens / 1024): counts of the tokens before a point, where any is penalised.
+1. `tally_kernel` (P, tokens / 1024): counts of the tokens before a point, if any is penalised.
 2. `process_kernel` (P, B): bias, mask, penalties; per block the maximum and the mass of exp.
-3. `measure_kernel` (P, B): per block, where there is no filter but min-p, the winner of the draw;
+3. `measure_kernel` (P, B): per block, if min-p is the only filter, the winner of the draw;
    else how many tokens, or how much mass, lie within each of 16 depths below the best.
 4. `collect_kernel` (P, B): the tokens down to the first depth that suffices, in any order, into a
    list of at most C.
-5. `_draw_kernel` (P,): the filters and the draw over that list. Where the list cannot hold what a
-   filter looks at (flat distributions, typical-p without top-k) the same code walks the row.
+5. `_draw_kernel` (P,): the filters and the draw over that list. If the list cannot hold the tokens that a
+   filter needs (flat distributions, typical-p without top-k) the same code scans the row.
 
 A filter keeps a prefix of some order, so it is a search for the prefix's last element: halving the
-range of the 64-bit key (order, token id), with the range pulled in to elements that exist. Masses
+range of the 64-bit key (order, token id), with the range clipped to elements that exist. Masses
 are summed as integers (40 fractional bits): the order of the candidates changes no bit. Noise:
 localchat/backend_api/sampling/gumbel.py. Gumbel-max without softmax: vLLM's model runner; threshold search:
 FlashInfer.
@@ -55,7 +56,7 @@ from localchat_cuda.kernels.sampling.state import (
 
 @triton.jit
 def _key(x, token):
-    """int64 that rises as x falls; among equals with the token id."""
+    """Compute an int64 that rises as x falls; among equals with the token id."""
     bits = x.to(tl.int32, bitcast=True)
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return ((-1 - rising).to(tl.int64) << 32) | token.to(tl.int64)
@@ -63,8 +64,7 @@ def _key(x, token):
 
 @triton.jit
 def _chunk(values, ids, whole, n, c, CHUNK: tl.constexpr):
-    """Values and ids of one stretch of the list or, if `whole` is 1, of the row itself;
-    -inf past its end."""
+    """Load values and ids of one chunk of the list or, if `whole` is 1, of the row; -inf past its end."""
     at = c * CHUNK + tl.arange(0, CHUNK)
     inside = at < n
     x = tl.load(values + at, mask=inside, other=float("-inf"))
@@ -79,13 +79,13 @@ def _weight(x, best):
 
 @triton.jit
 def _distance(x, token, best, mean):
-    """The key of typical-p: rises with the distance of x - best from its mean."""
+    """Compute the key of typical-p: rises with the distance of x - best from its mean."""
     return _key(-tl.abs((x - best) - mean), token)
 
 
 @triton.jit
 def _kept(x, token, best, limit, far, mean):
-    """What top-k (keys up to `limit`) and typical-p (distances up to `far`) keep."""
+    """Mark tokens within top-k (keys up to `limit`) and typical-p (distances up to `far`)."""
     return (
         (x > float("-inf")) & (_key(x, token) <= limit) & (_distance(x, token, best, mean) <= far)
     )
@@ -93,7 +93,7 @@ def _kept(x, token, best, limit, far, mean):
 
 @triton.jit
 def _total(values, ids, whole, n, best, limit, far, mean, CHUNK: tl.constexpr, FALL: tl.constexpr):
-    """Sum of the masses of what is kept; FALL: of the masses times best - x."""
+    """Sum the masses of the kept tokens; FALL: of the masses times best - x."""
     total = tl.zeros((CHUNK,), tl.int64)
     for c in range(tl.cdiv(n, CHUNK)):
         x, token = _chunk(values, ids, whole, n, c, CHUNK)
@@ -111,9 +111,11 @@ def _search(
     values, ids, whole, n, best, limit, far, mean, needed,
     CHUNK: tl.constexpr, MASS: tl.constexpr, TYPICAL: tl.constexpr,
 ):  # fmt: skip
-    """Key of the last element of the shortest prefix whose weights (tokens, or masses) sum to
-    `needed` or more, among what is kept; the order is that of falling x, or of rising distance.
-    All, if the sum is never reached."""
+    """Find the key of the last element of the shortest prefix whose weights sum to `needed` or more.
+
+    Weights are tokens or masses of the kept tokens; the order is that of falling x, or of rising distance. All
+    tokens if the sum is never reached.
+    """
     low = tl.full((), LOWEST, tl.int64)
     high = tl.full((), HIGHEST, tl.int64)
     # low: its prefix is too short. high: its prefix suffices, or it lies past the last element.
@@ -148,12 +150,12 @@ def _sample(
     row, listed, ids, n, V, best, mass, inverse, k, reach, typical, top_p, drop, seed,
     C: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The filters and the draw of one point."""
+    """Apply the filters and draw the token of one point."""
     needed = (top_p.to(tl.float64) * mass.to(tl.float64) * FRACTION).to(tl.int64)
     limit = tl.full((), HIGHEST, tl.int64)
     far = tl.full((), HIGHEST, tl.int64)
     mean = best * 0.0
-    # the list serves where it holds everything that a filter looks at
+    # use the list if it holds every token that a filter needs
     if k > 0:
         whole = (n > C) | ((n < k) & (n < V))
     elif typical < 1.0:
@@ -290,7 +292,7 @@ def draw(
     logits [R, V] fp32, fp16 or bf16, only read. Per point, int32 [P]: its row of logits, its slot
     of `settings`, the position of the drawn token in its sequence. Results: tokens int32 [P] (-1:
     nothing to draw), logprobs fp32 [P] of the raw logits, normalizers fp32 [P], so that row -
-    normalizer are all log probabilities. known: wanted when any point is penalised. masks int32 [N,
+    normalizer are all log probabilities. known: required if any point is penalised. masks int32 [N,
     words] with mask_rows int32 [P] (-1: no mask).
     """
     check(logits, rows, slots, positions, settings, scratch)

@@ -1,5 +1,4 @@
-"""What the sampler's kernels read and write: settings of each slot, known tokens, workspace. See
-sample.py."""
+"""Inputs and workspace of the sampler's kernels: per-slot settings, known tokens, scratch (see sample.py)."""
 
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ FIELDS = (
     "frequency",
     "presence",
 )
-"""Columns of `Settings.floats`. inverse_temperature: float32(1 / temperature), 0.0 for greedy.
+"""Columns of `SamplingTensors.floats`. inverse_temperature: float32(1 / temperature), 0.0 for greedy.
 reach: how far below the best a candidate can still win, REACH * temperature, inf with typical-p.
 drop: ln(min_p), -inf for none."""
 SEEN = tl.constexpr(1 << 30)
@@ -29,7 +28,7 @@ DEPTHS = tl.constexpr(16)
 DEEPEST = tl.constexpr(16.0)
 FIGURES = tl.constexpr(6 + 16)
 """Rows of `Scratch.blocks`: raw maximum and mass, processed maximum and mass, score and id of the
-block's winner, and what lies within each depth: tokens where there is a top-k, else mass."""
+block's winner, and the count within each depth: tokens if there is a top-k, else mass."""
 FRACTION = tl.constexpr(1099511627776.0)
 LARGEST = tl.constexpr(3.4028234663852886e38)
 LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
@@ -38,16 +37,20 @@ HIGHEST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """Sampling of each slot. floats fp32 [S, 8] (FIELDS), top_k int32 [S] (0: off), keys int64 [S]:
-    `noise.draw_key` before its last step, mix(mix(seed + G) ^ choice + G). bias_counts int32 [S],
-    bias_ids int32 and bias_values fp32 [S, width]."""
+    """Sampling settings of each slot."""
 
     floats: torch.Tensor
+    """fp32 [S, 8], columns FIELDS."""
     top_k: torch.Tensor
+    """int32 [S]; 0: off."""
     keys: torch.Tensor
+    """int64 [S]: `gumbel.draw_key` before its last step, mix(mix(seed + G) ^ choice + G)."""
     bias_counts: torch.Tensor
+    """int32 [S]."""
     bias_ids: torch.Tensor
+    """int32 [S, width]."""
     bias_values: torch.Tensor
+    """fp32 [S, width]."""
 
     @staticmethod
     def empty(slots: int, bias: int, device: torch.device) -> "SamplingTensors":
@@ -66,18 +69,19 @@ class SamplingTensors:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyTokens:
-    """For penalties: tokens int32 [S, context], the known tokens of each slot; prompts int32 [S],
-    how many of them are prompt; counts int32 [P, V], scratch."""
+    """Tokens that penalties count."""
 
     tokens: torch.Tensor
+    """int32 [S, context]: the known tokens of each slot."""
     prompts: torch.Tensor
+    """int32 [S]: how many of them are prompt."""
     counts: torch.Tensor
+    """int32 [P, V]: scratch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Workspace for P points: processed logits, block figures [P, 22, B], the candidates and their
-    number."""
+    """Workspace for P points."""
 
     z: torch.Tensor
     blocks: torch.Tensor
@@ -104,7 +108,7 @@ def check(
     settings: SamplingTensors,
     scratch: Scratch,
 ) -> None:
-    """ValueError naming the argument that the kernels could not read."""
+    """Raise ValueError with the name of an argument that the kernels cannot read."""
     vocabulary, device = logits.shape[1], logits.device
     points, slot_count = rows.shape[0], settings.top_k.shape[0]
     whole = (torch.int32,)

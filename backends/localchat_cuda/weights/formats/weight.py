@@ -65,7 +65,7 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
         raise ValueError("parts of one gemm have their columns sorted differently")
     return w4_pack.W4(
         torch.cat([each.codes for each in packed]),
-        torch.cat([each.steps for each in packed]),
+        torch.cat([each.scale_zeros for each in packed]),
         first.order,
     )
 
