@@ -1,4 +1,4 @@
-"""Interface of the answer parsers: the parts of an answer, and the search for tags in streamed text."""
+"""Interface of the answer parsers, and the search for tags in streamed text."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ def find_first(text: str, tags: Iterable[str]) -> tuple[int, str]:
 
 
 def partial_tag_start(text: str, tags: tuple[str, ...]) -> int:
-    """Where an incomplete tag begins at the end of the text; the text's length if there is none."""
+    """Find an incomplete tag at the end of the text; the text's length if there is none."""
     longest = max((len(tag) for tag in tags), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):
         if any(tag.startswith(text[at:]) for tag in tags):

@@ -51,7 +51,7 @@ class TemplateFormat:
 
     @cached_property
     def tool_call_family(self) -> ToolCallFamily:
-        """Family by the template's source, or by a call as it renders one if the source is ambiguous."""
+        """Family by the template's source, or by a rendered call if that is ambiguous."""
         family = family_of(self._sources)
         if family.name in UNSURE and "tool" in self._sources:
             by_call = family_of(self._probe_for(with_tools=True).rendered_call)

@@ -134,7 +134,7 @@ def _id(text: str, convention: ToolCallConvention) -> str:
 
 
 def _mapping(text: str) -> dict[str, Any] | str:
-    """The arguments as a mapping, or as text if they are not one: a model may write anything."""
+    """Parse arguments as a mapping, or keep the text: a model may write anything."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

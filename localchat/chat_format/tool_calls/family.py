@@ -1,4 +1,4 @@
-"""Syntax of tool calls: how a family of models writes them, and the tags by which they are found."""
+"""Syntax of a family's tool calls, and the tags by which they are found."""
 
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Bodies of tool calls: their interface, and the body that is a JSON object with name and arguments.
+"""Interface of the bodies of tool calls, and the body that is a JSON object.
 
 JsonValue and JsonString read JSON piece by piece and repair what models get wrong: a comma before a closing
 bracket, line breaks in strings. They take text in runs, not letter by letter: an argument may be a file of a

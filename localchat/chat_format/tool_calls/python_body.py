@@ -1,4 +1,4 @@
-"""Body of a tool call that begins with the name; the text after it shows the notation of the arguments."""
+"""Body of a tool call that begins with the name, with arguments in one of several notations."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -22,7 +22,7 @@ _DECLARES_OTHER = re.compile(r'\bstring="false"|\btype="(?!string")')
 
 
 class XmlBody(IncrementalBody):
-    """Reads a call from its first tag on, or from its name if the syntax has no tag before it."""
+    """Reads a call from its first tag on, or from its name if that has no tag."""
 
     def __init__(self, syntax: TagSyntax, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(schemas)
@@ -228,7 +228,7 @@ class XmlBody(IncrementalBody):
 
 
 def _python(text: str) -> object:
-    """A list or dict as Python prints it, which some templates teach; None if it is not one."""
+    """Parse a list or dict as Python prints it, which some templates teach; None otherwise."""
     if len(text) > _MAX_PYTHON or text[:1] not in ("{", "["):
         return None
     try:
