@@ -1,6 +1,4 @@
-"""facts.json is current, consistent, and agrees with the program wherever the program exists
-already.
-"""
+"""facts.json is current, consistent, and agrees with the program."""
 
 import importlib
 import importlib.util
@@ -56,6 +54,12 @@ def test_every_topic_has_an_answer_a_source_and_ways_to_ask() -> None:
         assert topic["answer"], topic["id"]
         assert topic["source"], topic["id"]
         assert any(topic.get(k) for k in ("do", "ask", "what")), topic["id"]
+
+
+def test_sources_of_topics_exist() -> None:
+    for topic in TOPICS:
+        for path in re.findall(r"[\w./-]+/[\w./-]+|[\w-]+[.](?:md|py|toml)", topic["source"]):
+            assert (ROOT / path).exists(), (topic["id"], path)
 
 
 def test_every_pattern_parses_and_names_only_what_exists() -> None:

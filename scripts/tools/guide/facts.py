@@ -1,8 +1,10 @@
-"""The table of facts behind the built-in guide, and the phrasings of its questions: facts.json.
+"""Builds facts.json, the table of facts for the built-in guide and the phrasings of its questions.
 
-Single source: topics/*.toml (one topic is one fact with its answer and the ways to ask for it) and
-the tables of arithmetic.py. `python scripts/tools/guide/facts.py` writes facts.json, which is all that training
-needs.
+Sources: topics/*.toml (a topic is one fact with its answer and the ways to ask for it) and the tables of
+arithmetic.py. `python scripts/tools/guide/facts.py` writes facts.json, which is all that training needs.
+
+The texts are newer than localchat/guide/guide.gguf: its next training brings in the wording and the messages
+of 2026-11-23. Until then it answers with the older ones, such as "parked" for KV that is swapped to RAM.
 """
 
 import json
@@ -35,7 +37,7 @@ WORD_FILES: Final = (
     "lexicon", "words", "frames", "sums", "refusals", "copying", "leaning", "foreign", "pastes",
 )  # fmt: skip
 
-# What the program accepts, as the issues fix it; a test compares it with the program.
+# The program's verbs and flags, written by hand; a test compares them with the program.
 VERBS: Final = [
     "run",
     "pull",
@@ -162,7 +164,7 @@ EXIT_CODES: Final = {
     4: ("DOES_NOT_FIT", "the model does not fit in memory; `localchat fit MODEL` says what would"),
     5: ("NETWORK", "the network failed, or a checksum did not match"),
     6: ("CONTEXT_EXCEEDED", "the prompt exceeds the context: shorten it, or try q8_0 KV"),
-    130: ("INTERRUPTED", "interrupted by Ctrl+C; what was said is kept"),
+    130: ("INTERRUPTED", "interrupted by Ctrl+C; the partial answer is kept"),
 }  # fmt: skip
 EXIT_REASONS: Final = {
     0: "everything went well|it worked|no error",
@@ -179,9 +181,9 @@ EXIT_HELP: Final = {
     1: "@command.doctor", 2: "@flag.all", 3: "@pull.missing", 4: "@advice.oom", 5: "@pull.resume",
     6: "@advice.long",
 }  # fmt: skip
-"""What answers "how do I fix that?" after an exit code."""
+"""The topic that answers "how do I fix that?" after an exit code."""
 
-# name as written, ways to say it; sizes in billions of parameters
+# Name as written, ways to say it, sizes in billions of parameters.
 FAMILIES: Final = {
     "qwen2.5": ("qwen2.5|qwen 2.5|qwen25", "0.5 1.5 3 7 14 32 72"),
     "qwen3": ("qwen3|qwen 3", "0.6 1.7 4 8 14 32"),
@@ -202,16 +204,16 @@ BARE: Final = {
         "qwen2.5:72b"
     ),
 }
-"""Names of families without a version, and which model of the catalogue is meant by a size."""
+"""Family names without a version, and the catalogue's model for each size."""
 
 
 def read_toml(name: str) -> dict[str, Any]:
-    """One file of the folder `topics`."""
+    """Read one file of the folder `topics`."""
     return tomllib.loads((HERE / "topics" / f"{name}.toml").read_text("utf-8"))
 
 
 def exit_topics() -> list[dict[str, Any]]:
-    """One topic an exit code; the wording is that of errors.py."""
+    """One topic per exit code."""
     forms = read_toml("exit")
     topics = []
     for code, (_, words) in EXIT_CODES.items():
@@ -219,7 +221,7 @@ def exit_topics() -> list[dict[str, Any]]:
         topics.append({
             "id": f"exit.{code}",
             "group": "exit",
-            "source": "errors.py",
+            "source": "localchat/errors.py",
             "shorts": [str(code), f"code {code}", f"exit code {code}"],
             "answer": f"Exit code {code}: {words}.",
             "ask": [pattern.format(**values) for pattern in forms["ask"]],
@@ -230,7 +232,7 @@ def exit_topics() -> list[dict[str, Any]]:
 
 
 def commands_in(text: str) -> list[str]:
-    """Every `localchat ...` command that a text holds in backticks or in a code block."""
+    """Find every `localchat ...` command in backticks or in a code block of a text."""
     found: list[str] = []
     for i, part in enumerate(re.split(r"^```.*$", text, flags=re.M)):
         found += part.splitlines() if i % 2 else re.findall(r"`([^`\n]+)`", part)
@@ -239,7 +241,7 @@ def commands_in(text: str) -> list[str]:
 
 
 def build() -> dict[str, Any]:
-    """The whole table, ready for JSON."""
+    """Build the whole table, ready for JSON."""
     topics: list[dict[str, Any]] = []
     for name in TOPIC_FILES:
         topics += read_toml(name)["topic"]

@@ -67,7 +67,7 @@ class Rates:
             return f"At most about {value} tok/s: {width} / {size}, {WHY}."
         return (
             f"Divide: {width} / {size} tok/s at most, bandwidth over the bytes of the weights. "
-            "That sum is not in my table; `localchat fit MODEL` expects a speed for this machine."
+            "That sum is not in my table; `localchat fit MODEL` predicts the speed on this machine."
         )
 
     def _speed(self, rng: Random) -> tuple[str, str, Sum]:

@@ -323,8 +323,8 @@ class Sums:
             said, answer = form.format(c=said, g=gb), self.facts["memory"][gb]
         else:
             some = ", ".join(map(str, sizes[:-1]))
-            answer = f"There are several {card}, with {some} and {sizes[-1]} GB: say which one. "
-            answer += "`localchat fit MODEL` reads the memory of this machine by itself."
+            answer = f"There are several {card}, with {some} and {sizes[-1]} GB: which one is it? "
+            answer += "`localchat fit MODEL` measures the memory of this machine."
         text = self._say(rng.choice(self.ask["cards"]), rng, c=said)
         return roughen(text, rng), answer, Sum("memory", gb, "")
 
