@@ -87,11 +87,11 @@ def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -
 
 @command.command("show")
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the figures.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the metrics.")
 @click.option("--tree", is_flag=True, help="All branches; with text, as an outline.")
 @click.pass_obj
 def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
-    """Show a conversation as text, or with --json every message with its figures."""
+    """Show a conversation as text, or with --json every message with its metrics."""
     from localchat.chat.export import as_data, as_markdown
 
     with _opened(app) as history:
@@ -107,7 +107,7 @@ def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
 @command.command("export")
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
 @click.option("-o", "--output", metavar="FILE", help="Write to this file; otherwise to stdout.")
-@click.option("--json", "as_json", is_flag=True, help="JSON with all branches and figures.")
+@click.option("--json", "as_json", is_flag=True, help="JSON with all branches and metrics.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.pass_obj
 def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: bool) -> None:

@@ -73,7 +73,7 @@ _SWITCHES = (
     _Flag(
         "head_int8", ("--head-int8/--head-exact",), "", "Round the head to 8 bits (CUDA backend)."
     ),
-    _Flag("stats", ("--stats/--no-stats",), "", "A line of figures after the answer."),
+    _Flag("stats", ("--stats/--no-stats",), "", "A line of metrics after the answer."),
     _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
     _Flag("offline", ("--offline/--no-offline",), "", "Never use the network."),

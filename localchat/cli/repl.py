@@ -58,7 +58,7 @@ _HELP: Final = """\
 /compact        have the model summarize the older part, and send the summary instead
 /everything     send all messages again that were left out or summarized
 /export FILE    write the conversation to FILE: Markdown, or JSON if it ends in .json
-/stats          the figures of the last answer
+/stats          the metrics of the last answer
 /quit           leave (also Ctrl+D)
 \"\"\"             begins and ends a text of several lines
 Ctrl+C          stops the answer and keeps the text so far"""
@@ -413,7 +413,7 @@ class Repl:
                 write(session.conversation.system or "there are no instructions")
             case "/stats":
                 done = session.status.done
-                write(stats_line(done) if done else "there are no figures yet")
+                write(stats_line(done) if done else "there are no metrics yet")
                 write(self._engine.info().why)
             case "/undo":
                 self._question()

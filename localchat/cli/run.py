@@ -61,7 +61,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
         click.option(
             "--raw-prompt", is_flag=True, help="Send the prompt without the chat template."
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object with figures."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object with metrics."),
         click.option(
             "-x", "--extract", is_flag=True, help="Print the first fenced code block only."
         ),

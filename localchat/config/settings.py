@@ -151,7 +151,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "n": Key("--n", "a whole number from 1 to 16", "How many answers."),
     "think": Key("--think", "auto, on or off", "Whether the model reasons before it answers."),
     "hide_reasoning": Key("--hide-reasoning", _YES_NO, "Do not show the reasoning."),
-    "stats": Key("--stats", _YES_NO, "One line of figures after the answer."),
+    "stats": Key("--stats", _YES_NO, "One line of metrics after the answer."),
     "quiet": Key("-q", _YES_NO, "Nothing on stderr but errors and what was asked for."),
     "color": Key("--no-color", _YES_NO, "Colours on a terminal."),
     "offline": Key("--offline", _YES_NO, "Never use the network."),

@@ -32,7 +32,7 @@ COMMANDS: Final = (
     Command("copy", "[N|code]", "Copy the last answer, the last N messages, or the last code."),
     Command("export", "[FILE]", "Write the conversation to a file: Markdown, or JSON by its name."),
     Command("search", "[TEXT]", "Find text in this conversation."),
-    Command("stats", "", "The figures of the last answer, and the panel."),
+    Command("stats", "", "The metrics of the last answer, and the panel."),
     Command("fit", "[MODEL]", "Say whether a model fits into memory."),
     Command("pull", "NAME", "Fetch a model while the chat goes on.", required=True),
     Command("help", "", "Keys and commands.", aliases=("?",)),

@@ -314,7 +314,7 @@ class CommandHandlers:
     def _do_stats(self, _: str) -> None:
         node = self._screen.session.last_answer()
         done = node.metrics.done if node is not None and node.metrics is not None else None
-        self._screen.session.notice(stats_line(done) if done else "There are no figures yet.")
+        self._screen.session.notice(stats_line(done) if done else "There are no metrics yet.")
         self._screen.show_panel()
 
     # ------------------------------------------------------------------ screens

@@ -67,7 +67,7 @@ KEYS: Final = (
     KeyBinding("view.up", "pageup", "page(-1)", "Page up"),
     KeyBinding("view.down", "pagedown", "page(1)", "Page down"),
     KeyBinding("view.end", "ctrl+end", "to_end", "Go to the end"),
-    KeyBinding("view.panel", "ctrl+o", "panel", "Show or hide the panel of figures"),
+    KeyBinding("view.panel", "ctrl+o", "panel", "Show or hide the panel of metrics"),
     KeyBinding("screen.help", "f1", "command('/help')", "Keys and commands"),
     KeyBinding("screen.settings", "f2", "open_settings", "Settings"),
     KeyBinding("screen.models", "f3", "command('/model')", "Models"),

@@ -209,7 +209,7 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
     assert talk.shown.count("there is no question yet") == 2
     for words in (
         "there is nothing to sum up",
-        "there are no figures yet",
+        "there are no metrics yet",
         "/export takes the name of a file",
         "there is no command /nonsense",
         "there are no instructions",

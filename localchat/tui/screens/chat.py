@@ -151,7 +151,7 @@ class ChatScreen(Screen[None]):
         session = self.session
         urgent = "Esc stops" if session.busy else self._offer_hint() or self._continue_hint()
         self.status.urgent = bool(urgent)
-        self.status.hint = urgent or ("Esc closes" if self.is_covered else "^O figures  F1 help")
+        self.status.hint = urgent or ("Esc closes" if self.is_covered else "^O metrics  F1 help")
         self.status.refresh_metrics()
         self.panel.refresh_metrics()
         title = sanitize_line(title_for(session.conversation)) or "New conversation"

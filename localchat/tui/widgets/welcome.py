@@ -24,7 +24,7 @@ _MAX_EXTERNAL = 2
 _USAGE = (
     "Enter sends, Ctrl+J begins a new line",
     "/ commands · @ files · Ctrl+R conversations",
-    "Ctrl+O figures · F1 everything else",
+    "Ctrl+O metrics · F1 everything else",
 )
 _GUIDE = (
     "You're talking to the built-in guide.",
