@@ -109,7 +109,9 @@ def test_yarn_reaches_further_than_the_config_says() -> None:
 
 
 def test_columns_that_stand_still_have_cosine_one() -> None:
-    table = rope.turned(9, 128, Rotation(1e4, None, 96).radians(128, 9), torch.device("cpu"), 1.5)
+    table = rope.angle_table(
+        9, 128, Rotation(1e4, None, 96).radians(128, 9), torch.device("cpu"), 1.5
+    )
     cosines, sines = table.chunk(2, 1)
     assert table.shape == (9, 128)
     assert bool((cosines[:, 48:] == 1.0).all()) and not bool(sines[:, 48:].any())

@@ -147,11 +147,12 @@ def require(
     """
     found = tuple(tensor.shape)
     fits = len(found) == len(shape) and all(
-        wanted is None or wanted == extent for wanted, extent in zip(shape, found, strict=True)
+        expected is None or expected == extent
+        for expected, extent in zip(shape, found, strict=True)
     )
     if not fits:
-        wanted_text = "x".join("*" if extent is None else str(extent) for extent in shape)
-        raise ValueError(f"{name}: shape {wanted_text} wanted, {'x'.join(map(str, found))} given")
+        expected_text = "x".join("*" if extent is None else str(extent) for extent in shape)
+        raise ValueError(f"{name}: shape {expected_text} wanted, {'x'.join(map(str, found))} given")
     if tensor.dtype not in dtypes:
         raise ValueError(f"{name}: {' or '.join(map(str, dtypes))} wanted, {tensor.dtype} given")
     if device is not None and tensor.device != device:

@@ -8,7 +8,7 @@ adds the bias if the model has one, normalizes q and k per head if the model doe
 and k, and writes q [T, H, D] and, at each token's position in its sequence's block table, k and v.
 
     qkv       [S, T, (H + 2 J) D] fp32, fp16 or bf16: q heads, k heads, v heads
-    angles    fp32 [positions, D]: cosines of the D/2 pairs, then sines (`angles`, `turned`)
+    angles    fp32 [positions, D]: cosines of the D/2 pairs, then sines (`angles`, `angle_table`)
     positions int32 [T];  slots int32 [T]: row of the block table;  tables int32 [slots, width]
     k, v      [pages, J, P, D]: a page of one head is contiguous, as a tile of attention is;
               or FP8 bytes with `exponents` (attention/kv_fp8.py)
@@ -42,7 +42,7 @@ _ALONE = 32
 """Up to this token count each head has a program of its own."""
 
 
-def turned(
+def angle_table(
     positions: int, d: int, radians: Sequence[float], device: torch.device, magnitude: float = 1.0
 ) -> torch.Tensor:
     """Compute the table fp32 [positions, D] that the kernel reads.
@@ -65,7 +65,7 @@ def turned(
 
 def angles(positions: int, d: int, theta: float, device: torch.device) -> torch.Tensor:
     """Compute the table of an unscaled rotation of all columns."""
-    return turned(positions, d, [theta ** (-i / d) for i in range(0, d, 2)], device)
+    return angle_table(positions, d, [theta ** (-i / d) for i in range(0, d, 2)], device)
 
 
 def reference(
@@ -95,7 +95,7 @@ def reference(
     heads = total.view(t, h + 2 * j, d)
     cos, sin = table[positions.long()].view(t, 1, 2, d // 2).unbind(2)
 
-    def turn(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+    def rotate(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         if norm is not None:
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm.float()
         a, b = x[..., :half], x[..., half : 2 * half]
@@ -103,16 +103,16 @@ def reference(
         c, s = cos[..., :half], sin[..., :half]
         return torch.cat((a * c - b * s, b * c + a * s, still), -1)
 
-    q.copy_(turn(heads[:, :h], q_norm))
+    q.copy_(rotate(heads[:, :h], q_norm))
     pages = tables[slots.long(), positions.long() // page].long()
-    spots = positions.long() % page
-    keys, values = turn(heads[:, h : h + j], k_norm), heads[:, h + j :]
+    offsets = positions.long() % page
+    keys, values = rotate(heads[:, h : h + j], k_norm), heads[:, h + j :]
     if exponents is None:
-        k[pages, :, spots] = keys.to(k.dtype)
-        v[pages, :, spots] = values.to(v.dtype)
+        k[pages, :, offsets] = keys.to(k.dtype)
+        v[pages, :, offsets] = values.to(v.dtype)
         return
     for i, (held, new) in enumerate(((k, keys), (v, values))):
-        held[pages, :, spots], exponents[pages, :, spots, i] = kv_fp8.encode_reference(new)
+        held[pages, :, offsets], exponents[pages, :, offsets, i] = kv_fp8.encode_reference(new)
 
 
 @triton.jit
@@ -194,9 +194,9 @@ def _rope_kernel(
                 inverse = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
                 a = a * inverse * tl.load(gain + low, mask=inside, other=0.0).to(tl.float32)
                 b = b * inverse * tl.load(gain + high, mask=inside, other=0.0).to(tl.float32)
-            turned = a * cos - b * sin
+            rotated = a * cos - b * sin
             b = b * cos + a * sin
-            a = turned
+            a = rotated
         if head < H:
             out = q + (t * H + head) * D
             tl.store(out + low, a.to(q.dtype.element_ty), mask=inside)
@@ -213,13 +213,13 @@ def _rope_kernel(
             mark = page * mark_stride + row * 2 + second
             tl.store(exponents + mark, exponent.to(tl.uint8))
         else:
-            spot = page * page_stride + position % P * D
+            cell = page * page_stride + position % P * D
             if head < H + J:
-                out = k + spot + (head - H) * (P * D)
+                out = k + cell + (head - H) * (P * D)
                 tl.store(out + low, a.to(k.dtype.element_ty), mask=inside)
                 tl.store(out + high, b.to(k.dtype.element_ty), mask=inside)
             else:
-                out = v + spot + (head - H - J) * (P * D)
+                out = v + cell + (head - H - J) * (P * D)
                 tl.store(out + low, a.to(v.dtype.element_ty), mask=inside)
                 tl.store(out + high, b.to(v.dtype.element_ty), mask=inside)
 
@@ -238,8 +238,8 @@ def require_pages(
     """
     width = d if exponents is None else d // 2
     if pages.dim() != 4 or pages.shape[3] != width:
-        wanted = f"pages x heads x tokens x {width}"
-        raise ValueError(f"{name}: {wanted} wanted, {tuple(pages.shape)} given")
+        expected = f"pages x heads x tokens x {width}"
+        raise ValueError(f"{name}: {expected} wanted, {tuple(pages.shape)} given")
     _, heads, page, _ = pages.shape
     if pages.stride()[1:] != (page * width, width, 1) or pages.device != device or heads == 0:
         raise ValueError(f"{name}: pages of dense heads on {device} wanted")

@@ -66,7 +66,7 @@ class Pages:
     ) -> torch.Tensor:
         d = config.head_dim
         radians = rotation.radians(d, context_tokens)
-        return rope.turned(context_tokens, d, radians, self.device, rotation.magnitude)
+        return rope.angle_table(context_tokens, d, radians, self.device, rotation.magnitude)
 
     def angles(self, layer: int) -> torch.Tensor:
         """The table of cosines and sines of a layer."""

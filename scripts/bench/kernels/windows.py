@@ -62,7 +62,7 @@ def checks() -> Results:
             off = error(out, attention_reference.reference(q, k, v, batch, rules))
             found[f"many_d{d}_window{window}_cap{cap:.0f}"] = off
     q, table = torch.randn(1, 70, 6 * 128, device=GPU), Rotation(1e4, None, 96).radians(128, 300)
-    angles = rope.turned(300, 128, table, GPU, 1.2)
+    angles = rope.angle_table(300, 128, table, GPU, 1.2)
     at = torch.arange(70, dtype=torch.int32, device=GPU)
     places = torch.zeros_like(at), torch.tensor([[1, 0]], dtype=torch.int32, device=GPU)
     both = []

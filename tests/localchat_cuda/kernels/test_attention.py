@@ -15,7 +15,7 @@ from tests.support.attention_scenes import PAGE, close, numbers, scene
 @pytest.mark.parametrize(
     ("length", "splits"), [(1, 3), (63, 1), (64, 1), (64, 3), (65, 1), (65, 3), (200, 3)]
 )
-def test_decoding_is_the_reference_at_page_borders(length: int, splits: int) -> None:
+def test_decode_matches_the_reference_at_page_borders(length: int, splits: int) -> None:
     q, k, v, batch = scene([(1, length), (1, 5)], 6, 2, 64)
     partials = Partials.empty(splits, 2, 6, 64, q.device)
     out = torch.full((2, 384), float("nan"))
@@ -25,7 +25,7 @@ def test_decoding_is_the_reference_at_page_borders(length: int, splits: int) -> 
 
 
 @pytest.mark.parametrize(("h", "j", "d"), [(2, 2, 96), (3, 1, 128), (2, 1, 256), (7, 1, 64)])
-def test_drafts_of_any_width_are_verified_like_the_reference(h: int, j: int, d: int) -> None:
+def test_decode_of_several_tokens_matches_the_reference(h: int, j: int, d: int) -> None:
     work = [(3, 70), (16, 16), (1, 130)]
     q, k, v, batch = scene(work, h, j, d)
     partials = Partials.empty(2, 20, h, d, q.device)
@@ -37,7 +37,7 @@ def test_drafts_of_any_width_are_verified_like_the_reference(h: int, j: int, d: 
 
 @pytest.mark.parametrize("rules", [Rules(window=50), Rules(soft_cap=5.0), Rules(scale=0.3)])
 @pytest.mark.parametrize("many", [False, True])
-def test_windows_caps_and_scales_are_kept(rules: Rules, many: bool) -> None:
+def test_windows_soft_caps_and_scales_match_the_reference(rules: Rules, many: bool) -> None:
     work = [(9, 150)]
     q, k, v, batch = scene(work, 2, 1, 64)
     wanted = attention_reference.reference(q, k, v, batch, rules)
@@ -57,7 +57,7 @@ def test_windows_caps_and_scales_are_kept(rules: Rules, many: bool) -> None:
 @pytest.mark.parametrize(
     ("window", "d"), [(1, 64), (50, 256), (64, 64), (65, 64), (128, 64), (150, 64), (500, 64)]
 )
-def test_prompt_chunks_see_their_window_and_read_nothing_before_it(window: int, d: int) -> None:
+def test_prefill_with_a_window_reads_no_page_before_it(window: int, d: int) -> None:
     work = [(70, 300), (65, 65), (1, 200)]
     q, k, v, batch = scene(work, 1, 1, d)
     wanted = attention_reference.reference(q, k, v, batch, Rules(window=window))
@@ -71,7 +71,7 @@ def test_prompt_chunks_see_their_window_and_read_nothing_before_it(window: int, 
 
 
 @pytest.mark.parametrize(("window", "splits"), [(1, 4), (64, 1), (65, 4), (130, 4), (500, 1)])
-def test_decoding_sees_its_window_and_reads_nothing_before_it(window: int, splits: int) -> None:
+def test_decode_with_a_window_reads_no_page_before_it(window: int, splits: int) -> None:
     work = [(1, 300), (5, 200), (1, 3)]
     q, k, v, batch = scene(work, 2, 1, 64)
     rules = Rules(window=window, scale=0.2)
@@ -94,7 +94,7 @@ def forget(
 
 
 @pytest.mark.parametrize(("h", "j", "d"), [(4, 2, 64), (2, 1, 96), (2, 1, 128), (1, 1, 256)])
-def test_prompt_chunks_are_the_reference(h: int, j: int, d: int) -> None:
+def test_prefill_matches_the_reference(h: int, j: int, d: int) -> None:
     work = [(65, 65), (40, 167), (1, 64)]
     q, k, v, batch = scene(work, h, j, d)
     rows = prefill_attention.tile_config_for(d).rows
@@ -112,7 +112,7 @@ def test_tiles_cover_every_new_token_longest_history_first() -> None:
 
 
 @pytest.mark.parametrize(("h", "d", "ordered"), [(4, 96, False), (4, 96, True), (3, 128, True)])
-def test_merged_rows_feed_the_next_product(h: int, d: int, ordered: bool) -> None:
+def test_merge_writes_the_activations_of_the_next_gemm(h: int, d: int, ordered: bool) -> None:
     q, k, v, batch = scene([(1, 100)], h, 1, d)
     partials = Partials.empty(2, 1, h, d, q.device)
     decode_attention.attend(q, k, v, batch, 1, partials)
@@ -148,13 +148,13 @@ def test_merged_rows_feed_the_next_product(h: int, d: int, ordered: bool) -> Non
         (1, 1, 96, 1, False, 24),
     ],
 )
-def test_rope_store_is_the_reference(
+def test_rope_store_matches_the_reference(
     h: int, j: int, d: int, splits: int, extras: bool, turning: int
 ) -> None:
     t, columns = 3, (h + 2 * j) * d
     qkv = numbers(splits, t, columns)
     radians = Rotation(10000.0, None, turning).radians(d, 300)
-    table = rope.turned(300, d, radians, torch.device("cpu"))
+    table = rope.angle_table(300, d, radians, torch.device("cpu"))
     positions = torch.tensor([0, 63, 64], dtype=torch.int32)
     slots = torch.tensor([1, 0, 1], dtype=torch.int32)
     tables = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
@@ -185,7 +185,7 @@ def test_rope_store_is_the_reference(
 
 
 @pytest.mark.parametrize("splits", [0, 1, 3])
-def test_add_norm_is_the_reference(splits: int) -> None:
+def test_add_norm_matches_the_reference(splits: int) -> None:
     y = numbers(splits, 3, 200) if splits else None
     weight = numbers(200)
     found = []
@@ -198,14 +198,14 @@ def test_add_norm_is_the_reference(splits: int) -> None:
 
 
 @pytest.mark.parametrize(("gelu", "shape"), [(False, (2, 2600)), (True, (3, 2, 2600))])
-def test_gated_is_torchs(gelu: bool, shape: tuple[int, ...]) -> None:
+def test_act_and_mul_matches_torch(gelu: bool, shape: tuple[int, ...]) -> None:
     x = numbers(*shape) * 4
     out = torch.empty(2, 1300)
     activation.act_and_mul(x, out, gelu=gelu)
     assert torch.allclose(out, activation.reference(x, gelu=gelu), atol=1e-5)
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_raise_with_their_name() -> None:
     q, k, v, batch = scene([(1, 5)], 2, 1, 64)
     partials = Partials.empty(1, 1, 2, 64, q.device)
     with pytest.raises(ValueError, match="widest"):

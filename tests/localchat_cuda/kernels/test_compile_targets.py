@@ -38,14 +38,14 @@ paged = dict(q="*bf16", k="*bf16", v="*bf16", marks="*bf16", out="*bf16", sums="
              masses="*fp32", scale="fp32", **index, **whole)
 found = {}
 rules = dict(WINDOW=1024, SOFT_CAP=50.0, CODED=0)
-cut = decode_attention.tile_config_for(256, 64)
-found["few"] = compiled(
-    decode_attention._decode_kernel, paged, cut.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
-    TILE=cut.tile, ROWS=64, ROW_BLOCKS=1, STAGES=cut.stages, ROOMY=True, PDL=pdl, **rules)
-cut = prefill_attention.tile_config_for(256)
-found["many"] = compiled(
-    prefill_attention._prefill_kernel, paged, cut.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
-    M=cut.rows, TILE=cut.tile, STAGES=cut.stages, **rules)
+config = decode_attention.tile_config_for(256, 64)
+found["decode"] = compiled(
+    decode_attention._decode_kernel, paged, config.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
+    TILE=config.tile, ROWS=64, ROW_BLOCKS=1, STAGES=config.stages, ROOMY=True, PDL=pdl, **rules)
+config = prefill_attention.tile_config_for(256)
+found["prefill"] = compiled(
+    prefill_attention._prefill_kernel, paged, config.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
+    M=config.rows, TILE=config.tile, STAGES=config.stages, **rules)
 turning = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
                exponents="*bf16", **{**paged, **whole})
 for d, r in ((256, 256), (128, 96)):
@@ -61,24 +61,24 @@ found["sums"] = compiled(
     rms_norm_post._sums_kernel, normed, 1, cc, H=3840, S=14, ROWS=16, ROOMY=True,
     PDL=pdl)
 for form, x in ((0, "*i8"), (2, "*fp16")):
-    found[f"feed {form}"] = compiled(
+    found[f"prepare {form}"] = compiled(
         rms_norm_post._prepare_kernel, dict(normed, x=x), 1, cc, H=3840, G_POW2=32, MQ=8, FORMAT=form,
         ROWS=4 if form else 1, ORDER=form == 0, PDL=pdl)
 found["merge"] = compiled(
     decode_attention._merge_kernel, dict(paged, out="*i8", factors="*fp32"), 1, cc, H=28,
     D=128, SPLITS=4, SPLITS_POW2=4, MQ=4, FORMAT=0, ROOMY=False,
     PDL=pdl)
-for mode, n in (("norm", 3584), ("gated", 7168)):
+for mode, n in (("norm", 3584), ("act_and_mul", 7168)):
     found[f"{mode} in order"] = compiled(
         w4_activations._prepare_kernel, dict(normed, x="*i8"), 1, cc, N=n, K=3584, MQ=4, S=4,
         MODE=w4_activations._MODES[mode], FORMAT=0, ROWS=1, GELU=False, ORDER=True, PDL=pdl)
-found["gated feed"] = compiled(
+found["wide act_and_mul"] = compiled(
     w4_activations._prepare_kernel, dict(normed, x="*i8"), 1, cc, N=30720, K=15360, MQ=4, S=1,
     MODE=2, FORMAT=0, ROWS=1, GELU=True, ORDER=False, PDL=pdl)
-found["gated"] = compiled(
+found["act_and_mul"] = compiled(
     activation._act_and_mul_kernel, dict(gate_up="*bf16", out="*bf16", T="i32"), 4, cc, F=15360, S=2, GELU=True,
     BLOCK=1024, ROOMY=True, PDL=pdl)
-found["gather"] = compiled(
+found["permute"] = compiled(
     permute_columns._gather_kernel, dict(x="*bf16", order="*i32", out="*bf16", T="i32"), 4, cc, K=3584,
     ROWS=permute_columns._ROWS, BLOCK=permute_columns._BLOCK)
 print(json.dumps(found))
@@ -86,7 +86,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("capability", sorted(SHARED_BYTES))
-def test_kernels_compile_and_fit_the_card(capability: int) -> None:
+def test_kernels_compile_and_fit_shared_memory(capability: int) -> None:
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "0",

@@ -36,7 +36,7 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_every_code_decodes_exactly(whole: bool) -> None:
+def test_plain_decoder_converts_every_code_exactly(whole: bool) -> None:
     codes = CODES.view(2, 128) if whole else CODES.view(w8_pack.E4M3).view(2, 128)
     out = torch.empty(2, 128, dtype=torch.float16)
     w8_dequant.dequantize(W8(codes, torch.ones(2)), out, decoder=w8_tile_ops.PLAIN)
@@ -100,7 +100,7 @@ def emulated(program: str, word: int, dtype: torch.dtype, results: int) -> list[
 
 
 @pytest.mark.parametrize("kind", sorted(PROGRAMS))
-def test_the_packed_decoding_is_exact(kind: tuple[str, str]) -> None:
+def test_packed_decoder_converts_every_code_exactly(kind: tuple[str, str]) -> None:
     four, two = PROGRAMS[kind]
     assert isinstance(four, constexpr)
     assert isinstance(two, constexpr)
@@ -127,7 +127,7 @@ def test_the_packed_decoding_is_exact(kind: tuple[str, str]) -> None:
         ("block", 27, 32, 128, W8TileConfig(2, 1, 1)),
     ],
 )
-def test_a_product_of_few_rows_is_the_reference(
+def test_small_gemm_matches_the_reference(
     kind: str, m: int, n: int, k: int, config: W8TileConfig
 ) -> None:
     weight, x = drawn(kind, n, k), rows(m, k)
@@ -145,9 +145,7 @@ def test_a_product_of_few_rows_is_the_reference(
         ("whole", 33, 256, GemvConfig(4, 128, 1, 1)),
     ],
 )
-def test_a_product_of_one_row_is_the_reference(
-    kind: str, n: int, k: int, config: GemvConfig
-) -> None:
+def test_gemv_matches_the_reference(kind: str, n: int, k: int, config: GemvConfig) -> None:
     weight, x = drawn(kind, n, k), rows(1, k)
     out = torch.full((1, 1, n), float("nan"))
     w8_gemv.gemv(x, weight, out, config, decoder=w8_tile_ops.PLAIN)
@@ -158,9 +156,7 @@ def test_a_product_of_one_row_is_the_reference(
     ("kind", "m", "n", "k", "splits"),
     [("row", 17, 66, 256, 2), ("block", 40, 130, 384, 3), ("whole", 64, 64, 128, 1)],
 )
-def test_a_product_of_tiles_is_the_reference(
-    kind: str, m: int, n: int, k: int, splits: int
-) -> None:
+def test_tiled_gemm_matches_the_reference(kind: str, m: int, n: int, k: int, splits: int) -> None:
     weight, x = drawn(kind, n, k), rows(m, k)
     out = torch.full((splits, m, n), float("nan"))
     w8_tiled.gemm(x, weight, out, W8TileConfig(4, 4, splits, 3), decoder=w8_tile_ops.PLAIN)
@@ -168,7 +164,7 @@ def test_a_product_of_tiles_is_the_reference(
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_dequantized_weight_is_what_its_codes_stand_for(kind: str) -> None:
+def test_dequantize_writes_the_values_of_the_codes(kind: str) -> None:
     weight = drawn(kind, 140, 256)
     out = torch.full((130, 256), float("nan"))
     w8_dequant.dequantize(weight, out, 7, decoder=w8_tile_ops.PLAIN)
@@ -179,7 +175,7 @@ def test_a_dequantized_weight_is_what_its_codes_stand_for(kind: str) -> None:
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_rounded_rows_are_the_references(blocks: bool) -> None:
+def test_round_rows_matches_the_reference(blocks: bool) -> None:
     # some of a row are too small to be normal beside its largest
     x = rows(3, 1280) * torch.tensor([[1.0], [1e-3], [300.0]])
     x[:, ::9] *= 1e-4
@@ -193,26 +189,26 @@ def test_rounded_rows_are_the_references(blocks: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["row", "block"])
-def test_a_product_of_rounded_rows_is_the_reference(kind: str) -> None:
+def test_fp8_gemm_matches_the_reference(kind: str) -> None:
     weight, x = drawn(kind, 144, 256), rows(70, 256)
     assert off(gemm_fp8.gemm(x, weight), gemm_fp8.reference(x, weight)) < 3e-3
     assert off(gemm_fp8.reference(x, weight), w8_small.reference(x, weight)) < 0.05
 
 
 @pytest.mark.parametrize("m", [1, 16, 17, 65])
-def test_every_number_of_rows_has_a_form(m: int) -> None:
+def test_gemm_supports_every_row_count(m: int) -> None:
     weight, x = drawn("row", 48, 128), rows(m, 128, torch.float16)
     wanted = w8_small.reference(x, weight)
     assert off(fp8_int8.gemm(x, weight).sum(0), wanted) < 1e-3
     assert torch.equal(fp8_int8.gemm(x, weight, kernels=False)[0], wanted)
 
 
-def test_logits_of_many_rows_are_computed_by_pieces() -> None:
+def test_logits_of_more_rows_than_a_tile_are_computed_in_chunks() -> None:
     weight, x = drawn("whole", 50, 128), rows(70, 128)
     assert off(fp8_int8.logits(x, weight), w8_small.reference(x, weight)) < 1e-6
 
 
-def test_rounding_is_as_fine_as_its_codes() -> None:
+def test_quantization_error_is_within_half_a_code() -> None:
     weight = torch.randn(5000, 128, generator=torch.Generator().manual_seed(5))
     whole = w8_pack.whole_rows(weight)
     steps = (w8_pack.dense(whole) - weight).abs() / whole.scales[:, None]
@@ -221,7 +217,7 @@ def test_rounding_is_as_fine_as_its_codes() -> None:
         assert off(w8_pack.dense(make(weight[:200])), weight[:200]) < 0.03
 
 
-def test_parts_join_where_their_scales_do() -> None:
+def test_weights_join_only_if_their_scales_do() -> None:
     one, two = drawn("block", 128, 256), drawn("block", 64, 256)
     joined = w8_pack.joined([one, two])
     assert joined is not None
@@ -231,7 +227,7 @@ def test_parts_join_where_their_scales_do() -> None:
     assert w8_pack.joined([one, drawn("row", 64, 256)]) is None
 
 
-def test_a_cut_depends_on_rows_by_their_class_alone() -> None:
+def test_tile_config_is_equal_within_a_row_class() -> None:
     for n, k in ((37888, 3584), (3584, 18944), (4608, 3584), (152064, 3584), (64, 128)):
         assert len({w8_tiling.small_config(m, n, k, 132) for m in range(2, 9)}) == 1
         for config in (
@@ -241,7 +237,7 @@ def test_a_cut_depends_on_rows_by_their_class_alone() -> None:
             config.check(n, k)
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_unsupported_shapes_raise_with_their_name() -> None:
     weight, config = drawn("row", 32, 128), W8TileConfig(1, 1, 1)
     out = torch.empty(1, 33, 32)
     with pytest.raises(ValueError, match="x: 1 to 32 rows wanted, 33"):

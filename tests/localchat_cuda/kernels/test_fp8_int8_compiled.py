@@ -28,36 +28,36 @@ def compiled(kernel, types, warps, **values):
     return triton.compile(source, target=GPUTarget("cuda", cc, 32), options=dict(num_warps=warps))
 
 cc = int(sys.argv[1])
-hopper, way = cc >= 90, 2 if cc >= 89 else 1
+hopper, decoder = cc >= 90, 2 if cc >= 89 else 1
 made = {}
 types = dict(codes="*u8", scales="*fp32", out="*fp32", M="i32", N="i32", first="i32")
 whole = dict(N=4608, K=3584, SPLITS=2, PDL=hopper)
 for x, blocks, parts, shared, weights in (
     ("*bf16", 1, 1, True, False), ("*fp16", 2, 2, False, hopper)):
-    made[f"few {x} {shared} {weights}"] = compiled(
+    made[f"small {x} {shared} {weights}"] = compiled(
         w8_small._small_kernel, dict(types, x=x), 1, PARTS=parts, BLOCKS=blocks, WARPS=1, SHARED=shared,
-        WHOLE=weights, DECODER=way, **whole)
+        WHOLE=weights, DECODER=decoder, **whole)
 for x, rows, shared in (("*bf16", 64, False),):
-    cut = w8_tiling.tiled_config(rows, 4608, 3584, 132)
-    made[f"tiles {x}"] = compiled(
-        w8_tiled._tiled_kernel, dict(types, x=x), cut.warps, MP=rows, BN=16 * cut.blocks,
-        STAGES=cut.stages, SHARED=shared, WHOLE=False, DECODER=way, FOUR=not hopper, **whole)
+    config = w8_tiling.tiled_config(rows, 4608, 3584, 132)
+    made[f"tiled {x}"] = compiled(
+        w8_tiled._tiled_kernel, dict(types, x=x), config.warps, MP=rows, BN=16 * config.blocks,
+        STAGES=config.stages, SHARED=shared, WHOLE=False, DECODER=decoder, FOUR=not hopper, **whole)
 one = w8_tiling.gemv_config(4608, 3584, 132)
-made["one"] = compiled(
+made["gemv"] = compiled(
     w8_gemv._gemv_kernel, dict(types, x="*bf16", N="constexpr"), one.warps, N=4608, K=3584, ROWS=one.rows,
-    RUN=one.run, UNROLL=one.unroll, SHARED=True, WHOLE=False, DECODER=way, PDL=hopper)
+    RUN=one.run, UNROLL=one.unroll, SHARED=True, WHOLE=False, DECODER=decoder, PDL=hopper)
 made["dequantize"] = compiled(
     w8_dequant._dequantize_kernel, dict(types, out="*bf16"), 4, K=3584, ROWS=4, COLUMNS=1024,
-    SHARED=True, WHOLE=False, DECODER=way)
+    SHARED=True, WHOLE=False, DECODER=decoder)
 if cc >= 89:
     pair = dict(types, x="*fp8e4nv", factors="*fp32", codes="*fp8e4nv", out="*bf16", N="constexpr")
     made["blocks"] = compiled(
         gemm_fp8._blocks_kernel, pair, 8, N=4608, K=3584, BM=128, BN=128, STAGES=3)
     rows = dict(x="*bf16", codes="*u8", scales="*fp32")
     made["rows"] = compiled(gemm_fp8._rows_kernel, rows, 4, K=3584, RUN=1024)
-ptx = made["few *bf16 True False"].asm["ptx"]
+ptx = made["small *bf16 True False"].asm["ptx"]
 turn = re.search(r"(\$L__BB\d+_\d+):((?:(?!\$L__BB).)*mma(?:(?!\$L__BB).)*)bra\s+\1;", ptx, re.S)[2]
-tiles = made["tiles *bf16"].asm["ttgir"]
+tiles = made["tiled *bf16"].asm["ttgir"]
 turns = tiles[tiles.index("scf.for"):tiles.index("scf.yield")]
 print(json.dumps(dict(
     shared={name: one.metadata.shared for name, one in made.items()},
@@ -83,7 +83,7 @@ def made_for(capability: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("capability", sorted(SHARED_BYTES))
-def test_products_compile_and_fit_the_card(capability: int) -> None:
+def test_gemms_compile_and_fit_shared_memory(capability: int) -> None:
     found = made_for(capability)
     assert max(found["shared"].values()) <= SHARED_BYTES[capability]
     # the conversions and the tensor cores for FP8 begin with 8.9

@@ -15,7 +15,7 @@ from localchat_cuda.kernels.int4.tiling import GemmVariant, TileConfig, tile_con
 from tests.support.int4_weights import CPU, relative, values, weight
 
 
-def test_packing_is_undone_exactly() -> None:
+def test_unpack_inverts_pack() -> None:
     codes = torch.randint(0, 16, (48, 384))
     scales, zeros = torch.rand(48, 3).half(), torch.randint(0, 16, (48, 3))
     found = w4_pack.unpack(w4_pack.pack(codes, scales, zeros))
@@ -24,7 +24,7 @@ def test_packing_is_undone_exactly() -> None:
     assert torch.equal(found[2], zeros.half())
 
 
-def test_an_awq_layer_means_the_same_after_repacking() -> None:
+def test_repacked_awq_layer_keeps_its_values() -> None:
     codes, scales, zeros = (
         torch.randint(0, 16, (32, 256)),
         torch.rand(32, 2).half(),
@@ -40,12 +40,12 @@ def test_an_awq_layer_means_the_same_after_repacking() -> None:
     assert torch.equal(w4_pack.dense(packed), wanted)
 
 
-def test_sorted_rows_are_the_rows() -> None:
+def test_rows_sorted_reorders_the_dense_rows() -> None:
     w, rows = weight(64, 384), torch.randperm(64, generator=torch.Generator().manual_seed(4))
     assert torch.equal(w4_pack.dense(w4_pack.rows_sorted(w, rows)), w4_pack.dense(w)[rows])
 
 
-def test_activations_in_another_order_are_the_same_but_for_it() -> None:
+def test_prepare_with_an_order_equals_prepare_of_ordered_columns() -> None:
     order = torch.randperm(256, generator=torch.Generator().manual_seed(6)).int()
     x = values(3, 256)
     held = [HalfRows.empty(3, 256, CPU) for _ in range(2)]
@@ -57,7 +57,7 @@ def test_activations_in_another_order_are_the_same_but_for_it() -> None:
         w4_activations.prepare("plain", x[None], held[0], order=order[:128])
 
 
-def test_packing_refuses_shapes_that_do_not_divide() -> None:
+def test_pack_refuses_shapes_that_do_not_divide() -> None:
     with pytest.raises(ValueError, match="codes"):
         w4_pack.pack(torch.zeros(24, 128), torch.zeros(24, 1), torch.zeros(24, 1))
     with pytest.raises(ValueError, match="AWQ layer"):
@@ -80,7 +80,7 @@ def test_packing_refuses_shapes_that_do_not_divide() -> None:
         (8, TileConfig(2, 2, 1, 2)),
     ],
 )
-def test_int8_product_is_the_reference(rows: int, shape: TileConfig) -> None:
+def test_int8_gemm_matches_the_reference(rows: int, shape: TileConfig) -> None:
     w = weight(32, 640 if shape.warps == 1 else 512)
     x = values(rows, w.features_in)
     held = Int8Rows.empty(rows, w.features_in, CPU)
@@ -100,7 +100,7 @@ def test_int8_product_is_the_reference(rows: int, shape: TileConfig) -> None:
         (16, TileConfig(2, 2, 1, 2)),
     ],
 )
-def test_fp16_product_is_the_reference(rows: int, shape: TileConfig) -> None:
+def test_fp16_gemm_matches_the_reference(rows: int, shape: TileConfig) -> None:
     w = weight(32, 640 if shape.warps == 1 else 512)
     x = values(rows, w.features_in)
     held = HalfRows.empty(rows, w.features_in, CPU)
@@ -112,7 +112,7 @@ def test_fp16_product_is_the_reference(rows: int, shape: TileConfig) -> None:
 
 
 @pytest.mark.parametrize("variant", ["int8", "fp16", "tiled"])
-def test_every_form_applies_the_norm_of_each_row(variant: GemmVariant) -> None:
+def test_every_variant_applies_the_norm_of_each_row(variant: GemmVariant) -> None:
     w, rows = weight(64, 256), 3
     x = values(rows, 256)
     squares = x.square().view(rows, 2, 128).sum(-1)
@@ -135,7 +135,7 @@ def test_every_form_applies_the_norm_of_each_row(variant: GemmVariant) -> None:
     assert relative(out[0], wanted) < 1e-3
 
 
-def test_one_outlier_costs_the_others_of_its_group_little() -> None:
+def test_int8_gemm_with_an_outlier_keeps_the_precision_of_its_group() -> None:
     w = weight(16, 256)
     x = values(1, 256)
     x[0, 7] = 300.0
@@ -147,7 +147,7 @@ def test_one_outlier_costs_the_others_of_its_group_little() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_dequantized_weights_are_the_dense_ones(dtype: torch.dtype) -> None:
+def test_dequantize_matches_the_dense_weight(dtype: torch.dtype) -> None:
     w = weight(64, 640)
     out = torch.full((32, 640), float("nan"), dtype=dtype)
     w4_dequant.dequantize(w, out, 16)
@@ -158,14 +158,14 @@ def test_dequantized_weights_are_the_dense_ones(dtype: torch.dtype) -> None:
     )
 
 
-def test_dense_product_is_whole_in_pieces() -> None:
+def test_dequant_gemm_with_a_small_scratch_computes_every_column() -> None:
     w, x = weight(80, 256), values(5, 256).half()
     out = torch.full((5, 80), float("nan"), dtype=torch.float16)
     w4_dequant.gemm(x, w, out, torch.empty(40 * 256, dtype=torch.float16))
     assert relative(out.float(), x.float() @ w4_pack.dense(w).t()) < 2e-3
 
 
-@pytest.mark.parametrize("mode", ["embed", "norm", "gated", "plain"])
+@pytest.mark.parametrize("mode", ["embed", "norm", "act_and_mul", "plain"])
 @pytest.mark.parametrize(
     ("kind", "rows", "ordered"),
     [
@@ -174,12 +174,12 @@ def test_dense_product_is_whole_in_pieces() -> None:
         *product(["lanes", "slots"], [45], [False, True]),
     ],
 )
-def test_feed_is_the_reference(
+def test_prepare_matches_the_reference(
     mode: w4_activations.Mode, kind: str, rows: int, ordered: bool
 ) -> None:
     k, splits = 384, 3
     order = torch.randperm(k, generator=torch.Generator().manual_seed(5)).int() if ordered else None
-    columns = 2 * k + 16 if mode == "gated" else k + 16 if mode == "plain" else k
+    columns = 2 * k + 16 if mode == "act_and_mul" else k + 16 if mode == "plain" else k
     source = (
         values(rows + 1, k)
         if mode == "embed"
@@ -208,8 +208,10 @@ def test_feed_is_the_reference(
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("mode", ["embed", "norm", "gated"])
-def test_feeding_many_rows_ends_with_the_last_one(mode: w4_activations.Mode) -> None:
+@pytest.mark.parametrize("mode", ["embed", "norm", "act_and_mul"])
+def test_prepare_with_several_rows_per_program_writes_no_row_past_the_last(
+    mode: w4_activations.Mode,
+) -> None:
     """Programs take several rows each; what lies behind the rows of a step belongs to others."""
     rows, more, k = 45, 64, 256
     source = values(50, k) if mode == "embed" else values(rows, 2 * k)[None]
@@ -231,12 +233,12 @@ def test_feeding_many_rows_ends_with_the_last_one(mode: w4_activations.Mode) -> 
     ("n", "k"), [(1152, 896), (896, 4864), (6144, 4096), (28672, 4096), (4096, 14336), (64, 128)]
 )
 @pytest.mark.parametrize("rows", [1, 8, 16])
-def test_the_plan_finds_a_cut_for_every_shape(n: int, k: int, rows: int) -> None:
+def test_tile_config_exists_for_every_shape(n: int, k: int, rows: int) -> None:
     variant = variant_for(rows)
     tile_config_for(variant, rows, n, k, 132).check(n, k)
 
 
-def test_rows_choose_the_form() -> None:
+def test_variant_follows_the_row_count() -> None:
     rows = (1, 8, 9, 16, 17, 32, 33, 1024, 1025)
     wanted = ["int8"] * 2 + ["fp16"] * 2 + ["tiled"] * 4 + ["dequant"]
     assert [variant_for(m) for m in rows] == wanted
@@ -244,14 +246,14 @@ def test_rows_choose_the_form() -> None:
         tile_config_for("int8", 9, 64, 128, 132)
 
 
-def test_rows_of_a_class_share_their_cut() -> None:
+def test_row_class_shares_one_tile_config() -> None:
     for rows in (1, 2, 3):
         assert tile_config_for("int8", rows, 4608, 3584, 132) == tile_config_for(
             "int8", 4, 4608, 3584, 132
         )
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_raise_with_their_name() -> None:
     w = weight(32, 256)
     held = Int8Rows.empty(1, 256, CPU)
     with pytest.raises(ValueError, match="out"):
@@ -272,7 +274,7 @@ def test_wrong_arguments_are_named() -> None:
         (40, 64, TileConfig(2, 4, 2, 3)),
     ],
 )
-def test_many_product_is_the_reference(rows: int, tile: int, shape: TileConfig) -> None:
+def test_tiled_gemm_matches_the_fp16_reference(rows: int, tile: int, shape: TileConfig) -> None:
     w = weight(128, 384)
     x = values(rows, w.features_in)
     held = HalfRows.empty(rows, w.features_in, CPU, "slots")
@@ -283,7 +285,7 @@ def test_many_product_is_the_reference(rows: int, tile: int, shape: TileConfig) 
     assert relative(out.sum(0), w4_fp16.reference(held, w, squares, 1e-6)) < 1e-3
 
 
-def test_the_many_rule_divides_every_shape() -> None:
+def test_tiled_rule_divides_every_shape() -> None:
     for n, k in ((1152, 896), (896, 4864), (37888, 3584), (3584, 18944), (4608, 3584), (64, 128)):
         for rows in (17, 32, 128, 512):
             w4_tiled.tile_config_for(rows, n, k, 132).shape.check(n, k, wide=True)
@@ -291,9 +293,7 @@ def test_the_many_rule_divides_every_shape() -> None:
 
 @pytest.mark.parametrize(("rows", "tile", "warps"), [(70, 64, 4), (33, 64, 8), (140, 128, 4)])
 @pytest.mark.parametrize("gelu", [False, True])
-def test_gate_and_up_are_activated_in_the_product(
-    rows: int, tile: int, warps: int, gelu: bool
-) -> None:
+def test_fused_gemm_applies_act_and_mul(rows: int, tile: int, warps: int, gelu: bool) -> None:
     w = weight(512, 384)
     x = values(rows, w.features_in) / 30
     held = HalfRows.empty(rows, w.features_in, CPU, "slots")
@@ -304,11 +304,11 @@ def test_gate_and_up_are_activated_in_the_product(
     config = w4_tiled.TiledGemmConfig(TileConfig(2, warps, 3, 1), tile)
     w4_tiled.gemm_silu_mul(held, w, found, config, squares=squares, eps=0.5, gelu=gelu)
     sums = w4_fp16.reference(held, w, squares, 0.5)[None]
-    w4_activations.reference("gated", sums, wanted, gelu=gelu)
+    w4_activations.reference("act_and_mul", sums, wanted, gelu=gelu)
     assert relative(found.x.float(), wanted.x.float()) < 1e-3
 
 
-def test_a_gated_product_refuses_what_it_cannot_halve() -> None:
+def test_fused_gemm_refuses_unsupported_configs() -> None:
     w = weight(128, 256)
     held, into = (HalfRows.empty(40, k, CPU, "slots") for k in (256, 64))
     with pytest.raises(ValueError, match="two blocks and one split of 128 features"):

@@ -31,10 +31,10 @@ def compiled(kernel, types, warps, **values):
 
 ptx = compiled(w4_int8._int8_kernel, TYPES, 1, N=4608, K=3584, MQ=4, SPLITS=14, BLOCKS=2, WARPS=1,
                DEPTH=1, NORM=False, G_POW2=32, ASM=True, PDL=True)["ptx"]
-many = compiled(w4_tiled._tiled_kernel, dict(TYPES, x="*fp16", codes="*i16"), 8, N=4608, K=3584,
+tiled = compiled(w4_tiled._tiled_kernel, dict(TYPES, x="*fp16", codes="*i16"), 8, N=4608, K=3584,
                 TILE=128, SPLITS=1, BLOCKS=1, WARPS=8, STAGES=3, NORM=False, G_POW2=32, ASM=True,
                 PDL=True)["ttgir"]
-loop = many[many.index("scf.for"):many.index("scf.yield")]
+loop = tiled[tiled.index("scf.for"):tiled.index("scf.yield")]
 print(json.dumps(dict(
     products=ptx.count("mma.sync.aligned.m16n8k32"), shared=ptx.count(".shared"),
     wait=ptx.count("griddepcontrol.wait"), wide=ptx.count("v4.b32") + ptx.count("v4.u32"),
@@ -58,7 +58,7 @@ def found() -> dict[str, Any]:
     return result
 
 
-def test_the_integer_loop_has_no_shared_memory_and_wide_loads(found: dict[str, Any]) -> None:
+def test_int8_loop_has_wide_loads_and_no_shared_memory(found: dict[str, Any]) -> None:
     # two chunks stand in the code, the peeled one and the loop's, each of two row blocks; a block
     # is four products of 32 k, two wide loads and eight words a lane, unpacked by two ANDs each
     assert found["products"] == 2 * 2 * 4
@@ -68,7 +68,7 @@ def test_the_integer_loop_has_no_shared_memory_and_wide_loads(found: dict[str, A
     assert found["unpacked"] == 2 * 2 * 8 * 2
 
 
-def test_no_multiplication_is_in_flight_when_its_weights_are_overwritten(
+def test_tiled_loop_waits_for_products_before_overwriting_weights(
     found: dict[str, Any],
 ) -> None:
     assert found["dots"] == 4

@@ -1,4 +1,4 @@
-"""The W4 product of Hopper GPUs without one: how it is cut, where it is chosen, what the compiler makes
+"""The W4 product of Hopper GPUs without one: how it is config, where it is chosen, what the compiler makes
 of it."""
 
 import json
@@ -33,51 +33,53 @@ EVEN = HopperTileConfig(64, 2, even=True)
 # ---------------------------------------------------------------------------- the plan
 
 
-def test_a_cut_fits_what_it_divides() -> None:
-    assert HopperTileConfig(128, 2, 4).fits(3584, 18944, gated=False)
-    assert not HopperTileConfig(128, 2).fits(3712, 3584, gated=False)
-    assert HopperTileConfig(128, 1).fits(3712, 3584, gated=False)
-    assert not HopperTileConfig(128, 1).fits(37888, 3584, gated=True)
-    assert not HopperTileConfig(128, 2, 2).fits(37888, 3584, gated=True)
-    assert not HopperTileConfig(64, 2, 2, even=True).fits(512, 512, gated=False)
-    assert not HopperTileConfig(64, 2, 5).fits(512, 512, gated=False)
-    assert not HopperTileConfig(96, 2).fits(512, 512, gated=False)
-    with pytest.raises(ValueError, match="does not divide a gated gemm weight of 384x512"):
-        HopperTileConfig(64, 2).check(384, 512, gated=True)
+def test_config_fits_only_weights_that_it_divides() -> None:
+    assert HopperTileConfig(128, 2, 4).fits(3584, 18944, fused=False)
+    assert not HopperTileConfig(128, 2).fits(3712, 3584, fused=False)
+    assert HopperTileConfig(128, 1).fits(3712, 3584, fused=False)
+    assert not HopperTileConfig(128, 1).fits(37888, 3584, fused=True)
+    assert not HopperTileConfig(128, 2, 2).fits(37888, 3584, fused=True)
+    assert not HopperTileConfig(64, 2, 2, even=True).fits(512, 512, fused=False)
+    assert not HopperTileConfig(64, 2, 5).fits(512, 512, fused=False)
+    assert not HopperTileConfig(96, 2).fits(512, 512, fused=False)
+    with pytest.raises(ValueError, match="does not divide a gate-and-up weight of 384x512"):
+        HopperTileConfig(64, 2).check(384, 512, fused=True)
 
 
-def test_stages_fit_a_multiprocessor() -> None:
+def test_stages_of_every_config_fit_shared_memory() -> None:
     for rows in (64, 128):
         for blocks in (1, 2):
-            for gated in (False, True):
+            for fused in (False, True):
                 config = HopperTileConfig(rows, blocks)
-                if not config.fits(512, 512, gated=gated):
+                if not config.fits(512, 512, fused=fused):
                     continue
                 group = rows * 256 + 2 * blocks * 64 * (64 + 4)
-                turned = 2 * 64 * rows * 2 if gated else 0
-                assert config.stages(gated=gated) * group + turned <= 232_000
+                turned = 2 * 64 * rows * 2 if fused else 0
+                assert config.stages(fused=fused) * group + turned <= 232_000
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "gated"),
+    ("n", "k", "fused"),
     [*sorted(SEVEN), (6144, 4096, False), (28672, 4096, True), (4096, 14336, False)],
 )
-def test_the_rule_fits_and_keeps_most_multiprocessors_busy(n: int, k: int, gated: bool) -> None:
+def test_chosen_config_fits_and_keeps_most_multiprocessors_busy(
+    n: int, k: int, fused: bool
+) -> None:
     for rows in (33, 64, 65, 100, 129, 300, 512, 1024):
-        config = hopper_tiling.tile_config_for(rows, n, k, 132, gated)
+        config = hopper_tiling.tile_config_for(rows, n, k, 132, fused)
         assert config is not None
-        assert config.fits(n, k, gated=gated)
+        assert config.fits(n, k, fused=fused)
         assert config.items(rows, n) >= (132 if config.even else 60)
-    assert hopper_tiling.tile_config_for(32, n, k, 132, gated) is None
-    assert hopper_tiling.tile_config_for(1025, n, k, 132, gated) is None
+    assert hopper_tiling.tile_config_for(32, n, k, 132, fused) is None
+    assert hopper_tiling.tile_config_for(1025, n, k, 132, fused) is None
 
 
-def test_the_rule_leaves_small_weights_alone() -> None:
-    for n, k, gated in ((64, 128, False), (896, 896, False), (384, 512, True), (832, 4096, True)):
-        assert hopper_tiling.tile_config_for(64, n, k, 132, gated) is None
+def test_small_weights_get_no_hopper_config() -> None:
+    for n, k, fused in ((64, 128, False), (896, 896, False), (384, 512, True), (832, 4096, True)):
+        assert hopper_tiling.tile_config_for(64, n, k, 132, fused) is None
 
 
-def test_runs_of_an_even_cut_are_long_enough_that_two_share_a_tile() -> None:
+def test_even_runs_share_a_tile_between_at_most_two_programs() -> None:
     """What hand_over and take_over rest upon: as w4_hopper_tile.items_here and item deal work out."""
     for items, groups, sms in ((148, 28, 132), (132, 3, 132), (1184, 148, 132), (7, 5, 4)):
         grid = min(items, sms)
@@ -107,16 +109,16 @@ def scaled(w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> tuple[to
         (1024, 256, 130, HopperTileConfig(128, 2, even=True), 7, True),
     ],
 )
-def test_its_text_is_the_reference_and_lowers_its_flags(
+def test_emulated_kernel_matches_the_reference_and_clears_its_flags(
     n: int, k: int, rows: int, config: HopperTileConfig, programs: int, gelu: bool | None
 ) -> None:
     """gelu None: sums."""
-    w, x, groups, gated = weight(n, k), values(rows, k) / 30, k // 128, gelu is not None
+    w, x, groups, fused = weight(n, k), values(rows, k) / 30, k // 128, gelu is not None
     held = w4_activations.HalfRows.empty(rows, k, CPU, "slots")
     w4_activations.quantize(x, held)
     squares = x.square().view(rows, groups, 128).sum(-1)
-    shape = (rows, n // 2) if gated else (config.splits, rows, n)
-    out = torch.full(shape, float("nan"), dtype=torch.float16 if gated else torch.float32)
+    shape = (rows, n // 2) if fused else (config.splits, rows, n)
+    out = torch.full(shape, float("nan"), dtype=torch.float16 if fused else torch.float32)
     items, tiles = config.items(rows, n), -(-rows // config.rows)
     programs = min(programs, items)
     work = torch.full((programs * 128 * config.blocks * config.rows,), float("nan"))
@@ -130,7 +132,7 @@ def test_its_text_is_the_reference_and_lowers_its_flags(
             Boxes(w.scale_zeros.view(n // 16, groups * 16), 4, 16),
             *(Pointer(each) for each in (out.view(-1), work, flags, squares.view(-1))),
             0.5, rows, items, tiles, config.splits, n, k, config.rows, config.blocks,
-            config.stages(gated=gated), True, gated, bool(gelu), 8, True, config.even,
+            config.stages(fused=fused), True, fused, bool(gelu), 8, True, config.even,
         ),
         gdc_wait=lambda: None, gdc_launch_dependents=lambda: None, _scaled=scaled,
     )  # fmt: skip
@@ -140,7 +142,7 @@ def test_its_text_is_the_reference_and_lowers_its_flags(
         assert relative(out.sum(0), sums) < 1e-3
     else:
         wanted = w4_activations.HalfRows.empty(rows, n // 2, CPU, "slots")
-        w4_activations.reference("gated", sums[None], wanted, gelu=gelu)
+        w4_activations.reference("act_and_mul", sums[None], wanted, gelu=gelu)
         assert relative(out.float(), wanted.x.float()) < 1e-3
 
 
@@ -154,29 +156,31 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     ruled = hopper_tiling.tile_config_for
 
     def tile_config_for(
-        rows: int, n: int, k: int, sms: int, gated: bool
+        rows: int, n: int, k: int, sms: int, fused: bool
     ) -> HopperTileConfig | None:
         """A weight that a CPU can have, too."""
-        small = EVEN if gated else HopperTileConfig(64, 1, 3)
-        return small if rows <= 256 and (n, k) == (512, 384) else ruled(rows, n, k, sms, gated)
+        small = EVEN if fused else HopperTileConfig(64, 1, 3)
+        return small if rows <= 256 and (n, k) == (512, 384) else ruled(rows, n, k, sms, fused)
 
     monkeypatch.setattr(hopper_tiling, "tile_config_for", tile_config_for)
 
 
 @pytest.mark.usefixtures("on_hopper")
-def test_hopper_gets_its_kernel_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tile_config_selects_the_hopper_kernel_only_where_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     device = torch.device("cuda", 0)
-    assert int4.tile_config_for(40, 512, 384, device, gated=True) == EVEN
+    assert int4.tile_config_for(40, 512, 384, device, fused=True) == EVEN
     assert isinstance(int4.tile_config_for(16, 4608, 3584, device), w4_tiling.TileConfig)
     assert isinstance(int4.tile_config_for(32, 4608, 3584, device), w4_tiled.TiledGemmConfig)
     assert isinstance(int4.tile_config_for(33, 4608, 3584, device), HopperTileConfig)
     assert isinstance(
-        int4.tile_config_for(300, 512, 384, device, gated=True), w4_tiled.TiledGemmConfig
+        int4.tile_config_for(300, 512, 384, device, fused=True), w4_tiled.TiledGemmConfig
     )
     assert int4.tile_config_for(300, 64, 128, device) == w4_tiled.tile_config_for(300, 64, 128, 132)
     assert (int4.packed_rows(device), int4.packed_rows(CPU)) == (1024, 1024)
     monkeypatch.setattr(w4_hopper, "serves", lambda device: False)
-    assert int4.tile_config_for(40, 512, 384, device, gated=True) == w4_tiled.fused_tile_config_for(
+    assert int4.tile_config_for(40, 512, 384, device, fused=True) == w4_tiled.fused_tile_config_for(
         40, 512
     )
     monkeypatch.setattr(int4, "hopper", None)
@@ -185,7 +189,7 @@ def test_hopper_gets_its_kernel_and_others_keep_theirs(monkeypatch: pytest.Monke
     )
 
 
-def test_only_compute_capability_9_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_compute_capability_9_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not w4_hopper.serves(CPU)
     for capability, wanted in (((8, 9), False), ((9, 0), True), ((10, 0), False)):
         found = Traits.of(capability, 132)
@@ -194,7 +198,7 @@ def test_only_compute_capability_9_is_hopper(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("on_hopper")
-def test_products_go_where_the_cut_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gemms_dispatch_by_tile_config(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
         w4_hopper, "gemm_silu_mul", lambda r, w, into, config, **more: said.append((config, more))
@@ -210,12 +214,12 @@ def test_products_go_where_the_cut_says(monkeypatch: pytest.MonkeyPatch) -> None
     assert said.pop() == (HopperTileConfig(64, 1, 3), (3, 40, 512))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_unsupported_arguments_raise() -> None:
     w = weight(512, 384)
     x = values(40, 384)
     rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
     w4_activations.quantize(x, rows)
-    with pytest.raises(ValueError, match=r"config: .* does not divide a gemm weight"):
+    with pytest.raises(ValueError, match=r"config: .* does not divide a weight"):
         w4_hopper.gemm(rows, w, torch.empty(4, 40, 512), HopperTileConfig(64, 2, 4))
     with pytest.raises(ValueError, match="out: shape 2x40x512 wanted"):
         w4_hopper.gemm(rows, w, torch.empty(1, 40, 512), HopperTileConfig(64, 2, 2))
@@ -228,7 +232,7 @@ def test_what_does_not_fit_is_refused() -> None:
         )
 
 
-def test_descriptors_go_with_their_weight() -> None:
+def test_descriptors_are_dropped_with_their_weight() -> None:
     held = w4_hopper._BOXES_OF_WEIGHTS
     before = len(held)
     w = weight(512, 384)
@@ -253,15 +257,15 @@ def boxes(kind, rows, columns, swizzle, bits):
     layout = f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={bits}, rank=2)"
     return f"tensordesc<{kind}[{rows}, {columns}],{layout}>"
 
-def compiled(n, k, cut, gated, gelu):
+def compiled(n, k, config, fused, gelu):
     kernel, names = w4_hopper._hopper_kernel, w4_hopper._hopper_kernel.arg_names
     types = dict(
-        x_boxes=boxes("fp16", cut.rows, 64, 128, 16), w_boxes=boxes("i32", 4, 256, 0, 32),
-        s_boxes=boxes("i32", 4, 16, 0, 32), out="*fp16" if gated else "*fp32", work="*fp32",
+        x_boxes=boxes("fp16", config.rows, 64, 128, 16), w_boxes=boxes("i32", 4, 256, 0, 32),
+        s_boxes=boxes("i32", 4, 16, 0, 32), out="*fp16" if fused else "*fp32", work="*fp32",
         flags="*i32", squares="*fp32", eps="fp32", M="i32", items="i32", tiles="i32", splits="i32")
     values = dict(
-        N=n, K=k, TILE=cut.rows, BLOCKS=cut.blocks, STAGES=cut.stages(gated=gated), NORM=gated,
-        GATED=gated, GELU=gelu, G_POW2=32, PDL=True, EVEN=cut.even)
+        N=n, K=k, TILE=config.rows, BLOCKS=config.blocks, STAGES=config.stages(fused=fused), NORM=fused,
+        FUSED=fused, GELU=gelu, G_POW2=32, PDL=True, EVEN=config.even)
     source = GluonASTSource(
         kernel, {n: types.get(n, "constexpr") for n in names},
         {(names.index(n),): v for n, v in values.items()},
@@ -284,7 +288,7 @@ def compiled(n, k, cut, gated, gelu):
         ends=sum("gsb0" in lines[i] for i in at), waits=sass.count("WARPGROUP.DEPBAR"),
         spilled=sum("STL" in line or "LDL" in line for loop in loops for line in loop),
         boxes=sass.count("UTMALDG"), barriers=made.asm["ptx"].count("mbarrier.init"),
-        stages=cut.stages(gated=gated))
+        stages=config.stages(fused=fused))
 
 G, D = (37888, 3584), (3584, 18944)
 print(json.dumps({
@@ -311,7 +315,7 @@ def made() -> dict[str, dict[str, int]]:
     return found
 
 
-def test_block_1_is_dequantized_while_products_of_block_0_run(
+def test_products_of_block_0_overlap_dequantizing_block_1(
     made: dict[str, dict[str, int]],
 ) -> None:
     assert len(made) == 4
@@ -325,7 +329,7 @@ def test_block_1_is_dequantized_while_products_of_block_0_run(
         assert one["boxes"] > 2 + 2 * 2 * blocks, name
 
 
-def test_it_fits_and_its_loops_stay_in_registers(made: dict[str, dict[str, int]]) -> None:
+def test_kernel_fits_shared_memory_and_loops_spill_nothing(made: dict[str, dict[str, int]]) -> None:
     for name, one in made.items():
         assert one["shared"] <= 232_448, name
         assert one["warps"] == 12, name
@@ -333,7 +337,7 @@ def test_it_fits_and_its_loops_stay_in_registers(made: dict[str, dict[str, int]]
         assert one["stack"] <= (512 if "128" in name else 0), name
 
 
-def test_every_barrier_is_waited_for(made: dict[str, dict[str, int]]) -> None:
+def test_kernel_has_two_barriers_per_stage(made: dict[str, dict[str, int]]) -> None:
     """The memory of another one would go to somebody else, and a GPU that comes back from another process would
     write the barrier's state over it: two a stage, `full` and `empty`, and no more."""
     for name, one in made.items():

@@ -32,7 +32,7 @@ GATE_UP, DOWN, QKV, OUT, SMALL = (
     (3584, 3584),
     (768, 640),
 )
-GATED = [
+FUSED = [
     HopperTileConfig(64, 2),
     HopperTileConfig(64, 2, even=True),
     HopperTileConfig(128, 2),
@@ -94,7 +94,7 @@ def product(scene: Scene, config: HopperTileConfig) -> torch.Tensor:
     return out
 
 
-def gated(scene: Scene, config: HopperTileConfig, gelu: bool = False) -> torch.Tensor:
+def fused(scene: Scene, config: HopperTileConfig, gelu: bool = False) -> torch.Tensor:
     into = HalfRows.empty(
         scene.rows.x.shape[0], scene.weight.features_out // 2, scene.rows.x.device, "slots"
     )
@@ -108,7 +108,7 @@ def gated(scene: Scene, config: HopperTileConfig, gelu: bool = False) -> torch.T
 
 @pytest.mark.parametrize("config", [*SUMS, *EVEN], ids=str)
 @pytest.mark.parametrize("rows", [33, 65, 100, 300])
-def test_sums_of_a_small_weight_are_the_reference_again_and_again(
+def test_repeated_sums_of_a_small_weight_match_the_reference(
     rows: int, config: HopperTileConfig
 ) -> None:
     scene = Scene(rows, *SMALL, normed=config.blocks == 2)
@@ -118,20 +118,18 @@ def test_sums_of_a_small_weight_are_the_reference_again_and_again(
         assert torch.equal(product(scene, config), first)
 
 
-@pytest.mark.parametrize("config", GATED, ids=str)
+@pytest.mark.parametrize("config", FUSED, ids=str)
 @pytest.mark.parametrize("rows", [33, 65, 129, 300])
-def test_a_small_gated_product_is_the_reference_again_and_again(
-    rows: int, config: HopperTileConfig
-) -> None:
+def test_repeated_fused_gemms_match_the_reference(rows: int, config: HopperTileConfig) -> None:
     scene, gelu = Scene(rows, *SMALL), config.even
-    first = gated(scene, config, gelu)
+    first = fused(scene, config, gelu)
     assert off(first, scene.activated(gelu)) < 1e-3
     for _ in range(4):
-        assert torch.equal(gated(scene, config, gelu), first)
+        assert torch.equal(fused(scene, config, gelu), first)
 
 
 @pytest.mark.parametrize("rows", [6200, 12001])
-def test_tiles_that_two_programs_share_are_whole(rows: int) -> None:
+def test_tiles_shared_by_two_programs_are_complete(rows: int) -> None:
     """More tiles than multiprocessors, dealt out evenly; each cut's neighbours find the workspace used."""
     scene = Scene(rows, *SMALL)
     wanted = scene.activated(True)
@@ -139,22 +137,22 @@ def test_tiles_that_two_programs_share_are_whole(rows: int) -> None:
         for config in EVEN:
             assert config.items(rows, SMALL[0]) > traits(scene.rows.x.device).sms
             assert off(product(scene, config)[0], scene.sums) < 1e-3
-        for config in (each for each in GATED if each.even):
-            assert off(gated(scene, config, gelu=True), wanted) < 1e-3
+        for config in (each for each in FUSED if each.even):
+            assert off(fused(scene, config, gelu=True), wanted) < 1e-3
 
 
-@pytest.mark.parametrize("config", GATED, ids=str)
-def test_gate_and_up_of_a_large_model_one_launch_after_the_other(config: HopperTileConfig) -> None:
+@pytest.mark.parametrize("config", FUSED, ids=str)
+def test_consecutive_fused_gemms_of_a_large_model_match(config: HopperTileConfig) -> None:
     """Other rows and other cuts in between, as one starts before its predecessor has ended."""
     scenes = [Scene(rows, *GATE_UP) for rows in (100, 64, 300)]
-    found = [[gated(scene, each) for each in (config, GATED[1], GATED[3])] for scene in scenes * 3]
+    found = [[fused(scene, each) for each in (config, FUSED[1], FUSED[3])] for scene in scenes * 3]
     for several, scene in zip(found, scenes * 3, strict=True):
         wanted = scene.activated(False)
         assert all(off(each, wanted) < 1e-3 for each in several)
 
 
 @pytest.mark.parametrize(("n", "k"), [DOWN, QKV, OUT])
-def test_sums_of_a_large_model_one_launch_after_the_other(n: int, k: int) -> None:
+def test_consecutive_sums_of_a_large_model_match(n: int, k: int) -> None:
     scenes = [Scene(rows, n, k, normed=(n, k) == QKV) for rows in (64, 129, 1024)]
     for scene in scenes:
         found = [(config, product(scene, config)) for config in SUMS * 2]
@@ -162,13 +160,13 @@ def test_sums_of_a_large_model_one_launch_after_the_other(n: int, k: int) -> Non
             assert off(each.sum(0), scene.sums) < 1e-3, config
 
 
-def test_what_is_chosen_is_the_reference() -> None:
+def test_chosen_configs_match_the_reference() -> None:
     taken = 0
     for n, k in (GATE_UP, DOWN, QKV, OUT, (6144, 4096), SMALL):
         for rows in (33, 64, 96, 128, 200, 256, 512, 1024):
             scene = Scene(rows, n, k, normed=(n, k) in (GATE_UP, QKV))
             halves = (n, k) == GATE_UP
-            config = int4.tile_config_for(rows, n, k, scene.rows.x.device, gated=halves)
+            config = int4.tile_config_for(rows, n, k, scene.rows.x.device, fused=halves)
             taken += isinstance(config, HopperTileConfig)
             for _ in range(2):
                 if halves:
@@ -188,7 +186,7 @@ def test_what_is_chosen_is_the_reference() -> None:
     assert taken
 
 
-def test_graphs_replay_both_kinds_with_other_rows() -> None:
+def test_graphs_replay_a_chain_with_other_rows() -> None:
     """A chain: gate and up evenly cut, then down of what they made, then gate and up of another weight."""
     device = torch.device("cuda")
     wide, _ = weight(2048, 512)

@@ -29,7 +29,7 @@ from tests.support.kv_fp8_scenes import NONE, coded, coded_scene
     )
 )
 @settings(max_examples=300)
-def test_a_code_is_the_nearest_multiple_of_a_power_of_two(values: list[float]) -> None:
+def test_encoding_rounds_to_the_nearest_code(values: list[float]) -> None:
     x = torch.tensor(values)
     words, exponents = kv_fp8.encode_reference(x[None])
     found = kv_fp8.decode_reference(words, exponents)[0]
@@ -44,7 +44,7 @@ def test_a_code_is_the_nearest_multiple_of_a_power_of_two(values: list[float]) -
 
 
 @pytest.mark.parametrize(("d", "turning"), [(64, 0), (96, 24)])
-def test_the_kernel_encodes_as_torch_does(d: int, turning: int) -> None:
+def test_kernel_encodes_as_torch_does(d: int, turning: int) -> None:
     t, h, j = 6, 1, 2
     qkv = numbers(1, t, (h + 2 * j) * d)
     qkv[0, 1] = 0.0
@@ -56,7 +56,7 @@ def test_the_kernel_encodes_as_torch_does(d: int, turning: int) -> None:
     qkv[0, 0, -d:] = torch.arange(17, 17 + d)
     qkv[0, 0, -1] = -448
     radians = Rotation(10000.0, None, turning).radians(d, 300)
-    table = rope.turned(300, d, radians, torch.device("cpu"))
+    table = rope.angle_table(300, d, radians, torch.device("cpu"))
     positions = torch.tensor([0, 63, 64, 65, 2, 3], dtype=torch.int32)
     slots = torch.zeros(t, dtype=torch.int32)
     tables = torch.tensor([[2, 0]], dtype=torch.int32)
@@ -91,7 +91,7 @@ def _decode(words: Any, low: Any, high: Any, COUNT: tl.constexpr) -> None:
     tl.store(high + i, b)
 
 
-def test_decoding_has_every_code_in_place() -> None:
+def test_decoder_converts_every_code_in_place() -> None:
     words = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
     low, high = (torch.empty(65536, dtype=torch.float16) for _ in range(2))
     _decode[(1,)](words, low, high, COUNT=65536)
@@ -104,7 +104,7 @@ def test_decoding_has_every_code_in_place() -> None:
 @pytest.mark.parametrize(
     ("length", "splits"), [(1, 3), (63, 1), (64, 3), (65, 1), (65, 3), (200, 1), (200, 3)]
 )
-def test_decoding_is_the_reference_at_page_borders(length: int, splits: int) -> None:
+def test_decode_matches_the_reference_at_page_borders(length: int, splits: int) -> None:
     q, k, v, marks, batch = coded_scene([(1, length), (1, 5)], 6, 2, 64)
     partials = Partials.empty(splits, 2, 6, 64, q.device)
     out = torch.full((2, 384), float("nan"))
@@ -114,7 +114,7 @@ def test_decoding_is_the_reference_at_page_borders(length: int, splits: int) -> 
 
 
 @pytest.mark.parametrize(("h", "j", "d"), [(2, 2, 96), (3, 1, 128), (2, 1, 256), (7, 1, 64)])
-def test_drafts_of_any_width_are_verified_like_the_reference(h: int, j: int, d: int) -> None:
+def test_decode_of_several_tokens_matches_the_reference(h: int, j: int, d: int) -> None:
     q, k, v, marks, batch = coded_scene([(3, 70), (16, 16), (1, 130)], h, j, d)
     partials = Partials.empty(2, 20, h, d, q.device)
     out = torch.full((20, h * d), float("nan"), dtype=torch.float16)
@@ -124,7 +124,7 @@ def test_drafts_of_any_width_are_verified_like_the_reference(h: int, j: int, d: 
 
 
 @pytest.mark.parametrize(("h", "j", "d"), [(4, 2, 64), (2, 1, 96), (2, 1, 128), (1, 1, 256)])
-def test_prompt_chunks_are_the_reference(h: int, j: int, d: int) -> None:
+def test_prefill_matches_the_reference(h: int, j: int, d: int) -> None:
     work = [(65, 65), (40, 167), (1, 64)]
     q, k, v, marks, batch = coded_scene(work, h, j, d)
     rows = prefill_attention.tile_config_for(d).rows
@@ -137,7 +137,7 @@ def test_prompt_chunks_are_the_reference(h: int, j: int, d: int) -> None:
 
 @pytest.mark.parametrize("rules", [Rules(window=50), Rules(soft_cap=5.0), Rules(scale=0.3)])
 @pytest.mark.parametrize("many", [False, True])
-def test_windows_caps_and_scales_are_kept(rules: Rules, many: bool) -> None:
+def test_windows_soft_caps_and_scales_match_the_reference(rules: Rules, many: bool) -> None:
     q, k, v, marks, batch = coded_scene([(9, 150)], 2, 1, 64)
     wanted = attention_reference.reference(q, k, v, batch, rules, marks)
     if many:
@@ -155,7 +155,9 @@ def test_windows_caps_and_scales_are_kept(rules: Rules, many: bool) -> None:
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize(("key", "value"), [(1e3, 1e-5), (1e-3, 3e4), (300.0, 1.0)])
-def test_sizes_far_from_one_lose_nothing(key: float, value: float, many: bool) -> None:
+def test_keys_and_values_of_extreme_size_keep_their_precision(
+    key: float, value: float, many: bool
+) -> None:
     q, k, v, batch = scene([(9, 150)], 2, 1, 64)
     k, v = k.float() * key, v.float() * value
     v[:, :, ::2] *= 2.0**-12
@@ -176,7 +178,7 @@ def test_sizes_far_from_one_lose_nothing(key: float, value: float, many: bool) -
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_what_is_no_number_stays_none(which: int) -> None:
+def test_infinite_and_nan_inputs_stay_nan(which: int) -> None:
     q, k, v, marks, batch = coded_scene([(1, 100), (1, 100)], 2, 1, 64)
     marks[int(batch.tables[1, 1]), 0, 3, which] = NONE
     partials = Partials.empty(2, 2, 2, 64, q.device)
@@ -187,7 +189,7 @@ def test_what_is_no_number_stays_none(which: int) -> None:
     assert not bool(flat[1].isnan().any())
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_raise_with_their_name() -> None:
     q, k, v, marks, batch = coded_scene([(1, 5)], 2, 1, 64)
     partials = Partials.empty(1, 1, 2, 64, q.device)
     with pytest.raises(ValueError, match="exponents: shape"):

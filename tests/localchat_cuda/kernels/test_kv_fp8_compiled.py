@@ -41,7 +41,7 @@ def compiled(kernel, types, warps, cc, **values):
         dots=loop.count("ttng.warp_group_dot "), waits=loop.count("ttng.warp_group_dot_wait "))
 
 cc = int(sys.argv[1])
-pdl, way = cc >= 90, kv_fp8.CONVERTED if cc >= 89 else kv_fp8.BITS
+pdl, decoder = cc >= 90, kv_fp8.CONVERTED if cc >= 89 else kv_fp8.BITS
 index = {n: "*i32" for n in ("starts", "counts", "lengths", "slots", "tables", "tiles", "positions")}
 whole = {n: "i32" for n in ("T", "width", "page_stride", "mark_stride")}
 paged = dict(k="*i16", v="*i16", marks="*i16", sums="*fp32", peaks="*fp32", masses="*fp32",
@@ -50,21 +50,21 @@ found = {}
 for q, d, rows, window, cap in (
     ("*fp16", 128, 16, 0, 0.0), ("*bf16", 256, 64, 1024, 50.0),
 ):
-    types, rules = dict(paged, q=q, out=q), dict(WINDOW=window, SOFT_CAP=cap, CODED=way, D=d, P=64,
+    types, rules = dict(paged, q=q, out=q), dict(WINDOW=window, SOFT_CAP=cap, CODED=decoder, D=d, P=64,
                                                  D_POW2=1 << (d - 1).bit_length(), H=28, J=4)
-    cut = decode_attention.tile_config_for(d, rows, True)
-    found[f"few {d} {rows}"] = compiled(
-        decode_attention._decode_kernel, types, cut.warps, cc, TILE=cut.tile, ROWS=rows, ROW_BLOCKS=1,
-        STAGES=cut.stages, ROOMY=False, PDL=pdl, **rules)
-    cut = prefill_attention.tile_config_for(d)
-    found[f"many {d}"] = compiled(
-        prefill_attention._prefill_kernel, types, cut.warps, cc, M=cut.rows, TILE=cut.tile,
-        STAGES=cut.stages, **rules)
+    config = decode_attention.tile_config_for(d, rows, True)
+    found[f"decode {d} {rows}"] = compiled(
+        decode_attention._decode_kernel, types, config.warps, cc, TILE=config.tile, ROWS=rows, ROW_BLOCKS=1,
+        STAGES=config.stages, ROOMY=False, PDL=pdl, **rules)
+    config = prefill_attention.tile_config_for(d)
+    found[f"prefill {d}"] = compiled(
+        prefill_attention._prefill_kernel, types, config.warps, cc, M=config.rows, TILE=config.tile,
+        STAGES=config.stages, **rules)
 found["plain"] = compiled(
     kv_fp8_dequant._dequantize_kernel, dict(paged, sources="*i32", pool="*bf16", table="*i32"), 4, cc, J=4,
     P=64,
     D=128,
-    CODED=way)
+    CODED=decoder)
 writing = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
                q="*bf16", exponents="*u8", **paged)
 for d, r in ((128, 128), (128, 96)):
@@ -91,7 +91,7 @@ def made(request: pytest.FixtureRequest) -> tuple[int, dict[str, dict[str, Any]]
     return request.param, json.loads(done.stdout.splitlines()[-1])
 
 
-def test_kernels_fit_the_card_and_decode_as_it_can(
+def test_kernels_fit_shared_memory_and_use_the_native_decoder(
     made: tuple[int, dict[str, dict[str, Any]]],
 ) -> None:
     capability, found = made
@@ -103,11 +103,11 @@ def test_kernels_fit_the_card_and_decode_as_it_can(
         assert (one["shifted"] > 0) == (reads and capability < 89), name
 
 
-def test_decoding_sequences_read_codes_through_the_pipeline_as_operands(
+def test_decode_loop_loads_pages_through_the_pipeline(
     made: tuple[int, dict[str, dict[str, Any]]],
 ) -> None:
     _, found = made
-    one = found["few 128 16"]
+    one = found["decode 128 16"]
     assert one["copies"] == 2
     assert one["moved"] == 0
     # the weights alone are put into shared memory; keys, values, both halves of the query and the
@@ -116,9 +116,9 @@ def test_decoding_sequences_read_codes_through_the_pipeline_as_operands(
     assert one["loaded"] == 5
 
 
-def test_no_multiplication_is_in_flight_when_its_operands_are_overwritten(
+def test_prefill_loop_waits_for_products_before_overwriting_operands(
     made: tuple[int, dict[str, dict[str, Any]]],
 ) -> None:
     capability, found = made
-    one = found["many 128"]
+    one = found["prefill 128"]
     assert one["waits"] == one["dots"] == (4 if capability == 90 else 0)

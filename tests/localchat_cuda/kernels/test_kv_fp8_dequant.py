@@ -26,7 +26,7 @@ SCRATCH = 9
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("d", [64, 128])
-def test_decoded_pages_are_the_references(d: int, dtype: torch.dtype) -> None:
+def test_dequantized_pages_match_the_reference(d: int, dtype: torch.dtype) -> None:
     work = [(65, 130), (1, 64), (30, 70)]
     q, k, v, exponents, batch = coded_scene(work, 2, 2, d)
     plain = DequantizedPages.empty(8, 2, PAGE, d, dtype, batch.tables)
@@ -48,7 +48,7 @@ def test_decoded_pages_are_the_references(d: int, dtype: torch.dtype) -> None:
     )
 
 
-def test_what_was_no_number_stays_none() -> None:
+def test_dequantized_nan_stays_nan() -> None:
     q, k, v, exponents, batch = coded_scene([(64, 64)], 1, 1, 64)
     exponents[int(batch.tables[1, 0]), 0, 5, 1] = kv_fp8.NONE.value
     plain = DequantizedPages.empty(1, 1, PAGE, 64, q.dtype, batch.tables)
@@ -59,7 +59,7 @@ def test_what_was_no_number_stays_none() -> None:
 # ---------------------------------------------------------------------------- which pages
 
 
-def test_chunks_pages_are_listed_beside_those_of_padding_in_room_for_a_graph() -> None:
+def test_page_sources_of_chunks_are_padded_for_a_graph() -> None:
     batch = build_input_batch(
         [TokenSpan(3, 100, 40), TokenSpan(1, 0, 200), TokenSpan(2, 5, 1)], 0, CODED, SCRATCH
     )
@@ -69,7 +69,7 @@ def test_chunks_pages_are_listed_beside_those_of_padding_in_room_for_a_graph() -
     assert batch.tile_config == HOPPER
 
 
-def test_long_histories_take_the_larger_room_and_the_longest_read_codes() -> None:
+def test_long_histories_use_the_larger_pool_and_the_longest_read_fp8() -> None:
     most = dequant_pages(2, 128)
     assert most == 512
     for length, room in ((4096, 64), (4097, most), (most * 64, most), (most * 64 + 1, 0)):
@@ -81,7 +81,7 @@ def test_long_histories_take_the_larger_room_and_the_longest_read_codes() -> Non
 
 @pytest.mark.parametrize("fp8_kv", [False, True])
 @pytest.mark.parametrize("prefill_tile", [None, prefill_attention.tile_config_for(128), HOPPER])
-def test_nothing_is_decoded_of_plain_pages_or_for_other_kernels(
+def test_pages_are_dequantized_only_for_fp8_and_the_hopper_kernel(
     fp8_kv: bool, prefill_tile: prefill_attention.PrefillTileConfig | None
 ) -> None:
     config = BatchConfig(4, 2, 128, 64, 132, fp8_kv=fp8_kv, prefill_tile=prefill_tile)
@@ -94,7 +94,7 @@ def test_nothing_is_decoded_of_plain_pages_or_for_other_kernels(
     assert tiles == {(0, first) for first in range(0, 500, batch.tile_config.rows)}
 
 
-def test_room_is_bounded_for_models_with_many_key_heads() -> None:
+def test_pool_is_bounded_for_models_with_many_key_heads() -> None:
     assert dequant_pages(8, 128) == 512
     assert dequant_pages(32, 128) == 128
     assert dequant_pages(8, 64) == 512
@@ -104,7 +104,7 @@ def test_room_is_bounded_for_models_with_many_key_heads() -> None:
 
 
 @pytest.mark.parametrize(("kind", "fp8_kv"), [("qwen2", True), ("mistral", False)])
-def test_a_model_decodes_its_chunks_and_attends_with_the_other_kernel(
+def test_model_dequantizes_chunks_for_the_hopper_kernel(
     kind: str, fp8_kv: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Hopper kernel's place is taken by the reference: everything around it is the product's."""

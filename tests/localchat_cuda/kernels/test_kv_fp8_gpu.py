@@ -42,7 +42,7 @@ def gpu_scene(
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize("rules", [Rules(), Rules(window=50, soft_cap=20.0)])
 @pytest.mark.parametrize(("h", "j", "d"), [(14, 2, 64), (6, 6, 96), (28, 4, 128), (8, 1, 256)])
-def test_attention_is_the_reference(
+def test_attention_matches_the_reference(
     h: int, j: int, d: int, rules: Rules, half: str, decoder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if decoder == kv_fp8.CONVERTED and torch.cuda.get_device_capability() < (8, 9):
@@ -70,7 +70,7 @@ def test_attention_is_the_reference(
 
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize("kind", ["gemma3", "llama", "phi3-long", "qwen2"])
-def test_a_model_is_its_references(kind: str, half: str, tmp_path: Path) -> None:
+def test_model_matches_its_reference(kind: str, half: str, tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference(kind), tmp_path)
     asked = request(tokens_of(51, 200), prompt_logprobs=0, max_tokens=1)
 
@@ -88,7 +88,7 @@ def test_a_model_is_its_references(kind: str, half: str, tmp_path: Path) -> None
     assert ours < max(lost, 0.05)
 
 
-def test_graphs_change_no_bit(tmp_path: Path) -> None:
+def test_cuda_graphs_give_equal_logprobs(tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference("qwen3"), tmp_path)
     texts = []
     for graphs in (False, True):

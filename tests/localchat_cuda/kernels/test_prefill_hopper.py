@@ -67,7 +67,7 @@ WORK = [
 
 @pytest.mark.parametrize("work", WORK, ids=str)
 @pytest.mark.parametrize(("d", "programs"), [(64, 3), (128, 1)])
-def test_ragged_sequences_with_a_past_are_the_reference(
+def test_emulated_kernel_matches_the_reference_for_ragged_sequences(
     work: list[tuple[int, int]], d: int, programs: int
 ) -> None:
     q, k, v, batch = scene(work, 4, 2, d)
@@ -79,7 +79,7 @@ def test_ragged_sequences_with_a_past_are_the_reference(
 
 
 @pytest.mark.parametrize("window", [1, 64, 65, 128, 200, 500])
-def test_windows_are_kept_and_steps_before_them_are_not_read(window: int) -> None:
+def test_emulated_kernel_with_a_window_reads_no_step_before_it(window: int) -> None:
     work = [(140, 600), (65, 65), (1, 200)]
     q, k, v, batch = scene(work, 1, 1, 64)
     wanted = attention_reference.reference(q, k, v, batch, Rules(window=window))
@@ -162,7 +162,7 @@ def made() -> tuple[str, dict[str, dict[str, int]]]:
     return version, found
 
 
-def test_products_of_a_step_run_on_while_others_are_waited_for(
+def test_products_of_a_step_overlap(
     made: tuple[str, dict[str, dict[str, int]]],
 ) -> None:
     _, found = made
@@ -177,7 +177,7 @@ def test_products_of_a_step_run_on_while_others_are_waited_for(
         assert one["boxes"] == 2 * 4 * (int(d) // 64)
 
 
-def test_it_fits_a_multiprocessor_and_its_numbers_stay_in_registers(
+def test_kernel_fits_shared_memory_and_spills_little(
     made: tuple[str, dict[str, dict[str, int]]],
 ) -> None:
     version, found = made
@@ -192,7 +192,7 @@ def test_it_fits_a_multiprocessor_and_its_numbers_stay_in_registers(
 # ---------------------------------------------------------------------------- the choice
 
 
-def test_devices_without_the_kernel_keep_theirs() -> None:
+def test_other_devices_use_the_portable_kernel() -> None:
     cpu = torch.device("cpu")
     assert prefill_attention.best_tile_config(
         128, 64, torch.float16, cpu
@@ -213,7 +213,7 @@ def test_devices_without_the_kernel_keep_theirs() -> None:
         (128, 64, torch.float16, 0.0, 10, False),
     ],
 )
-def test_hopper_gets_what_its_kernel_takes(
+def test_best_tile_config_selects_hopper_only_for_supported_heads(
     d: int, page: int, dtype: torch.dtype, cap: float, major: int, served: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -227,13 +227,13 @@ def test_hopper_gets_what_its_kernel_takes(
     ) == prefill_attention.tile_config_for(d)
 
 
-def test_the_cut_says_what_the_kernel_does() -> None:
+def test_hopper_tile_config_equals_the_kernel_constants() -> None:
     rows, tile, warps, stages = prefill_attention.HOPPER
     kernel = prefill_hopper
     assert (rows, tile, warps, stages) == (kernel.ROWS, kernel.KEYS, kernel.WARPS, kernel.STAGES)
 
 
-def test_codes_are_refused() -> None:
+def test_hopper_kernel_refuses_fp8_pages() -> None:
     q, k, _, batch = scene([(20, 20)], 2, 1, 64)
     words, marks = k.view(torch.int16)[..., :32].contiguous(), torch.zeros(2, 1, 64, 2).byte()
     tiles = torch.zeros(1, 2, dtype=torch.int32)
@@ -253,7 +253,7 @@ def test_codes_are_refused() -> None:
         "[delattr(gl, n) for n in ('barrier', 'thread_barrier') if hasattr(gl, n)]",
     ],
 )
-def test_without_what_gluon_should_have_the_other_kernel_serves_hopper(gone: str) -> None:
+def test_hopper_uses_the_portable_kernel_without_a_compatible_gluon(gone: str) -> None:
     script = f"""
 import sys
 {gone}

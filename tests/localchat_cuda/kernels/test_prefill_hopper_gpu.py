@@ -54,7 +54,7 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize("rules", [Rules(0.2), Rules(window=300)])
 @pytest.mark.parametrize(("h", "j", "d"), [(14, 2, 64), (28, 4, 128)])
-def test_ragged_sequences_are_the_reference_again_and_again(
+def test_repeated_ragged_sequences_match_the_reference(
     h: int, j: int, d: int, rules: Rules, half: str
 ) -> None:
     q, pool, batch = gpu_scene(RAGGED, h, j, d, half)
@@ -70,13 +70,13 @@ def test_ragged_sequences_are_the_reference_again_and_again(
         assert torch.equal(first, out)
 
 
-def test_heads_of_96_and_256_and_soft_caps_keep_the_other_kernel() -> None:
+def test_heads_of_96_and_256_and_soft_caps_use_the_portable_kernel() -> None:
     for d, cap in ((96, 0.0), (256, 0.0), (128, 50.0)):
         config = prefill_attention.best_tile_config(d, 64, torch.float16, torch.device("cuda"), cap)
         assert config == prefill_attention.tile_config_for(d)
 
 
-def test_more_items_than_programs_and_long_histories() -> None:
+def test_more_items_than_programs_match_the_reference() -> None:
     work = [(2000, 7000), (513, 513), (700, 3000)]
     q, pool, batch = gpu_scene(work, 28, 4, 128, "fp16")
     wanted = attention_reference.reference(q, pool[:, 0], pool[:, 1], batch, Rules())
@@ -85,7 +85,7 @@ def test_more_items_than_programs_and_long_histories() -> None:
     assert off(out, wanted) < ERRORS["fp16"]
 
 
-def test_a_graph_serves_other_lengths_and_idle_tiles() -> None:
+def test_graph_replays_with_other_lengths_and_idle_tiles() -> None:
     """Captured with one sequence at work and one idle; replayed with both, and with shorter ones."""
     whole = [(150, 1000), (140, 640)]
     q, pool, batch = gpu_scene(whole, 28, 4, 128, "bf16")
@@ -118,7 +118,7 @@ def test_a_graph_serves_other_lengths_and_idle_tiles() -> None:
 @pytest.mark.parametrize("decoder", [kv_fp8.BITS, kv_fp8.CONVERTED])
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize(("h", "j", "d"), [(14, 2, 64), (28, 4, 128)])
-def test_codes_are_decoded_once_and_attended_to_as_numbers(
+def test_dequantized_pages_give_the_attention_of_fp8_pages(
     h: int, j: int, d: int, half: str, decoder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_fp8, "decoder_of", lambda device: decoder)

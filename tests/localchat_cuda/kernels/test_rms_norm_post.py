@@ -32,7 +32,7 @@ def natural(rows: w4_activations.Rows, m: int, k: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_whole_rows_are_the_reference(splits: int, dtype: torch.dtype) -> None:
+def test_post_norm_matches_the_reference(splits: int, dtype: torch.dtype) -> None:
     y, post, weight = numbers(splits, 3, 200).to(dtype), numbers(200), numbers(200, seed=1)
     found = []
     for call in (rms_norm_post.post_norm, rms_norm_post.reference):
@@ -54,7 +54,7 @@ def test_whole_rows_are_the_reference(splits: int, dtype: torch.dtype) -> None:
         ("slots", 45, 256, 2, 1.0, True),
     ],
 )
-def test_rows_of_products_are_the_normed_residual(
+def test_prepare_writes_the_normed_residual(
     kind: str, rows: int, k: int, splits: int, size: float, ordered: bool
 ) -> None:
     """Also where the residual is far beyond the range of fp16, and in another order of the columns."""
@@ -77,7 +77,7 @@ def test_rows_of_products_are_the_normed_residual(
         assert float(squares.max()) < 384 * 100
 
 
-def test_a_residual_that_cancels_is_still_normed() -> None:
+def test_prepare_norms_a_residual_that_cancels() -> None:
     """What the four sums tell of its size is then mostly rounding."""
     y, weight = numbers(1, 2, 128), torch.ones(128)
     unit = y[0] / y[0].square().mean(1, keepdim=True).sqrt()
@@ -89,7 +89,7 @@ def test_a_residual_that_cancels_is_still_normed() -> None:
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_raise_with_their_name() -> None:
     y, residual, gain = numbers(1, 2, 128), numbers(2, 128), torch.ones(128)
     rows, squares = rows_of("int8", 2, 128), torch.empty(2, 1)
     with pytest.raises(ValueError, match="post"):

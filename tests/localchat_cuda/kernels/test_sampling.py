@@ -109,7 +109,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("sharp", [0.3, 3.0])
-def test_draws_are_the_contracts(sharp: float) -> None:
+def test_draws_match_the_reference_sampler(sharp: float) -> None:
     logits = rows_of_logits(len(FILTERS), 5, sharp)
     params = [replace(p, seed=11 * i + 2**63, choice=i % 3) for i, p in enumerate(FILTERS)]
     positions = [7 * i + 1 for i in range(len(params))]
@@ -122,7 +122,7 @@ def test_draws_are_the_contracts(sharp: float) -> None:
         assert abs(logprobs[i] - wanted.logprob) < 1e-4
 
 
-def test_biases_masks_and_penalties_come_before_the_filters() -> None:
+def test_biases_masks_and_penalties_apply_before_the_filters() -> None:
     rng = np.random.default_rng(3)
     logits = rows_of_logits(4, 9)
     best = [int(row.argmax()) for row in logits]
@@ -144,7 +144,7 @@ def test_biases_masks_and_penalties_come_before_the_filters() -> None:
         assert tokens[i] == sampler.draw(logits[i], p, positions[i], tally, masks[i]).token, i
 
 
-def test_ties_go_to_the_lower_id() -> None:
+def test_ties_draw_the_lower_id() -> None:
     logits = np.zeros((3, V), np.float32)
     logits[:, 2000:] = 1.0
     params = [
@@ -163,7 +163,7 @@ def test_ties_go_to_the_lower_id() -> None:
     assert tokens[2] == 2000
 
 
-def test_broken_rows_draw_nothing_or_what_is_left() -> None:
+def test_rows_with_nan_draw_nothing_or_a_finite_token() -> None:
     logits = rows_of_logits(3, 1)
     logits[0] = -np.inf
     logits[1, ::2] = np.nan
@@ -175,7 +175,7 @@ def test_broken_rows_draw_nothing_or_what_is_left() -> None:
     assert tokens[2] == 77
 
 
-def test_positions_and_choices_draw_differently_and_seeds_repeat() -> None:
+def test_draws_differ_by_position_and_choice_and_repeat_by_seed() -> None:
     logits = np.repeat(rows_of_logits(1, 2, 0.5), 4, 0)
     params = [
         replace(BASE, seed=1),
@@ -188,7 +188,7 @@ def test_positions_and_choices_draw_differently_and_seeds_repeat() -> None:
     assert len(set(tokens)) == 3
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_raise_with_their_name() -> None:
     held = settings_of([BASE])
     one = torch.zeros(1, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"scratch\.z"):
@@ -212,7 +212,7 @@ def _noise_kernel(key, position, out, COUNT: tl.constexpr):  # type: ignore[no-u
     tl.store(out + i, candidates.gumbel(seed, i))
 
 
-def test_the_noise_is_the_contracts_for_small_and_large_values() -> None:
+def test_noise_matches_the_reference_for_small_and_large_values() -> None:
     key = mix((mix(12345 + G) ^ 2) + G)
     held = torch.tensor([key - 2**64 if key >= 2**63 else key])
     out = torch.empty(1 << 16)

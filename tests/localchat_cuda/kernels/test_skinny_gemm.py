@@ -8,7 +8,7 @@ from localchat_cuda.kernels import skinny_gemm
 @pytest.mark.parametrize(
     ("n", "k", "biased"), [(6, 96, True), (130, 128, False), (130, 128, True), (4, 1152, False)]
 )
-def test_product_is_the_reference(rows: int, n: int, k: int, biased: bool) -> None:
+def test_gemm_matches_the_reference(rows: int, n: int, k: int, biased: bool) -> None:
     generator = torch.Generator().manual_seed(rows * n + k)
     x = torch.randn(rows, k, generator=generator).half()
     weight = torch.randn(n, k, generator=generator).half()
@@ -19,7 +19,7 @@ def test_product_is_the_reference(rows: int, n: int, k: int, biased: bool) -> No
     assert float((out - wanted).norm() / wanted.norm()) < 1e-3
 
 
-def test_more_rows_than_it_is_good_for_are_refused() -> None:
+def test_more_than_64_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="1 to 64 rows"):
         skinny_gemm.gemm(
             torch.zeros(65, 64).half(), torch.zeros(16, 64).half(), torch.zeros(65, 16)

@@ -99,14 +99,14 @@ class Partials:
 
 
 def splits_for(
-    sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, wanted: int
+    sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, target: int
 ) -> int:
-    """Compute the ranges per sequence for `wanted` programs in all, each at least a page long.
+    """Compute the ranges per sequence for `target` programs in all, each at least a page long.
 
     At most 16: at 7,000 tokens of one stream 32 save nothing and cost 3 us in merging.
     """
     programs = max(1, sequences * key_heads * row_blocks)
-    return max(1, min(wanted // programs, -(-longest // page), 16))
+    return max(1, min(target // programs, -(-longest // page), 16))
 
 
 def programs_for(coded: bool) -> int:
@@ -178,13 +178,13 @@ def _decode_kernel(
         gdc_wait()
     r = pid % ROW_BLOCKS * ROWS + tl.arange(0, ROWS)
     token = r // R
-    live = token < count
+    valid = token < count
     head = group * R + r % R
     at = length - count + token
     d = tl.arange(0, ROW_POW2)
     n = tl.arange(0, TILE)
     q_at = ((start + token) * H + head)[:, None] * D + d[None, :]
-    inside = live[:, None] & (d < ROW)[None, :]
+    inside = valid[:, None] & (d < ROW)[None, :]
     query = tl.load(q + q_at, mask=inside, other=0.0)
     if CODED:
         query = query.to(tl.float16)
@@ -197,7 +197,7 @@ def _decode_kernel(
     acc = tl.zeros((ROWS, ROW_POW2), tl.float32)
     for tile in tl.range(low, high, 1, num_stages=STAGES):
         key = tile * TILE + n
-        spot = page.to(tl.int64) * page_stride + group * (P * ROW) + tile * TILE % P * ROW
+        cell = page.to(tl.int64) * page_stride + group * (P * ROW) + tile * TILE % P * ROW
         page = tl.load(table + tl.minimum(tile + 1, tiles - 1) * TILE // P)
         if CODED:
             # exponents are too small for the pipeline, so they are loaded by hand, one tile ahead
@@ -205,15 +205,15 @@ def _decode_kernel(
             mark_at = page.to(tl.int64) * mark_stride + group * P + (tile + 1) * TILE % P + n
             mark = tl.load(marks + mark_at, mask=key + TILE < length, other=0).to(tl.int32)
         if D == D_POW2:
-            keys = tl.load(k + spot + n[None, :] * ROW + d[:, None])
+            keys = tl.load(k + cell + n[None, :] * ROW + d[:, None])
             there = (key < length)[:, None]
         else:
             keys = tl.load(
-                k + spot + n[None, :] * ROW + d[:, None], mask=(d < ROW)[:, None], other=0
+                k + cell + n[None, :] * ROW + d[:, None], mask=(d < ROW)[:, None], other=0
             )
             there = (key < length)[:, None] & (d < ROW)[None, :]
         # values past the length may be anything, NaN too, and 0 * NaN would spoil the sum
-        values = tl.load(v + spot + n[:, None] * ROW + d[None, :], mask=there, other=0)
+        values = tl.load(v + cell + n[:, None] * ROW + d[None, :], mask=there, other=0)
         if CODED:
             keys, keys_high = kv_fp8.decode(keys, CODED)
             logits = tl.dot(query_high, keys_high, tl.dot(query, keys)) * (factor * scale)[None, :]
@@ -242,8 +242,8 @@ def _decode_kernel(
         mass = mass * decay + tl.sum(weights, 1)
         peak = higher
     row = (split * T + start + token) * H + head
-    tl.store(peaks + row, peak, mask=live)
-    tl.store(masses + row, mass, mask=live)
+    tl.store(peaks + row, peak, mask=valid)
+    tl.store(masses + row, mass, mask=valid)
     if low < high:
         out = sums + row[:, None].to(tl.int64) * D + d[None, :]
         tl.store(out, acc, mask=inside)
@@ -294,8 +294,8 @@ def _merge_kernel(
         share = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)[None, :])
         mass = tl.sum(share * tl.load(masses + at, mask=there, other=0.0), 0)
         full = there & (peak > float("-inf"))
-    spot = ((s * T + t) * (H * D)).to(tl.int64)[:, None] + i[None, :]
-    parts = tl.load(sums + spot, mask=full, other=0.0)
+    cell = ((s * T + t) * (H * D)).to(tl.int64)[:, None] + i[None, :]
+    parts = tl.load(sums + cell, mask=full, other=0.0)
     value = tl.sum(parts * share, 0) / tl.where(mass == 0.0, 1.0, mass)
     if FORMAT == 3:
         tl.store(out + t * (H * D) + i, value.to(out.dtype.element_ty), mask=columns)

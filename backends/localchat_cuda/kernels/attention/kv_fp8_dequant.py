@@ -73,11 +73,11 @@ def _dequantize_kernel(
             tl.store(table + at, target)
         n = tl.arange(0, P)
         i = tl.arange(0, D // 2)
-        spot = page * page_stride + head * (P * (D // 2)) + n[:, None] * (D // 2) + i[None, :]
+        cell = page * page_stride + head * (P * (D // 2)) + n[:, None] * (D // 2) + i[None, :]
         if which == 0:
-            words = tl.load(k + spot)
+            words = tl.load(k + cell)
         else:
-            words = tl.load(v + spot)
+            words = tl.load(v + cell)
         mark = tl.load(marks + page * mark_stride + head * P + n).to(tl.int32)
         factor, _ = kv_fp8.factors(mark >> which * 8, CODED)
         low, high = kv_fp8.decode(words, CODED)

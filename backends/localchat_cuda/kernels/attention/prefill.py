@@ -110,12 +110,12 @@ def _step(
     d = tl.arange(0, D_POW2 // 2 if CODED else D_POW2)
     n = tl.arange(0, TILE)
     page = tl.load(table + tile * TILE // P).to(tl.int64)
-    spot = page * page_stride + head * (P * ROW) + tile * TILE % P * ROW + n * ROW
+    cell = page * page_stride + head * (P * ROW) + tile * TILE % P * ROW + n * ROW
     key = tile * TILE + n
     if D == D_POW2:
-        keys = tl.load(k + spot[None, :] + d[:, None])
+        keys = tl.load(k + cell[None, :] + d[:, None])
     else:
-        keys = tl.load(k + spot[None, :] + d[:, None], mask=(d < ROW)[:, None], other=0)
+        keys = tl.load(k + cell[None, :] + d[:, None], mask=(d < ROW)[:, None], other=0)
     if CODED:
         mark_at = page * mark_stride + head * P + tile * TILE % P + n
         if MASKED:
@@ -147,11 +147,11 @@ def _step(
     if MASKED:
         # values past the length may be anything, NaN too, and 0 * NaN would spoil the sum
         there = (key < length)[:, None] & (d < ROW)[None, :]
-        values = tl.load(v + spot[:, None] + d[None, :], mask=there, other=0)
+        values = tl.load(v + cell[:, None] + d[None, :], mask=there, other=0)
     elif D == D_POW2:
-        values = tl.load(v + spot[:, None] + d[None, :])
+        values = tl.load(v + cell[:, None] + d[None, :])
     else:
-        values = tl.load(v + spot[:, None] + d[None, :], mask=(d < ROW)[None, :], other=0)
+        values = tl.load(v + cell[:, None] + d[None, :], mask=(d < ROW)[None, :], other=0)
     if CODED:
         mass = mass * decay + tl.sum(weights * tl.exp2(-lift)[None, :], 1)
         half = weights.to(tl.float16)
@@ -205,13 +205,13 @@ def _prefill_kernel(
     row = first + tl.arange(0, M)
     at = length - count + row
     d = tl.arange(0, ROW_POW2)
-    live = (row < count)[:, None] & (d < ROW)[None, :]
+    valid = (row < count)[:, None] & (d < ROW)[None, :]
     q_at = ((start + row).to(tl.int64) * H + head)[:, None] * D + d[None, :]
-    query = tl.load(q + q_at, mask=live, other=0.0)
+    query = tl.load(q + q_at, mask=valid, other=0.0)
     query_high, acc_high = query, 0.0
     if CODED:
         query = query.to(tl.float16)
-        query_high = tl.load(q + q_at + ROW, mask=live, other=0.0).to(tl.float16)
+        query_high = tl.load(q + q_at + ROW, mask=valid, other=0.0).to(tl.float16)
         acc_high = tl.zeros((M, ROW_POW2), tl.float32)
     before = length - count + first
     last = tl.cdiv(tl.minimum(before + M, length), TILE)
@@ -245,9 +245,9 @@ def _prefill_kernel(
             True,
         )  # fmt: skip
     mass = tl.where(mass == 0.0, 1.0, mass)[:, None]
-    tl.store(out + q_at, (acc / mass).to(out.dtype.element_ty), mask=live)
+    tl.store(out + q_at, (acc / mass).to(out.dtype.element_ty), mask=valid)
     if CODED:
-        tl.store(out + q_at + ROW, (acc_high / mass).to(out.dtype.element_ty), mask=live)
+        tl.store(out + q_at + ROW, (acc_high / mass).to(out.dtype.element_ty), mask=valid)
 
 
 def attend(

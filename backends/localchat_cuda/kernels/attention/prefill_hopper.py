@@ -64,7 +64,7 @@ def _rounds(items):
 
 @gluon.jit
 def _item(
-    turn, tiles, counts, lengths, H: gl.constexpr, M: gl.constexpr, STEP: gl.constexpr,
+    round_index, tiles, counts, lengths, H: gl.constexpr, M: gl.constexpr, STEP: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip
     """Find the work of a round: tile, head and steps `low` to `end`, none for a sequence without new tokens.
@@ -73,7 +73,7 @@ def _item(
     """
     grid = gl.num_programs(0)
     lane = gl.program_id(0)
-    item = turn * grid + gl.where(turn % 2 == 0, lane, grid - 1 - lane)
+    item = round_index * grid + gl.where(round_index % 2 == 0, lane, grid - 1 - lane)
     sequence = gl.load(tiles + item // H * 2)
     first = gl.load(tiles + item // H * 2 + 1)
     count = gl.load(counts + sequence)
@@ -109,9 +109,9 @@ def _load(
     """Loading warp: for each item its keys, newest first, and each step's values one step later."""
     BYTES: gl.constexpr = 2 * P * D * 2
     base = 0
-    for turn in range(_rounds(items)):
+    for round_index in range(_rounds(items)):
         head, sequence, first, count, length, low, end = _item(
-            turn, tiles, counts, lengths, H, M, 2 * P, WINDOW
+            round_index, tiles, counts, lengths, H, M, 2 * P, WINDOW
         )
         if low < end:
             table = tables + gl.load(slots + sequence).to(gl.int64) * width
@@ -185,8 +185,8 @@ def _attend(
     row = begin + gl.arange(0, M, gl.SliceLayout(1, B_L))
     column = gl.arange(0, D, gl.SliceLayout(0, B_L))
     q_at = ((start + row).to(gl.int64) * H + head)[:, None] * D + column[None, :]
-    live = (row < count)[:, None]
-    query = gl.convert_layout(gl.load(q + q_at, mask=live, other=0.0), Q_L)
+    valid = (row < count)[:, None]
+    query = gl.convert_layout(gl.load(q + q_at, mask=valid, other=0.0), Q_L)
     before = length - count + begin
     at = before + gl.arange(0, M, gl.SliceLayout(1, S_L))
     n = gl.arange(0, P, gl.SliceLayout(0, S_L))
@@ -269,7 +269,7 @@ def _attend(
     barrier()
     mbarrier.arrive(empty.index(stage), count=1)
     done = gl.convert_layout((acc * shrink[:, None]).to(out.dtype.element_ty), B_L)
-    gl.store(out + q_at, done, mask=live)
+    gl.store(out + q_at, done, mask=valid)
 
 
 @gluon.jit
@@ -279,9 +279,9 @@ def _consume(
     WINDOW: gl.constexpr,
 ):  # fmt: skip
     base = 0
-    for turn in range(_rounds(items)):
+    for round_index in range(_rounds(items)):
         head, sequence, first, count, length, low, end = _item(
-            turn, tiles, counts, lengths, H, M, 2 * P, WINDOW
+            round_index, tiles, counts, lengths, H, M, 2 * P, WINDOW
         )
         if low < end:
             start = gl.load(starts + sequence)

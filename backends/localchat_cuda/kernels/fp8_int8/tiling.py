@@ -13,7 +13,7 @@ W8Variant = Literal["gemv", "small", "tiled", "dequant"]
 
 SMALL_ROWS, TILED_ROWS = 16, 64
 """Largest row counts of the small and the tiled variant. The small one supports 32."""
-_LONG, _MANY_FEATURES = 8192, 32
+_LONG, _WIDE_FEATURES = 8192, 32
 """For one row: length of a long row, and output features per multiprocessor that count as many."""
 _SMALL_WARPS = 18
 """Warps of the small variant per multiprocessor: 2 KB of weights in flight each."""
@@ -84,7 +84,7 @@ def gemv_config(n: int, k: int, sms: int) -> GemvConfig:
         return _MEASURED_GEMV[n, k]
     if k >= _LONG:
         return GemvConfig(2, 2048, 4, 2)
-    return GemvConfig(8, 512, 4, 4) if n >= _MANY_FEATURES * sms else GemvConfig(4, 1024, 4, 2)
+    return GemvConfig(8, 512, 4, 4) if n >= _WIDE_FEATURES * sms else GemvConfig(4, 1024, 4, 2)
 
 
 @lru_cache(maxsize=512)
@@ -107,6 +107,6 @@ def small_config(rows: int, n: int, k: int, sms: int) -> W8TileConfig:
 @lru_cache(maxsize=512)
 def tiled_config(rows: int, n: int, k: int, sms: int) -> W8TileConfig:
     """17 to 64 rows: 64 output features a program, four warps, one instruction's worth each."""
-    wanted = max(1, round(_TILED_PROGRAMS * sms / -(-n // 64)))
+    target = max(1, round(_TILED_PROGRAMS * sms / -(-n // 64)))
     stages = 4 if rows <= 32 else 3
-    return W8TileConfig(4, 4, min(wanted, k // 128, _MOST_SPLITS), stages)
+    return W8TileConfig(4, 4, min(target, k // 128, _MOST_SPLITS), stages)

@@ -44,22 +44,22 @@ def packed_rows(device: torch.device) -> int:
 
 
 def tile_config_for(
-    rows: int, n: int, k: int, device: torch.device, *, gated: bool = False
+    rows: int, n: int, k: int, device: torch.device, *, fused: bool = False
 ) -> AnyTileConfig:
     """Choose the tile config for a weight of N x K; its type selects the kernel variant.
 
-    gated: the gemm applies act_and_mul to gate and up itself.
+    fused: the gemm applies act_and_mul to gate and up itself.
     """
     variant, sms = w4_tiling.variant_for(rows), traits(device).sms
     if variant != "tiled":
         return w4_tiling.tile_config_for(variant, rows, n, k, sms)
     if hopper is not None and hopper.serves(device):
-        config = hopper_tiling.tile_config_for(rows, n, k, sms, gated)
+        config = hopper_tiling.tile_config_for(rows, n, k, sms, fused)
         if config is not None:
             return config
     return (
         w4_tiled.fused_tile_config_for(rows, n)
-        if gated
+        if fused
         else w4_tiled.tile_config_for(rows, n, k, sms)
     )
 
@@ -131,7 +131,7 @@ def gemm_silu_mul(
         assert isinstance(rows, w4_activations.HalfRows)
         assert isinstance(into, w4_activations.HalfRows)
         m, n, k = rows.x.shape[0], weight.features_out, weight.features_in
-        config = tile_config_for(m, n, k, rows.x.device, gated=True)
+        config = tile_config_for(m, n, k, rows.x.device, fused=True)
         if isinstance(config, w4_tiled.TiledGemmConfig):
             w4_tiled.gemm_silu_mul(rows, weight, into, config, squares=squares, eps=eps, gelu=gelu)
         else:
@@ -140,7 +140,7 @@ def gemm_silu_mul(
         return
     sums = gemm(rows, weight, squares=squares, eps=eps, kernels=kernels)
     call = w4_activations.prepare if kernels else w4_activations.reference
-    call("gated", sums, into, gelu=gelu, order=order)
+    call("act_and_mul", sums, into, gelu=gelu, order=order)
 
 
 def gemm_of(x: torch.Tensor, weight: W4, *, kernels: bool = True) -> torch.Tensor:

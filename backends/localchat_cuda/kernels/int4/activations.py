@@ -8,11 +8,11 @@ weight stores them (pack.W4): column j of the result is column order[j] of the c
 Letters: M rows, K columns of the result, G = K / 128, S splits, N columns of the partial products.
 
 Modes
-    embed   v = table[id] * factor              residual = v, squares, v * weight
-    norm    v = sum of partials + residual      residual = v, squares, v * weight
-    gated   v = silu(gate) * up                 partials [S, M, 2K]: gate in the first K columns;
-                                                with `gelu` the tanh form of GELU for silu
-    plain   v = sum of partials                 the first K columns of N
+    embed        v = table[id] * factor          residual = v, squares, v * weight
+    norm         v = sum of partials + residual  residual = v, squares, v * weight
+    act_and_mul  v = silu(gate) * up             partials [S, M, 2K]: gate in the first K columns;
+                                                 with `gelu` tanh-GELU instead of silu
+    plain        v = sum of partials             the first K columns of N
 
 Formats of the result
     Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4]       gemm_int8.py
@@ -32,14 +32,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import activation
-from localchat_cuda.kernels.activation import reference as gated_reference
+from localchat_cuda.kernels.activation import reference as act_and_mul_reference
 from localchat_cuda.kernels.int4.gemm_int8 import lanes
 from localchat_cuda.kernels.int4.pack import GROUP
 from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 Order = Literal["lanes", "slots"]
-Mode = Literal["embed", "norm", "gated", "plain"]
-_MODES: dict[str, int] = {"plain": 0, "norm": 1, "gated": 2, "embed": 3}
+Mode = Literal["embed", "norm", "act_and_mul", "plain"]
+_MODES: dict[str, int] = {"plain": 0, "norm": 1, "act_and_mul": 2, "embed": 3}
 ALONE = 32
 """Up to this row count each row has a program of its own, so all counts of a class give equal bits."""
 TWICE = 4
@@ -169,24 +169,24 @@ def reference(
 ) -> None:
     """`prepare` in plain torch, same arguments."""
 
-    def wanted(values: torch.Tensor) -> torch.Tensor:
+    def in_order(values: torch.Tensor) -> torch.Tensor:
         return values if order is None else values[:, order.long()]
 
     k = rows.x.shape[1]
     total = source[ids.long()].float() * factor if ids is not None else source.float().sum(0)
-    if mode == "gated":
-        quantize(wanted(gated_reference(total[:, : 2 * k], gelu=gelu)), rows)
+    if mode == "act_and_mul":
+        quantize(in_order(act_and_mul_reference(total[:, : 2 * k], gelu=gelu)), rows)
         return
     total = total[:, :k]
     if mode == "plain":
-        quantize(wanted(total), rows)
+        quantize(in_order(total), rows)
         return
     assert residual is not None
     assert weight is not None
     assert squares is not None
     residual.copy_(total if mode == "embed" else residual + total)
-    squares.copy_(wanted(residual).square().view(residual.shape[0], -1, GROUP).sum(-1))
-    quantize(wanted(residual * weight.float()), rows)
+    squares.copy_(in_order(residual).square().view(residual.shape[0], -1, GROUP).sum(-1))
+    quantize(in_order(residual * weight.float()), rows)
 
 
 @triton.jit
@@ -207,9 +207,9 @@ def write_rows(
         high = (whole + 128) >> 8
         low = whole - high * 256
         swapped = group * 128 + (j & ~3) + ((j & 1) << 1) + ((j >> 1) & 1)
-        spot = (2 * m)[:, None] * K + swapped[None, :]
-        tl.store(x + spot, high.to(tl.int8), mask=inside)
-        tl.store(x + spot + K, low.to(tl.int8), mask=inside)
+        cell = (2 * m)[:, None] * K + swapped[None, :]
+        tl.store(x + cell, high.to(tl.int8), mask=inside)
+        tl.store(x + cell + K, low.to(tl.int8), mask=inside)
         at = factors + (group * MQ + m) * 4
         tl.store(at, scale * 0.0625, mask=there)
         tl.store(at + 1, scale * tl.sum(whole, 1), mask=there)
@@ -218,12 +218,12 @@ def write_rows(
     else:
         half = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
         # j = plane(64) quad(16) half(8) pair(4) h(2) i
-        spot = (j & 64) + ((j & 2) << 4) + (j & 1)
+        cell = (j & 64) + ((j & 2) << 4) + (j & 1)
         if FORMAT == 1:
-            spot += ((j & 48) >> 1) + ((j & 12) >> 1)
+            cell += ((j & 48) >> 1) + ((j & 12) >> 1)
         else:
-            spot += ((j & 12) << 1) + ((j & 48) >> 3)
-        tl.store(x + m[:, None] * K + group * 128 + spot[None, :], half, mask=inside)
+            cell += ((j & 12) << 1) + ((j & 48) >> 3)
+        tl.store(x + m[:, None] * K + group * 128 + cell[None, :], half, mask=inside)
         if FORMAT != 4:
             f = half.to(tl.float32)
             tl.store(factors + group * MQ + m, tl.sum(f, 1), mask=there)
@@ -349,7 +349,7 @@ def prepare(
     else:
         splits, m, n = source.shape
         require("source", source, (splits, m, n), floats, device)
-        if n < (2 * k if mode == "gated" else k):
+        if n < (2 * k if mode == "act_and_mul" else k):
             raise ValueError(f"source: {n} columns are too few for mode {mode} with {k}")
     check_rows(rows, m, k, device)
     if mode in ("embed", "norm"):

@@ -70,11 +70,11 @@ from localchat_cuda.kernels.launch import power_of_two, require, traits
 @gluon.jit
 def _fetch_weights(
     w_boxes, s_boxes, ws, ss, bar, stage, column, g, N: gl.constexpr, BLOCKS: gl.constexpr,
-    GATED: gl.constexpr,
+    FUSED: gl.constexpr,
 ):  # fmt: skip
-    """Load a group of a tile, 64 features a box; GATED: of gate and of up in turn."""
+    """Load a group of a tile, 64 features a box; FUSED: of gate and of up in turn."""
     for q in gl.static_range(2 * BLOCKS):
-        if GATED:
+        if FUSED:
             row = column * 8 + (q // 2) * 4 + (q % 2) * (N // 32)
         else:
             row = column * (8 * BLOCKS) + q * 4
@@ -86,7 +86,7 @@ def _fetch_weights(
 def _load(
     x_boxes, w_boxes, s_boxes, xs, ws, ss, full, empty, items, tiles, splits, N: gl.constexpr,
     K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
-    GATED: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
+    FUSED: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
     """Loading warp. x is fp16 in two boxes of 64 k, as the shared-memory operand requires."""
     BYTES: gl.constexpr = TILE * 256 + 2 * BLOCKS * 4352
@@ -98,7 +98,7 @@ def _load(
             if first + s < last:
                 mbarrier.expect(full.index(s), BYTES)
                 _fetch_weights(
-                    w_boxes, s_boxes, ws, ss, full.index(s), s, column, first + s, N, BLOCKS, GATED
+                    w_boxes, s_boxes, ws, ss, full.index(s), s, column, first + s, N, BLOCKS, FUSED
                 )
         ahead = gl.minimum(last - first, STAGES)
         gdc_wait()
@@ -111,7 +111,7 @@ def _load(
             if it >= ahead:
                 mbarrier.wait(empty.index(stage), ((it // STAGES) & 1) ^ 1)
                 mbarrier.expect(bar, BYTES)
-                _fetch_weights(w_boxes, s_boxes, ws, ss, bar, stage, column, g, N, BLOCKS, GATED)
+                _fetch_weights(w_boxes, s_boxes, ws, ss, bar, stage, column, g, N, BLOCKS, FUSED)
             load_box(x_boxes, [row * TILE, g * 128], bar, xs.index(stage * 2))
             load_box(x_boxes, [row * TILE, g * 128 + 64], bar, xs.index(stage * 2 + 1))
             it += 1
@@ -121,7 +121,7 @@ def _load(
 def _multiply(
     out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles, splits,
     WG: gl.constexpr, N: gl.constexpr, K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr, NORM: gl.constexpr, GATED: gl.constexpr, GELU: gl.constexpr,
+    STAGES: gl.constexpr, NORM: gl.constexpr, FUSED: gl.constexpr, GELU: gl.constexpr,
     G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
     """Compute warpgroup. `lo` and `hi` are the planes of block 0's weights, `lo2` and `hi2` of block 1's.
@@ -178,12 +178,12 @@ def _multiply(
                     acc, acc2 = take_over(work, flags, acc, acc2, WG, TILE, BLOCKS, M_L)
                 finish(
                     out, squares, eps, M, acc, acc2, row, column, split, WG, N, K, TILE, BLOCKS,
-                    NORM, GATED, GELU, G_POW2, M_L,
+                    NORM, FUSED, GELU, G_POW2, M_L,
                 )  # fmt: skip
         else:
             finish(
                 out, squares, eps, M, acc, acc2, row, column, split, WG, N, K, TILE, BLOCKS, NORM,
-                GATED, GELU, G_POW2, M_L,
+                FUSED, GELU, G_POW2, M_L,
             )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def _multiply(
 def _hopper_kernel(
     x_boxes, w_boxes, s_boxes, out, work, flags, squares, eps, M, items, tiles, splits,
     N: gl.constexpr, K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
-    STAGES: gl.constexpr, NORM: gl.constexpr, GATED: gl.constexpr, GELU: gl.constexpr,
+    STAGES: gl.constexpr, NORM: gl.constexpr, FUSED: gl.constexpr, GELU: gl.constexpr,
     G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -213,13 +213,13 @@ def _hopper_kernel(
     gl.warp_specialize(
         [
             (_multiply, (out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles,
-                         splits, gl.constexpr(0), N, K, TILE, BLOCKS, STAGES, NORM, GATED, GELU,
+                         splits, gl.constexpr(0), N, K, TILE, BLOCKS, STAGES, NORM, FUSED, GELU,
                          G_POW2, PDL, EVEN)),
             (_multiply, (out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles,
-                         splits, gl.constexpr(1), N, K, TILE, BLOCKS, STAGES, NORM, GATED, GELU,
+                         splits, gl.constexpr(1), N, K, TILE, BLOCKS, STAGES, NORM, FUSED, GELU,
                          G_POW2, PDL, EVEN)),
             (_load, (x_boxes, w_boxes, s_boxes, xs, ws, ss, full, empty, items, tiles, splits, N, K,
-                     TILE, BLOCKS, STAGES, GATED, PDL, EVEN)),
+                     TILE, BLOCKS, STAGES, FUSED, PDL, EVEN)),
         ],
         [4, 1],
         [240, 24],
@@ -294,7 +294,7 @@ def gemm(
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
     m, n = rows.x.shape[0], weight.features_out
-    config.check(n, weight.features_in, gated=False)
+    config.check(n, weight.features_in, fused=False)
     require("out", out, (config.splits, m, n), (torch.float32,), weight.codes.device)
     _launch(rows, weight, out, config, squares, eps, pdl)
 
@@ -312,11 +312,11 @@ def gemm_silu_mul(
 ) -> None:
     """Write act_and_mul of gate and up into `into` [M, N / 2], as gemm_tiled.gemm_silu_mul."""
     m, n = rows.x.shape[0], weight.features_out
-    config.check(n, weight.features_in, gated=True)
+    config.check(n, weight.features_in, fused=True)
     if into.order != "slots":
         raise ValueError(f"into: slot order wanted, {into.order} given")
     require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
-    _launch(rows, weight, into.x, config, squares, eps, pdl, gated=True, gelu=gelu)
+    _launch(rows, weight, into.x, config, squares, eps, pdl, fused=True, gelu=gelu)
 
 
 def _launch(
@@ -328,7 +328,7 @@ def _launch(
     eps: float,
     pdl: bool,
     *,
-    gated: bool = False,
+    fused: bool = False,
     gelu: bool = False,
 ) -> None:
     m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
@@ -356,9 +356,9 @@ def _launch(
         K=k,
         TILE=config.rows,
         BLOCKS=config.blocks,
-        STAGES=config.stages(gated=gated),
+        STAGES=config.stages(fused=fused),
         NORM=squares is not None,
-        GATED=gated,
+        FUSED=fused,
         GELU=gelu,
         G_POW2=power_of_two(k // GROUP),
         PDL=pdl,

@@ -87,8 +87,8 @@ def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
 def _small_config(n: int, k: int, sms: int) -> TileConfig:
     """Up to 32 rows: few programs, each with many weights in flight; three per multiprocessor."""
     blocks = 2 if n % 128 == 0 else 1
-    wanted = max(1, round(3 * sms / (n // (64 * blocks))))
-    return TileConfig(blocks, 4, 4, min(wanted, k // GROUP, 8))
+    target = max(1, round(3 * sms / (n // (64 * blocks))))
+    return TileConfig(blocks, 4, 4, min(target, k // GROUP, 8))
 
 
 def fused_tile_config_for(rows: int, n: int) -> TiledGemmConfig:
@@ -164,7 +164,7 @@ def _tiled_kernel(
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
     NORM: tl.constexpr,
-    GATED: tl.constexpr,
+    FUSED: tl.constexpr,
     GELU: tl.constexpr,
     G_POW2: tl.constexpr,
     ASM: tl.constexpr,
@@ -173,10 +173,10 @@ def _tiled_kernel(
     G: tl.constexpr = K // 128
     BN: tl.constexpr = 16 * BLOCKS * WARPS
     # Row blocks of a program: contiguous, or gate and as many of up, half the weight further on.
-    ASIDE: tl.constexpr = N // 32 if GATED else WARPS
+    ASIDE: tl.constexpr = N // 32 if FUSED else WARPS
     if PDL:
         gdc_launch_dependents()
-    first_block = tl.program_id(1) * (WARPS if GATED else BLOCKS * WARPS)
+    first_block = tl.program_id(1) * (WARPS if FUSED else BLOCKS * WARPS)
     split = tl.program_id(2)
     n = tl.arange(0, BN)
     m = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -207,15 +207,15 @@ def _tiled_kernel(
         acc = _landed(tl.dot(d, tl.load(xg + 96), acc), ASM)
     if NORM:
         acc = acc * inverse_rms(squares, m, m < M, eps, G, G_POW2)[None, :]
-    if GATED:
+    if FUSED:
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, TILE)), (1, 2, 0)))
         v = activation(gate, GELU) * up
         v = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
         # columns of half a group, (quad, half, pair, h, i), in slot order: (h, half, pair, quad, i)
         v = tl.reshape(v, (WARPS // 4, 4, 2, 2, 2, 2, TILE))
         v = tl.reshape(tl.permute(v, (6, 0, 4, 2, 3, 1, 5)), (TILE, BN // 2))
-        spot = first_block * 16 + tl.arange(0, BN // 2)
-        tl.store(out + m.to(tl.int64)[:, None] * (N // 2) + spot[None, :], v, mask=(m < M)[:, None])
+        cell = first_block * 16 + tl.arange(0, BN // 2)
+        tl.store(out + m.to(tl.int64)[:, None] * (N // 2) + cell[None, :], v, mask=(m < M)[:, None])
     else:
         at = (split * M + m).to(tl.int64)[None, :] * N + (first_block * 16 + n)[:, None]
         tl.store(out + at, acc, mask=(m < M)[None, :])
@@ -260,7 +260,7 @@ def gemm_silu_mul(
     if into.x.data_ptr() == rows.x.data_ptr() != 0:
         raise ValueError("into: memory of its own wanted, other programs still read these rows")
     require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
-    _launch(rows, weight, into.x, config, squares, eps, pdl, gated=True, gelu=gelu)
+    _launch(rows, weight, into.x, config, squares, eps, pdl, fused=True, gelu=gelu)
 
 
 def _launch(
@@ -272,7 +272,7 @@ def _launch(
     eps: float,
     pdl: bool,
     *,
-    gated: bool = False,
+    fused: bool = False,
     gelu: bool = False,
 ) -> None:
     m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
@@ -302,7 +302,7 @@ def _launch(
         WARPS=shape.warps,
         STAGES=shape.depth,
         NORM=squares is not None,
-        GATED=gated,
+        FUSED=fused,
         GELU=gelu,
         G_POW2=power_of_two(k // GROUP),
         ASM=gpu.asm,

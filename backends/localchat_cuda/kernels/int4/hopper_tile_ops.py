@@ -65,7 +65,7 @@ def _scaled(w, zero, scale):
 
 
 @gluon.jit
-def _beside(a, b, P_L: gl.constexpr):
+def _concat(a, b, P_L: gl.constexpr):
     """Concatenate 32 columns and 32 more."""
     both = gl.reshape(gl.permute(gl.join(a, b), (0, 2, 1)), (64, 64))
     return gl.convert_layout(both, P_L, assert_trivial=True)
@@ -95,7 +95,7 @@ def dequantized(words_held, scale_zeros_held, at, P_L: gl.constexpr):
     zero = (scale_zero >> 16).to(gl.int16).to(gl.float16, bitcast=True) + 1024.0
     zero = zero.to(gl.float16)
     a, b, c, d = _scaled(w, gl.broadcast(zero[:, None], w)[0], gl.broadcast(scale[:, None], w)[0])
-    return _beside(a, b, P_L), _beside(c, d, P_L)
+    return _concat(a, b, P_L), _concat(c, d, P_L)
 
 
 @gluon.jit
@@ -172,15 +172,15 @@ def _store_activated(
     O_L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     v = gl.convert_layout(gl.reshape(v, (TILE, 64)), O_L)
     m = row * TILE + gl.arange(0, TILE, gl.SliceLayout(1, O_L))
-    spot = column * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(0, O_L))
-    gl.store(out + m.to(gl.int64)[:, None] * (N // 2) + spot[None, :], v, mask=(m < M)[:, None])
+    cell = column * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(0, O_L))
+    gl.store(out + m.to(gl.int64)[:, None] * (N // 2) + cell[None, :], v, mask=(m < M)[:, None])
 
 
 @gluon.jit
 def finish(
     out, squares, eps, M, acc, acc2, row, column, split, WG: gl.constexpr, N: gl.constexpr,
     K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, NORM: gl.constexpr,
-    GATED: gl.constexpr, GELU: gl.constexpr, G_POW2: gl.constexpr,
+    FUSED: gl.constexpr, GELU: gl.constexpr, G_POW2: gl.constexpr,
     M_L: gl.constexpr,
 ):  # fmt: skip
     """Divide a tile's sums by the rms of their rows, and store them or their act_and_mul."""
@@ -190,7 +190,7 @@ def finish(
         acc = acc * shrink
         if BLOCKS == 2:
             acc2 = acc2 * shrink
-    if GATED:
+    if FUSED:
         _store_activated(out, M, acc, acc2, row, column, WG, N, TILE, GELU)
     else:
         # Stored from registers in pieces of 32 bytes: transposing in shared memory first, into pieces of 256,

@@ -25,7 +25,7 @@ class HopperTileConfig(NamedTuple):
     rows: int
     """Rows of a tile, 64 or 128."""
     blocks: int
-    """Blocks of 64 output features for each of two warpgroups, 1 or 2; a gated gemm has two, gate and up."""
+    """Blocks of 64 output features for each of two warpgroups, 1 or 2; a fused gemm has two, gate and up."""
     splits: int = 1
     """Programs along K, each with sums of its own."""
     even: bool = False
@@ -37,28 +37,28 @@ class HopperTileConfig(NamedTuple):
         """Return the output features of a tile."""
         return 2 * 64 * self.blocks
 
-    def stages(self, *, gated: bool) -> int:
+    def stages(self, *, fused: bool) -> int:
         """Return the groups in flight at once, as many as shared memory has room for."""
         if self.rows == 64:
             return 5 if self.blocks == 2 else 6
         if self.blocks == 2:
-            return 3 if gated else 4
+            return 3 if fused else 4
         return 5
 
     def items(self, rows: int, n: int) -> int:
         """Count the pieces of work: tiles times splits."""
         return -(-rows // self.rows) * (n // self.features) * self.splits
 
-    def fits(self, n: int, k: int, *, gated: bool) -> bool:
+    def fits(self, n: int, k: int, *, fused: bool) -> bool:
         """Return whether it divides a weight of N x K."""
         sound = self.rows in (64, 128) and self.blocks in (1, 2) and n % self.features == 0
-        halves = not gated or (self.blocks == 2 and self.splits == 1)
+        halves = not fused or (self.blocks == 2 and self.splits == 1)
         whole = self.splits == 1 or not self.even
         return sound and halves and whole and k % GROUP == 0 and 1 <= self.splits <= k // GROUP
 
-    def check(self, n: int, k: int, *, gated: bool) -> None:
-        if not self.fits(n, k, gated=gated):
-            kind = "gated gemm weight" if gated else "gemm weight"
+    def check(self, n: int, k: int, *, fused: bool) -> None:
+        if not self.fits(n, k, fused=fused):
+            kind = "gate-and-up weight" if fused else "weight"
             raise ValueError(f"config: {self} does not divide a {kind} of {n}x{k}")
 
     def microseconds(self, rows: int, n: int, k: int, sms: int) -> float:
@@ -76,8 +76,8 @@ class HopperTileConfig(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def tile_config_for(rows: int, n: int, k: int, sms: int, gated: bool) -> HopperTileConfig | None:
-    """Choose the config of least estimated time for a weight of N x K (`gated`: gate and up, with act_and_mul).
+def tile_config_for(rows: int, n: int, k: int, sms: int, fused: bool) -> HopperTileConfig | None:
+    """Choose the config of least estimated time for a weight of N x K (`fused`: gate and up, with act_and_mul).
 
     None where gemm_tiled.py is used: other row counts, and weights too small for half of the multiprocessors.
     Of 120 gemms of four models the choice is at most 5 % slower than the best one, but for five (once 15 %),
@@ -90,13 +90,13 @@ def tile_config_for(rows: int, n: int, k: int, sms: int, gated: bool) -> HopperT
         HopperTileConfig(tile, blocks, splits)
         for tile in tiles
         for blocks in (2, 1)
-        for splits in (range(1, 12) if not gated else (1,))
+        for splits in (range(1, 12) if not fused else (1,))
     ]
     configs += [HopperTileConfig(tile, 2, even=True) for tile in tiles]
     found = [
         (config.microseconds(rows, n, k, sms), config)
         for config in configs
-        if config.fits(n, k, gated=gated)
+        if config.fits(n, k, fused=fused)
         and config.items(rows, n) >= (sms if config.even else 0.45 * sms)
     ]
     return min(found)[1] if found else None

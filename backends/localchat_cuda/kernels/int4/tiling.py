@@ -122,8 +122,8 @@ def _narrow(size: int, n: int, k: int, sms: int) -> TileConfig:
     programs = n // (16 * blocks)
     if programs * warps >= 16 * sms:
         warps = 2 if groups % 2 == 0 else 1
-    wanted = max(1, round(10 * sms / (programs * warps)))
-    splits = min(wanted, groups // warps, 16)
+    target = max(1, round(10 * sms / (programs * warps)))
+    splits = min(target, groups // warps, 16)
     found = TileConfig(blocks, warps, 1, splits, 64 if size <= 4 else 128)
     found.check(n, k)
     return found

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.sampling.state import DEEPEST, DEPTHS, FIGURES, LARGEST, SEEN
+from localchat_cuda.kernels.sampling.state import BLOCK_ROWS, DEEPEST, DEPTHS, LARGEST, SEEN
 
 
 @triton.jit(do_not_specialize=["context", "V"])
@@ -68,8 +68,8 @@ def process_kernel(
     x = x.to(tl.float32)
     raw = clean(x)
     top = tl.max(raw, 0)
-    tl.store(blocks + p * FIGURES * last + b, top)
-    tl.store(blocks + (p * FIGURES + 1) * last + b, exp_mass(raw, top))
+    tl.store(blocks + p * BLOCK_ROWS * last + b, top)
+    tl.store(blocks + (p * BLOCK_ROWS + 1) * last + b, exp_mass(raw, top))
     for e in range(tl.load(bias_counts + slot)):
         hit = i == tl.load(bias_ids + slot * width + e)
         x = tl.where(hit, x + tl.load(bias_values + slot * width + e), x)
@@ -91,8 +91,8 @@ def process_kernel(
     x = clean(x)
     x = tl.where(x == 0.0, 0.0, x)
     top = tl.max(x, 0)
-    tl.store(blocks + (p * FIGURES + 2) * last + b, top)
-    tl.store(blocks + (p * FIGURES + 3) * last + b, exp_mass(x, top))
+    tl.store(blocks + (p * BLOCK_ROWS + 2) * last + b, top)
+    tl.store(blocks + (p * BLOCK_ROWS + 3) * last + b, exp_mass(x, top))
     tl.store(z + p * V + i, x, mask=inside)
     if b == 0:
         tl.store(found + p, 0)
@@ -102,8 +102,8 @@ def process_kernel(
 def row_best(blocks, p, which, B, B_POW2: tl.constexpr):
     """Return the row's maximum, ln of its mass of exp(z - maximum), and the maxima of the blocks."""
     b = tl.arange(0, B_POW2)
-    tops = tl.load(blocks + (p * FIGURES + which) * B + b, mask=b < B, other=float("-inf"))
-    masses = tl.load(blocks + (p * FIGURES + which + 1) * B + b, mask=b < B, other=0.0)
+    tops = tl.load(blocks + (p * BLOCK_ROWS + which) * B + b, mask=b < B, other=float("-inf"))
+    masses = tl.load(blocks + (p * BLOCK_ROWS + which + 1) * B + b, mask=b < B, other=0.0)
     best = tl.max(tops, 0)
     anchor = tl.where(best == float("-inf"), 0.0, best)
     return best, tl.sum(masses * tl.exp(tops - anchor), 0), tops
@@ -176,7 +176,7 @@ def measure_kernel(
         k = tl.load(top_k + slot)
         typical = tl.load(floats + slot * 8 + 2)
         top_p = tl.load(floats + slot * 8 + 3)
-        place = blocks + (p * FIGURES + 4) * B + b
+        place = blocks + (p * BLOCK_ROWS + 4) * B + b
         if (k == 0) & (typical >= 1.0) & (top_p >= 1.0):
             seed = noise(tl.load(keys + slot), tl.load(positions + p))
             kept = alive & (x >= best + tl.load(floats + slot * 8 + 4))
@@ -225,7 +225,9 @@ def collect_kernel(
     if wanted & (tl.load(floats + slot * 8) > 0.0) & (best > float("-inf")):
         c = tl.arange(0, B_POW2)[None, :]
         e = tl.arange(0, DEPTHS)[:, None]
-        within = tl.sum(tl.load(blocks + (p * FIGURES + 6 + e) * B + c, mask=c < B, other=0.0), 1)
+        within = tl.sum(
+            tl.load(blocks + (p * BLOCK_ROWS + 6 + e) * B + c, mask=c < B, other=0.0), 1
+        )
         needed = top_p * mass * 1.0001
         if k > 0:
             needed = k.to(tl.float32)
@@ -236,7 +238,7 @@ def collect_kernel(
                 depth, tl.minimum(tl.load(floats + slot * 8 + 1), -tl.load(floats + slot * 8 + 4))
             )
         least = best - depth
-        if tl.load(blocks + (p * FIGURES + 2) * B + b) >= least:
+        if tl.load(blocks + (p * BLOCK_ROWS + 2) * B + b) >= least:
             i = b * BLOCK + tl.arange(0, BLOCK)
             x = tl.load(z + p * V + i, mask=i < V, other=float("-inf"))
             kept = (x >= least) & (x > float("-inf"))
@@ -262,7 +264,7 @@ def greedy(z, tops, V, BLOCK: tl.constexpr, B_POW2: tl.constexpr):
 def race(blocks, p, B, B_POW2: tl.constexpr):
     """Find the winner among the blocks' winners."""
     b = tl.arange(0, B_POW2)
-    place = blocks + (p * FIGURES + 4) * B + b
+    place = blocks + (p * BLOCK_ROWS + 4) * B + b
     score = tl.load(place, mask=b < B, other=float("-inf"))
     winner = tl.load(place + B, mask=b < B, other=8388607.0)
     return tl.min(tl.where(score == tl.max(score, 0), winner, 8388607.0), 0).to(tl.int32)

@@ -2,11 +2,11 @@
 
 The exceptions are two scores, or a sum and its threshold, within rounding of each other (about 1e-6).
 
-Letters: P points (positions whose token is drawn), R rows of logits, V vocabulary, B = V / 1024
+Letters: P draws (positions whose token is drawn), R rows of logits, V vocabulary, B = V / 1024
 blocks, S slots of the state table, C = 16,384 candidates.
 
 Five kernels, no synchronisation with the CPU, no sort:
-1. `tally_kernel` (P, tokens / 1024): counts of the tokens before a point, if any is penalised.
+1. `tally_kernel` (P, tokens / 1024): counts of the tokens before a draw, if any is penalised.
 2. `process_kernel` (P, B): bias, mask, penalties; per block the maximum and the mass of exp.
 3. `measure_kernel` (P, B): per block, if min-p is the only filter, the winner of the draw;
    else how many tokens, or how much mass, lie within each of 16 depths below the best.
@@ -150,7 +150,7 @@ def _sample(
     row, listed, ids, n, V, best, mass, inverse, k, reach, typical, top_p, drop, seed,
     C: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Apply the filters and draw the token of one point."""
+    """Apply the filters and draw one token."""
     needed = (top_p.to(tl.float64) * mass.to(tl.float64) * FRACTION).to(tl.int64)
     limit = tl.full((), HIGHEST, tl.int64)
     far = tl.full((), HIGHEST, tl.int64)
@@ -287,20 +287,20 @@ def draw(
     mask_rows: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
-    """Draw one token for each point; the reference is `localchat.backend_api.sampling.reference.Sampler.draw`.
+    """Draw the tokens of P draws; reference: `localchat.backend_api.sampling.reference.Sampler.draw`.
 
-    logits [R, V] fp32, fp16 or bf16, only read. Per point, int32 [P]: its row of logits, its slot
+    logits [R, V] fp32, fp16 or bf16, only read. Per draw, int32 [P]: its row of logits, its slot
     of `settings`, the position of the drawn token in its sequence. Results: tokens int32 [P] (-1:
     nothing to draw), logprobs fp32 [P] of the raw logits, normalizers fp32 [P], so that row -
-    normalizer are all log probabilities. known: required if any point is penalised. masks int32 [N,
+    normalizer are all log probabilities. known: required if any draw is penalised. masks int32 [N,
     words] with mask_rows int32 [P] (-1: no mask).
     """
     check(logits, rows, slots, positions, settings, scratch)
     vocabulary, device = logits.shape[1], logits.device
-    points = rows.shape[0]
-    require("tokens", tokens, (points,), (torch.int32,), device)
-    require("logprobs", logprobs, (points,), (torch.float32,), device)
-    require("normalizers", normalizers, (points,), (torch.float32,), device)
+    draws = rows.shape[0]
+    require("tokens", tokens, (draws,), (torch.int32,), device)
+    require("logprobs", logprobs, (draws,), (torch.float32,), device)
+    require("normalizers", normalizers, (draws,), (torch.float32,), device)
     if (masks is None) != (mask_rows is None):
         raise ValueError("masks, mask_rows: both or neither wanted")
     gpu = traits(device)
@@ -308,9 +308,9 @@ def draw(
     blocks = -(-vocabulary // BLOCK)
     if known is not None:
         context = known.tokens.shape[1]
-        require("known.counts", known.counts, (points, vocabulary), (torch.int32,), device)
+        require("known.counts", known.counts, (draws, vocabulary), (torch.int32,), device)
         known.counts.zero_()
-        tally_kernel[(points, triton.cdiv(context, BLOCK))](
+        tally_kernel[(draws, triton.cdiv(context, BLOCK))](
             known.tokens,
             known.prompts,
             known.counts,
@@ -320,7 +320,7 @@ def draw(
             vocabulary,
             BLOCK=BLOCK,
         )
-    process_kernel[(points, blocks)](
+    process_kernel[(draws, blocks)](
         logits,
         rows,
         slots,
@@ -343,7 +343,7 @@ def draw(
         PDL=pdl and known is None,
         **options(pdl and known is None, 4),
     )
-    measure_kernel[(points, blocks)](
+    measure_kernel[(draws, blocks)](
         scratch.z,
         scratch.blocks,
         slots,
@@ -358,7 +358,7 @@ def draw(
         PDL=pdl,
         **options(pdl, 4),
     )
-    collect_kernel[(points, blocks)](
+    collect_kernel[(draws, blocks)](
         scratch.z,
         scratch.blocks,
         slots,
@@ -375,7 +375,7 @@ def draw(
         PDL=pdl,
         **options(pdl, 4),
     )
-    _draw_kernel[(points,)](
+    _draw_kernel[(draws,)](
         logits,
         rows,
         slots,

@@ -26,7 +26,7 @@ drop: ln(min_p), -inf for none."""
 SEEN = tl.constexpr(1 << 30)
 DEPTHS = tl.constexpr(16)
 DEEPEST = tl.constexpr(16.0)
-FIGURES = tl.constexpr(6 + 16)
+BLOCK_ROWS = tl.constexpr(6 + 16)
 """Rows of `Scratch.blocks`: raw maximum and mass, processed maximum and mass, score and id of the
 block's winner, and the count within each depth: tokens if there is a top-k, else mass."""
 FRACTION = tl.constexpr(1099511627776.0)
@@ -81,7 +81,7 @@ class PenaltyTokens:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Workspace for P points."""
+    """Workspace for P draws."""
 
     z: torch.Tensor
     blocks: torch.Tensor
@@ -90,13 +90,13 @@ class Scratch:
     counts: torch.Tensor
 
     @staticmethod
-    def empty(points: int, vocabulary: int, device: torch.device) -> "Scratch":
+    def empty(draws: int, vocabulary: int, device: torch.device) -> "Scratch":
         return Scratch(
-            torch.empty(points, vocabulary, device=device),
-            torch.empty(points, FIGURES.value, -(-vocabulary // BLOCK), device=device),
-            torch.empty(points, CANDIDATES, device=device),
-            torch.empty(points, CANDIDATES, dtype=torch.int32, device=device),
-            torch.empty(points, dtype=torch.int32, device=device),
+            torch.empty(draws, vocabulary, device=device),
+            torch.empty(draws, BLOCK_ROWS.value, -(-vocabulary // BLOCK), device=device),
+            torch.empty(draws, CANDIDATES, device=device),
+            torch.empty(draws, CANDIDATES, dtype=torch.int32, device=device),
+            torch.empty(draws, dtype=torch.int32, device=device),
         )
 
 
@@ -110,23 +110,23 @@ def check(
 ) -> None:
     """Raise ValueError with the name of an argument that the kernels cannot read."""
     vocabulary, device = logits.shape[1], logits.device
-    points, slot_count = rows.shape[0], settings.top_k.shape[0]
+    draws, slot_count = rows.shape[0], settings.top_k.shape[0]
     whole = (torch.int32,)
     require(
         "logits", logits, (None, vocabulary), (torch.float32, torch.float16, torch.bfloat16), device
     )
     for name, tensor in (("rows", rows), ("slots", slots), ("positions", positions)):
-        require(name, tensor, (points,), whole, device)
+        require(name, tensor, (draws,), whole, device)
     require("settings.floats", settings.floats, (slot_count, len(FIELDS)), (torch.float32,), device)
     require("settings.top_k", settings.top_k, (slot_count,), whole, device)
     require("settings.keys", settings.keys, (slot_count,), (torch.int64,), device)
     require("settings.bias_ids", settings.bias_ids, (slot_count, None), whole, device)
-    require("scratch.z", scratch.z, (points, vocabulary), (torch.float32,), device)
+    require("scratch.z", scratch.z, (draws, vocabulary), (torch.float32,), device)
     require(
         "scratch.blocks",
         scratch.blocks,
-        (points, FIGURES.value, -(-vocabulary // BLOCK)),
+        (draws, BLOCK_ROWS.value, -(-vocabulary // BLOCK)),
         (torch.float32,),
         device,
     )
-    require("scratch.values", scratch.values, (points, CANDIDATES), (torch.float32,), device)
+    require("scratch.values", scratch.values, (draws, CANDIDATES), (torch.float32,), device)
