@@ -1,6 +1,4 @@
-"""The guide's scripts import each other by their plain names, as `python scripts/tools/guide/train.py`
-does.
-"""
+"""Puts scripts/tools/guide on the path: its scripts import each other by their plain names."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What people bring beside plain questions: pasted texts, two questions in one, other languages."""
+"""Unusual questions: pasted texts, two questions in one, other languages."""
 
 import re
 import tomllib
@@ -47,7 +47,7 @@ def test_a_family_without_a_size_has_the_sizes_of_the_catalogue() -> None:
     assert answer.startswith("`localchat pull ")
 
 
-def test_what_is_in_the_catalogue_is_never_said_to_be_missing() -> None:
+def test_models_of_the_catalogue_are_never_called_missing() -> None:
     other = next(topic for topic in FACTS["topics"] if topic["id"] == "pull.other_name")
     words = " ".join((*other["do"], *other["ask"], *other["kw"]))
     for said, _ in FAMILIES.values():
@@ -85,7 +85,7 @@ def test_other_languages_get_a_topic_or_a_word_in_that_language() -> None:
     assert own <= set(seen)
 
 
-def test_what_is_read_out_of_a_text_stands_in_it() -> None:
+def test_a_detail_read_from_a_text_is_in_it() -> None:
     reading, rng = Copying(FACTS).reading, Random(5)
     for _ in range(400):
         ((question, answer),) = reading.draw(rng)
@@ -109,11 +109,11 @@ def test_a_question_that_leans_on_any_topic_is_answered() -> None:
     assert any(led and led["id"] == "talk.thanks" for _, _, led in steps)
 
 
-def test_what_the_guide_calls_unknown_is_unknown_to_the_program() -> None:
+def test_names_the_guide_calls_unknown_are_unknown_to_the_program() -> None:
     from localchat.session.commands import COMMANDS
 
     for word in UNKNOWN["command"]:
-        assert "is no verb" in refusal(f"localchat {word}"), word
+        assert "is not a verb" in refusal(f"localchat {word}"), word
     for word in UNKNOWN["flag"]:
         assert refusal(f"localchat --{word}"), word
         assert refusal(f"localchat serve --{word}"), word
@@ -121,6 +121,6 @@ def test_what_the_guide_calls_unknown_is_unknown_to_the_program() -> None:
     assert not slash & set(UNKNOWN["slash command"])
 
 
-def test_what_localchat_is_said_to_lack_is_no_part_of_it() -> None:
+def test_features_the_guide_calls_absent_are_absent() -> None:
     names = {name.strip("-/") for name in table.FLAGS + table.VERBS + table.SLASH}
     assert not names & {name.replace(" ", "-") for name in ABSENT}

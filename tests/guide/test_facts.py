@@ -124,7 +124,6 @@ def test_the_arithmetic_is_right() -> None:
 
 
 def test_verbs_and_flags_are_those_of_the_command_line() -> None:
-    """Tightens by itself: it holds from the moment that the command line exists."""
     from localchat.cli.group import ALIASES, VERBS
 
     missing = set(FACTS["verbs"]) - {*VERBS, *ALIASES}
@@ -215,7 +214,7 @@ def test_models_named_in_answers_are_in_the_catalogue() -> None:
     assert seen > 50
 
 
-def test_figures_are_those_of_the_program() -> None:
+def test_metrics_are_those_of_the_program() -> None:
     if importlib.util.find_spec("localchat.metrics") is None:
         pytest.skip("planned: localchat.metrics")
     source = (

@@ -1,12 +1,13 @@
-"""The guide's arithmetic: weights, KV cache, speed, download time and which model for a memory, as tables
-of what people ask for, so that every figure of an answer is one that was computed here.
+"""Tables of the guide's arithmetic: weights, KV cache, speed, download time, and models by memory.
+
+They cover what people ask for, so that every number in an answer was computed here.
 """
 
 from typing import Any, Final
 
 WEIGHT_SIZES: Final = (0.5, 1, 1.5, 3, 4, 7, 8, 14, 32, 70, 72)
 WEIGHT_BITS: Final = (16, 8, 4)
-# layers, KV heads, head_dim, as their config.json files have them
+# Layers, KV heads and head_dim from their config.json files.
 SHAPES: Final = {
     "Qwen2.5-0.5B": (24, 2, 64),
     "Qwen2.5-1.5B": (28, 2, 128),
@@ -30,7 +31,7 @@ FILE_GB: Final = {
     "32b": 19.9,
     "70b": 42.5,
 }  # Q4_K_M files
-# shapes that people compute with: layers, and (KV heads, head_dim)
+# Common shapes: layers, and (KV heads, head_dim).
 USUAL_LAYERS: Final = (
     12,
     16,
@@ -57,7 +58,7 @@ USUAL_HEADS: Final = (
     (1, 256), (2, 64), (2, 128), (2, 256), (4, 64), (4, 128), (4, 256), (8, 64), (8, 128),
     (8, 256), (16, 64), (16, 128), (32, 64), (32, 128),
 )  # fmt: skip
-# memory in GB of cards of which there is one size
+# Memory in GB of cards with only one size.
 CARDS: Final = {
     "RTX 2060": 6, "RTX 2070": 8, "RTX 3060 Ti": 8, "RTX 3070": 8, "RTX 3090": 24,
     "RTX 4060": 8, "RTX 4070": 12, "RTX 4080": 16, "RTX 4090": 24,
@@ -72,7 +73,7 @@ CARDS_OF_SEVERAL: Final = {
     "Mac mini": (8, 16, 24, 32, 48, 64), "Mac Studio": (32, 36, 64, 96, 128),
     "M1": (8, 16), "M2": (8, 16, 24), "M3": (8, 16, 24), "M4": (16, 24, 32),
 }  # fmt: skip
-"""Cards and Macs that are sold with memories of several sizes, in GB."""
+"""Cards and Macs with several memory sizes, in GB."""
 BANDWIDTHS: Final = (25, 50, 80, 100, 200, 300, 400, 500, 800, 900, 1000, 2000, 3350, 4800)
 LINE_MBIT: Final = (16, 50, 100, 250, 500, 1000)
 MEMORY_CHOICE: Final = {
@@ -99,12 +100,12 @@ MEMORY_CHOICE: Final = {
 
 
 def number(value: float) -> str:
-    """A figure as the guide writes it: no zeros at the end, commas from 10,000 on."""
+    """A number as the guide writes it: no trailing zeros, commas from 10,000 on."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
 
 
 def gigabytes(value_bytes: float) -> str:
-    """Decimal gigabytes with two places, one from 10 GB on."""
+    """Decimal gigabytes with two decimals, one from 10 GB on."""
     gb = value_bytes / 1e9
     return f"{gb:.1f} GB" if gb >= 10 else f"{gb:.2f} GB"
 
@@ -125,8 +126,8 @@ def weights() -> dict[str, str]:
 
 
 def kv() -> dict[str, dict[str, Any]]:
-    """Per model: the product, bytes per token at f16, and the total for usual contexts and KV
-    types.
+    """KV memory per model: the multiplication, bytes per token at f16, and totals for usual contexts
+    and KV types.
     """
     table: dict[str, dict[str, Any]] = {}
     for name, (layers, heads, dim) in SHAPES.items():

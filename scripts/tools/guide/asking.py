@@ -1,6 +1,4 @@
-"""Questions about the topics of facts.json: every way the table knows to ask, and what may be asked
-after.
-"""
+"""Questions about the topics of facts.json: every phrasing the table knows, and the follow-ups."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +9,7 @@ from typing import Any, Final
 from grammar import phrase
 from noise import roughen
 
-# groups in which a short name alone is a question, after a topic of the same group
+# Groups whose short names alone are questions, after a topic of the same group.
 CHAINED: Final = frozenset(
     [
         "command",
@@ -99,13 +97,13 @@ SEVERAL: Final = {
     ),
 }
 """Names of families without a version, and what to pull."""
-ALONE: Final = frozenset(("talk", "absent", "self"))  # no half of two questions in one
-PAIR_CHARS: Final = 420  # two answers in one are no longer than this, each
+ALONE: Final = frozenset(("talk", "absent", "self"))  # never half of a double question
+PAIR_CHARS: Final = 420  # limit of each half of a double answer
 FEW: Final = ("", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
 def slot(kind: str, rng: Random) -> tuple[str, str]:
-    """(as a person writes it, as the answer writes it) for a value in a question."""
+    """A value for a slot: (as a person writes it, as the answer writes it)."""
     if kind == "ctx":
         k = rng.choice((2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128))
         said = rng.choice((f"{k}k", f"{k}k", f"{k * 1024}", f"{k * 1024:,}", f"{k}K", f"{k} k"))
@@ -143,7 +141,7 @@ def slot(kind: str, rng: Random) -> tuple[str, str]:
 
 
 def family(rng: Random) -> tuple[str, str]:
-    """A family without a size, and what to pull of it."""
+    """A family named without a size, and what to pull of it."""
     at = rng.randrange(len(FAMILIES) + 2 * len(SEVERAL))
     if at >= len(FAMILIES):
         names, told = rng.choice(list(SEVERAL.items()))
@@ -167,7 +165,7 @@ def _inline(text: str, rng: Random) -> str:
 
 
 class Topics:
-    """The topics with a weighted draw, questions and follow-ups. `facts`: the parsed facts.json."""
+    """The topics, with a weighted draw, questions and follow-ups. `facts`: the parsed facts.json."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.frames: dict[str, list[str]] = facts["frames"]
@@ -217,7 +215,7 @@ class Topics:
         return text
 
     def pasted(self, topic: dict[str, Any], rng: Random) -> tuple[str, str]:
-        """Lines from a screen that the topic is about, mostly with a short question, and its answer."""
+        """Lines from a screen that the topic is about, usually with a short question, and its answer."""
         text: str = rng.choice(topic["says"])
         while "{w}" in text:
             text = text.replace("{w}", rng.choice(self.lexicon["model_word"]), 1)
@@ -228,7 +226,7 @@ class Topics:
         return rng.choice(forms), topic["answer"]
 
     def pair(self, rng: Random) -> tuple[str, str]:
-        """Two questions in one, and both answers."""
+        """Two questions in one message, and both answers."""
         one = self._short(self.all, rng)
         near = [t for t in self.near[one["group"]] if t is not one]
         two = self._short(near if near and rng.random() < 0.5 else self.all, rng)
@@ -242,7 +240,7 @@ class Topics:
         return roughen(text, rng), "\n\n".join(dict.fromkeys((answer, other)))
 
     def _short(self, topics: list[dict[str, Any]], rng: Random) -> dict[str, Any]:
-        """A topic that can stand beside another in one question; any of all where none of these can."""
+        """A topic that can be half of a double question; any topic if none of these can."""
         for _ in range(20):
             topic = self.draw(rng) if topics is self.all else rng.choice(topics)
             if topic["group"] not in ALONE and len(topic["answer"]) <= PAIR_CHARS:
@@ -268,7 +266,7 @@ class Topics:
     def after(
         self, topic: dict[str, Any], rng: Random
     ) -> tuple[str, str, dict[str, Any] | None] | None:
-        """A question that leans on the topic before it, its answer, and the topic it leads to."""
+        """A question that depends on the topic before it, its answer, and the topic it leads to."""
         own: list[list[str]] = topic.get("follow", []) + self.leaning.get(topic["group"], [])
         group = [t for t in self.groups.get(topic["group"], ()) if t is not topic]
         if rng.random() < 0.15:
@@ -296,7 +294,7 @@ class Topics:
         return roughen(_inline(text, rng), rng, dress=False), other["answer"], other
 
     def after_refusal(self, rng: Random) -> tuple[str, str]:
-        """What is asked after a refusal, and its answer."""
+        """A question that follows a refusal, and its answer."""
         pattern, answer = rng.choice(self.refused)
         asked = roughen(self._say(pattern, rng), rng, dress=False)
         return asked, self.by_id[answer[1:]]["answer"]

@@ -1,12 +1,11 @@
-"""A 4-bit AWQ version of the guide, made from the GGUF in seconds: the AutoAWQ layout, groups of
-128.
+"""Makes a 4-bit AWQ version of the guide from its GGUF, in seconds (AutoAWQ layout, groups of 128).
 
     python scripts/tools/guide/awq.py FOLDER [--gguf localchat/guide/guide.gguf]
 
 Activation-aware scaling (Lin et al. 2023): inputs with large activations get larger weights before
-rounding and are divided by the same factor upstream, in the norm or in the matrix before. The
-exponent is found by a grid search on the error of the layer's output; calibration text comes from
-the guide's own generators.
+rounding and are divided by the same factor upstream, in the norm or the matrix before. A grid search
+over the error of the layer's output finds the exponent; calibration text comes from the guide's own
+generators.
 
 Letters: N calibration tokens, I inputs and O outputs of a matrix, G groups of 128 inputs.
 """
@@ -42,14 +41,14 @@ ORDER: Final = (
     3,
     5,
     7,
-)  # which of eight outputs stands in which nibble, lowest first
-# matrices that share an input, and what stands before it and takes the inverse factor
+)  # the output in each of the eight nibbles, lowest first
+# Matrices that share an input, and the part before them that takes the inverse factor.
 SHARED: Final = ((("q", "k", "v"), "attn_norm"), (("gate", "up"), "ffn_norm"), (("down",), "up"))
 
 
 def round_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """weight (O, I) -> integers 0..15 (O, I), fp16 scales and integer zeros (O, G), by minimum and
-    maximum.
+    """Round a weight (O, I) to integers 0..15 (O, I), fp16 scales and integer zeros (O, G), by minimum
+    and maximum.
     """
     groups = weight.view(len(weight), -1, GROUP)
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
@@ -82,7 +81,7 @@ def best_scale(weights: list[Tensor], inputs: Tensor) -> Tensor:
 
 
 def calibration(tokenizer: dict[str, Any], length: int = 512, rows: int = 4) -> Tensor:
-    """Token ids (rows, length) of fresh conversations."""
+    """Token ids (rows, length) of new conversations."""
     facts = read_facts(Path(__file__).with_name("facts.json"))
     talks = [talk for _, talk in islice(conversations(facts, CALIBRATION_SEED), 40 * rows)]
     coder = Tokenizer.from_str(json.dumps(tokenizer))
@@ -91,7 +90,7 @@ def calibration(tokenizer: dict[str, Any], length: int = 512, rows: int = 4) -> 
 
 
 def inputs_of(parts: dict[str, nn.Module], model: Guide, ids: Tensor) -> dict[str, Tensor]:
-    """What each part is given (N, I) while the model reads the ids."""
+    """The inputs (N, I) of each part while the model reads the ids."""
     seen: dict[str, Tensor] = {}
 
     def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -106,9 +105,7 @@ def inputs_of(parts: dict[str, nn.Module], model: Guide, ids: Tensor) -> dict[st
 
 @torch.no_grad()
 def scale_and_round(weights: Weights, ids: Tensor) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Scales the model in place (`weights` keeps its function) and returns the rounded matrices by
-    name.
-    """
+    """Scale the model in place (`weights` keeps its function); return the rounded matrices by name."""
     model = Guide(shape_of(weights)).eval()
     model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in weights.items()})
     parts = dict(model.named_modules())
@@ -130,7 +127,7 @@ def scale_and_round(weights: Weights, ids: Tensor) -> dict[str, tuple[Tensor, Te
 
 
 def packed(levels: Tensor) -> NDArray[np.int32]:
-    """Integers (rows, O) -> eight to an int32 (rows, O / 8) in AutoAWQ's order."""
+    """Pack integers (rows, O), eight to an int32 (rows, O / 8), in AutoAWQ's order."""
     eights = levels.numpy().astype(np.uint32).reshape(levels.shape[0], -1, 8)
     out = np.zeros(eights.shape[:2], np.uint32)
     for nibble, column in enumerate(ORDER):

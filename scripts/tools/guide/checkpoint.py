@@ -1,10 +1,8 @@
-"""The guide as a Hugging Face folder with safetensors, made from the GGUF: the same numbers,
-dequantized.
+"""Writes the guide as a Hugging Face folder with safetensors, dequantized from the GGUF.
 
     python scripts/tools/guide/checkpoint.py FOLDER [--gguf localchat/guide/guide.gguf]
 
-fp32 by default, in which a Q8_0 weight (8 bits times an fp16 scale) is exact, so that both backends
-compute the same model.
+In fp32 a Q8_0 weight (8 bits times an fp16 scale) is exact, so both backends compute the same model.
 """
 
 import argparse
@@ -31,7 +29,7 @@ LAYER_NAMES: Final = {
 
 
 def hub_name(name: str) -> str:
-    """The name that transformers gives one of our parameters."""
+    """The transformers name of one of our parameters."""
     parts = name.split(".")
     if parts[0] == "blocks":
         return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{parts[3]}"

@@ -1,6 +1,6 @@
-"""The training text: conversations over the table of facts, drawn from one seeded source.
+"""Generates the training text: conversations over the table of facts, from one seed.
 
-A conversation is a list of (role, text). Kinds and their shares stand in SHARES; 15 to 20 % is
+A conversation is a list of (role, text). SHARES lists the kinds and their shares; 15 to 20 % is
 copying.
 """
 
@@ -63,8 +63,9 @@ MY_QUESTION: Final = [
 
 
 class Writer:
-    """Writes conversations. `facts`: the parsed facts.json. foreign: share of topics asked in another
-    language."""
+    """Writes conversations. `facts`: the parsed facts.json. `foreign`: share of topics asked in another
+    language.
+    """
 
     def __init__(self, facts: dict[str, Any], foreign: float = FOREIGN) -> None:
         self.foreign_share = foreign
@@ -155,12 +156,12 @@ def _add(talk: Conversation, question: str, answer: str) -> None:
 def conversations(
     facts: dict[str, Any], seed: int, *, foreign: float = FOREIGN
 ) -> Iterator[tuple[str, Conversation]]:
-    """An endless stream of (kind, conversation); the same seed gives the same stream. What shares
-    eight words in a row with an evaluation question is left out.
+    """An endless stream of (kind, conversation); the same seed gives the same stream. Leaves out
+    whatever shares eight words in a row with an evaluation question.
     """
     rng, writer, barred = Random(seed), Writer(facts, foreign), forbidden()
 
-    @lru_cache(maxsize=8192)  # most answers come again and again
+    @lru_cache(maxsize=8192)  # most answers repeat often
     def shared(text: str) -> bool:
         return not barred.isdisjoint(runs(text))
 
@@ -171,13 +172,13 @@ def conversations(
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """facts.json."""
+    """Read facts.json."""
     facts: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return facts
 
 
 def main() -> None:
-    """Prints some conversations, to be read by a person."""
+    """Print some conversations for a person to read."""
     stream = conversations(read_facts(Path(__file__).with_name("facts.json")), 1)
     for _ in range(40):
         kind, talk = next(stream)

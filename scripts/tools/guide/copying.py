@@ -1,8 +1,7 @@
-"""Copying and editing: repeat, quote, rename, replace, lists to JSON, fill in the middle.
+"""Copying and editing tasks: repeat, quote, rename, replace, lists to JSON, fill in the middle.
 
-The texts are random words, invented words and code-like lines, so that the model learns to copy and
-not the texts themselves. This is what makes speculation, editing and structured output real on the
-guide.
+The texts are random words, invented words and code-like lines, so the model learns to copy instead of
+learning the texts. Speculation, editing and structured output on the guide depend on this skill.
 """
 
 import json
@@ -20,7 +19,7 @@ FIRST: Final = (
 
 
 class Copying:
-    """Draws copying tasks, and editing tasks among them. `facts`: the parsed facts.json."""
+    """Draws copying tasks, editing tasks among them. `facts`: the parsed facts.json."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.ask: dict[str, list[str]] = facts["copying"]
@@ -29,9 +28,7 @@ class Copying:
         self.reading = Reading(facts, self.scraps)
 
     def draw(self, rng: Random) -> list[tuple[str, str]]:
-        """One task as (user, assistant) pairs; mostly one, sometimes an edit of the last answer
-        follows.
-        """
+        """One task as (user, assistant) pairs; usually one, sometimes followed by an edit of the answer."""
         kinds = (
             self._repeat,
             self._quote,

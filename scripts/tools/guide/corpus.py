@@ -1,7 +1,6 @@
-"""Rows of tokens for training: conversations drawn by many processes, packed from the start of each
-row.
+"""Packs conversations into rows of tokens for training, in many processes.
 
-A row begins with a conversation, as every prompt does; the last one in a row may be cut.
+A row begins with a conversation, as every prompt does; the last one in a row may be cut off.
 """
 
 import os
@@ -18,19 +17,20 @@ from tokenizers import Tokenizer
 from tokens import PAD, encode, train_tokenizer
 
 BATCH: Final = 2000
-WRITING_S: Final = 180  # longer than this no part takes; a stuck one shall not spend the GPU's time
+WRITING_S: Final = 180  # no part takes this long; a stuck one must not waste GPU time
 
 
 class Rows(NamedTuple):
-    """`ids` (N, T) uint16 and `own` (N, T) uint8: 1 where the token is the model's own to say."""
+    """`ids` (N, T) uint16 and `own` (N, T) uint8: 1 for tokens that the model must write itself."""
 
     ids: NDArray[np.uint16]
     own: NDArray[np.uint8]
 
 
 def make_tokenizer(facts: Path, seed: int, conversations_count: int) -> Tokenizer:
-    """The vocabulary, from the text of the first conversations of a seed; the guide says nothing in the
-    languages that some ask in, so their words get no tokens."""
+    """Train the vocabulary on the first conversations of a seed. Other languages are left out: the
+    guide answers in English only, so their words get no tokens.
+    """
     stream = islice(conversations(read_facts(facts), seed, foreign=0.0), conversations_count)
     return train_tokenizer(text for _, talk in stream for _, text in talk)
 
@@ -57,7 +57,7 @@ def write_rows(facts: Path, tokenizer: str, seed: int, rows: int, length: int) -
 def many_rows(
     pool: ProcessPoolExecutor, facts: Path, tokenizer: str, seed: int, rows: int, length: int
 ) -> list["Future[Rows]"]:
-    """The rows of many seeds, one part a process."""
+    """The rows of many seeds, one part per process."""
     parts = os.cpu_count() or 1
     share = -(-rows // parts)
     return [
@@ -66,14 +66,14 @@ def many_rows(
 
 
 def writers() -> ProcessPoolExecutor:
-    """A process a core, each started anew: a fork of a process in which the tokenizer's threads
-    have run hangs at its first tokenization.
+    """A pool with one process per core, each spawned: in a fork of a process that ran the tokenizer's
+    threads the first tokenization hangs.
     """
     return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
 
 
 def joined(parts: list["Future[Rows]"]) -> Rows:
-    """All parts as one array, in the order of their seeds."""
+    """Join all parts to one array, in the order of their seeds."""
     done = [p.result(timeout=WRITING_S) for p in parts]
     return Rows(np.concatenate([r.ids for r in done]), np.concatenate([r.own for r in done]))
 
@@ -81,7 +81,7 @@ def joined(parts: list["Future[Rows]"]) -> Rows:
 def held_out(
     facts: Path, tokenizer: str, seed: int, each: int
 ) -> dict[str, list[tuple[list[int], list[int]]]]:
-    """`each` conversations of every kind from a seed of their own, for the loss per kind."""
+    """`each` conversations of every kind from a separate seed, for the loss per kind."""
     coder = Tokenizer.from_str(tokenizer)
     found: dict[str, list[tuple[list[int], list[int]]]] = {kind: [] for kind in SHARES}
     for kind, talk in conversations(read_facts(facts), seed):

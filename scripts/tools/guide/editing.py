@@ -1,7 +1,6 @@
-"""Editing a given text: rename on one line, quote or pick a part, sort, reverse, change case, count,
-extract, remove, replace, CSV to JSON, mend a typo.
+"""Editing tasks on a given text: rename, quote, sort, change case, count, extract, replace, convert.
 
-How each is asked for stands in topics/copying.toml. Every answer can be computed from the question.
+topics/copying.toml has the phrasings. Every answer can be computed from the question.
 """
 
 import json
@@ -44,7 +43,7 @@ class Editing:
         return rng.choices(list(self.kinds), list(self.kinds.values()))[0](rng)
 
     def _asked(self, kind: str, text: str, rng: Random, **values: str) -> str:
-        """The task with its text: behind a colon, under it, or in front of it."""
+        """The task with its text: after a colon, above it, or below it."""
         form = rng.choice(self.ask[kind])
         task = form.format(**values)
         task = task if form.startswith(("{", "`")) else front(rng, task)
@@ -109,7 +108,7 @@ class Editing:
         return [(ask.replace("  ", " "), " ".join(words[:n] if end == "first" else words[-n:]))]
 
     def _order(self, rng: Random) -> Turns:
-        """A list sorted or reversed, in the form that it came in."""
+        """A list sorted or reversed, in the format it came in."""
         kind = rng.choice(("sort", "sort_numbers", "reverse", "reverse"))
         if kind == "sort_numbers":
             items = [
@@ -145,7 +144,7 @@ class Editing:
         return [(self._asked("count", glue.join(parts), rng, k=kind), str(len(parts)))]
 
     def _extract(self, rng: Random) -> Turns:
-        """Addresses, numbers or links out of running words."""
+        """Addresses, numbers or links from running text."""
         kind = rng.choice(("emails", "emails", "numbers", "links"))
         words = [
             w for w in (self.scraps.word(rng) for _ in range(rng.randint(3, 14))) if w.isalpha()
@@ -163,7 +162,7 @@ class Editing:
         return [(self._asked(kind, " ".join(words), rng), "\n".join(found))]
 
     def _remove(self, rng: Random) -> Turns:
-        """A word, or what stands twice."""
+        """A text without one word, or without duplicates."""
         if rng.random() < 0.4:
             items = self.scraps.items(rng, 2, 5)
             twice = items + rng.choices(items, k=rng.randint(1, 2))
@@ -190,7 +189,7 @@ class Editing:
         return [(self._asked("to_commas", shown, rng), ", ".join(items))]
 
     def _change_list(self, rng: Random) -> Turns:
-        """Something is added to a list, or the lines with a word are kept."""
+        """A list with an item added, or only its lines with a word."""
         if rng.random() < 0.5:
             items, new = self.scraps.items(rng), self.scraps.word(rng)
             as_json = rng.random() < 0.5
@@ -223,7 +222,7 @@ class Editing:
         return [(self._asked("csv_json", shown, rng), json.dumps(records, ensure_ascii=False))]
 
     def _mend(self, rng: Random) -> Turns:
-        """A known word with a slip of the fingers in it."""
+        """A known word with a typo in it, corrected."""
         words = [rng.choice(self.scraps.known) for _ in range(rng.randint(2, 7))]
         long = [i for i, word in enumerate(words) if len(word) >= 5]
         if not long:

@@ -1,13 +1,12 @@
-"""Ask the guide the frozen evaluation set and count: facts held, answers ended, honest refusals,
-wrong numbers.
+"""Scores the guide on the frozen evaluation set: facts, ended answers, honest refusals, wrong numbers.
 
     python scripts/tools/guide/evaluate.py GGUF [--show] [--commands 500]
 
-Greedy, 400 tokens at most. A question passes when every fact's pattern is found in the answer
-(capitals do not count). A number is wrong where an answer states a quantity (number with unit) that
-is neither in the table of facts nor in the question, or where the item names the quantity and the
-answer states only others. Every `localchat ...` command goes through the program's own parser, and
-answers come through its own engine. The last line is JSON.
+Greedy, 400 tokens at most. A question passes if the answer matches every fact's pattern (case does not
+count). A number is wrong if an answer states a quantity (number with unit) that is neither in the table
+of facts nor in the question, or if the item names the quantity and the answer states only others. The
+program's own parser checks every `localchat ...` command, and its own engine gives the answers. The
+last line is JSON.
 """
 
 import argparse
@@ -37,7 +36,9 @@ COMMANDS_SEED: Final = 99
 
 
 class Answerer(Protocol):
-    """What is measured: a conversation in; the greedy answer and whether it ended by itself out."""
+    """The model under test: takes a conversation; returns the greedy answer and whether it ended by
+    itself.
+    """
 
     def answer(
         self, messages: list[tuple[str, str]], max_tokens: int = 400
@@ -45,7 +46,7 @@ class Answerer(Protocol):
 
 
 class Outcome(NamedTuple):
-    """One item: what was answered and how it counts."""
+    """The result of one item: the answer and how it counts."""
 
     id: str
     kind: str
@@ -58,12 +59,12 @@ class Outcome(NamedTuple):
 
 
 def holds(answer: str, patterns: list[str]) -> bool:
-    """Whether every pattern is found."""
+    """Whether the text matches every pattern."""
     return all(re.search(p, answer, re.I | re.S) for p in patterns)
 
 
 def known_quantities(facts: dict[str, Any]) -> set[str]:
-    """Every quantity that the table states, blanks removed."""
+    """Every quantity in the table, without blanks."""
     return (
         {"".join(q.split()) for q in QUANTITY.findall(json.dumps(facts, ensure_ascii=False))}
         | {f"{value}tok/s" for value in facts["speeds"].values()}
@@ -72,7 +73,7 @@ def known_quantities(facts: dict[str, Any]) -> set[str]:
 
 
 def wrong_number(item: dict[str, Any], answer: str, known: set[str]) -> bool:
-    """Whether the answer states a number that it should not (see the head of this file)."""
+    """Whether the answer states a wrong number (see the module docstring)."""
     stated = ["".join(q.split()) for q in QUANTITY.findall(answer)]
     asked = " ".join(str(v) for v in item.values())
     if any(q not in known and re.match(r"[\d,.]+", q)[0] not in asked for q in stated):  # type: ignore[index]
@@ -81,7 +82,7 @@ def wrong_number(item: dict[str, Any], answer: str, known: set[str]) -> bool:
 
 
 def ask(answerer: Answerer, facts: dict[str, Any]) -> list[Outcome]:
-    """All questions, off-topic questions and dialogues."""
+    """Ask all questions, off-topic questions and dialogues."""
     known = known_quantities(facts)
     outcomes = []
 
@@ -114,7 +115,7 @@ def ask(answerer: Answerer, facts: dict[str, Any]) -> list[Outcome]:
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, float]:
-    """The figures of the issue, in per cent; `commands_refused` is a count."""
+    """The scores in per cent; `commands_refused` is a count."""
 
     def share(chosen: list[Outcome], field: str) -> float:
         hits = sum(bool(getattr(o, field)) for o in chosen)
@@ -132,7 +133,9 @@ def summary(outcomes: list[Outcome]) -> dict[str, float]:
 
 
 def commands_in_answers(answerer: Answerer, facts: dict[str, Any], count: int) -> dict[str, int]:
-    """Answers to `count` fresh questions of the generators: commands seen, and those refused."""
+    """Answer `count` new questions of the generators; return how many commands came and which ones the
+    parser refused.
+    """
     stream = (talk for kind, talk in conversations(facts, COMMANDS_SEED) if kind == "topic")
     commands = [
         command

@@ -1,5 +1,4 @@
-"""Write the trained weights as GGUF (architecture qwen2), with tokenizer, template and licence
-inside.
+"""Writes the trained weights as GGUF (architecture qwen2), with tokenizer, template and licence.
 
 python scripts/tools/guide/export.py FOLDER [OUT.gguf] [--type Q8_0|BF16|F16]
 """
@@ -24,7 +23,7 @@ TYPES: Final = {
 
 
 def read_weights(folder: Path) -> dict[str, NDArray[np.float32]]:
-    """The parameters that train.py left, in fp32."""
+    """Read the parameters that train.py wrote, in fp32."""
     weights: dict[str, NDArray[np.float32]] = {}
     for part in ("weights-1.safetensors", "weights-2.safetensors"):
         weights |= {k: v.astype(np.float32) for k, v in load_file(folder / part).items()}
@@ -32,7 +31,7 @@ def read_weights(folder: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def shape_of(weights: dict[str, NDArray[np.float32]]) -> Shape:
-    """The dimensions, read off the weights."""
+    """The dimensions, derived from the weights."""
     default = Shape()
     vocabulary, width = weights["embedding.weight"].shape
     return Shape(
@@ -46,7 +45,7 @@ def shape_of(weights: dict[str, NDArray[np.float32]]) -> Shape:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
-    """Vocabulary, merges, special tokens and template."""
+    """Add vocabulary, merges, special tokens and template."""
     vocabulary = tokenizer["model"]["vocab"]
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     kinds = [gguf.TokenType.CONTROL if t in SPECIAL else gguf.TokenType.NORMAL for t in tokens]
@@ -67,7 +66,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
 
 
 def export(folder: Path, out: Path, kind: str) -> None:
-    """The GGUF of one training run."""
+    """Write the GGUF of one training run."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     write_gguf(read_weights(folder), tokenizer, out, kind)
 
@@ -75,7 +74,7 @@ def export(folder: Path, out: Path, kind: str) -> None:
 def write_gguf(
     weights: dict[str, NDArray[np.float32]], tokenizer: dict[str, Any], out: Path, kind: str
 ) -> None:
-    """A GGUF of these parameters; matrices in `kind`, norms and biases in F32."""
+    """Write a GGUF of these parameters; matrices in `kind`, norms and biases in F32."""
     shape = shape_of(weights)
     matrix, file_type = TYPES[kind]
     writer = gguf.GGUFWriter(out, "qwen2")

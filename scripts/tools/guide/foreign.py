@@ -1,4 +1,4 @@
-"""Questions in other languages than English, the only one that the guide speaks."""
+"""Questions in languages other than English, the only one that the guide speaks."""
 
 from random import Random
 from typing import Any, Final
@@ -18,7 +18,7 @@ class Foreign:
         self.answers: dict[str, str] = {t["id"]: t["answer"] for t in facts["topics"]}
 
     def draw(self, rng: Random) -> tuple[str, str]:
-        """A question and its answer: the English one of a topic, or a word in that language."""
+        """A question and its answer: a topic's English answer, or a sentence in that language."""
         tongue = self.tongues[rng.choices(list(SHARES), list(SHARES.values()))[0]]
         if tongue["asks"] and rng.random() < 0.75:
             pattern, topic = rng.choice(tongue["asks"])

@@ -14,7 +14,7 @@ Part: TypeAlias = "str | Reference | Choice"
 
 
 class Reference:
-    """`<name>`."""
+    """A reference to the lexicon, `<name>`."""
 
     __slots__ = ("name",)
 
@@ -36,7 +36,7 @@ _TOKENS = re.compile(r"[(|)]|<\w+>|\[.\]|[^(|)<\[]+|.", re.S)
 
 @cache
 def parse(pattern: str) -> Choice:
-    """The pattern as a tree; raises ValueError on parentheses that do not match."""
+    """Parse a pattern to a tree; raises ValueError for parentheses that do not match."""
     stack: list[list[list[Part]]] = [[[]]]
     for token in _TOKENS.findall(pattern):
         if token == "(":
@@ -70,7 +70,7 @@ def _walk(parts: list[Part], lexicon: dict[str, list[str]], rng: Random, out: li
 
 
 def phrase(pattern: str, lexicon: dict[str, list[str]], rng: Random) -> str:
-    """One phrase of the pattern, blanks tidied."""
+    """Draw one phrase of the pattern, with tidied blanks."""
     out: list[str] = []
     _walk([parse(pattern)], lexicon, rng, out)
     return re.sub(r"\s+([?,.!])", r"\1", re.sub(r"  +", " ", "".join(out)).strip())

@@ -1,7 +1,6 @@
 """Keeps the evaluation set out of the training text: no eight words in a row are shared.
 
-The eval folder is read only as a list of forbidden word runs; a conversation that holds one is
-dropped.
+The eval folder is read only as a list of forbidden word runs; conversations with one are dropped.
 """
 
 import json
@@ -16,7 +15,7 @@ _WORD: Final = re.compile(r"[^\W_]+")
 
 
 def runs(text: str) -> set[tuple[str, ...]]:
-    """Every run of eight words, in lower case, whatever stands between them."""
+    """Every run of eight words, in lower case, ignoring what separates them."""
     words = _WORD.findall(text.lower())
     return {tuple(words[i : i + RUN_WORDS]) for i in range(len(words) - RUN_WORDS + 1)}
 

@@ -1,14 +1,14 @@
-"""What an FP8 KV cache changes in what the guide says: KL per token beside bf16 KV, and retrieval.
+"""Measures how an FP8 KV cache changes the guide's output: KL per token against bf16 KV, and retrieval.
 
     python scripts/tools/guide/kv8.py [--gguf localchat/guide/guide.gguf] [--count 40] [--needles 12]
     [--device cuda]
 
-The same checkpoint and tokens over three caches. On a CPU the plain references compute in fp32 and
-the cache alone is rounded (to bf16, or to codes of 8 bits); on a GPU the kernels run in bf16. KL:
-over held-out conversations, of the next token's distribution, bf16 KV against FP8. Retrieval: some
-300 tokens of random lines are to be quoted, and their first line is asked for, which is as far as
-the guide can look back: the share of the answers' tokens that the model ranks first, each answer
-read along. Last line JSON.
+The same checkpoint and tokens over three caches. On a CPU the plain references compute in fp32 and only
+the cache is rounded (to bf16, or to 8-bit values); on a GPU the kernels run in bf16. KL is between the
+next-token distributions of bf16 KV and FP8 KV, over held-out conversations. For retrieval the guide
+must quote the first of some 300 tokens of random lines, which is as far as it can look back; the score
+is the share of the answer's tokens that the model ranks first, given the tokens before them. The last
+line is JSON.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tempfile
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from checkpoint import GUIDE, hub_name, read_gguf, write_folder
@@ -47,9 +47,11 @@ LONGEST: Final = 1024
 LINES: Final = 16
 CACHES: Final = ("plain", "bf16", "fp8")
 
+Talk: TypeAlias = list[tuple[str, str]]
+
 
 class Text:
-    """The guide over one kind of cache: the logits of a whole text, computed at once."""
+    """The guide over one kind of cache; computes the logits of a whole text at once."""
 
     def __init__(
         self, config: ModelConfig, weights: ModelWeights, device: torch.device, cache: str
@@ -86,21 +88,20 @@ class Text:
 
 
 def unpack(guide: Path, folder: Path) -> None:
-    """The guide's GGUF as a checkpoint in fp32."""
+    """Write the guide's GGUF as an fp32 checkpoint."""
     weights, tokenizer = read_gguf(guide)
     tensors = {hub_name(name): held for name, held in weights.items()}
     write_folder(folder, tensors, config_of(weights, "float32"), tokenizer)
 
 
-def held_out(tokenizer: Tokenizer, count: int) -> list[list[int]]:
+def held_out(count: int) -> list[Talk]:
     """Conversations of a seed that training did not use."""
     facts = read_facts(Path(__file__).with_name("facts.json"))
-    talks = [talk for _, talk in islice(conversations(facts, HELD_OUT_SEED), count)]
-    return [ids[:LONGEST] for ids, _ in encode(tokenizer, talks)]
+    return [talk for _, talk in islice(conversations(facts, HELD_OUT_SEED), count)]
 
 
 def needles(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[tuple[list[int], list[int]]]:
-    """Texts as tokens, and the places of those that stood before and are to be found again."""
+    """Texts as tokens, and the positions that must repeat earlier tokens."""
     facts = read_facts(Path(__file__).with_name("facts.json"))
     rng, things = Random(seed), facts["words"]["things"].split(" ")
     talks = []
@@ -118,8 +119,8 @@ def needles(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[tuple[list[
     ]
 
 
-def measure(folder: Path, count: int, asked: int, device: torch.device) -> dict[str, float]:
-    """The figures of the head of this file, and how many tokens they stand on."""
+def measure(folder: Path, talks: list[Talk], asked: int, device: torch.device) -> dict[str, float]:
+    """The metrics of the module docstring, and the number of tokens they are based on."""
     config = read_config(folder)
     names = ARCHITECTURES[config.architecture].NAMES
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -129,7 +130,7 @@ def measure(folder: Path, count: int, asked: int, device: torch.device) -> dict[
     kl: dict[str, list[torch.Tensor]] = {"bf16_fp8": [], "plain_bf16": []}
     costs: dict[str, list[torch.Tensor]] = {cache: [] for cache in CACHES}
     same: list[torch.Tensor] = []
-    for ids in held_out(tokenizer, count):
+    for ids in (ids[:LONGEST] for ids, _ in encode(tokenizer, talks)):
         logs = {cache: text.logs(ids) for cache, text in texts.items()}
         for pair, each in kl.items():
             one, other = (logs[cache] for cache in pair.split("_"))
@@ -162,7 +163,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         unpack(args.gguf, Path(folder))
-        told = measure(Path(folder), args.count, args.needles, torch.device(args.device))
+        told = measure(Path(folder), held_out(args.count), args.needles, torch.device(args.device))
     for name, value in told.items():
         print(f"{name:16} {value:.6g}")
     print(json.dumps({name: round(value, 7) for name, value in told.items()}))

@@ -1,8 +1,7 @@
-"""The guide over llama.cpp's low-level API: tokens, greedy answers and log probabilities, without
-the product.
+"""Runs the guide over llama.cpp's low-level API, without localchat: tokens, answers, log probabilities.
 
-Only what measuring needs: one sequence, a batch at a time. `use_extra_bufts` is off because some
-builds of llama.cpp die on CPUs with AMX otherwise.
+It has only what measuring needs: one sequence, one batch at a time. `use_extra_bufts` is off because
+some builds of llama.cpp crash on CPUs with AMX otherwise.
 """
 
 import ctypes
@@ -19,11 +18,11 @@ BATCH: Final = 512
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _silent(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
-    """llama.cpp's log goes nowhere."""
+    """Discard llama.cpp's log."""
 
 
 class LlamaText:
-    """One loaded GGUF with a context of `context` tokens."""
+    """A loaded GGUF with a context of `context` tokens."""
 
     def __init__(
         self, path: Path, *, context: int = 4096, kv_type: str = "f16", threads: int = 2
@@ -49,7 +48,7 @@ class LlamaText:
         self.known: list[int] = []
 
     def tokens(self, text: str, *, special: bool) -> list[int]:
-        """`text` as token ids; `special`: markers such as <|im_start|> are tokens, not text."""
+        """Token ids of `text`; with `special`, markers such as <|im_start|> are tokens, not text."""
         raw = text.encode()
         room = (llama_cpp.llama_token * (len(raw) + 8))()
         count = llama_cpp.llama_tokenize(
@@ -58,7 +57,7 @@ class LlamaText:
         return list(room[:count])
 
     def text(self, tokens: list[int]) -> str:
-        """Token ids as text; special tokens are left out."""
+        """The text of token ids, without special tokens."""
         out = b""
         room = ctypes.create_string_buffer(256)
         for token in tokens:
@@ -90,9 +89,7 @@ class LlamaText:
         return np.stack(rows)
 
     def _rewind(self, tokens: list[int]) -> list[int]:
-        """Keeps the common beginning in the cache; the tokens that are left to compute (at least
-        one).
-        """
+        """Keep the common prefix in the cache; return the tokens that remain to compute (at least one)."""
         same = 0
         while same < min(len(self.known), len(tokens) - 1) and self.known[same] == tokens[same]:
             same += 1

@@ -1,7 +1,7 @@
-"""The guide's network in PyTorch: the architecture of Qwen2, small. Trained here, run elsewhere.
+"""The guide's network in PyTorch: a small Qwen2. Only for training; inference runs elsewhere.
 
-Shape letters: B rows, T tokens, C width, H query heads, K KV heads, D head dimension, F inner
-width, V vocabulary.
+Shape letters: B rows, T tokens, C width, H query heads, K KV heads, D head dimension, F inner width, V
+vocabulary.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention with grouped KV heads, then SwiGLU, each behind a norm and added to the stream."""
+    """Attention with grouped KV heads, then SwiGLU; each follows a norm and is added to the residual
+    stream.
+    """
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
@@ -83,7 +85,7 @@ class Layer(nn.Module):
 
 
 class Guide(nn.Module):
-    """Token ids (B, T) -> logits (B, T, V); the embedding is the head too."""
+    """Token ids (B, T) -> logits (B, T, V); the embedding is also the output head."""
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
@@ -102,7 +104,9 @@ class Guide(nn.Module):
         self._start()
 
     def _start(self) -> None:
-        """Small normal weights; what writes into the stream starts smaller, by depth."""
+        """Initialize with small normal weights; matrices that write into the residual stream start
+        smaller, by depth.
+        """
         for name, p in self.named_parameters():
             if p.ndim == 2:
                 deep = name.endswith(("o.weight", "down.weight"))

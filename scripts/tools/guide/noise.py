@@ -1,6 +1,4 @@
-"""What real questions look like: greetings in front, politeness behind, typos, missing words, odd
-capitals.
-"""
+"""Makes questions look real: greetings, politeness, typos, missing words, odd capitals."""
 
 from random import Random
 from typing import Final
@@ -164,12 +162,12 @@ def _strange(text: str, rng: Random) -> str:
 
 def _hasty(text: str, rng: Random) -> str:
     if any(c.isdigit() for c in text):
-        return text  # "4" for "for" beside numbers would be another question
+        return text  # "4" for "for" next to a number would change the question
     return " ".join(HASTY.get(w, w) if rng.random() < 0.6 else w for w in text.split(" "))
 
 
 def typo(word: str, rng: Random) -> str:
-    """One slip of the fingers: a swap, a loss, a double or a neighbouring key."""
+    """Make one typing error: swap, drop, double or hit a neighbouring key."""
     at = rng.randrange(1, len(word) - 1)
     kind = rng.random()
     if kind < 0.35:
@@ -225,9 +223,7 @@ def _case(text: str, rng: Random) -> str:
 
 
 def roughen(text: str, rng: Random, *, dress: bool = True) -> str:
-    """The text as a person in a hurry might type it. `dress`: greetings and politeness may be
-    added.
-    """
+    """The text as a person in a hurry might type it. With `dress`, greetings and politeness may be added."""
     if dress and rng.random() < 0.12:
         text = rng.choice(BEFORE) + text
     if dress and rng.random() < 0.14:

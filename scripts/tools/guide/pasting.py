@@ -1,6 +1,4 @@
-"""Text as it comes from a pipe or the clipboard (code, diffs, logs, mails, tables) with a task that the
-guide cannot do.
-"""
+"""Pasted text (code, diffs, logs, mails, tables) with a task that the guide cannot do."""
 
 from random import Random
 from typing import Any
@@ -18,7 +16,7 @@ class Pasting:
         self.scraps = Scraps(facts)
 
     def draw(self, rng: Random) -> tuple[str, str]:
-        """A text with a task that is beyond the guide, and the refusal."""
+        """A text with a task that the guide cannot do, and the refusal."""
         kind = rng.choices(("code", "log", "prose", "table"), (5, 4, 4, 1.5))[0]
         text = {"code": self._code, "log": self._log, "prose": self.prose, "table": self._table}[
             kind
@@ -34,7 +32,7 @@ class Pasting:
         return rng.choice(forms), self.words["answer"]
 
     def prose(self, rng: Random) -> str:
-        """Some sentences, sometimes as a mail."""
+        """A few sentences, sometimes as a mail."""
         text = " ".join(self.scraps.said(rng) for _ in range(rng.choice((1, 2, 3, 4, 6))))
         if rng.random() < 0.35:
             one, two = rng.sample(self.words["people"], 2)

@@ -1,12 +1,11 @@
-"""Perplexity on held-out conversations: bf16, the shipped quantization, AWQ, and quantized KV, side
-by side.
+"""Compares perplexity on held-out conversations: bf16, the shipped quantization, AWQ, quantized KV.
 
-    python scripts/tools/guide/perplexity.py --trained FOLDER [--gguf localchat/guide/guide.gguf] [--count
-    300]
+    python scripts/tools/guide/perplexity.py --trained FOLDER [--gguf localchat/guide/guide.gguf]
+    [--count 300]
 
-FOLDER holds the fp16 weights that train.py left. All run through llama.cpp on the same tokens; AWQ
-as its restored weights in F16. Two figures: over the guide's own tokens (answers), and over all.
-Last line JSON.
+FOLDER holds the fp16 weights that train.py wrote. All variants run through llama.cpp on the same
+tokens; AWQ as its restored weights in F16. There are two values: over the guide's own tokens (answers),
+and over all tokens. The last line is JSON.
 """
 
 import argparse
@@ -31,14 +30,16 @@ LONGEST: Final = 2048
 
 
 def held_out(tokenizer: str, count: int) -> list[tuple[list[int], list[int]]]:
-    """`count` conversations of a seed that training did not use, as tokens and own marks."""
+    """`count` conversations of a seed that training did not use, as tokens and masks of the guide's own
+    ones.
+    """
     facts = read_facts(Path(__file__).with_name("facts.json"))
     talks = [talk for _, talk in islice(conversations(facts, HELD_OUT_SEED), count)]
     return [(i[:LONGEST], o[:LONGEST]) for i, o in encode(Tokenizer.from_str(tokenizer), talks)]
 
 
 def perplexities(text: LlamaText, talks: list[tuple[list[int], list[int]]]) -> dict[str, float]:
-    """exp of the mean negative log probability, over own tokens and over all."""
+    """exp of the mean negative log probability, over the guide's own tokens and over all."""
     every, own = [], []
     for ids, marks in talks:
         logs = text.logprobs(ids)

@@ -1,4 +1,4 @@
-"""The guide as users meet it: answers come through localchat's own engine, commands go through its parser."""
+"""The guide as users meet it: localchat's own engine answers, and its parser checks commands."""
 
 import io
 import re
@@ -37,11 +37,11 @@ _STANDS_FOR: Final = {
     "LAYERS": "12",
     "SECONDS": "60",
 }
-"""What a capital word of an example is replaced by, where the parser wants a value of a kind."""
+"""Values for the placeholders of an example, where the parser checks them."""
 
 
 class Product:
-    """One GGUF file in the product's engine; greedy. Use as a context manager."""
+    """One GGUF file in localchat's engine; greedy. Use as a context manager."""
 
     def __init__(self, model: Path) -> None:
         self._engine = LocalEngine(
@@ -76,14 +76,14 @@ class Product:
 
 
 def refusal(command: str) -> str:
-    """Why the program's own parser refuses `localchat ...`; empty where it takes it. Nothing is run.
+    """Why the program's own parser refuses `localchat ...`; empty if it accepts it. Nothing is run.
 
-    What follows a pipe or a redirection is the shell's; `a|b` is an example of either.
+    Everything after a pipe or a redirection belongs to the shell; `a|b` in an example means either.
     """
     command = re.split(r"\s(?:[|>&<]|&&|2>)(?:\s|$)", command)[0]
     first = re.match(r"localchat ([a-z]+)(?= |$)", command)
     if first and first[1] not in (*VERBS, *ALIASES):
-        return f"{first[1]!r} is no verb, and as a prompt it would stand in quotes"
+        return f"{first[1]!r} is not a verb, and a prompt would be in quotes"
     try:
         words = shlex.split(command.rstrip(": "))[1:]
     except ValueError as problem:
@@ -99,7 +99,7 @@ def refusal(command: str) -> str:
             )
             return _refused_by(verb, name or "localchat", rest, context)
     except (click.exceptions.Exit, click.MissingParameter):
-        return ""  # --help, or the mention of a verb without its words
+        return ""  # --help, or a verb without its arguments
     except (click.ClickException, LocalchatError) as problem:
         return str(problem) or type(problem).__name__
 

@@ -1,4 +1,4 @@
-"""Questions on speed and time: tok/s that a memory bandwidth allows, and how long a download takes."""
+"""Questions about speed and time: tok/s that a memory bandwidth allows, and download times."""
 
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -12,7 +12,7 @@ WHY: Final = "since each token reads all weights once"
 
 
 class Sum(NamedTuple):
-    """What a question with numbers was about; a short question then changes one thing of it."""
+    """Subject of a question with numbers; a short follow-up question changes one part of it."""
 
     kind: str
     subject: str
@@ -20,7 +20,7 @@ class Sum(NamedTuple):
 
 
 class Rates:
-    """Draws questions on speed. `facts`: the parsed facts.json."""
+    """Draws questions about speed. `facts`: the parsed facts.json."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.speeds: dict[str, str] = facts["speeds"]
@@ -31,11 +31,11 @@ class Rates:
         self.names = {f"{gb:g}": name for name, gb in self.files.items()}
 
     def draw(self, rng: Random) -> tuple[str, str, Sum]:
-        """A question, its answer, and what it was about."""
+        """A question, its answer, and its subject."""
         return self._speed(rng) if rng.random() < 0.75 else self._download(rng)
 
     def after(self, about: Sum, rng: Random) -> tuple[Sum, str, str]:
-        """What the short question is about, how it is said, and its answer."""
+        """Subject of a short follow-up question, its text, and its answer."""
         widths = [k.split("/")[1] for k in self.speeds if k.startswith(f"{about.subject}/")]
         if widths and rng.random() < 0.6:
             about = about._replace(detail=rng.choice(widths))
@@ -71,7 +71,9 @@ class Rates:
         )
 
     def _speed(self, rng: Random) -> tuple[str, str, Sum]:
-        """The file by its size in GB, or a model by its billions, which stands for its Q4_K_M file."""
+        """A question with the file's size in GB, or with the billions of parameters of a model, meaning
+        its Q4_K_M file.
+        """
         size, width = rng.choice(list(self.speeds)).split("/")
         if rng.random() < 0.15:
             size, width = f"{rng.randint(2, 60)}.{rng.randint(1, 9)}", str(rng.randint(10, 4000))

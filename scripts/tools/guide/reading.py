@@ -1,5 +1,6 @@
-"""Small questions on a text that stands in front of the guide: one number, address or name out of a
-sentence, who does what, one field of a table. Every answer stands in the question.
+"""Small questions about a given text: a number, address or name, who does what, a field of a table.
+
+Every answer is in the question.
 """
 
 from random import Random
@@ -52,7 +53,7 @@ class Reading:
         return rng.choice(forms)
 
     def _who(self, rng: Random) -> list[tuple[str, str]]:
-        """Who does what, out of two to four sentences."""
+        """Who does what, from two to four sentences."""
         count = rng.choice((2, 3, 3, 4))
         people = rng.sample(self.words["people"], count)
         things, cities = (

@@ -1,4 +1,4 @@
-"""What the guide does not know: questions about everything else, and one honest kind of answer."""
+"""Questions beyond the guide's knowledge, and honest refusals."""
 
 from random import Random
 from typing import Any, Final
@@ -110,7 +110,7 @@ UNKNOWN: Final = {
 
 
 def pseudo_word(rng: Random) -> str:
-    """A word that no language has, easy to say."""
+    """A pronounceable word that exists in no language."""
     return "".join(rng.choices(SYLLABLES, k=rng.randint(2, 4)))
 
 
@@ -132,7 +132,7 @@ class Refusals:
         }  # fmt: skip
 
     def draw(self, rng: Random, about: str = "") -> tuple[str, str]:
-        """A question and the refusal. about: a word of the pattern; empty: any question."""
+        """A question and the refusal. about: a word in the pattern; empty: any question."""
         if not about and rng.random() < 0.06:
             return self._unknown_part(rng)
         answer, pattern = rng.choice([frame for frame in self.frames if about in frame[1]])

@@ -1,12 +1,12 @@
-"""Teach a trained guide some topics more, among its usual text: half an hour on two cores, no GPU.
+"""Trains some topics further into a trained guide, among its usual text: half an hour on two cores.
 
     python scripts/tools/guide/retouch.py FOLDER --out FOLDER2 --topics pull.family,pull.other_name [--seconds 1500]
 
-FOLDER holds what train.py left. What comes out lies in FOLDER2 in the same form: export.py makes a GGUF of it.
-The tokenizer stays, so words that are new to it cost more tokens than after a training. `--share` of the
-conversations are questions on the topics, the others are drawn as always, so that nothing is forgotten. Beside
-topics stand `refusal`, for all that the guide refuses, `refusal.WORD`, for that whose pattern holds a word, and
-`sum.named`, `sum.card` …, kinds of sums (sums.py).
+FOLDER holds the output of train.py; FOLDER2 gets the same form, from which export.py makes a GGUF. The
+tokenizer stays, so words that are new to it cost more tokens than after a full training. `--share` of
+the conversations are questions on the topics; the others are drawn as usual, so that nothing is
+forgotten. Besides topics, names can be `refusal` for all refusals, `refusal.WORD` for those with a word
+in their pattern, and `sum.named`, `sum.card` …, kinds of sums (sums.py).
 """
 
 import argparse
@@ -33,8 +33,9 @@ WARMING: Final = 20
 
 
 def talks(topics: list[str], share: float, seed: int) -> Iterator[Conversation]:
-    """Conversations without end, a share of them about these topics alone. What shares eight words in a row
-    with an evaluation question is left out."""
+    """Endless conversations, a share of them about these topics only. Leaves out whatever shares eight
+    words in a row with an evaluation question.
+    """
     facts, rng = read_facts(HERE / "facts.json"), Random(seed)
     usual, own, barred = conversations(facts, seed), Writer(facts), forbidden()
     for name in topics:
@@ -49,7 +50,7 @@ def talks(topics: list[str], share: float, seed: int) -> Iterator[Conversation]:
 
 
 def _drawn(own: Writer, name: str, rng: Random) -> tuple[str, str]:
-    """A question on a topic, or of a kind, and its answer."""
+    """A question on a topic or of a kind, and its answer."""
     if name.startswith("refusal"):
         return own.refusals.draw(rng, name.removeprefix("refusal").removeprefix("."))
     if name.startswith("sum."):
@@ -60,7 +61,7 @@ def _drawn(own: Writer, name: str, rng: Random) -> tuple[str, str]:
 def batches(
     coder: Tokenizer, stream: Iterator[Conversation], rows: int, length: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(ids [rows, length], which of them the guide says), conversations one after the other."""
+    """(ids [rows, length], mask of the guide's own tokens), with conversations one after the other."""
     ids, own = torch.full((rows, length), PAD), torch.zeros(rows, length)
     row = at = 0
     while True:
@@ -78,7 +79,7 @@ def batches(
 
 
 def opened(folder: Path) -> Guide:
-    """The guide as train.py left it."""
+    """Load the guide that train.py wrote."""
     state = {
         k: v.float()
         for n in (1, 2)

@@ -1,4 +1,4 @@
-"""What copying tasks are about: random words, names, lines and code-like texts, drawn anew each time."""
+"""Random material for copying tasks: words, names, lines and code-like texts."""
 
 from random import Random
 from typing import Any, Final
@@ -95,7 +95,7 @@ class Scraps:
         return text
 
     def filled(self, text: str, rng: Random) -> str:
-        """The text with people, things, days, places and numbers for its signs."""
+        """The text with people, things, days, places and numbers for its placeholders."""
         people, things = rng.sample(self.natural["people"], 2), rng.sample(self.things, 2)
         days = rng.sample(self.natural["days"], 2)
         for name, value in (
@@ -112,7 +112,7 @@ class Scraps:
         return text[:1].upper() + text[1:] + rng.choice((".", ".", ".", ".", "!"))
 
     def sentence(self, rng: Random) -> str:
-        """Words with a capital in front and a full stop behind."""
+        """Words with an initial capital and a full stop."""
         if rng.random() < 0.45:
             return self.said(rng)
         text = " ".join(self.word(rng) for _ in range(rng.randint(2, 9)))
@@ -128,7 +128,7 @@ class Scraps:
         return rng.choice(("\n", ". ", "\n\n")).join(lines)
 
     def items(self, rng: Random, low: int = 2, high: int = 9) -> list[str]:
-        """Different short items of a list."""
+        """Distinct short items of a list."""
         count = rng.randint(low, high)
         return list(
             dict.fromkeys(
@@ -138,7 +138,7 @@ class Scraps:
         )
 
     def address(self, rng: Random) -> str:
-        """An email address that nobody has."""
+        """An email address that does not exist."""
         user = rng.choice((rng.choice(self.known), pseudo_word(rng), self.name(rng)))
         if rng.random() < 0.3:
             user += rng.choice(".-_") + rng.choice(
@@ -212,12 +212,12 @@ class Scraps:
 
 
 def front(rng: Random, form: str) -> str:
-    """The form with a capital at its start, sometimes; a text that stands first keeps its own."""
+    """The text with an initial capital, sometimes; a text that comes first keeps its own."""
     return form[:1].upper() + form[1:] if rng.random() < 0.35 else form
 
 
 def _pieces(text: str, name: str) -> list[tuple[int, int]]:
-    """Where `name` stands as a whole word."""
+    """Positions of `name` as a whole word."""
     found, at = [], 0
     while (at := text.find(name, at)) >= 0:
         end = at + len(name)
@@ -229,7 +229,7 @@ def _pieces(text: str, name: str) -> list[tuple[int, int]]:
 
 
 def count(text: str, name: str) -> int:
-    """How often `name` stands in the text as a whole word."""
+    """How often `name` occurs in the text as a whole word."""
     return len(_pieces(text, name))
 
 

@@ -1,8 +1,6 @@
-"""Questions with numbers in them: weights, KV cache, speed, download time, which model for a
-memory, names.
+"""Questions with numbers: weights, KV cache, speed, download time, models by memory, names.
 
-Inside the table the answer is the table's; outside it the guide gives the formula and `localchat
-fit`.
+Within the table the answer is the table's; beyond it the guide gives the formula and `localchat fit`.
 """
 
 from random import Random
@@ -14,7 +12,7 @@ from rates import Rates, Sum
 
 
 class Sums:
-    """Questions over the tables of facts.json."""
+    """Draws questions over the tables of facts.json."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
@@ -41,7 +39,7 @@ class Sums:
         return " ".join(text.split())
 
     def draw(self, rng: Random, kind: str = "") -> tuple[str, str, Sum]:
-        """A question, its answer, and what it was about. kind: one of those here; empty: any."""
+        """A question, its answer, and its subject. kind: one of those below; empty: any."""
         kinds = {
             "weights": self._weights, "kv": self._kv, "memory": self._memory, "rates": self.rates.draw,
             "named": self._named, "card": self._card,
@@ -153,7 +151,7 @@ class Sums:
         return roughen(text, rng), self._weights_answer(size, bits), Sum("weights", size, bits)
 
     def _file(self, rng: Random) -> tuple[str, str, Sum]:
-        """How large a model is where nobody names the bits."""
+        """The size of a model if the question names no bits."""
         name, gb = rng.choice(list(self.facts["files"].items()))
         size = name.removesuffix("b")
         text = self._say(rng.choice(self.ask["file_size"]), rng, s=rng.choice((name, name.upper())))
@@ -220,7 +218,7 @@ class Sums:
         return roughen(text, rng), self._kv_answer(about), about
 
     def _kv_of_shape(self, rng: Random) -> tuple[str, str, Sum]:
-        """A model that has no name but a shape; the usual shapes are in the table."""
+        """A model described by its shape instead of a name; the usual shapes are in the table."""
         key = rng.choice(list(self.facts["shapes"]))
         if rng.random() < 0.4:
             key = rng.choice([row["shape"] for row in self.facts["kv"].values()])
@@ -269,7 +267,7 @@ class Sums:
         return roughen(text, rng), self.facts["memory"][gb], Sum("memory", gb, "")
 
     def _size_fits(self, rng: Random) -> tuple[str, str, Sum]:
-        """A number of billions on a number of gigabytes."""
+        """Whether so many billion parameters fit in so many gigabytes."""
         key = rng.choice(list(self.facts["size_fits"]))
         name, gb = key.split("/")
         said = rng.choice((name, name.upper(), f"{name} model", f"{name} q4_k_m", f"{name} 4 bit"))
@@ -280,7 +278,7 @@ class Sums:
         return roughen(text, rng), self.facts["size_fits"][key], Sum("memory", gb, "")
 
     def _memory_after(self, about: Sum, rng: Random) -> tuple[Sum, str, str]:
-        """Another memory, the same for code, or why."""
+        """Another memory size, the same for code, or why."""
         draw = rng.random()
         if draw < 0.15:
             why = rng.choice(self.ask["why"])
@@ -301,7 +299,7 @@ class Sums:
         return about, said, table[about.subject]
 
     def _card(self, rng: Random) -> tuple[str, str, Sum]:
-        """A graphics card by its name, or a Mac."""
+        """A graphics card or a Mac by its name."""
         if rng.random() < 0.5:
             return self._card_of_several(rng)
         card, gb = rng.choice(list(self.facts["cards"].items()))
@@ -313,7 +311,7 @@ class Sums:
         return roughen(text, rng), answer, Sum("memory", str(gb), "")
 
     def _card_of_several(self, rng: Random) -> tuple[str, str, Sum]:
-        """One that is sold with memories of several sizes: which one, the question says, or nobody knows."""
+        """A card sold with several memory sizes: the question names one, or the guide asks which."""
         card, sizes = rng.choice(list(self.facts["cards_of_several"].items()))
         said, gb = rng.choice((card, card.lower(), card.lower())), str(rng.choice(sizes))
         if rng.random() < 0.75:

@@ -1,8 +1,7 @@
-"""The guide's vocabulary: a byte-level BPE of 4,608 tokens with the pre-tokenizer of Qwen2, as
-llama.cpp has it.
+"""The guide's vocabulary: a byte-level BPE of 4,608 tokens with the pre-tokenizer of Qwen2.
 
-A conversation becomes tokens exactly as the chat template and llama.cpp's tokenizer would make
-them: special tokens are cut out first, and each piece between them is tokenized as a whole.
+A conversation becomes tokens exactly as the chat template and llama.cpp's tokenizer would make them:
+special tokens are split off first, and each piece between them is tokenized as a whole.
 """
 
 from collections.abc import Iterable
@@ -30,7 +29,7 @@ TEMPLATE: Final = (
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A BPE over the texts: ids 0 to 6 are the special tokens, then the 256 bytes, then merges."""
+    """Train a BPE on the texts: ids 0 to 6 are the special tokens, then the 256 bytes, then merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
@@ -48,7 +47,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def pieces(talk: Conversation) -> list[tuple[int, str, bool]]:
-    """(special token in front, text after it, whether the model is to learn to say it)."""
+    """(special token before, text after it, whether the model must learn to write it)."""
     if talk[0][0] == "prefix":
         return [
             (PREFIX, talk[0][1], False),

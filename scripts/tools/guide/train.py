@@ -1,16 +1,16 @@
-"""Train the built-in guide from facts.json in one command, on one GPU (or, tiny, on a CPU).
+"""Trains the built-in guide from facts.json in one command, on one GPU (or, tiny, on a CPU).
 
     python scripts/tools/guide/train.py --out FOLDER [--seconds 300] [--steps 3000]
 
-Writes the text with all cores, trains in bf16 with fp32 masters, and leaves in FOLDER:
-tokenizer.json, weights-1.safetensors and weights-2.safetensors (fp16), train_log.jsonl, and
-guide.gguf where the `gguf` package is installed (else `python scripts/tools/guide/export.py FOLDER` makes
-it later, on any machine).
+Generates the text on all cores, trains in bf16 with fp32 master weights, and writes to FOLDER:
+tokenizer.json, weights-1.safetensors and weights-2.safetensors (fp16), train_log.jsonl, and guide.gguf
+if the `gguf` package is installed (otherwise `python scripts/tools/guide/export.py FOLDER` makes it
+later, on any machine).
 
-Matrices are trained by Muon (Jordan et al. 2024: momentum, orthogonalized by five Newton-Schulz
-steps), with the update scaled to AdamW's size (Liu et al. 2025); embedding, norms and biases by
-AdamW. The learning rate rises for 2 % of the run, stays, and falls to zero over the last half.
-`--seconds` shortens the schedule where the machine is too slow for `--steps`.
+Muon trains the matrices (Jordan et al. 2024: momentum, orthogonalized by five Newton-Schulz steps),
+with the update scaled to AdamW's size (Liu et al. 2025); AdamW trains embedding, norms and biases. The
+learning rate rises for 2 % of the run, stays, and falls to zero over the last half. `--seconds`
+shortens the schedule if the machine is too slow for `--steps`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from torch.nn import functional as F
 HERE: Final = Path(__file__).resolve().parent
 SEED: Final = 20261121
 HELD_OUT_SEED: Final = 77
-USER_WEIGHT: Final = 0.1  # the questions teach a little language, the answers are what counts
+USER_WEIGHT: Final = 0.1  # questions teach a little language; answers are what counts
 TINY: Final = Shape(width=128, layers=2, heads=2, kv_heads=1, inner=256)
 
 
@@ -90,7 +90,7 @@ def loss_of(model: nn.Module, ids: Tensor, own: Tensor) -> tuple[Tensor, Tensor]
 
 
 class Feed:
-    """Batches of rows in a random order, from memory on the device."""
+    """Batches of rows in random order, from memory on the device."""
 
     def __init__(self, rows: Rows, per_batch: int, device: torch.device, seed: int) -> None:
         self.ids = torch.from_numpy(rows.ids.view(np.int16)).to(device)
@@ -111,7 +111,7 @@ class Feed:
 def loss_per_kind(
     model: Guide, facts: Path, coder: str, device: torch.device, each: int
 ) -> dict[str, float]:
-    """Mean loss of the model's own tokens on conversations of a seed that was not trained on."""
+    """Mean loss of the model's own tokens, by kind, on conversations of a held-out seed."""
     result = {}
     for kind, talks in held_out(facts, coder, HELD_OUT_SEED, each).items():
         length = min(model.shape.context, max(len(i) for i, _ in talks))
@@ -125,7 +125,7 @@ def loss_per_kind(
 
 
 def save(model: Guide, folder: Path) -> None:
-    """fp16 weights in two files of about equal size."""
+    """Write fp16 weights in two files of about equal size."""
     state = {
         k: v.detach().to("cpu", torch.float16).contiguous() for k, v in model.named_parameters()
     }
@@ -241,7 +241,7 @@ def main() -> None:
 
 
 def warmed(model: Guide, args: argparse.Namespace, device: torch.device) -> nn.Module:
-    """The compiled network, both row lengths compiled while the text is still being written."""
+    """The compiled network; both row lengths are compiled while the text is still being generated."""
     if device.type == "cpu":
         return model
     compiled = cast(nn.Module, torch.compile(model, dynamic=False))
