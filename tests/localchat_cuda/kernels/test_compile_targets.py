@@ -46,6 +46,9 @@ config = prefill_attention.tile_config_for(256)
 found["prefill"] = compiled(
     prefill_attention._prefill_kernel, paged, config.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
     M=config.rows, TILE=config.tile, STAGES=config.stages, **rules)
+if cc >= 90:  # the other kernels have no instructions of their own there, and run in the tests on a GPU
+    print(json.dumps(found))
+    sys.exit()
 turning = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
                exponents="*bf16", **{**paged, **whole})
 for d, r in ((256, 256), (128, 96)):
@@ -98,6 +101,6 @@ def test_kernels_compile_and_fit_shared_memory(capability: int) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 14
+    assert len(found) == (2 if capability == 90 else 14)
     wide = {name: held for name, held in found.items() if held > SHARED_BYTES[capability]}
     assert not wide, f"of {SHARED_BYTES[capability]} bytes"

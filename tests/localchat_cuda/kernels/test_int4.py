@@ -1,5 +1,3 @@
-from itertools import product
-
 import pytest
 import torch
 
@@ -12,6 +10,7 @@ from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
 from localchat_cuda.kernels.int4.pack import GROUP
 from localchat_cuda.kernels.int4.tiling import GemmVariant, TileConfig, tile_config_for, variant_for
+from tests.support.int4_activations import compare_prepare
 from tests.support.int4_weights import CPU, relative, values, weight
 
 
@@ -169,43 +168,16 @@ def test_dequant_gemm_with_a_small_scratch_computes_every_column() -> None:
 @pytest.mark.parametrize(
     ("kind", "rows", "ordered"),
     [
-        *product(["int8", "lanes", "slots"], [1, 5], [False]),
-        *product(["int8", "lanes", "slots"], [2, 5], [True]),
-        *product(["lanes", "slots"], [45], [False, True]),
+        *(("int8", 1, False), ("int8", 5, True)),
+        *(("lanes", 5, False), ("lanes", 2, True)),
+        *(("slots", 1, False), ("slots", 45, True)),
     ],
 )
 def test_prepare_matches_the_reference(
     mode: w4_activations.Mode, kind: str, rows: int, ordered: bool
 ) -> None:
-    k, splits = 384, 3
-    order = torch.randperm(k, generator=torch.Generator().manual_seed(5)).int() if ordered else None
-    columns = 2 * k + 16 if mode == "act_and_mul" else k + 16 if mode == "plain" else k
-    source = (
-        values(rows + 1, k)
-        if mode == "embed"
-        else values(splits * rows, columns).view(splits, rows, columns)
-    )
-    found: list[torch.Tensor] = []
-    wanted: list[torch.Tensor] = []
-    for call, held in ((w4_activations.prepare, found), (w4_activations.reference, wanted)):
-        out: w4_activations.Rows = (
-            Int8Rows.empty(rows, k, CPU)
-            if kind == "int8"
-            else HalfRows.empty(rows, k, CPU, "lanes" if kind == "lanes" else "slots")
-        )
-        residual, squares = values(rows, k) + 1, torch.full((rows, 3), float("nan"))
-        ids = torch.arange(rows) + 1 if mode == "embed" else None
-        call(
-            mode, source, out, ids=ids, residual=residual, weight=values(1, k)[0], squares=squares,
-            order=order,
-        )  # fmt: skip
-        held += [out.x.float(), out.factors, residual]
-        if mode in ("embed", "norm"):
-            held.append(squares.sum(1))  # by which columns is nobody's business
-    # a step's rounding may differ by one unit of the low byte where a value lies between two
-    assert float((found[0] - wanted[0]).abs().max()) <= (1.0 if kind == "int8" else 1e-2)
-    for one, other in zip(found[1:], wanted[1:], strict=True):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-3)
+    """One row count of every format with and without an order; the other combinations: test_int4_gpu.py."""
+    compare_prepare(mode, kind, rows, ordered, CPU)
 
 
 @pytest.mark.parametrize("mode", ["embed", "norm", "act_and_mul"])

@@ -292,9 +292,7 @@ def compiled(n, k, config, fused, gelu):
 
 G, D = (37888, 3584), (3584, 18944)
 print(json.dumps({
-    "even 64": compiled(*G, HopperTileConfig(64, 2, even=True), True, False),
     "even 128": compiled(*G, HopperTileConfig(128, 2, even=True), True, True),
-    "sums 128": compiled(*D, HopperTileConfig(128, 2, 4), False, False),
     "block 64": compiled(*D, HopperTileConfig(64, 1, 4), False, False)}))
 """
 
@@ -318,7 +316,7 @@ def made() -> dict[str, dict[str, int]]:
 def test_products_of_block_0_overlap_dequantizing_block_1(
     made: dict[str, dict[str, int]],
 ) -> None:
-    assert len(made) == 4
+    assert len(made) == 2
     for name, one in made.items():
         # Per warpgroup two planes of each block, four instructions of 16 k each. The compiler that runs
         # them one after the other would end and await each.

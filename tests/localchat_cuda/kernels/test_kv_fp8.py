@@ -113,7 +113,7 @@ def test_decode_matches_the_reference_at_page_borders(length: int, splits: int) 
     close(out, attention_reference.reference(q, k, v, batch, Rules(), marks).view(2, -1))
 
 
-@pytest.mark.parametrize(("h", "j", "d"), [(2, 2, 96), (3, 1, 128), (2, 1, 256), (7, 1, 64)])
+@pytest.mark.parametrize(("h", "j", "d"), [(2, 2, 96), (7, 1, 64)])  # 128, 256: test_kv_fp8_gpu.py
 def test_decode_of_several_tokens_matches_the_reference(h: int, j: int, d: int) -> None:
     q, k, v, marks, batch = coded_scene([(3, 70), (16, 16), (1, 130)], h, j, d)
     partials = Partials.empty(2, 20, h, d, q.device)
@@ -123,7 +123,7 @@ def test_decode_of_several_tokens_matches_the_reference(h: int, j: int, d: int) 
     close(out, attention_reference.reference(q, k, v, batch, Rules(), marks).view(20, -1))
 
 
-@pytest.mark.parametrize(("h", "j", "d"), [(4, 2, 64), (2, 1, 96), (2, 1, 128), (1, 1, 256)])
+@pytest.mark.parametrize(("h", "j", "d"), [(4, 2, 64), (2, 1, 96)])  # 128, 256: test_kv_fp8_gpu.py
 def test_prefill_matches_the_reference(h: int, j: int, d: int) -> None:
     work = [(65, 65), (40, 167), (1, 64)]
     q, k, v, marks, batch = coded_scene(work, h, j, d)

@@ -49,7 +49,7 @@ paged = dict(k="*i16", v="*i16", marks="*i16", sums="*fp32", peaks="*fp32", mass
 found = {}
 for q, d, rows, window, cap in (
     ("*fp16", 128, 16, 0, 0.0), ("*bf16", 256, 64, 1024, 50.0),
-):
+)[: 1 if cc == 89 else 2]:  # 89 has the memory of 80, and decodes as 90
     types, rules = dict(paged, q=q, out=q), dict(WINDOW=window, SOFT_CAP=cap, CODED=decoder, D=d, P=64,
                                                  D_POW2=1 << (d - 1).bit_length(), H=28, J=4)
     config = decode_attention.tile_config_for(d, rows, True)
@@ -67,7 +67,7 @@ found["plain"] = compiled(
     CODED=decoder)
 writing = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
                q="*bf16", exponents="*u8", **paged)
-for d, r in ((128, 128), (128, 96)):
+for d, r in ((128, 128), (128, 96)) if cc != 89 else ():
     found[f"rope {d} {r}"] = compiled(
         rope._rope_kernel, writing, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
         BIAS=True, NORM=True, HEADS=1, CODED=True, ROOMY=False, PDL=pdl)
@@ -95,7 +95,7 @@ def test_kernels_fit_shared_memory_and_use_the_native_decoder(
     made: tuple[int, dict[str, dict[str, Any]]],
 ) -> None:
     capability, found = made
-    assert len(found) == 7
+    assert len(found) == (3 if capability == 89 else 7)
     for name, one in found.items():
         assert one["shared"] <= SHARED_BYTES[capability], name
         reads = not name.startswith("rope")

@@ -142,7 +142,7 @@ def compiled(half, d, window):
 
 print(json.dumps([triton.__version__, {
     f"{half} {d} {window}": compiled(half, d, window)
-    for half, d, window in (("fp16", 128, 0), ("bf16", 128, 4096), ("bf16", 64, 512))}]))
+    for half, d, window in (("fp16", 128, 0), ("bf16", 64, 512))}]))
 """
 
 
@@ -166,7 +166,7 @@ def test_products_of_a_step_overlap(
     made: tuple[str, dict[str, dict[str, int]]],
 ) -> None:
     _, found = made
-    assert len(found) == 3
+    assert len(found) == 2
     for name, one in found.items():
         # two warpgroups, each with keys and values of two pages: once before the loop, once in it, once
         # behind. The compiler that runs them one after the other ends and awaits each instruction.
@@ -244,26 +244,31 @@ def test_hopper_kernel_refuses_fp8_pages() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "gone",
-    [
-        'sys.modules["triton.experimental.gluon"] = None',
-        "import triton.experimental.gluon.language.nvidia.hopper as h; del h.warpgroup_mma_wait",
-        "import triton.experimental.gluon.language as gl; "
-        "[delattr(gl, n) for n in ('barrier', 'thread_barrier') if hasattr(gl, n)]",
-    ],
+INCOMPATIBLE = (
+    'sys.modules["triton.experimental.gluon"] = None',
+    "import triton.experimental.gluon.language.nvidia.hopper as h; del h.warpgroup_mma_wait",
+    "import triton.experimental.gluon.language as gl; "
+    "[delattr(gl, n) for n in ('barrier', 'thread_barrier') if hasattr(gl, n)]",
 )
-def test_hopper_uses_the_portable_kernel_without_a_compatible_gluon(gone: str) -> None:
+
+
+def test_hopper_uses_the_portable_kernel_without_a_compatible_gluon() -> None:
+    # torch and Triton are imported once; every case breaks Gluon in a fork of that process
     script = f"""
-import sys
-{gone}
-import torch
-from localchat_cuda.kernels.attention import prefill
-device = torch.device("cuda", 0)
-print(prefill.hopper, prefill.best_tile_config(128, 64, torch.float16, device).rows)
+import os, sys
+import torch, triton
+for broken in {INCOMPATIBLE!r}:
+    child = os.fork()
+    if not child:
+        exec(broken)
+        from localchat_cuda.kernels.attention import prefill
+        device = torch.device("cuda", 0)
+        print(prefill.hopper, prefill.best_tile_config(128, 64, torch.float16, device).rows, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
 """
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}"}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.stdout.split() == ["None", "64"], done.stderr[-2000:]
+    assert done.stdout.split() == ["None", "64"] * len(INCOMPATIBLE), done.stderr[-2000:]

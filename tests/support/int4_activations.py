@@ -1,0 +1,47 @@
+"""Comparison of int4 `prepare` with its reference, on a CPU or a GPU."""
+
+import torch
+
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
+from tests.support.int4_weights import values
+
+
+def compare_prepare(
+    mode: w4_activations.Mode, kind: str, rows: int, ordered: bool, device: torch.device
+) -> None:
+    """Assert that kernel and reference write equal rows, residual and squares."""
+    k, splits = 384, 3
+    order = (
+        torch.randperm(k, generator=torch.Generator().manual_seed(5)).int().to(device)
+        if ordered
+        else None
+    )
+    columns = 2 * k + 16 if mode == "act_and_mul" else k + 16 if mode == "plain" else k
+    source = (
+        values(rows + 1, k).to(device)
+        if mode == "embed"
+        else values(splits * rows, columns).view(splits, rows, columns).to(device)
+    )
+    found: list[torch.Tensor] = []
+    wanted: list[torch.Tensor] = []
+    for call, held in ((w4_activations.prepare, found), (w4_activations.reference, wanted)):
+        out: w4_activations.Rows = (
+            Int8Rows.empty(rows, k, device)
+            if kind == "int8"
+            else HalfRows.empty(rows, k, device, "lanes" if kind == "lanes" else "slots")
+        )
+        residual = values(rows, k).to(device) + 1
+        squares = torch.full((rows, 3), float("nan"), device=device)
+        ids = torch.arange(rows, device=device) + 1 if mode == "embed" else None
+        call(
+            mode, source, out, ids=ids, residual=residual, weight=values(1, k)[0].to(device), squares=squares,
+            order=order,
+        )  # fmt: skip
+        held += [out.x.float(), out.factors, residual]
+        if mode in ("embed", "norm"):
+            held.append(squares.sum(1))  # their distribution over the columns is free
+    # rounding may differ by one unit of the low byte where a value lies between two
+    assert float((found[0] - wanted[0]).abs().max()) <= (1.0 if kind == "int8" else 1e-2)
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-3)
