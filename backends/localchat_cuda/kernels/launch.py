@@ -60,10 +60,9 @@ _imagined: list[Traits] = []
 
 
 def imagine(gpu: Traits) -> None:
-    """Make tensors without memory (device `meta`) stand for tensors of such a GPU, for the rest of this
-    process.
+    """Make tensors without memory (device `meta`) stand for tensors of such a GPU.
 
-    Launches on them are only compiled and cannot run (compile_ahead/trace.py).
+    For the rest of this process. Launches on them are only compiled and cannot run (compile_ahead/trace.py).
     """
     _imagined[:] = [gpu]
 

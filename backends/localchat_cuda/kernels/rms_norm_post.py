@@ -272,10 +272,10 @@ def prepare(
     order: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
-    """Normalize `y` [S, T, H], add it to the residual, write `rows` and `squares` for an int4 gemm.
+    """Normalize `y` [S, T, H], add it to the residual, write the inputs of an int4 gemm.
 
-    squares: fp32 [T, G], from which the gemm divides by the rms. H in groups of 128. order int32 [H]: of the
-    columns of rows, as in int4/activations.py. Algorithm in the module docstring.
+    These are `rows` and `squares` fp32 [T, G], from which the gemm divides by the rms. H in groups of 128.
+    order int32 [H]: of the columns of rows, as in int4/activations.py. Algorithm in the module docstring.
     """
     t, h = residual.shape
     device = residual.device

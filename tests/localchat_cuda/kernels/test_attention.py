@@ -87,7 +87,7 @@ def test_decode_with_a_window_reads_no_page_before_it(window: int, splits: int) 
 def forget(
     batch: AttentionBatch, k: torch.Tensor, work: list[tuple[int, int]], window: int, tile: int
 ) -> None:
-    """Let whole pages before every window lie where there are only NaN: whoever reads them is spoilt."""
+    """Point whole pages before every window at pages of NaN, so that reading them spoils the result."""
     for i, (count, length) in enumerate(work):
         oldest = max(length - count - window + 1, 0) // tile * tile
         batch.tables[i + 1, : oldest // PAGE] = k.shape[0] - 1

@@ -1,5 +1,6 @@
-"""What newer architectures need compiles for every card that is meant, without a GPU, and fits its shared
-memory: windows, soft caps, heads of 256 columns, partial rotations, post-norms, GELU."""
+"""Kernels of newer architectures compile for every supported GPU and fit its shared memory, without a GPU.
+
+Windows, soft caps, heads of 256 columns, partial rotations, post-norms, GELU."""
 
 import json
 import os

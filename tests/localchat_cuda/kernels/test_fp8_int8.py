@@ -55,7 +55,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def emulated(program: str, word: int, dtype: torch.dtype, results: int) -> list[float]:
-    """What the few instructions used make of a word, as PTX defines them."""
+    """Emulate the few PTX instructions of the decoders on a word."""
     held: dict[str, int] = {f"${results}": word}
 
     def value(name: str) -> int:

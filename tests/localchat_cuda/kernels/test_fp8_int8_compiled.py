@@ -1,4 +1,4 @@
-"""What the compiler makes of products of weights of a byte, without a GPU, for every card that is meant."""
+"""Compiled code of the 8-bit gemms for every supported GPU, without a GPU."""
 
 import json
 import os

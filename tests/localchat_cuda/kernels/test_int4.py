@@ -184,7 +184,7 @@ def test_prepare_matches_the_reference(
 def test_prepare_with_several_rows_per_program_writes_no_row_past_the_last(
     mode: w4_activations.Mode,
 ) -> None:
-    """Programs take several rows each; what lies behind the rows of a step belongs to others."""
+    """Programs take several rows each; rows past those of the step are not theirs to write."""
     rows, more, k = 45, 64, 256
     source = values(50, k) if mode == "embed" else values(rows, 2 * k)[None]
     source = source[:, :, :k].contiguous() if mode == "norm" else source

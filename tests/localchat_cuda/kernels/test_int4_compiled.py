@@ -1,6 +1,7 @@
-"""What the compiler makes of the products' inner loop, without a GPU. Triton's choice of layouts
-changes between versions; a shuffle or a trip through shared memory in this loop would cost a third
-of the speed."""
+"""Compiled inner loops of the int4 gemms, without a GPU.
+
+Triton's choice of layouts changes between versions; a shuffle or a trip through shared memory in this loop
+would cost a third of the speed."""
 
 import json
 import os

@@ -1,4 +1,5 @@
 """Activations of int4 gemms on an NVIDIA GPU: every mode, format and order against the reference.
+
 TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
 
 from itertools import product

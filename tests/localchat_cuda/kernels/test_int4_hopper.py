@@ -1,5 +1,4 @@
-"""The W4 product of Hopper GPUs without one: how it is config, where it is chosen, what the compiler makes
-of it."""
+"""Hopper int4 gemm without a Hopper GPU: tile configs, dispatch, emulation and compiled code."""
 
 import json
 import os
@@ -80,7 +79,7 @@ def test_small_weights_get_no_hopper_config() -> None:
 
 
 def test_even_runs_share_a_tile_between_at_most_two_programs() -> None:
-    """What hand_over and take_over rest upon: as w4_hopper_tile.items_here and item deal work out."""
+    """hand_over and take_over rely on this; work assigned as in hopper_tile_ops.items_here and item."""
     for items, groups, sms in ((148, 28, 132), (132, 3, 132), (1184, 148, 132), (7, 5, 4)):
         grid = min(items, sms)
         bounds = [c * items * groups // grid for c in range(grid + 1)]
@@ -91,7 +90,7 @@ def test_even_runs_share_a_tile_between_at_most_two_programs() -> None:
 
 
 def scaled(w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """w4_hopper_tile._scaled without inline instructions."""
+    """hopper_tile_ops._scaled without inline instructions."""
     w, plain = w.int() & 0xFFFF, zero.float() - 1024
     codes = w & 15, (w >> 8) & 15, ((w >> 4) & 15) ^ 8, ((w >> 12) & 15) ^ 8
     return tuple((each - plain).half() * scale for each in codes)
@@ -112,7 +111,7 @@ def scaled(w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> tuple[to
 def test_emulated_kernel_matches_the_reference_and_clears_its_flags(
     n: int, k: int, rows: int, config: HopperTileConfig, programs: int, gelu: bool | None
 ) -> None:
-    """gelu None: sums."""
+    """gelu None: partial sums without act_and_mul."""
     w, x, groups, fused = weight(n, k), values(rows, k) / 30, k // 128, gelu is not None
     held = w4_activations.HalfRows.empty(rows, k, CPU, "slots")
     w4_activations.quantize(x, held)
@@ -158,7 +157,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     def tile_config_for(
         rows: int, n: int, k: int, sms: int, fused: bool
     ) -> HopperTileConfig | None:
-        """A weight that a CPU can have, too."""
+        """Choose a Hopper config for a weight small enough for a CPU, too."""
         small = EVEN if fused else HopperTileConfig(64, 1, 3)
         return small if rows <= 256 and (n, k) == (512, 384) else ruled(rows, n, k, sms, fused)
 
@@ -336,7 +335,10 @@ def test_kernel_fits_shared_memory_and_loops_spill_nothing(made: dict[str, dict[
 
 
 def test_kernel_has_two_barriers_per_stage(made: dict[str, dict[str, int]]) -> None:
-    """The memory of another one would go to somebody else, and a GPU that comes back from another process would
-    write the barrier's state over it: two a stage, `full` and `empty`, and no more."""
+    """`full` and `empty` of each stage, and no barrier that nothing waits for.
+
+    The compiler gives the memory of an unused one to other data, and a GPU that switches back from another
+    process writes the barrier's state over that data.
+    """
     for name, one in made.items():
         assert one["barriers"] == 2 * one["stages"], name

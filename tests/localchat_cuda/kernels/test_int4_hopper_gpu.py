@@ -1,5 +1,7 @@
-"""The W4 product of Hopper GPUs on one: every kind of cut beside the reference, again and again, one after the
-other, and in graphs. TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
+"""Hopper int4 gemm on a Hopper GPU: every tile config against the reference.
+
+Repeated, one after the other, and in CUDA graphs.
+TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
 
 from functools import lru_cache
 
@@ -50,7 +52,7 @@ EVEN = [HopperTileConfig(64, 2, even=True), HopperTileConfig(128, 2, even=True)]
 
 @lru_cache(maxsize=2)
 def weight(n: int, k: int) -> tuple[W4, torch.Tensor]:
-    """And what it means, fp32."""
+    """Return a packed weight and its values, fp32."""
     generator = torch.Generator(device="cuda").manual_seed(n + k)
 
     def drawn(low: int, high: int, *extents: int) -> torch.Tensor:
@@ -62,7 +64,7 @@ def weight(n: int, k: int) -> tuple[W4, torch.Tensor]:
 
 
 class Scene:
-    """Rows, their squares, and what of them is wanted."""
+    """Rows, their squares, and the expected result."""
 
     def __init__(self, rows: int, n: int, k: int, normed: bool = True) -> None:
         self.weight, whole = weight(n, k)
@@ -130,7 +132,7 @@ def test_repeated_fused_gemms_match_the_reference(rows: int, config: HopperTileC
 
 @pytest.mark.parametrize("rows", [6200, 12001])
 def test_tiles_shared_by_two_programs_are_complete(rows: int) -> None:
-    """More tiles than multiprocessors, dealt out evenly; each cut's neighbours find the workspace used."""
+    """More tiles than multiprocessors, distributed evenly; each config finds the workspace used."""
     scene = Scene(rows, *SMALL)
     wanted = scene.activated(True)
     for _ in range(3):
@@ -143,7 +145,7 @@ def test_tiles_shared_by_two_programs_are_complete(rows: int) -> None:
 
 @pytest.mark.parametrize("config", FUSED, ids=str)
 def test_consecutive_fused_gemms_of_a_large_model_match(config: HopperTileConfig) -> None:
-    """Other rows and other cuts in between, as one starts before its predecessor has ended."""
+    """Other rows and tile configs in between, as one kernel starts before its predecessor has ended."""
     scenes = [Scene(rows, *GATE_UP) for rows in (100, 64, 300)]
     found = [[fused(scene, each) for each in (config, FUSED[1], FUSED[3])] for scene in scenes * 3]
     for several, scene in zip(found, scenes * 3, strict=True):
@@ -187,7 +189,7 @@ def test_chosen_configs_match_the_reference() -> None:
 
 
 def test_graphs_replay_a_chain_with_other_rows() -> None:
-    """A chain: gate and up evenly cut, then down of what they made, then gate and up of another weight."""
+    """A chain: even gate and up, then down of their result, then gate and up of another weight."""
     device = torch.device("cuda")
     wide, _ = weight(2048, 512)
     narrow, _ = weight(512, 1024)

@@ -1,4 +1,4 @@
-"""Keys and values of 8 bits: the format, and the kernels that write and read it."""
+"""FP8 KV cache: the format, and the kernels that write and read it."""
 
 from typing import Any
 

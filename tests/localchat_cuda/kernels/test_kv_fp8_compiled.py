@@ -1,6 +1,7 @@
-"""What the compiler makes of the kernels that read and write 8-bit keys and values, for every kind of
-card and without one: they fit, the pages still come through the pipeline, and codes become numbers
-where the multiplication wants them."""
+"""Compiled code of the FP8 KV cache kernels for every supported GPU, without a GPU.
+
+They fit shared memory, pages are loaded through the pipeline, and bytes are decoded in the layout of the
+operand."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Codes of 8 bits decoded for prompt chunks: the kernel, which pages a step wants, and a model over them."""
+"""Dequantized pages of prefill chunks: the kernel, the choice of pages, and a model that uses them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,11 +103,13 @@ def test_pool_is_bounded_for_models_with_many_key_heads() -> None:
 # ---------------------------------------------------------------------------- a model
 
 
-@pytest.mark.parametrize(("kind", "fp8_kv"), [("qwen2", True), ("mistral", False)])
+@pytest.mark.parametrize(
+    ("kind", "fp8_kv", "length"), [("qwen2", True, 84), ("mistral", False, 68)]
+)
 def test_model_dequantizes_chunks_for_the_hopper_kernel(
-    kind: str, fp8_kv: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, fp8_kv: bool, length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Hopper kernel's place is taken by the reference: everything around it is the product's."""
+    """The reference replaces the Hopper kernel; everything around it is the real code."""
     tiny_models.save(tiny_models.reference(kind), tmp_path)
     calls = []
 
@@ -119,10 +121,10 @@ def test_model_dequantizes_chunks_for_the_hopper_kernel(
         out[rows:] = attention_reference.reference(q, k, v, batch, rules)[rows:].to(out.dtype)
 
     monkeypatch.setattr(prefill_attention, "hopper", SimpleNamespace(launch=launch))
-    half, tokens = torch.float32, tokens_of(50, 84)
+    half, tokens = torch.float32, tokens_of(50, length)
     usual = Tiny(tmp_path, half, fp8_kv=fp8_kv)
     other = Tiny(tmp_path, half, kernels=True, fp8_kv=fp8_kv, prefill_tile=HOPPER)
-    wanted, found = usual.prompt(tokens, 42), other.prompt(tokens, 42)
+    wanted, found = usual.prompt(tokens, length // 2), other.prompt(tokens, length // 2)
     assert torch.allclose(found, wanted, atol=2e-3)
     assert len(calls) == 2 * other.config.layers
     assert set(calls) == {64 if fp8_kv else other.pages.pool.shape[1]}

@@ -1,5 +1,6 @@
-"""8-bit keys and values on an NVIDIA GPU: both ways to decode beside the reference, a model beside its
-references, graphs beside none. TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
+"""FP8 KV cache on an NVIDIA GPU: both decoders, whole models and CUDA graphs against references.
+
+TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
 
 from pathlib import Path
 

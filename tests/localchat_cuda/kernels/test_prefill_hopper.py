@@ -1,5 +1,4 @@
-"""The kernel of Hopper GPUs without one: its text emulated on a CPU, what the compiler makes of it, and where
-it is chosen."""
+"""Hopper prefill attention without a Hopper GPU: emulation, compiled code and dispatch."""
 
 import json
 import os
@@ -29,7 +28,7 @@ def emulated(
     q: torch.Tensor, pool: torch.Tensor, batch: AttentionBatch, tiles: list[tuple[int, int]], rules: Rules,
     programs: int,
 ) -> torch.Tensor:  # fmt: skip
-    """What the kernel writes over pages [pages, 2, J, P, D]; NaN where it writes nothing."""
+    """Run the kernel in emulation over pages [pages, 2, J, P, D]; rows that it does not write are NaN."""
     _, h, d = q.shape
     j = pool.shape[2]
     rows = pool.reshape(-1, d)

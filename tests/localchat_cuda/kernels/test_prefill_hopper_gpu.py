@@ -1,5 +1,7 @@
-"""The kernel of Hopper GPUs on one: beside the reference, and replayed with other lengths than it was captured
-with. Models over it: test_localchat_cuda_gpu.py. TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
+"""Hopper prefill attention on a Hopper GPU: against the reference, and replayed with other lengths.
+
+Models with this kernel: test_model_gpu.py.
+TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ RAGGED = [(300, 300), (1, 1), (77, 200), (130, 1000), (64, 64), (5, 65), (128, 1
 def gpu_scene(
     work: list[tuple[int, int]], h: int, j: int, d: int, half: str
 ) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
-    """Queries, pages [pages, 2, J, P, D] with NaN wherever nothing was written, and the batch."""
+    """Queries, pages [pages, 2, J, P, D] with NaN in every unwritten place, and the batch."""
     q, k, v, batch = scene(work, h, j, d)
     names = ("starts", "counts", "lengths", "slots", "tables")
     pool = torch.stack((k, v), 1).to(HALVES[half]).cuda()
@@ -42,7 +44,7 @@ def gpu_scene(
 
 
 def listed(work: list[tuple[int, int]], idle: int = 0) -> torch.Tensor:
-    """Tiles on the GPU, and `idle` more of the last sequence."""
+    """List the tiles on the GPU, and `idle` more of the last sequence."""
     tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], HOPPER.rows)
     return torch.tensor(tiles + [(len(work) - 1, 0)] * idle, dtype=torch.int32, device="cuda")
 
@@ -86,7 +88,7 @@ def test_more_items_than_programs_match_the_reference() -> None:
 
 
 def test_graph_replays_with_other_lengths_and_idle_tiles() -> None:
-    """Captured with one sequence at work and one idle; replayed with both, and with shorter ones."""
+    """Captured with one active and one idle sequence; replayed with both active, and with shorter ones."""
     whole = [(150, 1000), (140, 640)]
     q, pool, batch = gpu_scene(whole, 28, 4, 128, "bf16")
     k, v = pool[:, 0], pool[:, 1]

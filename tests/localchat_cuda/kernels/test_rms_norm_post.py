@@ -1,4 +1,4 @@
-"""Norms of what joins the residual: the kernels against plain torch."""
+"""Post-norm kernels against plain torch."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def rows_of(kind: str, rows: int, k: int) -> w4_activations.Rows:
 
 
 def natural(rows: w4_activations.Rows, m: int, k: int) -> torch.Tensor:
-    """What rows stand for, [M, K]."""
+    """Return the values of rows, [M, K]."""
     if isinstance(rows, HalfRows):
         return w4_activations.natural_order(rows.x.float(), rows.order)
     high, low = rows.x.float().view(m, 2, k // 4, 4)[..., [0, 2, 1, 3]].reshape(m, 2, k).unbind(1)
@@ -57,7 +57,7 @@ def test_post_norm_matches_the_reference(splits: int, dtype: torch.dtype) -> Non
 def test_prepare_writes_the_normed_residual(
     kind: str, rows: int, k: int, splits: int, size: float, ordered: bool
 ) -> None:
-    """Also where the residual is far beyond the range of fp16, and in another order of the columns."""
+    """Also with a residual far beyond the range of fp16, and with columns in another order."""
     order = torch.randperm(k, generator=torch.Generator().manual_seed(8)).int() if ordered else None
     y, post, weight = numbers(splits, rows, k), numbers(k) * size, numbers(k, seed=1)
     begin = numbers(rows, k, seed=7) * size
@@ -78,7 +78,7 @@ def test_prepare_writes_the_normed_residual(
 
 
 def test_prepare_norms_a_residual_that_cancels() -> None:
-    """What the four sums tell of its size is then mostly rounding."""
+    """The four sums of its size are then mostly rounding error."""
     y, weight = numbers(1, 2, 128), torch.ones(128)
     unit = y[0] / y[0].square().mean(1, keepdim=True).sqrt()
     residual, rows = -1000.0 * unit + numbers(2, 128, seed=3) * 0.01, rows_of("lanes", 2, 128)

@@ -51,7 +51,7 @@ def drawn(
     prompts: list[int] | None = None,
     masks: list[bytes | None] | None = None,
 ) -> tuple[list[int], list[float]]:
-    """One point for each row of logits, slots in reverse order so that a mix-up shows."""
+    """Draw once for each row of logits, slots in reverse order so that a mix-up shows."""
     p, vocabulary = logits.shape
     order = torch.arange(p - 1, -1, -1, dtype=torch.int32)
     held = settings_of(list(reversed(params)))

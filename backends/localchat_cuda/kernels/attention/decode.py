@@ -361,10 +361,11 @@ def merge(
     order: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
-    """Merge the ranges into `out`: fp16, bf16 or fp32 [T, H*D], or the activations of an int4 gemm.
+    """Merge the ranges into `out` [T, H*D].
 
-    Activations may have their columns in the stored `order` (int32 [H*D]) of the weight. A kernel of its own
-    reorders them, so that out-of-order columns are read once and not from each range.
+    fp16, bf16, fp32, or the activations of an int4 gemm. Activations may have their columns in the stored
+    `order` (int32 [H*D]) of the weight. A kernel of its own reorders them, so that out-of-order columns are
+    read once and not from each range.
     """
     splits, t, columns = partials.sums.shape
     h = partials.peaks.shape[2]

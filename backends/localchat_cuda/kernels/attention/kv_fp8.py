@@ -150,9 +150,9 @@ def decode(words, DECODER: tl.constexpr):
 
 @triton.jit
 def factors(marks, DECODER: tl.constexpr):
-    """Unpack int32 of two exponents: the factor of decoded keys, the log2 of that of decoded values, fp32.
+    """Unpack two exponents per int32: factor of decoded keys, log2 of that of decoded values.
 
-    NaN where the encoded numbers were not finite.
+    fp32; NaN where the encoded numbers were not finite.
     """
     SHIFT: tl.constexpr = 0 if DECODER == 3 else 8
     key = marks & 255

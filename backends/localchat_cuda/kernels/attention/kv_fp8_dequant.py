@@ -94,9 +94,9 @@ def dequantize(
     sources: torch.Tensor,
     plain: DequantizedPages,
 ) -> None:
-    """Write the FP8 pages k, v [pages, J, P, D/2] into `plain`; P and D are powers of two.
+    """Write FP8 pages k, v [pages, J, P, D/2] into `plain`.
 
-    If several sources name one page, the table may hold any of them.
+    P and D are powers of two. If several sources name one page, the table may hold any of them.
     """
     pages, _, j, page_tokens, d = plain.pool.shape
     device = plain.pool.device

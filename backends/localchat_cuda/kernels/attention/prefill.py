@@ -262,10 +262,11 @@ def attend(
     exponents: torch.Tensor | None = None,
     config: PrefillTileConfig | None = None,
 ) -> None:
-    """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` stay as they are.
+    """Write attention for the tiles' queries into `out` [T, H, D].
 
-    With `exponents` k and v are FP8 bytes. `config` must be the one that the tiles were made for (its `rows`
-    are those of `tiles_of`); HOPPER only if `best_tile_config` returned it, and without `exponents`.
+    Other rows of `out` stay as they are. With `exponents` k and v are FP8 bytes. `config` must be the one that
+    the tiles were made for (its `rows` are those of `tiles_of`); HOPPER only if `best_tile_config` returned it,
+    and without `exponents`.
     """
     check(q, k, v, batch, exponents)
     _, h, d = q.shape

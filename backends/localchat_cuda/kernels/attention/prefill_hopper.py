@@ -67,9 +67,10 @@ def _item(
     round_index, tiles, counts, lengths, H: gl.constexpr, M: gl.constexpr, STEP: gl.constexpr,
     WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """Find the work of a round: tile, head and steps `low` to `end`, none for a sequence without new tokens.
+    """Find the work of a round: tile, head and steps `low` to `end`.
 
-    Rounds alternate direction over the programs, so that none always has the longer items.
+    No steps for a sequence without new tokens. Rounds alternate direction over the programs, so that none
+    always has the longer items.
     """
     grid = gl.num_programs(0)
     lane = gl.program_id(0)

@@ -135,7 +135,10 @@ def _blocks_kernel(
 
 
 def gemm(x: torch.Tensor, weight: W8) -> torch.Tensor:
-    """Compute x[M, K] w^T: [M, N] in bf16 for row scales, as the library returns it, else in x's dtype."""
+    """Compute x[M, K] w^T.
+
+    [M, N] in bf16 for row scales, as the library returns it, else in x's dtype.
+    """
     m, (n, k) = x.shape[0], weight.codes.shape
     if not supports(weight):
         raise ValueError(f"weight: e4m3 with both extents in 16s wanted, {n}x{k} given")

@@ -1,6 +1,7 @@
-"""W8A16 gemm for 1 to 32 rows: y = x w^T with 8-bit weights, loaded once, straight into tensor-core operands.
+"""W8A16 gemm for 1 to 32 rows: y = x w^T with 8-bit weights.
 
-No shared memory in the loop, no special order of the weights in memory.
+The weights are loaded once, straight into tensor-core operands: no shared memory in the loop, no special order
+of the weights in memory.
 
 Letters: M rows, N output and K input features, S splits of K, G = K / 128.
 

@@ -1,10 +1,10 @@
-"""W8A16 gemm for 17 to 64 rows: y = x w^T with 8-bit weights through shared memory, by Triton's own pipeline.
+"""W8A16 gemm for 17 to 64 rows: y = x w^T with 8-bit weights.
 
-Arguments and partial sums as in gemm_small.py. A program owns 16 * blocks output features and a split of K, in
-steps of 128; weights are copied as bytes into shared memory, decoded in registers, and are the left operand
-of Hopper's warpgroup instructions (before Hopper the same source compiles to `mma`); x is the right one,
-padded to 32 or 64 rows by repeating some. Grid (N / (16 * blocks), S). Accumulation in fp32. Not supported:
-more than 64 rows (gemm_dequant.py).
+The weights go through shared memory, by Triton's own pipeline. Arguments and partial sums as in gemm_small.py.
+A program owns 16 * blocks output features and a split of K, in steps of 128; weights are copied as bytes into
+shared memory, decoded in registers, and are the left operand of Hopper's warpgroup instructions (before Hopper
+the same source compiles to `mma`); x is the right one, padded to 32 or 64 rows by repeating some. Grid (N / (16
+* blocks), S). Accumulation in fp32. Not supported: more than 64 rows (gemm_dequant.py).
 """
 
 import torch

@@ -79,7 +79,10 @@ and 2.7 TB/s."""
 
 @lru_cache(maxsize=512)
 def gemv_config(n: int, k: int, sms: int) -> GemvConfig:
-    """One row: 4 KB of weights a program at a time for long rows, else enough programs to fill the GPU."""
+    """Choose the config for one row.
+
+    4 KB of weights a program at a time for long rows, else enough programs to fill the GPU.
+    """
     if (n, k) in _MEASURED_GEMV:
         return _MEASURED_GEMV[n, k]
     if k >= _LONG:
@@ -89,10 +92,10 @@ def gemv_config(n: int, k: int, sms: int) -> GemvConfig:
 
 @lru_cache(maxsize=512)
 def small_config(rows: int, n: int, k: int, sms: int) -> W8TileConfig:
-    """1 to 32 rows: one config for all up to 8, to 16 and to 32, so that rows of a class are bit-equal.
+    """Choose the config for 1 to 32 rows.
 
-    Larger classes share x between two blocks of outputs: it comes from the L1 cache, twice the bytes of the
-    weights at 32.
+    One for all up to 8, to 16 and to 32, so that rows of a class are bit-equal. Larger classes share x between
+    two blocks of outputs: it comes from the L1 cache, twice the bytes of the weights at 32.
     """
     chunks, blocks = k // 128, -(-n // 16)
     wide = blocks >= 24 * sms or (rows > 16 and n % 32 == 0)

@@ -59,10 +59,10 @@ _MEASURED: dict[tuple[int, int], tuple[tuple[int, TiledGemmConfig], ...]] = {
 
 
 def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
-    """Choose tiles of 128 x 128 (64 rows and fewer: one tile) and the splits of K by rule.
+    """Choose tiles and splits of K by rule.
 
-    Weighs the idle part of the last wave, two programs a multiprocessor, against the cost of writing and adding
-    partial sums.
+    Tiles of 128 x 128 (64 rows and fewer: one tile). Splits weigh the idle part of the last wave, two programs
+    a multiprocessor, against the cost of writing and adding partial sums.
     """
     for limit, config in _MEASURED.get((n, k), ()):
         if rows <= limit:
@@ -92,11 +92,12 @@ def _small_config(n: int, k: int, sms: int) -> TileConfig:
 
 
 def fused_tile_config_for(rows: int, n: int) -> TiledGemmConfig:
-    """Choose the tile config of `gemm_silu_mul`: 64 features of gate and 64 of up a program, all of K.
+    """Choose the tile config of `gemm_silu_mul`.
 
-    Up to 32 rows a fourth stage is worth 7 % of a decode step. Tiles of 64 rows leave room for three
-    programs on a multiprocessor, whose last wave is fuller; those of 128 read weights less often. For 64,
-    128, 256 and 512 rows of a 7B model: 45, 74, 130 and 255 us, or from 128 rows on 96, 137 and 239.
+    64 features of gate and 64 of up a program, all of K. Up to 32 rows a fourth stage is worth 7 % of a decode
+    step. Tiles of 64 rows leave room for three programs on a multiprocessor, whose last wave is fuller; those
+    of 128 read weights less often. For 64, 128, 256 and 512 rows of a 7B model: 45, 74, 130 and 255 us, or from
+    128 rows on 96, 137 and 239.
     """
     if n % 128:
         raise ValueError(f"weight of {n} features: gate and up in 64s wanted")
@@ -248,9 +249,10 @@ def gemm_silu_mul(
     gelu: bool = False,
     pdl: bool = True,
 ) -> None:
-    """Write act_and_mul of gate and up into `into` [M, N / 2]; gate is the first half of the weight's features.
+    """Write act_and_mul of gate and up into `into` [M, N / 2].
 
-    `config` has two blocks and one split. `into.factors` are not written: this variant reads none.
+    Gate is the first half of the weight's features. `config` has two blocks and one split. `into.factors` are
+    not written: this variant reads none.
     """
     m, n, shape = rows.x.shape[0], weight.features_out, config.shape
     if shape.blocks != 2 or shape.splits != 1 or n % (32 * shape.warps):

@@ -73,10 +73,10 @@ def _concat(a, b, P_L: gl.constexpr):
 
 @gluon.jit
 def dequantized(words_held, scale_zeros_held, at, P_L: gl.constexpr):
-    """Dequantize 64 features of a group to two operands [64, 64], the planes of low and of high nibbles.
+    """Dequantize 64 features of a group to two operands [64, 64].
 
-    The layouts define which thread reads what, so that no data moves after the loads; `assert_trivial` enforces
-    that in the compiler.
+    These are the planes of low and of high nibbles. The layouts define which thread reads what, so that no data
+    moves after the loads; `assert_trivial` enforces that in the compiler.
     """
     W_L: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 128]], [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]], [[1, 0], [2, 0]],

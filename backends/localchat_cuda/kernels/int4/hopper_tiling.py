@@ -77,11 +77,11 @@ class HopperTileConfig(NamedTuple):
 
 @lru_cache(maxsize=512)
 def tile_config_for(rows: int, n: int, k: int, sms: int, fused: bool) -> HopperTileConfig | None:
-    """Choose the config of least estimated time for a weight of N x K (`fused`: gate and up, with act_and_mul).
+    """Choose the config of least estimated time for a weight of N x K.
 
-    None where gemm_tiled.py is used: other row counts, and weights too small for half of the multiprocessors.
-    Of 120 gemms of four models the choice is at most 5 % slower than the best one, but for five (once 15 %),
-    and 1.35 times as fast as gemm_tiled.py (median; 0.95 to 2.3).
+    `fused`: gate and up, with act_and_mul. None where gemm_tiled.py is used: other row counts, and weights too
+    small for half of the multiprocessors. Of 120 gemms of four models the choice is at most 5 % slower than the
+    best one, but for five (once 15 %), and 1.35 times as fast as gemm_tiled.py (median; 0.95 to 2.3).
     """
     if not FEWEST <= rows <= MOST:
         return None

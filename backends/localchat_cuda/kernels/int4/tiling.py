@@ -90,7 +90,7 @@ _CLASSES: dict[GemmVariant, tuple[int, ...]] = {
 
 
 def row_class(variant: GemmVariant, rows: int) -> int:
-    """Return the largest row count with the same tile config as this one, and so the same bits per row."""
+    """Return the largest row count with the same tile config, and so the same bits per row."""
     limits = _CLASSES.get(variant, ())
     for limit in limits:
         if rows <= limit:
