@@ -16,7 +16,7 @@ from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from localchat.model_files.architecture import POOLING_NUMBERS
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.embedding_plan import MOST_TEXTS
-from localchat_llamacpp.loading import Target, report
+from localchat_llamacpp.load import Target, report
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import Weights, load_weights
 

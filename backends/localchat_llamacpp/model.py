@@ -25,7 +25,7 @@ from localchat_llamacpp.build_advice import devices, offload_advice
 from localchat_llamacpp.embedder import load_embedder
 from localchat_llamacpp.embedding_plan import plan_embedding
 from localchat_llamacpp.gpu_detection import add_gpus
-from localchat_llamacpp.loading import Target, load_runner, refuse_other_kinds
+from localchat_llamacpp.load import Target, load_runner, refuse_other_kinds
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import load_vocabulary
 from localchat_llamacpp.tokenizer import LlamaTokenizer

@@ -8,7 +8,7 @@ import pytest
 
 from localchat.backend_api.interface import LoadRequest
 from localchat.fit.load_options import LoadOptions
-from localchat_llamacpp.loading import Target, load_runner
+from localchat_llamacpp.load import Target, load_runner
 from localchat_llamacpp.runner import LlamaCppRunner
 from tests.support.llamacpp_driver import Driver, Start, plan_of
 from tests.support.llamacpp_models import write_gemma3, write_llama, write_mamba

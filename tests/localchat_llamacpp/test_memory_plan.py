@@ -17,7 +17,7 @@ from localchat.model_files.architecture import model_shape
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.compute_buffers import Steps, context_cells, window_cells
-from localchat_llamacpp.loading import report
+from localchat_llamacpp.load import report
 from localchat_llamacpp.memory_plan import plan
 from localchat_llamacpp.native import Buffer
 from tests.support.gguf_files import ARCHITECTURES, Q4_0, Size, Tensor, gemma3, llama, write_model

@@ -13,7 +13,7 @@ import torch
 
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.quantization_config import Quantization
-from localchat_cuda.weights.formats.packing import (
+from localchat_cuda.weights.formats.repack import (
     column_order,
     group_size,
     pack_weight,
