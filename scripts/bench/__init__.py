@@ -1,1 +1,1 @@
-"""Benchmarks, each a script; results with their dates stand in LOG.md."""
+"""Benchmarks, each a script; LOG.md has the dated results."""

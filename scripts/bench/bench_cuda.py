@@ -1,13 +1,14 @@
-"""The CUDA backend through its loop and runner on one NVIDIA GPU: random AWQ weights of Qwen2.5-7B.
+"""Measures the CUDA backend through engine core and runner on one NVIDIA GPU: random AWQ weights of
+Qwen2.5-7B.
 
     PYTHONPATH=backends:. python3 scripts/bench/bench_cuda.py [PARTS]
 
-PARTS, all when left out: decoding prefix gaps drafts formats kept families half bytes
+PARTS, all by default: decoding prefix gaps drafts formats kept families half bytes
 startup cold.
 
-Random token ids, greedy, speculation and prefix cache off, ends of text ignored; rates are the difference
-of 257 and 1 tokens, medians of 3. Prints a table, and as the last line one JSON object. The kernels alone:
-scripts/bench/bench_kernels.py; correctness: tests/localchat_cuda with a GPU.
+Random token ids, greedy, speculation and prefix cache off, end tokens ignored; rates are the difference
+of 257 and 1 tokens, medians of 3. Prints a table, and as the last line one JSON object. The kernels
+alone: scripts/bench/bench_kernels.py; correctness: tests/localchat_cuda with a GPU.
 """
 
 import json
@@ -25,7 +26,7 @@ STREAMS = (1, 8, 32, 128)
 
 
 def main() -> int:
-    """Measure the parts that were asked for."""
+    """Measure the requested parts."""
     import torch
 
     from scripts.bench.cuda import speed
@@ -36,7 +37,7 @@ def main() -> int:
     from scripts.bench.cuda.stored import eight_bits, four_bits
 
     parts = sys.argv[1:] or list(PARTS)
-    told: dict[str, float] = {}
+    results: dict[str, float] = {}
     failed: list[str] = []
 
     def run(name: str, part: Callable[[], None]) -> None:
@@ -52,26 +53,26 @@ def main() -> int:
         runner = runner_of(config, slots=128, kv_tokens=128 * 512 + 65536)
         engine = Engine(runner, config.vocabulary)
         drafting = Engine(runner, config.vocabulary, speculation=True)
-        run("decoding", lambda: speed.decoding(engine, told, STREAMS))
-        run("prefix", lambda: speed.prefix_caching(engine, told))
-        run("gaps", lambda: speed.chunked_prefill(told, engine))
-        run("drafts", lambda: speed.speculation(config.vocabulary, told, drafting))
-        told["graphs"] = runner.graphs.count
+        run("decoding", lambda: speed.decoding(engine, results, STREAMS))
+        run("prefix", lambda: speed.prefix_caching(engine, results))
+        run("gaps", lambda: speed.chunked_prefill(results, engine))
+        run("drafts", lambda: speed.speculation(config.vocabulary, results, drafting))
+        results["graphs"] = runner.graphs.count
         runner.close()
         del engine, drafting, runner
         torch.cuda.empty_cache()
-    run("formats", lambda: four_bits(told))
+    run("formats", lambda: four_bits(results))
     torch.cuda.empty_cache()
-    run("kept", lambda: kept(told))
+    run("kept", lambda: kept(results))
     torch.cuda.empty_cache()
-    run("families", lambda: families(told))
+    run("families", lambda: families(results))
     torch.cuda.empty_cache()
-    run("half", lambda: speed.half_precision(told))
+    run("half", lambda: speed.half_precision(results))
     torch.cuda.empty_cache()
-    run("bytes", lambda: eight_bits(told))
+    run("bytes", lambda: eight_bits(results))
     torch.cuda.empty_cache()
-    run("startup", lambda: startup(told, cold="cold" in parts))
-    print(json.dumps({name: round(value, 3) for name, value in told.items()}))
+    run("startup", lambda: startup(results, cold="cold" in parts))
+    print(json.dumps({name: round(value, 3) for name, value in results.items()}))
     return 1 if failed else 0
 
 

@@ -1,7 +1,10 @@
-"""How fast a large history opens, lists, loads and searches: `python scripts/bench/bench_history.py`.
+"""Measures how fast a large history opens, lists, loads and searches.
 
-Makes a file of conversations from a seed, then measures each thing a door does with it, cold connection
-apart. The last line is JSON. The bar: 10,000 conversations open and search in 100 ms.
+    python scripts/bench/bench_history.py
+
+Makes a file of conversations from a seed, then times each operation of a front end, the first
+connection separately. The last line is JSON. The target: 10,000 conversations open and search in 100
+ms.
 """
 
 import argparse
@@ -27,7 +30,7 @@ SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
 
 
 def word(number: int) -> str:
-    """The word of a rank: two syllables or more."""
+    """The word of a rank, of two or more syllables."""
     text = SYLLABLES[number % len(SYLLABLES)]
     while number := number // len(SYLLABLES):
         text += SYLLABLES[number % len(SYLLABLES)]
@@ -106,7 +109,7 @@ def fill(path: Path, options: argparse.Namespace) -> None:
 
 
 def measured(path: Path, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each thing, `rounds` times."""
+    """Milliseconds of each operation, `rounds` times."""
     times: dict[str, list[float]] = {}
 
     def measure(name: str, action: Callable[[], object]) -> None:

@@ -1,11 +1,14 @@
-"""Check and time the CUDA kernels on one GPU: python scripts/bench/bench_kernels.py
+"""Checks and times the CUDA kernels on one GPU.
+
+    python scripts/bench/bench_kernels.py [PARTS]
 
 Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every kernel is checked against fp32 on
-poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than
-450 MB of rotating weights, so that nothing comes out of the L2 cache. Arguments name the parts to
-run: floors, products, chain, sampler, few, many, coded (attention over 8 bits), head, dense, overlap
-(dequantizing ahead), ordered (columns that act-order sorted), windows (shapes of Gemma and Mistral),
-bytes; chunks (Hopper GPUs) and byte_cuts only when named. A table, and JSON as the last line.
+poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than 450
+MB of rotating weights, so that nothing comes from the L2 cache. PARTS: floors, products (the gemms),
+chain, sampler, few (decode attention), many (prefill attention), coded (attention over 8-bit KV), head,
+dense, overlap (dequantizing ahead), ordered (columns sorted for act-order), windows (shapes of Gemma
+and Mistral), bytes (8-bit weights); chunks (Hopper GPUs) and byte_cuts (tile configs) only when named.
+Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -103,7 +106,7 @@ def products() -> Results:
 
 
 def jobs() -> list[tuple[str, str, int, TileConfig, int, bool]]:
-    """What products and chain will compile."""
+    """The kernels that the parts `products` and `chain` will compile."""
     found: list[tuple[str, str, int, TileConfig, int, bool]] = []
     for name, (n, k) in SHAPES.items():
         for m in PRODUCT_ROWS:

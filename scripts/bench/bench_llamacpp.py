@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Our loop over llama.cpp beside a bare llama_decode loop: same build, same weights, same settings.
+"""Compares our engine over llama.cpp with a bare llama_decode loop: same build, weights and settings.
 
     scripts/bench/bench_llamacpp.py --models DIR --vocabulary VOCAB.gguf
 
-The models have the shape of a 0.5B Qwen2 and random weights; those that DIR lacks are written with the
-vocabulary of the given GGUF file (ggml-vocab-qwen2.gguf of llama.cpp's sources). Greedy, end tokens ignored,
-speculation off but in the parts about it; rates are by wall clock, the difference of two lengths. Prints a
-table, and as the last line one JSON object with the same figures.
+The models have the shape of a 0.5B Qwen2 and random weights; those missing in DIR are written with the
+vocabulary of the given GGUF file (ggml-vocab-qwen2.gguf of llama.cpp's sources). Greedy, end tokens
+ignored, speculation off except in the parts about it; rates are by wall clock, the difference of two
+lengths. Prints a table, and as the last line one JSON object with the same numbers.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TARGETS = {
 
 
 def main() -> int:
-    """Measure what was asked, print it."""
+    """Measure and print the requested parts."""
     asked = _arguments()
     _as_the_child_runs()
     from scripts.bench.llamacpp.gguf_models import models
@@ -91,7 +91,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _as_the_child_runs() -> None:
-    """Begin anew with the environment of the engine's child, which native code reads when it loads."""
+    """Restart with the environment of the engine's child, which native code reads when it loads."""
     if os.environ.get(SPINS) and str(ROOT) in sys.path:
         return
     sys.path[:0] = [str(ROOT), str(ROOT / "backends")]

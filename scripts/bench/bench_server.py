@@ -1,10 +1,10 @@
-"""What HTTP costs: the same engine asked directly and through the server, in turns.
+"""Measures the cost of HTTP: the same engine directly and through the server, alternating.
 
-`PYTHONPATH=.:backends python scripts/bench/bench_server.py MODEL.gguf [ROUNDS] [TOKENS]`
+    PYTHONPATH=.:backends python scripts/bench/bench_server.py MODEL.gguf [ROUNDS] [TOKENS]
 
-One engine serves both ways, round about, so that a busy machine troubles both alike. The HTTP client is a
-process of its own. Budget: through HTTP at least 97 % of the tokens a second, and 5 ms more to the first token
-at most (medians). Prints a table; the last line is JSON.
+One engine serves both, in turn, so that a busy machine slows both alike. The HTTP client is a separate
+process. Budget: through HTTP at least 97 % of the tokens a second, and at most 5 ms more to the first
+token (medians). Prints a table; the last line is JSON.
 """
 
 import asyncio

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""How fast the terminal UI is, in a real pseudo-terminal of 120x40.
+"""Measures how fast the terminal UI is, in a real pseudo-terminal of 120x40.
 
     scripts/bench/bench_tui.py [PART ...]
 
-`paint`: from fork to the first screen of the real program, which goes on with a conversation of 20 messages,
-and to the last of them, beside a minimal Textual app, by turns, medians of 10. `engine`:
-the guide's decode rate under the screen beside that of the command line, by turns. `typing`:
-from a key to its letter on the screen while 300 tokens a second are written under 50,000 tokens, with the
-program's share of a core and its memory. `slow`: the same on a terminal that reads 100 KiB/s. `busy`: the
-same with every core held by another process. Prints a table, and as the last line one JSON object.
+`paint`: from fork to the first screen of the real program, which continues a conversation of 20
+messages, and to the last of them, compared with a minimal Textual app, alternating, medians of 10.
+`engine`: the guide's decode rate under the screen and on the command line, alternating. `typing`: from
+a key to its letter on the screen while 300 tokens a second are written below 50,000 tokens, with the
+program's share of a core and its memory. `slow`: the same on a terminal that reads 100 KiB/s. `busy`:
+the same with every core held by another process. Prints a table, and as the last line one JSON object.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from scripts.bench.tui.terminal import Terminal  # noqa: E402
 
 _ALPHABETS = (range(0x100, 0x180), range(0x3B1, 0x3CA), range(0x10D0, 0x10F1), range(0x410, 0x450))
 LETTERS = [chr(code) for alphabet in _ALPHABETS for code in alphabet]
-"""Letters that no text of the bench has: each key is told from all else on the screen."""
+"""Letters that no text of the bench has: so each key is distinct from all else on the screen."""
 
 PROGRAM = [sys.executable, "-m", "scripts.bench.tui.programs"]
 BUDGETS = {
@@ -50,7 +50,7 @@ MetricsSnapshot = dict[str, float]
 
 
 def main() -> int:
-    """Measure what was asked, print it."""
+    """Measure and print the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("parts", nargs="*", default=[*PARTS], help=", ".join(PARTS))
     parser.add_argument("--keys", type=int, default=200)
@@ -101,7 +101,7 @@ def slow(asked: argparse.Namespace) -> MetricsSnapshot:
 
 
 def busy(asked: argparse.Namespace) -> MetricsSnapshot:
-    """Every core is held by a process of the same niceness."""
+    """Hold every core with a process of the same niceness."""
     hogs = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
         for _ in range(os.cpu_count() or 1)
@@ -115,7 +115,7 @@ def busy(asked: argparse.Namespace) -> MetricsSnapshot:
 
 
 def _typed(asked: argparse.Namespace, name: str, bytes_per_s: int = 0) -> MetricsSnapshot:
-    """Keys at random moments while an answer is written."""
+    """Type keys at random moments while an answer is written."""
     command = [*PROGRAM, asked.program, str(asked.messages // 2), "500", str(asked.rate)]
     chance = random.Random(5)
     with Terminal(command, bytes_per_s=bytes_per_s) as terminal:

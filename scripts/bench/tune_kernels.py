@@ -1,9 +1,10 @@
-"""Try many cuts of the W4 products on one GPU and print the best:
+"""Tries many tile configs of the W4 gemms on one GPU and prints the best.
 
     python scripts/bench/tune_kernels.py gate_up:8 down:8 qkv:512
 
-Each argument is a weight of Qwen2.5-7B and a number of rows. The best alone is often not the best
-in the chain of a whole model: try winners there (bench_kernels.py chain) before w4_plan.py.
+Each argument is a weight of Qwen2.5-7B and a number of rows. The best config alone is often not the
+best in the chain of a whole model: try winners there (bench_kernels.py chain) before you change
+kernels/int4/tiling.py.
 """
 
 import argparse
@@ -29,7 +30,7 @@ LOADS = {64: (1, 2), 96: (2, 4), 128: (3, 6), 168: (4, 12)}
 
 
 def narrow(name: str, m: int) -> Iterator[TileConfig]:
-    """int8 and fp16 forms: several row blocks, warps along K, chunks ahead, splits of K."""
+    """Configs of the int8 and fp16 kernels: several row blocks, warps along K, chunks ahead, splits of K."""
     n, k = SHAPES[name]
     shapes = (
         TileConfig(blocks, warps, depth, splits, registers)
@@ -47,7 +48,7 @@ def narrow(name: str, m: int) -> Iterator[TileConfig]:
 
 
 def wide(name: str) -> Iterator[TileConfig]:
-    """The many form: 64 to 256 output features a program."""
+    """Configs of the tiled kernel: 64 to 256 output features a program."""
     n, k = SHAPES[name]
     for blocks, warps in ((1, 4), (2, 4), (1, 8)):
         for stages in (3, 4):
@@ -58,7 +59,7 @@ def wide(name: str) -> Iterator[TileConfig]:
 
 
 def tiles(variant: GemmVariant, m: int) -> tuple[int, ...]:
-    """Rows of a tile; 0 where the form takes all."""
+    """Rows of a tile; 0 if the kernel takes all."""
     return tuple(t for t in (32, 64, 128) if t <= max(32, m)) if variant == "tiled" else (0,)
 
 

@@ -1,12 +1,12 @@
-"""Which tool calls and which reasoning are read back, for every chat template of a folder.
+"""Checks which tool calls and reasoning the parser reads back, for every chat template of a folder.
 
     python -m scripts.tools.check_calls FOLDER
 
-A template is given a conversation with two calls (nested values, quotes, letters beyond ASCII) and with
-reasoning; what it writes for the assistant is what its model was trained to write, and goes to the parser of
-answers, letter by letter. The table says `all`, `first` (the template writes one call only), `none shown` (it
-writes no calls of earlier turns) or what was read instead. The last line is JSON. Ends with 1 where a call or
-reasoning that a template shows is not read.
+Each template renders a conversation with two calls (nested values, quotes, letters beyond ASCII) and
+with reasoning. What it renders for the assistant is what its model was trained to write, and goes to
+the answer parser letter by letter. The table says `all`, `first` (the template writes one call only),
+`none shown` (it writes no calls of earlier turns) or what was read instead. The last line is JSON. Ends
+with 1 if a call or reasoning that a template shows is not read.
 """
 
 import argparse
@@ -58,7 +58,7 @@ _WANTED = [("get_weather", _VALUES), ("get_time", {"zone": "CET"})]
 
 
 class Found(NamedTuple):
-    """A line of the table."""
+    """One line of the table."""
 
     name: str
     style: str
@@ -97,16 +97,16 @@ def _checked(path: Path, process: RenderProcess) -> Found:
     except TemplateError as problem:
         return Found(name, "-", "-", f"refused ({problem.details.get('reason', '')})", "none shown")
     calls = _read(chat, rendered, said)
-    told = _judged(calls, said)
+    verdict = _judged(calls, said)
     if not any("get_weather" in text for text in (rendered.text, said)):
-        told = "no tools"
+        verdict = "no tools"
     return Found(
-        name, chat.tool_call_family.name, chat.reasoning_family.name, told, _reasoning(chat)
+        name, chat.tool_call_family.name, chat.reasoning_family.name, verdict, _reasoning(chat)
     )
 
 
 def _answer(chat: TemplateFormat, reasoning: str) -> tuple[Rendered, str]:
-    """The prompt, and what the template writes behind it for an answer that calls. Raises TemplateError."""
+    """The prompt, and the text that the template appends for an answer with calls. Raises TemplateError."""
     options = {"enable_thinking": True} if reasoning else {}
     user = Message("user", "Hello")
     rendered = chat.render(Messages((user,), tools=_TOOLS, template_options=options))

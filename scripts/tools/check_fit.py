@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What `fit` says beside what happens: memory of the loaded engine, and tokens a second.
+"""Compares the predictions of `fit` with reality: memory of the loaded engine, and tokens a second.
 
     scripts/tools/check_fit.py [--folder DIR] [--quick]
 
-Writes models of different shapes and number formats with random weights (0.2 to 0.6 GB each), judges each as
-`localchat fit` does, loads it through an engine of its own and lets it write. Memory is the peak of the child
-process; the speed of the last model is estimated twice, by the probe alone and corrected by the others' runs.
-Prints a table and, as the last line, one JSON object.
+Writes models of different shapes and number formats with random weights (0.2 to 0.6 GB each), assesses
+each as `localchat fit` does, loads it through a separate engine and generates. Memory is the peak of
+the child process; the speed of the last model is estimated twice, by the benchmark alone and corrected
+by the others' runs. Prints a table and, as the last line, one JSON object.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SLOTS = 2
 
 
 class Case(NamedTuple):
-    """A model and how it is loaded. `down`: the format of the ways down, where it is another."""
+    """A model and how it is loaded. `down`: the format of the down projections, if it differs."""
 
     name: str
     architecture: str
@@ -122,13 +122,13 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
     if not path.exists():
         write(path, case)
     subject = Subject(case.name, read_summary(path), path)
-    wish = LoadOptions(
+    load_options = LoadOptions(
         context_tokens=case.context_tokens, kv_type=case.kv_type, max_slots=SLOTS, cache_ram_bytes=0
     )
     machine = read_machine()
-    plain = assess(subject, wish, machine, None).expected_speed
+    plain = assess(subject, load_options, machine, None).expected_speed
     verdict = assess(
-        subject, wish, machine, SpeedHistory(state)
+        subject, load_options, machine, SpeedHistory(state)
     )  # the same, with what ran here before
     options = EngineOptions(
         path,
@@ -169,7 +169,7 @@ def _written(engine: LocalEngine, count: int) -> Done:
 
 
 def _peak_bytes(process: int) -> int:
-    """VmHWM where /proc has it, else what is resident now."""
+    """VmHWM if /proc has it, else the resident memory now."""
     status = Path(f"/proc/{process}/status")
     if status.exists():
         for line in status.read_text().splitlines():
@@ -209,11 +209,11 @@ _SCALES = {
     Q4_K: ((0,), 144, 256),
     Q6_K: ((208,), 210, 256),
 }
-"""Where the scales of a block stand, its bytes, its numbers."""
+"""Position of the scales in a block, its bytes, its numbers."""
 
 
 def write(path: Path, case: Case) -> None:
-    """The model with random bits and small scales, so that no sum overflows."""
+    """Write the model with random bits and small scales, so that no sum overflows."""
     whole = ARCHITECTURES[case.architecture](case.size)
     if case.down is not None:
         tensors = [

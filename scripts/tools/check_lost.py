@@ -1,15 +1,16 @@
-"""What a kill costs: the screen and the engine are killed at random moments in mid-answer, on a terminal, with
-the real engine and the guide.
+"""Measures what a kill loses: kills the screen and the engine at random moments during an answer.
 
     python -m scripts.tools.check_lost [--kills 20] [--engine-kills 5] [--seed 1]
 
-1. SIGKILL to the screen. Lost is what was seen on the terminal and is not in the history; how much is told in
-   seconds (since the first lost letter was seen) and in letters. At most the last second may be missing. Every
-   conversation must open again: in the screen, which the next round begins with, and by `localchat history`.
-2. SIGKILL to the engine. Everything seen must be in the history, and the next question must be answered.
+Runs on a terminal, with the real engine and the guide.
 
-The guide is kept from ending its answers, so that every kill hits one. The last line is JSON. Ends with 1 where
-something is lost.
+1. SIGKILL to the screen. Lost is what the terminal showed and the history lacks, counted in
+   seconds (since the first lost letter appeared) and in letters. At most the last second may be missing. Every
+   conversation must open again: on the screen, which the next round begins with, and by `localchat history`.
+2. SIGKILL to the engine. Everything shown must be in the history, and the next question must be answered.
+
+The guide is kept from ending its answers, so that every kill hits one. The last line is JSON. Ends with
+1 if something is lost.
 """
 
 import argparse
@@ -76,8 +77,9 @@ def _question(number: int) -> str:
 def _kill_screens(
     data: Path, kills: int, draw: random.Random
 ) -> tuple[list[tuple[float, int]], int]:
-    """Seconds and letters that each kill cost, and how many conversations there are: an answer that was over
-    before its kill is no kill."""
+    """Seconds and letters lost by each kill, and the number of conversations. An answer that was over
+    before its kill does not count.
+    """
     found: list[tuple[float, int]] = []
     rounds = 0
     while len(found) < kills:
@@ -138,13 +140,13 @@ def _last(data: Path) -> Conversation:
 
 
 def _settled(program: Program, data: Path, state: str) -> Node:
-    """The last message, once it is kept in this state."""
+    """The last message, once it is saved in this state."""
     program.until(lambda: _last(data).path()[-1].state == state)
     return _last(data).path()[-1]
 
 
 def _open_all(data: Path, rounds: int) -> list[str]:
-    """What does not open any more."""
+    """The conversations that no longer open."""
     wrong: list[str] = []
     with sqlite3.connect(data / "history.sqlite3") as connection:
         (verdict,) = connection.execute("PRAGMA integrity_check").fetchone()
@@ -171,7 +173,7 @@ def _localchat(data: Path, *args: str) -> str:
 
 
 def _kill_engines(data: Path, kills: int, draw: random.Random) -> list[int]:
-    """Letters that were seen and are not kept, for each death of the engine."""
+    """Letters shown but not saved, for each death of the engine."""
     found: list[int] = []
     program = Program(data, endless(), width=_WIDTH, height=_HEIGHT)
     try:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Partial offload on a GPU: the graphics memory that was planned beside the one that is taken.
+"""Compares planned with used GPU memory for partial offload.
 
     scripts/tools/check_offload.py --vocabulary VOCAB.gguf [--shape 3584,28,28,4,18944] [--layers 0,7,14,21,all]
 
-Needs a llama.cpp that is built for the GPU and nvidia-ml-py. Writes a model of random weights (or takes
-`--model`), loads it once for each number of layers and KV type in an engine of its own, answers a prompt, and
-reads the card's free memory before and after. A line for each, and as the last line one JSON object.
+Needs a llama.cpp built for the GPU, and nvidia-ml-py. Writes a model of random weights (or takes
+`--model`), loads it once for each number of layers and KV type in a separate engine, answers a prompt,
+and reads the card's free memory before and after. Prints a line for each, and as the last line one JSON
+object.
 """
 
 import argparse
@@ -22,8 +23,9 @@ _PROMPT = tuple(range(1000, 1400))
 
 
 class Measured(NamedTuple):
-    """One load. Bytes of graphics memory, tokens a second of the decode. parts: weights, KV and compute buffers
-    wherever they are, planned and as llama.cpp told."""
+    """One load. Bytes of GPU memory, tokens a second of the decode. parts: weights, KV and compute
+    buffers on all devices, as planned and as llama.cpp reported.
+    """
 
     kv_type: str
     asked: str
@@ -35,12 +37,12 @@ class Measured(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the plan, as a share of what was taken; a load that takes nothing has none."""
+        """Error of the plan, as a share of what was used; none for a load that uses nothing."""
         return self.planned_bytes / self.taken_bytes - 1 if self.taken_bytes else 0.0
 
 
 def main() -> int:
-    """Measure every load, print it."""
+    """Measure and print every load."""
     asked = _arguments()
     with tempfile.TemporaryDirectory() as folder:
         model = asked.model or _written(Path(folder) / "offload.gguf", asked)
@@ -102,10 +104,10 @@ def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
     from localchat_llamacpp.memory_plan import plan
 
     wanted: int | Literal["all"] = "all" if layers == "all" else int(layers)
-    wish = LoadOptions(context_tokens=context, kv_type=kv_type, gpu_layers=wanted)
+    load_options = LoadOptions(context_tokens=context, kv_type=kv_type, gpu_layers=wanted)
     machine = read_machine()
     planned = plan(
-        model_shape(read_header(model)), wish, machine, can_offload=True, safe_mode=False
+        model_shape(read_header(model)), load_options, machine, can_offload=True, safe_mode=False
     )
     before = machine.gpu_free_bytes
     options = EngineOptions(

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Answers bound by generated JSON Schemas: how many end in time, and whether each of those is valid.
+"""Checks answers held to generated JSON Schemas: how many end in time, and whether those are valid.
 
     scripts/tools/check_schemas.py [--model MODEL.gguf] [--count N] [--first N]
 
-Sampling is plain: temperature 1, the whole vocabulary, 400 tokens at most. Prints what did not go well, and
-as the last line one JSON object. Exit status 1 where an answer that ended is not valid, or where fewer than
-95 % end.
+Sampling is plain: temperature 1, the whole vocabulary, 400 tokens at most. Prints the failures, and as
+the last line one JSON object. Exit status 1 if an answer that ended is not valid, or if fewer than 95 %
+end.
 """
 
 import argparse
@@ -23,7 +23,7 @@ LEAST_FINISHED = 0.95
 
 
 def main() -> int:
-    """Ask, judge, print."""
+    """Ask, validate, print."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     options.add_argument("--model", type=Path, help="a GGUF file; the built-in guide otherwise")
     options.add_argument("--count", type=int, default=200)

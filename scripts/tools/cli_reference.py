@@ -1,4 +1,4 @@
-"""Write docs/cli.md: every help page, the settings and the exit codes, as the program has them.
+"""Writes docs/cli.md: every help page, the settings and the exit codes, as the program has them.
 
     PYTHONPATH=.:backends python scripts/tools/cli_reference.py
 
@@ -90,7 +90,7 @@ def reference() -> str:
 
 
 def commands() -> Iterator[tuple[str, ...]]:
-    """Every command line that has a help page of its own."""
+    """Every command line that has its own help page."""
     yield ()
     for verb, entry in VERBS.items():
         yield (verb,)
@@ -100,7 +100,7 @@ def commands() -> Iterator[tuple[str, ...]]:
 
 
 def page(words: Sequence[str]) -> str:
-    """What `localchat WORDS --help` prints on a terminal of 80 columns."""
+    """Output of `localchat WORDS --help` on a terminal of 80 columns."""
     printed = io.StringIO()
     with mock.patch.dict(os.environ, {"COLUMNS": "80"}), contextlib.redirect_stdout(printed):
         code = run([*words, "--help"])

@@ -1,8 +1,8 @@
-"""Many bodies that no client should send: no 5xx, no hang, and every refusal in the right shape.
+"""Sends many bodies that no client should send: no 5xx, no hang, every refusal in the right format.
 
-`PYTHONPATH=.:backends python scripts/tools/fuzz_server.py [COUNT] [FIRST SEED] [PORT]`: against a server that
-runs at
-this port of 127.0.0.1, else against one on scripted answers.
+    PYTHONPATH=.:backends python scripts/tools/fuzz_server.py [COUNT] [FIRST SEED] [PORT]
+
+Uses the server on this port of 127.0.0.1, otherwise starts one with scripted answers.
 """
 
 import json

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Make the pictures of the README: the real program with the built-in guide, driven by keys, saved as SVG.
+"""Makes the pictures of the README: drives the real program with the built-in guide, saves SVG.
 
     python scripts/tools/pictures.py [FOLDER]        default: docs/pictures
 
-The figures in them are those of the machine that ran this.
+The metrics in them are those of the machine that ran this.
 """
 
 import asyncio

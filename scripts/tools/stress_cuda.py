@@ -1,8 +1,8 @@
-"""2,000 random requests on a tiny pool of pages, on a GPU where there is one, else over the references.
+"""Runs 2,000 random requests on a tiny pool of pages, on a GPU, or over the references without one.
 
     PYTHONPATH=backends:. [TRITON_INTERPRET=0] python3 scripts/tools/stress_cuda.py [REQUESTS] [SEED]
 
-Needs transformers for its tiny checkpoint. Last line JSON.
+Needs transformers for its tiny checkpoint. The last line is JSON.
 """
 
 import json
@@ -14,7 +14,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / 
 
 
 def main() -> int:
-    """Run and print what became of them."""
+    """Run the requests and print their outcomes."""
     import torch
 
     from scripts.bench.cuda.stress import stress

@@ -34,11 +34,11 @@ def test_many_clients_are_all_answered_and_who_vanishes_costs_no_step(server: Wa
     seen = soaked(server)
     assert [one.errors for one in seen if one.errors] == []
     assert all(one.answers for one in seen)
-    before = server.settled()
+    before = server.idle_counts()
     assert before.finished >= sum(one.answers for one in seen)
     beside = soaked(server, vanishing=8)
     assert [one.errors for one in beside if one.errors] == []
-    after = server.settled()
+    after = server.idle_counts()
     assert sum(one.vanished for one in beside) >= 8
     assert after.cancelled > before.cancelled
     assert after.late_rows == 0

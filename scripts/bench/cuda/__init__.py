@@ -1,1 +1,1 @@
-"""Parts of scripts/bench/bench_cuda.py and scripts/check_cuda.py."""
+"""Parts of scripts/bench/bench_cuda.py and scripts/tools/stress_cuda.py."""

@@ -1,4 +1,4 @@
-"""The loop over the CUDA runner in this process, turned by hand, with random weights of a 7B model."""
+"""Drives the engine core over the CUDA runner in this process, with random weights of a 7B model."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ GPU = torch.device("cuda", 0)
 
 
 def config_of(stored: str = "") -> ModelConfig:
-    """Qwen2.5-7B as its config.json has it, its layers stored in one of the ways of STORED."""
+    """Qwen2.5-7B from its config.json, its layers stored in one of the formats of STORED."""
     raw = {**QWEN, "torch_dtype": "float16" if stored else "bfloat16"}
     return parse_config(raw | STORED[stored], "Qwen2.5-7B")
 
@@ -106,7 +106,7 @@ class Asked:
 
 
 class Engine:
-    """One loop over a runner. `ask` queues, `settle` turns until all is answered."""
+    """One engine core over a runner. `ask` queues; `settle` steps until all requests are answered."""
 
     def __init__(self, runner: Runner, vocabulary: int, *, speculation: bool = False) -> None:
         self.runner = runner
@@ -171,10 +171,10 @@ class ReplaySampler(TritonSampler):
 
 
 def random_tokens(draw: np.random.Generator, size: int) -> tuple[int, ...]:
-    """Ids that every vocabulary here has."""
+    """Token ids that every vocabulary here has."""
     return tuple(draw.integers(1000, 32_000, size).tolist())
 
 
 def shrunk(can: Capabilities, **changes: Any) -> Capabilities:  # noqa: ANN401
-    """Other numbers for the loop than the runner was made for."""
+    """Limits for the engine core that differ from those that the runner was made for."""
     return replace(can, **changes)

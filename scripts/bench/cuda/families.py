@@ -1,4 +1,6 @@
-"""Architectures beside Qwen's at one stream and eight, and a prompt longer than a window: random weights."""
+"""Architectures other than Qwen at one stream and eight, and a prompt longer than a window: random
+weights.
+"""
 
 from typing import Any
 
@@ -48,25 +50,25 @@ MODELS: dict[str, dict[str, Any]] = {
 """As their config.json has them; what Gemma's leaves out is left out here."""
 
 
-def families(told: MetricsSnapshot) -> None:
-    """NAME_awq_bs1, NAME_awq_bs8, NAME_awq_ttft_ms_6144, and the same in bf16 of Gemma."""
+def families(results: MetricsSnapshot) -> None:
+    """NAME_awq_bs1, NAME_awq_bs8, NAME_awq_ttft_ms_6144, and the same in bf16 for Gemma."""
     for name in MODELS:
-        figures(name, "awq", told)
-    figures("gemma3_12b", "bf16", told)
+        figures(name, "awq", results)
+    figures("gemma3_12b", "bf16", results)
 
 
-def figures(name: str, stored: str, told: MetricsSnapshot) -> None:
-    """Of one model with its layers stored in one way."""
+def figures(name: str, stored: str, results: MetricsSnapshot) -> None:
+    """Results of one model with its layers stored in one format."""
     quantized = {"quantization_config": AWQ} if stored == "awq" else {}
     config = parse_config({**MODELS[name], "torch_dtype": "bfloat16", **quantized}, name)
     runner = runner_of(config, slots=8, kv_tokens=16384)
     engine = Engine(runner, config.vocabulary)
     key = f"{name}_{stored}"
     for size in (1, 8):
-        told[f"{key}_bs{size}"] = decode_rate(engine, size)
-        print(f"{key}, {size} streams: {told[f'{key}_bs{size}']:.0f} tok/s", flush=True)
-    told[f"{key}_ttft_ms_6144"] = first_token_ms(engine, 6144)
-    print(f"{key}, first token of 6,144: {told[f'{key}_ttft_ms_6144']:.1f} ms", flush=True)
+        results[f"{key}_bs{size}"] = decode_rate(engine, size)
+        print(f"{key}, {size} streams: {results[f'{key}_bs{size}']:.0f} tok/s", flush=True)
+    results[f"{key}_ttft_ms_6144"] = first_token_ms(engine, 6144)
+    print(f"{key}, first token of 6,144: {results[f'{key}_ttft_ms_6144']:.1f} ms", flush=True)
     runner.close()
     del engine, runner
     torch.cuda.empty_cache()

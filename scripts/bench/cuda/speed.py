@@ -39,8 +39,9 @@ def decode_rate(engine: Engine, streams: int, prompt: int = PROMPT, rounds: int 
 
 
 def walls_rate(ask: Callable[[int], None], tokens: int, rounds: int = 3) -> float:
-    """tok/s by the difference of what `ask` takes for 257 tokens and for 1, which is `tokens` in all, median of
-    `rounds`."""
+    """tok/s from the difference of what `ask` takes for 257 tokens and for 1, which is `tokens` in all,
+    median of `rounds`.
+    """
     for most in (LONG, SHORT, SHORT):  # kernels are compiled and graphs captured
         ask(most)
     rates = []
@@ -64,33 +65,34 @@ def first_token_ms(engine: Engine, prompt: int, rounds: int = 3) -> float:
     return statistics.median(times[WARM:])
 
 
-def decoding(engine: Engine, told: MetricsSnapshot, streams: tuple[int, ...]) -> None:
+def decoding(engine: Engine, results: MetricsSnapshot, streams: tuple[int, ...]) -> None:
     """decode_bs*, decode_bs1_ctx7000, ttft_ms_*."""
     for size in streams:
-        told[f"decode_bs{size}"] = decode_rate(engine, size)
-        print(f"decode {size} streams: {told[f'decode_bs{size}']:.0f} tok/s", flush=True)
-    told["decode_bs1_ctx7000"] = decode_rate(engine, 1, 7000)
-    print(f"decode at 7,000: {told['decode_bs1_ctx7000']:.0f} tok/s", flush=True)
+        results[f"decode_bs{size}"] = decode_rate(engine, size)
+        print(f"decode {size} streams: {results[f'decode_bs{size}']:.0f} tok/s", flush=True)
+    results["decode_bs1_ctx7000"] = decode_rate(engine, 1, 7000)
+    print(f"decode at 7,000: {results['decode_bs1_ctx7000']:.0f} tok/s", flush=True)
     for size in (128, 512, 2048, 7000):
-        told[f"ttft_ms_{size}"] = first_token_ms(engine, size)
-        print(f"first token of {size}: {told[f'ttft_ms_{size}']:.1f} ms", flush=True)
+        results[f"ttft_ms_{size}"] = first_token_ms(engine, size)
+        print(f"first token of {size}: {results[f'ttft_ms_{size}']:.1f} ms", flush=True)
 
 
-def half_precision(told: MetricsSnapshot) -> None:
+def half_precision(results: MetricsSnapshot) -> None:
     """bf16_bs1."""
     config = config_of()
     runner = runner_of(config, slots=4, kv_tokens=16384)
     engine = Engine(runner, config.vocabulary)
-    told["bf16_bs1"] = decode_rate(engine, 1)
-    told["bf16_ttft_ms_2048"] = first_token_ms(engine, 2048)
-    print(f"bf16, 1 stream: {told['bf16_bs1']:.0f} tok/s, "
-          f"2,048: {told['bf16_ttft_ms_2048']:.1f} ms", flush=True)  # fmt: skip
+    results["bf16_bs1"] = decode_rate(engine, 1)
+    results["bf16_ttft_ms_2048"] = first_token_ms(engine, 2048)
+    print(f"bf16, 1 stream: {results['bf16_bs1']:.0f} tok/s, "
+          f"2,048: {results['bf16_ttft_ms_2048']:.1f} ms", flush=True)  # fmt: skip
     runner.close()
 
 
-def prefix_caching(engine: Engine, told: MetricsSnapshot, clients: int = 64) -> None:
-    """Clients that share 250 of 327 prompt tokens and write 128, with the cache and without. The first two
-    rounds, in which kernels are compiled and graphs captured, are printed and not kept."""
+def prefix_caching(engine: Engine, results: MetricsSnapshot, clients: int = 64) -> None:
+    """Clients that share 250 of 327 prompt tokens and write 128, with the cache and without. The first
+    two rounds, which compile kernels and capture graphs, are printed but not counted.
+    """
     draw = np.random.default_rng(250)
     for name in ("off", "on") * 3:
         shared = random_tokens(draw, 250)
@@ -108,13 +110,13 @@ def prefix_caching(engine: Engine, told: MetricsSnapshot, clients: int = 64) -> 
         engine.settle()
         seconds = time.perf_counter() - began_s
         first = [(one.times_s[0] - one.begun_s) * 1e3 for one in asked]
-        told[f"prefix_{name}_tok_s"] = clients * 128 / seconds
-        told[f"prefix_{name}_ttft_ms"] = statistics.median(first)
+        results[f"prefix_{name}_tok_s"] = clients * 128 / seconds
+        results[f"prefix_{name}_ttft_ms"] = statistics.median(first)
         print(f"64 clients, prefix caching {name}: {clients * 128 / seconds:.0f} tok/s, first "
               f"token {statistics.median(first):.0f} ms (median)", flush=True)  # fmt: skip
 
 
-def gaps(runner_step: int, told: MetricsSnapshot, name: str, engine: Engine) -> None:
+def gaps(runner_step: int, results: MetricsSnapshot, name: str, engine: Engine) -> None:
     """8 streams write while 8 prompts of 7,000 tokens arrive: gaps between their tokens, in ms."""
     draw = np.random.default_rng(7000)
     writers = [engine.ask(random_tokens(draw, PROMPT), 1200) for _ in range(8)]
@@ -125,12 +127,12 @@ def gaps(runner_step: int, told: MetricsSnapshot, name: str, engine: Engine) -> 
     end_s = max(one.ended_s for one in late)
     engine.settle()
     found = sorted(gap for one in writers for gap in _gaps(one, mark_s, end_s))
-    told[f"gap_{name}_worst_ms"] = found[-1]
-    told[f"gap_{name}_p95_ms"] = found[int(0.95 * len(found))]
-    told[f"gap_{name}_ttft_s"] = statistics.median(o.times_s[0] - o.begun_s for o in late)
+    results[f"gap_{name}_worst_ms"] = found[-1]
+    results[f"gap_{name}_p95_ms"] = found[int(0.95 * len(found))]
+    results[f"gap_{name}_ttft_s"] = statistics.median(o.times_s[0] - o.begun_s for o in late)
     print(f"gaps, steps of {runner_step} ({name}): worst {found[-1]:.1f} ms, p95 "
-          f"{told[f'gap_{name}_p95_ms']:.1f}, prompts' first token "
-          f"{told[f'gap_{name}_ttft_s']:.2f} s (median)", flush=True)  # fmt: skip
+          f"{results[f'gap_{name}_p95_ms']:.1f}, prompts' first token "
+          f"{results[f'gap_{name}_ttft_s']:.2f} s (median)", flush=True)  # fmt: skip
 
 
 def _gaps(one: Asked, begin_s: float, end_s: float) -> list[float]:
@@ -138,23 +140,23 @@ def _gaps(one: Asked, begin_s: float, end_s: float) -> list[float]:
     return [(b - a) * 1e3 for a, b in pairwise(times)]
 
 
-def chunked_prefill(told: MetricsSnapshot, engine: Engine) -> None:
-    """Gaps with prompts cut into chunks, and with whole prompts in a step."""
+def chunked_prefill(results: MetricsSnapshot, engine: Engine) -> None:
+    """Gaps with prompts split into chunks, and with whole prompts in a step."""
     can = engine.runner.capabilities
     for _ in range(3):  # kernels are compiled and graphs captured
-        gaps(can.max_step_tokens, told, "chunked", engine)
+        gaps(can.max_step_tokens, results, "chunked", engine)
     runner = engine.runner
     runner.capabilities = shrunk(can, step_target_s=10.0, shared_step_target_s=10.0)
     whole = Engine(runner, engine.desk._model.tokenizer.vocab_size)
     for _ in range(3):  # learn what a token takes
         whole.ask(random_tokens(np.random.default_rng(1), 4000), 1)
         whole.settle()
-    gaps(can.max_step_tokens, told, "whole", whole)
+    gaps(can.max_step_tokens, results, "whole", whole)
     runner.capabilities = can
 
 
-def speculation(runner_vocabulary: int, told: MetricsSnapshot, engine: Engine) -> None:
-    """Replayed texts with drafts and without: an edited file, a quoted answer, random text."""
+def speculation(runner_vocabulary: int, results: MetricsSnapshot, engine: Engine) -> None:
+    """Replayed texts with and without drafts: an edited file, a quoted answer, random text."""
     draw = np.random.default_rng(3)
     source = random_tokens(draw, 700)
     question = random_tokens(draw, 60)
@@ -179,10 +181,10 @@ def speculation(runner_vocabulary: int, told: MetricsSnapshot, engine: Engine) -
                 )
                 engine.settle()
                 seconds[drafts].append(asked.times_s[-1] - asked.times_s[0])
-        told[f"drafts_{name}"] = statistics.median(seconds[False][1:]) / statistics.median(
+        results[f"drafts_{name}"] = statistics.median(seconds[False][1:]) / statistics.median(
             seconds[True][1:]
         )
-        print(f"drafts, {name}: {told[f'drafts_{name}']:.2f} times", flush=True)
+        print(f"drafts, {name}: {results[f'drafts_{name}']:.2f} times", flush=True)
     graphs.clear()
     sampler.recorded = None
     sampler.__class__ = ReplaySampler.__bases__[0]

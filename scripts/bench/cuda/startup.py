@@ -1,4 +1,4 @@
-"""From nothing to the first token of a 5.5 GB checkpoint on disk, in a child process."""
+"""Time from nothing to the first token of a 5.5 GB checkpoint on disk, in a child process."""
 
 import json
 import os
@@ -27,7 +27,7 @@ BACKEND = "localchat_cuda.backend:CudaBackend"
 
 
 def write_checkpoint(folder: Path) -> int:
-    """Random AWQ weights of Qwen2.5-7B as a checkpoint folder; its bytes."""
+    """Write random AWQ weights of Qwen2.5-7B as a checkpoint folder; return its size in bytes."""
     config, source = config_of("awq"), RandomWeights(GPU)
     names = ARCHITECTURES[config.architecture].NAMES
     half, hidden = torch.float16, config.hidden
@@ -70,8 +70,7 @@ def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def first_token_s(folder: Path) -> tuple[float, float, str]:
-    """Seconds from the start of the engine to its first token, to the end of 65, and what
-    was said."""
+    """Seconds from the start of the engine to its first token, to the end of 65, and its notices."""
     said: list[str] = []
     began_s = time.perf_counter()
     engine = LocalEngine(
@@ -94,29 +93,29 @@ def first_token_s(folder: Path) -> tuple[float, float, str]:
     return first, whole, " ".join(said)
 
 
-def startup(told: dict[str, float], *, cold: bool) -> None:
-    """startup_s with Triton's cache warm; with `cold`, startup_cold_s with an empty one too."""
+def startup(results: dict[str, float], *, cold: bool) -> None:
+    """startup_s with Triton's cache warm; with `cold`, also startup_cold_s with an empty one."""
     folder = Path(tempfile.mkdtemp(prefix="checkpoint"))
     try:
         size = write_checkpoint(folder)
         torch.cuda.empty_cache()
         print(f"checkpoint of {size / 1e9:.2f} GB", flush=True)
         first_token_s(folder)
-        told["startup_s"], whole, words = first_token_s(folder)
-        print(f"start-up, warm: {told['startup_s']:.1f} s, 65 tokens at {whole:.1f} s. {words}",
+        results["startup_s"], whole, words = first_token_s(folder)
+        print(f"start-up, warm: {results['startup_s']:.1f} s, 65 tokens at {whole:.1f} s. {words}",
               flush=True)  # fmt: skip
         if cold:
-            _cold(folder, told)
+            _cold(folder, results)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _cold(folder: Path, told: dict[str, float]) -> None:
+def _cold(folder: Path, results: dict[str, float]) -> None:
     cache = tempfile.mkdtemp(prefix="triton")
     os.environ["TRITON_CACHE_DIR"] = cache
     try:
-        told["startup_cold_s"], _, words = first_token_s(folder)
-        print(f"start-up, cold: {told['startup_cold_s']:.1f} s. {words}", flush=True)
+        results["startup_cold_s"], _, words = first_token_s(folder)
+        print(f"start-up, cold: {results['startup_cold_s']:.1f} s. {words}", flush=True)
     finally:
         del os.environ["TRITON_CACHE_DIR"]
         shutil.rmtree(cache, ignore_errors=True)

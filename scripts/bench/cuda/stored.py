@@ -1,4 +1,4 @@
-"""The same model with its layers stored in several ways: what each costs, beside AWQ."""
+"""Compares storage formats of the layers of one model with AWQ."""
 
 import torch
 
@@ -10,30 +10,36 @@ EIGHT_BITS = ("fp8", "fp8_blocks")
 STREAMS = (1, 8, 32)
 
 
-def four_bits(told: MetricsSnapshot) -> None:
-    """gptq_bs*, gptq_ttft_ms_2048, the same of gptq_order (act-order), each also as a share of AWQ's rate."""
+def four_bits(results: MetricsSnapshot) -> None:
+    """gptq_bs*, gptq_ttft_ms_2048, the same for gptq_order (act-order), each also as a share of AWQ's
+    rate.
+    """
     for stored in FOUR_BITS:
-        figures(stored, told)
+        figures(stored, results)
         torch.cuda.empty_cache()
     for stored in FOUR_BITS[1:]:
         for name in (*(f"bs{size}" for size in STREAMS), "ttft_ms_2048"):
-            told[f"{stored}_{name}_of_awq"] = share = told[f"{stored}_{name}"] / told[f"awq_{name}"]
+            results[f"{stored}_{name}_of_awq"] = share = (
+                results[f"{stored}_{name}"] / results[f"awq_{name}"]
+            )
             print(f"{stored} {name}: {share:.3f} of AWQ", flush=True)
 
 
-def eight_bits(told: MetricsSnapshot) -> None:
-    """fp8_bs*, fp8_ttft_ms_2048, the same of fp8_blocks; one stream also as a multiple of bf16. head_int8_bs1:
-    AWQ layers with the head in 8 bits, and as a multiple of the same with the head in fp16."""
-    if "bf16_bs1" not in told:
-        half_precision(told)
+def eight_bits(results: MetricsSnapshot) -> None:
+    """fp8_bs*, fp8_ttft_ms_2048, the same for fp8_blocks; one stream also as a multiple of bf16.
+    head_int8_bs1: AWQ layers with the head in 8 bits, and as a multiple of the same with the head in
+    fp16.
+    """
+    if "bf16_bs1" not in results:
+        half_precision(results)
         torch.cuda.empty_cache()
     for stored in EIGHT_BITS:
-        figures(stored, told)
-        told[f"{stored}_bs1_of_bf16"] = share = told[f"{stored}_bs1"] / told["bf16_bs1"]
+        figures(stored, results)
+        results[f"{stored}_bs1_of_bf16"] = share = results[f"{stored}_bs1"] / results["bf16_bs1"]
         print(f"{stored}, 1 stream: {share:.2f} of bf16", flush=True)
         torch.cuda.empty_cache()
     rates = {rounded: _one_stream(head_int8=rounded) for rounded in (False, True)}
-    told["head_int8_bs1"], told["head_int8_gain"] = rates[True], rates[True] / rates[False]
+    results["head_int8_bs1"], results["head_int8_gain"] = rates[True], rates[True] / rates[False]
     print(f"head in 8 bits, 1 stream: {rates[True]:.0f} tok/s, with the head in fp16 "
           f"{rates[False]:.0f}", flush=True)  # fmt: skip
 
@@ -47,14 +53,14 @@ def _one_stream(*, head_int8: bool) -> float:
     return found
 
 
-def figures(stored: str, told: MetricsSnapshot) -> None:
-    """Decode rates and the first token of 2,048, of one way to store the layers."""
+def figures(stored: str, results: MetricsSnapshot) -> None:
+    """Decode rates and the first token of 2,048, for one storage format of the layers."""
     config = config_of(stored)
     runner = runner_of(config, slots=max(STREAMS), kv_tokens=max(STREAMS) * 512 + 8192)
     engine = Engine(runner, config.vocabulary)
     for size in STREAMS:
-        told[f"{stored}_bs{size}"] = decode_rate(engine, size)
-        print(f"{stored}, {size} streams: {told[f'{stored}_bs{size}']:.0f} tok/s", flush=True)
-    told[f"{stored}_ttft_ms_2048"] = first_token_ms(engine, 2048)
-    print(f"{stored}, first token of 2,048: {told[f'{stored}_ttft_ms_2048']:.1f} ms", flush=True)
+        results[f"{stored}_bs{size}"] = decode_rate(engine, size)
+        print(f"{stored}, {size} streams: {results[f'{stored}_bs{size}']:.0f} tok/s", flush=True)
+    results[f"{stored}_ttft_ms_2048"] = first_token_ms(engine, 2048)
+    print(f"{stored}, first token of 2,048: {results[f'{stored}_ttft_ms_2048']:.1f} ms", flush=True)
     runner.close()

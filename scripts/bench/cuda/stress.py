@@ -13,20 +13,21 @@ _BUSY = 10
 
 
 def stress(runner: CudaRunner, requests: int, seed: int) -> dict[str, int]:
-    """What became of `requests` random requests, and how often one was set back. Raises AssertionError where
-    the books are off or something is left behind."""
+    """Outcomes of `requests` random requests, and the number of preemptions. Raises AssertionError if
+    the page counts are wrong or something is left over.
+    """
     draw = random.Random(seed)
     loop = TinyLoop(runner)
     context = runner.capabilities.context_tokens
     texts = [[draw.randrange(VOCABULARY) for _ in range(context)] for _ in range(_TEXTS)]
-    told = {"answered": 0, "cancelled": 0, "refused": 0}
+    results = {"answered": 0, "cancelled": 0, "refused": 0}
     cancelled: set[int] = set()
     asked: list[int] = []
     for _ in range(requests):
         try:
             asked.append(loop.ask(_request(draw, texts, context)))
         except ContextExceeded:
-            told["refused"] += 1
+            results["refused"] += 1
         for _ in range(draw.randrange(4)):
             loop.step()
         open_ = [i for i in asked if i not in cancelled and not _ended(loop, i)]
@@ -40,9 +41,9 @@ def stress(runner: CudaRunner, requests: int, seed: int) -> dict[str, int]:
     for id_ in asked:
         error = loop.received[id_].error
         assert error is None, error
-    told["cancelled"] = len(cancelled)
-    told["answered"] = len(asked) - len(cancelled)
-    return told | {"preemptions": loop.core.preemptions}
+    results["cancelled"] = len(cancelled)
+    results["answered"] = len(asked) - len(cancelled)
+    return results | {"preemptions": loop.core.preemptions}
 
 
 def _request(draw: random.Random, texts: list[list[int]], context: int) -> GenerateRequest:
@@ -68,5 +69,5 @@ def _request(draw: random.Random, texts: list[list[int]], context: int) -> Gener
 
 
 def _ended(loop: TinyLoop, id_: int) -> bool:
-    told = loop.received[id_]
-    return told.error is not None or type(told.events[-1]).__name__ == "Done"
+    results = loop.received[id_]
+    return results.error is not None or type(results.events[-1]).__name__ == "Done"

@@ -1,5 +1,8 @@
-"""What the shapes of one model leave out, checked and not timed: every head dimension, fp16 and bf16
-caches, odd lengths and counts, and the sampler with penalties, masks and biases."""
+"""Checks, without timing, what the shapes of one model leave out.
+
+Every head dimension, fp16 and bf16 caches, odd lengths and counts, and the sampler with penalties,
+masks and biases.
+"""
 
 from dataclasses import replace
 
@@ -62,7 +65,7 @@ def scene(
 def attended(
     work: tuple[tuple[int, int], ...], h: int, j: int, d: int, dtype: torch.dtype
 ) -> float:
-    """Error of one attention kernel, by the work it is given."""
+    """Error of one attention kernel, by its workload."""
     pool, batch = scene(work, j, d, dtype)
     t = sum(c for c, _ in work)
     q = torch.randn(t, h, d, device=GPU).to(dtype)
@@ -102,7 +105,7 @@ def rotated(h: int, j: int, d: int, dtype: torch.dtype) -> float:
 
 
 def drawn() -> float:
-    """How many of 32 draws with penalties, masks and biases are not the numpy contract's."""
+    """How many of 32 draws with penalties, masks and biases differ from the numpy reference."""
     points = 32
     rng = np.random.default_rng(5)
     logits = rng.standard_normal((points, VOCABULARY)).astype(np.float32) * 3

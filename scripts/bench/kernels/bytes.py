@@ -1,7 +1,7 @@
-"""Weights of a byte: every form checked, timed as it is cut, and timed with many other cuts.
+"""Checks and times the kernels for 8-bit weights, with their own and with many other tile configs.
 
-python scripts/bench/bench_kernels.py bytes         the forms as the library takes them, the head, many rows
-python scripts/bench/bench_kernels.py byte_cuts     other cuts, the best five of each printed
+python scripts/bench/bench_kernels.py bytes         kernels with their own configs, the head, many rows
+python scripts/bench/bench_kernels.py byte_cuts     other configs, the best five of each printed
 """
 
 import contextlib
@@ -47,7 +47,7 @@ WRONG = 1e-3
 
 
 class Rotation:
-    """Copies of one random weight, so many that none stays in the L2 cache, and its inputs in bf16."""
+    """Enough copies of one random weight that none stays in the L2 cache, and its inputs in bf16."""
 
     def __init__(self, kind: str, n: int, k: int) -> None:
         self.kind, self.n, self.k = kind, n, k
@@ -58,7 +58,7 @@ class Rotation:
         self.x = torch.randn(max(MANY), k, device=GPU, dtype=torch.bfloat16)
 
     def time(self, m: int, config: W8TileConfig) -> tuple[float, float]:
-        """(microseconds, worst error of three runs); infinite time where a result is wrong."""
+        """(microseconds, worst error of three runs); infinite time if a result is wrong."""
         x, decoder = self.x[:m], fp8_int8.decoder_of(GPU)
         wanted = w8_small.reference(x, self.weights[0])
         out = torch.empty(config.splits, m, self.n, device=GPU)
@@ -84,7 +84,7 @@ def cut_of(m: int, n: int, k: int) -> W8TileConfig:
     return small_config(m, n, k, SMS) if m <= SMALL_ROWS else tiled_config(m, n, k, SMS)
 
 
-def told(
+def report(
     name: str, rotation: Rotation, m: int, us: float, off: float, config: W8TileConfig
 ) -> None:
     rate = rotation.weights[0].bytes / us / 1e6
@@ -95,7 +95,7 @@ def told(
 
 
 def as_cut() -> Results:
-    """Every form as the library takes it; the head beside the bf16 one; many rows in both ways."""
+    """Every kernel with its own config; the head compared with the bf16 one; many rows in both ways."""
     found: Results = {}
     work = [(kind, *shape) for shape in SHAPES.values() for kind in ("row", "block")]
     work.append(("whole", VOCABULARY, HIDDEN))
@@ -106,7 +106,7 @@ def as_cut() -> Results:
             for m in ROWS:
                 config = cut_of(m, n, k)
                 us, off = rotation.time(m, config)
-                told(name, rotation, m, us, off, config)
+                report(name, rotation, m, us, off, config)
                 found[f"{name}_{kind}_M{m}_us"] = us
             found |= many(name, rotation)
             del rotation
@@ -120,7 +120,7 @@ def head() -> Results:
     for m in ROWS:
         config = cut_of(m, VOCABULARY, HIDDEN)
         us, off = rotation.time(m, config)
-        told("head", rotation, m, us, off, config)
+        report("head", rotation, m, us, off, config)
         found[f"head_whole_M{m}_us"] = us
     weights = [torch.randn(VOCABULARY, HIDDEN, device=GPU, dtype=torch.bfloat16) for _ in range(2)]
     out = torch.empty(1, VOCABULARY, device=GPU)
@@ -131,7 +131,7 @@ def head() -> Results:
 
 
 def many(name: str, rotation: Rotation) -> Results:
-    """Above 64 rows: FP8 tensor cores, dequantizing, and the library's bf16 product for comparison."""
+    """Above 64 rows: FP8 tensor cores, dequantizing, and the library's bf16 gemm for comparison."""
     found: Results = {}
     weights, n, k = rotation.weights[:4], rotation.n, rotation.k
     scratch = torch.empty(n * k, device=GPU, dtype=torch.bfloat16)
@@ -185,7 +185,7 @@ def wide_cuts(n: int, k: int) -> Iterator[W8TileConfig]:
 
 
 def other_cuts(rows: tuple[int, ...] = (1, 16, 32)) -> Results:
-    """The best of many cuts of each shape; the best alone is often not the best in a whole model."""
+    """The best of many configs for each shape; the best alone is often not the best in a whole model."""
     found: Results = {}
     work = {**SHAPES, "head": (VOCABULARY, HIDDEN)}
     kinds = {name: "whole" if name == "head" else "row" for name in work}
@@ -210,7 +210,7 @@ def other_cuts(rows: tuple[int, ...] = (1, 16, 32)) -> Results:
                     timings.append((*rotation.time(m, config), config))
             timings.sort(key=lambda timing: timing[0])
             for us, off, config in timings[:5]:
-                told(name, rotation, m, us, off, config)
+                report(name, rotation, m, us, off, config)
             found[f"{name}_M{m}_best_us"] = timings[0][0]
         del rotation
         torch.cuda.empty_cache()
@@ -222,7 +222,7 @@ Job = tuple[str, int, int, int, W8TileConfig]
 
 
 def _compile_all(jobs: list[Job]) -> None:
-    """In parallel: Triton takes a second or two for one."""
+    """Compile in parallel: Triton takes a second or two for each."""
     workers = min(14, os.cpu_count() or 1)
     with multiprocessing.get_context("spawn").Pool(workers, prepare_compiling) as pool:
         for _ in pool.imap_unordered(_compile, jobs, chunksize=2):

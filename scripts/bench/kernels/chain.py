@@ -1,5 +1,7 @@
-"""A whole decode step of a 7B model but for the sampler: every kernel, layer after layer, real data
-flow, in one CUDA graph."""
+"""Times a whole decode step of a 7B model without the sampler, in one CUDA graph.
+
+Every kernel runs, layer after layer, on real data flow.
+"""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -67,7 +69,7 @@ class Layer:
 
 @dataclass
 class Chain:
-    """A whole decode step of `m` streams at `length` tokens of context, but for the sampler."""
+    """A whole decode step of `m` streams at `length` tokens of context, without the sampler."""
 
     m: int
     length: int
@@ -107,12 +109,12 @@ class Chain:
         )  # fmt: skip
 
     def activated(self, weight: w4_pack.W4) -> None:
-        """gate and up, and what `down` reads of them."""
+        """gate and up, and the input of `down` computed from them."""
         read, into = self.rows["gate_up"], self.rows["down"]
         int4.gemm_silu_mul(read, weight, into, squares=self.squares, eps=EPS)
 
     def layer(self, layer: Layer, after: torch.Tensor | None, parts: str = "attention") -> None:
-        """`parts`: what of the layer runs; `products`: they alone, over and over the same activations."""
+        """`parts`: what of the layer runs; `products`: only the gemms, repeatedly on the same activations."""
         if parts == "products":
             for name in SHAPES:
                 if name == "gate_up" and w4_tiling.variant_for(self.m) == "tiled":

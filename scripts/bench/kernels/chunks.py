@@ -1,5 +1,8 @@
-"""Prompt chunks with the kernel for every device and with that of Hopper GPUs, over fp16 and over codes of 8
-bits, which the latter reads decoded: times, errors against fp32, and a window."""
+"""Compares the prefill attention kernel for all devices with that for Hopper GPUs.
+
+Over fp16 KV and over 8-bit KV, which the latter reads dequantized: times, errors against fp32, and a
+window.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +43,7 @@ WINDOW = 1024
 
 
 def chunks() -> Results:
-    """us by count, length and way; `decode`: that alone."""
+    """Microseconds by count, length and kernel; `decode`: dequantizing alone."""
     found: Results = {}
     for count, length in WORK:
         found |= _one(count, length)

@@ -1,5 +1,8 @@
-"""Attention over keys and values of 8 bits, beside the same over fp16: cuts, ways to decode, programs a
-multiprocessor; and all that one model leaves out, checked."""
+"""Compares attention over 8-bit KV with attention over fp16: tile configs, decoders, programs a
+multiprocessor.
+
+Also checks what the shapes of one model leave out.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,7 +53,7 @@ MANY_CUTS = (
 
 @dataclass
 class Coded:
-    """The codes of a cache, and the cache that they came from."""
+    """The 8-bit values of a cache, and the cache that they came from."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -64,7 +67,7 @@ class Coded:
 
 
 def coded_pages(pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words and exponents of pages [pages, 2, J, P, D]; unwritten ones, NaN, spoil what reads them."""
+    """Values and exponents of pages [pages, 2, J, P, D]; unwritten ones are NaN and spoil what reads them."""
     words, marks = kv_fp8.encode_reference(pool)
     words[pool.isnan().any(-1)] = 0x7F7F
     return words, torch.stack(marks.unbind(1), -1).contiguous()
@@ -72,7 +75,7 @@ def coded_pages(pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @contextmanager
 def decoding(decoder: int) -> Iterator[None]:
-    """Kernels decode by this way, whatever the card is."""
+    """Make kernels use this decoder, whatever the card is."""
     usual = kv_fp8.decoder_of
     kv_fp8.decoder_of = lambda device: decoder
     try:
@@ -82,7 +85,9 @@ def decoding(decoder: int) -> Iterator[None]:
 
 
 def coded() -> Results:
-    """checked: errors against fp32; few8, many8: us, and their share of the time over fp16."""
+    """checked: errors against fp32; few8 (decode), many8 (prefill): us, and their share of the time
+    over fp16.
+    """
     found = checked()
     for streams, length, new in WORK:
         found |= _few(streams, length, new)
@@ -94,7 +99,9 @@ def coded() -> Results:
 
 
 def checked() -> Results:
-    """Every head dimension, both halves, both ways, awkward lengths, NaN where nothing was written."""
+    """Check every head dimension, both halves, both decoders, awkward lengths, NaN where nothing was
+    written.
+    """
     found: Results = {}
     for d, (h, j) in HEADS_OF.items():
         for dtype in (torch.float16, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""The sampler against the numpy contract, and its time."""
+"""The sampler against the numpy reference, and its time."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ from scripts.bench.kernels.timing import GPU, VOCABULARY, Results, timed
 
 
 def sampler() -> Results:
-    """The sampler against the numpy contract, and its time."""
+    """Check the sampler against the numpy reference, and time it."""
     found: Results = {}
     base = SamplingParams(temperature=0.8, top_p=1.0, min_p=0.0, top_logprobs=0)
     kinds = {

@@ -1,5 +1,8 @@
-"""What sorted columns (GPTQ's act-order) cost: every writer of activations with an order and without, checked
-against its reference first."""
+"""Times the cost of sorted columns (GPTQ's act-order).
+
+Every kernel that writes activations runs with an order and without, after a check against its
+reference.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -67,6 +70,8 @@ def calls(m: int, order: torch.Tensor | None) -> dict[str, Callable[[], None]]:
 
 
 def _numbers(rows: w4_activations.Rows) -> torch.Tensor:
-    """What was written, fp32: of a pair of bytes the whole, since a tie may be rounded to either side."""
+    """The written values in fp32; a pair of bytes as one number, since a tie may be rounded to either
+    side.
+    """
     x = rows.x.float()
     return x if isinstance(rows, w4_activations.HalfRows) else 256 * x[0::2] + x[1::2]

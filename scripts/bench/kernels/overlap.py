@@ -1,5 +1,8 @@
-"""Whether dequantizing the next weight hides behind the product of this one: the four products of a layer in
-turn, several layers, with the next weight written out on a second stream meanwhile."""
+"""Measures whether dequantizing the next weight overlaps with the gemm of this one.
+
+The four gemms of a layer in turn, several layers, with the next weight written on a second stream
+meanwhile.
+"""
 
 from collections.abc import Sequence
 
@@ -13,7 +16,7 @@ ROWS, LAYERS = (512, 1024, 2048, 4096), 4
 
 
 class _Products:
-    """All products of some layers for `m` rows; a weight's spread form goes through one of two buffers."""
+    """All gemms of some layers for `m` rows; a dequantized weight goes through one of two buffers."""
 
     def __init__(self, weights: Sequence[w4_pack.W4], m: int) -> None:
         self._weights = weights
@@ -38,7 +41,7 @@ class _Products:
         self._dequantize(0)
         for number in range(len(self._weights)):
             if number + 1 < len(self._weights):
-                # The buffer was last read by the product before this one, which `here` has behind it.
+                # The previous gemm, already on `here`, was the last to read the buffer.
                 self._side.wait_stream(here)
                 with torch.cuda.stream(self._side):
                     self._dequantize(number + 1)

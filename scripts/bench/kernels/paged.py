@@ -1,5 +1,6 @@
-"""Attention of decoding and of prompt chunks, several cuts beside the default; on Hopper GPUs both kernels
-of prompt chunks."""
+"""Times decode and prefill attention with several tile configs and the default; on Hopper GPUs both
+prefill kernels.
+"""
 
 from functools import partial
 

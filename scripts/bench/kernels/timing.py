@@ -1,4 +1,4 @@
-"""How kernels are timed and checked, the shapes of Qwen2.5-7B, and one W4 product of any form."""
+"""Times and checks kernels: helpers, the shapes of Qwen2.5-7B, and one W4 gemm of any kernel."""
 
 import contextlib
 import multiprocessing
@@ -59,7 +59,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def random_w4(n: int, k: int) -> w4_pack.W4:
-    """Random codes; zeros near the middle and small scales keep a deep chain finite."""
+    """Random 4-bit values; zeros near the middle and small scales keep a deep chain finite."""
     t, g = n // 16, k // 128
     codes = torch.randint(-128, 128, (t, g, 1024), dtype=torch.int8, device=GPU)
     scales = ((torch.rand(t, g, 16, device=GPU) + 0.5) * 0.2 / k**0.5).half().view(
@@ -76,7 +76,7 @@ def rows_for(variant: str, m: int, k: int) -> w4_activations.Rows:
 
 
 def cut_of(variant: str, m: int, n: int, k: int) -> tuple[TileConfig, int]:
-    """The cut that the library would take, and the rows of a tile (0: all)."""
+    """The tile config that the library would take, and the rows of a tile (0: all)."""
     if variant == "tiled":
         config = w4_tiled.tile_config_for(m, n, k, SMS)
         return config.shape, config.rows
@@ -115,7 +115,7 @@ class Bench:
         self.wanted = self.x @ w4_pack.dense(first).t()
 
     def time(self, variant: str, m: int, shape: TileConfig, tile: int = 0) -> tuple[float, float]:
-        """(microseconds, worst error of five runs); infinite time where the result is wrong."""
+        """(microseconds, worst error of five runs); infinite time if the result is wrong."""
         rows = rows_for(variant, m, self.k)
         w4_activations.quantize(self.x[:m], rows)
         out = torch.empty(shape.splits, m, self.n, device=GPU)
@@ -137,7 +137,7 @@ class Bench:
 
 
 def prepare_compiling() -> None:
-    """In a process of its own: launches compile into Triton's cache and run nothing."""
+    """Make launches compile into Triton's cache and run nothing, in a separate process."""
     run = triton.runtime.jit.JITFunction.run
     triton.runtime.jit.JITFunction.__getitem__ = lambda self, grid: (
         lambda *a, **o: run(self, *a, grid=grid, warmup=True, **o)
@@ -145,7 +145,7 @@ def prepare_compiling() -> None:
 
 
 def compile_product(job: tuple[str, str, int, TileConfig, int, bool]) -> None:
-    """Compile one (form, weight, rows, shape, tile, norm), unless it does not fit the GPU."""
+    """Compile one (kernel, weight, rows, shape, tile, norm), unless it does not fit the GPU."""
     variant, name, m, shape, tile, scaled = job
     n, k = SHAPES[name]
     weight = w4_pack.W4(
@@ -159,7 +159,7 @@ def compile_product(job: tuple[str, str, int, TileConfig, int, bool]) -> None:
 
 
 def compile_ahead(jobs: list[tuple[str, str, int, TileConfig, int, bool]]) -> None:
-    """All jobs, in parallel: Triton takes about a second for one."""
+    """Compile all jobs in parallel: Triton takes about a second for each."""
     workers = min(14, os.cpu_count() or 1)
     with multiprocessing.get_context("spawn").Pool(workers, prepare_compiling) as pool:
         for _ in pool.imap_unordered(compile_product, jobs, chunksize=2):

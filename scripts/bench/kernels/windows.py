@@ -1,5 +1,7 @@
-"""Windows, soft caps, heads of 256 columns, partial rotations and post-norms: checked, and timed in several
-cuts."""
+"""Checks and times windows, soft caps, heads of 256 columns, partial rotations and post-norms.
+
+Times are for several tile configs.
+"""
 
 from functools import partial
 
@@ -38,7 +40,7 @@ HIDDEN = 3840
 
 
 def windows() -> Results:
-    """All of it, one after the other."""
+    """Run all of it, one after the other."""
     found = checks()
     for name, shape in (("gemma", GEMMA), ("mistral", MISTRAL)):
         found |= prompts(name, shape)
@@ -151,7 +153,7 @@ def once(
 
 
 def norms() -> Results:
-    """Post-norms beside plain ones, for W4 products and for others; GELU beside SiLU."""
+    """Post-norms compared with plain ones, for W4 gemms and for others; GELU compared with SiLU."""
     found = Results()
     post, weight = torch.rand(2, HIDDEN, device=GPU).unbind(0)
     for m in (1, 8, 16, 32, 64):

@@ -1,2 +1,1 @@
-"""Parts of the benchmark scripts. They import each other as `scripts.bench.llamacpp`, from the checkout's
-root."""
+"""Parts of the benchmark scripts, imported as `scripts.bench.llamacpp` from the checkout's root."""

@@ -1,4 +1,4 @@
-"""The bare library: llama_decode in a loop and the largest logit taken, nothing else."""
+"""The bare library: llama_decode in a loop and the largest logit, nothing else."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from localchat_llamacpp.native_model import ContextSpec, Weights, open_context
 
 
 class Bare:
-    """A context of its own on the weights that our runner uses, made with the same numbers."""
+    """A separate context on the weights that our runner uses, made with the same settings."""
 
     def __init__(self, weights: Weights, wish: ContextSpec, vocab_size: int) -> None:
         self._api: Any = library().api
@@ -24,7 +24,7 @@ class Bare:
     def generate(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> None:
         """Decode `tokens` greedy tokens of each prompt, all prompts in one batch a step.
 
-        Prompts of the call before are cached but for their last token, as our loop has them too.
+        Prompts of the previous call are cached but for their last token, as in our engine.
         """
         if tuple(prompts) != self._cached:
             self._prefill(prompts)
@@ -37,7 +37,7 @@ class Bare:
             last = [self._largest(row) for row in range(len(rows))]
 
     def rows(self, start: int, sequences: int, each: int) -> None:
-        """One decode of `each` rows of each of the first sequences, with logits on all, taken back again."""
+        """One decode of `each` rows of each of the first sequences, with logits on all, then rolled back."""
         self._decode(
             [(s, start + i, 1000 + i) for s in range(sequences) for i in range(each)], logits=True
         )
@@ -46,11 +46,11 @@ class Bare:
             self._api.llama_memory_seq_rm(self._memory, seq, start, -1)
 
     def use_threads(self, threads: int) -> None:
-        """Compute with so many from now on."""
+        """Compute with so many threads from now on."""
         self._api.llama_set_n_threads(self._context, threads, threads)
 
     def close(self) -> None:
-        """Give the context back; the weights are the runner's."""
+        """Free the context; the weights belong to the runner."""
         self._api.llama_batch_free(self._batch)
         self._api.llama_free(self._context)
 

@@ -9,8 +9,9 @@ MOST_TOKENS = 3
 
 
 def edited(source: tuple[int, ...], draw: np.random.Generator) -> tuple[int, ...]:
-    """`source` with an edit about every EVERY_TOKENS tokens: some tokens replaced by others, put in or left
-    out, in turn. The first tokens stay."""
+    """`source` with an edit about every EVERY_TOKENS tokens: tokens replaced, inserted or removed, in
+    turn. The first tokens stay.
+    """
     result: list[int] = []
     position, kind = 0, 0
     while position < len(source):

@@ -1,9 +1,10 @@
-"""Writes the models that the benchmarks run: the shape of a 0.5B Qwen2, the mix of formats of its Q4_K_M file,
-weights at random, and a real vocabulary.
+"""Writes the models for the benchmarks: the shape of a 0.5B Qwen2 with random weights and a real
+vocabulary.
 
-A *random* model has the speed of a real one and says nothing. A *successor* model has that speed too, and
-its greedy text follows one fixed cycle of tokens: the output row of a token is the embedding of its
-predecessor, and what the blocks add to an embedding is kept small.
+The mix of formats is that of its Q4_K_M file. A *random* model has the speed of a real one and writes
+nonsense. A *successor* model has that speed too, and its greedy text follows one fixed cycle of tokens:
+the output row of a token is the embedding of its predecessor, and what the blocks add to an embedding
+is kept small.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ _SHARPNESS = 0.02
 
 
 class Shape(NamedTuple):
-    """What a Qwen2 is made of; the default is its 0.5B."""
+    """Dimensions of a Qwen2; the default is its 0.5B."""
 
     embedding: int = 896
     layers: int = 24
@@ -37,7 +38,7 @@ SMALL = Shape()
 
 
 class _Blocks(NamedTuple):
-    """A format with random bits in it. scales: (first byte, value for weights of deviation 1)."""
+    """A format with random bits. scales: (first byte, value for weights of deviation 1)."""
 
     values: int
     size_bytes: int
@@ -64,9 +65,9 @@ class Models(NamedTuple):
 
 
 def models(folder: Path, vocabulary: Path | None, seed: int) -> Models:
-    """The models in `folder`; those that are not there are written, with the vocabulary of a GGUF file.
+    """The models in `folder`; missing ones are written, with the vocabulary of a GGUF file.
 
-    Raises FileNotFoundError when a model is missing and no vocabulary was given.
+    Raises FileNotFoundError if a model is missing and no vocabulary was given.
     """
     random, successor = folder / "random-0.5b.gguf", folder / "successor-0.5b.gguf"
     chain = successor.with_name(successor.name + ".succ.npy")
@@ -100,8 +101,9 @@ def write_model(
     shape: Shape = SMALL,
     successors: NDArray[np.int64] | None = None,
 ) -> None:
-    """One model with the vocabulary of `reader`. `successors` None: the output matrix is the embedding's
-    (tied), and says nothing."""
+    """Write one model with the vocabulary of `reader`. `successors` None: the output matrix is the
+    embedding's (tied), and the text is nonsense.
+    """
     unfinished = path.with_suffix(".part")
     writer = GGUFWriter(unfinished, "qwen2")
     writer.add_name(path.stem)

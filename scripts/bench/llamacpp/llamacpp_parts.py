@@ -1,4 +1,4 @@
-"""What bench_llamacpp measures, part by part: each gives figures by stable names, and sentences beside them."""
+"""The parts of bench_llamacpp; each returns results by stable names, with sentences about them."""
 
 import statistics
 import subprocess
@@ -26,8 +26,9 @@ STREAMS = 4
 
 
 class Setting(NamedTuple):
-    """How thoroughly to measure. other_tokens: length of the other conversation. file_tokens: of the edited
-    file. turn_tokens: of the conversation that goes on."""
+    """How thoroughly to measure. other_tokens: length of the other conversation. file_tokens: of the
+    edited file. turn_tokens: of the continued conversation.
+    """
 
     lengths: Lengths
     edit_lengths: Lengths
@@ -49,7 +50,7 @@ class Bench:
 
     @contextmanager
     def ours(self, *, successor: bool = False) -> Iterator[Ours]:
-        """Our loop in this process."""
+        """Our engine core in this process."""
         path = self.models.successor if successor else self.models.random
         ours = Ours(path, threads=self.setting.threads, context_tokens=CONTEXT_TOKENS)
         try:
@@ -68,7 +69,7 @@ class Bench:
 
     @contextmanager
     def child(self) -> Iterator[ChildEngine]:
-        """Our engine as the doors have it."""
+        """Our engine as the front ends have it."""
         path = self.models.random
         child = ChildEngine(path, threads=self.setting.threads, context_tokens=CONTEXT_TOKENS)
         try:
@@ -100,7 +101,7 @@ class Bench:
 
 
 def single(bench: Bench) -> MetricsSnapshot:
-    """One stream beside the bare loop: in this process and through the child."""
+    """One stream compared with the bare loop: in this process and through the child."""
     prompt = bench.prompt()
     with bench.ours() as ours, bench.bare(ours) as bare, bench.child() as child:
         rounds = bench.measure(
@@ -123,8 +124,9 @@ def single(bench: Bench) -> MetricsSnapshot:
 
 
 def beside(bench: Bench) -> MetricsSnapshot:
-    """One stream while another conversation lies in the cache: computed before each measurement's begin,
-    idle, and put away by the request itself."""
+    """One stream while another conversation is in the cache: computed before each measurement, idle,
+    and swapped out by the request itself.
+    """
     prompt, other = bench.prompt(), bench.prompt(bench.setting.other_tokens)
 
     def touch_then_run(tokens: int) -> None:
@@ -149,7 +151,7 @@ def beside(bench: Bench) -> MetricsSnapshot:
 
 
 def busy(bench: Bench) -> MetricsSnapshot:
-    """One stream beside a process that never rests, against one thread of the bare loop without it."""
+    """One stream next to a process that never rests, compared with one thread of the bare loop without it."""
     prompt = bench.prompt()
     with bench.ours() as ours, bench.bare(ours) as bare:
         bare.use_threads(1)
@@ -175,7 +177,7 @@ def busy(bench: Bench) -> MetricsSnapshot:
 
 
 def streams(bench: Bench) -> MetricsSnapshot:
-    """Four streams against one, in our loop and in the bare one."""
+    """Four streams against one, in our engine and in the bare loop."""
     prompts = [bench.prompt() for _ in range(STREAMS)]
     with bench.ours() as ours, bench.bare(ours) as bare, bench.bare(ours) as bare_many:
         rounds = bench.measure(
@@ -222,7 +224,7 @@ def turn(bench: Bench) -> MetricsSnapshot:
 
 
 def drafts_replay(bench: Bench) -> MetricsSnapshot:
-    """Drafts on a recorded text. The sampler is overruled by it, every other cost is real."""
+    """Drafts on a recorded text. It overrules the sampler; every other cost is real."""
     setting = bench.setting
     source = bench.prompt(setting.file_tokens)
     edit = edited(source, np.random.default_rng(setting.seed + 2))
@@ -234,8 +236,9 @@ def drafts_replay(bench: Bench) -> MetricsSnapshot:
 
 
 def drafts_successor(bench: Bench) -> MetricsSnapshot:
-    """Drafts on a model that follows a chain: nothing is overruled. The prompt is the chain with edits, so the
-    answer is the file with each edit undone."""
+    """Drafts on a model that follows a chain, so nothing is overruled. The prompt is the chain with
+    edits, so the answer is the file with each edit undone.
+    """
     setting = bench.setting
     following = bench.models.successors
     chain = [int(np.random.default_rng(setting.seed + 3).choice(np.array(CYCLE)))]

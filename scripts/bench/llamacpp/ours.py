@@ -1,4 +1,4 @@
-"""Our loop over our runner, in this process and in the child."""
+"""Our engine core over our runner, in this process and in the child."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -32,8 +32,9 @@ BACKEND = "localchat_llamacpp:LlamaCppBackend"
 
 
 class ReplaySampler(Sampler):
-    """Does all the work of a draw, then says what stands in a recorded text: so drafts can be measured on a
-    model that has nothing to say. Every other cost is real."""
+    """Does all the work of a draw, then returns the next token of a recorded text, so that drafts can
+    be measured on a random model. Every other cost is real.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__(vocab_size)
@@ -55,7 +56,7 @@ class ReplaySampler(Sampler):
 
 
 class Ours:
-    """The loop and its runner, turned by hand in the thread of the caller."""
+    """The engine core and its runner, stepped in the caller's thread."""
 
     def __init__(self, path: Path, *, threads: int, context_tokens: int) -> None:
         self.model = GgufModel(path)
@@ -91,14 +92,15 @@ class Ours:
 
     @property
     def weights(self) -> Weights:
-        """What a bare context may be opened on."""
+        """The weights on which a bare context may be opened."""
         return self.runner._weights
 
     def generate(
         self, prompts: Sequence[tuple[int, ...]], tokens: int, *, drafts: bool = False
     ) -> list[Done]:
-        """Answer all prompts at once, greedily, `tokens` tokens each. Earlier answers are forgotten as a
-        source of drafts."""
+        """Answer all prompts at once, greedily, `tokens` tokens each. Earlier answers are forgotten as
+        a source of drafts.
+        """
         self._loop.output_processor.earlier_texts = EarlierTexts()
         self._ended = []
         for prompt in prompts:
@@ -112,7 +114,7 @@ class Ours:
         return self._ended
 
     def forget_costs(self) -> None:
-        """As after a load: what steps cost is not known yet."""
+        """Forget the costs of steps, as after a load."""
         self._loop.output_processor.step_costs = CostModel()
 
     def all_threads(self) -> bool:
@@ -125,7 +127,7 @@ class Ours:
         return False
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         self.runner.close()
         self.model.close()
 
@@ -140,7 +142,7 @@ class Ours:
 
 
 class ChildEngine:
-    """The same request through the child process, as the doors send it."""
+    """The same request through the child process, as the front ends send it."""
 
     def __init__(self, path: Path, *, threads: int, context_tokens: int) -> None:
         self._options = EngineOptions(

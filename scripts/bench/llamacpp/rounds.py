@@ -1,9 +1,9 @@
-"""Paired measuring on a machine that others use too.
+"""Paired measurements on a machine that others use too.
 
-A *round* runs every variant at both lengths, one after the other, in an order that turns with each round;
-figures are medians over rounds of what each round says by itself. How much processor time others took is
-measured beside each run: one beside a busy neighbour is repeated a few times at once, and rounds with such
-runs are left out where enough others remain.
+A *round* runs every variant at both lengths, one after the other, in an order that changes with each
+round; results are medians over rounds. The processor time of other programs is measured during each
+run: a disturbed run is repeated a few times at once, and rounds with such runs are left out if enough
+others remain.
 """
 
 import statistics
@@ -28,7 +28,7 @@ class Variant(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One timed run. others: cores that other programs used meanwhile. steady: it kept to its threads."""
+    """One timed run. others: cores that other programs used meanwhile. steady: it kept its threads."""
 
     others: float
     seconds: float
@@ -40,19 +40,19 @@ class Run(NamedTuple):
 
     @property
     def trouble(self) -> tuple[bool, float]:
-        """To order by: the less the better."""
+        """Sort key; less is better."""
         return not self.steady, self.others
 
 
 class Round(NamedTuple):
-    """Tokens a second by variant, and the run that was troubled most."""
+    """Tokens a second by variant, and the most disturbed run."""
 
     rates: dict[str, float]
     worst: Run
 
 
 class Rounds(NamedTuple):
-    """Rounds that count, and how many there were."""
+    """The rounds that count, and how many there were."""
 
     counted: list[Round]
     quiet: int
@@ -77,8 +77,9 @@ class Rounds(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """A rate is the difference of two lengths over the difference of their times: what a request costs
-    once falls out."""
+    """Two lengths: the rate is their difference over the difference of their times, which cancels the
+    fixed cost of a request.
+    """
 
     short: int
     long: int
@@ -105,9 +106,10 @@ def measure(
     patience_s: float,
     steady: Callable[[], bool] = lambda: True,
 ) -> Rounds:
-    """Rounds until `rounds` of them were quiet, or `patience_s` are over; the least troubled `rounds` count.
+    """Measure until `rounds` rounds were quiet, or `patience_s` are over; the least disturbed `rounds`
+    count.
 
-    `steady`: asked after each run whether its threads computed as they were set up.
+    `steady`: called after each run, whether its threads computed as they were set up.
     """
     began_s = time.perf_counter()
     found: list[Round] = []

@@ -1,1 +1,1 @@
-"""Parts of bench_tui.py: the text, the programs that are measured, the pseudo-terminal that measures."""
+"""Parts of bench_tui.py: the text, the measured programs, and the pseudo-terminal."""

@@ -1,8 +1,10 @@
-"""What the screen costs the engine: the guide's decode rate under the screen, and from the command line.
+"""Measures what the screen costs the engine: the guide's decode rate under the screen and on the
+command line.
 
-Both ask for the same: greedy, without drafts, so long that the guide may not stop. The rate is the engine's
-own figure: of the command line from `--json`, of the screen from the history, where it stands with the answer.
-Beside them the CPU time of the screen's own process a token, which a busy machine disturbs less.
+Both send the same request: greedy, without drafts, so long that the guide may not stop. The rate is the
+engine's own metric: on the command line from `--json`, on the screen from the history, which stores it
+with the answer. The CPU time a token of the screen's own process is reported too; a busy machine
+disturbs it less.
 """
 
 import json
@@ -32,8 +34,9 @@ _PATIENCE_S = 60.0
 
 
 def measure(rounds: int, tokens: int) -> dict[str, float]:
-    """Medians: tokens a second of both, and how much less, in percent, it is under the screen than in the run
-    of the command line beside it; microseconds of CPU that the screen took for a token."""
+    """Medians: tokens a second of both, and how much less, in percent, it is under the screen than in
+    the paired run of the command line; microseconds of CPU that the screen took for a token.
+    """
     pairs, spent_us = [], []
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "settings.toml"
@@ -66,8 +69,9 @@ def _of_command(own: dict[str, str]) -> float:
 
 
 def _of_screen(own: dict[str, str]) -> tuple[float, float]:
-    """Ask on the screen, wait for the metrics in the history. The rate, and seconds of CPU from the question
-    on."""
+    """Ask on the screen, wait for the metrics in the history. Returns the rate, and seconds of CPU
+    since the question.
+    """
     file = Path(own["LOCALCHAT_DATA_DIR"]) / "history.sqlite3"
     for suffix in ("", "-wal", "-shm"):
         Path(f"{file}{suffix}").unlink(missing_ok=True)

@@ -1,12 +1,12 @@
-"""The programs that are measured, each run as a process of its own in a pseudo-terminal.
+"""The measured programs, each run as a separate process in a pseudo-terminal.
 
     python -m scripts.bench.tui.programs bare
     python -m scripts.bench.tui.programs widget MESSAGES TOKENS_PER_MESSAGE RATE
     python -m scripts.bench.tui.programs app MESSAGES TOKENS_PER_MESSAGE RATE
 
-`bare` is a Textual app with one Static. `widget` is a transcript over an input line; once a key came, an
-answer of RATE tokens a second is written into it until the process is ended. `app` is the whole program on a
-scripted engine, which answers what is sent at that rate.
+`bare` is a Textual app with one Static. `widget` is a transcript over an input line; after the first
+key an answer of RATE tokens a second is written into it until the process is killed. `app` is the whole
+program on a scripted engine, which answers at that rate.
 """
 
 import os
@@ -18,7 +18,7 @@ MARK = "ready-to-type"
 
 
 def bare() -> None:
-    """The smallest app there is."""
+    """The smallest possible app."""
     from textual.app import App, ComposeResult
     from textual.widgets import Static
 
@@ -64,8 +64,8 @@ def widget(messages: int, tokens: int, rate: float) -> None:
             transcript = self.query_one(Transcript)
             transcript.put(AnswerBlock("new", ""))
             begun = time.monotonic()
-            for told, piece in enumerate(pieces(markdown(100_000, 77))):
-                while told >= (time.monotonic() - begun) * rate:
+            for written, piece in enumerate(pieces(markdown(100_000, 77))):
+                while written >= (time.monotonic() - begun) * rate:
                     await asyncio.sleep(0.002)
                 transcript.append_text("new", piece)
 
@@ -91,11 +91,11 @@ def app(messages: int, tokens: int, rate: float) -> None:
         mark = f"\n\n{MARK}" if number == messages - 1 else ""
         answer = Message("assistant", markdown(tokens, number) + mark)
         conversation.add(answer, parent=asked.id)
-    told = ScriptedAnswer(tuple(pieces(markdown(100_000, 77))), gap_s=1 / rate if rate else 0.0)
+    scripted = ScriptedAnswer(tuple(pieces(markdown(100_000, 77))), gap_s=1 / rate if rate else 0.0)
     about = msgspec.structs.replace(INFO, context_tokens=1_000_000)
     with tempfile.TemporaryDirectory() as folder:
         Stage(
-            Path(folder), lambda request: told, about=about, conversation=conversation
+            Path(folder), lambda request: scripted, about=about, conversation=conversation
         ).app().run()
 
 

@@ -1,4 +1,4 @@
-"""Mixed Markdown of a given length, the same for a seed: what a model writes, without a model."""
+"""Mixed Markdown of a given length, the same for a seed: model-like text without a model."""
 
 import random
 from collections.abc import Iterator

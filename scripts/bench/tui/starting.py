@@ -1,4 +1,4 @@
-"""From fork to the first screen, of the real program that goes on with a conversation, beside a minimal app."""
+"""Measures from fork to the first screen: the real program continuing a conversation, and a minimal app."""
 
 import statistics
 import sys
@@ -13,15 +13,16 @@ from scripts.bench.tui.prose import markdown
 from scripts.bench.tui.terminal import Terminal
 
 EMPTY = "sk anything"
-"""The composer is drawn; its first letter stands under the cursor, in a style of its own."""
+"""The composer is drawn; its first letter is under the cursor, in a separate style."""
 _MESSAGES, _TOKENS = 20, 150
 
 Starts = dict[str, float]
 
 
 def measure(bare: list[str], rounds: int) -> Starts:
-    """Medians in ms, and of the ratios of two starts that followed each other; who begins alternates. One
-    start of each comes before, for the bytecode."""
+    """Medians in ms, and of the ratios of consecutive starts; the order alternates. One start of each
+    comes before, for the bytecode.
+    """
     with tempfile.TemporaryDirectory() as folder:
         _talk(Path(folder) / "history.sqlite3")
         environment = {

@@ -1,4 +1,4 @@
-"""A pseudo-terminal that notes when bytes come, reads as slowly as asked, and types."""
+"""A pseudo-terminal that notes when bytes come, reads as slowly as requested, and types."""
 
 import contextlib
 import fcntl
@@ -20,12 +20,13 @@ ROOT = Path(__file__).resolve().parents[3]
 _READ = 65_536
 _SLICE_S = 0.01
 _COLD = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
-"""Would have every start compile again what stands outside of the environment."""
+"""It would make every start recompile modules outside the environment."""
 
 
 def surroundings(own: dict[str, str]) -> dict[str, str]:
-    """The environment of a program that is measured: this checkout, with bytecode, on a terminal with all
-    colours, and what the program gets as its `own`."""
+    """The environment of a measured program: this checkout, with bytecode, on a terminal with all
+    colours, and the program's `own` variables.
+    """
     places = [str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")]
     kept = {name: value for name, value in os.environ.items() if name not in _COLD}
     colours = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "TEXTUAL_FPS": "120"}
@@ -33,8 +34,9 @@ def surroundings(own: dict[str, str]) -> dict[str, str]:
 
 
 class Terminal:
-    """A program in a pseudo-terminal of `columns` by `rows`. `bytes_per_s`: how fast it is read; 0 for at
-    once. Nothing is answered to what the program asks of its terminal."""
+    """A program in a pseudo-terminal of `columns` by `rows`. `bytes_per_s`: how fast it is read; 0 for
+    at once. Queries from the program get no reply.
+    """
 
     def __init__(
         self,
@@ -65,13 +67,13 @@ class Terminal:
         threading.Thread(target=self._read, daemon=True).start()
 
     def type(self, text: str) -> float:
-        """Send keys; the moment."""
+        """Send keys; return the time."""
         now = time.monotonic()
         os.write(self._master, text.encode())
         return now
 
     def wait_for(self, text: str, since_s: float, limit_s: float = 20.0) -> float | None:
-        """Seconds from `since_s` until `text` came out; None where it did not within `limit_s`."""
+        """Seconds from `since_s` until `text` appeared; None if it did not within `limit_s`."""
         wanted = text.encode()
         deadline = time.monotonic() + limit_s
         with self._came:
@@ -90,17 +92,17 @@ class Terminal:
                     return None
 
     def forget(self) -> None:
-        """Drop what came until now."""
+        """Drop the output so far."""
         with self._came:
             self._chunks.clear()
 
     def output(self) -> bytes:
-        """What came since the last `forget`."""
+        """Output since the last `forget`."""
         with self._came:
             return b"".join(chunk for _, chunk in self._chunks)
 
     def cpu_s(self) -> float:
-        """CPU time of the program, its children apart."""
+        """CPU time of the program, without its children."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 

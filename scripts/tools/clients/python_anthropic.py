@@ -1,4 +1,4 @@
-"""The anthropic library for Python: message, stream, tools, thinking, structure, counting, errors, cancel."""
+"""Checks the anthropic library for Python: message, stream, tools, thinking, structure, errors, cancel."""
 
 import importlib
 import sys
@@ -88,8 +88,8 @@ def failure(ask: Callable[[], Any], kind: type[Exception]) -> dict[str, str]:
     try:
         ask()
     except kind as error:
-        told: dict[str, str] = vars(error)["body"]["error"]
-        return told
+        detail: dict[str, str] = vars(error)["body"]["error"]
+        return detail
     raise AssertionError("it did not fail")
 
 
@@ -106,7 +106,7 @@ def cancel() -> None:
 
 
 def gone() -> float:
-    """How many clients the server saw leave."""
+    """How many clients left, as the server counted."""
     with urllib.request.urlopen(f"{BASE}/metrics") as page:
         for line in page.read().decode().splitlines():
             if line.startswith("localchat_client_gone_total"):

@@ -1,4 +1,4 @@
-"""The openai library for Python, whatever its version: chat, stream, tools, structure, errors, cancel."""
+"""Checks the openai library for Python, of any version: chat, stream, tools, structure, errors, cancel."""
 
 import json
 import sys
@@ -107,7 +107,7 @@ def errors() -> None:
 
 
 def failure(ask: Callable[[], Any], kind: type[Exception]) -> str | None:
-    """The code of the error that this raises; None where it raises none."""
+    """The code of the error that this raises; None if it raises none."""
     try:
         ask()
     except kind as error:
@@ -128,7 +128,7 @@ def cancel() -> None:
 
 
 def gone() -> float:
-    """How many clients the server saw leave."""
+    """How many clients left, as the server counted."""
     with urllib.request.urlopen(BASE.removesuffix("/v1") + "/metrics") as page:
         for line in page.read().decode().splitlines():
             if line.startswith("localchat_client_gone_total"):

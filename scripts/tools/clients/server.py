@@ -1,6 +1,7 @@
-"""A server on scripted answers for clients of other kinds: prints its base address, ends with its stdin.
+"""Serves scripted answers to other clients: prints its base address, ends when its stdin closes.
 
-The last message says what happens: `hi`, `tools`, `json`, `reason`, `dies`, `endless`, `long`, `template`.
+The last message selects the answer: `hi`, `tools`, `json`, `reason`, `dies`, `endless`, `long`,
+`template`.
 """
 
 import sys

@@ -231,7 +231,7 @@ class Topics:
         near = [t for t in self.near[one["group"]] if t is not one]
         two = self._short(near if near and rng.random() < 0.5 else self.all, rng)
         tasks = "do" in one and "do" in two and rng.random() < 0.5
-        (first, answer), (second, other) = (self._told(t, rng, tasks) for t in (one, two))
+        (first, answer), (second, other) = (self._phrased(t, rng, tasks) for t in (one, two))
         if tasks:
             frame = rng.choice(self.frames["to_do"])
             text = f"{frame} {first}{rng.choice(self.frames['joined_tasks'])} {second}".strip()
@@ -251,11 +251,11 @@ class Topics:
         """A question on the topic and its answer."""
         if "says" in topic and rng.random() < 0.4:
             return self.pasted(topic, rng)
-        text, answer = self._told(topic, rng)
+        text, answer = self._phrased(topic, rng)
         return roughen(text, rng), answer
 
-    def _told(self, topic: dict[str, Any], rng: Random, task: bool = False) -> tuple[str, str]:
-        """A question as it is meant, and its answer. `task`: what is to be done alone."""
+    def _phrased(self, topic: dict[str, Any], rng: Random, task: bool = False) -> tuple[str, str]:
+        """A question without noise, and its answer. `task`: the bare task, to be joined with another."""
         text = self._say(rng.choice(topic["do"]), rng) if task else self._core(topic, rng)
         text, answer = _inline(text, rng), topic["answer"]
         if "slot" in topic:

@@ -138,20 +138,20 @@ def measure(folder: Path, talks: list[Talk], asked: int, device: torch.device) -
         for cache, each in costs.items():
             each.append(-logs[cache][:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0])
         same.append(logs["bf16"].argmax(-1) == logs["fp8"].argmax(-1))
-    told = {f"kl_{pair}": float(torch.cat(each).mean()) for pair, each in kl.items()}
-    told["kl_bf16_fp8_p99"] = float(torch.cat(kl["bf16_fp8"]).quantile(0.99))
-    told |= {f"cost_{cache}": float(torch.cat(each).mean()) for cache, each in costs.items()}
-    told["same_first"] = float(torch.cat(same).float().mean())
-    told["tokens"] = float(sum(len(each) for each in same))
+    metrics = {f"kl_{pair}": float(torch.cat(each).mean()) for pair, each in kl.items()}
+    metrics["kl_bf16_fp8_p99"] = float(torch.cat(kl["bf16_fp8"]).quantile(0.99))
+    metrics |= {f"cost_{cache}": float(torch.cat(each).mean()) for cache, each in costs.items()}
+    metrics["same_first"] = float(torch.cat(same).float().mean())
+    metrics["tokens"] = float(sum(len(each) for each in same))
     slices = needles(tokenizer, asked)
     for cache, text in texts.items():
         right = [
             (text.logs(ids).argmax(-1)[[at - 1 for at in spots]] == torch.tensor(ids)[spots])
             for ids, spots in slices
         ]
-        told[f"found_{cache}"] = float(torch.cat(right).float().mean())
-    told["needle_tokens"] = float(sum(len(spots) for _, spots in slices))
-    return told
+        metrics[f"found_{cache}"] = float(torch.cat(right).float().mean())
+    metrics["needle_tokens"] = float(sum(len(spots) for _, spots in slices))
+    return metrics
 
 
 def main() -> None:
@@ -163,10 +163,12 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         unpack(args.gguf, Path(folder))
-        told = measure(Path(folder), held_out(args.count), args.needles, torch.device(args.device))
-    for name, value in told.items():
+        metrics = measure(
+            Path(folder), held_out(args.count), args.needles, torch.device(args.device)
+        )
+    for name, value in metrics.items():
         print(f"{name:16} {value:.6g}")
-    print(json.dumps({name: round(value, 7) for name, value in told.items()}))
+    print(json.dumps({name: round(value, 7) for name, value in metrics.items()}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Asks an engine for JSON of generated schemas and judges what comes."""
+"""Asks an engine for JSON of generated schemas and validates the answers."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ _PROMPT = "Give me an example, as JSON."
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One answer. `fault`: why it is no JSON of its schema; empty where it is, or where it did not end."""
+    """One answer. `fault`: why it is not JSON of its schema; empty if it is, or if it did not end."""
 
     number: int
     schema: Schema
@@ -28,8 +28,7 @@ class Judged:
 
 
 def judged(engine: Engine, numbers: Iterable[int], temperature: float = 1.0) -> Iterator[Judged]:
-    """Answers to the schemas of these numbers, drawn from the whole vocabulary. Several are under way at
-    once."""
+    """Answers to the schemas of these numbers, drawn from the whole vocabulary. Several run at once."""
     asked = [(number, schema(number)) for number in numbers]
     streams = [
         engine.generate(

@@ -1,5 +1,7 @@
-"""JSON Schemas by chance: nested, with enums, patterns, bounds, unions and recursion. Seeded, so that a number
-names a schema."""
+"""Random JSON Schemas: nested, with enums, patterns, bounds, unions and recursion.
+
+A number is the seed, so it names a schema.
+"""
 
 import random
 from collections.abc import Callable
@@ -39,7 +41,7 @@ _MOST_DEPTH = 4
 
 
 def schema(number: int) -> Schema:
-    """The schema of this number: an object, as most requests have it, or anything else."""
+    """The schema of this number: an object, as in most requests, or anything else."""
     chance = random.Random(number)
     if chance.random() < 0.15:
         return _recursive(chance)

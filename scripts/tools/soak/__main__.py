@@ -1,11 +1,11 @@
-"""Many clients on one server, and what the engine counted meanwhile. Three parts:
+"""Soaks one server with many clients, and reads the engine's own counts. Three parts:
 
-1. all clients stream for the whole time: no error, no silence, memory flat, shares even, and the tokens a
-   second beside those of the same engine without HTTP;
-2. the same with a tenth of the clients vanishing in the middle of answers: no step computes for them;
-3. the engine is killed under all streams: each ends with an error event, and the next request is served.
+1. All clients stream for the whole time: no error, no silence, memory flat, shares even, and the tokens a
+   second compared with those of the same engine without HTTP.
+2. The same with a tenth of the clients vanishing in the middle of answers: no step computes for them.
+3. The engine is killed under all streams: each ends with an error event, and the next request is served.
 
-The last line is JSON. Ends with 1 where something is off.
+The last line is JSON. Ends with 1 if a check fails.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def _soak(server: Watched, count: int, seconds: float) -> dict[str, Any]:
     process = clients(Plan(server.port, count, seconds))
     begun_s = time.monotonic()
     time.sleep(seconds * _FLAT_AFTER)
-    # On a busy machine parked prefixes fill what they may later than that.
+    # On a busy machine swapped prefixes fill their limit later than that.
     while not server.stats().evictions and time.monotonic() < begun_s + seconds / 2:
         time.sleep(0.2)
     early = server.memory_bytes()
@@ -126,10 +126,10 @@ def _soak(server: Watched, count: int, seconds: float) -> dict[str, Any]:
 
 
 def _vanish(server: Watched, count: int, seconds: float) -> dict[str, Any]:
-    before = server.settled()
+    before = server.idle_counts()
     vanishing = max(1, count // 10)
     report = _report(clients(Plan(server.port, count, seconds, vanishing=vanishing, seed=1000)))
-    after = server.settled()
+    after = server.idle_counts()
     return {
         "vanished": sum(one.vanished for one in report.clients),
         "cancelled": after.cancelled - before.cancelled,
@@ -139,7 +139,7 @@ def _vanish(server: Watched, count: int, seconds: float) -> dict[str, Any]:
 
 
 def _kill(server: Watched, count: int) -> dict[str, Any]:
-    """Every stream ends with an error; the next answers come from a new engine."""
+    """Kill the engine: every stream ends with an error; the next answers come from a new engine."""
     process = clients(Plan(server.port, count, 6.0, seed=2000))
     time.sleep(2.0)
     os.kill(server.engine_pid(), signal.SIGKILL)
@@ -159,7 +159,7 @@ def _report(process: "Any") -> Report:  # noqa: ANN401 - a Popen of bytes
 
 
 def _wrong(found: dict[str, Any]) -> list[str]:
-    """What is off, in sentences."""
+    """The failed checks, in sentences."""
     checks = {
         f"{found['errors']} errors: {found['first_error']}": not found["errors"],
         f"{found['stuck']} clients got no answer": not found["stuck"],
@@ -169,8 +169,8 @@ def _wrong(found: dict[str, Any]) -> list[str]:
         "a cancelled request was computed": not found["late_rows"],
         "clients that vanished were not cancelled": found["cancelled"] >= found["vanished"] / 2,
         "others were disturbed": not found["errors_beside"],
-        "a stream of the killed engine was not told": found["killed_other"] == 0,
-        "nobody was told of the kill": found["killed_errors"] > 0,
+        "a stream of the killed engine ended without an error": found["killed_other"] == 0,
+        "no stream saw the kill": found["killed_errors"] > 0,
         "nothing was served after the kill": found["killed_silent"] == 0,
     }
     for name, late in found["late_bytes"].items():

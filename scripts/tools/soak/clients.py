@@ -1,7 +1,7 @@
-"""The clients of the soak, in a process of their own: `python -m scripts.tools.soak.clients PLAN`.
+"""Clients of the soak, in a separate process: `python -m scripts.tools.soak.clients PLAN`.
 
-Raw sockets, so that nothing between measures differently from what it sends. Each client asks for one streamed
-answer after the other until its time is over. Some vanish in the middle of an answer: their connection is cut.
+Raw sockets, so that no client library distorts the timing. Each client asks for one streamed answer
+after the other until its time is over. Some vanish in the middle of an answer: their connection is cut.
 """
 
 import asyncio
@@ -29,8 +29,9 @@ _LEAVE_WITHIN = 8
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How long, how many, and how many of them vanish. `tokens`: of each answer. `answers`, `errors`: what each
-    client sees at least, however long that takes."""
+    """How long, how many clients, and how many of them vanish. `tokens`: of each answer. `answers`,
+    `errors`: the least that each client must see, however long that takes.
+    """
 
     port: int
     clients: int
@@ -43,7 +44,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Client(msgspec.Struct):
-    """What one client saw. `gap_s`: its longest silence. `vanished`: answers it left in the middle."""
+    """Results of one client. `gap_s`: its longest silence. `vanished`: answers it left in the middle."""
 
     tokens: int = 0
     answers: int = 0
@@ -53,7 +54,7 @@ class Client(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """`seconds`: how long it really took."""
+    """`seconds`: the real duration."""
 
     seconds: float
     clients: list[Client]
@@ -61,7 +62,7 @@ class Report(msgspec.Struct):
 
 @dataclass(slots=True)
 class Talk:
-    """One client's way through the soak."""
+    """One client's connection during the soak."""
 
     number: int
     plan: Plan
@@ -97,7 +98,7 @@ class Talk:
             writer.transport.abort() if leave_after else writer.close()
 
     async def _follow(self, reader: asyncio.StreamReader, leave_after: int) -> None:
-        told = 0
+        received = 0
         while True:
             line = await self._timed(reader.readline())
             if not line.startswith(b"data: "):
@@ -113,10 +114,10 @@ class Talk:
                 return
             if usage := chunk.get("usage"):
                 self.seen.tokens += usage["completion_tokens"]
-            told += any(choice["delta"].get("content") for choice in chunk["choices"])
-            if leave_after and told >= leave_after:
+            received += any(choice["delta"].get("content") for choice in chunk["choices"])
+            if leave_after and received >= leave_after:
                 self.seen.vanished += 1
-                self.seen.tokens += told
+                self.seen.tokens += received
                 return
 
     async def _timed(self, waiting: "asyncio.Future[bytes] | object") -> bytes:
@@ -157,5 +158,5 @@ async def soak(plan: Plan) -> Report:
 
 
 if __name__ == "__main__":
-    told = asyncio.run(soak(msgspec.json.decode(sys.argv[1], type=Plan)))
-    sys.stdout.buffer.write(msgspec.json.encode(told))
+    reports = asyncio.run(soak(msgspec.json.decode(sys.argv[1], type=Plan)))
+    sys.stdout.buffer.write(msgspec.json.encode(reports))

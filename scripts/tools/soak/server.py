@@ -1,4 +1,4 @@
-"""The server under soak: the program itself, watched from outside by its private routes."""
+"""The server under soak: the program itself, observed from outside through its local API."""
 
 import subprocess
 import sys
@@ -21,15 +21,15 @@ _PARKED_MIB = "16"
 
 
 class Watched:
-    """A running `localchat serve`. MetricsSnapshot come from the engine's own counts."""
+    """A running `localchat serve`. MetricsSnapshot comes from the engine's own counts."""
 
     def __init__(
-        self, process: "subprocess.Popen[bytes]", server: ServerClient, wish: AttachSpec
+        self, process: "subprocess.Popen[bytes]", server: ServerClient, spec: AttachSpec
     ) -> None:
         self.process = process
         self.port = int(server.url.rpartition(":")[2])
         self._server = server
-        self._engine = AttachedEngine(server, wish, "soak")
+        self._engine = AttachedEngine(server, spec, "soak")
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
@@ -46,8 +46,8 @@ class Watched:
             "engine": psutil.Process(self.engine_pid()).memory_info().rss,
         }
 
-    def settled(self) -> EngineStats:
-        """The counts once the engine holds nothing any more."""
+    def idle_counts(self) -> EngineStats:
+        """The counts once the engine is idle."""
         end_s = time.monotonic() + PATIENCE_S
         while (stats := self.stats()).requests:
             if time.monotonic() > end_s:
@@ -58,9 +58,9 @@ class Watched:
 
 @contextmanager
 def serving(model: Path, environ: dict[str, str], log: Path, *, parallel: int) -> Iterator[Watched]:
-    """`localchat serve` on a free port until the end of the block. `log`: where its stderr goes."""
+    """Run `localchat serve` on a free port until the end of the block. `log`: file for its stderr."""
     command = [sys.executable, "-m", "localchat", "serve", str(model), "--port", "0", "--quiet"]
-    # Parked prefixes may grow up to what is allowed, which is no leak: little, so that they are full early.
+    # Swapped prefixes may grow up to their limit, which is not a leak; a low limit fills early.
     command += ["--cache-ram", _PARKED_MIB, "--parallel", str(parallel), "--keep-alive", "-1"]
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -77,21 +77,21 @@ def serving(model: Path, environ: dict[str, str], log: Path, *, parallel: int) -
 
 
 def _found(process: "subprocess.Popen[bytes]", model: Path, environ: dict[str, str]) -> Watched:
-    wish = AttachSpec(bytes(model), model.stem)
+    spec = AttachSpec(bytes(model), model.stem)
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s and process.poll() is None:
         for about in registered(find_paths(environ)):
             server = ServerClient(about.url, about.token)
             if about.pid == process.pid and server.loaded_models() is not None:
-                watched = Watched(process, server, wish)
-                if AttachedEngine(server, wish, "soak").info().loaded:
+                watched = Watched(process, server, spec)
+                if AttachedEngine(server, spec, "soak").info().loaded:
                     return watched
         time.sleep(0.1)
     raise TimeoutError("the server does not come up; its log tells why")
 
 
 def clients(plan: msgspec.Struct) -> "subprocess.Popen[bytes]":
-    """The clients of a plan, begun."""
+    """Start the clients of a plan."""
     return subprocess.Popen(
         [sys.executable, "-m", "scripts.tools.soak.clients", msgspec.json.encode(plan).decode()],
         stdout=subprocess.PIPE,
