@@ -1,5 +1,6 @@
 """facts.json is current, consistent, and agrees with the program."""
 
+import ast
 import importlib
 import importlib.util
 import json
@@ -27,6 +28,7 @@ OF_OTHERS = (
     "--tensor-parallel-size",
     "--install",
 )  # pip, vLLM, xcode-select
+OF_CLICK = ("No such option", "Got unexpected extra argument", "Missing argument")
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS: list[dict[str, Any]] = FACTS["topics"]
 
@@ -54,6 +56,23 @@ def test_every_topic_has_an_answer_a_source_and_ways_to_ask() -> None:
         assert topic["answer"], topic["id"]
         assert topic["source"], topic["id"]
         assert any(topic.get(k) for k in ("do", "ask", "what")), topic["id"]
+
+
+def test_messages_quoted_from_localchat_are_in_its_source() -> None:
+    files = [*ROOT.glob("localchat/**/*.py"), *ROOT.glob("backends/**/*.py")]
+    texts = {
+        node.value.strip()
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    texts = {text for text in texts if len(text) >= 12}
+    lines = [line for topic in TOPICS for line in topic.get("says", [])]
+    quoted = [one for one in lines if one.startswith("localchat: ") or '"message"' in one]
+    for line in quoted:
+        if not any(text in line for text in (*OF_CLICK, "TTFT ")):
+            assert any(text in line for text in texts), line
+    assert len(quoted) > 30
 
 
 def test_sources_of_topics_exist() -> None:
