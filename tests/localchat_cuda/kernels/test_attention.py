@@ -36,12 +36,12 @@ def test_decode_of_several_tokens_matches_the_reference(h: int, j: int, d: int) 
 
 
 @pytest.mark.parametrize("rules", [Rules(window=50), Rules(soft_cap=5.0), Rules(scale=0.3)])
-@pytest.mark.parametrize("many", [False, True])
-def test_windows_soft_caps_and_scales_match_the_reference(rules: Rules, many: bool) -> None:
+@pytest.mark.parametrize("prefill", [False, True])
+def test_windows_soft_caps_and_scales_match_the_reference(rules: Rules, prefill: bool) -> None:
     work = [(9, 150)]
     q, k, v, batch = scene(work, 2, 1, 64)
     wanted = attention_reference.reference(q, k, v, batch, rules)
-    if many:
+    if prefill:
         out = torch.zeros_like(q)
         tiles = torch.tensor(prefill_attention.tiles_of([9], [150], 128), dtype=torch.int32)
         prefill_attention.attend(q, k, v, batch, tiles, out, rules)

@@ -176,7 +176,7 @@ def test_dequantize_writes_the_values_of_the_codes(kind: str) -> None:
 
 @pytest.mark.parametrize("blocks", [False, True])
 def test_round_rows_matches_the_reference(blocks: bool) -> None:
-    # some of a row are too small to be normal beside its largest
+    # some values of a row are subnormal next to its largest
     x = rows(3, 1280) * torch.tensor([[1.0], [1e-3], [300.0]])
     x[:, ::9] *= 1e-4
     codes, scales = gemm_fp8.round_rows(x, blocks=blocks)

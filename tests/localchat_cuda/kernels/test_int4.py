@@ -150,7 +150,7 @@ def test_dequantize_matches_the_dense_weight(dtype: torch.dtype) -> None:
     w = weight(64, 640)
     out = torch.full((32, 640), float("nan"), dtype=dtype)
     w4_dequant.dequantize(w, out, 16)
-    # Triton's interpreter cuts to bf16 where a GPU rounds: one unit in the last place
+    # Triton's interpreter truncates to bf16 where a GPU rounds: one unit in the last place
     rtol = 0.0 if dtype == torch.float16 else 2.0**-7
     assert torch.allclose(
         out.float(), w4_pack.dense(w)[16:48].to(dtype).float(), rtol=rtol, atol=0.0

@@ -60,7 +60,7 @@ def found() -> dict[str, Any]:
 
 
 def test_int8_loop_has_wide_loads_and_no_shared_memory(found: dict[str, Any]) -> None:
-    # two chunks stand in the code, the peeled one and the loop's, each of two row blocks; a block
+    # two chunks are in the code, the peeled one and the loop's, each of two row blocks; a block
     # is four products of 32 k, two wide loads and eight words a lane, unpacked by two ANDs each
     assert found["products"] == 2 * 2 * 4
     assert found["shared"] == 0

@@ -198,19 +198,19 @@ def test_only_compute_capability_9_is_served(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("on_hopper")
 def test_gemms_dispatch_by_tile_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        w4_hopper, "gemm_silu_mul", lambda r, w, into, config, **more: said.append((config, more))
+        w4_hopper, "gemm_silu_mul", lambda r, w, into, config, **more: calls.append((config, more))
     )
     monkeypatch.setattr(
-        w4_hopper, "gemm", lambda r, w, out, config, **more: said.append((config, out.shape))
+        w4_hopper, "gemm", lambda r, w, out, config, **more: calls.append((config, out.shape))
     )
     w = weight(512, 384)
     rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
     int4.gemm_silu_mul(rows, w, into, eps=0.5, gelu=True)
-    assert said.pop() == (EVEN, {"squares": None, "eps": 0.5, "gelu": True})
+    assert calls.pop() == (EVEN, {"squares": None, "eps": 0.5, "gelu": True})
     int4.gemm(rows, w)
-    assert said.pop() == (HopperTileConfig(64, 1, 3), (3, 40, 512))
+    assert calls.pop() == (HopperTileConfig(64, 1, 3), (3, 40, 512))
 
 
 def test_unsupported_arguments_raise() -> None:

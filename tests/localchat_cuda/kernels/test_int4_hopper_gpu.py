@@ -88,7 +88,7 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
-def product(scene: Scene, config: HopperTileConfig) -> torch.Tensor:
+def gemm(scene: Scene, config: HopperTileConfig) -> torch.Tensor:
     shape = config.splits, scene.rows.x.shape[0], scene.weight.features_out
     out = torch.full(shape, float("nan"), device="cuda")
     assert int4.hopper is not None
@@ -114,10 +114,10 @@ def test_repeated_sums_of_a_small_weight_match_the_reference(
     rows: int, config: HopperTileConfig
 ) -> None:
     scene = Scene(rows, *SMALL, normed=config.blocks == 2)
-    first = product(scene, config)
+    first = gemm(scene, config)
     assert off(first.sum(0), scene.sums) < 1e-3
     for _ in range(4):
-        assert torch.equal(product(scene, config), first)
+        assert torch.equal(gemm(scene, config), first)
 
 
 @pytest.mark.parametrize("config", FUSED, ids=str)
@@ -138,7 +138,7 @@ def test_tiles_shared_by_two_programs_are_complete(rows: int) -> None:
     for _ in range(3):
         for config in EVEN:
             assert config.items(rows, SMALL[0]) > traits(scene.rows.x.device).sms
-            assert off(product(scene, config)[0], scene.sums) < 1e-3
+            assert off(gemm(scene, config)[0], scene.sums) < 1e-3
         for config in (each for each in FUSED if each.even):
             assert off(fused(scene, config, gelu=True), wanted) < 1e-3
 
@@ -157,7 +157,7 @@ def test_consecutive_fused_gemms_of_a_large_model_match(config: HopperTileConfig
 def test_consecutive_sums_of_a_large_model_match(n: int, k: int) -> None:
     scenes = [Scene(rows, n, k, normed=(n, k) == QKV) for rows in (64, 129, 1024)]
     for scene in scenes:
-        found = [(config, product(scene, config)) for config in SUMS * 2]
+        found = [(config, gemm(scene, config)) for config in SUMS * 2]
         for config, each in found:
             assert off(each.sum(0), scene.sums) < 1e-3, config
 
@@ -219,12 +219,12 @@ def test_graphs_replay_a_chain_with_other_rows() -> None:
         last.x.fill_(float("nan"))
         for _ in range(5):
             graph.replay()
-        many, config = (
+        tiled, config = (
             w4_tiled.fused_tile_config_for(100, 2048),
             w4_tiled.TiledGemmConfig(TileConfig(1, 8, 3, 1), 64),
         )
-        w4_tiled.gemm_silu_mul(first, wide, held[0], many)
+        w4_tiled.gemm_silu_mul(first, wide, held[0], tiled)
         w4_tiled.gemm(held[0], narrow, sums, config)
         w4_activations.prepare("plain", sums, held[1])
-        w4_tiled.gemm_silu_mul(held[1], wide, held[2], many)
+        w4_tiled.gemm_silu_mul(held[1], wide, held[2], tiled)
         assert off(last.x, held[2].x.float()) < 3e-3

@@ -136,11 +136,11 @@ def test_prefill_matches_the_reference(h: int, j: int, d: int) -> None:
 
 
 @pytest.mark.parametrize("rules", [Rules(window=50), Rules(soft_cap=5.0), Rules(scale=0.3)])
-@pytest.mark.parametrize("many", [False, True])
-def test_windows_soft_caps_and_scales_match_the_reference(rules: Rules, many: bool) -> None:
+@pytest.mark.parametrize("prefill", [False, True])
+def test_windows_soft_caps_and_scales_match_the_reference(rules: Rules, prefill: bool) -> None:
     q, k, v, marks, batch = coded_scene([(9, 150)], 2, 1, 64)
     wanted = attention_reference.reference(q, k, v, batch, rules, marks)
-    if many:
+    if prefill:
         out = torch.zeros_like(q)
         tiles = torch.tensor(prefill_attention.tiles_of([9], [150], 64), dtype=torch.int32)
         prefill_attention.attend(q, k, v, batch, tiles, out, rules, exponents=marks)
@@ -153,10 +153,10 @@ def test_windows_soft_caps_and_scales_match_the_reference(rules: Rules, many: bo
         close(flat, wanted.view(9, -1))
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("prefill", [False, True])
 @pytest.mark.parametrize(("key", "value"), [(1e3, 1e-5), (1e-3, 3e4), (300.0, 1.0)])
 def test_keys_and_values_of_extreme_size_keep_their_precision(
-    key: float, value: float, many: bool
+    key: float, value: float, prefill: bool
 ) -> None:
     q, k, v, batch = scene([(9, 150)], 2, 1, 64)
     k, v = k.float() * key, v.float() * value
@@ -164,7 +164,7 @@ def test_keys_and_values_of_extreme_size_keep_their_precision(
     k, v, marks = coded(k, v)
     q = (q / key).half()
     wanted = attention_reference.reference(q, k, v, batch, Rules(), marks)
-    if many:
+    if prefill:
         out = torch.zeros(9, 2, 64)
         tiles = torch.tensor(prefill_attention.tiles_of([9], [150], 64), dtype=torch.int32)
         prefill_attention.attend(q.float(), k, v, batch, tiles, out, exponents=marks)

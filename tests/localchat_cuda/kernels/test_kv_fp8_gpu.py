@@ -64,9 +64,9 @@ def test_attention_matches_the_reference(
     listed = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], rows)
     tiles = torch.tensor(listed, dtype=torch.int32, device=q.device)
     for _ in range(5):
-        many = torch.full_like(q, float("nan"))
-        prefill_attention.attend(q, k, v, batch, tiles, many, rules, exponents=marks)
-        assert float((many.float() - wanted).norm() / wanted.norm()) < ERRORS[half]
+        prefill_out = torch.full_like(q, float("nan"))
+        prefill_attention.attend(q, k, v, batch, tiles, prefill_out, rules, exponents=marks)
+        assert float((prefill_out.float() - wanted).norm() / wanted.norm()) < ERRORS[half]
 
 
 @pytest.mark.parametrize("half", sorted(HALVES))
@@ -77,8 +77,8 @@ def test_model_matches_its_reference(kind: str, half: str, tmp_path: Path) -> No
 
     def logs(*, fp8_kv: bool, **where: object) -> torch.Tensor:
         runner = tiny_runner(tmp_path, fp8_kv=fp8_kv, step=64, **where)  # type: ignore[arg-type]
-        told = TinyLoop(runner).say(asked)
-        return torch.tensor([entry.logprob for entry in told.prompt_logprobs])
+        result = TinyLoop(runner).say(asked)
+        return torch.tensor([entry.logprob for entry in result.prompt_logprobs])
 
     exact: dict[str, object] = {"device": CPU, "kernels": False, "dtype": torch.float32}
     wanted = logs(fp8_kv=True, **exact)

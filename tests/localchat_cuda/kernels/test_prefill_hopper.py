@@ -168,7 +168,7 @@ def test_products_of_a_step_overlap(
     assert len(found) == 2
     for name, one in found.items():
         # two warpgroups, each with keys and values of two pages: once before the loop, once in it, once
-        # behind. The compiler that runs them one after the other ends and awaits each instruction.
+        # after it. The compiler that runs them one after the other ends and awaits each instruction.
         half, d, _ = name.split()
         assert one["ends"] == 2 * (2 + 4 + 2), half
         assert one["products"] == one["ends"] * (int(d) // 16 + 4) // 2
