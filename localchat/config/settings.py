@@ -215,7 +215,7 @@ def convert(key: str, given: Given) -> object:
     except msgspec.ValidationError as problem:
         shown = f"{given.value!r:.80}"
         raise UsageError(
-            f"{given.origin}: {shown} is not a value of {key}", hint=f"it takes {KEYS[key].valid}"
+            f"{given.origin}: {key} must be {KEYS[key].valid}, not {shown}"
         ) from problem
 
 

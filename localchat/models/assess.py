@@ -202,11 +202,13 @@ def _expected_speed(
     estimate = backend.expected_rate(subject.model, plan, threads, past, measures)
     if estimate is None:
         return None
-    by = "the GPU's bandwidth" if plan.gpu_layers else "a probe of this build"
-    corrected = f", corrected by {len(past)} past run{'s' if len(past) > 1 else ''}" if past else ""
+    by = "the GPU's bandwidth" if plan.gpu_layers else "a short benchmark of this build"
+    runs = f" and {len(past)} earlier run{'s' if len(past) > 1 else ''}" if past else ""
     if estimate.disturbed:
         return ExpectedSpeed(
             estimate.tokens_per_s,
-            f"by {by}{corrected}, and rather more: other programs kept the processor busy meanwhile",
+            f"estimated from {by}{runs}; expect more: other programs were using the CPU",
         )
-    return ExpectedSpeed(estimate.tokens_per_s, f"by {by}{corrected}, while nothing else computes")
+    return ExpectedSpeed(
+        estimate.tokens_per_s, f"estimated from {by}{runs}, with nothing else running"
+    )

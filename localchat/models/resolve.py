@@ -140,8 +140,8 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
             near = quantizations_hint(word, catalogue) or similar_names(word, names)
             raise ModelMissing(
                 f"there is no model {word!r} here ({why})",
-                hint=f"looked for a file of that name, for {word}.gguf in {paths.models_dir} and in the "
-                f"catalogue; {near}; or give the path of a GGUF file",
+                hint="localchat list shows yours, localchat pull NAME downloads one; "
+                f"{near}; or give the path of a GGUF file",
             ) from problem
         here = find_pulled(reference, models)
         if here is None:

@@ -73,9 +73,14 @@ def test_errors_name_the_file_the_key_and_what_is_valid(
 
 
 def test_values_from_flag_and_environment_are_refused_in_the_same_words(call: Call) -> None:
-    with pytest.raises(UsageError, match="LOCALCHAT_SEED: 'x' is not a value of seed"):
+    with pytest.raises(
+        UsageError, match="LOCALCHAT_SEED: seed must be a whole number from 0, not 'x'"
+    ):
         resolve(from_environment({"LOCALCHAT_SEED": "x"}))
-    assert "--seed: 'x' is not a value of seed" in call(SCENARIOS["hello"], "--seed", "x", "q").err
+    assert (
+        "--seed: seed must be a whole number from 0, not 'x'"
+        in call(SCENARIOS["hello"], "--seed", "x", "q").err
+    )
     assert "did you mean top_k" in call(SCENARIOS["hello"], "-o", "topk", "1", "q").err
 
 
