@@ -58,8 +58,7 @@ def test_any_value_becomes_the_type_or_a_usage_error(key: str, value: object) ->
     except UsageError as refused:
         refusal = refused
     if refusal is not None:
-        assert key in refusal.message
-        assert refusal.hint.startswith("it takes ")
+        assert f"{key} must be {KEYS[key].valid}" in refusal.message
 
 
 def test_writing_keeps_comments_order_and_other_values(tmp_path: Path) -> None:
