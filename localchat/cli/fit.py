@@ -43,7 +43,7 @@ def command(
 
     MODEL is here, or a name that `pull` knows: then only its headers are read over the network, a few
     megabytes. No weights are loaded. The speed is estimated from a short benchmark and from earlier runs.
-    Ends with 0 if the model fits and with 4 if it does not.
+    Exits with 0 if the model fits and with 4 if it does not.
     """
     from localchat.cli.resolve import CHAT_SLOTS
     from localchat.engine.options import load_options

@@ -69,7 +69,7 @@ def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -
     """Find conversations by their text.
 
     All words must occur in one message, each as the beginning of a word; text in double quotes must occur as
-    it is. Ends with 1 if nothing is found.
+    it is. Exits with 1 if nothing is found.
     """
 
     with _opened(app) as history:

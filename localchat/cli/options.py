@@ -36,8 +36,8 @@ _LOAD = (
     _Flag("cache_ram_mib", ("--cache-ram",), "MIB", "RAM for KV that nobody uses now."),
     _Flag("threads", ("--threads",), "N", "Threads that compute; 0 is every physical core."),
     _Flag("gpu_layers", ("--gpu-layers",), "N", "Layers on the GPU: auto, all or a number."),
-    _Flag("vram_gb", ("--vram-gb",), "GB", "Most of each GPU's memory."),
-    _Flag("kv_gb", ("--kv-gb",), "GB", "Most memory for the KV cache."),
+    _Flag("vram_gb", ("--vram-gb",), "GB", "Memory limit for each GPU."),
+    _Flag("kv_gb", ("--kv-gb",), "GB", "Memory limit for the KV cache."),
     _Flag("backend", ("--backend",), "NAME", "What runs the model; doctor lists them."),
 )
 _REMOTE = (
@@ -49,7 +49,7 @@ _SAMPLING = (
     _Flag("temperature", ("--temperature",), "X", "Randomness; 0 is greedy."),
     _Flag("top_p", ("--top-p",), "P", "Keep the likeliest tokens up to this probability."),
     _Flag("top_k", ("--top-k",), "K", "Keep the K likeliest tokens."),
-    _Flag("min_p", ("--min-p",), "P", "Keep tokens at least this likely beside the best."),
+    _Flag("min_p", ("--min-p",), "P", "Keep tokens at least this likely, relative to the best."),
     _Flag("seed", ("--seed",), "N", "The same seed draws the same text."),
     _Flag("max_tokens", ("--max-tokens",), "N", "The longest answer, in tokens."),
     _Flag("n", ("--n",), "N", "How many answers."),
@@ -58,7 +58,7 @@ _SYSTEM = (_Flag("system", ("-s", "--system"), "TEXT", "Instructions before the 
 _SCREEN = (_Flag("theme", ("--theme",), "NAME", "Colours of the screen: dark, light, ansi, …"),)
 _SWITCHES = (
     _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
-    _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Keep the reasoning away."),
+    _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Do not show the reasoning."),
     _Flag(
         "require_gpu",
         ("--require-gpu/--no-require-gpu",),
@@ -121,7 +121,7 @@ def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
                 STOP,
                 multiple=True,
                 metavar="TEXT",
-                help="End before this text; repeatable.",
+                help="Stop before this text; repeatable.",
             ),
         ]
         decorators += [click.option(*f.names, f.key, default=None, help=f.about) for f in _SWITCHES]

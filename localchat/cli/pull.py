@@ -35,7 +35,7 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
 
     \b
     localchat pull qwen2.5:7b-q4_k_m       a name of the catalogue
-    localchat pull qwen2.5:7b              the same: Q4_K_M unless named
+    localchat pull qwen2.5:7b              the same: Q4_K_M is the default
     localchat pull hf.co/user/repo:Q8_0    a repository of the Hugging Face hub
 
     Says first whether the model will fit into memory here. If it will not: asks on a terminal, and continues

@@ -49,14 +49,14 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
             "conversation",
             metavar="ID",
             shell_complete=complete_conversation,
-            help="Go on with this conversation; its first digits do.",
+            help="Continue this conversation; the first digits of its ID are enough.",
         ),
         click.option(
             "-c",
             "--continue",
             "continue_last",
             is_flag=True,
-            help="Go on with the last conversation.",
+            help="Continue the last conversation.",
         ),
         click.option(
             "--raw-prompt", is_flag=True, help="Send the prompt without the chat template."
@@ -65,7 +65,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
         click.option(
             "-x", "--extract", is_flag=True, help="Print the first fenced code block only."
         ),
-        click.option("-i", "--interactive", is_flag=True, help="Then go on as a conversation."),
+        click.option("-i", "--interactive", is_flag=True, help="Then continue as a conversation."),
         click.option(
             "-f",
             "--file",

@@ -29,7 +29,7 @@ _PORT = 8114
 
 @click.command("serve")
 @click.argument("model_word", metavar="[MODEL]", required=False)
-@click.option("--host", default="127.0.0.1", metavar="HOST", help="Where to listen; this machine.")
+@click.option("--host", default="127.0.0.1", metavar="HOST", help="Address to listen on; this machine alone.")
 @click.option(
     "--port",
     default=_PORT,
@@ -66,7 +66,7 @@ _PORT = 8114
     "--keep-alive",
     "keep_alive",
     metavar="SECONDS",
-    help="Unload a model that is idle for so long; 300, 0: at once, -1: never.",
+    help="Unload a model that is idle for this long; 300. 0: at once, -1: never.",
 )
 @load_flags
 @click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="Do not log requests.")

@@ -107,8 +107,8 @@ KEYS: Final[Mapping[str, Key]] = {
         "--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU.", reloads=True
     ),
     "require_gpu": Key("--require-gpu", _YES_NO, "Refuse to load rather than use the CPU alone."),
-    "vram_gb": Key("--vram-gb", _GB, "Most of each GPU's memory that a model takes."),
-    "kv_gb": Key("--kv-gb", _GB, "Most memory for the KV cache."),
+    "vram_gb": Key("--vram-gb", _GB, "Memory limit for a model on each GPU."),
+    "kv_gb": Key("--kv-gb", _GB, "Memory limit for the KV cache."),
     "dummy_weights": Key(
         "--dummy-weights", _YES_NO, "Random weights: to measure speed without a model's files."
     ),
@@ -126,7 +126,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "speculation": Key("--no-speculation", _YES_NO, "Guess ahead from earlier text; exact."),
     "keep_alive": Key(
         "--keep-alive",
-        "seconds; 0 is at once, -1 for ever",
+        "seconds; 0 is at once, -1 forever",
         "How long the server keeps a model that nobody uses.",
     ),
     "attach": Key("--no-attach", _YES_NO, "Use the models of a running server."),

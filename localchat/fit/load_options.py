@@ -32,7 +32,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     gpu_limit_bytes: int | None = None
     """Most memory taken of each GPU."""
     kv_limit_bytes: int | None = None
-    """Most memory for the KV cache."""
+    """Memory limit for the KV cache."""
     dummy_weights: bool = False
     """Random weights, to measure speed without a model's files."""
     head_int8: bool = False
