@@ -49,8 +49,8 @@ class Compaction:
         """The nodes that the summary will stand for."""
         if not self.replaced:
             raise UsageError(
-                "there is nothing to sum up: only the last question is sent",
-                hint="shorten it, or take a longer context",
+                "there is nothing to summarize: only the last question is sent",
+                hint="shorten it, or use a longer context",
             )
         self._summary = "\n\n".join(node.message.content for node in self._earlier())
         self._text = "\n\n".join(
@@ -126,7 +126,7 @@ class Compaction:
         if step < _MIN_CHUNK_CHARACTERS:
             raise ContextExceeded(
                 f"the context is too short to sum anything up: {base:,} tokens go to the request itself",
-                hint="take a longer context, or leave out the oldest messages",
+                hint="use a longer context, or leave out the oldest messages",
                 prompt_tokens=base,
                 context_tokens=self._allowed + self.summary_tokens,
             )

@@ -244,7 +244,7 @@ def _choices(
     # Without a plan the last question alone is too long, which no summary changes.
     if search.most and plan is not None:
         read = max(prompt - search.measured(search.most), 0)
-        label = f"let the model sum up what came before (it reads {tokens(read)})"
+        label = f"let the model summarize what came before (it reads {tokens(read)})"
         found.append(OverflowChoice("compact", label, read))
     # The memory of a remote server is not this user's to plan.
     if info.backend != "remote":

@@ -39,4 +39,4 @@ def welcome(found: FirstRun) -> Iterator[str]:
 def _recommendation(one: Recommendation) -> Iterator[str]:
     speed = f", about {rate(one.tokens_per_s)}" if one.tokens_per_s is not None else ""
     yield f"  {one.role:<9}{one.command}"
-    yield f"           {size(one.size_bytes)}, {duration(one.download_s)} to fetch{speed}. {one.about}"
+    yield f"           {size(one.size_bytes)}, {duration(one.download_s)} to download{speed}. {one.about}"

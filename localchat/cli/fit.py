@@ -123,7 +123,7 @@ def _elsewhere(
         if published is None:
             raise _unknown_shape(reference, by)
         terminal.notify(
-            f"{published.name} is not here and offline is set: planned from its published shape"
+            f"{published.name} is not here and offline is set: using its published shape"
         )
         return Subject(published.name, published, None, settings.backend)
     hub, patience = hub_from_environment(inputs.app.environ), RetryPolicy()
@@ -142,9 +142,9 @@ def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
 
     others = ", ".join(published_names(reference))
     return NetworkError(
-        f"{reference.name} cannot be planned: it is not here, offline is set ({by}), and no published shape "
-        "of it is known",
-        hint="unset offline: only its headers are read over the network, a few megabytes"
+        f"the memory of {reference.name} cannot be planned: it is not here, offline is set ({by}), "
+        "and its published shape is not known",
+        hint="turn offline off: then only its headers are read over the network, a few megabytes"
         + (f"\noffline, these can be planned: {others}" if others else ""),
     )
 

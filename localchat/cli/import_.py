@@ -127,7 +127,7 @@ def _folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> No
         if as_json:
             print_json(app.environ, {"folder": str(folder), "models": []})
         else:
-            click.echo(f"localchat: removed folder {folder}; its files stay", err=True)
+            click.echo(f"localchat: stopped using folder {folder}; its files stay", err=True)
         return
     add_folder(paths, folder)
     models = [

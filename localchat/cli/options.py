@@ -58,7 +58,9 @@ _SYSTEM = (_Flag("system", ("-s", "--system"), "TEXT", "Instructions before the 
 _SCREEN = (_Flag("theme", ("--theme",), "NAME", "Colours of the screen: dark, light, ansi, …"),)
 _SWITCHES = (
     _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
-    _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Do not show the reasoning."),
+    _Flag(
+        "hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Do not show the reasoning."
+    ),
     _Flag(
         "require_gpu",
         ("--require-gpu/--no-require-gpu",),

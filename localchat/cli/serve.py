@@ -29,7 +29,9 @@ _PORT = 8114
 
 @click.command("serve")
 @click.argument("model_word", metavar="[MODEL]", required=False)
-@click.option("--host", default="127.0.0.1", metavar="HOST", help="Address to listen on; this machine alone.")
+@click.option(
+    "--host", default="127.0.0.1", metavar="HOST", help="Address to listen on; this machine alone."
+)
 @click.option(
     "--port",
     default=_PORT,

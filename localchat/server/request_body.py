@@ -216,7 +216,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
         raise ApiError(
             415,
             "unsupported_media_type",
-            f"The content encoding is {encoding[:50]!r}; supported are {supported}, or none.",
+            f"The content encoding is {encoding[:50]!r}; it must be one of {supported}, or none.",
             headers={"accept-encoding": supported},
         )
     return _decompress(body, make, max_bytes)

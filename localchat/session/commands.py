@@ -19,7 +19,7 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final = (
-    Command("model", "[NAME]", "Choose the model that answers; the conversation goes on."),
+    Command("model", "[NAME]", "Choose the model; the conversation continues."),
     Command("new", "", "Begin a new conversation; this one stays in the history."),
     Command("clear", "", "The same as /new, with the same instructions."),
     Command("system", "[TEXT]", "Set the instructions that come first; without TEXT, show them."),
@@ -27,16 +27,16 @@ COMMANDS: Final = (
     Command("think", "[on|off|auto]", "Let the model reason before it answers, or not."),
     Command("regen", "", "Answer the last question again; the old answer stays as a branch."),
     Command("edit", "", "Change the last question and send it as a new branch."),
-    Command("undo", "", "Take the last question and its answer off the conversation."),
-    Command("compact", "", "Let the model sum up what was said, and send the summary instead."),
+    Command("undo", "", "Undo the last question and its answer."),
+    Command("compact", "", "Summarize the conversation, and send the summary instead."),
     Command("copy", "[N|code]", "Copy the last answer, the last N messages, or the last code."),
     Command("export", "[FILE]", "Write the conversation to a file: Markdown, or JSON by its name."),
     Command("search", "[TEXT]", "Find text in this conversation."),
     Command("stats", "", "The metrics of the last answer, and the panel."),
     Command("fit", "[MODEL]", "Say whether a model fits into memory."),
-    Command("pull", "NAME", "Fetch a model while the chat goes on.", required=True),
+    Command("pull", "NAME", "Download a model in the background.", required=True),
     Command("help", "", "Keys and commands.", aliases=("?",)),
-    Command("quit", "", "Leave; everything is kept.", aliases=("exit", "bye")),
+    Command("quit", "", "Quit; everything is saved.", aliases=("exit", "bye")),
 )
 
 _BY_NAME: Final = {

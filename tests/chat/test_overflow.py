@@ -326,7 +326,7 @@ def test_a_branch_without_the_summary_is_sent_as_it_was() -> None:
 
 
 def test_there_is_nothing_to_sum_up_in_one_question() -> None:
-    with pytest.raises(UsageError, match="nothing to sum up"):
+    with pytest.raises(UsageError, match="nothing to summarize"):
         Compaction(talk([]), COUNT, 2000)
 
 

@@ -104,7 +104,7 @@ def test_nothing_is_cut_before_a_choice_and_the_question_waits_for_it(run: Run) 
     assert "the conversation has 1,6" in talk.shown
     assert "nothing was sent" in talk.shown
     assert "1. leave out the oldest 4 messages (" in talk.shown
-    assert "2. let the model sum up" in talk.shown
+    assert "2. let the model summarize" in talk.shown
     assert "4 messages, 6" in talk.shown
     assert len(talk.engine.requests) == 5
     assert talk.sent(4)[0] == LONG[2]
@@ -208,7 +208,7 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
     )
     assert talk.shown.count("there is no question yet") == 2
     for words in (
-        "there is nothing to sum up",
+        "there is nothing to summarize",
         "there are no metrics yet",
         "/export takes the name of a file",
         "there is no command /nonsense",

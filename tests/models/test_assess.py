@@ -113,7 +113,7 @@ def test_fit_of_what_is_nowhere_says_what_every_command_says(call: Call) -> None
 def test_fit_of_the_catalogue_needs_no_network(call: Call, hub: FakeHub) -> None:
     code, out, err = call("fit", "qwen2.5:0.5b", "--offline", "--json")
     assert (code, hub.asked) == (0, [])
-    assert "planned from its published shape" in err
+    assert "using its published shape" in err
     assert 390e6 < json.loads(out)["weights_bytes"] < 900e6
 
 
@@ -124,7 +124,7 @@ def test_fit_of_a_checkpoint_of_the_catalogue_needs_no_network(
     code, out, err = call("fit", "qwen2.5:7b-awq", "--offline", "--json")
     found = json.loads(out)
     assert (code, hub.asked) == (0, [])
-    assert "planned from its published shape" in err
+    assert "using its published shape" in err
     assert (found["backend"], found["fits"]) == ("cuda", True)
     # The repository's files: 5.57 GB.
     assert found["weights_bytes"] == pytest.approx(5.6e9, rel=0.05)
@@ -149,7 +149,7 @@ def test_a_checkpoint_that_the_engine_lacks_says_what_to_take(call: Call) -> Non
 def test_a_shape_that_is_not_known_offline_says_which_are(call: Call) -> None:
     code, _, err = call("fit", "qwen2.5:7b-q3_k_s", "--offline")
     assert code == 5
-    assert "no published shape of it is known" in err
+    assert "its published shape is not known" in err
     assert "qwen2.5:7b-q4_k_m, " in err
     assert "qwen2.5:7b-awq" in err
 

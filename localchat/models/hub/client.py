@@ -163,7 +163,7 @@ class HubClient:
             )
         return NetworkError(
             f"{response.url.host} answers {status} {response.reason_phrase} for {repository}",
-            hint="the same command later goes on where it stopped",
+            hint="run the same command again later; it resumes where it stopped",
         )
 
     def _gated(self, repository: str) -> LocalchatError:

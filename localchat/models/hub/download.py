@@ -82,8 +82,8 @@ class Download:
                 why = f"{file.path}: {problem}"
                 if part.restarts - restarts > _MOST_RESTARTS:
                     raise NetworkError(
-                        f"{why}; it had to begin again {_MOST_RESTARTS} times",
-                        hint="the server has another file each time, or cannot go on in the middle of one; "
+                        f"{why}; it had to start over {_MOST_RESTARTS} times",
+                        hint="the server sends another file each time, or cannot resume a download; "
                         "run the same command again later",
                     ) from problem
                 gained = part.length - before
@@ -95,7 +95,7 @@ class Download:
             wait = f"; it asks to wait {asked_s / 60:.0f} minutes" if asked_s else ""
             raise NetworkError(
                 f"{why}{wait}",
-                hint=f"{size(kept)} of the file are kept: the same command goes on there",
+                hint=f"{size(kept)} of the file are kept; run the same command again to resume",
             )
         wait_s = self._retry.wait_s(failures, asked_s)
         self._emit(Note(f"{why}; next try in {wait_s:.0f} s"))
@@ -115,12 +115,8 @@ class Download:
                 self._discard(part)
                 raise RetryableError(wrong or "it changed on the server")
             if start and response.status_code == 200:
-                why = (
-                    "it changed on the server"
-                    if changed
-                    else "the server cannot go on in its middle"
-                )
-                self._emit(Note(f"{file.path}: {why}; it begins again"))
+                why = "it changed on the server" if changed else "the server cannot resume it"
+                self._emit(Note(f"{file.path}: {why}; starting over"))
                 self._discard(part)
             part.set_etag(etag)
             for piece in response.iter_raw():

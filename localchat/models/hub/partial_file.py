@@ -193,9 +193,9 @@ class PartialFile:
         if problem.errno in _FULL:
             kept = getattr(self, "_length", 0)
             return LocalchatError(
-                f"the disk is full: {self._target.name} wants {size(self._file.size)}, and {size(kept)} "
+                f"the disk is full: {self._target.name} needs {size(self._file.size)}, and {size(kept)} "
                 "of it are kept",
-                hint="make room and run the same command again; it goes on where it stopped",
+                hint="free some space and run the same command again; it resumes where it stopped",
             )
         return LocalchatError(f"{self._path} cannot be written: {problem.strerror or problem}")
 

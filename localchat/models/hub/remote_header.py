@@ -47,7 +47,7 @@ class ByteBudget:
         self._left -= count
         if self._left < 0:
             raise ModelInvalid(
-                f"{name}: its header goes on after {size(self._most)}.",
+                f"{name}: its header is longer than {size(self._most)}.",
                 hint="No model that runs here has such a header; take another repository.",
                 path=name,
             )

@@ -188,7 +188,7 @@ class SecurityMiddleware:
             raise ApiError(
                 403,
                 "origin_not_allowed",
-                "Pages may not send this request.",
+                "This cross-origin request is not allowed.",
                 kind="permission_error",
             )
         requested = headers.get("access-control-request-headers", "")

@@ -158,5 +158,5 @@ def _download_label(suggestion: "Recommendation") -> str:
     speed = (
         f", about {rate(suggestion.tokens_per_s)}" if suggestion.tokens_per_s is not None else ""
     )
-    fetch = f"{size(suggestion.size_bytes)}, {duration(suggestion.download_s)} to download"
+    fetch = f"{size(suggestion.size_bytes)}, {duration(suggestion.download_s)} download"
     return f"{suggestion.role}: {suggestion.name} · {fetch}{speed}"

@@ -155,7 +155,7 @@ def test_a_wrong_range_is_refused(look: Looker, hub: FakeHub) -> None:
 def test_a_header_without_end_is_given_up(look: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_header, "MOST_BYTES", 400_000)
     look.add({"model-q4_0.gguf": llama(LARGE).encode()})
-    with pytest.raises(ModelInvalid, match=r"goes on after 400 kB"):
+    with pytest.raises(ModelInvalid, match=r"is longer than 400 kB"):
         look("maker/Model")
 
 

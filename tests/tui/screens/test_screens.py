@@ -18,7 +18,7 @@ from localchat.session.commands import COMMANDS
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.themes import textual_name
 from localchat.tui.widgets.welcome import Welcome, first_greeting
-from tests.support.tui_scenes import FIRST
+from tests.support.tui_scenes import FIRST, suggestion
 from tests.support.tui_stage import Stage, app_of, play, say, until
 
 
@@ -208,6 +208,18 @@ def test_what_was_said_is_there_after_a_restart(tmp_path: Path) -> None:
         assert summary is not None
         conversation = history.load(summary.id)
     play(Stage(tmp_path, conversation=conversation), again)
+
+
+def test_an_offer_of_a_download_keeps_its_time_on_a_screen_of_60_columns(tmp_path: Path) -> None:
+    fast = suggestion("fast", "qwen2.5:0.5b-q4_k_m", 491_400_032, 49.0, 41.0)
+    found = FirstRun("2 cores", (), (fast,), FIRST.rate)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        shown = "fast: qwen2.5:0.5b-q4_k_m · 491 MB, 49 s download\n"
+        await until(pilot, lambda: shown in str(app.chat.query_one(Welcome).render()))
+
+    play(Stage(tmp_path, models=("guide",), first_run=found), what, 60, 24)
 
 
 def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_they_lie(
