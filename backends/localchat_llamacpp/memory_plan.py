@@ -87,7 +87,7 @@ class _CandidateChooser:
         if not last or (options.context_tokens or 0) <= last:
             return options
         self.notes.append(
-            f"The model has positions for {tokens(last)} only, so the context is not "
+            f"The model supports a context of at most {tokens(last)}, which is used instead of "
             f"{options.context_tokens:,}."
         )
         return structs.replace(options, context_tokens=last)
@@ -274,8 +274,8 @@ class _CandidateChooser:
         most, memory = self.options.kv_limit_bytes, self.memory
         if spare := self._spare_bytes(needs):
             return (
-                f"--cache-ram keeps {size(self.options.cache_ram_bytes or 0)} for KV that nobody uses, and "
-                f"{size(spare)} are free besides the load."
+                f"--cache-ram reserves {size(self.options.cache_ram_bytes or 0)} for idle KV, but the load "
+                f"leaves only {size(spare)} free."
             )
         if most is None or memory.allowed(needs) or not memory.holds(needs):
             return ""

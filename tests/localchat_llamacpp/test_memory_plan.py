@@ -90,7 +90,7 @@ def test_a_context_ends_where_learned_positions_end(tmp_path: Path) -> None:
     header = read_header(raw.write(tmp_path / "m.gguf"))
     found = asked(header, wish=LoadOptions(context_tokens=2048))
     assert (found.context_tokens, found.max_context_tokens) == (512, 512)
-    assert "positions for 512 tokens" in found.notes[0] and "2,048" in found.notes[0]
+    assert "at most 512 tokens" in found.notes[0] and "2,048" in found.notes[0]
     assert asked(header, wish=LoadOptions(context_tokens=256)).notes == ()
     turning = read_header(llama(Size(context=512)).write(tmp_path / "rope.gguf"))
     assert asked(turning, wish=LoadOptions(context_tokens=2048)).context_tokens == 2048

@@ -176,7 +176,7 @@ class HubClient:
             )
         return NetworkError(
             f"{repository} refuses this token",
-            hint=f"accept the licence at {page} as the user of the token; it must be allowed to read",
+            hint=f"accept the licence at {page} with the account of the token, which needs read access",
         )
 
     def _missing(self, repository: str) -> ModelMissing:

@@ -248,7 +248,7 @@ def test_server_without_ranges_is_started_again_a_few_times_only(
     file_of(pull).unlink()
     (pull.models_dir / NAME / MANIFEST).unlink()
     hub.faults.extend(Fault(cut_after=2_000, no_range=True) for _ in range(30))
-    with pytest.raises(NetworkError, match="begin again"):
+    with pytest.raises(NetworkError, match="start over"):
         pull(WORD)
 
 
