@@ -167,7 +167,7 @@ def test_ram_for_parked_prefixes_that_is_not_there_is_said_to_be_the_trouble(
     outcome = fit(roomy, eight_b, "--ctx", "8192", "--cache-ram", "20000", "--json")
     found = told(outcome)
     assert outcome.code == 4
-    assert "--cache-ram keeps 21.0 GB" in found["missing"]
+    assert "--cache-ram reserves 21.0 GB" in found["missing"]
     flag, value = found["advice"][0].partition(":")[0].split()
     assert flag == "--cache-ram" and "smaller" not in " ".join(found["advice"])
     assert fit(roomy, eight_b, "--ctx", "8192", flag, value).code == 0
