@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.support.paths import ROOT
 
 # Read once, when Triton is first imported, whichever test does so: kernels run in its interpreter on a CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A busy machine must not fail a test: no example has a deadline.
+settings.register_profile("localchat", deadline=None)
+settings.load_profile("localchat")
 
 TIERS = {
     "gpu": (
