@@ -214,9 +214,9 @@ def convert(key: str, given: Given) -> object:
         return msgspec.convert(value, kind, strict=not isinstance(value, str), str_keys=True)
     except msgspec.ValidationError as problem:
         shown = f"{given.value!r:.80}"
-        raise UsageError(
-            f"{given.origin}: {key} must be {KEYS[key].valid}, not {shown}"
-        ) from problem
+        # A flag names its key already.
+        named = given.origin if given.origin.startswith("--") else f"{given.origin}: {key}"
+        raise UsageError(f"{named} must be {KEYS[key].valid}, not {shown}") from problem
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:

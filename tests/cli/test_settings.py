@@ -78,7 +78,7 @@ def test_values_from_flag_and_environment_are_refused_in_the_same_words(call: Ca
     ):
         resolve(from_environment({"LOCALCHAT_SEED": "x"}))
     assert (
-        "--seed: seed must be a whole number from 0, not 'x'"
+        "--seed must be a whole number from 0, not 'x'"
         in call(SCENARIOS["hello"], "--seed", "x", "q").err
     )
     assert "did you mean top_k" in call(SCENARIOS["hello"], "-o", "topk", "1", "q").err

@@ -122,5 +122,5 @@ def test_one_of_several_words_may_be_written_in_any_letters() -> None:
     found = resolve(given).settings
     assert (found.kv_cache_type, found.gpu_layers) == ("q8_0", "all")
     assert resolve({"gpu_layers": Given("12", "--gpu-layers")}).settings.gpu_layers == 12
-    with pytest.raises(UsageError, match="kv_cache_type must be f16"):
+    with pytest.raises(UsageError, match="--kv-type must be f16"):
         resolve({"kv_cache_type": Given("Q9", "--kv-type")})
