@@ -118,7 +118,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     home = tmp_path_factory.mktemp("home")
     for name in [name for name in os.environ if name.startswith(("LOCALCHAT_", "XDG_", "HF_"))]:
         monkeypatch.delenv(name)
-    for name in ("NO_COLOR", "FORCE_COLOR", "PYTHONUNBUFFERED"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "PYTHONUNBUFFERED", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
