@@ -135,7 +135,7 @@ def test_what_is_wrong_in_the_users_files_is_told(
     assert text.count("\nWrong: ") == 3
     paths.settings_file.unlink()
     monkeypatch.setenv("LOCALCHAT_THREADS", "many")
-    assert "LOCALCHAT_THREADS: 'many'" in doctor(call)[1]
+    assert "LOCALCHAT_THREADS: threads must be a whole number" in doctor(call)[1]
 
 
 def test_memory_is_told_once_and_by_whom(
