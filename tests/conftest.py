@@ -42,6 +42,8 @@ TIERS = {
             "test_imports.py",
             "test_gc_control.py",
         ),
+        *("chat_format/test_render_process.py", "chat_format/test_template.py"),
+        *("chat_format/test_chat_format.py", "chat_format/test_template_messages.py"),
         *("cli/test_interrupted_conversation.py", "cli/test_process.py", "cli/test_signals.py"),
         *(
             "fit/test_speed_history.py",
@@ -60,6 +62,8 @@ TIERS = {
             "server/test_soak.py",
         ),
         *("backend_api/sampling", "core/test_engine_core_determinism.py"),
+        *("core/structured_output", "localchat_cuda/test_backend.py"),
+        "localchat_cuda/test_model_config.py",
         *("core/kv_cache/test_properties.py", "models/test_assess.py", "models/test_fit_golden.py"),
         *(
             "cli/test_onboarding.py",
