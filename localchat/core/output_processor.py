@@ -279,7 +279,8 @@ class OutputProcessor:
         """End a sequence whose last row came back after its end: its KV stays as a prefix."""
         sequence = row.sequence
         valid = min(row.start + computed, sequence.known)
-        if valid > sequence.computed and not sequence.kv_invalid:
+        # A row that computed nothing may start behind a gap: its start says nothing about what is valid.
+        if computed and valid > sequence.computed and not sequence.kv_invalid:
             self._commit(sequence, valid, earliest)
         self._end_sequence(sequence)
 

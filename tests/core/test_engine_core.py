@@ -211,6 +211,22 @@ def test_memory_that_never_comes_back_is_one_error_for_each_request(
         assert isinstance(bench.received[number].error, DoesNotFit)
 
 
+@pytest.mark.parametrize("short", ["stumble", "halt"])
+def test_a_row_cancelled_behind_a_short_step_leaves_no_prefix_that_was_never_computed(
+    short: str,
+) -> None:
+    for step in range(1, 8):
+        bench = Bench(capabilities(**AHEAD, max_step_tokens=5), **{short: [step]})
+        first = bench.ask(request(ALPHABET))
+        while bench.core._scheduler.step_number <= step:
+            bench.step()
+        bench.step()  # the short step came back; the one behind it is in flight
+        bench.core.cancel(first)
+        second = bench.ask(request(ALPHABET))
+        bench.run_until_idle()
+        check_received(bench, second, peaked)
+
+
 def test_metrics_are_sent_at_each_phase_and_at_the_end() -> None:
     received: Received = Bench().say(request("ab" * 50, ignore_eos=True))
     figures = received.all(MetricsSnapshot)
