@@ -1,4 +1,4 @@
-"""What is said of errors that are not ours."""
+"""Messages for foreign errors."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What may be loaded before anything is asked: start-up is the first thing a user feels."""
+"""Imports that are allowed at start-up: start-up is the first thing a user feels."""
 
 import subprocess
 import sys

@@ -17,7 +17,7 @@ from pathlib import Path
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.fit.load_options import LoadOptions
-from scripts.tools.schemas.answers import MOST_TOKENS, judged
+from scripts.tools.schemas.answers import MOST_TOKENS, assess_answers
 
 LEAST_FINISHED = 0.95
 
@@ -35,7 +35,7 @@ def main() -> int:
         notify=lambda sentence: print(sentence, file=sys.stderr),
     )
     try:
-        answers = list(judged(engine, range(asked.first, asked.first + asked.count)))
+        answers = list(assess_answers(engine, range(asked.first, asked.first + asked.count)))
     finally:
         engine.close()
     for one in answers:

@@ -1,4 +1,4 @@
-"""What is sent, what must go, and what is offered, on an engine that counts a token a character."""
+"""Context overflow: messages sent, messages dropped and offers made, at one token a character."""
 
 from typing import Any
 

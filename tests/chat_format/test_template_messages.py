@@ -111,7 +111,7 @@ CALLED = (
 
 
 def lines(source: str, *, marks: str = "") -> list[str]:
-    """What a template, with signs of its family in a comment, makes of the conversation."""
+    """Lines rendered by a template that carries its family's markers in a comment."""
     chat = chat_format(f"{{# {marks} tool #}}{source}")
     return chat.render(Messages(CALLED, tools=(TOOL,))).text.splitlines()
 

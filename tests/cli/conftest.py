@@ -1,4 +1,4 @@
-"""What the tests of the command share: a call in this process, and a program on a terminal of its own."""
+"""Fixtures of the command line: a call in this process, and a program on a terminal of its own."""
 
 import io
 import sys

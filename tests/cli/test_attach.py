@@ -63,7 +63,7 @@ def model(tmp_path: Path) -> Path:
 def served(paths: Paths, model: Path) -> Iterator[Served]:
     """A server with a model of its own, registered until the end of the test."""
     served = Served()
-    wish = ServerSpec(
+    load_options = ServerSpec(
         own=ResolvedModel(str(model), "tiny", model, "a test"),
         settings_for=lambda names: Settings(),
         paths=paths,
@@ -72,19 +72,19 @@ def served(paths: Paths, model: Path) -> Iterator[Served]:
         notify=lambda text: None,
         keep_alive_s=-1.0,
     )
-    with open_server_context(wish) as house, socket.socket() as listening:
-        served.pool = house.engines.pool
+    with open_server_context(load_options) as server_context, socket.socket() as listening:
+        served.pool = server_context.engines.pool
         listening.bind(("127.0.0.1", 0))
         listening.listen(32)
-        house.on_stop(served.stopped.set)
-        app = Starlette(routes=house.private)
+        server_context.on_stop(served.stopped.set)
+        app = Starlette(routes=server_context.private)
         config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         until(lambda: server.started)
         try:
-            with house.registered(f"http://127.0.0.1:{listening.getsockname()[1]}"):
+            with server_context.registered(f"http://127.0.0.1:{listening.getsockname()[1]}"):
                 yield served
         finally:
             server.should_exit = True
@@ -109,12 +109,12 @@ def test_second_prompt_finds_the_model_loaded(served: Served, call: Call) -> Non
 
 
 def test_of_several_servers_the_one_that_holds_the_model_is_asked() -> None:
-    def telling(*models: str) -> tuple[ServerClient, bytes]:
+    def client_of(*models: str) -> tuple[ServerClient, bytes]:
         loaded = tuple(ModelStatus(Path(path).stem, path, "ready") for path in models)
         told = msgspec.json.encode(ServerStatus("1", loaded))
         return ServerClient(f"http://{len(models)}.test", "token"), told
 
-    newest, other = telling("/m/a.gguf"), telling("/m/b.gguf", "/m/c.gguf")
+    newest, other = client_of("/m/a.gguf"), client_of("/m/b.gguf", "/m/c.gguf")
     assert choose_server((newest, other), "/m/c.gguf") is other[0]
     assert choose_server((newest, other), "/m/a.gguf") is newest[0]
     assert choose_server((newest, other), "/m/d.gguf") is newest[0]

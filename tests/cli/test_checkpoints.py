@@ -19,7 +19,7 @@ Verb = Callable[..., Outcome]
 @pytest.fixture
 def models_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The models folder."""
-    folder = tmp_path / "shelf"
+    folder = tmp_path / "models"
     folder.mkdir()
     monkeypatch.setenv("LOCALCHAT_MODELS", str(folder))
     return folder

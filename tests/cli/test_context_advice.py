@@ -1,4 +1,4 @@
-"""What is advised where a prompt is longer than the context: only what can help this model."""
+"""Advice for a prompt longer than the context: only what can help this model."""
 
 import msgspec
 import pytest

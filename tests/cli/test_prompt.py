@@ -1,4 +1,4 @@
-"""What becomes the prompt: stdin, files and words; and input that is off."""
+"""The prompt is made of stdin, files and words; broken input is refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What every engine of ours promises, whatever runs under the loop."""
+"""Contract of every engine, whichever backend runs under it."""
 
 from concurrent.futures import ThreadPoolExecutor
 

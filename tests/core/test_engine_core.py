@@ -216,7 +216,8 @@ def test_a_row_cancelled_behind_a_short_step_leaves_no_prefix_that_was_never_com
     short: str,
 ) -> None:
     for step in range(1, 8):
-        bench = Bench(capabilities(**AHEAD, max_step_tokens=5), **{short: [step]})
+        steps: dict[str, Any] = {short: [step]}
+        bench = Bench(capabilities(**AHEAD, max_step_tokens=5), **steps)
         first = bench.ask(request(ALPHABET))
         while bench.core._scheduler.step_number <= step:
             bench.step()

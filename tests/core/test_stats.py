@@ -1,4 +1,4 @@
-"""What an engine counts since its load: ends, tokens, drafts, and steps that came too late for a cancel."""
+"""Counters of an engine since its load: requests, tokens, drafts, and rows launched after a cancel."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What probes measured is remembered, for a while."""
+"""Results of hardware probes are kept for a limited time."""
 
 from pathlib import Path
 

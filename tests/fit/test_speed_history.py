@@ -1,4 +1,4 @@
-"""What this machine's runs teach, and how they are kept."""
+"""Speeds learned from this machine's runs, and the file that keeps them."""
 
 import subprocess
 import sys

@@ -5,7 +5,7 @@ from pathlib import Path
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.fit.load_options import LoadOptions
-from scripts.tools.schemas.answers import judged
+from scripts.tools.schemas.answers import assess_answers
 from scripts.tools.schemas.generator import schema
 
 GUIDE = Path(__file__).parents[2] / "localchat" / "guide" / "guide.gguf"
@@ -19,7 +19,7 @@ def test_answers_end_in_time_and_are_valid() -> None:
         notify=lambda sentence: None,
     )
     try:
-        answers = list(judged(engine, range(100, 110)))
+        answers = list(assess_answers(engine, range(100, 110)))
     finally:
         engine.close()
     assert [one.fault for one in answers] == [""] * 10

@@ -1,4 +1,4 @@
-"""What is on the disk while an answer streams, and after the program was killed."""
+"""State of the disk while an answer streams, and after the program was killed."""
 
 import random
 import sqlite3
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Loss(NamedTuple):
-    """What a killed program had handed over a second before its end, in words, and what was on the disk."""
+    """Words sent a second before the program was killed, and words found on the disk."""
 
     handed_over: int
     written: int

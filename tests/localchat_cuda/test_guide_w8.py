@@ -1,4 +1,4 @@
-"""What weights of a byte cost the built-in guide, in KL per token of its own answer (nats). Found when this was
+"""KL per token (nats) of the built-in guide with 8-bit weights, over its own answer. Found when this was
 written: an 8-bit head 5e-6 (one of e4m3 9e-5), FP8 layers 3e-4, with activations in FP8 too 6e-4."""
 
 import subprocess

@@ -84,9 +84,9 @@ def test_kernels_of_the_head_are_its_reference(tmp_path: Path) -> None:
 
 
 def test_the_plan_counts_an_int8_head_and_notes_it() -> None:
-    wish, card = LoadOptions(max_slots=2, head_int8=True), gpu(140 * GB, 141 * GB)
+    requested, card = LoadOptions(max_slots=2, head_int8=True), gpu(140 * GB, 141 * GB)
     usual = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=2), card)
-    found = plan(CONFIG, [header(15 * GB)], wish, card)
+    found = plan(CONFIG, [header(15 * GB)], requested, card)
     assert found.weights_bytes - usual.weights_bytes == head_int8_bytes(CONFIG) < 0
     assert found.notes == ("The output head is rounded to 8 bits.",)
     tied = parse_config({**QWEN25, "tie_word_embeddings": True}, "it")

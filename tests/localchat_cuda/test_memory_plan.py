@@ -38,8 +38,8 @@ def test_a_context_that_does_not_fit_is_shrunk_with_a_note() -> None:
 
 
 def test_a_context_asked_for_is_never_shrunk() -> None:
-    wish = LoadOptions(context_tokens=32768, max_slots=4)
-    found = plan(CONFIG, [header(15 * GB)], wish, gpu(18 * GB))
+    options = LoadOptions(context_tokens=32768, max_slots=4)
+    found = plan(CONFIG, [header(15 * GB)], options, gpu(18 * GB))
     assert not found.fits
     assert found.context_tokens == 32768
     assert any(line.startswith(f"--ctx {found.max_context_tokens}") for line in found.advice)
@@ -81,20 +81,21 @@ def test_packed_scales_and_tied_heads_are_counted_as_they_will_lie() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [LoadOptions(kv_type="q8_0"), LoadOptions(context_tokens=0), LoadOptions(max_slots=0)]
+    "options",
+    [LoadOptions(kv_type="q8_0"), LoadOptions(context_tokens=0), LoadOptions(max_slots=0)],
 )
-def test_nonsense_is_refused(wish: LoadOptions) -> None:
+def test_nonsense_is_refused(options: LoadOptions) -> None:
     with pytest.raises(UsageError):
-        plan(CONFIG, [header(GB)], wish, gpu(20 * GB))
+        plan(CONFIG, [header(GB)], options, gpu(20 * GB))
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
 def test_a_cache_of_8_bits_holds_twice_the_tokens(name: str) -> None:
     limits = StepLimits(kv_bytes=10 * GB)
     room = gpu(140 * GB, 141 * GB)
-    wish = LoadOptions(max_slots=256)
-    plain = plan(CONFIG, [header(15 * GB)], wish, room, limits)
-    found = plan(CONFIG, [header(15 * GB)], structs.replace(wish, kv_type=name), room, limits)
+    options = LoadOptions(max_slots=256)
+    plain = plan(CONFIG, [header(15 * GB)], options, room, limits)
+    found = plan(CONFIG, [header(15 * GB)], structs.replace(options, kv_type=name), room, limits)
     assert (plain.kv_type, found.kv_type) == ("bf16", "fp8")
     assert plain.kv_types == found.kv_types == ("bf16", "fp8")
     assert kv_token_bytes(CONFIG, found.kv_type) == 2 * 28 * 4 * (128 + 1)
@@ -186,30 +187,30 @@ def test_floating_weights_count_in_the_type_that_they_are_loaded_in() -> None:
 
 
 def test_a_limit_on_the_cache_alone_is_named_if_it_forbids_the_load() -> None:
-    wish = LoadOptions(context_tokens=32768, max_slots=1)
-    found = plan(CONFIG, [header(GB)], wish, gpu(20 * GB), StepLimits(kv_bytes=GB))
+    options = LoadOptions(context_tokens=32768, max_slots=1)
+    found = plan(CONFIG, [header(GB)], options, gpu(20 * GB), StepLimits(kv_bytes=GB))
     needed = kv_token_bytes(CONFIG) * 32768
     assert not found.fits and found.total_bytes < found.free_bytes
     assert "--kv-gb allows 1.0 GB" in found.missing
     flag, value = found.advice[0].partition(":")[0].split()
     assert flag == "--kv-gb" and needed <= float(value) * GB < needed + GB / 10
     enough = StepLimits(kv_bytes=int(float(value) * GB))
-    assert plan(CONFIG, [header(GB)], wish, gpu(20 * GB), enough).fits
+    assert plan(CONFIG, [header(GB)], options, gpu(20 * GB), enough).fits
     with pytest.raises(DoesNotFit, match="it is not loaded: the KV cache"):
         demand(found, "it")
-    scarce = plan(CONFIG, [header(GB)], wish, gpu(5 * GB), StepLimits(kv_bytes=GB))
+    scarce = plan(CONFIG, [header(GB)], options, gpu(5 * GB), StepLimits(kv_bytes=GB))
     assert not scarce.missing and not any("--kv-gb" in line for line in scarce.advice)
 
 
 def test_a_limit_on_the_gpu_can_be_raised_where_there_is_memory() -> None:
-    wish = LoadOptions(context_tokens=2048, max_slots=1)
-    found = plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), StepLimits(gpu_bytes=10 * GB))
+    options = LoadOptions(context_tokens=2048, max_slots=1)
+    found = plan(CONFIG, [header(15 * GB)], options, gpu(23 * GB), StepLimits(gpu_bytes=10 * GB))
     assert not found.fits and not found.missing
     flag, value = found.advice[0].partition(":")[0].split()
     assert flag == "--vram-gb"
     enough = StepLimits(gpu_bytes=int(float(value) * GB))
-    assert plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), enough).fits
-    scarce = plan(CONFIG, [header(15 * GB)], wish, gpu(12 * GB), StepLimits(gpu_bytes=10 * GB))
+    assert plan(CONFIG, [header(15 * GB)], options, gpu(23 * GB), enough).fits
+    scarce = plan(CONFIG, [header(15 * GB)], options, gpu(12 * GB), StepLimits(gpu_bytes=10 * GB))
     assert not any("--vram-gb" in line for line in scarce.advice)
 
 

@@ -1,4 +1,4 @@
-"""What `doctor` is told of the build."""
+"""Advice about the llama.cpp build that `doctor` prints."""
 
 import sys
 from pathlib import Path

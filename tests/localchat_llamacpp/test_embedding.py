@@ -199,13 +199,13 @@ def test_longest_text_follows_the_memory_and_too_little_is_no_fit(tmp_path: Path
 
 def test_a_gpu_that_is_required_and_not_used_is_no_fit(tmp_path: Path) -> None:
     shape = read_shape(write_bert(tmp_path / "b.gguf"))
-    machine, wish = read_machine(), LoadOptions(require_gpu=True)
-    refused = plan_embedding(shape, wish, machine, can_offload=False)
+    machine, requested = read_machine(), LoadOptions(require_gpu=True)
+    refused = plan_embedding(shape, requested, machine, can_offload=False)
     assert not refused.fits and "a GPU is required" in refused.missing
     card = Gpu(0, "a card", 8_000_000_000, 7_000_000_000)
     with_card = replace(machine, gpus=(card,))
-    assert plan_embedding(shape, wish, with_card, can_offload=True).fits
-    little = structs.replace(wish, gpu_limit_bytes=1_000_000)
+    assert plan_embedding(shape, requested, with_card, can_offload=True).fits
+    little = structs.replace(requested, gpu_limit_bytes=1_000_000)
     assert not plan_embedding(shape, little, with_card, can_offload=True).fits
 
 

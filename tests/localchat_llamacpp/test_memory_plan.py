@@ -45,14 +45,14 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Header:
 def asked(
     header: Header,
     machine: Machine = LAPTOP,
-    wish: LoadOptions | None = None,
+    options: LoadOptions | None = None,
     *,
     can_offload: bool = False,
     safe_mode: bool = True,
 ) -> MemoryPlan:
     return plan(
         model_shape(header),
-        wish or LoadOptions(),
+        options or LoadOptions(),
         machine,
         can_offload=can_offload,
         safe_mode=safe_mode,
@@ -66,8 +66,8 @@ def tight_for(found: MemoryPlan) -> Machine:
 
 def too_small_for_f16(header: Header) -> Machine:
     """A machine that holds 8,192 tokens of q8_0 and not of f16."""
-    wish = LoadOptions(context_tokens=8192, kv_type="f16")
-    return tight_for(asked(header, tight_for(asked(header, wish=wish)), wish))
+    options = LoadOptions(context_tokens=8192, kv_type="f16")
+    return tight_for(asked(header, tight_for(asked(header, options=options)), options))
 
 
 def test_the_default_context_is_large_and_leaves_room_for_parked_prefixes(eight_b: Header) -> None:
@@ -88,20 +88,20 @@ def test_a_context_ends_where_learned_positions_end(tmp_path: Path) -> None:
     raw = llama(Size(context=512))
     raw = replace(raw, tensors=[*raw.tensors, Tensor("position_embd.weight", (64, 512))])
     header = read_header(raw.write(tmp_path / "m.gguf"))
-    found = asked(header, wish=LoadOptions(context_tokens=2048))
+    found = asked(header, options=LoadOptions(context_tokens=2048))
     assert (found.context_tokens, found.max_context_tokens) == (512, 512)
     assert "at most 512 tokens" in found.notes[0] and "2,048" in found.notes[0]
-    assert asked(header, wish=LoadOptions(context_tokens=256)).notes == ()
+    assert asked(header, options=LoadOptions(context_tokens=256)).notes == ()
     turning = read_header(llama(Size(context=512)).write(tmp_path / "rope.gguf"))
-    assert asked(turning, wish=LoadOptions(context_tokens=2048)).context_tokens == 2048
+    assert asked(turning, options=LoadOptions(context_tokens=2048)).context_tokens == 2048
 
 
 def test_flash_attention_is_off_on_a_cpu_until_its_scores_have_no_room(eight_b: Header) -> None:
     assert not asked(eight_b).flash_attention
-    assert not asked(eight_b, wish=LoadOptions(context_tokens=8192)).flash_attention
-    wish = LoadOptions(context_tokens=8192, kv_type="f16")
-    assert asked(eight_b, tight_for(asked(eight_b, wish=wish)), wish).flash_attention
-    assert asked(eight_b, wish=LoadOptions(kv_type="q8_0")).flash_attention
+    assert not asked(eight_b, options=LoadOptions(context_tokens=8192)).flash_attention
+    options = LoadOptions(context_tokens=8192, kv_type="f16")
+    assert asked(eight_b, tight_for(asked(eight_b, options=options)), options).flash_attention
+    assert asked(eight_b, options=LoadOptions(kv_type="q8_0")).flash_attention
     assert asked(eight_b, replace(LAPTOP, gpus=(CARD,)), can_offload=True).flash_attention
 
 
@@ -139,21 +139,21 @@ def test_a_machine_too_small_is_told_what_would_fit(eight_b: Header) -> None:
 
 
 def test_a_context_that_no_machine_holds_is_answered_with_the_trained_one(eight_b: Header) -> None:
-    found = asked(eight_b, wish=LoadOptions(context_tokens=10**12, kv_type="q8_0"))
+    found = asked(eight_b, options=LoadOptions(context_tokens=10**12, kv_type="q8_0"))
     assert not found.fits
     (advice,) = found.advice
     context = int(advice.split(":")[0].split()[1])
     assert context <= 131_072
-    assert asked(eight_b, wish=LoadOptions(context_tokens=context, kv_type="q8_0")).fits
+    assert asked(eight_b, options=LoadOptions(context_tokens=context, kv_type="q8_0")).fits
 
 
 def test_layers_that_this_build_cannot_put_on_a_gpu_are_said(eight_b: Header) -> None:
     for layers in (99, "all"):
-        found = asked(eight_b, wish=LoadOptions(gpu_layers=layers))
+        found = asked(eight_b, options=LoadOptions(gpu_layers=layers))
         assert found.gpu_layers == 0
         assert any("no layer goes to a GPU" in note for note in found.notes)
     for layers in (0, "auto"):
-        assert not asked(eight_b, wish=LoadOptions(gpu_layers=layers)).notes  # type: ignore[arg-type]
+        assert not asked(eight_b, options=LoadOptions(gpu_layers=layers)).notes  # type: ignore[arg-type]
 
 
 def test_a_context_beyond_training_is_possible_and_said(eight_b: Header) -> None:
@@ -194,7 +194,7 @@ def test_a_build_without_gpu_uses_none_and_says_how_to_get_one(eight_b: Header) 
 
 def test_a_gpu_that_cannot_be_read_is_used_only_when_asked_for(eight_b: Header) -> None:
     assert asked(eight_b, can_offload=True).gpu_layers == 0
-    found = asked(eight_b, wish=LoadOptions(gpu_layers=10), can_offload=True)
+    found = asked(eight_b, options=LoadOptions(gpu_layers=10), can_offload=True)
     assert (found.fits, found.gpu_layers) == (True, 10)
     assert any("on trust" in note for note in found.notes)
 
@@ -216,9 +216,9 @@ def test_windows_are_cut_only_where_full_layers_have_no_room(gemma: Header) -> N
 
 
 def test_parked_prefixes_count_when_asked_for(eight_b: Header) -> None:
-    wish = LoadOptions(context_tokens=8192, kv_type="f16", cache_ram_bytes=2 * GB)
-    assert asked(eight_b, wish=wish).cache_ram_bytes == 2 * GB
-    assert not asked(eight_b, wish=structs.replace(wish, cache_ram_bytes=7 * GB)).fits
+    options = LoadOptions(context_tokens=8192, kv_type="f16", cache_ram_bytes=2 * GB)
+    assert asked(eight_b, options=options).cache_ram_bytes == 2 * GB
+    assert not asked(eight_b, options=structs.replace(options, cache_ram_bytes=7 * GB)).fits
 
 
 @pytest.mark.parametrize(("cores", "step"), [(2, 128), (4, 128), (8, 256), (32, 512)])
@@ -241,7 +241,7 @@ def test_pages_beside_repacked_weights_are_told_apart_and_not_needed(eight_b: He
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "options",
     [
         LoadOptions(kv_type="q3_x"),
         LoadOptions(context_tokens=0),
@@ -250,9 +250,9 @@ def test_pages_beside_repacked_weights_are_told_apart_and_not_needed(eight_b: He
         LoadOptions(max_slots=256),
     ],
 )
-def test_nonsense_is_a_usage_error(eight_b: Header, wish: LoadOptions) -> None:
+def test_nonsense_is_a_usage_error(eight_b: Header, options: LoadOptions) -> None:
     with pytest.raises(UsageError):
-        asked(eight_b, wish=wish)
+        asked(eight_b, options=options)
 
 
 LOAD = """
@@ -266,11 +266,11 @@ for path, cells, step, rows, sequences, flash, swa_full in json.load(sys.stdin):
     parameters = api.llama_model_default_params()
     parameters.n_gpu_layers, parameters.use_extra_bufts = 0, False
     model = api.llama_model_load_from_file(path.encode(), parameters)
-    wish = api.llama_context_default_params()
-    wish.n_ctx, wish.n_batch, wish.n_ubatch = cells, step, step
-    wish.n_seq_max, wish.n_outputs_max, wish.kv_unified = sequences, rows, True
-    wish.flash_attn_type, wish.swa_full, wish.n_threads = flash, swa_full, 1
-    context = api.llama_init_from_model(model, wish)
+    params = api.llama_context_default_params()
+    params.n_ctx, wish.n_batch, wish.n_ubatch = cells, step, step
+    params.n_seq_max, wish.n_outputs_max, wish.kv_unified = sequences, rows, True
+    params.flash_attn_type, wish.swa_full, wish.n_threads = flash, swa_full, 1
+    context = api.llama_init_from_model(model, params)
     sizes = re.findall(r"(model|KV|RS|compute) +buffer size = +([0-9.]+) MiB", "".join(text))
     print(json.dumps({kind: sum(float(n) for k, n in sizes if k == kind) for kind, _ in sizes}))
     api.llama_free(context)
@@ -286,12 +286,12 @@ def test_the_plan_agrees_with_what_llama_cpp_takes(tmp_path: Path) -> None:
     for name in sorted(ARCHITECTURES):
         header = read_header(write_model(tmp_path / f"{name}.gguf", name, shape))
         for context, flash in ((600, 0), (4096, 0), (4096, -1)):
-            wish = LoadOptions(context_tokens=context, kv_type="f16", gpu_layers=0)
+            options = LoadOptions(context_tokens=context, kv_type="f16", gpu_layers=0)
             # A machine without room for the scores takes flash attention.
-            found = asked(header, LAPTOP, wish)
+            found = asked(header, LAPTOP, options)
             if flash:
-                found = asked(header, tight_for(found), wish)
-            steps = Steps(wish.max_slots, found.max_step_tokens)
+                found = asked(header, tight_for(found), options)
+            steps = Steps(options.max_slots, found.max_step_tokens)
             cells = context_cells(context)
             cases.append((name, found))
             loads.append(
@@ -343,21 +343,26 @@ def test_several_cards_lose_room_at_their_borders(eight_b: Header) -> None:
     one = replace(LAPTOP, gpus=(replace(CARD, total_bytes=16 * GB, free_bytes=6 * GB),))
     half = Gpu(0, "card", 8 * GB, 3 * GB)
     two = replace(LAPTOP, gpus=(half, replace(half, index=1)))
-    wish = LoadOptions(context_tokens=4096)
-    whole, parted = (asked(eight_b, machine, wish, can_offload=True) for machine in (one, two))
+    options = LoadOptions(context_tokens=4096)
+    whole, parted = (asked(eight_b, machine, options, can_offload=True) for machine in (one, two))
     assert whole.gpu_layers == whole.layers
     assert 0 < parted.gpu_layers < whole.gpu_layers
     assert parted.gpu_bytes <= 6 * GB
 
 
 def test_a_required_gpu_is_not_replaced_by_the_cpu(eight_b: Header) -> None:
-    wish = LoadOptions(require_gpu=True)
+    options = LoadOptions(require_gpu=True)
     with_card = replace(LAPTOP, gpus=(CARD,))
     cases = (
-        (with_card, wish, False, "built for the CPU alone"),
-        (LAPTOP, wish, True, "none was found"),
-        (replace(LAPTOP, gpus=(replace(CARD, free_bytes=GB),)), wish, True, "not even one layer"),
-        (with_card, structs.replace(wish, gpu_layers=0), True, "--gpu-layers is 0"),
+        (with_card, options, False, "built for the CPU alone"),
+        (LAPTOP, options, True, "none was found"),
+        (
+            replace(LAPTOP, gpus=(replace(CARD, free_bytes=GB),)),
+            options,
+            True,
+            "not even one layer",
+        ),
+        (with_card, structs.replace(options, gpu_layers=0), True, "--gpu-layers is 0"),
     )
     for machine, asked_for, can_offload, told in cases:
         found = asked(eight_b, machine, asked_for, can_offload=can_offload)
@@ -366,7 +371,7 @@ def test_a_required_gpu_is_not_replaced_by_the_cpu(eight_b: Header) -> None:
         with pytest.raises(DoesNotFit, match="is not loaded: a GPU is required"):
             demand(found, "it")
     for machine in (with_card, MAC):
-        assert asked(eight_b, machine, wish, can_offload=True).fits
+        assert asked(eight_b, machine, options, can_offload=True).fits
 
 
 def test_beside_a_card_the_weights_in_ram_stay_as_the_file_has_them(eight_b: Header) -> None:

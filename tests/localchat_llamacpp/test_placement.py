@@ -1,4 +1,4 @@
-"""What a real engine says of its load: memory beside the plan, the reason, and a GPU that is required."""
+"""Report of a real load: memory beside the plan, the reason for the placement, a required GPU."""
 
 import subprocess
 import sys

@@ -24,8 +24,8 @@ ONE = SHARED + TEXT[100:130]
 OTHER = SHARED + TEXT[200:210]
 
 
-def _fresh(start: Start, tokens: tuple[int, ...], **wish: object) -> list[int]:
-    driver = start(**wish)
+def _fresh(start: Start, tokens: tuple[int, ...], **options: object) -> list[int]:
+    driver = start(**options)
     return [driver.prefill(tokens).samples[0].token, *driver.go_on(len(tokens), 6)]
 
 

@@ -1,4 +1,4 @@
-"""What a token costs: the probe of this build, the bytes of a token, and the estimate made of both."""
+"""Speed estimates: the probe of this build, the bytes read per token, and the estimate made of both."""
 
 import sys
 import tempfile
@@ -109,7 +109,7 @@ Answer = Callable[[BenchmarkRequest], list[BenchmarkResult]]
 
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[BenchmarkRequest]:
-    """What the probe is asked; it answers everything, format 1 beside other programs."""
+    """Requests that reach the probe; it answers all of them, format 1 beside other programs."""
     seen: list[BenchmarkRequest] = []
 
     def ask(request: BenchmarkRequest) -> list[BenchmarkResult]:

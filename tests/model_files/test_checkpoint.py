@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself before its weights are read."""
+"""Facts about a checkpoint that are known before its weights are read."""
 
 from pathlib import Path
 from typing import Any

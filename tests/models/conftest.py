@@ -1,4 +1,4 @@
-"""What the tests of the library share: a fake hub, a models folder, and a pull that waits for nothing."""
+"""Fixtures of the model library: a fake hub, a models folder, and a pull without waiting times."""
 
 from collections.abc import Iterator
 from pathlib import Path

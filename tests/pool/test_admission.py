@@ -1,4 +1,4 @@
-"""Whether one more model fits beside others: files and folders judged alike, RAM and cards apart."""
+"""Whether one more model fits beside others: files and folders treated alike, RAM and cards apart."""
 
 import json
 import struct
@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def judged(model: Path, *beside: PoolEntry, context: int | None = 8192) -> AdmissionResult:
+def admit(model: Path, *beside: PoolEntry, context: int | None = 8192) -> AdmissionResult:
     options = EngineOptions(
         model, load=LoadOptions(context_tokens=context, max_slots=2), name=model.name
     )
@@ -83,7 +83,7 @@ def loading(model: Path, ram: int, gpu: int) -> PoolEntry:
 
 
 def test_a_folder_is_judged_by_its_headers(machine: Put, folder: Path) -> None:
-    found = judged(folder)
+    found = admit(folder)
     assert found.fits
     assert 4 * GB < found.needed_bytes == found.gpu_bytes < 8 * GB
     assert found.free_bytes == found.gpu_free_bytes < 22 * GB
@@ -93,7 +93,7 @@ def test_folder_that_does_not_fit_on_the_gpu_is_refused_before_a_load(
     machine: Put, folder: Path
 ) -> None:
     machine(replace(MACHINE, gpus=(replace(CARD, free_bytes=4 * GB),)))
-    found = judged(folder)
+    found = admit(folder)
     assert not found.fits
     assert found.never_fits(())
     assert found.advice
@@ -102,16 +102,16 @@ def test_folder_that_does_not_fit_on_the_gpu_is_refused_before_a_load(
 def test_missing_hardware_is_reported_before_a_load(machine: Put, folder: Path) -> None:
     machine(replace(MACHINE, gpus=()))
     with pytest.raises(DoesNotFit, match=r"checkpoint is not loaded: .*needs an NVIDIA GPU"):
-        judged(folder)
+        admit(folder)
 
 
 def test_model_that_no_build_can_run_is_refused_before_a_load(machine: Put, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["Nobody"]}))
     with pytest.raises(ModelInvalid, match="Nobody"):
-        judged(folder)
+        admit(folder)
     (folder / "config.json").unlink()
     with pytest.raises((ModelInvalid, ModelMissing)):
-        judged(folder)
+        admit(folder)
 
 
 def test_weights_of_chance_need_no_files(machine: Put, folder: Path) -> None:
@@ -127,10 +127,10 @@ def test_a_load_under_way_counts_where_it_will_lie(
 ) -> None:
     file = llama(Size(context=8192)).sparse(tmp_path / "small.gguf")
     on_card, in_ram = loading(folder, 0, 18 * GB), loading(file, 27 * GB, 0)
-    assert not judged(folder, on_card).fits
-    assert judged(folder, in_ram).fits
-    assert judged(file, on_card).fits
-    assert not judged(file, in_ram).fits
+    assert not admit(folder, on_card).fits
+    assert admit(folder, in_ram).fits
+    assert admit(file, on_card).fits
+    assert not admit(file, in_ram).fits
 
 
 def test_model_on_the_gpu_frees_memory_on_the_gpu_only(machine: Put, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The wish for an 8-bit head on its way from the user to the load."""
+"""An 8-bit head on its way from the option to the load."""
 
 import os
 from pathlib import Path

@@ -22,7 +22,7 @@ CALL = st.lists(WORDS.filter(bool), max_size=3)
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[OutputEvent]:
-    """What `Answering` tells of one choice: calls one after the other, each begun by its name."""
+    """Answers of one choice: tool calls one after the other, each begun by its name."""
     sent: list[OutputEvent] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(("text", "reasoning", "call")), max_size=8)):

@@ -60,7 +60,7 @@ def test_unknown_host_is_refused() -> None:
 
 
 def serve(*arguments: str, **environ: str) -> subprocess.Popen[str]:
-    """The program itself, with the scripted door of the tests."""
+    """The program itself, with the scripted backend of the tests."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.server_program", "serve", *arguments],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What HTTP allows and few clients do, and what it forbids and some do."""
+"""HTTP that is allowed but rare, and HTTP that is forbidden but seen."""
 
 import socket
 

@@ -1,1 +1,1 @@
-"""What several test modules share: backends, servers, files, machines."""
+"""Code shared by test modules: backends, servers, files, machines."""

@@ -50,7 +50,7 @@ def can_of(
 
 
 def child(command: list[str], told: object, cache: Path | None = None) -> str:
-    """What a Python process without the interpreter says, given an object."""
+    """Run a step in a Python process without the interpreter, and return its answer to an object."""
     environment = ENVIRONMENT | ({"TRITON_CACHE_DIR": str(cache)} if cache else {})
     done = subprocess.run(
         [sys.executable, *command], input=pickle.dumps(told), env=environment, capture_output=True,

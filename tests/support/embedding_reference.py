@@ -1,5 +1,5 @@
-"""What BERT and Qwen3 compute, in plain numpy in float64, for the tiny models of these tests. (T, D): tokens of
-one text, width."""
+"""Reference forward passes of BERT and Qwen3 in numpy, float64, for tiny models. (T, D): tokens of one
+text, width."""
 
 from pathlib import Path
 from typing import Any

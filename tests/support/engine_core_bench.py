@@ -101,7 +101,7 @@ class _Model:
         self.tokenizer = tokenizer
         self.info = ModelInfo("m", "script", "none", 0, 400, VOCAB, 0, None, identity="m")
 
-    def plan(self, wish: LoadOptions) -> MemoryPlan:
+    def plan(self, requested: LoadOptions) -> MemoryPlan:
         raise AssertionError("the input processor plans nothing")
 
     def load(self, options: LoadRequest, progress: Progress, say: Any) -> Runner:

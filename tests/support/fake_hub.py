@@ -21,7 +21,7 @@ _CHUNK = 1 << 14
 
 @dataclass
 class Fault:
-    """What goes wrong with one request. `at`: which kind of request it waits for. `until`: the pauses end
+    """A fault of one request. `at`: which kind of request it waits for. `until`: the pauses end
     when it is set."""
 
     at: str = "store"  # api, resolve, header or store

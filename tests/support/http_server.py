@@ -62,7 +62,7 @@ closes no connection."""
 
 @dataclass
 class Stage:
-    """What a running server is made of; `scripts` answer by the text of the last message."""
+    """Parts of a running server; `scripts` answer by the text of the last message."""
 
     port: int
     engine: StageEngine
@@ -165,7 +165,7 @@ class Reply:
 
     @property
     def events(self) -> list[str]:
-        """What stands behind `data: `, comments left out."""
+        """The payloads behind `data: `, without comments."""
         lines = self.body.decode().split("\n\n")
         assert lines[-1] == ""
         return [line[6:] for line in lines if line.startswith("data: ")]

@@ -1,5 +1,4 @@
-"""What config.json of well-known models says on the hub, as far as shapes go, and how many parameters they
-have."""
+"""Shapes from config.json of well-known models on the hub, with their numbers of parameters."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What llama.vim sends, and what it looks for in an answer."""
+"""Requests of llama.vim, and the fields that it reads from an answer."""
 
 import re
 from typing import Any

@@ -69,7 +69,7 @@ class _Screen(pyte.Screen):
 
     @property
     def text(self) -> str:
-        """What stands on the screen. Only rows that changed are put together: pyte takes 17 ms for all."""
+        """Text of the screen. Only rows that changed are joined again: pyte takes 17 ms for all."""
         if self.dirty and not self._drawing:
             for row in self.dirty:
                 line = self.buffer[row]
@@ -143,7 +143,7 @@ class Program:
         self._watched, self._samples, self._noting = after, [], True
 
     def look_away(self) -> None:
-        """What comes from now on is not noted."""
+        """Stop recording output."""
         self._noting = False
 
     @property
@@ -155,7 +155,7 @@ class Program:
 
     @property
     def composer(self) -> str:
-        """What is being written, and the line of figures below it."""
+        """Text of the composer, and the status line below it."""
         return self.text.rpartition(_COMPOSER)[2]
 
     @property
@@ -178,7 +178,7 @@ class Program:
 
     @property
     def text(self) -> str:
-        """What stands on the screen now."""
+        """Current text of the screen."""
         return self._screen.text
 
     @property

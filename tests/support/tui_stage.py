@@ -227,9 +227,9 @@ class Stage:
             lambda say: self.open_engine(options, say),
         )
 
-    def plan(self, settled: ModelSetup, wish: LoadOptions) -> MemoryPlan:
-        context = wish.context_tokens or 32768
-        kv_bytes = context * (57344 if wish.kv_type in (None, "f16") else 30464)
+    def plan(self, settled: ModelSetup, requested: LoadOptions) -> MemoryPlan:
+        context = requested.context_tokens or 32768
+        kv_bytes = context * (57344 if requested.kv_type in (None, "f16") else 30464)
         total = int(4.6 * GB) + kv_bytes + 230_000_000
         return MemoryPlan(
             backend="llamacpp",
@@ -241,7 +241,7 @@ class Stage:
             fits=total <= self.context_free_bytes,
             context_tokens=context,
             max_context_tokens=65536,
-            kv_type=wish.kv_type or "f16",
+            kv_type=requested.kv_type or "f16",
             flash_attention=False,
             gpu_layers=0,
             cache_ram_bytes=0,
@@ -257,7 +257,7 @@ class Stage:
         return CatalogEstimate(plan, plan.weights_bytes)
 
     def app(self) -> ChatApp:
-        workplace = SessionContext(
+        context = SessionContext(
             paths=self.paths,
             environ={"LOCALCHAT_DATA_DIR": str(self.tmp), **self.environ},
             resolve=self.resolve,
@@ -270,7 +270,7 @@ class Stage:
             history_file=self.tmp / "history.sqlite3",
         )
         settled = self.resolve(None, {})
-        return ChatApp(workplace, settled, EngineHolder(), self.conversation)
+        return ChatApp(context, settled, EngineHolder(), self.conversation)
 
     @asynccontextmanager
     async def play(self, width: int = 80, height: int = 24) -> AsyncIterator[Pilot[int]]:

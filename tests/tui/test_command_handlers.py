@@ -33,7 +33,7 @@ def notices(pilot: Pilot[int]) -> list[str]:
 
 
 def offered(pilot: Pilot[int]) -> list[str]:
-    """What the latest notice offers to do."""
+    """Actions that the latest notice offers."""
     blocks = app_of(pilot).chat.transcript.blocks
     latest = [block for block in blocks if isinstance(block, NoticeBlock)][-1]
     return [offer.action for offer in latest.offers]

@@ -1,4 +1,4 @@
-"""What is written is never lost: while a sent message is changed, by the key for the message of before, in a
+"""Typed text is never lost: while a sent message is edited, by the key for the previous message, in a
 command, and behind an `@`."""
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is found is shown: in the conversation, and among all conversations."""
+"""Search results are shown: in the conversation, and among all conversations."""
 
 from pathlib import Path
 

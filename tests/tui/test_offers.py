@@ -1,4 +1,4 @@
-"""What is offered can be taken, by the key that stands beside it and is told at the foot of the screen."""
+"""Offers can be taken by the key beside them, which the foot of the screen shows too."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a parameter's values cost: a backend's own ways to keep the KV cache are offered."""
+"""Costs of a parameter's values; a backend's own KV types are offered."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +22,15 @@ class _Workplace:
     def __init__(self, kv_types: tuple[str, ...]) -> None:
         self.kv_types = kv_types
 
-    def plan(self, setup: object, wish: LoadOptions) -> MemoryPlan:
-        if wish.kv_type is not None and self.kv_types and wish.kv_type not in self.kv_types:
-            raise UsageError(f"cannot be {wish.kv_type}")
+    def plan(self, setup: object, requested: LoadOptions) -> MemoryPlan:
+        if (
+            requested.kv_type is not None
+            and self.kv_types
+            and requested.kv_type not in self.kv_types
+        ):
+            raise UsageError(f"cannot be {requested.kv_type}")
         found = replace(PLAN, kv_types=self.kv_types)
-        return replace(found, kv_type=wish.kv_type or "bf16", kv_bytes=1 << 30)
+        return replace(found, kv_type=requested.kv_type or "bf16", kv_bytes=1 << 30)
 
 
 class _Settled:
@@ -59,9 +63,9 @@ def test_what_a_choice_costs_is_counted_within_the_users_limits() -> None:
         )
 
     class Watched(_Workplace):
-        def plan(self, setup: object, wish: LoadOptions) -> MemoryPlan:
-            asked.append(wish)
-            return super().plan(setup, wish)
+        def plan(self, setup: object, requested: LoadOptions) -> MemoryPlan:
+            asked.append(requested)
+            return super().plan(setup, requested)
 
     place, setup = cast("SessionContext", Watched(("bf16", "fp8"))), cast("ModelSetup", Limited())
     for key in ("context_length", "kv_cache_type", "gpu_layers"):

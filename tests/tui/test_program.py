@@ -60,7 +60,7 @@ def ends_so(data: Path, count: int, state: str) -> bool:
 
 
 def history(data: Path, *args: str) -> Any:
-    """What `localchat history …` prints."""
+    """Output of `localchat history …`."""
     done = subprocess.run(
         [sys.executable, "-m", "localchat", "history", *args, "--json"],
         env={**os.environ, "LOCALCHAT_DATA_DIR": str(data)},

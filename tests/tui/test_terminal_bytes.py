@@ -1,4 +1,4 @@
-"""What reaches a real terminal: a program in a pseudo-terminal shows hostile texts, and its bytes are read."""
+"""Bytes that reach a real terminal: a program in a pseudo-terminal shows hostile texts."""
 
 import fcntl
 import os

@@ -110,16 +110,16 @@ class Engine:
 
     def __init__(self, runner: Runner, vocabulary: int, *, speculation: bool = False) -> None:
         self.runner = runner
-        self.book = make_kv_cache_manager(runner.capabilities, "m", 0)
+        self.kv_cache = make_kv_cache_manager(runner.capabilities, "m", 0)
         model = _Model(vocabulary)
         self.asked: dict[int, Asked] = {}
         self.failures: list[str] = []
         self.loop = EngineCore(
-            runner, model.tokenizer, self.book, EngineCallbacks(self._events, self._failed, print),
+            runner, model.tokenizer, self.kv_cache, EngineCallbacks(self._events, self._failed, print),
             speculation=speculation,
         )  # fmt: skip
         context = runner.capabilities.context_tokens
-        self.desk = InputProcessor(model, context, {}, print)  # type: ignore[arg-type]
+        self.input_processor = InputProcessor(model, context, {}, print)  # type: ignore[arg-type]
         self._ids = count(1)
 
     def _events(self, items: list[tuple[int, Event]]) -> None:
@@ -143,7 +143,7 @@ class Engine:
             TokenIds(tuple(tokens)), sampling=Sampling(**fields), max_tokens=most, ignore_eos=True,
             **{"speculation": False, "salt": str(id_), **changes},
         )  # fmt: skip
-        job, _ = self.desk.accept(id_, request)
+        job, _ = self.input_processor.accept(id_, request)
         self.loop.submit(job)
         return asked
 

@@ -147,7 +147,7 @@ def chunked_prefill(results: MetricsSnapshot, engine: Engine) -> None:
         gaps(can.max_step_tokens, results, "chunked", engine)
     runner = engine.runner
     runner.capabilities = shrunk(can, step_target_s=10.0, shared_step_target_s=10.0)
-    whole = Engine(runner, engine.desk._model.tokenizer.vocab_size)
+    whole = Engine(runner, engine.input_processor._model.tokenizer.vocab_size)
     for _ in range(3):  # learn what a token takes
         whole.ask(random_tokens(np.random.default_rng(1), 4000), 1)
         whole.settle()

@@ -12,12 +12,12 @@ from localchat_llamacpp.native_model import ContextSpec, Weights, open_context
 class Bare:
     """A separate context on the weights that our runner uses, made with the same settings."""
 
-    def __init__(self, weights: Weights, wish: ContextSpec, vocab_size: int) -> None:
+    def __init__(self, weights: Weights, options: ContextSpec, vocab_size: int) -> None:
         self._api: Any = library().api
-        self._context, _ = open_context(weights, wish)
+        self._context, _ = open_context(weights, options)
         self._memory = self._api.llama_get_memory(self._context)
-        self._batch = self._api.llama_batch_init(wish.step_tokens, 0, 1)
-        self._step_tokens = wish.step_tokens
+        self._batch = self._api.llama_batch_init(options.step_tokens, 0, 1)
+        self._step_tokens = options.step_tokens
         self._vocab_size = vocab_size
         self._cached: tuple[tuple[int, ...], ...] = ()
 

@@ -61,7 +61,7 @@ class Bench:
     @contextmanager
     def bare(self, ours: Ours) -> Iterator[Bare]:
         """The bare loop on the same weights."""
-        bare = Bare(ours.weights, ours.wish, ours.model.info.vocab_size)
+        bare = Bare(ours.weights, ours.context_spec, ours.model.info.vocab_size)
         try:
             yield bare
         finally:
@@ -294,8 +294,8 @@ def rows(bench: Bench) -> MetricsSnapshot:
     figures: MetricsSnapshot = {}
     with bench.ours() as ours:
         for flash in (False, True):
-            wish = ours.wish._replace(flash_attention=flash)
-            bare = Bare(ours.weights, wish, ours.model.info.vocab_size)
+            options = ours.context_spec._replace(flash_attention=flash)
+            bare = Bare(ours.weights, options, ours.model.info.vocab_size)
             bare.generate(prompts, 1)
             times: dict[tuple[int, int], list[tuple[float, float]]] = {kind: [] for kind in kinds}
             for _ in range(4 * bench.setting.rounds):

@@ -60,10 +60,10 @@ class Ours:
 
     def __init__(self, path: Path, *, threads: int, context_tokens: int) -> None:
         self.model = GgufModel(path)
-        wish = LoadOptions(
+        requested = LoadOptions(
             context_tokens=context_tokens, kv_type="f16", gpu_layers=0, max_slots=SLOTS
         )
-        plan = self.model.plan(wish)
+        plan = self.model.plan(requested)
         options = LoadRequest(plan, LoadOptions(threads=threads, max_slots=SLOTS))
         runner = self.model.load(options, lambda _done, _total: True, self._say)
         assert isinstance(runner, LlamaCppRunner)
@@ -71,7 +71,7 @@ class Ours:
         self.threads = runner._watch.most
         self.sampler = runner._sampler = ReplaySampler(self.model.info.vocab_size)
         self.notes: list[str] = []
-        self.wish = ContextSpec(
+        self.context_spec = ContextSpec(
             context_tokens=plan.context_tokens,
             slots=SLOTS,
             step_tokens=runner.capabilities.max_step_tokens,
@@ -80,12 +80,15 @@ class Ours:
             threads=self.threads,
             window_only=plan.window_only,
         )
-        self._desk = InputProcessor(self.model, plan.context_tokens, {}, self._say)
-        book = make_kv_cache_manager(
+        self._input_processor = InputProcessor(self.model, plan.context_tokens, {}, self._say)
+        kv_cache = make_kv_cache_manager(
             runner.capabilities, self.model.info.identity, plan.cache_ram_bytes
         )
-        self._loop = EngineCore(
-            runner, self.model.tokenizer, book, EngineCallbacks(self._take, self._fail, self._say)
+        self._core = EngineCore(
+            runner,
+            self.model.tokenizer,
+            kv_cache,
+            EngineCallbacks(self._take, self._fail, self._say),
         )
         self._ids = count(1)
         self._ended: list[Done] = []
@@ -101,21 +104,21 @@ class Ours:
         """Answer all prompts at once, greedily, `tokens` tokens each. Earlier answers are forgotten as
         a source of drafts.
         """
-        self._loop.output_processor.earlier_texts = EarlierTexts()
+        self._core.output_processor.earlier_texts = EarlierTexts()
         self._ended = []
         for prompt in prompts:
             request = greedy(prompt, tokens, speculation=drafts)
-            job, _ = self._desk.accept(next(self._ids), request)
-            self._loop.submit(job)
-        self._loop.process_commands()
-        while not self._loop.idle:
-            self._loop.step()
+            job, _ = self._input_processor.accept(next(self._ids), request)
+            self._core.submit(job)
+        self._core.process_commands()
+        while not self._core.idle:
+            self._core.step()
         assert len(self._ended) == len(prompts), "a request got lost"
         return self._ended
 
     def forget_costs(self) -> None:
         """Forget the costs of steps, as after a load."""
-        self._loop.output_processor.step_costs = CostModel()
+        self._core.output_processor.step_costs = CostModel()
 
     def all_threads(self) -> bool:
         """Whether all threads computed since the last call; from here on they do again."""

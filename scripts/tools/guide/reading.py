@@ -53,7 +53,7 @@ class Reading:
         return rng.choice(forms)
 
     def _who(self, rng: Random) -> list[tuple[str, str]]:
-        """Who does what, from two to four sentences."""
+        """Persons and their actions, from two to four sentences."""
         count = rng.choice((2, 3, 3, 4))
         people = rng.sample(self.words["people"], count)
         things, cities = (

@@ -16,7 +16,7 @@ _PROMPT = "Give me an example, as JSON."
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class AssessedAnswer:
     """One answer. `fault`: why it is not JSON of its schema; empty if it is, or if it did not end."""
 
     number: int
@@ -27,7 +27,9 @@ class Judged:
     fault: str
 
 
-def judged(engine: Engine, numbers: Iterable[int], temperature: float = 1.0) -> Iterator[Judged]:
+def assess_answers(
+    engine: Engine, numbers: Iterable[int], temperature: float = 1.0
+) -> Iterator[AssessedAnswer]:
     """Answers to the schemas of these numbers, drawn from the whole vocabulary. Several run at once."""
     asked = [(number, schema(number)) for number in numbers]
     streams = [
@@ -52,7 +54,7 @@ def judged(engine: Engine, numbers: Iterable[int], temperature: float = 1.0) -> 
                     finished = reason == "stop"
                 case Done(usage=usage):
                     tokens = usage.completion_tokens
-        yield Judged(number, wanted, text, finished, tokens, _fault(wanted, text, finished))
+        yield AssessedAnswer(number, wanted, text, finished, tokens, _fault(wanted, text, finished))
 
 
 def _fault(wanted: Schema, text: str, finished: bool) -> str:

@@ -1,4 +1,4 @@
-"""Who goes first, and what a long prompt leaves to others."""
+"""Order of admission, and the share that a long prompt leaves to others."""
 
 from typing import Any
 

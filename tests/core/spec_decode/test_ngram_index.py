@@ -9,7 +9,7 @@ TOKENS = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 2**21 - 1]), max_size=120)
 
 
 def places(text: list[int], context: list[int]) -> list[int]:
-    """What `ends` must find, by looking everywhere."""
+    """Expected result of `ends`, by an exhaustive search."""
     found = [
         at
         for at in range(SPAN - 1, len(text) - 1)

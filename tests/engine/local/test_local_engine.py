@@ -47,12 +47,12 @@ def engine_for(tmp_path: Path, said: list[str]) -> Iterator[Open]:
     def open_engine(*, options: dict[str, Any] | None = None, **script: Any) -> LocalEngine:
         path = tmp_path / f"model{len(engines)}.script"
         path.write_text(json.dumps(script))
-        wish: dict[str, Any] = {
+        load_options: dict[str, Any] = {
             "model": path,
             "backend": "localchat.backend_api.scripted:ScriptedBackend",
         }
         engine = LocalEngine(
-            EngineOptions(**{**wish, "audit": True, **(options or {})}), notify=said.append
+            EngineOptions(**{**load_options, "audit": True, **(options or {})}), notify=said.append
         )
         engines.append(engine)
         return engine

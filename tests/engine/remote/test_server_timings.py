@@ -1,4 +1,4 @@
-"""What a remote tells of itself, what it keeps silent about, and the gaps that it fills."""
+"""Timings and facts that a remote server reports, and those that are left unknown."""
 
 from typing import Any
 

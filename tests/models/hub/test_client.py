@@ -1,4 +1,4 @@
-"""Who may fetch what from where: tokens, gated repositories, endpoints, proxies, answers that are none."""
+"""Hub client: tokens, gated repositories, endpoints, proxies, malformed answers."""
 
 import huggingface_hub
 import pytest

@@ -1,4 +1,4 @@
-"""What a pull refuses: a disk without room, paths that lead elsewhere, listings that cannot be true."""
+"""Pulls that are refused: a full disk, paths that lead elsewhere, listings that cannot be true."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a folder of safetensors tells a user: as much as a GGUF, from settings and headers alone."""
+"""Info about a safetensors folder: as much as about a GGUF, from config and headers alone."""
 
 import json
 from pathlib import Path

@@ -6,7 +6,7 @@ from localchat.server.llamacpp.early_stop import LineStop
 
 
 def sent(stop: LineStop, *pieces: str) -> str:
-    """What a reader gets of these pieces."""
+    """Text that a client receives of these pieces."""
     shown = ""
     for piece in pieces:
         text, ended = stop.push(piece)

@@ -362,7 +362,7 @@ def test_what_there_is_not_is_refused_and_a_value_of_nothing_passes(
 
 
 def test_a_chat_of_no_tokens_is_a_warm_up(stage: Stage) -> None:
-    """What llama.vim sends while an instruction is typed."""
+    """llama.vim sends such a request while an instruction is typed."""
     word = stage.plays("be quick", Finished(0, "length"))
     body = {
         "id_slot": 1,

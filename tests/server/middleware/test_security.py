@@ -1,4 +1,4 @@
-"""Who may ask: names of the server, pages of other sites, keys."""
+"""Access to the server: host names, pages of other sites, keys."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What reaches the engine: fields of the API in the engine's words, conversations made bearable."""
+"""Requests as they reach the engine: API fields translated, conversations normalized."""
 
 from typing import Any
 

@@ -104,7 +104,7 @@ TEXTS = st.lists(_WORDS, max_size=40).map("".join)
 
 
 def letters(text: str) -> str:
-    """What a reader reads: letters and digits, in order."""
+    """Visible letters and digits, in order."""
     return "".join(c for c in text if unicodedata.category(c)[0] in "LN")
 
 
