@@ -267,9 +267,9 @@ for path, cells, step, rows, sequences, flash, swa_full in json.load(sys.stdin):
     parameters.n_gpu_layers, parameters.use_extra_bufts = 0, False
     model = api.llama_model_load_from_file(path.encode(), parameters)
     params = api.llama_context_default_params()
-    params.n_ctx, wish.n_batch, wish.n_ubatch = cells, step, step
-    params.n_seq_max, wish.n_outputs_max, wish.kv_unified = sequences, rows, True
-    params.flash_attn_type, wish.swa_full, wish.n_threads = flash, swa_full, 1
+    params.n_ctx, params.n_batch, params.n_ubatch = cells, step, step
+    params.n_seq_max, params.n_outputs_max, params.kv_unified = sequences, rows, True
+    params.flash_attn_type, params.swa_full, params.n_threads = flash, swa_full, 1
     context = api.llama_init_from_model(model, params)
     sizes = re.findall(r"(model|KV|RS|compute) +buffer size = +([0-9.]+) MiB", "".join(text))
     print(json.dumps({kind: sum(float(n) for k, n in sizes if k == kind) for kind, _ in sizes}))
