@@ -66,6 +66,7 @@ TIERS = {
         "localchat_cuda/test_model_config.py",
         *("core/kv_cache/test_properties.py", "models/test_assess.py", "models/test_fit_golden.py"),
         *(
+            "cli/test_killed.py",
             "cli/test_onboarding.py",
             "models/test_onboarding.py",
             "server/test_lifecycle.py",

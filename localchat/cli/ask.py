@@ -1,12 +1,11 @@
 """Answers a prompt once, or opens a conversation if there is no prompt.
 
 The history (sqlite), the line mode and the screen are imported when they are used: an answer to a prompt waits
-for none of them.
+for none of them (answer_record.py opens the history beside the load).
 """
 
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,13 @@ import click
 import msgspec
 
 from localchat import gc_control
-from localchat.chat.conversation import AnswerMetrics, Conversation, Node, NodeState
+from localchat.chat.conversation import Conversation
 from localchat.chat.overflow import leave_out, leave_out_by_policy, unsent_sentence
 from localchat.chat.prompt_messages import sent_messages
+from localchat.cli.answer_record import AnswerRecord
 from localchat.cli.context import AppContext
 from localchat.cli.context_advice import with_advice
-from localchat.cli.conversation_options import open_to_record, resumed
+from localchat.cli.conversation_options import resumed
 from localchat.cli.json_report import context_line, report
 from localchat.cli.options import given_flags
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
@@ -36,7 +36,6 @@ from localchat.errors import (
     ContextExceeded,
     ExitCode,
     FileMissing,
-    HistoryUnusable,
     LocalchatError,
     ModelMissing,
     UsageError,
@@ -154,6 +153,7 @@ def _answer_once(
     question = conversation.add(Message("user", text), parent=conversation.head)
     answer = ReceivedAnswer()
     error: LocalchatError | None = None
+    record = None if options.raw_prompt else AnswerRecord(setup, conversation, question, answer)
     try:
         display = _display(setup, engine, options)
         if options.raw_prompt:
@@ -165,15 +165,15 @@ def _answer_once(
         remember(setup, engine.info, answer.done if settings.n == 1 else None)
         _print_rest(setup, engine, options, answer)
     except ContextExceeded as problem:
+        error = problem
         raise _advised(problem, engine, conversation) from problem
     except LocalchatError as problem:
         error = problem
         terminal.end_answer(empty=False)
         raise
     finally:
-        if not options.raw_prompt and (answer.texts or answer.reasoning):
-            nodes = _add_answers(conversation, question, answer, engine, error)
-            _record(setup, conversation, (question, *nodes))
+        if record is not None:
+            record.finish(engine, error)
     return ExitCode.INTERRUPTED if answer.interrupted else ExitCode.OK
 
 
@@ -275,67 +275,6 @@ def _advised(
         there = f"localchat -i --conversation {conversation.id}"
         advised.hint += f"\nor shorten the conversation: {there} shows how"
     return advised
-
-
-# ---------------------------------------------------------------------------- the history
-
-
-def _record(setup: Setup, conversation: Conversation, nodes: Sequence[Node]) -> None:
-    """Write the messages, once they are shown: no answer waits for that or fails with it."""
-    history = open_to_record(setup.paths, setup.terminal, enabled=setup.settings.history)
-    if history is None:
-        return
-    with history:
-        try:
-            history.append(conversation, nodes)
-        except HistoryUnusable as problem:
-            setup.terminal.notify(f"this conversation is not saved: {problem.message}")
-
-
-def _add_answers(
-    conversation: Conversation,
-    question: Node,
-    answer: ReceivedAnswer,
-    engine: Engine,
-    error: LocalchatError | None = None,
-) -> tuple[Node, ...]:
-    """Add every choice as a version of the answer; the first one is shown."""
-    metrics = _metrics(answer, engine)
-    nodes: list[Node] = []
-    for choice in sorted({0, *answer.texts, *answer.reasoning}):
-        message = Message("assistant", answer.texts[choice], reasoning=answer.reasoning[choice])
-        state: NodeState = "failed" if error is not None else _state(answer, choice)
-        node = conversation.add(message, parent=question.id, state=state)
-        node = msgspec.structs.replace(
-            node, metrics=metrics, error=error.message if error is not None else ""
-        )
-        conversation.put(node)
-        nodes.append(node)
-    conversation.head = nodes[0].id
-    return tuple(nodes)
-
-
-def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
-    reason = answer.reasons.get(choice)
-    if answer.interrupted or reason in (None, "cancelled"):
-        return "stopped"
-    return "length" if reason == "length" else "whole"
-
-
-def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:
-    """Metrics for the history; None if the engine is gone and cannot be described."""
-    try:
-        info = engine.info()
-    except LocalchatError:
-        return None
-    return AnswerMetrics(
-        model=info.model,
-        backend=info.backend,
-        quantization=info.quantization,
-        kv_type=info.kv_type,
-        draw_seed=answer.accepted.seed if answer.accepted else 0,
-        done=answer.done,
-    )
 
 
 # ---------------------------------------------------------------------------- --schema, --grammar, --regex

@@ -31,6 +31,7 @@ from localchat.history.tables import (
     node_from_row,
     node_row,
     packed,
+    remove_message,
     searchable,
     undelete,
     unpacked,
@@ -119,6 +120,13 @@ class History:
                 undelete(connection, node.conversation)
         if conversation is not None:
             self._known[conversation.id] = conversation
+
+    def withdraw(self, conversation_id: str, node: Node) -> None:
+        """Remove a message that nothing follows; the conversation too if it was the only one."""
+        with self._database.write() as connection:
+            if not remove_message(connection, conversation_id, node.id, node.parent):
+                erase(connection, conversation_id)
+                self._known.pop(conversation_id, None)
 
     # ------------------------------------------------------------------ reading
 

@@ -266,6 +266,28 @@ def erase(connection: sqlite3.Connection, id_: str) -> None:
     connection.execute("DELETE FROM conversations WHERE id = ?", (id_,))
 
 
+def remove_message(
+    connection: sqlite3.Connection, conversation: str, id_: str, parent: str | None
+) -> int:
+    """Remove a message and show the path up to `parent`. Returns how many messages are left."""
+    stored = connection.execute(
+        "SELECT number, content, indexed FROM nodes WHERE id = ?", (id_,)
+    ).fetchone()
+    if stored is not None:
+        number, content, indexed = stored
+        if indexed:
+            _forget_words(connection, number, content)
+        connection.execute("DELETE FROM nodes WHERE number = ?", (number,))
+        connection.execute(
+            "UPDATE conversations SET head = ? WHERE id = ? AND head = ?",
+            (parent, conversation, id_),
+        )
+    (left,) = connection.execute(
+        "SELECT count(*) FROM nodes WHERE conversation = ?", (conversation,)
+    ).fetchone()
+    return int(left)
+
+
 def _forget_words(connection: sqlite3.Connection, number: int | None, content: str) -> None:
     """Delete a text from the contentless index, which needs the words that were inserted."""
     connection.execute(

@@ -56,6 +56,15 @@ class ConversationRecorder:
         if self._autosave is not None:
             self._autosave.draft(text)
 
+    def withdraw(self, question: Node) -> None:
+        """Remove a recorded question that was not answered, and wait for that. Raises HistoryUnusable."""
+        if self._autosave is None:
+            return
+        assert self.history is not None
+        assert self._conversation is not None
+        self._autosave.flush()
+        self.history.withdraw(self._conversation.id, question)
+
     def kept_draft(self) -> str:
         """The text that was not sent when the program ended; may be empty."""
         if self.history is None:

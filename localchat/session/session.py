@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -30,7 +30,13 @@ from localchat.engine.events import Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
-from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, UsageError
+from localchat.errors import (
+    ContextExceeded,
+    EngineClosed,
+    HistoryUnusable,
+    LocalchatError,
+    UsageError,
+)
 from localchat.models.resolve import GUIDE
 from localchat.session.answer_builder import SAVE_EVERY_S, AnswerBuilder, joined
 from localchat.session.blocks import NoticeBlock, Offer
@@ -105,8 +111,8 @@ class ChatSession:
         self._stream: Stream | None = None
         self._stopping = False
         self._running = False
-        self._unrecorded: Node | None = None
-        """A question that is recorded with the first words of its answer."""
+        self._unanswered: Node | None = None
+        """A question that is taken back if it fails before the first words of its answer."""
         self._shown_once: set[str] = set()
         self._notice_numbers = itertools.count(1)
         self._metrics_due, self._metrics_shown_s = False, float("-inf")
@@ -246,15 +252,16 @@ class ChatSession:
         )
         for block in node_blocks(self.conversation, question):
             self._view.put(block)
-        if self._keep_unanswered:
-            self.recorder.changed(question)
-        else:
-            self._unrecorded = question
+        self.recorder.changed(question)
+        if not self._keep_unanswered:
+            self._unanswered = question
         try:
             return await self.answer(question.id)
         finally:
-            if self._unrecorded is question:
-                self._unrecorded = None
+            if self._unanswered is question:
+                self._unanswered = None
+                with suppress(HistoryUnusable):  # `recorder.trouble` says so
+                    await asyncio.to_thread(self.recorder.withdraw, question)
                 self.conversation.remove_last(question.id)
 
     async def edit(self, id_: str, text: str, inclusions: Sequence[Inclusion] = ()) -> None:
@@ -371,9 +378,7 @@ class ChatSession:
                 self._record_answer(node)
 
     def _record_answer(self, node: Node | None) -> None:
-        if self._unrecorded is not None:
-            self.recorder.changed(self._unrecorded)
-            self._unrecorded = None
+        self._unanswered = None
         if node is not None:
             self.recorder.changed(node)
 

@@ -227,3 +227,19 @@ def test_the_file_is_for_its_owner_alone(history: History, path: Path) -> None:
     files = list(path.parent.glob("history.sqlite3*"))
     assert len(files) >= 2
     assert all(file.stat().st_mode & 0o077 == 0 for file in files)
+
+
+def test_a_question_that_is_withdrawn_leaves_what_was_there_before(history: History) -> None:
+    conversation = Conversation()
+    first = conversation.add(Message("user", "first words"), parent=None)
+    history.append(conversation, [first])
+    second = conversation.add(Message("user", "second words"), parent=first.id)
+    history.append(conversation, [second])
+    history.withdraw(conversation.id, second)
+    assert history.load(conversation.id).path() == (first,)
+    assert not history.search("second")
+    history.withdraw(conversation.id, first)
+    assert history.list() == []
+    assert not history.search("first")
+    history.append(conversation, [first])
+    assert history.search("first")

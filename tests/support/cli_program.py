@@ -84,6 +84,12 @@ SCENARIOS: dict[str, tuple[Item, ...]] = {
         *answer("x")[3:],
     ),
     "pauses": (*BEGIN, Text(0, "first "), 1.0, *answer("and last")[3:]),
+    "loads": (BEGIN[1], 60.0, *answer("x")),
+    "talks": (
+        *BEGIN,
+        *(item for n in range(1, 4000) for item in (Text(0, f"word{n} "), 0.005)),
+        *answer()[3:],
+    ),
     "endless": (*BEGIN, *[Text(0, "line\n")] * 200_000, Finished(0, "length"), DONE),
     "dies": (
         *BEGIN,

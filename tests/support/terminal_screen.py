@@ -74,6 +74,13 @@ class Screen:
         self._read()
         return self.process.returncode, self._seen
 
+    def read(self) -> str:
+        """What came since the last look; waits 0.1 s at most."""
+        select.select([self._master], [], [], 0.1)
+        self._read()
+        seen, self._seen = self._seen, ""
+        return seen
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
