@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.options import load_flags
+from localchat.cli.service_unit import FORMATS, default_format
 from localchat.errors import UsageError
 from localchat.sanitize import sanitize_line
 from localchat.units import size
@@ -72,6 +73,13 @@ _PORT = 8114
 )
 @load_flags
 @click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="Do not log requests.")
+@click.option(
+    "--print-unit",
+    is_flag=False,
+    flag_value=default_format(),
+    type=click.Choice(FORMATS),
+    help="Print a service file that starts this server, for systemd or launchd, and how to install it.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -87,6 +95,7 @@ def command(
     no_loop_guard: bool,
     longest: int | None,
     parallel: int,
+    print_unit: str | None,
     **_: object,
 ) -> None:
     """Serve models to editors and programs.
@@ -99,11 +108,14 @@ def command(
     from localchat.cli.resolve import resolve_setup
     from localchat.server.config import ServerConfig, ServerLimits
     from localchat.server.middleware.security import checked_names, checked_origins, read_keys
+    from localchat.server.uvicorn_server import bind_sockets
 
     setup = resolve_setup(ctx, model_word)
-    keys = read_keys(api_key_file, setup.app.environ)
+    # A unit file is no place for the key of the environment: a service has the keys of the file.
+    keys = read_keys(api_key_file, {} if print_unit else setup.app.environ)
     names, origins = checked_names(allow_host), checked_origins(allow_origin)
-    sockets = _bound(setup, host, port)
+    # A server that runs may have the port of the unit.
+    sockets = bind_sockets(host, 0) if print_unit else _bound(setup, host, port)
     addresses = [str(each.getsockname()[0]) for each in sockets]
     limits = replace(ServerLimits(), answer_tokens=longest) if longest else ServerLimits()
     config = ServerConfig(
@@ -117,10 +129,27 @@ def command(
     )
     try:
         _check_open(addresses, config, insecure_no_auth, setup)
-        _serve(setup, config, sockets, parallel)
+        if print_unit:
+            _print_unit(ctx, setup, print_unit)
+        else:
+            _serve(setup, config, sockets, parallel)
     finally:
         for each in sockets:
             each.close()
+
+
+def _print_unit(ctx: click.Context, setup: "Setup", manager: str) -> None:
+    """Print the service file of this command to stdout, and how to install it to stderr."""
+    from localchat.cli import service_unit
+
+    what = service_unit.service(ctx, setup.app.environ)
+    setup.terminal.answer(service_unit.unit_file(what, manager))
+    setup.terminal.end_answer()
+    setup.terminal.print_line(
+        "\n".join(("To install it:", *service_unit.install_lines(what, manager)))
+    )
+    for sentence in service_unit.cautions(setup.app.environ):
+        setup.terminal.print_line(f"localchat: {sentence}")
 
 
 def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
