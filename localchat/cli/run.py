@@ -40,7 +40,9 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
     """The flags that belong to one call and are no settings."""
     for decorator in (
         click.option("--regex", metavar="PATTERN", help="Answer with a match of this pattern."),
-        click.option("--grammar", metavar="FILE", help="Answer with a text of this Lark grammar."),
+        click.option(
+            "--grammar", metavar="FILE", help="Answer with a text of this grammar (Lark or GBNF)."
+        ),
         click.option(
             "--schema", metavar="FILE|JSON", help="Answer with JSON that this JSON Schema allows."
         ),

@@ -23,8 +23,7 @@ from localchat.core.fim import infill_tokens
 from localchat.core.request_timer import RequestTimer
 from localchat.core.sequence import RequestState, Sequence
 from localchat.core.stop_strings import StopPatterns
-from localchat.core.structured_output.compiler import GrammarCompiler
-from localchat.core.structured_output.matcher import GrammarMatcher
+from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_keywords
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.events import Accepted
 from localchat.engine.request import (
@@ -100,7 +99,7 @@ class InputProcessor:
             self._raise_too_long(len(tokens))
         asked_tokens = request.max_tokens
         max_tokens = room if asked_tokens is None else min(asked_tokens, room)
-        grammar_matchers = self._grammar_matchers(request, rendered, max_tokens)
+        grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
         sampling = self._sampling(request)
         exact = request.exact if request.exact is not None else request.sampling.seed is not None
         request_state = RequestState(
@@ -117,20 +116,15 @@ class InputProcessor:
                     tokens=list(tokens),
                     limit=len(tokens) + max_tokens,
                     output=self._choice_output(choice, stops, rendered),
-                    grammar_matcher=grammar_matchers[choice] if grammar_matchers else None,
+                    grammar_matcher=None
+                    if grammar is None
+                    else self._grammars.grammar_matcher(
+                        grammar, room=max_tokens, ignore_ends=request.ignore_eos
+                    ),
                 )
             )
-        return request_state, Accepted(len(tokens), max_tokens, sampling.seed)
-
-    def _grammar_matchers(
-        self, request: GenerateRequest, rendered: Rendered | None, room: int
-    ) -> list[GrammarMatcher]:
-        """A grammar matcher for each choice; none where nothing constrains the answer."""
-        grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
-        if grammar is None:
-            return []
-        bind = self._grammars.grammar_matcher
-        return [bind(grammar, room=room, ignore_ends=request.ignore_eos) for _ in range(request.n)]
+        relaxed = () if grammar is None else relaxed_keywords(grammar)
+        return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
 
     def _choice_output(
         self, choice: int, stops: StopPatterns, rendered: Rendered | None

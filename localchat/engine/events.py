@@ -20,7 +20,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """The likeliest alternatives."""
 
 
-class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+class Accepted(msgspec.Struct, frozen=True, tag="accepted", omit_defaults=True):
     """The request is valid and fits."""
 
     prompt_tokens: int
@@ -28,6 +28,8 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     """Most tokens that may be generated."""
     seed: int
     """Seed that the tokens are drawn with."""
+    relaxed: tuple[str, ...] = ()
+    """Keywords of its JSON schemas that the grammar does not hold the answer to."""
 
 
 class Queued(msgspec.Struct, frozen=True, tag="queued"):

@@ -113,7 +113,10 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """A constraint on the answer, compiled by llguidance in the engine process."""
 
     kind: Literal["json_schema", "json_object", "lark", "regex"]
+    """`lark` takes GBNF too."""
     source: str = ""
+    field: str = ""
+    """Where it stands in the client's request, for errors."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):

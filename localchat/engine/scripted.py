@@ -39,6 +39,8 @@ class ScriptedAnswer:
     """Replaces the end."""
     events: tuple[Event, ...] = ()
     """If given, they replace everything between Accepted and Done."""
+    relaxed: tuple[str, ...] = ()
+    """Keywords of schemas that the answer is not held to, reported by Accepted."""
 
 
 Script = Callable[[GenerateRequest], ScriptedAnswer]
@@ -137,7 +139,8 @@ class ScriptedEngine:
         began_s = time.monotonic()
         prompt_tokens = len(repr(request.prompt))
         room = max(1, self.context_tokens - prompt_tokens)
-        stream.put(Accepted(prompt_tokens, request.max_tokens or room, request.sampling.seed or 0))
+        limit, seed = request.max_tokens or room, request.sampling.seed or 0
+        stream.put(Accepted(prompt_tokens, limit, seed, answer.relaxed))
         stream.put(Prefill(prompt_tokens, 0, prompt_tokens))
         events = answer.events or self._default_events(request, answer)
         for event in events:

@@ -148,6 +148,8 @@ class Generation:
         self.spec = spec
         self.fallbacks_used: list[int] = []
         """Index of the request that was accepted, for each prompt."""
+        self.relaxed: tuple[str, ...] = ()
+        """Keywords of the request's JSON schemas that its answers are not held to; known after `start`."""
         self._engine = engine
         self._tracked = tracked
         self._sources: list[AsyncIterator[list[Event]]] = []
@@ -194,6 +196,7 @@ class Generation:
             if not is_last and self.spec.shorten_to_fit and _is_cramped(first, request):
                 stream.close()
                 continue
+            self.relaxed = first.relaxed
             self._counts.append(_TokenCounts(first.prompt_tokens))
             self.fallbacks_used.append(index)
             return _chain(rest, source)

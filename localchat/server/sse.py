@@ -5,7 +5,7 @@ begins with `: ping` for the end.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Final
@@ -37,7 +37,7 @@ class EventStream:
 
     heartbeat_s: seconds of silence before a comment. event_s: seconds without an event before one from
     `heartbeat`, for clients that measure silence in events and do not see comments; `heartbeat` returns
-    nothing if the protocol has no such event.
+    nothing if the protocol has no such event. headers: of this answer, besides those of every stream.
     """
 
     def __init__(
@@ -46,18 +46,20 @@ class EventStream:
         heartbeat_s: float,
         event_s: float = 15.0,
         heartbeat: Callable[[], bytes] = lambda: b"",
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         self._send = send
         self._heartbeat_s = heartbeat_s
         self._event_s = event_s
         self._heartbeat = heartbeat
+        self._headers = [*_HEADERS, *headers]
         self._loop = asyncio.get_running_loop()
         self._last_s = self._last_event_s = self._loop.time()
         self._lock = asyncio.Lock()
         self._heartbeats: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "EventStream":
-        await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         self._heartbeats = asyncio.create_task(self._send_heartbeats())
         return self
 

@@ -29,6 +29,9 @@ from localchat.server.tracker import TrackedRequest
 
 log = logging.getLogger("localchat.server")
 
+SCHEMA_RELAXED = b"x-localchat-schema-relaxed"
+"""Header with the keywords of JSON schemas that the answer is not held to."""
+
 
 class Endpoint(Protocol):
     """One validated request of a protocol."""
@@ -103,6 +106,10 @@ class GenerationResponse:
                 if tracked.abort_error is not None:
                     raise tracked.abort_error from None
                 raise
+            if generation.relaxed:
+                log.warning(
+                    "%s: not held by the grammar: %s", tracked.id, ", ".join(generation.relaxed)
+                )
             formatter = self.endpoint.formatter(lease, generation)
             if self.endpoint.streams:
                 await self._stream(service, generation, formatter, tracked, send)
@@ -125,7 +132,8 @@ class GenerationResponse:
         assert tracked.usage is not None
         tracked.answered = True
         body = formatter.response(answer, tracked.usage, tracked.done)
-        response = Response(body, headers={"content-type": "application/json"})
+        headers = {name.decode(): value.decode() for name, value in _headers(generation)}
+        response = Response(body, headers={"content-type": "application/json", **headers})
         await response(self.request.scope, self.request.receive, send)
 
     async def _stream(
@@ -140,7 +148,7 @@ class GenerationResponse:
         config = service.config
         self.request.state.filler = KEEP_ALIVE  # see uvicorn_http.FILLER
         async with EventStream(
-            send, config.heartbeat_s, config.event_s, formatter.heartbeat
+            send, config.heartbeat_s, config.event_s, formatter.heartbeat, _headers(generation)
         ) as stream:
             await stream.write(formatter.start(generation.choices, generation.prompt_tokens))
             try:
@@ -168,6 +176,13 @@ class GenerationResponse:
         tracked.error = api_error.code or "error"
         service.metrics.count_error(tracked.error, api_error.status)
         return api_error
+
+
+def _headers(generation: Generation) -> list[tuple[bytes, bytes]]:
+    """Headers that say how this answer differs from what was asked for."""
+    if not generation.relaxed:
+        return []
+    return [(SCHEMA_RELAXED, ", ".join(generation.relaxed).encode("ascii", "replace"))]
 
 
 async def _while_connected(

@@ -103,7 +103,24 @@ USER = [{"role": "user", "content": "hi"}]
         (
             {"messages": USER, "grammar": "start: /a/", "regex": "a"},
             "unsupported_value",
-            "response_format",
+            "regex",
+        ),
+        *(
+            ({"messages": USER, **fields}, code, param)
+            for fields, code, param in (
+                ({"guided_json": "{"}, "invalid_json", "guided_json"),
+                ({"guided_json": [1]}, "invalid_type", "guided_json"),
+                ({"guided_choice": []}, "invalid_type", "guided_choice"),
+                ({"guided_choice": [1]}, "invalid_type", "guided_choice"),
+                ({"guided_regex": 1}, "invalid_type", "guided_regex"),
+                ({"structural_tag": {}}, "unsupported_value", "structural_tag"),
+                (
+                    {"structured_outputs": {"structural_tag": "x"}},
+                    "unsupported_value",
+                    "structured_outputs.structural_tag",
+                ),
+                ({"structured_outputs": {"json": 1}}, "invalid_type", "structured_outputs.json"),
+            )
         ),
         ({"messages": USER, "reasoning_effort": "huge"}, "unsupported_value", "reasoning_effort"),
         (

@@ -7,17 +7,21 @@ otherwise (`x-guidance`).
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Timeout
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localchat.backend_api.interface import Tokenizer
 from localchat.core.structured_output.json_schema import close_objects
 from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.core.structured_output.matcher import GrammarMatcher, first_line
+from localchat.core.structured_output.relaxation import LENIENT, dropped_keywords, relax
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
 
@@ -32,6 +36,7 @@ _WAITS = 25
 _CACHED_GRAMMARS = 32
 _MASK_THREADS = 2
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _NAMES = {
     "json_schema": "the JSON schema",
     "json_object": "the schema of any JSON object",
@@ -49,6 +54,10 @@ class GrammarSpec(NamedTuple):
     """How an error calls it."""
     parts: tuple["GrammarSpec", ...] = ()
     """Its parts, so that an error can name the one that is wrong."""
+    field: str = ""
+    """Where it stands in the client's request; empty: not known."""
+    dropped: tuple[str, ...] = ()
+    """Keywords that were left out of its schema before llguidance saw it."""
 
 
 class GrammarCompiler:
@@ -93,26 +102,28 @@ class GrammarCompiler:
         )
 
     def _compile(self, spec: "GrammarSpec") -> "LLMatcher":
-        matcher = self._build_within_limit(spec.source, spec.name)
+        matcher = self._build_within_limit(spec)
         if matcher.is_error():
             for part in spec.parts:  # finds the faulty part, in its own lines and columns
                 self._compile(part)
-            raise UsageError(f"{spec.name} cannot be used: {first_line(matcher.get_error())}")
+            why = first_line(matcher.get_error())
+            raise UsageError(f"{spec.name} cannot be used: {why}", **_at(spec.field))
         return matcher
 
-    def _build_within_limit(self, source: str, name: str) -> "LLMatcher":
+    def _build_within_limit(self, spec: "GrammarSpec") -> "LLMatcher":
         if self._llguidance_tokenizer is None:
             self._llguidance_tokenizer = llguidance_tokenizer(self._tokenizer)
             self._length_guard = LengthGuard(self._tokenizer)
-        future = self._compilers.submit(_build_matcher, self._llguidance_tokenizer, source)
+        future = self._compilers.submit(_build_matcher, self._llguidance_tokenizer, spec.source)
         try:
             return _wait(future)
         except Timeout:
             # It goes on until llguidance's own limits end it; the next compilation gets another thread.
             self._compilers = ThreadPoolExecutor(1, "grammar")
             raise UsageError(
-                f"{name} takes more than {COMPILE_S:g} s to compile",
+                f"{spec.name} takes more than {COMPILE_S:g} s to compile",
                 hint="make it smaller: fewer alternatives, smaller bounds, less nesting",
+                **_at(spec.field),
             ) from None
 
 
@@ -138,52 +149,81 @@ def _build_matcher(llguidance_tokenizer: "LLTokenizer", source: str) -> "LLMatch
     return matcher
 
 
+@lru_cache(_CACHED_GRAMMARS)
+def relaxed_keywords(spec: GrammarSpec) -> tuple[str, ...]:
+    """Keywords of the schemas that the compiled grammar does not hold."""
+    from llguidance import LLMatcher
+
+    dropped: dict[str, None] = {}
+    for part in spec.parts or (spec,):
+        dropped.update(dict.fromkeys(part.dropped))
+        _, warnings = LLMatcher.validate_grammar_with_warnings(part.source)
+        dropped.update(dict.fromkeys(dropped_keywords(warnings)))
+    return tuple(dropped)
+
+
 def grammar_spec(grammar: Grammar) -> GrammarSpec:
-    """A request's grammar alone."""
-    return GrammarSpec(json.dumps({"grammars": [grammar_entry(grammar)]}), display_name(grammar))
-
-
-def grammar_entry(grammar: Grammar) -> dict[str, Any]:
-    """A request's grammar as one of the grammars that llguidance takes together, named `answer`.
-
-    Raises UsageError with fault and place.
-    """
-    name = display_name(grammar)
+    """A request's grammar alone, named `answer`. Raises UsageError with fault and place."""
+    name = _NAMES[grammar.kind] + (f" in {grammar.field!r}" if grammar.field else "")
     if len(grammar.source.encode("utf-8", "replace")) > MOST_BYTES:
         raise UsageError(
-            f"{name} is too long: {len(grammar.source):,} characters; {MOST_BYTES:,} bytes are allowed"
+            f"{name} is too long: {len(grammar.source):,} characters; {MOST_BYTES:,} bytes are allowed",
+            **_at(grammar.field),
         )
+    dropped: tuple[str, ...] = ()
     match grammar.kind:
         case "json_object":
-            return {"name": "answer", "json_schema": {"type": "object", "x-guidance": _STYLE}}
+            entry: dict[str, Any] = {"json_schema": {"type": "object", "x-guidance": _STYLE}}
         case "json_schema":
-            return {"name": "answer", "json_schema": with_style(parse_schema(grammar.source, name))}
+            relaxed = relax(parse_schema(grammar.source, name))
+            entry, dropped = {"json_schema": with_style(relaxed.schema)}, relaxed.dropped
         case "lark":
-            if not grammar.source.strip():
-                raise UsageError(f"{name} is empty")
-            return {"name": "answer", "lark_grammar": grammar.source}
+            entry = {"lark_grammar": _lark(grammar, name)}
         case "regex":
             from llguidance import regex_to_lark
 
-            return {"name": "answer", "lark_grammar": f"start: /{regex_to_lark(grammar.source)}/"}
+            entry = {"lark_grammar": f"start: /{regex_to_lark(grammar.source)}/"}
+    return GrammarSpec(entry_source(entry), name, field=grammar.field, dropped=dropped)
 
 
-def display_name(grammar: Grammar) -> str:
-    return _NAMES[grammar.kind]
+def entry_source(entry: Mapping[str, Any]) -> str:
+    """One grammar as the source of a GrammarSpec."""
+    return json.dumps({"grammars": [{"name": "answer", **entry}]})
 
 
-def with_style(schema: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """A schema with closed objects, and with our JSON style where it does not state its own."""
-    if schema is True:
-        schema = {}
+def _lark(grammar: Grammar, name: str) -> str:
+    """A grammar in Lark; one in GBNF is converted."""
+    if not grammar.source.strip():
+        raise UsageError(f"{name} is empty", **_at(grammar.field))
+    if not _GBNF.search(grammar.source):
+        return grammar.source
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(grammar.source)
+    except GbnfToLarkError as error:
+        raise UsageError(
+            f"{name} cannot be used: {error}",
+            hint="it was read as GBNF, because its rules have ::=; rules in Lark have a colon",
+            **_at(grammar.field),
+        ) from error
+
+
+def _at(field: str) -> dict[str, str]:
+    """The place of a fault in the client's request, where it is known, as details of an error."""
+    return {"field": field} if field else {}
+
+
+def with_style(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A relaxed schema with closed objects, and with our JSON style where it does not state its own."""
     guidance = schema.get("x-guidance")
     return {
         **close_objects(schema),
-        "x-guidance": {**_STYLE, **(guidance if isinstance(guidance, dict) else {})},
+        "x-guidance": {**_STYLE, **LENIENT, **(guidance if isinstance(guidance, dict) else {})},
     }
 
 
-def parse_schema(text: str, name: str) -> dict[str, Any] | bool:
+def parse_schema(text: str, name: str) -> dict[str, Any]:
     """Parse a schema from JSON text. Raises UsageError with line and column, or the depth."""
     try:
         schema = json.loads(text)
@@ -193,7 +233,9 @@ def parse_schema(text: str, name: str) -> dict[str, Any] | bool:
         raise UsageError(f"{name} is not valid JSON: {error}") from error
     if schema is False:
         raise UsageError(f"{name} is false, which allows no value")
-    if not isinstance(schema, dict | bool):
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
         raise UsageError(
             f"{name} is a JSON {type(schema).__name__}; a schema must be an object", hint=""
         )

@@ -1,4 +1,4 @@
-"""JSON schemas with closed objects: an object that names its properties has no others.
+"""JSON schemas with closed objects: an object that names its properties, or their pattern, has no others.
 
 JSON Schema allows any further key where `additionalProperties` is absent. Few authors of a schema mean that,
 and a small model, once allowed, invents keys until its tokens run out. So absent counts as false, as in
@@ -6,9 +6,9 @@ llama.cpp and xgrammar; `"additionalProperties": true` opens an object again. Th
 subset: an answer also satisfies the schema as it was written (but for `oneOf` whose alternatives overlap,
 which nothing here can tell apart anyway).
 
-Keywords that demand nothing are removed, because llguidance refuses them: formats besides those that it
-knows (the standard lets them be ignored; pydantic and zod write `password`, `cuid` and many more), and
-`propertyNames` that any key satisfies, which zod writes for every record.
+Keywords that demand nothing are removed, so that nobody is told that they do not bind: formats besides those
+that llguidance knows (the standard lets them be ignored; pydantic and zod write `password`, `cuid` and many
+more), and `propertyNames` that any key satisfies, which zod writes for every record.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,6 @@ from typing import Any
 _EXPLICIT = (
     "additionalProperties",
     "unevaluatedProperties",
-    "patternProperties",
     "propertyNames",
     "minProperties",
 )
@@ -83,8 +82,9 @@ def _inner(value: Any, complete: bool, definitions: bool) -> Any:  # noqa: ANN40
 
 
 def _is_closable(schema: Schema) -> bool:
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, Mapping) or not properties:
+    properties, required = schema.get("properties", {}), schema.get("required")
+    patterns = schema.get("patternProperties")
+    if not isinstance(properties, Mapping) or not (properties or patterns):
         return False
     if any(key in schema for key in (*_EXPLICIT, *_COMBINATORS)):
         return False

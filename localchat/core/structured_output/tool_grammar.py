@@ -17,11 +17,12 @@ from localchat.chat_format.tool_calls.family import NUMBER, ToolCallFamily
 from localchat.core.structured_output.compiler import (
     GrammarSpec,
     check_schema,
-    grammar_entry,
+    entry_source,
     grammar_spec,
     with_style,
 )
 from localchat.core.structured_output.lark import TEXT, TagTerms
+from localchat.core.structured_output.relaxation import relax
 from localchat.core.structured_output.tool_arguments import argument_rules
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import UsageError
@@ -37,6 +38,8 @@ class ToolSpec(NamedTuple):
     schema: Mapping[str, Any]
     strict: bool = False
     """Its arguments always satisfy the schema."""
+    dropped: tuple[str, ...] = ()
+    """Keywords that were left out of the schema."""
 
 
 def read_tool(description: Mapping[str, Any]) -> ToolSpec:
@@ -146,15 +149,16 @@ def answer_grammar(
     """The grammar of the answer to `request`; None: nothing constrains it. Raises UsageError."""
     messages = request.prompt if isinstance(request.prompt, Messages) else None
     tools = _tools(messages)
-    entries = [] if request.grammar is None else [grammar_entry(request.grammar)]
+    answer = None if request.grammar is None else grammar_spec(request.grammar)
     forced = messages is not None and messages.tool_choice not in ("auto", "none")
     strict = bool(tools) and any(tool.strict for tool in tools)
-    if not (entries or forced or strict):
+    if not (answer or forced or strict):
         return None
+    tools = [_relaxed(tool) for tool in tools]
     markup = TagTerms(tokenizer, (*chat.tool_call_family.markup, *chat.reasoning_family.markup))
     lines: list[str] = []
     bodies: list[str] = []
-    if entries and not forced:
+    if answer and not forced:
         bodies.append("@answer")
     if tools:
         many = messages is not None and messages.parallel_tool_calls
@@ -169,23 +173,30 @@ def answer_grammar(
     before, more = _reasoning(rendered, chat, markup)
     lark = "\n".join([f"start: {before}body", f"body: {' | '.join(bodies)}", *lines, *more])
     main = {"name": "main", "lark_grammar": lark}
-    used = entries if "@answer" in bodies else []
     parts = [
-        GrammarSpec(json.dumps({"grammars": [_schema_entry(tool)]}), _display_name(tool))
+        GrammarSpec(
+            entry_source({"json_schema": with_style(tool.schema)}),
+            _display_name(tool),
+            field="tools",
+            dropped=tool.dropped,
+        )
         for tool in tools
     ]
-    if used and request.grammar is not None:
-        parts.insert(0, grammar_spec(request.grammar))
+    used = []
+    if answer and "@answer" in bodies:
+        parts.insert(0, answer)
+        used = json.loads(answer.source)["grammars"]
     source = json.dumps({"grammars": [main, *used]})
     return GrammarSpec(source, parts[0].name if len(parts) == 1 else "the tools", tuple(parts))
 
 
+def _relaxed(tool: ToolSpec) -> ToolSpec:
+    schema, dropped = relax(tool.schema)
+    return tool._replace(schema=schema, dropped=dropped)
+
+
 def _display_name(tool: ToolSpec) -> str:
     return f"the parameters of the tool {tool.name!r}"
-
-
-def _schema_entry(tool: ToolSpec) -> dict[str, Any]:
-    return {"name": "answer", "json_schema": with_style(tool.schema)}
 
 
 def _tools(messages: Messages | None) -> Sequence[ToolSpec]:

@@ -33,6 +33,7 @@ from localchat.server.leases import AsyncLease
 from localchat.server.middleware.access_log import request_id
 from localchat.server.openai.chat import ConversationEndpoint, template_fallbacks
 from localchat.server.openai.requests import chat_request, conversation
+from localchat.server.openai.structure import with_format_field
 from localchat.server.request_body import read_json
 from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of
@@ -59,6 +60,7 @@ async def messages(request: Request) -> ASGIApp:
     body = await read_json(request, MessagesBody, config.limits)
     chat = as_chat(body)
     prompt = chat_request(chat, config.limits, client_of(request))
+    prompt = with_format_field(prompt, "output_config.format")
     endpoint = MessagesEndpoint(chat, prompt, config.loop_guard, request_id(request.scope))
     return GenerationResponse(request, endpoint)
 

@@ -30,7 +30,6 @@ class NativeBody(GenerationBody, frozen=True, kw_only=True):
     t_max_predict_ms: float | None = None
     """Time since the first token, after which the answer ends with its line."""
     samplers: str | list[str] | None = None
-    json_schema: dict[str, object] | None = None
     response_fields: list[str] | None = None
     """Paths such as `timings/prompt_n`; they are the keys of the answer too."""
     n_probs: int | None = None

@@ -9,7 +9,6 @@ from localchat.engine.request import GenerateRequest, Infill, Prompt, Sampling, 
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
 from localchat.server.llamacpp.protocol import NativeBody
-from localchat.server.openai.protocol import ResponseFormat
 from localchat.server.openai.requests import (
     INFILL,
     Client,
@@ -69,8 +68,8 @@ def _request(
     changes: dict[str, object] = {}
     if body.seed is not None and body.seed < 0:
         changes["seed"] = None  # llama.cpp's notation for a random seed
-    if body.json_schema is not None and body.response_format is None:
-        changes["response_format"] = ResponseFormat("json_object", schema=body.json_schema)
+    if body.response_format is not None or body.grammar:
+        changes["json_schema"] = None  # llama.cpp ignores it then
     request = generation(
         msgspec.structs.replace(body, **changes),
         prompt,

@@ -260,7 +260,10 @@ def _with_origin(send: Send, origin: str | None) -> Send:
             assert isinstance(headers, list)
             headers += [
                 (b"access-control-allow-origin", origin.encode()),
-                (b"access-control-expose-headers", b"x-request-id, retry-after"),
+                (
+                    b"access-control-expose-headers",
+                    b"x-request-id, retry-after, x-localchat-schema-relaxed",
+                ),
                 (b"vary", b"Origin"),
             ]
         await send(message)

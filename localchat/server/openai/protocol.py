@@ -312,8 +312,19 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     grammar: str | None = None
+    """Lark or GBNF."""
     regex: str | None = None
     response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | str | bool | None = None
+    """llama.cpp's and SGLang's name of a schema; the fields below are SGLang's and vLLM's."""
+    ebnf: str | None = None
+    structural_tag: Any = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: dict[str, Any] | None = None
     cache_salt: str | None = None
     speculation: bool | None = None
     timings: bool | None = None

@@ -4,12 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import msgspec
-
 from localchat.engine.request import (
     SAMPLING_RANGES,
     GenerateRequest,
-    Grammar,
     Infill,
     Messages,
     Prompt,
@@ -29,10 +26,10 @@ from localchat.server.openai.protocol import (
     FunctionDefinition,
     GenerationBody,
     NamedToolChoice,
-    ResponseFormat,
     TemplateBody,
     TokenizeBody,
 )
+from localchat.server.openai.structure import requested_grammar
 from localchat.server.request_body import check_json_size
 
 _Tools: TypeAlias = tuple[dict[str, Any], ...]
@@ -220,7 +217,6 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
 CHAT, INFILL = 0, 1
 """Priorities: a completion in an editor must come within milliseconds, a chat may wait."""
 _SEED_MASK: Final = (1 << 64) - 1
-_MAX_SCHEMA_BYTES: Final = 256 << 10
 _MAX_LOGPROBS: Final = 20
 _MAX_BIAS: Final = 100.0
 
@@ -303,7 +299,7 @@ def generation(
         n=_choices(body, limits),
         max_tokens=max_tokens,
         stop=_stops(body.stop, limits),
-        grammar=_grammar(body, limits),
+        grammar=requested_grammar(body, limits),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         salt="\0".join(part for part in (client.salt, body.cache_salt or "") if part),
@@ -403,52 +399,6 @@ def checked_logprobs(count: int, param: str) -> int:
             f"The field {param!r} is {count}; it must be 0 to {_MAX_LOGPROBS}.", param=param
         )
     return count
-
-
-def _grammar(body: GenerationBody, limits: ServerLimits) -> Grammar | None:
-    made = [
-        *([Grammar("lark", body.grammar)] if body.grammar else []),
-        *([Grammar("regex", body.regex)] if body.regex else []),
-        *([_format(body.response_format, limits)] if body.response_format else []),
-    ]
-    grammars = [grammar for grammar in made if grammar is not None]
-    if len(grammars) > 1:
-        raise bad_request(
-            "Only one of 'response_format', 'grammar' and 'regex' can be used at a time.",
-            param="response_format",
-        )
-    if grammars and len(grammars[0].source.encode()) > _MAX_SCHEMA_BYTES:
-        raise bad_request(
-            f"The schema or grammar is larger than {_MAX_SCHEMA_BYTES} bytes.",
-            param="response_format",
-        )
-    return grammars[0] if grammars else None
-
-
-def _format(format_: ResponseFormat, limits: ServerLimits) -> Grammar | None:
-    match format_.type:
-        case "text":
-            return None
-        case "json_object" if format_.schema is None:
-            return Grammar("json_object")
-        case "json_object":
-            schema: dict[str, Any] | bool | None = format_.schema
-        case "json_schema":
-            schema = format_.json_schema.schema if format_.json_schema else format_.schema
-        case other:
-            raise bad_request(
-                f"The response format {other[:50]!r} is unknown; the choices are text, json_object and "
-                "json_schema.",
-                param="response_format.type",
-            )
-    if schema is None:
-        raise bad_request(
-            "The field 'response_format.json_schema.schema' is required.",
-            param="response_format.json_schema.schema",
-            code="missing_required_parameter",
-        )
-    check_json_size(schema, limits, "response_format")
-    return Grammar("json_schema", msgspec.json.encode(schema).decode())
 
 
 def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:

@@ -22,6 +22,7 @@ from localchat.server.leases import AsyncLease
 from localchat.server.openai.chat import ConversationEndpoint
 from localchat.server.openai.protocol import chat_logprobs
 from localchat.server.openai.requests import chat_request
+from localchat.server.openai.structure import with_format_field
 from localchat.server.openai_responses.protocol import ResponsesBody
 from localchat.server.openai_responses.requests import ResponsesChat, as_chat, with_own_field_names
 from localchat.server.openai_responses.response_object import (
@@ -52,6 +53,7 @@ async def responses(request: Request) -> ASGIApp:
         prompt = chat_request(translated.chat, config.limits, client_of(request))
     except ApiError as error:
         raise with_own_field_names(error) from error
+    prompt = with_format_field(prompt, "text.format")
     endpoint = ResponsesEndpoint(translated.chat, prompt, config.loop_guard, body, translated)
     return GenerationResponse(request, endpoint)
 

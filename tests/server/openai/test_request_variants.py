@@ -8,7 +8,7 @@ from localchat.engine.events import Finished, Text, ToolCall
 from localchat.engine.request import CalledTool, Grammar, Message, Sampling, TokenIds
 from localchat.engine.request import TextPrompt as Prompt
 from localchat.errors import ContextExceeded
-from tests.support.http_server import NAME, Stage, ask, chat, message
+from tests.support.http_server import NAME, Stage, ask, chat, message, respond
 
 LOOK = {"name": "look", "parameters": {"type": "object", "properties": {}}}
 WAIT = {"name": "wait", "parameters": {"type": "object", "properties": {}}}
@@ -184,7 +184,23 @@ def test_anthropics_form_of_the_answer_binds_it_from_either_place(stage: Stage, 
     form = {"type": "json_schema", "schema": {"type": "object"}}
     given = form if place == "output_format" else {"format": form}
     assert message(stage, **{place: given}).status == 200
-    assert stage.last.grammar == Grammar("json_schema", '{"type":"object"}')
+    assert stage.last.grammar == Grammar("json_schema", '{"type":"object"}', "output_config.format")
+
+
+def test_a_form_that_the_engine_refuses_is_named_as_in_the_clients_protocol(stage: Stage) -> None:
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    assert respond(stage, text={"format": form}).status == 200
+    assert stage.last.grammar == Grammar("json_schema", '{"type":"object"}', "text.format")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_keywords_that_the_grammar_does_not_hold_are_in_a_header(
+    stage: Stage, stream: bool
+) -> None:
+    word = stage.plays("relax", Text(0, "[]"), Finished(0, "stop"), relaxed=("uniqueItems", "not"))
+    name = "x-localchat-schema-relaxed"
+    assert chat(stage, word, stream=stream).headers[name] == "uniqueItems, not"
+    assert name not in chat(stage, "hi", stream=stream).headers
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,221 @@
+"""Relaxed schemas: what a grammar cannot hold is left out, and named, so that the rest still binds.
+
+llguidance leaves out keywords that it does not implement by itself (`lenient`) and names them as warnings.
+Here goes what it would refuse: patterns that need look-around or references, overlapping
+`patternProperties`, dialects that it does not know. Some of it is only written in another way and is rewritten
+instead: types in capitals (Gemini's), `propertyNames` with choices or a pattern, and unions with a
+discriminator, whose alternatives must contain it (pydantic leaves it optional where it has a default, and
+refuses an answer without it).
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+LENIENT: Final = {"lenient": True, "coerce_one_of": True}
+"""Options of llguidance by which it relaxes a schema."""
+_TYPES: Final = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
+_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+_DATA: Final = ("const", "enum", "default", "examples", "example", "x-guidance")
+_NO_KEYWORDS: Final = ("discriminator", "nullable", "xml", "externalDocs")
+"""OpenAPI's own."""
+_UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: (\[.*\])", re.DOTALL)
+_PROPERTY_COUNTS: Final = ("minProperties", "maxProperties")
+_DIALECTS: Final = re.compile(r"https?://json-schema\.org/")
+
+Schema = Mapping[str, Any]
+
+
+class Relaxed(NamedTuple):
+    """A schema that llguidance accepts, and the keywords that were left out of it."""
+
+    schema: dict[str, Any]
+    dropped: tuple[str, ...]
+
+
+def relax(schema: Schema) -> Relaxed:
+    """Leave out of a schema what llguidance would refuse."""
+    relaxation = _Relaxation(schema)
+    relaxed = relaxation.schema(schema)
+    return Relaxed(relaxed, tuple(dict.fromkeys(relaxation.dropped)))
+
+
+def dropped_keywords(warnings: Sequence[str]) -> tuple[str, ...]:
+    """The keywords that llguidance left out, by its warnings."""
+    dropped: dict[str, None] = {}
+    for warning in warnings:
+        if found := _UNIMPLEMENTED.match(warning):
+            dropped.update(dict.fromkeys(json.loads(found[1])))
+        elif warning.startswith("min/maxProperties"):
+            dropped.update(dict.fromkeys(_PROPERTY_COUNTS))
+        else:
+            dropped[warning.partition(" ")[0]] = None
+    return tuple(dropped)
+
+
+@lru_cache(1024)
+def _is_possible(schema: str) -> bool:
+    """Whether llguidance can make a grammar of a schema."""
+    from llguidance import LLMatcher
+
+    failed, _ = LLMatcher.validate_grammar_with_warnings(
+        json.dumps({"grammars": [{"name": "part", "json_schema": json.loads(schema)}]})
+    )
+    return not failed
+
+
+class _Relaxation:
+    """One schema on its way; `dropped` collects keywords."""
+
+    def __init__(self, whole: Schema) -> None:
+        self._whole = whole
+        self._discriminators = dict(_discriminators(whole))
+        self.dropped: list[str] = []
+
+    def schema(self, schema: Schema) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in self._as_union(self._with_names(schema)).items():
+            if key in _NO_KEYWORDS or (key.startswith("x-") and key != "x-guidance"):
+                continue  # next to a circular $ref, llguidance refuses keys that it does not know
+            if key in _DATA:
+                result[key] = value
+            elif key in _MAPS and isinstance(value, Mapping):
+                result[key] = {
+                    name: _with_required(
+                        self._inner(inner), self._discriminators.get(f"#/{key}/{name}")
+                    )
+                    for name, inner in value.items()
+                }
+            elif key == "type":
+                result[key] = self._type(value)
+            elif (key == "pattern" and not _is_possible(json.dumps({"pattern": value}))) or (
+                key == "$schema" and not (isinstance(value, str) and _DIALECTS.match(value))
+            ):
+                self.dropped += [key] if key == "pattern" else []
+            else:
+                result[key] = self._inner(value)
+        self._relax_pattern_properties(result)
+        return result
+
+    def _inner(self, value: Any) -> Any:  # noqa: ANN401 - JSON
+        if isinstance(value, list):
+            return [self._inner(one) for one in value]
+        return self.schema(value) if isinstance(value, Mapping) else value
+
+    def _type(self, value: Any) -> Any:  # noqa: ANN401 - JSON
+        """A type in small letters; llguidance says which there are where there is none of this name."""
+        if isinstance(value, list):
+            return [self._type(one) for one in value]
+        return value.lower() if isinstance(value, str) and value.lower() in _TYPES else value
+
+    def _with_names(self, schema: Schema) -> Schema:
+        """A schema whose keys are described by `propertyNames` alone, with them as properties."""
+        names = schema.get("propertyNames")
+        if (
+            not isinstance(names, Mapping)
+            or "properties" in schema
+            or "patternProperties" in schema
+        ):
+            return schema
+        names = self._resolved(names)
+        value = schema.get("additionalProperties", True)
+        rest = {
+            key: one
+            for key, one in schema.items()
+            if key not in ("propertyNames", "additionalProperties")
+        }
+        choices = [names["const"]] if "const" in names else names.get("enum")
+        if isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices):
+            return {
+                **rest,
+                "properties": dict.fromkeys(choices, value),
+                "additionalProperties": False,
+            }
+        if isinstance(pattern := names.get("pattern"), str):
+            pattern_properties = {pattern: value}
+            return {**rest, "patternProperties": pattern_properties, "additionalProperties": False}
+        return schema
+
+    def _as_union(self, schema: Schema) -> Schema:
+        """`oneOf` as `anyOf`, where a discriminator tells the alternatives apart anyway."""
+        name, alternatives = _discriminator(schema), schema.get("oneOf")
+        if not name or not isinstance(alternatives, list) or "anyOf" in schema:
+            return schema
+        tags = [tag for one in alternatives for tag in self._tags(one, name)]
+        if len(tags) < len(alternatives) or len(set(tags)) < len(tags):
+            return schema
+        return {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
+
+    def _tags(self, alternative: Any, name: str) -> list[str]:  # noqa: ANN401 - JSON
+        """Values that the property `name` of an alternative may have."""
+        described = self._resolved(alternative) if isinstance(alternative, Mapping) else {}
+        properties = described.get("properties")
+        tag = properties.get(name) if isinstance(properties, Mapping) else None
+        if not isinstance(tag, Mapping):
+            return []
+        tags = [tag["const"]] if "const" in tag else self._resolved(tag).get("enum")
+        return list(map(json.dumps, tags)) if isinstance(tags, list) else []
+
+    def _resolved(self, schema: Schema) -> Schema:
+        """A schema, or the definition to which it refers."""
+        place = schema.get("$ref")
+        if not isinstance(place, str) or not place.startswith("#/"):
+            return schema
+        found: Any = self._whole
+        for part in place[2:].split("/"):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else schema
+
+    def _relax_pattern_properties(self, schema: dict[str, Any]) -> None:
+        """Leave patterns of names out that llguidance cannot tell apart or read. Other names may come then."""
+        patterns = schema.get("patternProperties")
+        if not isinstance(patterns, Mapping):
+            return
+        kept: dict[str, Any] = {}
+        for pattern, inner in patterns.items():
+            if _is_possible(
+                json.dumps({"patternProperties": dict.fromkeys([*kept, pattern], True)})
+            ):
+                kept[pattern] = inner
+        if len(kept) < len(patterns):
+            self.dropped.append("patternProperties")
+            schema["patternProperties"] = kept
+            if not kept:
+                del schema["patternProperties"]
+            if schema.get("additionalProperties") is False:
+                del schema["additionalProperties"]
+
+
+def _discriminators(value: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
+    """Alternatives of unions with a discriminator, by place, with the property that tells them apart."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _discriminators(one)
+    elif isinstance(value, Mapping):
+        name = _discriminator(value)
+        for one in (value.get("oneOf") or value.get("anyOf") or ()) if name else ():
+            if isinstance(one, Mapping) and isinstance(place := one.get("$ref"), str):
+                yield place, name
+        for one in value.values():
+            yield from _discriminators(one)
+
+
+def _discriminator(schema: Schema) -> str:
+    """The property that tells the alternatives of a union apart; empty: none is named."""
+    discriminator = schema.get("discriminator")
+    name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def _with_required(schema: Any, name: str | None) -> Any:  # noqa: ANN401 - JSON
+    """A schema whose property `name` is required, where it has one."""
+    if name is None or not isinstance(schema, dict):
+        return schema
+    required, properties = schema.get("required", []), schema.get("properties")
+    if not isinstance(required, list) or not isinstance(properties, Mapping):
+        return schema
+    if name not in properties or name in required:
+        return schema
+    return {**schema, "required": [*required, name]}

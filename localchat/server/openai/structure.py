@@ -1,0 +1,159 @@
+"""Structure of an answer: the schema, grammar, expression or choices that a request holds it to.
+
+Every server has its own fields for this. Those of OpenAI, llama.cpp, vLLM and SGLang are all understood,
+because a client whose field was ignored would get free text where it expects a form.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from localchat.engine.request import GenerateRequest, Grammar
+from localchat.server.config import ServerLimits
+from localchat.server.errors import ApiError, bad_request
+from localchat.server.openai.protocol import GenerationBody, ResponseFormat
+from localchat.server.request_body import check_json_size
+
+_MAX_BYTES: Final = 256 << 10
+_STRUCTURED_OPTIONS: Final = frozenset(
+    (
+        "disable_any_whitespace",
+        "disable_additional_properties",
+        "disable_fallback",
+        "whitespace_pattern",
+        "backend",
+    )
+)
+"""Fields of vLLM's `structured_outputs` that change nothing here."""
+
+
+def requested_grammar(body: GenerationBody, limits: ServerLimits) -> Grammar | None:
+    """The one structure that a request asks for; None: it asks for free text. Raises ApiError."""
+    grammars = list(_grammars(body, limits))
+    if len(grammars) > 1:
+        given = " and ".join(f"{grammar.field!r}" for grammar in grammars)
+        raise bad_request(
+            f"{given} cannot be used together: each gives the answer a form of its own. Send one of them.",
+            param=grammars[-1].field,
+        )
+    if grammars and len(grammars[0].source.encode()) > _MAX_BYTES:
+        raise bad_request(
+            f"The schema or grammar is larger than {_MAX_BYTES} bytes.", param=grammars[0].field
+        )
+    return grammars[0] if grammars else None
+
+
+def with_format_field(request: GenerateRequest, field: str) -> GenerateRequest:
+    """A request whose answer's form is in another field, by the client's protocol."""
+    if request.grammar is None:
+        return request
+    grammar = msgspec.structs.replace(request.grammar, field=field)
+    return msgspec.structs.replace(request, grammar=grammar)
+
+
+def _grammars(body: GenerationBody, limits: ServerLimits) -> Iterator[Grammar]:
+    if body.response_format is not None:
+        yield from _format(body.response_format, limits)
+    if body.grammar:
+        yield Grammar("lark", body.grammar, "grammar")
+    if body.ebnf:
+        yield Grammar("lark", body.ebnf, "ebnf")
+    if body.regex:
+        yield Grammar("regex", body.regex, "regex")
+    if body.json_schema is not None:
+        yield _schema(body.json_schema, "json_schema", limits)
+    guided = {
+        "json": body.guided_json,
+        "regex": body.guided_regex,
+        "choice": body.guided_choice,
+        "grammar": body.guided_grammar,
+        "json_object": body.guided_json_object,
+    }
+    for kind, value in guided.items():
+        if value is not None:
+            yield from _guided(kind, value, f"guided_{kind}", limits)
+    for kind, value in (body.structured_outputs or {}).items():
+        if value is not None:
+            yield from _guided(kind, value, f"structured_outputs.{kind}", limits)
+    if body.structural_tag is not None:
+        raise _unsupported("structural_tag")
+
+
+def _guided(kind: str, value: Any, field: str, limits: ServerLimits) -> Iterator[Grammar]:  # noqa: ANN401 - JSON
+    """A structure by vLLM's name of its kind."""
+    match kind, value:
+        case "json", _:
+            yield _schema(value, field, limits)
+        case "json_object", bool():
+            yield from [Grammar("json_object", field=field)] if value else []
+        case "regex", str():
+            yield Grammar("regex", value, field)
+        case "grammar", str():
+            yield Grammar("lark", value, field)
+        case "choice", list() if value and all(isinstance(one, str) for one in value):
+            choices = " | ".join(json.dumps(one, ensure_ascii=False) for one in value)
+            yield Grammar("lark", f"start: {choices}", field)
+        case "json_object" | "regex" | "grammar" | "choice", _:
+            wanted = {"json_object": "true or false", "choice": "a list of strings"}
+            raise bad_request(
+                f"The field {field!r} must be {wanted.get(kind, 'a string')}.",
+                param=field,
+                code="invalid_type",
+            )
+        case _ if kind not in _STRUCTURED_OPTIONS:
+            raise _unsupported(field)
+
+
+def _unsupported(field: str) -> ApiError:
+    return bad_request(
+        f"The field {field[:100]!r} is not supported; use 'response_format', 'grammar' or 'regex'.",
+        param=field[:100],
+    )
+
+
+def _schema(value: Any, field: str, limits: ServerLimits) -> Grammar:  # noqa: ANN401 - JSON
+    """A schema, which some clients send as JSON text. OpenAI's wrapper with a name is taken too."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise bad_request(
+                f"The field {field!r} is not valid JSON: {error}.", param=field, code="invalid_json"
+            ) from error
+    if isinstance(value, dict) and isinstance(value.get("schema"), dict) and "type" not in value:
+        value = value["schema"]
+    if not isinstance(value, dict | bool):
+        raise bad_request(
+            f"The field {field!r} must be a JSON schema.", param=field, code="invalid_type"
+        )
+    check_json_size(value, limits, field)
+    return Grammar("json_schema", msgspec.json.encode(value).decode(), field)
+
+
+def _format(format_: ResponseFormat, limits: ServerLimits) -> Iterator[Grammar]:
+    match format_.type:
+        case "text":
+            return
+        case "json_object" if format_.schema is None:
+            yield Grammar("json_object", field="response_format")
+            return
+        case "json_object":
+            schema: dict[str, Any] | bool | None = format_.schema
+        case "json_schema":
+            schema = format_.json_schema.schema if format_.json_schema else format_.schema
+        case other:
+            raise bad_request(
+                f"The response format {other[:50]!r} is unknown; the choices are text, json_object and "
+                "json_schema.",
+                param="response_format.type",
+            )
+    if schema is None:
+        raise bad_request(
+            "The field 'response_format.json_schema.schema' is required.",
+            param="response_format.json_schema.schema",
+            code="missing_required_parameter",
+        )
+    check_json_size(schema, limits, "response_format")
+    yield Grammar("json_schema", msgspec.json.encode(schema).decode(), "response_format")

@@ -1,0 +1,255 @@
+"""Schemas beyond the grammar: the rest of them binds, and what does not is named."""
+
+import json
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import jsonschema_specifications  # type: ignore[import-untyped]
+import pytest
+from llguidance import LLMatcher
+from pydantic import BaseModel, Field, TypeAdapter, conlist
+
+from localchat.backend_api.scripted import ScriptedTokenizer
+from localchat.core.structured_output.compiler import (
+    GrammarCompiler,
+    grammar_spec,
+    llguidance_tokenizer,
+    relaxed_keywords,
+)
+from localchat.core.structured_output.relaxation import relax
+from localchat.engine.request import Grammar
+from localchat.errors import UsageError
+
+TOKENIZER = ScriptedTokenizer()
+LEXICON = llguidance_tokenizer(TOKENIZER)
+GRAMMARS = GrammarCompiler(TOKENIZER)
+
+
+def takes(schema: dict[str, Any], text: str) -> bool:
+    """Whether the grammar of a schema, which must compile, takes this text."""
+    spec = grammar_spec(Grammar("json_schema", json.dumps(schema)))
+    GRAMMARS.grammar_matcher(spec, room=1000)
+    matcher = LLMatcher(LEXICON, spec.source, log_level=0)
+    tokens = TOKENIZER.encode(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def relaxed(schema: dict[str, Any]) -> tuple[str, ...]:
+    return relaxed_keywords(grammar_spec(Grammar("json_schema", json.dumps(schema))))
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    name: str
+
+
+Animal = Annotated[Cat | Dog, Field(discriminator="kind")]
+
+
+class Sum(BaseModel):
+    op: Literal["+"] = "+"
+    parts: "list[Annotated[Sum | Number, Field(discriminator='op')]]"
+
+
+class Number(BaseModel):
+    op: Literal["n"] = "n"
+    value: int
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Order(BaseModel):
+    tags: set[str]
+    animal: Animal
+    note: str | None = None
+    size: Literal["s", "m"]
+    prices: conlist(int, min_length=1, max_length=3)  # type: ignore[valid-type]
+
+
+class Node(BaseModel):
+    value: int
+    children: "list[Node]" = []
+
+
+@pytest.mark.parametrize(
+    ("type_", "right", "wrong", "dropped"),
+    [
+        (set[int], "[1, 2]", '["a"]', ("uniqueItems",)),
+        (frozenset[Colour], '["red"]', '["green"]', ("uniqueItems",)),
+        (Animal, '{"kind": "cat", "lives": 9}', '{"kind": "dog", "lives": 9}', ()),
+        (Animal, '{"kind": "dog", "name": "Rex"}', '{"name": "Rex"}', ()),
+        (Cat | Dog, '{"kind": "dog", "name": "Rex"}', '{"kind": "cow", "name": "Rex"}', ()),
+        (
+            Sum,
+            '{"op": "+", "parts": [{"op": "n", "value": 1}, {"op": "+", "parts": []}]}',
+            '{"op": "+", "parts": [{"op": "+", "value": 1}]}',
+            (),
+        ),
+        (
+            Order,
+            '{"tags": ["a"], "animal": {"kind": "cat", "lives": 1}, "note": null, "size": "m", '
+            '"prices": [1]}',
+            '{"tags": ["a"], "animal": {"kind": "cat", "lives": 1}, "size": "x", "prices": [1]}',
+            ("uniqueItems",),
+        ),
+        (conlist(int, min_length=1, max_length=2), "[1]", "[1, 2, 3]", ()),
+        (Node, '{"value": 1, "children": [{"value": 2}]}', '{"value": "1"}', ()),
+        (dict[Colour, int], '{"red": 1}', '{"green": 1}', ()),
+        (dict[Literal["a"], int], '{"a": 1}', '{"b": 1}', ()),
+        (
+            dict[Annotated[str, Field(pattern="^x_[a-z]+$")], int],
+            '{"x_a": 1}',
+            '{"y": 1}',
+            (),
+        ),
+        (Annotated[dict[str, int], Field(min_length=1)], '{"a": 1}', "{}", ()),
+        (tuple[int, str], '[1, "a"]', '["a", 1]', ()),
+        (str | int | None, "null", "true", ()),
+    ],
+    ids=str,
+)
+def test_a_pydantic_type_binds_and_its_answer_validates(
+    type_: Any, right: str, wrong: str, dropped: tuple[str, ...]
+) -> None:
+    adapter = TypeAdapter(type_)
+    schema = adapter.json_schema()
+    adapter.validate_json(right)
+    assert takes(schema, right)
+    assert not takes(schema, wrong)
+    assert relaxed(schema) == dropped
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+A = '{"a": 1}'
+WRONG = '{"a": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("keywords", "dropped"),
+    [
+        ({"not": {"required": ["b"]}}, ("not",)),
+        ({"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {}}, ("if", "then", "else")),
+        ({"propertyNames": {"maxLength": 3}}, ("propertyNames",)),
+        ({"dependentRequired": {"a": ["b"]}}, ("dependentRequired",)),
+        ({"dependentSchemas": {"a": {}}}, ("dependentSchemas",)),
+        ({"unevaluatedProperties": False}, ("unevaluatedProperties",)),
+        ({"minProperties": 1}, ()),
+        ({"$schema": "http://example.org/own#"}, ()),
+        ({"patternProperties": {"^(?!a)": True}}, ("patternProperties",)),
+        ({"patternProperties": {"^x": True, "^xy": True}}, ("patternProperties",)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_keyword_that_cannot_be_held_leaves_the_rest(
+    keywords: dict[str, Any], dropped: tuple[str, ...]
+) -> None:
+    schema = {**OBJECT, **keywords}
+    assert takes(schema, A) and not takes(schema, WRONG)
+    assert set(relaxed(schema)) == set(dropped)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong", "dropped"),
+    [
+        (
+            {"type": "array", "items": {"type": "integer"}, "contains": {"const": 1}},
+            "[2]",
+            '["a"]',
+            ("contains",),
+        ),
+        ({"type": "string", "pattern": r"^(?=.*\d).+$"}, '"a"', "1", ("pattern",)),
+        ({"type": "string", "pattern": r"(a)\1"}, '"aa"', "1", ("pattern",)),
+        ({"type": "string", "pattern": "^[a-z]+$"}, '"a"', '"A"', ()),
+        (
+            {"type": "OBJECT", "properties": {"a": {"type": ["INTEGER", "NULL"]}}},
+            '{"a": null}',
+            WRONG,
+            (),
+        ),
+        (
+            {"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 9}]},
+            "5",
+            '"a"',
+            ("oneOf",),
+        ),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_value_that_cannot_be_held_leaves_the_rest(
+    schema: dict[str, Any], right: str, wrong: str, dropped: tuple[str, ...]
+) -> None:
+    assert takes(schema, right) and not takes(schema, wrong)
+    assert relaxed(schema) == dropped
+
+
+def test_what_is_data_or_a_name_is_no_keyword() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"not": {"const": {"type": "OBJECT", "pattern": "(?=a)"}}, "type": {}},
+        "required": ["not"],
+    }
+    assert relax(schema) == (schema, ())
+    assert takes(schema, '{"not": {"type": "OBJECT", "pattern": "(?=a)"}, "type": 1}')
+
+
+def test_every_keyword_of_every_draft_is_held_or_dropped() -> None:
+    """None is refused as unknown."""
+    keywords: set[str] = set()
+    for place in jsonschema_specifications.REGISTRY:
+        schema = jsonschema_specifications.REGISTRY.contents(place)
+        keywords |= set(schema.get("properties", {})) if isinstance(schema, dict) else set()
+    assert {"uniqueItems", "dependencies", "contains"} <= keywords
+    references = {key for key in keywords if key.startswith("$") or key == "id"}
+    for keyword in sorted(keywords - references):
+        values: tuple[Any, ...] = ({}, True, [], 1, "string", {"a": {}}, [{}])
+        assert any(_compiles({keyword: value}) for value in values), keyword
+
+
+def _compiles(schema: dict[str, Any]) -> bool:
+    try:
+        GRAMMARS.grammar_matcher(grammar_spec(Grammar("json_schema", json.dumps(schema))), room=9)
+    except UsageError:
+        return False
+    return True
+
+
+def test_an_error_names_the_clients_field() -> None:
+    grammar = Grammar("json_schema", '{"type": "ink"}', "response_format")
+    with pytest.raises(UsageError, match=r"the JSON schema in 'response_format'.*ink") as caught:
+        GRAMMARS.grammar_matcher(grammar_spec(grammar), room=9)
+    assert caught.value.details == {"field": "response_format"}
+    assert "coerce" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "right", "wrong"),
+    [
+        ('root ::= "yes" | "no"', "yes", "maybe"),
+        ('root ::= item+\nitem ::= "- " [a-z ]+ "\\n"', "- a b\n- c\n", "a"),
+        ('# a list\nroot ::= "[" [0-9]{1,3} ("," [0-9]{1,3})* "]"', "[12,345]", "[1234]"),
+        ("root ::= no-vowel\nno-vowel ::= [^aeiou]+", "xyz", "abc"),
+    ],
+)
+def test_gbnf_is_converted(gbnf: str, right: str, wrong: str) -> None:
+    spec = grammar_spec(Grammar("lark", gbnf))
+    for text, taken in ((right, True), (wrong, False)):
+        matcher = LLMatcher(LEXICON, spec.source, log_level=0)
+        tokens = TOKENIZER.encode(text)
+        whole = matcher.try_consume_tokens(tokens) == len(tokens)
+        assert (whole and matcher.is_accepting()) is taken, text
+
+
+def test_broken_gbnf_is_refused_with_its_place() -> None:
+    with pytest.raises(
+        UsageError, match=r"the grammar in 'grammar' cannot be used.*line 2"
+    ) as caught:
+        grammar_spec(Grammar("lark", 'root ::= "a" b\nb ::= "x', "grammar"))
+    assert "::=" in caught.value.hint
