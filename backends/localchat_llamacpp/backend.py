@@ -1,4 +1,4 @@
-"""The llama.cpp backend. Importing this imports neither llama_cpp nor numpy."""
+"""The llama.cpp backend. Importing this loads no library and no numpy."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,16 +14,14 @@ from localchat.model_files.architecture import DIFFUSION, ENCODERS, ModelShape
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.ggml_types import KV_FORMATS
 from localchat_llamacpp.build_advice import (
-    DISTRIBUTION,
-    binding_version,
     build_key,
     can_offload,
     knows_architecture,
-    library_file,
     read_build,
     remedies,
 )
 from localchat_llamacpp.embedding_plan import plan_embedding
+from localchat_llamacpp.library_source import find_library
 
 _NO_WRITERS = frozenset(
     {
@@ -54,22 +52,16 @@ class LlamaCppBackend:
         return remedies(read_build())
 
     def available(self) -> Availability:
-        """Look for the package and its native library without loading either."""
-        installed = binding_version()
-        if not installed:
-            return Availability(
-                False,
-                f"{DISTRIBUTION} is not installed.",
-                f"Install it: pip install '{DISTRIBUTION}~=0.3.36' (compiles llama.cpp once).",
-            )
-        if library_file() is None:
-            return Availability(
-                False,
-                f"{DISTRIBUTION} {installed} is installed without its native library.",
-                f"Install it again: pip install --force-reinstall --no-deps '{DISTRIBUTION}=={installed}'.",
-            )
+        """Look for a library of llama.cpp without loading one."""
+        search = find_library()
+        if search.library is None:
+            reason = " ".join(search.passed_over) or "llama.cpp is not installed."
+            return Availability(False, reason, search.hint)
+        found = search.library
         return Availability(
-            True, f"{DISTRIBUTION} {installed}.", versions=((DISTRIBUTION, installed),)
+            True,
+            " ".join((f"{found.title}. {found.why}", *search.passed_over)),
+            versions=((found.name, found.version),),
         )
 
     def accepts(self, path: Path) -> bool:

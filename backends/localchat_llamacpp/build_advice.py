@@ -1,20 +1,21 @@
-"""The installed llama.cpp build: what it can do, and the commands that build a better one.
+"""The llama.cpp build of this machine: what it can do, and the commands that build a better one.
 
 Data only: `doctor` prints and asks.
 """
 
 import ctypes
 import hashlib
-import mmap
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from localchat.backend_api.interface import BuildInfo, Device, Remedy
+from localchat_llamacpp.library_source import BINDING, find_library
+from localchat_llamacpp.shared_object import section
 
-DISTRIBUTION = "llama-cpp-python"
+BINDING_VERSION = "0.3.36"
+"""Release of llama-cpp-python whose llama.cpp the binding knows."""
 CMAKE_ARGS = {
     "cuda": "-DGGML_CUDA=on",
     "metal": "-DGGML_METAL=on",
@@ -22,39 +23,23 @@ CMAKE_ARGS = {
     "no-amx": "-DCMAKE_CXX_FLAGS=-U__AMX_INT8__ -DCMAKE_C_FLAGS=-U__AMX_INT8__",
 }
 """Arguments for cmake, by the purpose of the build."""
-_OFFLOADING = tuple(
-    f"ggml-{kind}." for kind in ("cuda", "metal", "vulkan", "hip", "sycl", "musa", "cann", "opencl")
-)
-
-
-def binding_version() -> str:
-    """Installed version of the binding, without importing it; empty: none."""
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return ""
-
-
-def library_file() -> Path | None:
-    """The native library, found without loading it; None: the binding is not installed."""
-    spec = find_spec("llama_cpp")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    folder = Path(next(iter(spec.submodule_search_locations))) / "lib"
-    names = ("libllama.so", "libllama.dylib", "llama.dll")
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+_OFFLOADING = ("cuda", "metal", "vulkan", "hip", "sycl", "musa", "cann", "opencl")
 
 
 def can_offload() -> bool:
-    """True if this build puts layers on a GPU, by the libraries in its folder; nothing is loaded.
+    """True if the library of this machine puts layers on a GPU; nothing is loaded.
 
-    (`llama_supports_gpu_offload` of the loaded library returns the same.)
+    Told by the libraries beside it, and by the names that it exports itself. (`llama_supports_gpu_offload` of
+    the loaded library returns the same.)
     """
-    path = library_file()
-    if path is None:
+    library = find_library().library
+    if library is None:
         return False
-    found = (file.name.removeprefix("lib") for file in path.parent.iterdir())
-    return any(name.startswith(_OFFLOADING) for name in found)
+    beside = (file.name.removeprefix("lib") for file in library.file.parent.iterdir())
+    if any(name.startswith(tuple(f"ggml-{kind}." for kind in _OFFLOADING)) for name in beside):
+        return True
+    names = section(library.file, ".dynstr")
+    return any(f"ggml_backend_{kind}_reg\0".encode() in names for kind in _OFFLOADING)
 
 
 def knows_architecture(name: str) -> bool:
@@ -62,23 +47,24 @@ def knows_architecture(name: str) -> bool:
 
     The names of all known architectures stand in the library as C strings.
     """
-    path = library_file()
-    if path is None or not name:
+    library = find_library().library
+    if library is None or not name:
         return True
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        return text.find(name.encode() + b"\0") >= 0
+    return name.encode() + b"\0" in section(library.file, ".rodata")
 
 
 def build_key(root: Path = Path("/")) -> str:
-    """Names the native build and this CPU with its features: what safe mode is remembered by.
+    """Names the library and this CPU with its features: what safe mode is remembered by.
 
     Empty where there is no library. root: the folder with /proc.
     """
-    path = library_file()
-    if path is None:
+    library = find_library().library
+    if library is None:
         return ""
-    files = sorted(path.parent.glob(f"libggml-cpu*{path.suffix}")) or [path]
-    seen = [f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files]
+    parts = sorted(library.file.parent.glob(f"libggml*{library.file.suffix}"))
+    seen = [
+        f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in (library.file, *parts)
+    ]
     try:
         info = (root / "proc/cpuinfo").read_text(errors="replace").split("\n\n", 1)[0]
     except OSError:
@@ -91,11 +77,10 @@ def build_key(root: Path = Path("/")) -> str:
 
 
 def rebuild_command(kind: str) -> Remedy:
-    """Rebuild the installed version for `cuda`, `metal`, `vulkan` or `no-amx`. Raises KeyError otherwise."""
-    requirement = f"{DISTRIBUTION}=={binding_version()}" if binding_version() else DISTRIBUTION
+    """Build llama.cpp for `cuda`, `metal`, `vulkan` or `no-amx`. Raises KeyError otherwise."""
     command = (
         *(sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-cache-dir"),
-        *("--no-deps", f"--no-binary={DISTRIBUTION}", requirement),
+        *("--no-deps", f"--no-binary={BINDING}", f"{BINDING}=={BINDING_VERSION}"),
     )
     return Remedy(
         f"Build llama.cpp again for {kind} (some minutes, needs a C++ compiler).",
@@ -157,54 +142,37 @@ def _has_graphics_card(root: Path) -> bool:
 
 
 def read_build() -> BuildInfo:
-    """Read the build from the library. Imports it (0.1 s)."""
+    """Read the build from the library. Loads it (0.1 s). Raises LocalchatError."""
     from localchat_llamacpp.native import library
 
-    api = library().api
-    system = api.llama_print_system_info().decode("utf-8", "replace").strip()
-    path = library_file()
+    native = library()
     return BuildInfo(
-        library=str(path) if path else "",
-        version=f"{binding_version()} (llama.cpp {_text(api.llama_version())})",
-        features=_features(system),
-        offload=bool(api.llama_supports_gpu_offload()),
+        library=str(native.origin.file),
+        version=f"{native.origin.title} (llama.cpp {_text(native.api.llama_version())})",
+        features=_features(_text(native.api.llama_print_system_info())),
+        offload=bool(native.api.llama_supports_gpu_offload()),
         devices=devices(),
     )
 
 
 def devices() -> tuple[Device, ...]:
-    """Devices in the library's own registry.
-
-    The binding does not bind these functions; they are reached through the loaded libllama, because the
-    libggml in its folder would be a second copy with a registry of its own.
-    """
+    """Devices in the library's own registry. Loads the library. Raises LocalchatError."""
     from localchat_llamacpp.native import library
 
-    native: ctypes.CDLL = library().api._lib
-    native.ggml_backend_dev_count.restype = ctypes.c_size_t
-    native.ggml_backend_dev_get.restype = ctypes.c_void_p
-    native.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    for name in ("name", "description"):
-        call = getattr(native, f"ggml_backend_dev_{name}")
-        call.restype, call.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    native.ggml_backend_dev_type.restype = ctypes.c_int
-    native.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    size = ctypes.POINTER(ctypes.c_size_t)
-    native.ggml_backend_dev_memory.restype = None
-    native.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size, size]
+    api = library().api
     return tuple(
-        _device(native, native.ggml_backend_dev_get(number))
-        for number in range(native.ggml_backend_dev_count())
+        _device(api, api.ggml_backend_dev_get(number))
+        for number in range(api.ggml_backend_dev_count())
     )
 
 
-def _device(native: ctypes.CDLL, handle: int) -> Device:
+def _device(api: Any, handle: int) -> Device:  # noqa: ANN401 - see native.py
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    native.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
-    kind = int(native.ggml_backend_dev_type(handle))
+    api.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+    kind = int(api.ggml_backend_dev_type(handle))
     return Device(
-        name=_text(native.ggml_backend_dev_name(handle)),
-        description=_text(native.ggml_backend_dev_description(handle)),
+        name=_text(api.ggml_backend_dev_name(handle)),
+        description=_text(api.ggml_backend_dev_description(handle)),
         kind={0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}.get(kind, str(kind)),
         free_bytes=int(free.value),
         total_bytes=int(total.value),

@@ -1,17 +1,21 @@
-"""The native library: imported once, silenced, its log kept.
+"""The native library: loaded once, silenced, its log kept.
 
-llama.cpp's low-level binding is untyped for us (`Any`); everything that calls it stands in this package.
+Its functions are untyped (`Any`); everything that calls them stands in this package.
 """
 
-import ctypes
 import re
 from collections import deque
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+from localchat.errors import LocalchatError
+from localchat_llamacpp.binding import bind
+from localchat_llamacpp.library_source import LibraryFile, find_library
+from localchat_llamacpp.shared_object import load
+
 _LEVEL_DEBUG, _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUE = 1, 3, 4, 5
-"""ggml's numbers. The binding's own logger has others, and they are wrong."""
+"""ggml's numbers."""
 
 _KEPT_LINES = 400
 _BUFFER = re.compile(r"(\S+)\s+(\S+)\s+buffer size\s*=\s*([\d.]+) MiB")
@@ -93,9 +97,11 @@ class LogCapture:
 
 
 class Library(NamedTuple):
-    """The low-level binding and its log."""
+    """The loaded library, its functions and its log."""
 
+    origin: LibraryFile
     api: Any
+    """Functions and structs of llama.h by name (binding.py)."""
     log: NativeLog
     callback: object
     """Held so that it stays alive."""
@@ -103,11 +109,19 @@ class Library(NamedTuple):
 
 @cache
 def library() -> Library:
-    """Import llama.cpp (about 0.1 s) and take over its log before it can print. Once per process."""
-    from llama_cpp import llama_cpp as api
+    """Load llama.cpp (about 0.1 s) and take over its log before it can print. Once per process.
 
+    Raises LocalchatError where there is none, or none that can be used.
+    """
+    search = find_library()
+    if search.library is None:
+        raise LocalchatError(
+            " ".join(("There is no llama.cpp here.", *search.passed_over)), hint=search.hint
+        )
+    origin = search.library
+    api = bind(load(origin.file), str(origin.file))
     log = NativeLog()
     callback = api.llama_log_callback(log.receive)
-    api.llama_log_set(callback, ctypes.c_void_p(None))
+    api.llama_log_set(callback, None)
     api.llama_backend_init()
-    return Library(api, log, callback)
+    return Library(origin, api, log, callback)

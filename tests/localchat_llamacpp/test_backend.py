@@ -14,6 +14,7 @@ from localchat.backend_api.interface import Backend, LoadRequest, OpenModel
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError, ModelInvalid, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat_llamacpp import LlamaCppBackend, build_advice
+from localchat_llamacpp.library_source import find_library
 from localchat_llamacpp.model import GgufModel
 from tests.support.llamacpp_driver import Driver, plan_of
 from tests.support.llamacpp_models import (
@@ -54,7 +55,7 @@ def test_looking_for_the_backend_loads_nothing_heavy() -> None:
     )
     answer, heavy = done.stdout.splitlines()
     assert "ok=True" in answer
-    assert "llama-cpp-python" in answer
+    assert find_library().library is not None
     assert heavy == "[]"
 
 
@@ -68,13 +69,13 @@ def test_a_build_is_named_by_its_files_and_the_cpu(tmp_path: Path) -> None:
     assert build_advice.build_key(tmp_path) != key
 
 
-def test_a_missing_binding_is_said_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_machine_without_llama_cpp_is_told_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("localchat_llamacpp.backend.binding_version", lambda: "")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     answer = LlamaCppBackend().available()
-    assert not answer.ok
-    assert "pip install 'llama-cpp-python" in answer.hint
+    assert (answer.ok, answer.reason) == (False, "llama.cpp is not installed.")
+    assert "pip install llama-cpp-python" in answer.hint
 
 
 def test_files_are_accepted_by_their_first_bytes_or_their_name(

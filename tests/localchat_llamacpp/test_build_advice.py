@@ -7,12 +7,15 @@ import pytest
 
 from localchat.backend_api.interface import BuildInfo
 from localchat_llamacpp import build_advice
+from localchat_llamacpp.library_source import find_library
 
 
 def test_facts_name_the_library_and_its_devices() -> None:
     facts = build_advice.read_build()
     assert facts.library.endswith((".so", ".dylib", ".dll"))
-    assert facts.version.startswith(build_advice.binding_version())
+    library = find_library().library
+    assert library is not None
+    assert facts.version.startswith(library.title)
     assert any(device.kind == "cpu" and device.total_bytes > 0 for device in facts.devices)
 
 
@@ -24,10 +27,10 @@ def test_features_are_those_that_are_on() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(build_advice.CMAKE_ARGS))
-def test_a_rebuild_is_one_command_of_this_python_for_the_installed_version(kind: str) -> None:
+def test_a_rebuild_is_one_command_of_this_python(kind: str) -> None:
     way = build_advice.rebuild_command(kind)
     assert way.command[:3] == (sys.executable, "-m", "pip")
-    assert way.command[-1] == f"llama-cpp-python=={build_advice.binding_version()}"
+    assert way.command[-1] == f"llama-cpp-python=={build_advice.BINDING_VERSION}"
     assert way.environment == (("CMAKE_ARGS", build_advice.CMAKE_ARGS[kind]),)
 
 

@@ -1,0 +1,364 @@
+"""llama.cpp's C API as far as this package calls it, bound to a loaded library.
+
+The structs that cross by value have no version of their own and change with every few releases: a field read
+at the wrong place is a crash or a wrong answer. So the layouts that are known stand here as tables with the
+defaults that the library itself must report at each place. A library that reports others is refused.
+"""
+
+import ctypes
+import platform
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int8, c_int32, c_size_t, c_void_p
+from ctypes import c_uint8 as c_flag
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from localchat.errors import LocalchatError
+
+_LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
+_ProgressCallback = ctypes.CFUNCTYPE(c_bool, c_float, c_void_p)
+_AbortCallback = ctypes.CFUNCTYPE(c_bool, c_void_p)
+_Tokens = POINTER(c_int32)
+_Bytes = POINTER(ctypes.c_uint8)
+_Floats = POINTER(c_float)
+
+
+class Batch(ctypes.Structure):
+    """llama_batch."""
+
+    _fields_ = (
+        ("n_tokens", c_int32),
+        ("token", _Tokens),
+        ("embd", _Floats),
+        ("pos", _Tokens),
+        ("n_seq_id", POINTER(c_int32)),
+        ("seq_id", POINTER(_Tokens)),
+        ("logits", POINTER(c_int8)),
+    )
+
+
+# ---------------------------------------------------------------------------- parameter structs
+
+_Default: TypeAlias = int | float | range | None
+
+
+class _Field(NamedTuple):
+    """A field of a parameter struct."""
+
+    name: str
+    kind: Any
+    default: _Default
+    """What the library reports: a number, one of a range, or None for a null pointer."""
+
+
+_NULL: Final = None
+_ENUM: Final = range(-1, 16)
+_THREADS: Final = range(1, 4097)
+
+_MODEL: Final = (
+    _Field("devices", c_void_p, _NULL),
+    _Field("tensor_buft_overrides", c_void_p, _NULL),
+    _Field("n_gpu_layers", c_int32, range(-1, 1000)),
+    _Field("split_mode", c_int, _ENUM),
+    _Field("load_mode", c_int, _ENUM),
+    _Field("lazy_mode", c_int, _ENUM),
+    _Field("main_gpu", c_int32, 0),
+    _Field("tensor_split", c_void_p, _NULL),
+    _Field("progress_callback", _ProgressCallback, _NULL),
+    _Field("progress_callback_user_data", c_void_p, _NULL),
+    _Field("kv_overrides", c_void_p, _NULL),
+    _Field("vocab_only", c_flag, 0),
+    _Field("check_tensors", c_flag, 0),
+    _Field("use_extra_bufts", c_flag, 1),
+    _Field("no_host", c_flag, 0),
+    _Field("no_alloc", c_flag, 0),
+    _Field("load_mtp", c_flag, range(2)),
+)
+_CONTEXT_BEGIN: Final = (
+    _Field("n_ctx", ctypes.c_uint32, 512),
+    _Field("n_batch", ctypes.c_uint32, 2048),
+    _Field("n_ubatch", ctypes.c_uint32, 512),
+    _Field("n_seq_max", ctypes.c_uint32, 1),
+    _Field("n_rs_seq", ctypes.c_uint32, 0),
+    _Field("n_outputs_max", ctypes.c_uint32, 0),
+    _Field("n_outputs_max_per_seq", ctypes.c_uint32, range(2)),
+    _Field("n_threads", c_int32, _THREADS),
+    _Field("n_threads_batch", c_int32, _THREADS),
+    _Field("ctx_type", c_int, _ENUM),
+    _Field("rope_scaling_type", c_int, _ENUM),
+    _Field("pooling_type", c_int, _ENUM),
+    _Field("attention_type", c_int, _ENUM),
+    _Field("flash_attn_type", c_int, range(-1, 2)),
+    _Field("rope_freq_base", c_float, 0.0),
+    _Field("rope_freq_scale", c_float, 0.0),
+    _Field("yarn_ext_factor", c_float, -1.0),
+    _Field("yarn_attn_factor", c_float, -1.0),
+    _Field("yarn_beta_fast", c_float, -1.0),
+    _Field("yarn_beta_slow", c_float, -1.0),
+    _Field("yarn_orig_ctx", ctypes.c_uint32, 0),
+    _Field("defrag_thold", c_float, -1.0),
+    _Field("cb_eval", c_void_p, _NULL),
+    _Field("cb_eval_user_data", c_void_p, _NULL),
+    _Field("type_k", c_int, 1),
+    _Field("type_v", c_int, 1),
+)
+_CONTEXT_END: Final = (
+    _Field("abort_callback", c_void_p, _NULL),
+    _Field("abort_callback_data", c_void_p, _NULL),
+    _Field("embeddings", c_flag, 0),
+    _Field("offload_kqv", c_flag, 1),
+    _Field("no_perf", c_flag, 1),
+    _Field("op_offload", c_flag, 1),
+    _Field("swa_full", c_flag, 1),
+    _Field("kv_unified", c_flag, 0),
+    _Field("samplers", c_void_p, _NULL),
+    _Field("n_samplers", c_size_t, 0),
+    _Field("ctx_other", c_void_p, _NULL),
+)
+_CACHE_OF_EXPERTS: Final = (_Field("moe_cache_size", c_size_t, 0),)
+
+
+class Layout(NamedTuple):
+    """The parameter structs of some releases."""
+
+    releases: str
+    """Those that it was tried with."""
+    model: Sequence[_Field]
+    context: Sequence[_Field]
+
+
+LAYOUTS: Final = (
+    Layout(
+        "llama.cpp 0.4.1 and 0.5.0 (llama-cpp-python 0.3.36, xllamacpp 2026.9)",
+        _MODEL,
+        (*_CONTEXT_BEGIN, *_CONTEXT_END),
+    ),
+    Layout(
+        "llama.cpp 0.6.0 (xllamacpp 2026.10)",
+        _MODEL,
+        (*_CONTEXT_BEGIN, *_CACHE_OF_EXPERTS, *_CONTEXT_END),
+    ),
+)
+
+_SPARE_BYTES: Final = 256
+"""After the known fields: where a library's own struct goes on, its defaults come and go with it."""
+
+
+def _struct(name: str, fields: Sequence[_Field]) -> Any:  # noqa: ANN401 - a class of ctypes made here
+    whole = [(one.name, one.kind) for one in fields]
+    return type(name, (ctypes.Structure,), {"_fields_": [*whole, ("spare", c_flag * _SPARE_BYTES)]})
+
+
+# ---------------------------------------------------------------------------- functions
+
+_Signature: TypeAlias = tuple[Any, Sequence[Any]]
+_TOKEN_OF: Final = (c_int32, (c_void_p,))
+_BOOL_OF: Final = (c_bool, (c_void_p,))
+_DROP: Final = (None, (c_void_p,))
+
+_FUNCTIONS: Final[Mapping[str, _Signature]] = {
+    "ggml_backend_dev_count": (c_size_t, ()),
+    "ggml_backend_dev_description": (c_char_p, (c_void_p,)),
+    "ggml_backend_dev_get": (c_void_p, (c_size_t,)),
+    "ggml_backend_dev_memory": (None, (c_void_p, POINTER(c_size_t), POINTER(c_size_t))),
+    "ggml_backend_dev_name": (c_char_p, (c_void_p,)),
+    "ggml_backend_dev_type": (c_int, (c_void_p,)),
+    "llama_backend_init": (None, ()),
+    "llama_batch_free": (None, (Batch,)),
+    "llama_batch_init": (Batch, (c_int32, c_int32, c_int32)),
+    "llama_decode": (c_int32, (c_void_p, Batch)),
+    "llama_encode": (c_int32, (c_void_p, Batch)),
+    "llama_free": _DROP,
+    "llama_get_embeddings_seq": (_Floats, (c_void_p, c_int32)),
+    "llama_get_logits": (_Floats, (c_void_p,)),
+    "llama_get_logits_ith": (_Floats, (c_void_p, c_int32)),
+    "llama_get_memory": (c_void_p, (c_void_p,)),
+    "llama_log_set": (None, (_LogCallback, c_void_p)),
+    "llama_memory_clear": (None, (c_void_p, c_bool)),
+    "llama_memory_seq_cp": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
+    "llama_memory_seq_pos_max": (c_int32, (c_void_p, c_int32)),
+    "llama_memory_seq_pos_min": (c_int32, (c_void_p, c_int32)),
+    "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
+    "llama_model_free": _DROP,
+    "llama_model_get_vocab": (c_void_p, (c_void_p,)),
+    "llama_model_has_decoder": _BOOL_OF,
+    "llama_model_has_encoder": _BOOL_OF,
+    "llama_model_is_diffusion": _BOOL_OF,
+    "llama_model_is_hybrid": _BOOL_OF,
+    "llama_model_is_recurrent": _BOOL_OF,
+    "llama_model_n_embd_out": (c_int32, (c_void_p,)),
+    "llama_model_n_swa": (c_int32, (c_void_p,)),
+    "llama_print_system_info": (c_char_p, ()),
+    "llama_set_abort_callback": (None, (c_void_p, _AbortCallback, c_void_p)),
+    "llama_set_n_threads": (None, (c_void_p, c_int32, c_int32)),
+    "llama_state_seq_get_data": (c_size_t, (c_void_p, _Bytes, c_size_t, c_int32)),
+    "llama_state_seq_get_size": (c_size_t, (c_void_p, c_int32)),
+    "llama_state_seq_set_data": (c_size_t, (c_void_p, _Bytes, c_size_t, c_int32)),
+    "llama_supports_gpu_offload": (c_bool, ()),
+    "llama_synchronize": _DROP,
+    "llama_token_to_piece": (c_int32, (c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool)),
+    "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, _Tokens, c_int32, c_bool, c_bool)),
+    "llama_version": (c_char_p, ()),
+    "llama_vocab_bos": _TOKEN_OF,
+    "llama_vocab_eos": _TOKEN_OF,
+    "llama_vocab_eot": _TOKEN_OF,
+    "llama_vocab_fim_mid": _TOKEN_OF,
+    "llama_vocab_fim_pad": _TOKEN_OF,
+    "llama_vocab_fim_pre": _TOKEN_OF,
+    "llama_vocab_fim_rep": _TOKEN_OF,
+    "llama_vocab_fim_sep": _TOKEN_OF,
+    "llama_vocab_fim_suf": _TOKEN_OF,
+    "llama_vocab_get_add_bos": _BOOL_OF,
+    "llama_vocab_get_text": (c_char_p, (c_void_p, c_int32)),
+    "llama_vocab_is_eog": (c_bool, (c_void_p, c_int32)),
+    "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
+    "llama_vocab_sep": _TOKEN_OF,
+    "llama_vocab_type": (c_int, (c_void_p,)),
+}
+"""Result and arguments of each; those with parameter structs are bound with their layout."""
+_WITH_STRUCTS: Final = (
+    *("llama_context_default_params", "llama_init_from_model"),
+    *("llama_model_default_params", "llama_model_load_from_file"),
+)
+_MOST_SEQUENCES: Final = 256
+"""LLAMA_MAX_SEQ of the libraries that do not export llama_max_parallel_sequences."""
+
+
+def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
+    """The functions and structs by their names in llama.h. name: of the library, for errors.
+
+    Raises LocalchatError for a library that lacks a function, or whose structs are not known.
+    """
+    missing = [one for one in (*_FUNCTIONS, *_WITH_STRUCTS) if not hasattr(native, one)]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise LocalchatError(
+            f"{name} cannot be used: it has no function {', '.join(missing[:3])}{more}.",
+            hint=_OTHER,
+        )
+    for function, (result, arguments) in _FUNCTIONS.items():
+        _prototype(native, function, result, arguments)
+    text = (native.llama_version() or b"").decode("utf-8", "replace")
+    layout = _layout(native, f"{name} (llama.cpp {text or 'of unknown version'})")
+    model, context = _struct("ModelParams", layout.model), _struct("ContextParams", layout.context)
+    _prototype(native, "llama_model_default_params", model, ())
+    _prototype(native, "llama_context_default_params", context, ())
+    _prototype(native, "llama_model_load_from_file", c_void_p, (c_char_p, model))
+    _prototype(native, "llama_init_from_model", c_void_p, (c_void_p, context))
+    return SimpleNamespace(
+        **{function: getattr(native, function) for function in (*_FUNCTIONS, *_WITH_STRUCTS)},
+        llama_max_parallel_sequences=_most_sequences(native),
+        llama_batch=Batch,
+        llama_token_p=_Tokens,
+        llama_log_callback=_LogCallback,
+        llama_progress_callback=_ProgressCallback,
+        ggml_abort_callback=_AbortCallback,
+    )
+
+
+_OTHER = (
+    "Take a library of a version that localchat knows: pip install --upgrade localchat-app, or set "
+    "LOCALCHAT_LLAMACPP_LIBRARY to another one (localchat doctor names what is installed)."
+)
+
+
+def _prototype(native: ctypes.CDLL, name: str, result: Any, arguments: Sequence[Any]) -> None:  # noqa: ANN401
+    function = getattr(native, name)
+    function.restype, function.argtypes = result, list(arguments)
+
+
+def _most_sequences(native: ctypes.CDLL) -> Any:  # noqa: ANN401 - a function of ctypes or of Python
+    if not hasattr(native, "llama_max_parallel_sequences"):
+        return lambda: _MOST_SEQUENCES
+    _prototype(native, "llama_max_parallel_sequences", c_size_t, ())
+    return native.llama_max_parallel_sequences
+
+
+# ---------------------------------------------------------------------------- checks
+
+
+def _layout(native: ctypes.CDLL, name: str) -> Layout:
+    """The layout whose defaults this library reports. Raises LocalchatError."""
+    problems = [_batch_problem(native)]
+    if not problems[0]:
+        model, context = (
+            _Report(native, f"llama_{kind}_default_params") for kind in ("model", "context")
+        )
+        problems.clear()
+        for layout in LAYOUTS:
+            found = model.problem(layout.model) or context.problem(layout.context)
+            if not found:
+                return layout
+            problems.append(f"of {layout.releases}: {found}")
+    raise LocalchatError(
+        f"{name} cannot be used: its structs are none that localchat knows ({'; '.join(problems)}).",
+        hint=_OTHER,
+    )
+
+
+class _Report:
+    """The default parameters as the library wrote them."""
+
+    def __init__(self, native: ctypes.CDLL, function: str) -> None:
+        self._function = function
+        self._bytes, self._written = _returned(native, function)
+
+    def problem(self, fields: Sequence[_Field]) -> str:
+        """The first thing that does not agree with a layout; empty: it agrees."""
+        kind = _struct("Checked", fields)
+        values = kind.from_buffer_copy(self._bytes)
+        for field in fields:
+            value = getattr(values, field.name)
+            if not _is_default(value, field.default):
+                shown = value if isinstance(value, int | float) else "a pointer"
+                return f"{self._function} reports {field.name} = {shown}"
+        if self._written is None:
+            return ""
+        places = [(getattr(kind, one.name).offset, ctypes.sizeof(one.kind)) for one in fields]
+        for field, (start, width) in zip(fields, places, strict=True):
+            if not self._written.issuperset(range(start, start + width)):
+                return f"{self._function} reports no {field.name}"
+        end, known = max(self._written) + 1, kind.spare.offset
+        if end > -(-known // 8) * 8:
+            return f"{self._function} writes {end} bytes, and {known} are known"
+        return ""
+
+
+def _is_default(value: object, default: _Default) -> bool:
+    if default is None:
+        return not value
+    return value in default if isinstance(default, range) else value == default
+
+
+def _returned(
+    native: ctypes.CDLL, name: str, *arguments: int
+) -> tuple[bytes, frozenset[int] | None]:
+    """A struct that a function returns by value, and the places that it wrote.
+
+    x86-64 returns it through the address in the first argument, so it can be written over two patterns; what
+    differs then was not written. Elsewhere the places are None, and bytes after the struct mean nothing.
+    """
+    function = native[name]  # an object of its own, apart from the bound one
+    size = 1024
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        function.restype = type("Room", (ctypes.Structure,), {"_fields_": [("all", c_flag * size)]})
+        return bytes(function(*map(c_int32, arguments)).all), None
+    function.restype, function.argtypes = c_void_p, [c_void_p, *[c_int32] * len(arguments)]
+    rooms = [(c_flag * size)(*[pattern] * size) for pattern in (0xAA, 0x55)]
+    for room in rooms:
+        function(room, *arguments)
+    one, other = map(bytes, rooms)
+    return one, frozenset(place for place in range(size) if one[place] == other[place])
+
+
+def _batch_problem(native: ctypes.CDLL) -> str:
+    """What is wrong with a batch that the library makes; empty: nothing."""
+    room, written = _returned(native, "llama_batch_init", 4, 0, 1)
+    made = Batch.from_buffer_copy(room)
+    lists = made.token, made.pos, made.n_seq_id, made.seq_id, made.logits
+    if made.n_tokens or made.embd or not all(lists):
+        return "llama_batch_init makes another batch"
+    if written is not None and max(written) >= ctypes.sizeof(Batch):
+        return f"llama_batch has {max(written) + 1} bytes, and {ctypes.sizeof(Batch)} are known"
+    native.llama_batch_free(made)
+    return ""

@@ -1,0 +1,207 @@
+"""Libraries of llama.cpp on this machine, and the choice of one. Loads none of them.
+
+Sources, in this order:
+
+1. what the user names: the setting `llamacpp_library`, which front ends pass on as the variable
+   `LOCALCHAT_LLAMACPP_LIBRARY`; a file, a folder, or the name of a source below,
+2. `native`: a build by `localchat doctor --rebuild`, in `native_build_folder`,
+3. `llama-cpp-python`: compiled by its installation for this machine,
+4. `xllamacpp`: prebuilt, for every CPU of the last ten years; no graphics card but Apple's.
+
+A process loads one library, so a process has one choice, and its children inherit it by the variable.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from localchat.config.paths import find_paths
+
+Source: TypeAlias = Literal["named", "native", "llama-cpp-python", "xllamacpp"]
+
+VARIABLE: Final = "LOCALCHAT_LLAMACPP_LIBRARY"
+BINDING: Final = "llama-cpp-python"
+PREBUILT: Final = "xllamacpp"
+RECORD: Final = "build.json"
+"""In `native_build_folder`: {"library": path in the folder, "version": text, "kind": text}."""
+
+_NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
+_PREBUILT_CPU: Final = ("avx", "avx2", "bmi2", "f16c", "fma")
+"""Instruction sets that the prebuilt library for x86-64 uses without asking."""
+
+
+class LibraryFile(NamedTuple):
+    """A library of llama.cpp."""
+
+    source: Source
+    file: Path
+    version: str
+    """Of what brought it."""
+    why: str
+    """Why this one is taken: a sentence."""
+
+    @property
+    def name(self) -> str:
+        """Of what brought it."""
+        return "llama.cpp" if self.source == "named" else self.source
+
+    @property
+    def title(self) -> str:
+        """For people: what it is."""
+        match self.source:
+            case "named":
+                return str(self.file)
+            case "native":
+                return f"The native build of {BINDING} {self.version}"
+        return f"{self.source} {self.version}"
+
+
+class Search(NamedTuple):
+    """The library to load, or why there is none."""
+
+    library: LibraryFile | None
+    passed_over: tuple[str, ...] = ()
+    """Libraries that were looked at before, and what is against each: sentences."""
+    hint: str = ""
+    """What to do where there is no library."""
+
+
+class _Unusable(Exception):
+    """A source has a library that cannot be taken; its text is a sentence."""
+
+
+def find_library(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> Search:
+    """The first library of the sources in their order. Takes a millisecond. root: the folder with /proc."""
+    asked = environ.get(VARIABLE, "").strip()
+    if asked and asked not in _SOURCES:
+        return _named(Path(asked).expanduser())
+    against: list[str] = []
+    for name in [asked] if asked else _SOURCES:
+        try:
+            found = _SOURCES[name](environ, root)
+        except _Unusable as problem:
+            against.append(str(problem))
+            continue
+        if found is not None:
+            why = f"{VARIABLE} asks for it." if asked else found.why
+            return Search(found._replace(why=why), tuple(against))
+    if asked and not against:
+        against.append(f"{VARIABLE} asks for {asked}, which is not installed.")
+    return Search(None, tuple(against), _advice(asked))
+
+
+def native_build_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of the build by `doctor --rebuild`, whether or not there is one.
+
+    It holds the library with those that it needs, and `RECORD`, which is written last: without it the folder
+    counts as empty. A file that cannot be read or a library that is gone is passed over with a sentence.
+    """
+    return find_paths(environ).data_dir / "llama.cpp"
+
+
+def _named(path: Path) -> Search:
+    file = next((path / name for name in _NAMES if (path / name).is_file()), path)
+    if file.is_file():
+        return Search(LibraryFile("named", file.absolute(), _state(file), f"{VARIABLE} names it."))
+    what = "is a folder without libllama" if path.is_dir() else "is not there"
+    return Search(
+        None,
+        (f"{VARIABLE} names {path}, which {what}.",),
+        f"Name a libllama, or one of {', '.join(_SOURCES)}; without it localchat looks for one itself.",
+    )
+
+
+def _state(file: Path) -> str:
+    """What tells a file from others under its path."""
+    state = file.stat()
+    return f"{state.st_size:x}-{state.st_mtime_ns:x}"
+
+
+def _native(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
+    folder = native_build_folder(environ)
+    record = folder / RECORD
+    if not record.is_file():
+        return None
+    import json  # imported here: only where there is a build
+
+    try:
+        known = json.loads(record.read_text(encoding="utf-8"))
+        file, made = folder / str(known["library"]), str(known["version"])
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise _Unusable(f"{record} cannot be read ({problem}): build it again.") from problem
+    if not file.is_file():
+        raise _Unusable(f"The native build in {folder} is without its library: build it again.")
+    return LibraryFile("native", file, made, "It was built for this machine.")
+
+
+def _binding(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
+    installed = _installed(BINDING)
+    spec = find_spec("llama_cpp")
+    if not installed or spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations))) / "lib"
+    file = next((folder / name for name in _NAMES if (folder / name).is_file()), None)
+    if file is None:
+        raise _Unusable(f"{BINDING} {installed} is installed without its native library.")
+    why = "It was compiled for this machine when it was installed."
+    return LibraryFile("llama-cpp-python", file, installed, why)
+
+
+def _prebuilt(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
+    installed = _installed(PREBUILT)
+    spec = find_spec(PREBUILT)
+    if not installed or spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    file = next((one for one in sorted(folder.glob("xllamacpp*.so"))), None)
+    if file is None or sys.platform == "win32":
+        raise _Unusable(f"{PREBUILT} {installed} is installed without a library to call.")
+    if missing := _missing_features(root):
+        raise _Unusable(
+            f"{PREBUILT} {installed} needs a processor with {', '.join(missing).upper()}, "
+            "which this one lacks."
+        )
+    why = "It came with localchat; none was built for this machine."
+    return LibraryFile("xllamacpp", file, installed, why)
+
+
+_SOURCES: Final[Mapping[str, Callable[[Mapping[str, str], Path], LibraryFile | None]]] = {
+    "native": _native,
+    BINDING: _binding,
+    PREBUILT: _prebuilt,
+}
+
+
+def _installed(distribution: str) -> str:
+    """Installed version; empty: none."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _missing_features(root: Path) -> list[str]:
+    """Instruction sets that the prebuilt library needs and this CPU lacks; none where it cannot be read.
+
+    Without this look the first matrix would end the process with SIGILL.
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return []
+    try:
+        text = (root / "proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return []
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    flags = set(line.partition(":")[2].split())
+    return [name for name in _PREBUILT_CPU if flags and name not in flags]
+
+
+def _advice(asked: str) -> str:
+    if asked == "native":
+        return "Build it with `localchat doctor --rebuild`."
+    return f"Install one: pip install {BINDING} (compiles llama.cpp: some minutes, needs a C++ compiler)."

@@ -1,0 +1,223 @@
+"""Loads a shared object, or says in words why it cannot be loaded.
+
+The file is looked at first: the loader of the system maps a truncated one without a word, and the process dies
+of SIGBUS later.
+"""
+
+import ctypes
+import os
+import platform
+import re
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+from localchat.errors import LocalchatError
+
+_CPP_RUNTIME: Final = "libstdc++.so.6"
+_MACHINES: Final[Mapping[int, str]] = {
+    3: "x86",
+    40: "arm",
+    62: "x86_64",
+    183: "aarch64",
+    243: "riscv64",
+}
+"""ELF's numbers of machines."""
+_OF_64_BITS, _LITTLE_ENDIAN = 2, 1
+_LOADED: Final = 1
+"""Type of a segment that is mapped."""
+_AGAIN = (
+    "Install it again: pip install --force-reinstall --no-cache-dir llama-cpp-python, or xllamacpp."
+)
+_SECTION = struct.Struct("<IIQQQQ")
+"""Of an entry in ELF's table: place of the name, type, flags, address, place in the file, bytes."""
+_NO_LIBRARY = re.compile(r"([^\s:]+\.so[.\d]*): cannot open shared object file")
+_NO_VERSION = re.compile(r"version [`'](GLIBC|GLIBCXX|CXXABI|GOMP)_([\d.]+)' not found")
+_NO_SYMBOL = re.compile(r"undefined symbol: (\S+?),?(?:\s|$)")
+_OTHER_MACHINE = re.compile(r"incompatible architecture \(have '([^']+)', need '([^']+)'")
+
+
+class _Packages(NamedTuple):
+    """Packages of a library by the tool that installs them."""
+
+    apt: str
+    dnf: str
+    pacman: str
+    apk: str
+    zypper: str
+
+
+_PACKAGES: Final[Mapping[str, _Packages]] = {
+    "libgomp.so.1": _Packages("libgomp1", "libgomp", "gcc-libs", "libgomp", "libgomp1"),
+    _CPP_RUNTIME: _Packages("libstdc++6", "libstdc++", "gcc-libs", "libstdc++", "libstdc++6"),
+    "libgcc_s.so.1": _Packages("libgcc-s1", "libgcc", "gcc-libs", "libgcc", "libgcc_s1"),
+    "libvulkan.so.1": _Packages(
+        "libvulkan1", "vulkan-loader", "vulkan-icd-loader", "vulkan-loader", "libvulkan1"
+    ),
+}
+_TOOLS: Final[Mapping[str, tuple[str, str]]] = {
+    "debian": ("apt", "apt install"),
+    "ubuntu": ("apt", "apt install"),
+    "fedora": ("dnf", "dnf install"),
+    "rhel": ("dnf", "dnf install"),
+    "centos": ("dnf", "dnf install"),
+    "arch": ("pacman", "pacman -S"),
+    "alpine": ("apk", "apk add"),
+    "suse": ("zypper", "zypper install"),
+    "opensuse": ("zypper", "zypper install"),
+}
+"""Distributions by ID of os-release: the field of _Packages, and the command."""
+
+
+def load(file: Path, root: Path = Path("/")) -> ctypes.CDLL:
+    """The shared object, loaded into this process. Raises LocalchatError with what to do.
+
+    root: the folder with etc/os-release, for the command in the hint.
+    """
+    _check(file)
+    _load_cpp_runtime()
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as problem:
+        raise _explained(file, str(problem), root) from problem
+
+
+def _load_cpp_runtime() -> None:
+    """Make the system's C++ library the one that answers for every object loaded from here on.
+
+    A library may carry parts of libstdc++ that were linked into it and export them (libggml-cuda does, with
+    some compilers). Where it stands before libstdc++ in the order of search, libllama's calls go to its copy,
+    while libstdc++ itself, loaded earlier by numpy, keeps to its own: two halves with different tables of
+    facets, and the first number written to a stream is a SIGSEGV. What is global is searched first, so with
+    this all calls meet in one copy.
+    """
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(_CPP_RUNTIME, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            return  # the load itself says what is missing
+
+
+# ---------------------------------------------------------------------------- before the load
+
+
+def _check(file: Path) -> None:
+    """Raise LocalchatError for a file that is no library of this machine, or cut short."""
+    try:
+        with file.open("rb") as data:
+            if sys.platform == "linux":
+                _check_elf(file, data)
+    except OSError as problem:
+        raise LocalchatError(f"{file} cannot be read: {problem.strerror or problem}") from problem
+
+
+def section(file: Path, name: str) -> bytes:
+    """A section of an ELF file; the whole file where it has none of that name, or another format."""
+    with file.open("rb") as data:
+        head = data.read(64)
+        if head[:5] == b"\x7fELF\x02":
+            (table,) = struct.unpack_from("<Q", head, 40)
+            entry_bytes, entries, names_at = struct.unpack_from("<HHH", head, 58)
+            data.seek(table)
+            found = [_SECTION.unpack(data.read(entry_bytes)[:40]) for _ in range(entries)]
+            data.seek(found[names_at][4])
+            names = data.read(found[names_at][5])
+            for start, _, _, _, offset, size in found:
+                if names[start:].startswith(name.encode() + b"\0"):
+                    data.seek(offset)
+                    return data.read(size)
+        data.seek(0)
+        return data.read()
+
+
+def _check_elf(file: Path, data: BinaryIO) -> None:
+    head = data.read(64)
+    if len(head) < 64 or head[:4] != b"\x7fELF":
+        raise LocalchatError(f"{file} is not a shared library.", hint=_AGAIN)
+    if head[4] != _OF_64_BITS or head[5] != _LITTLE_ENDIAN:
+        raise LocalchatError(f"{file} is not for 64-bit little-endian machines such as this one.")
+    (machine,) = struct.unpack_from("<H", head, 18)
+    made_for = _MACHINES.get(machine, f"machine {machine}")
+    here = {"amd64": "x86_64", "arm64": "aarch64"}.get(name := platform.machine().lower(), name)
+    if made_for != here:
+        raise LocalchatError(
+            f"{file} was built for {made_for}, and this machine is {here}.",
+            hint="Install localchat again on this machine: an environment cannot be copied to another kind.",
+        )
+    (table,) = struct.unpack_from("<Q", head, 32)
+    entry_bytes, entries = struct.unpack_from("<HH", head, 54)
+    data.seek(table)
+    segments = data.read(entry_bytes * entries)
+    end = table + entry_bytes * entries
+    if len(segments) == entry_bytes * entries and entry_bytes >= 56:
+        for place in range(0, len(segments), entry_bytes):
+            kind, _, offset, _, _, in_file = struct.unpack_from("<IIQQQQ", segments, place)
+            if kind == _LOADED:
+                end = max(end, offset + in_file)
+    size = os.fstat(data.fileno()).st_size
+    if size < end:
+        raise LocalchatError(
+            f"{file} is cut short: it has {size:,} bytes of at least {end:,}.", hint=_AGAIN
+        )
+
+
+# ---------------------------------------------------------------------------- after a failure
+
+
+def _explained(file: Path, problem: str, root: Path) -> LocalchatError:
+    if found := _NO_LIBRARY.search(problem):
+        return LocalchatError(
+            f"llama.cpp needs {found[1]}, which is not installed ({file}).",
+            hint=_installing(found[1], root),
+        )
+    if found := _NO_VERSION.search(problem):
+        return _too_old(file, found[1], found[2])
+    if found := _NO_SYMBOL.search(problem):
+        return LocalchatError(
+            f"{file} cannot be loaded: it calls {found[1]}, which no library here has.", hint=_AGAIN
+        )
+    if found := _OTHER_MACHINE.search(problem):
+        return LocalchatError(
+            f"{file} was built for {found[1]}, and this Python is {found[2]}.",
+            hint="Take a Python built for this machine, and install localchat with it.",
+        )
+    return LocalchatError(f"{file} cannot be loaded: {problem}", hint=_AGAIN)
+
+
+def _too_old(file: Path, library: str, needed: str) -> LocalchatError:
+    own = "Build llama.cpp on this machine: pip install --force-reinstall --no-cache-dir llama-cpp-python."
+    if library == "GLIBC":
+        here = os.confstr("CS_GNU_LIBC_VERSION") or "another C library"
+        return LocalchatError(
+            f"{file} needs glibc {needed}, and this system has {here}.",
+            hint=f"Use a newer system. {own}",
+        )
+    name = "libgomp" if library == "GOMP" else "libstdc++"
+    return LocalchatError(
+        f"{file} needs a newer {name} than this system's ({library}_{needed}).", hint=own
+    )
+
+
+def _installing(library: str, root: Path) -> str:
+    """The command that installs a library here, or the name to look for."""
+    packages = _PACKAGES.get(library)
+    if packages is None:
+        if library.startswith(("libcuda", "libcublas", "libnv")):
+            return (
+                "It is a part of NVIDIA's driver or CUDA: install that again, or use the processor alone with "
+                "LOCALCHAT_LLAMACPP_LIBRARY=xllamacpp."
+            )
+        return f"Install the package of this system that has {library}."
+    try:
+        text = (root / "etc/os-release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    lines = dict(line.partition("=")[::2] for line in text.splitlines())
+    names = f"{lines.get('ID', '')} {lines.get('ID_LIKE', '')}".replace('"', "").lower().split()
+    tool, command = next((_TOOLS[name] for name in names if name in _TOOLS), ("apt", ""))
+    package: str = getattr(packages, tool)
+    if not command:
+        return f"Install the package of this system that has {library} (on Debian: apt install {package})."
+    return f"Install it: sudo {command} {package}"

@@ -1,0 +1,132 @@
+"""A library that cannot be loaded is refused in a sentence, with the command that helps."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from localchat.errors import LocalchatError
+from localchat_llamacpp.shared_object import _explained, load, section
+from tests.support.fake_llamacpp import build
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libraries in ELF")
+
+SOURCE = 'const char answer[] = "forty-two"; int f(void) { return 42; }'
+
+
+def _refusal(file: Path) -> LocalchatError:
+    with pytest.raises(LocalchatError) as caught:
+        load(file)
+    return caught.value
+
+
+def test_a_whole_library_is_loaded_and_its_sections_read(tmp_path: Path) -> None:
+    file = build(tmp_path / "f.so", SOURCE)
+    assert load(file).f() == 42
+    assert b"forty-two\0" in section(file, ".rodata")
+    assert b"answer\0" in section(file, ".dynstr")
+    text = tmp_path / "text"
+    text.write_text("no library")
+    assert section(text, ".rodata") == b"no library"
+
+
+def test_a_library_that_was_cut_short_is_never_mapped(tmp_path: Path) -> None:
+    file = build(tmp_path / "f.so", SOURCE)
+    data = file.read_bytes()
+    for size in (70, 600, 0x2100):
+        file.write_bytes(data[:size])
+        problem = _refusal(file)
+        assert f"f.so is cut short: it has {size:,} bytes of at least " in problem.message
+        assert "pip install --force-reinstall" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (18, 21, "was built for machine 21, and this machine is "),
+        (4, 1, "is not for 64-bit little-endian machines"),
+        (0, 0, "is not a shared library"),
+    ],
+    ids=["machine", "bits", "magic"],
+)
+def test_a_library_for_another_machine_is_told(
+    place: int, value: int, words: str, tmp_path: Path
+) -> None:
+    file = build(tmp_path / "f.so", SOURCE)
+    data = bytearray(file.read_bytes())
+    data[place] = value
+    file.write_bytes(data)
+    assert words in _refusal(file).message
+
+
+def test_an_empty_file_a_folder_and_no_file_have_their_own_words(tmp_path: Path) -> None:
+    (tmp_path / "empty.so").touch()
+    assert "is not a shared library" in _refusal(tmp_path / "empty.so").message
+    assert "cannot be read: Is a directory" in _refusal(tmp_path).message
+    assert "cannot be read: No such file" in _refusal(tmp_path / "missing.so").message
+
+
+def test_a_library_that_calls_what_nothing_has_is_told_by_the_name(tmp_path: Path) -> None:
+    file = build(tmp_path / "f.so", "int nowhere(void); int f(void) { return nowhere(); }")
+    assert "it calls nowhere, which no library here has" in _refusal(file).message
+
+
+def test_a_library_that_is_missing_is_told_as_the_loader_tells_it(tmp_path: Path) -> None:
+    other = build(tmp_path / "libother.so", "int other(void) { return 1; }")
+    file = build(
+        tmp_path / "f.so",
+        "int other(void); int f(void) { return other(); }",
+        f"-L{tmp_path}",
+        "-lother",
+    )
+    other.unlink()
+    problem = _refusal(file)
+    assert problem.message == f"llama.cpp needs libother.so, which is not installed ({file})."
+    assert problem.hint == "Install the package of this system that has libother.so."
+
+
+@pytest.mark.parametrize(
+    ("release", "command"),
+    [
+        ("ID=debian\n", "apt install libgomp1"),
+        ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', "apt install libgomp1"),
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', "dnf install libgomp"),
+        ("ID=arch\n", "pacman -S gcc-libs"),
+        ("ID=alpine\n", "apk add libgomp"),
+        ('ID="opensuse-leap"\nID_LIKE="suse opensuse"\n', "zypper install libgomp1"),
+        ("ID=other\n", "(on Debian: apt install libgomp1)"),
+        ("", "(on Debian: apt install libgomp1)"),
+    ],
+)
+def test_a_missing_libgomp_is_told_with_the_command_of_this_system(
+    release: str, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text(release)
+    problem = "libgomp.so.1: cannot open shared object file: No such file or directory"
+    found = _explained(Path("/x.so"), problem, tmp_path)
+    assert found.message == "llama.cpp needs libgomp.so.1, which is not installed (/x.so)."
+    assert command in found.hint
+
+
+def test_a_system_that_is_too_old_is_told_with_both_versions() -> None:
+    loader = "/lib64/libc.so.6: version `GLIBC_2.99' not found (required by /x.so)"
+    found = _explained(Path("/x.so"), loader, Path("/"))
+    here = os.confstr("CS_GNU_LIBC_VERSION")
+    assert found.message == f"/x.so needs glibc 2.99, and this system has {here}."
+    assert "llama-cpp-python" in found.hint
+    older = "/lib/libstdc++.so.6: version `GLIBCXX_3.4.99' not found (required by /x.so)"
+    assert "needs a newer libstdc++" in _explained(Path("/x.so"), older, Path("/")).message
+
+
+def test_a_card_without_its_driver_leaves_the_way_without_it() -> None:
+    problem = "libcuda.so.1: cannot open shared object file: No such file or directory"
+    found = _explained(Path("/x.so"), problem, Path("/"))
+    assert "LOCALCHAT_LLAMACPP_LIBRARY=xllamacpp" in found.hint
+
+
+def test_a_mac_with_the_other_kind_of_python_is_told() -> None:
+    problem = "dlopen(x): (mach-o file, but is an incompatible architecture (have 'arm64', need 'x86_64'))"
+    found = _explained(Path("/x.so"), problem, Path("/"))
+    assert found.message == "/x.so was built for arm64, and this Python is x86_64."
