@@ -1,158 +1,145 @@
-"""Measures the cost of HTTP: the same engine directly and through the server, alternating.
+#!/usr/bin/env python3
+"""Measures the server from outside: its own cost, and its speed beside llama.cpp's HTTP server.
 
-    PYTHONPATH=.:backends python scripts/bench/bench_server.py MODEL.gguf [ROUNDS] [TOKENS]
+    scripts/bench/bench_server.py wire [--against CHECKOUT]
+    scripts/bench/bench_server.py model --model FILE.gguf [--llamacpp PYTHON] [--against CHECKOUT]
 
-One engine serves both, in turn, so that a busy machine slows both alike. The HTTP client is a separate
-process. Budget: through HTTP at least 97 % of the tokens a second, and at most 5 ms more to the first
-token (medians). Prints a table; the last line is JSON.
+`wire` serves the scripted backend, so that the engine is not the limit: tokens a second over HTTP, CPU of the
+server process a token and a request, the cost of a name that nobody knows, and latency and memory after 3,000
+requests. `model` serves one GGUF file by localchat and by llama.cpp's own server (PYTHON: of an environment
+with the wheel xllamacpp): 1, 4 and 8 clients, greedy and sampled, with and without a seed, time to first
+token, a second turn, memory. CHECKOUT is a second checkout of localchat, measured in the same rounds. All
+servers run at once and are asked in turn. Prints a table of medians; the last line is JSON.
 """
 
-import asyncio
+import argparse
 import json
-import statistics
-import subprocess
+import os
 import sys
-import threading
-import time
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from localchat.engine.events import Text
-from localchat.engine.local.engine import LocalEngine
-from localchat.engine.options import EngineOptions
-from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
-from localchat.fit.load_options import LoadOptions
-from localchat.server.app import create_app
-from localchat.server.config import ServerConfig
-from localchat.server.uvicorn_server import UvicornServer, bind_sockets
-from tests.support.single_engine import SingleEngine
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
-PROMPT = "Tell me about the sea, round {}."
+from scripts.bench.server import parts, servers  # noqa: E402 - found by the path above
 
-CLIENT = """
-import json, socket, sys, time
-port = int(sys.argv[1])
-wire = socket.create_connection(("127.0.0.1", port))
-for line in sys.stdin:
-    body = line.strip().encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\\r\\nhost: localhost\\r\\ncontent-type: application/json\\r\\n"
-    asked = time.perf_counter()
-    wire.sendall(head.encode() + f"content-length: {len(body)}\\r\\n\\r\\n".encode() + body)
-    times, held = [], b""
-    while b"data: [DONE]" not in held:
-        more = wire.recv(65536)
-        now = time.perf_counter()
-        times += [now] * more.count(b'"delta":{"content"')
-        held = held[-64:] + more
-    print(json.dumps([times[0] - asked, len(times), times[-1] - times[0]]), flush=True)
-"""
+_STEP_MS = 20
+"""A step of a GPU with 64 streams; in a step of 0 ms the engine runs ahead, and events come in batches."""
+_SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "greedy, drafts off": {"temperature": 0, "speculation": False},
+    "temperature 0.8": {"temperature": 0.8},
+    "temperature 0.8, seed": {"temperature": 0.8, "seed": 7},
+}
 
 
-class Round(NamedTuple):
-    """cpu_ms: of this process (engine's parent and server, not its child), a token."""
+def main() -> int:
+    """Measure and print the part that was asked for."""
+    asked = _arguments()
+    with tempfile.TemporaryDirectory(prefix="bench-server-") as folder:
+        figures = (_wire if asked.part == "wire" else _model)(asked, Path(folder))
+    _print(figures)
+    around = {"rounds": asked.rounds, "load_average": round(os.getloadavg()[0], 2)}
+    print(json.dumps({**around, **figures}))
+    return 0
 
-    ttft_s: float
-    tokens_per_s: float
-    cpu_ms: float
 
-
-def main() -> None:
-    model = Path(sys.argv[1])
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 15
-    tokens = int(sys.argv[3]) if len(sys.argv) > 3 else 64
-    engine = LocalEngine(
-        EngineOptions(model, load=LoadOptions(context_tokens=4096)), notify=lambda text: None
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    sockets = bind_sockets("127.0.0.1", 0)
-    server = UvicornServer(
-        create_app(SingleEngine(engine, "m"), ServerConfig(loop_guard=True)), 0.0
-    )
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets)), daemon=True)
-    thread.start()
-    port = str(sockets[0].getsockname()[1])
-    client = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, port],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    direct, http = [], []
-    try:
-        _directly(engine, "warm up", tokens)
-        _over_http(client, "warm up", tokens)
-        for number in range(rounds):
-            direct.append(_directly(engine, PROMPT.format(2 * number), tokens))
-            http.append(_over_http(client, PROMPT.format(2 * number + 1), tokens))
-    finally:
-        client.kill()
-        server.stop()
-        thread.join()
-        engine.close()
-    _print(direct, http)
+    parser.add_argument("part", choices=("wire", "model"))
+    parser.add_argument("--model", type=Path, metavar="FILE")
+    parser.add_argument("--llamacpp", type=Path, metavar="PYTHON")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", type=int, nargs="+", metavar="N")
+    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--requests", type=int, default=3000, help="of `wire`, 0: leave out")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    asked = parser.parse_args()
+    if asked.part == "model" and asked.model is None:
+        parser.error("the part `model` needs --model FILE.gguf")
+    return asked
 
 
-def _directly(engine: LocalEngine, prompt: str, tokens: int) -> Round:
-    request = GenerateRequest(
-        Messages((Message("user", prompt),)),
-        Sampling(temperature=1.0),
-        max_tokens=tokens,
-        ignore_eos=True,
-        speculation=False,
-    )
-    cpu_s, asked_s = time.process_time(), time.perf_counter()
-    with engine.generate(request) as stream:
-        times = [time.perf_counter() for event in stream if isinstance(event, Text) and event.text]
-    spent_ms = (time.process_time() - cpu_s) * 1000
-    rate = (len(times) - 1) / (times[-1] - times[0])
-    return Round(times[0] - asked_s, rate, spent_ms / len(times))
+def _checkouts(asked: argparse.Namespace) -> dict[str, Path]:
+    checkouts = {"ours": ROOT}
+    if asked.against:
+        checkouts = {"before": asked.against.resolve(), **checkouts}
+    return checkouts
 
 
-def _over_http(client: "subprocess.Popen[str]", prompt: str, tokens: int) -> Round:
-    body = {
-        "messages": [{"role": "user", "content": prompt}],
-        "temperature": 1.0,
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "speculation": False,
-        "stream": True,
-    }
-    assert client.stdin is not None and client.stdout is not None
-    cpu_s = time.process_time()
-    client.stdin.write(json.dumps(body) + "\n")
-    client.stdin.flush()
-    ttft_s, count, spent_s = json.loads(client.stdout.readline())
-    spent_ms = (time.process_time() - cpu_s) * 1000
-    return Round(ttft_s, (count - 1) / spent_s, spent_ms / count)
+def _wire(asked: argparse.Namespace, folder: Path) -> parts.Figures:
+    """The server's own cost, with the scripted backend."""
+    figures: parts.Figures = {}
+    for step_ms in (0, _STEP_MS):
+        with ExitStack() as stack:
+            script = servers.write_script(folder / f"scripted-{step_ms}.script", step_ms)
+            options = ["--backend", servers.SCRIPTED, "--parallel", "64"]
+            running = [
+                stack.enter_context(servers.localchat(name, root, script, folder, options))
+                for name, root in _checkouts(asked).items()
+            ]
+            for served in running:
+                servers.wait_ready(served)
+            for streams in asked.streams or [8, 64]:
+                label = f"{streams} streams, steps of {step_ms} ms"
+                # As many tokens in all, whatever the number of streams, so that the clock is fine enough.
+                tokens = asked.tokens * 64 // streams // (4 if step_ms and streams < 64 else 1)
+                parts.rounds(running, 1, parts.wire_streams(streams, 16, label))  # warm-up
+                measure = parts.wire_streams(streams, min(tokens, 4000), label)
+                figures |= parts.rounds(running, asked.rounds, measure)
+            if step_ms:
+                continue
+            names = {"without a name": None, "by its name": script.stem, "by an unknown name": "x"}
+            figures |= parts.rounds(running, asked.rounds, parts.wire_requests(names, 100))
+            for served in running if asked.requests else ():
+                for name, value in parts.after_requests(served, asked.requests).items():
+                    figures.setdefault(name, {})[served.name] = value
+    return figures
 
 
-def _print(direct: list[Round], http: list[Round]) -> None:
-    pairs = list(zip(direct, http, strict=True))
-    ratio = statistics.median(h.tokens_per_s / d.tokens_per_s for d, h in pairs)
-    added_ms = statistics.median((h.ttft_s - d.ttft_s) * 1000 for d, h in pairs)
-    for name, rounds in (("directly", direct), ("over HTTP", http)):
-        ttft = statistics.median(one.ttft_s for one in rounds) * 1000
-        rate = statistics.median(one.tokens_per_s for one in rounds)
-        best = max(one.tokens_per_s for one in rounds)
-        cpu = statistics.median(one.cpu_ms for one in rounds)
-        print(
-            f"{name:10} TTFT {ttft:7.1f} ms   {rate:6.1f} tok/s   best {best:6.1f}   "
-            f"{cpu:.3f} ms CPU a token"
-        )
-    best_ratio = max(h.tokens_per_s for h in http) / max(d.tokens_per_s for d in direct)
-    least_ms = (min(h.ttft_s for h in http) - min(d.ttft_s for d in direct)) * 1000
-    result = {
-        "rounds": len(pairs),
-        "tokens_ratio_median_of_pairs": round(ratio, 4),
-        "tokens_ratio_of_bests": round(best_ratio, 4),
-        "ttft_added_ms_median_of_pairs": round(added_ms, 2),
-        "ttft_added_ms_of_bests": round(least_ms, 2),
-        "cpu_added_ms_a_token": round(
-            statistics.median(h.cpu_ms for h in http) - statistics.median(d.cpu_ms for d in direct),
-            4,
-        ),
-    }
-    print(json.dumps(result))
+def _model(asked: argparse.Namespace, folder: Path) -> parts.Figures:
+    """Speed of a real model, beside llama.cpp's own server."""
+    streams = asked.streams or [1, 4, 8]
+    slots, context, threads = max(streams), 16_384, asked.threads
+    options = ["--parallel", str(slots), "--ctx", str(context), "-t", str(threads)]
+    figures: parts.Figures = {}
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(servers.localchat(name, root, asked.model, folder, options))
+            for name, root in _checkouts(asked).items()
+        ]
+        if asked.llamacpp:
+            rival = servers.llamacpp(
+                asked.llamacpp, asked.model, folder, slots=slots, context=context, threads=threads
+            )
+            running.append(stack.enter_context(rival))
+        for served in running:
+            servers.wait_ready(served)
+        parts.rounds(running, 1, parts.model_streams(1, 8, "warm-up", {}))
+        for count in streams:
+            for label, sampling in _SAMPLINGS.items():
+                measure = parts.model_streams(count, asked.tokens, label, sampling)
+                found = parts.rounds(running, asked.rounds, measure)
+                _print(found)
+                figures |= found
+        figures |= parts.rounds(running, asked.rounds, parts.model_turns(245, 740))
+        figures |= parts.rounds(running, 1, parts.model_memory)
+    return figures
+
+
+def _print(figures: parts.Figures) -> None:
+    for name, by_server in figures.items():
+        values = "   ".join(f"{server} {value:10.2f}" for server, value in by_server.items())
+        others = [value for server, value in by_server.items() if server != "ours"]
+        ratios = "  ".join(f"{by_server['ours'] / other:.3f}" for other in others if other)
+        print(f"{name:<48} {values}   {'ratio ' + ratios if ratios else ''}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""An HTTP client that costs little itself: streams of chat completions, timed as they arrive."""
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_TEXT = re.compile(rb'"(?:reasoning_)?content":"[^"]')
+_USAGE = re.compile(rb'"usage":\{')
+_WORDS = (
+    "alpha beta gamma delta river stone cloud amber quiet forest engine window copper silver "
+    "marble valley summer winter garden tunnel bridge market planet signal"
+).split()
+
+Body = dict[str, Any]
+
+
+class Answer(NamedTuple):
+    """One streamed answer. Seconds count from the moment the request was sent."""
+
+    first_s: float
+    """To the first text."""
+    last_s: float
+    """To the last text."""
+    end_s: float
+    """To the end of the stream."""
+    tokens: int
+    prompt_tokens: int
+    text: str
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Rate after the first token."""
+        return (self.tokens - 1) / (self.last_s - self.first_s)
+
+
+def prose(words: int, seed: int) -> str:
+    """Text that no other seed shares a prefix with; a word takes about two tokens."""
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    return " ".join(f"{draw.choice(_WORDS)}{draw.randrange(10)}" for _ in range(words))
+
+
+def chat(text: str, tokens: int, **fields: object) -> Body:
+    """A streamed chat completion of one message, as long as asked for."""
+    return {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
+
+
+def together(port: int, bodies: Sequence[Body]) -> tuple[float, list[Answer]]:
+    """Send all requests at once. Returns the seconds until the last answer ended, and the answers."""
+
+    async def run() -> tuple[float, list[Answer]]:
+        began_s = time.perf_counter()
+        answers = await asyncio.gather(*[_ask(port, body) for body in bodies])
+        return time.perf_counter() - began_s, answers
+
+    return asyncio.run(run())
+
+
+def alone(port: int, body: Body) -> Answer:
+    """One request, with nothing else running."""
+    return together(port, [body])[1][0]
+
+
+async def _ask(port: int, body: Body) -> Answer:
+    raw = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(raw)}\r\n\r\n"
+    )
+    asked_s = time.perf_counter()
+    writer.write(head.encode() + raw)
+    pieces: list[bytes] = []
+    first_s = last_s = 0.0
+    tail = b""
+    while piece := await reader.read(1 << 16):
+        now_s = time.perf_counter()
+        pieces.append(piece)
+        if _TEXT.search(tail + piece):
+            first_s = first_s or now_s
+            last_s = now_s
+        tail = piece[-len(b'"reasoning_content":"') :]
+    writer.close()
+    return _answer(b"".join(pieces), first_s - asked_s, last_s - asked_s, asked_s)
+
+
+def _answer(raw: bytes, first_s: float, last_s: float, asked_s: float) -> Answer:
+    events = [line[6:] for line in raw.splitlines() if line.startswith(b"data: {")]
+    usage = [json.loads(event)["usage"] for event in events if _USAGE.search(event)]
+    if not usage:
+        raise RuntimeError(f"no answer: {raw[:300]!r}")
+    text = "".join(
+        choice["delta"].get("content") or ""
+        for event in events
+        for choice in json.loads(event)["choices"]
+    )
+    counts = usage[-1]
+    end_s = time.perf_counter() - asked_s
+    return Answer(
+        first_s, last_s, end_s, counts["completion_tokens"], counts["prompt_tokens"], text
+    )

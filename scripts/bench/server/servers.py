@@ -1,0 +1,132 @@
+"""The servers under measurement: localchat of any checkout, and llama.cpp's own inside the wheel xllamacpp."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from localchat.engine.local.process import child_environment
+from scripts.bench.server.client import prose
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
+_PATIENCE_S = 120.0
+
+_LLAMACPP = """
+import sys, threading, xllamacpp
+path, slots, context, threads = sys.argv[1], *map(int, sys.argv[2:])
+params = xllamacpp.CommonParams()
+params.model.path = path
+params.n_parallel, params.n_ctx, params.kv_unified = slots, context, True
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+params.n_gpu_layers = 0
+server = xllamacpp.Server(params)
+print(server.listening_address, flush=True)
+threading.Event().wait()
+"""
+
+
+class Served(NamedTuple):
+    """A running server."""
+
+    name: str
+    port: int
+    pid: int
+
+    def cpu_s(self) -> float:
+        """CPU time of the server's own process so far, its engines not counted."""
+        spent = psutil.Process(self.pid).cpu_times()
+        return spent.user + spent.system
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the server's own process."""
+        return psutil.Process(self.pid).memory_info().rss
+
+    def all_bytes(self) -> int:
+        """Resident memory of the server and its engines."""
+        process = psutil.Process(self.pid)
+        return sum(
+            one.memory_info().rss for one in (process, *process.children(recursive=True))
+        )
+
+
+def write_script(path: Path, step_ms: int) -> Path:
+    """A model of the scripted backend with steps of this duration."""
+    reply = prose(700, 0)  # nothing that repeats itself: every token is an event
+    script = {"reply": reply, "context_tokens": 131_072, "step_s": step_ms / 1000}
+    path.write_text(json.dumps(script))
+    return path
+
+
+@contextmanager
+def localchat(
+    name: str, root: Path, model: Path, folder: Path, options: Sequence[str]
+) -> Iterator[Served]:
+    """Serve a model by the checkout at `root`, with a data folder of its own in `folder`."""
+    environ = child_environment(os.environ)
+    environ["PYTHONPATH"] = os.pathsep.join([str(root), str(root / "backends")])
+    environ["LOCALCHAT_DATA_DIR"] = str(folder / name)
+    command = [sys.executable, "-m", "localchat", "serve", str(model), "--port", "0", *options]
+    with _running(name, command, environ, folder, root) as served:
+        yield served
+
+
+@contextmanager
+def llamacpp(
+    python: Path, model: Path, folder: Path, *, slots: int, context: int, threads: int
+) -> Iterator[Served]:
+    """Serve a model by llama.cpp's server. python: of an environment that has xllamacpp."""
+    command = [str(python), "-c", _LLAMACPP, str(model), str(slots), str(context), str(threads)]
+    with _running("llama.cpp", command, child_environment(os.environ), folder, folder) as served:
+        yield served
+
+
+@contextmanager
+def _running(
+    name: str, command: Sequence[str], environ: dict[str, str], folder: Path, place: Path
+) -> Iterator[Served]:
+    """Run a server until the end of the block; the first line that it prints is its address."""
+    log = folder / f"{name.replace('/', '-')}.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            command, env=environ, cwd=place, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            if not address:
+                raise RuntimeError(f"{name} did not start: {log.read_text()[-2000:]}")
+            yield Served(name, int(address.removesuffix("/v1").rpartition(":")[2]), process.pid)
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_ready(served: Served) -> None:
+    """Wait until the model is loaded. Raises TimeoutError."""
+    import http.client
+
+    end_s = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < end_s:
+        wire = http.client.HTTPConnection("127.0.0.1", served.port, timeout=_PATIENCE_S)
+        try:
+            wire.request("GET", "/health")
+            if wire.getresponse().status == 200:
+                return
+        except OSError:
+            pass
+        finally:
+            wire.close()
+        time.sleep(0.1)
+    raise TimeoutError(f"{served.name} does not load its model")
