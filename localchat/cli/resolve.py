@@ -11,7 +11,7 @@ import click
 from localchat.cli.context import AppContext, Notify
 from localchat.cli.options import given_flags
 from localchat.cli.streams import Terminal
-from localchat.config.paths import Paths, find_paths
+from localchat.config.paths import Paths, file_state, find_paths
 from localchat.config.remotes import PREFIX, Remote, find_remote
 from localchat.config.settings import (
     SAMPLING_KEYS,
@@ -72,6 +72,7 @@ class Inputs:
         self.flags = dict(given)
         if model_word is not None:
             self.flags["model"] = Given(model_word, "the model named in the command")
+        self._state = file_state(self.paths.settings_file)
         self._file = read_settings(self.paths.settings_file)
         self._environment = from_environment(app.environ)
 
@@ -90,6 +91,19 @@ class Inputs:
     def settings(self, names: Iterable[str] = ()) -> Resolved:
         """The settings for a model that goes by these names. Raises UsageError."""
         return resolve(self._file.layer(names), self._environment, self.flags)
+
+
+    def reread(self, notify: Notify) -> None:
+        """Read the settings file again if it has changed. One with an error is reported once, and the
+        settings stay as they were."""
+        state = file_state(self.paths.settings_file)
+        if state == self._state:
+            return
+        self._state = state
+        try:
+            self._file = read_settings(self.paths.settings_file)
+        except UsageError as problem:
+            notify(f"the settings stay as they were: {problem.message}")
 
 
 def resolve_setup(ctx: click.Context, model_word: str | None = None) -> Setup:
@@ -119,6 +133,7 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     settings, origins = inputs.settings(names)
 
     def settings_for(names: Iterable[str]) -> Settings:
+        inputs.reread(terminal.notify)
         return inputs.settings(names).settings
 
     if terminal is None:

@@ -40,5 +40,14 @@ def find_paths(environ: Mapping[str, str]) -> Paths:
     )
 
 
+def file_state(path: Path) -> tuple[int, int, int]:
+    """Inode, date and size of a file, one of which changes with its content; zeros if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def _path(text: str | None) -> Path | None:
     return Path(text).expanduser().absolute() if text else None

@@ -5,6 +5,7 @@ load or an unload; `_loading` admits one model at a time, so that two loads cann
 """
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from types import TracebackType
 
 from localchat.engine.interface import Engine
 from localchat.engine.options import EngineOptions
-from localchat.errors import EngineBusy, EngineClosed
+from localchat.errors import EngineBusy, EngineClosed, ModelMissing, UsageError
 from localchat.pool.admission import AdmissionResult, memory_in_use, never_fits
 from localchat.pool.entry import (
     NEVER,
@@ -95,7 +96,8 @@ class EnginePool:
         self._loading = threading.Lock()
         self._entries: dict[bytes, PoolEntry] = {}
         self._closing = 0
-        self._keys_by_name: dict[str, tuple[float, bytes]] = {}
+        self._known_names: dict[str, tuple[float, bytes | None]] = {}
+        """What each name meant, and when: the key of a model, or None for no model. Oldest first."""
         self._numbers = itertools.count(1)
         self._closed = False
         self._idle_thread: threading.Thread | None = None
@@ -105,26 +107,40 @@ class EnginePool:
     def lease_if_loaded(self, name: str, user: str = "") -> Lease | None:
         """A lease without disk access or waiting; None if `lease` has to look.
 
-        The engine must run and its name must have been resolved within the last seconds. Raises EngineBusy.
+        The engine must run and its name must have been resolved within the last seconds. Raises EngineBusy,
+        and ModelMissing for a name that meant no model within that time.
         """
         with self._changed:
-            known_s, key = self._keys_by_name.get(name, (0.0, b""))
-            entry = self._entries.get(key)
-            if entry is None or time.monotonic() - known_s > _KNOWN_NAME_S:
+            known_s, key = self._known_names.get(name, (-math.inf, None))
+            if time.monotonic() - known_s > _KNOWN_NAME_S:
                 return None
-            return self._lease_entry(entry, user) if entry.engine.alive else None
+            if key is None:
+                raise ModelMissing(f"there is no model {name!r} here")
+            entry = self._entries.get(key)
+            if entry is None or not entry.engine.alive:
+                return None
+            return self._lease_entry(entry, user)
 
     def lease(
         self, name: str, user: str = "", *, cancelled: threading.Event | None = None
     ) -> Lease:
         """Resolve a model name and lease its engine; see `lease_spec`. Also raises what `resolve` raises."""
-        spec = self._resolve(name)
+        try:
+            spec = self._resolve(name)
+        except (ModelMissing, UsageError):
+            self._remember_name(name, None)
+            raise
         lease = self.lease_spec(spec, user, cancelled=cancelled)
-        with self._changed:
-            if len(self._keys_by_name) >= _MAX_KNOWN_NAMES:
-                self._keys_by_name.clear()
-            self._keys_by_name[name] = (time.monotonic(), spec.key)
+        self._remember_name(name, spec.key)
         return lease
+
+    def _remember_name(self, name: str, key: bytes | None) -> None:
+        """Note what a name means, which saves the next requests a look at the disk."""
+        with self._changed:
+            self._known_names.pop(name, None)
+            self._known_names[name] = (time.monotonic(), key)
+            if len(self._known_names) > _MAX_KNOWN_NAMES:
+                del self._known_names[next(iter(self._known_names))]
 
     def lease_spec(
         self, spec: ModelSpec, user: str = "", *, cancelled: threading.Event | None = None

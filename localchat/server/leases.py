@@ -55,8 +55,8 @@ class AsyncEnginePool:
         self.pool = pool
         self.resolver = resolver
         self._threads = ThreadPoolExecutor(_THREADS, "leases")
-        self._infos: dict[int, EngineInfo] = {}
-        """Info of loaded engines, by id of the engine: it does not change any more."""
+        self._infos: dict[int, tuple[Engine, EngineInfo]] = {}
+        """Loaded engines with their info, which does not change any more, by id of the engine."""
         self._last_infos: dict[str, EngineInfo] = {}
         """Info of each model at its last lease, by name, even if it was unloaded since."""
         self._refresh: asyncio.Task[None] | None = None
@@ -72,7 +72,7 @@ class AsyncEnginePool:
         """
         lease = self.pool.lease_if_loaded(model, user)
         if lease is not None:
-            if (info := self._infos.get(id(lease.engine))) is not None:
+            if (info := self._known_info(lease.engine)) is not None:
                 return AsyncLease(lease, info)
             lease.release()
         return await self._lease(
@@ -92,7 +92,7 @@ class AsyncEnginePool:
         def work() -> AsyncLease:
             lease = take(cancelled)
             try:
-                return AsyncLease(lease, lease.engine.info())
+                return AsyncLease(lease, self._known_info(lease.engine) or lease.engine.info())
             except BaseException:
                 lease.release()
                 raise
@@ -103,11 +103,16 @@ class AsyncEnginePool:
             cancelled.set()
             raise
         self._last_infos[lease.name] = lease.info
-        if lease.info.loaded:
+        if lease.info.loaded and self._known_info(lease.engine) is None:
             running = {id(engine) for _, engine in self.pool.engines()}
-            self._infos = {key: info for key, info in self._infos.items() if key in running}
-            self._infos[id(lease.engine)] = lease.info
+            self._infos = {key: known for key, known in self._infos.items() if key in running}
+            self._infos[id(lease.engine)] = lease.engine, lease.info
         return lease
+
+    def _known_info(self, engine: Engine) -> EngineInfo | None:
+        """Info of an engine that has been loaded, without a question to its process."""
+        known = self._infos.get(id(engine))
+        return known[1] if known is not None else None
 
     async def in_thread(self, work: Callable[[], R]) -> R:
         """Run a blocking call on one of the lease threads."""

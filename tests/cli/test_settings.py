@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from localchat.atomic import write_text
+from localchat.cli.context import AppContext
+from localchat.cli.resolve import Inputs
 from localchat.config.settings import KEYS, from_environment, resolve, variable
+from localchat.config.settings_file import SettingsFile, read_settings
 from localchat.errors import UsageError
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call
@@ -100,3 +104,31 @@ def test_config_shows_sets_and_unsets(
     assert "context_length     = (decided" in call(nothing, "config", "show", named=False).out
     listed = call(nothing, "config", "keys", named=False).out
     assert all(variable(key) in listed for key in KEYS)
+
+
+def test_a_changed_file_is_read_again_and_one_with_an_error_is_reported_once(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    reads: list[Path] = []
+
+    def reading(path: Path) -> SettingsFile:
+        reads.append(path)
+        return read_settings(path)
+
+    monkeypatch.setattr("localchat.cli.resolve.read_settings", reading)
+    inputs = Inputs(AppContext(environ={"LOCALCHAT_CONFIG": str(file)}), {})
+
+    def context() -> int | None:
+        inputs.reread(told.append)
+        return inputs.settings(["tiny"]).settings.context_length
+
+    assert context() is None
+    write_text(file, '[models."tiny"]\ncontext_length = 512\n')
+    assert (context(), context()) == (512, 512)
+    assert len(reads) == 2
+    write_text(file, '[models."tiny"]\ncontext_length = "long"\n')
+    assert (context(), context()) == (512, 512)
+    assert len(told) == 1 and str(file) in told[0] and "context_length" in told[0]
+    write_text(file, "")
+    assert context() is None

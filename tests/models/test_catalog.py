@@ -1,11 +1,13 @@
 """The catalogue that ships: its form, and that it covers what people ask for."""
 
+import tomllib
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from localchat.errors import UsageError
+from localchat.atomic import write_text
+from localchat.errors import LocalchatError, UsageError
 from localchat.models.catalog import CatalogEntry, read_models, shipped_file
 from localchat.models.names import parse
 from localchat.models.quantizations import is_quantization
@@ -73,3 +75,28 @@ def test_file_that_is_not_right_is_refused_with_its_place(
     with pytest.raises(UsageError, match=told) as caught:
         read_models(path)
     assert str(path) in caught.value.message
+
+
+def test_file_is_parsed_again_after_a_change_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(f'[models."a:b"]\n{BODY}')
+    assert [*read_models(path)] == ["a:b"]
+    parsed: list[str] = []
+    loads = tomllib.loads
+
+    def loading(text: str) -> dict[str, object]:
+        parsed.append(text)
+        return loads(text)
+
+    monkeypatch.setattr(tomllib, "loads", loading)
+    read_models(path).clear()  # what a reader does with its entries is its own affair
+    assert [*read_models(path)] == ["a:b"]
+    assert parsed == []
+    write_text(path, f'[models."c:d"]\n{BODY}')
+    assert [*read_models(path)] == ["c:d"]
+    assert len(parsed) == 1
+    path.unlink()
+    with pytest.raises(LocalchatError, match="cannot be read"):
+        read_models(path)

@@ -91,6 +91,32 @@ def test_lease_without_waiting_is_given_only_for_a_word_that_was_just_found(star
     assert pool.lease_if_loaded("a") is None
 
 
+def test_name_that_meant_no_model_is_looked_for_once_in_a_while(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, machine = start()
+    with pytest.raises(ModelMissing):
+        pool.lease("new")
+    with pytest.raises(ModelMissing, match="new"):
+        pool.lease_if_loaded("new")
+    machine.sizes["new"] = 1  # pulled meanwhile
+    monkeypatch.setattr("localchat.pool.pool._KNOWN_NAME_S", 0.0)
+    assert pool.lease_if_loaded("new") is None
+    pool.lease("new").release()
+    assert machine.opened == ["new"]
+
+
+def test_names_that_clients_make_up_do_not_add_up(start: Start) -> None:
+    pool, _ = start()
+    for number in range(1000):
+        with pytest.raises(ModelMissing):
+            pool.lease(f"made up {number}")
+    assert len(pool._known_names) == 256
+    assert pool.lease_if_loaded("made up 3") is None
+    with pytest.raises(ModelMissing):
+        pool.lease_if_loaded("made up 999")
+
+
 def test_idle_engine_is_unloaded_after_its_time_and_a_used_one_is_not(start: Start) -> None:
     pool, machine = start(keep_alive_s=0.03)
     held = pool.lease("a")
