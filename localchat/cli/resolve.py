@@ -92,7 +92,6 @@ class Inputs:
         """The settings for a model that goes by these names. Raises UsageError."""
         return resolve(self._file.layer(names), self._environment, self.flags)
 
-
     def reread(self, notify: Notify) -> None:
         """Read the settings file again if it has changed. One with an error is reported once, and the
         settings stay as they were."""

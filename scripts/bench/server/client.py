@@ -10,10 +10,32 @@ from typing import Any, NamedTuple
 
 _TEXT = re.compile(rb'"(?:reasoning_)?content":"[^"]')
 _USAGE = re.compile(rb'"usage":\{')
-_WORDS = (
-    "alpha beta gamma delta river stone cloud amber quiet forest engine window copper silver "
-    "marble valley summer winter garden tunnel bridge market planet signal"
-).split()
+_WORDS = [
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "river",
+    "stone",
+    "cloud",
+    "amber",
+    "quiet",
+    "forest",
+    "engine",
+    "window",
+    "copper",
+    "silver",
+    "marble",
+    "valley",
+    "summer",
+    "winter",
+    "garden",
+    "tunnel",
+    "bridge",
+    "market",
+    "planet",
+    "signal",
+]
 
 Body = dict[str, Any]
 
@@ -39,7 +61,7 @@ class Answer(NamedTuple):
 
 def prose(words: int, seed: int) -> str:
     """Text that no other seed shares a prefix with; a word takes about two tokens."""
-    draw = random.Random(seed)  # noqa: S311 - no secret
+    draw = random.Random(seed)
     return " ".join(f"{draw.choice(_WORDS)}{draw.randrange(10)}" for _ in range(words))
 
 

@@ -55,9 +55,7 @@ def wire_requests(names: dict[str, str | None], count: int) -> Measure:
             before_s = served.cpu_s()
             taken = [alone(served.port, body).end_s for _ in range(count)]
             found[f"request {label}: ms"] = statistics.median(taken) * 1e3
-            found[f"request {label}: server CPU ms"] = (
-                (served.cpu_s() - before_s) / count * 1e3
-            )
+            found[f"request {label}: server CPU ms"] = (served.cpu_s() - before_s) / count * 1e3
         return found
 
     return measure

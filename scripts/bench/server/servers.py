@@ -52,9 +52,7 @@ class Served(NamedTuple):
     def all_bytes(self) -> int:
         """Resident memory of the server and its engines."""
         process = psutil.Process(self.pid)
-        return sum(
-            one.memory_info().rss for one in (process, *process.children(recursive=True))
-        )
+        return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
 
 
 def write_script(path: Path, step_ms: int) -> Path:
