@@ -131,13 +131,13 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     names = dict.fromkeys((model.name, model.word, *([word] if word else [])))
     settings, origins = inputs.settings(names)
 
+    told = terminal or Terminal(environ, quiet=settings.quiet, color=settings.color)
+
     def settings_for(names: Iterable[str]) -> Settings:
-        inputs.reread(terminal.notify)
+        inputs.reread(told.notify)
         return inputs.settings(names).settings
 
-    if terminal is None:
-        terminal = Terminal(environ, quiet=settings.quiet, color=settings.color)
-    return Setup(inputs.app, paths, settings, origins, model, terminal, settings_for)
+    return Setup(inputs.app, paths, settings, origins, model, told, settings_for)
 
 
 def _remote(inputs: Inputs, chosen: Resolved) -> Remote | None:

@@ -10,32 +10,11 @@ from typing import Any, NamedTuple
 
 _TEXT = re.compile(rb'"(?:reasoning_)?content":"[^"]')
 _USAGE = re.compile(rb'"usage":\{')
-_WORDS = [
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "river",
-    "stone",
-    "cloud",
-    "amber",
-    "quiet",
-    "forest",
-    "engine",
-    "window",
-    "copper",
-    "silver",
-    "marble",
-    "valley",
-    "summer",
-    "winter",
-    "garden",
-    "tunnel",
-    "bridge",
-    "market",
-    "planet",
-    "signal",
-]
+_WORDS = (
+    *("alpha", "beta", "gamma", "delta", "river", "stone", "cloud", "amber", "quiet", "forest"),
+    *("engine", "window", "copper", "silver", "marble", "valley", "summer", "winter", "garden"),
+    *("tunnel", "bridge", "market", "planet", "signal"),
+)
 
 Body = dict[str, Any]
 
