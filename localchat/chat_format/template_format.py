@@ -75,6 +75,9 @@ class TemplateFormat:
                 "datetime": self._today(),
                 **options,
             }
+        if "date_string" in variables:
+            # Templates that read this name fall back to a date of their own, years ago.
+            options = {"date_string": self._now().strftime("%d %b %Y"), **options}
         calls = any(message.tool_calls or message.role == "tool" for message in conversation)
         dicts = to_dicts(
             conversation, probe.convention if calls else None, self.tool_call_family.syntax

@@ -1,7 +1,7 @@
 """Error formats: writes an API error in the shape of the client's protocol.
 
-The path alone decides on the protocol, so that every refusal (a missing key, a body that is not JSON, an
-unknown route) has the shape that the client expects.
+The path and Anthropic's version header decide on the protocol, so that every refusal (a missing key, a body
+that is not JSON, an unknown route) has the shape that the client expects.
 """
 
 from typing import Final
@@ -23,7 +23,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     """The error as a response to a request."""
     if isinstance(error, PromptTooLong):
         error.param = _PROMPT_FIELDS.get(normalize_path(scope["path"]), error.param)
-    if is_anthropic(scope["path"]):
+    if is_anthropic(scope):
         body = anthropic_error(error, request_id(scope))
     elif is_ollama(scope["path"]):
         body = msgspec.json.encode({"error": error.message})

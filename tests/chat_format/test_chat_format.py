@@ -1,6 +1,7 @@
 """The choice of a chat format, messages as templates read them, and the plain fallback."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -154,3 +155,16 @@ def test_a_broken_template_speaks_up_only_when_it_is_used() -> None:
 def test_no_messages_are_refused() -> None:
     with pytest.raises(TemplateError, match="no message"):
         chat_format("x").render(Messages(()))
+
+
+@pytest.mark.parametrize(("options", "date"), [({}, "07 Mar 2026"), ({"date_string": "X"}, "X")])
+def test_a_template_that_knows_no_clock_gets_todays_date(
+    options: dict[str, str], date: str
+) -> None:
+    source = (
+        "{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
+        "Today Date: {{ date_string }}"
+    )
+    chat = chat_format(source, now=lambda: datetime(2026, 3, 7))
+    prompt = Messages((Message("user", "hi"),), template_options=options)
+    assert chat.render(prompt).text == f"Today Date: {date}"

@@ -75,4 +75,4 @@ def test_what_an_engine_cannot_read_is_a_real_status(engine: LocalEngine) -> Non
         wire.ask("/v1/completions", {"prompt": "a", "regex": "("})
         assert wire.reply().status == 400
         wire.ask("/v1/embeddings", {"input": "a"})
-        assert wire.reply().status == 501
+        assert wire.reply().status == 400

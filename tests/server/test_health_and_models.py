@@ -95,7 +95,7 @@ def test_model_without_embeddings_is_not_supported(
 
     monkeypatch.setattr(type(stage.engine), "embed", embed)
     reply = ask(stage, "/v1/embeddings", {"input": "a"})
-    assert (reply.status, reply.error["code"]) == (501, "not_supported")
+    assert (reply.status, reply.error["code"]) == (400, "not_supported")
 
 
 def test_embeddings_are_lists_or_base64(stage: Stage) -> None:

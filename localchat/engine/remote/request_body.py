@@ -54,6 +54,8 @@ def request_body(
             to_localchat and request.max_tokens == 0 and isinstance(request.prompt, Messages)
         )
         body["n_predict" if prefill_only else "max_tokens"] = request.max_tokens
+    elif to_localchat and not isinstance(request.prompt, Messages):
+        body["max_tokens"] = -1  # without a limit, a completion has OpenAI's 16 tokens
     if request.stop:
         body["stop"] = list(request.stop)
     if request.logprobs is not None:

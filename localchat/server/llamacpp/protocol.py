@@ -11,7 +11,7 @@ from localchat.server.openai.protocol import GenerationBody
 class ExtraFile(msgspec.Struct, frozen=True):
     """A chunk of another file, as context of the gap."""
 
-    text: str | None = None
+    text: str
     filename: str | None = None
 
 

@@ -23,6 +23,7 @@ _SLASHES: Final = re.compile("/{2,}")
 _ABSOLUTE_URL: Final = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
 """A whole URL in place of a path."""
 _MAX_LOGGED: Final = 120
+_OPENAI: Final = ("/chat/completions", "/completions", "/responses", "/embeddings")
 
 
 class AccessLogMiddleware:
@@ -50,7 +51,7 @@ class AccessLogMiddleware:
                     (b"x-request-id", id_.encode()),
                     (b"x-content-type-options", b"nosniff"),
                 ]
-                if is_anthropic(inner["path"]):
+                if is_anthropic(inner):
                     message["headers"].append((b"request-id", id_.encode()))
             await send(message)
 
@@ -94,10 +95,15 @@ def request_id(scope: Scope) -> str:
     return id_
 
 
-def is_anthropic(path: str) -> bool:
-    """True for a path of Anthropic's Messages API."""
-    path = normalize_path(path)
-    return path == "/messages" or path.startswith("/messages/")
+def is_anthropic(scope: Scope) -> bool:
+    """True for a request to Anthropic's API, by its path, or by the version header of every client of it
+    unless the path is one of OpenAI's."""
+    path = normalize_path(scope["path"])
+    if path == "/messages" or path.startswith("/messages/"):
+        return True
+    if path in _OPENAI:
+        return False
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
 def is_ollama(path: str) -> bool:

@@ -237,6 +237,7 @@ class ChatFormatter(ChunkFormatter):
         message = AssistantMessage(
             role="assistant",
             content=text if text or not calls else None,
+            refusal=None,
             reasoning_content=choice.reasoning or None,
             tool_calls=None if self.as_functions else calls or None,
             function_call=calls[0].function if self.as_functions and calls else None,

@@ -60,7 +60,7 @@ class CompletionEndpoint:
 
     @property
     def requested_tokens(self) -> int | None:
-        return self.body.max_tokens
+        return self.requests[0].max_tokens
 
     async def spec(self, lease: AsyncLease) -> GenerationSpec:
         if self.body.echo:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from localchat.engine.interface import Engine
 from localchat.errors import UsageError
 from localchat.server.config import ServerLimits
-from localchat.server.errors import ApiError, bad_request
+from localchat.server.errors import bad_request
 from localchat.server.formatters import json_response
 from localchat.server.openai.protocol import EmbeddingsBody
 from localchat.server.request_body import read_json
@@ -72,7 +72,7 @@ def _embed(engine: Engine, texts: Sequence[str]) -> tuple[list[list[float]], int
     except UsageError as error:
         if error.details.get("no_embeddings"):
             message = "This model does not give embeddings; load an embedding model and name it in 'model'."
-            raise ApiError(501, "not_supported", message, param="model") from error
+            raise bad_request(message, param="model", code="not_supported") from error
         raise
     return vectors, sum(vectors.tokens)
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from localchat.pool.resolver import ModelCard
 from localchat.server.errors import model_not_found
 from localchat.server.formatters import json_response
+from localchat.server.middleware.access_log import is_anthropic
 from localchat.server.state import service_of
 
 
@@ -17,7 +18,7 @@ async def models(request: Request) -> Response:
     cards = service_of(request).engines.models()
     data = [_entry(card, request) for card in cards]
     made: dict[str, Any] = {"object": "list", "data": data}
-    if _is_anthropic_client(request):
+    if is_anthropic(request.scope):
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
         made |= {"has_more": False, **ends}
     return json_response(made)
@@ -32,14 +33,9 @@ async def model(request: Request) -> Response:
     raise model_not_found(name)
 
 
-def _is_anthropic_client(request: Request) -> bool:
-    """True for a client of Anthropic's API; they all send a version header."""
-    return "anthropic-version" in request.headers
-
-
 def _entry(card: ModelCard, request: Request) -> dict[str, Any]:
     made = _openai_entry(card)
-    if _is_anthropic_client(request):
+    if is_anthropic(request.scope):
         created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
         made |= {"type": "model", "display_name": card.name, "created_at": created}
     return made

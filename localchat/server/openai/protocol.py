@@ -180,6 +180,8 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
 class AssistantMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str
     content: str | None
+    refusal: None
+    """Strict clients want the key."""
     reasoning_content: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     function_call: FunctionCall | None = None
@@ -360,6 +362,8 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]] | None = None
+    n_predict: int | None = None
+    """llama.cpp's name for the longest answer."""
     suffix: str | None = None
     echo: bool | None = None
     logprobs: int | None = None

@@ -214,6 +214,8 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
     return "on" if switches[0] else "off"
 
 
+COMPLETION_TOKENS: Final = 16
+"""Longest plain completion, where the request has no limit: as with OpenAI."""
 CHAT, INFILL = 0, 1
 """Priorities: a completion in an editor must come within milliseconds, a chat may wait."""
 _SEED_MASK: Final = (1 << 64) - 1
@@ -257,8 +259,7 @@ def completion_requests(
         raise bad_request("The field 'best_of' cannot differ from 'n'.", param="best_of")
     if body.suffix is not None and body.echo:
         raise bad_request("The fields 'suffix' and 'echo' do not go together.", param="echo")
-    requested = {"max_tokens": body.max_tokens} if body.max_tokens is not None else {}
-    tokens = answer_tokens(requested, limits, least=0 if body.echo else 1)
+    tokens = answer_tokens(_completion_limits(body), limits, least=0 if body.echo else 1)
     logprobs = None if body.logprobs is None else checked_logprobs(body.logprobs, "logprobs")
     prompts = _prompts(body, limits)
     if len(prompts) * _choices(body, limits) > limits.choices:
@@ -276,6 +277,13 @@ def completion_requests(
         )
         for prompt in prompts
     )
+
+
+def _completion_limits(body: CompletionBody) -> dict[str, int]:
+    """Limits of a completion by field; without one, OpenAI's default."""
+    named = {"max_tokens": body.max_tokens, "n_predict": body.n_predict}
+    given = {name: each for name, each in named.items() if each is not None}
+    return given or {"max_tokens": COMPLETION_TOKENS}
 
 
 # ---------------------------------------------------------------------------- parts of a request

@@ -39,10 +39,10 @@ class ResponseObject:
         usage: Usage | None = None,
         error: ApiError | None = None,
     ) -> Json:
-        """The whole object. The key `error` is left out if there is none, as clients test for the key."""
+        """The whole object."""
         body = self.body
         cut_off = status == "incomplete"
-        made: Json = {
+        return {
             "id": self.id,
             "object": "response",
             "created_at": self.created_s,
@@ -50,6 +50,7 @@ class ResponseObject:
             "model": self.model,
             "output": output,
             "instructions": body.instructions,
+            "error": None if error is None else _error(error),
             "incomplete_details": {"reason": "max_output_tokens"} if cut_off else None,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
@@ -68,9 +69,6 @@ class ResponseObject:
             "truncation": "disabled",
             "usage": _usage(usage) if usage else None,
         }
-        if error is not None:
-            made["error"] = _error(error)
-        return made
 
     def empty_item(self, id_: str, block: ContentBlock) -> Json:
         """The item of a block that has just begun."""
@@ -161,7 +159,7 @@ def _usage(usage: Usage) -> Json:
     """Reasoning tokens are part of the output tokens and are not counted separately."""
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

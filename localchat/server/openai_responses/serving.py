@@ -171,7 +171,9 @@ class ResponsesFormatter:
                 last = self._item_event(block, f"{kind}.delta", delta=given)
                 last += self._item_event(block, f"{kind}.done", input=given)
             case "call":
-                last = self._item_event(block, "function_call_arguments.done", arguments=text)
+                name = self._response.tool_name(block).name
+                kind = "function_call_arguments.done"
+                last = self._item_event(block, kind, name=name, arguments=text)
         item = self._response.item(self._item_ids[block.index], block)
         self._items_done.append(item)
         return last + self._event("response.output_item.done", output_index=block.index, item=item)

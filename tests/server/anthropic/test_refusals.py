@@ -149,3 +149,18 @@ def test_these_requests_are_counted_in_the_figures(stage: Stage) -> None:
     page = ask(stage, "/metrics").body.decode()
     assert finished(page) == before + 1
     assert 'localchat_errors_total{code="unsupported_value",status="400"}' in page
+
+
+@pytest.mark.parametrize(
+    ("path", "anthropic"),
+    [("/v1/nowhere", True), ("/v1/models/none", True), ("/v1/chat/completions", False)],
+)
+def test_a_client_with_a_version_header_gets_its_own_shape(
+    stage: Stage, path: str, anthropic: bool
+) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    reply = ask(stage, path, headers=headers, method="GET")
+    if anthropic:
+        assert (reply.status, reply.anthropic_error["type"]) == (404, "not_found_error")
+    else:
+        assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")

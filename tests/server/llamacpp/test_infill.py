@@ -114,6 +114,10 @@ def test_an_empty_request_is_an_empty_gap(stage: Stage) -> None:
     [
         ({"input_prefix": 7}, "input_prefix"),
         ({"input_extra": [{"text": 1}]}, "input_extra[0].text"),
+        ({"input_extra": [{"text": None}]}, "input_extra[0].text"),
+        ({"input_extra": [{"filename": "a"}]}, "input_extra[0].text"),
+        ({"input_extra": [{"text": "a", "filename": 1}]}, "input_extra[0].filename"),
+        ({"input_extra": ["a"]}, "input_extra[0]"),
         ({"prompt": [1, 2]}, "prompt"),
         ({"n": 2}, "n"),
         ({"stop": ["x"] * 65}, "stop"),

@@ -130,6 +130,7 @@ def test_call_is_written_as_function_or_tool_as_requested(stage: Stage) -> None:
     assert whole["message"] == {
         "role": "assistant",
         "content": None,
+        "refusal": None,
         "function_call": {"name": "look", "arguments": '{"a":1}'},
     }
     assert whole["finish_reason"] == "function_call"
@@ -154,7 +155,7 @@ def test_where_there_are_tools_functions_count_for_nothing(stage: Stage) -> None
 def test_without_a_call_functions_change_nothing_in_the_answer(stage: Stage) -> None:
     word = stage.plays("talks", Text(0, "No."), Finished(0, "stop"))
     whole = chat(stage, word, functions=[LOOK]).json["choices"][0]
-    assert whole["message"] == {"role": "assistant", "content": "No."}
+    assert whole["message"] == {"role": "assistant", "content": "No.", "refusal": None}
     assert whole["finish_reason"] == "stop"
 
 

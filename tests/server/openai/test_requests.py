@@ -124,6 +124,24 @@ def test_a_field_reaches_the_engine(stage: Stage, fields: Any, asked: dict[str, 
     assert stage.last == GenerateRequest(prompt, **{"max_tokens": LONGEST, **asked})
 
 
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({}, 16),
+        ({"max_tokens": None}, 16),
+        ({"max_tokens": 5}, 5),
+        ({"n_predict": 7}, 7),
+        ({"max_tokens": -1}, LONGEST),
+        ({"suffix": "x"}, 16),
+    ],
+)
+def test_a_completion_without_a_limit_has_openais(stage: Stage, fields: Any, limit: int) -> None:
+    assert ask(stage, "/v1/completions", {"prompt": "a", **fields}).status == 200
+    assert stage.last.max_tokens == limit
+    assert ask(stage, "/completion", {"prompt": "a"}).status == 200
+    assert stage.last.max_tokens == LONGEST
+
+
 def test_a_conversation_is_carried_whole(stage: Stage) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a":1}'}}
     reply_logits = {"function": {"name": "look", "arguments": {"b": 2}}}
@@ -289,6 +307,7 @@ def test_a_whole_answer_has_its_form(stage: Stage) -> None:
             "message": {
                 "role": "assistant",
                 "content": None,
+                "refusal": None,
                 "reasoning_content": "hm",
                 "tool_calls": [
                     {
@@ -306,7 +325,8 @@ def test_a_whole_answer_has_its_form(stage: Stage) -> None:
 
 def test_an_empty_answer_has_a_text_all_the_same(stage: Stage) -> None:
     word = stage.plays("empty", Finished(0, "stop"))
-    assert chat(stage, word).json["choices"][0]["message"] == {"role": "assistant", "content": ""}
+    message = chat(stage, word).json["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "", "refusal": None}
 
 
 def test_stop_string_is_reported(stage: Stage) -> None:

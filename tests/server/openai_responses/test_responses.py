@@ -45,7 +45,7 @@ def test_the_bytes_of_a_whole_stream(stage: Stage) -> None:
     assert re.fullmatch("resp_[0-9a-f]{24}", id_) and re.fullmatch("msg_[0-9a-f]{24}", item)
     head = f'"response":{{"id":"{id_}","object":"response","created_at":{response["created_at"]},"status":'
     tail = (
-        '"instructions":null,"incomplete_details":null,"max_output_tokens":null,"metadata":{},'
+        '"instructions":null,"error":null,"incomplete_details":null,"max_output_tokens":null,"metadata":{},'
         '"parallel_tool_calls":true,"previous_response_id":null,"reasoning":{"effort":null,"summary":null},'
         '"store":false,"temperature":null,"text":{"format":{"type":"text"}},"tool_choice":"auto","tools":[],'
         '"top_p":null,"truncation":"disabled","usage":'
@@ -55,7 +55,7 @@ def test_the_bytes_of_a_whole_stream(stage: Stage) -> None:
     message = f'{{"id":"{item}","type":"message","status":"%s","role":"assistant","content":[%s]}}'
     whole = message % ("completed", part % "Hello.")
     usage = (
-        f'{{"input_tokens":{size},"input_tokens_details":{{"cached_tokens":0}},"output_tokens":3,'
+        f'{{"input_tokens":{size},"input_tokens_details":{{"cached_tokens":0,"cache_write_tokens":0}},"output_tokens":3,'
         f'"output_tokens_details":{{"reasoning_tokens":0}},"total_tokens":{size + 3}}}'
     )
     begun = head + '"in_progress","model":"m","output":[],' + tail + "null}"
@@ -143,7 +143,7 @@ def test_a_whole_answer_is_the_object_that_ends_a_stream(stage: Stage) -> None:
             item.pop("id")
         made.pop("created_at")
     assert whole == ended
-    assert "error" not in whole and whole["tools"] == [TOOL]
+    assert whole["error"] is None and whole["tools"] == [TOOL]
 
 
 def test_an_answer_that_was_cut_off_is_incomplete(stage: Stage) -> None:
@@ -166,7 +166,7 @@ def test_a_failure_in_the_middle_is_a_failed_response_and_nothing_after(stage: S
     assert (name, last["response"]["status"]) == ("response.failed", "failed")
     assert set(last["response"]["error"]) == {"code", "message"}
     assert last["response"]["error"]["code"] == "server_error"
-    assert b"/secret" not in reply.body and reply.body.count(b'"error"') == 1
+    assert b"/secret" not in reply.body and reply.body.count(b'"error":{') == 1
 
 
 def test_an_empty_answer_has_one_empty_message(stage: Stage) -> None:
