@@ -64,6 +64,8 @@ class TemplateError(UsageError):
 
 
 class ModelMissing(LocalchatError):
+    """`details`: pull, the name that fetches it, where there is one."""
+
     code = "model_missing"
     exit_code = ExitCode.MODEL_MISSING
 

@@ -19,6 +19,7 @@ from localchat.chat.conversation import Conversation
 from localchat.chat.overflow import leave_out, leave_out_by_policy, unsent_sentence
 from localchat.chat.prompt_messages import sent_messages
 from localchat.cli.answer_record import AnswerRecord
+from localchat.cli.choose_model import fetched_if_wanted
 from localchat.cli.context import AppContext
 from localchat.cli.context_advice import with_advice
 from localchat.cli.conversation_options import resumed
@@ -26,7 +27,7 @@ from localchat.cli.json_report import context_line, report
 from localchat.cli.options import given_flags
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
 from localchat.cli.render_answer import AnswerDisplay, ReceivedAnswer, receive
-from localchat.cli.resolve import Setup, opened_engine, remember, request_for, resolve_setup
+from localchat.cli.resolve import Inputs, Setup, opened_engine, remember, request_for, resolve_setup
 from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.cli.streams import Terminal
 from localchat.engine.interface import Engine
@@ -57,13 +58,13 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     """Answer and return the exit code. Raises LocalchatError."""
     options = _options(ctx)
     text = _prompt_text(ctx, words)
-    if not text and not options.interactive and not _is_interactive():
-        raise UsageError(
-            "there is nothing to ask: no prompt, and stdin is empty",
-            hint='localchat "prompt", or text | localchat "question"; on a terminal, localchat alone chats',
-        )
+    nothing = not text and not options.interactive and not _is_interactive()
+    if nothing and model_word is None:
+        raise _nothing_to_ask()
     before = resumed(ctx)
     setup = _resolved(ctx, model_word, before)
+    if nothing:
+        raise _nothing_to_ask()
     conversation = before or Conversation()
     conversation.model = setup.model.word
     if before is None or "system" in given_flags(ctx):
@@ -78,6 +79,13 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
             with deferred():
                 return _answer_once(setup, engine, options, conversation, text)
     return _converse(ctx, setup, conversation, text, options)
+
+
+def _nothing_to_ask() -> UsageError:
+    return UsageError(
+        "there is nothing to ask: no prompt, and stdin is empty",
+        hint='localchat "prompt", or text | localchat "question"; on a terminal, localchat alone chats',
+    )
 
 
 def _converse(
@@ -127,14 +135,16 @@ def _is_interactive() -> bool:
 
 
 def _resolved(ctx: click.Context, model_word: str | None, before: Conversation | None) -> Setup:
-    """Resolve the setup; a conversation keeps its model unless another one is named. Raises UsageError,
-    ModelMissing."""
+    """Resolve the setup; a conversation keeps its model unless another one is named. A model that is not here
+    is offered for download. Raises LocalchatError."""
     word = model_word
     if word is None and before is not None and "model" not in given_flags(ctx):
         word = before.model or None
     try:
         return resolve_setup(ctx, word)
     except ModelMissing as problem:
+        if fetched_if_wanted(problem, Inputs.of(ctx, word)):
+            return resolve_setup(ctx, word)
         if word == model_word:
             raise
         raise ModelMissing(

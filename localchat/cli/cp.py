@@ -21,11 +21,11 @@ def command(app: AppContext, word: str, name: str, as_json: bool) -> None:
     """
     from localchat.models.aliases import add_alias, check_name, read_aliases
     from localchat.models.index import read_index
-    from localchat.models.resolve import locate
+    from localchat.models.resolve import IN_COMMAND, locate
 
     paths = find_paths(app.environ)
     check_name(name)
-    found = locate(word, paths, "the model named in the command", app.environ)
+    found = locate(word, paths, IN_COMMAND, app.environ)
     target = read_aliases(paths).aliases.get(word, found.word)
     there = read_index(paths, app.environ).find(name)
     if there is not None and there.kind != "alias":

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from localchat import gc_control
+from localchat.cli.verb_words import ALIASES, refuse_meant_verb, spoken
 from localchat.errors import UsageError
-from localchat.suggestions import closest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -42,21 +42,6 @@ VERBS: Final = {
     "completion": Verb("localchat.cli.completion", "Print the completion script of a shell."),
 }
 
-ALIASES: Final = {"ls": "list"}
-"""Names that other programs use for a verb."""
-
-
-def similar_verb(word: str) -> str | None:
-    """The verb that a lone word was probably meant to be."""
-    # Short verbs are like half of all short words (`it` and `fit`), and long words contain verbs (`important`).
-    candidates = [
-        verb
-        for verb in VERBS
-        if abs(len(verb) - len(word)) <= 2 and (len(verb) > 3 or word[:1].lower() == verb[0])
-    ]
-    return next(iter(closest(word, candidates, min_similarity=0.66)), None)
-
-
 _PROMPT_MODULE = "localchat.cli.run"
 _OWN_FLAGS = ("--help", "-h", "--version")
 _PROMPT = "\0prompt"
@@ -78,9 +63,12 @@ class RootGroup(click.Group):
         return _command(VERBS[verb].module) if verb in VERBS else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and not ctx.resilient_parsing:
+            verb, prompt = spoken(args, VERBS)
+            args = [_PROMPT, *prompt] if prompt is not None else verb or args
         completing_first_word = ctx.resilient_parsing and not args
         if not completing_first_word and (
-            not args or args[0] not in (*VERBS, *ALIASES, *_OWN_FLAGS)
+            not args or args[0] not in (_PROMPT, *VERBS, *ALIASES, *_OWN_FLAGS)
         ):
             args = [_PROMPT, *args]
         return super().parse_args(ctx, args)
@@ -146,12 +134,7 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
             f"flags stand after the verb: {intended}{unknown}",
             hint=f"to ask the model {first!r}, write it after --: localchat -- {first}",
         )
-    verb = similar_verb(first) if len(words) == 1 and not first.split()[1:] else None
-    if verb is not None:
-        raise UsageError(
-            f"there is no verb {first!r}; did you mean {verb}?",
-            hint=f"to ask the model {first!r}, write it after --: localchat -- {first}",
-        )
+    refuse_meant_verb(words, VERBS)
 
 
 def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[str]]:

@@ -12,6 +12,7 @@ from localchat.cli.context import AppContext
 from localchat.cli.group import RootGroup, other_spelling
 from localchat.cli.signals import interruptible
 from localchat.cli.streams import OutputClosed, stdout_trouble
+from localchat.cli.verb_words import ALSO
 from localchat.errors import ExitCode, LocalchatError
 from localchat.sanitize import sanitize
 
@@ -28,7 +29,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="localchat alone, on a terminal, begins a conversation. Everything after -- is a prompt, even "
-    "if it looks like a verb.",
+    f"if it looks like a verb. Also understood: {ALSO}.",
 )
 @click.version_option(__version__, message="localchat %(version)s")
 def root() -> None:

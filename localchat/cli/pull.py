@@ -4,12 +4,13 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import click
 
 from localchat.cli.streams import Terminal
 from localchat.errors import DoesNotFit, LocalchatError, ModelMissing, UsageError
+from localchat.units import size
 
 if TYPE_CHECKING:
     from localchat.cli.pull_progress import PullView
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from localchat.models.hub.pull import SelectedFiles
     from localchat.models.hub.retry import RetryPolicy
     from localchat.models.names import Reference
+
+Ask: TypeAlias = Literal["never", "misfit", "always"]
+"""Whether to ask before a download; `misfit`: only if the model will not fit."""
 
 
 @click.command("pull")
@@ -41,28 +45,40 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
     Says first whether the model will fit into memory here. If it will not: asks on a terminal, and continues
     with a warning elsewhere.
     """
-    from localchat.cli.pull_progress import view_for
     from localchat.cli.resolve import Inputs
-    from localchat.config.settings import offline_reason
 
     inputs = Inputs.of(ctx)
     settings = inputs.settings().settings
     terminal = Terminal(inputs.app.environ, quiet=settings.quiet, color=settings.color)
     asks = not (yes or as_json or settings.quiet) and terminal.stderr_is_terminal
+    if not pull(name, inputs, terminal, ask="misfit" if asks else "never", as_json=as_json):
+        raise DoesNotFit(
+            f"{name} was not downloaded",
+            hint="--yes downloads it without asking; see localchat fit",
+        )
+    return 0
+
+
+def pull(
+    name: str, inputs: "Inputs", terminal: Terminal, *, ask: Ask, as_json: bool = False
+) -> bool:
+    """Download a model. False if the user declines. Raises LocalchatError, KeyboardInterrupt."""
+    from localchat.cli.pull_progress import view_for
+    from localchat.config.settings import offline_reason
+
     with view_for(terminal, as_json=as_json) as view:
         try:
             reference = _reference(name, inputs)
             if by := offline_reason(inputs.settings(), inputs.app.environ):
                 _show_installed(reference, inputs.paths, by, view)
-            else:
-                _pull(reference, inputs, view, asks=asks)
+                return True
+            return _pull(reference, inputs, view, ask)
         except LocalchatError as problem:
             view.failed(problem)
             raise
         except KeyboardInterrupt:
             view.stopped(name)
             raise
-    return 0
 
 
 def _reference(name: str, inputs: "Inputs") -> "Reference":
@@ -88,7 +104,8 @@ def _reference(name: str, inputs: "Inputs") -> "Reference":
         ) from missing
 
 
-def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", *, asks: bool) -> None:
+def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) -> bool:
+    """Download the files. False if the user declines."""
     from localchat.models.hub.client import hub_from_environment
     from localchat.models.hub.download import remember_rate
     from localchat.models.hub.events import PullFinished
@@ -99,8 +116,10 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", *, asks: b
     hub = hub_from_environment(inputs.app.environ)
     choice = select_files(reference, hub, view.show, retry)
     # A download that was begun showed its verdict then.
-    if not bytes_present(choice, inputs.paths.models_dir):
-        _show_verdict(choice, hub, inputs, view, retry, asks=asks)
+    begun = bytes_present(choice, inputs.paths.models_dir) > 0
+    fits = begun or _show_verdict(choice, hub, inputs, view, retry)
+    if not _agreed(choice, ask, fits=fits):
+        return False
     began_s, fetched = time.monotonic(), 0
 
     def show(event: "PullEvent") -> None:
@@ -111,6 +130,14 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", *, asks: b
     fetch(choice, hub, inputs.paths.models_dir, show, retry)
     with suppress(OSError):  # the next estimate of a download time uses the default rate then
         remember_rate(inputs.paths.state_dir, fetched, time.monotonic() - began_s)
+    return True
+
+
+def _agreed(choice: "SelectedFiles", ask: Ask, *, fits: bool) -> bool:
+    if ask == "never" or (fits and ask == "misfit") or not sys.stdin.isatty():
+        return True
+    question = f"Download it ({size(choice.total_bytes)})?" if fits else "Download it anyway?"
+    return click.confirm(question, default=fits, err=True)
 
 
 def _show_verdict(
@@ -119,10 +146,8 @@ def _show_verdict(
     inputs: "Inputs",
     view: "PullView",
     retry: "RetryPolicy",
-    *,
-    asks: bool,
-) -> None:
-    """Show whether the model fits. Raises DoesNotFit if it does not and the user declines.
+) -> bool:
+    """Show whether the model fits, and return that.
 
     A model whose header cannot be read is downloaded all the same: that may be the server's fault."""
 
@@ -145,15 +170,9 @@ def _show_verdict(
         verdict = assess(subject, options, usable_machine(), SpeedHistory(inputs.paths.state_dir))
     except LocalchatError as problem:
         view.show(Note(f"cannot tell whether it will run here: {problem.message}"))
-        return
+        return True
     view.show(FitAssessed(choice.name, **verdict.record()))
-    if verdict.plan.fits or not asks or not sys.stdin.isatty():
-        return
-    if not click.confirm("Download it anyway?", err=True):
-        raise DoesNotFit(
-            f"{choice.name} was not downloaded",
-            hint="--yes downloads it without asking; see localchat fit",
-        )
+    return verdict.plan.fits
 
 
 def _show_installed(

@@ -28,6 +28,7 @@ from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
 from localchat.errors import DoesNotFit, EngineDied, LocalchatError, ModelInvalid, UsageError
 from localchat.models.resolve import (
     GUIDE,
+    IN_COMMAND,
     LAST_USED,
     ResolvedModel,
     locate,
@@ -71,7 +72,7 @@ class Inputs:
         self.paths = find_paths(app.environ)
         self.flags = dict(given)
         if model_word is not None:
-            self.flags["model"] = Given(model_word, "the model named in the command")
+            self.flags["model"] = Given(model_word, IN_COMMAND)
         self._state = file_state(self.paths.settings_file)
         self._file = read_settings(self.paths.settings_file)
         self._environment = from_environment(app.environ)

@@ -98,16 +98,24 @@ def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -
 
 
 @click.command("run", cls=ThinkingCommand)
-@click.argument("model_word", metavar="MODEL")
+@click.argument("model_word", metavar="[MODEL]", required=False)
 @click.argument("words", metavar="[PROMPT]", nargs=-1)
 @prompt_options
 @engine_options(with_model=False)
 @click.pass_context
-def command(ctx: click.Context, /, model_word: str, words: tuple[str, ...], **_: object) -> int:
+def command(
+    ctx: click.Context, /, model_word: str | None, words: tuple[str, ...], **_: object
+) -> int:
     """Chat with a model, or ask it one thing.
 
-    MODEL is the path of a GGUF file or a name. Without a prompt, on a terminal, a conversation begins.
+    MODEL is the path of a GGUF file or a name. On a terminal, one that is not here is offered for download,
+    and without MODEL there is a list to pick from. Without a prompt, on a terminal, a conversation begins.
     """
     from localchat.cli.ask import ask
+
+    if model_word is None:
+        from localchat.cli.choose_model import chosen_model
+
+        model_word = chosen_model(ctx)
 
     return ask(ctx, " ".join(words), model_word)

@@ -14,7 +14,7 @@ from localchat.models.external.discovery import find_external_models
 from localchat.models.external.loose_files import loose_names
 from localchat.models.hub.manifest import Installed, installed
 from localchat.models.hub.safe_paths import is_known_kind
-from localchat.models.resolve import GUIDE, locate
+from localchat.models.resolve import GUIDE, IN_COMMAND, locate
 
 Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
 """`kind` in `list --json`. `adopted`: a model of another program."""
@@ -95,7 +95,7 @@ def find_model(word: str, index: ModelIndex, paths: Paths, environ: Mapping[str,
     """
     if model := index.find(word):
         return model
-    found = locate(word, paths, "the model named in the command", environ)
+    found = locate(word, paths, IN_COMMAND, environ)
     if (model := index.find(found.name)) and model.path == found.path:
         return model
     here = found.path.resolve()

@@ -16,6 +16,7 @@ from localchat.errors import ModelInvalid, ModelMissing, UsageError
 
 GUIDE = "guide"
 LAST_USED = "the model used last"
+IN_COMMAND = "the model named in the command"
 _LAST_MODEL = "last-model"
 """A plain text file: a path may hold bytes that JSON cannot."""
 
@@ -70,7 +71,7 @@ def locate_named(
     if stored := find_loose(word, paths.models_dir) or find_external_file(word, environ):
         return ResolvedModel(word, word, stored, why)
     if _is_path(word):
-        raise ModelMissing(f"there is no model {word!r} here ({why})")
+        raise ModelMissing(f"no model {word!r}{_chosen(why)}")
     return _pulled(word, paths, why)
 
 
@@ -101,7 +102,8 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
             raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
         if not given.exists():
             raise missing_external(word, why) or ModelMissing(
-                f"there is no file {word} ({why})", hint="give the path of a GGUF file that exists"
+                f"there is no file {word}{_chosen(why)}",
+                hint="give the path of a GGUF file that exists",
             )
         return ResolvedModel(str(given.absolute()), given.stem, given.absolute(), why)
     return _pulled(word, paths, why)
@@ -139,21 +141,24 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
             names = {*catalogue, *(one.manifest.name for one in models), *loose}
             near = quantizations_hint(word, catalogue) or similar_names(word, names)
             raise ModelMissing(
-                f"there is no model {word!r} here ({why})",
-                hint="localchat list shows yours, localchat pull NAME downloads one; "
+                f"no model {word!r}{_chosen(why)}",
+                hint="localchat list shows yours, localchat pull NAME fetches one; "
                 f"{near}; or give the path of a GGUF file",
             ) from problem
         here = find_pulled(reference, models)
         if here is None:
             raise missing_external(word, why) or ModelMissing(
-                f"{word} is not here ({why})", hint=f"fetch it: localchat pull {reference.name}"
+                f"{word} is not here{_chosen(why)}",
+                hint=f"fetch it: localchat pull {reference.name}",
+                pull=reference.name,
             )
         found = here
     name = found.manifest.name
     if not found.complete:
         raise ModelMissing(
-            f"a file of {name} is missing in {found.folder} ({why})",
+            f"a file of {name} is missing in {found.folder}{_chosen(why)}",
             hint=f"fetch it again: localchat pull {name}",
+            pull=name,
         )
     return ResolvedModel(name, name, found.path, why)
 
@@ -210,6 +215,11 @@ def _guide(why: str) -> Path:
             hint="give the path of a GGUF file: localchat run PATH.gguf",
         )
     return path
+
+
+def _chosen(why: str) -> str:
+    """Who chose a model, for a message; empty if the command itself did: its user knows."""
+    return "" if why in ("", IN_COMMAND, "--model") else f" ({why})"
 
 
 def _is_path(word: str) -> bool:

@@ -1,13 +1,15 @@
 """Verbs, prompts that look like verbs, help, and how usage errors end."""
 
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from localchat import __version__
-from localchat.cli.group import VERBS, similar_verb
+from localchat.cli.group import VERBS
+from localchat.cli.verb_words import similar_verb
 from scripts.tools import cli_reference
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.cli_questions import asked
@@ -43,6 +45,93 @@ def test_lone_word_near_a_verb_is_refused_with_the_verb(call: Call, word: str) -
     assert (code, out) == (2, "")
     assert "did you mean" in err
     assert f"localchat -- {word}" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "verb"),
+    [("pul X", "pull"), ("hlep", "help"), ("verison", "version"), ("runn tiny", "run")]
+    + [("lsit", "list"), ("help pul", "help pull"), ("shwo me", "show")],
+)
+def test_a_slip_of_a_verb_is_refused_with_the_verb(call: Call, line: str, verb: str) -> None:
+    app = ScriptedApp(NOTHING)
+    code, out, err = call(app, *line.split())
+    assert (code, out, app.engines) == (2, "", [])
+    assert f"{verb}?" in err
+    assert "localchat -- " in err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("search foo", "localchat history search"),
+        ("download qwen", "localchat pull NAME"),
+        ("remove x", "localchat rm NAME"),
+    ],
+)
+def test_a_verb_of_another_program_is_refused_with_ours(call: Call, line: str, told: str) -> None:
+    code, out, err = call(NOTHING, *line.split())
+    assert (code, out) == (2, "")
+    assert told in err
+
+
+def test_help_version_and_models_are_understood_without_dashes(call: Call) -> None:
+    assert call(NOTHING, "help") == call(NOTHING, "--help")
+    assert call(NOTHING, "help", "pull") == call(NOTHING, "pull", "--help")
+    assert call(NOTHING, "help", "history", "list") == call(NOTHING, "history", "list", "--help")
+    assert call(NOTHING, "version") == call(NOTHING, "--version")
+    assert call(NOTHING, "models", "--json") == call(NOTHING, "list", "--json")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["ask", "what is this?"], "what is this?"),
+        (["ask", "hello"], "hello"),
+        (["ask", "-q", "what is this?"], "what is this?"),
+        (["chat", "MODEL", "what is this?"], "what is this?"),
+        (["chat", "-q", "what is this?"], "what is this?"),
+    ],
+)
+def test_ask_and_chat_may_stand_before_a_prompt(
+    call: Call, model: Path, args: list[str], text: str
+) -> None:
+    app = ScriptedApp(NOTHING)
+    assert call(app, *[str(model) if arg == "MODEL" else arg for arg in args]).code == 0
+    assert asked(app) == text
+
+
+def test_chat_with_a_name_is_run(call: Call) -> None:
+    assert call(NOTHING, "chat", "nobody:7b") == call(NOTHING, "run", "nobody:7b")
+
+
+def test_a_model_that_is_missing_is_said_before_the_lack_of_a_prompt(call: Call) -> None:
+    code, _, err = call(NOTHING, "run", "nobody:7b")
+    assert code == 3
+    assert "no model 'nobody:7b'" in err
+    assert "localchat list" in err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["help me", "help me write a mail", "models are big", "ask him what to do"]
+    + [
+        "chat with me about cats",
+        "version two is better",
+        "search for good food",
+        "shows how it ends",
+    ],
+)
+def test_words_that_only_begin_like_a_verb_are_a_prompt(call: Call, text: str) -> None:
+    app = ScriptedApp(NOTHING)
+    assert call(app, *text.split()).code == 0
+    assert asked(app) == text
+
+
+@pytest.mark.parametrize("word", ["help", "models", "chat", "search"])
+def test_any_word_after_the_dashes_is_a_prompt(call: Call, word: str) -> None:
+    app = ScriptedApp(NOTHING)
+    assert call(app, "--", word).code == 0
+    assert asked(app) == word
 
 
 @pytest.mark.parametrize(
@@ -119,8 +208,8 @@ def test_completion_prints_a_script_of_the_shell(call: Call, shell: str) -> None
 
 @given(st.text(max_size=12))
 def test_a_meant_verb_is_a_verb_and_verbs_mean_themselves(word: str) -> None:
-    assert similar_verb(word) in (None, *VERBS)
-    assert all(similar_verb(verb) == verb for verb in VERBS)
+    assert similar_verb(word, VERBS) in (None, "help", "version", *VERBS)
+    assert all(similar_verb(verb, VERBS) == verb for verb in VERBS)
 
 
 def test_a_lone_history_or_config_shows_what_there_is(call: Call) -> None:

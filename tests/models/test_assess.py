@@ -104,7 +104,7 @@ def test_fit_of_what_is_nowhere_says_what_every_command_says(call: Call) -> None
     assert call("fit", "maker/none")[0] == 3
     code, _, err = call("fit", "wholly-unlike-anything")
     assert code == 3
-    assert "there is no model 'wholly-unlike-anything' here" in err
+    assert "no model 'wholly-unlike-anything'" in err
     code, _, err = call("fit", NAME, "--offline")
     assert code == 5
     assert "offline is set (--offline)" in err

@@ -19,9 +19,7 @@ class SingleEngine(AsyncEnginePool):
 
     async def lease(self, model: str, *, user: str = "") -> AsyncLease:
         if model not in ("", self.name):
-            raise ModelMissing(
-                f"there is no model {model!r} here", hint=f"this server has {self.name}"
-            )
+            raise ModelMissing(f"no model {model!r}", hint=f"this server has {self.name}")
         self._info = await asyncio.to_thread(self.engine.info)
         return AsyncLease(Lease(self.name, self.engine, lambda: None), self._info)
 

@@ -205,9 +205,7 @@ class Stage:
     def resolve(self, word: str | None, changes: Mapping[str, str]) -> ModelSetup:
         word = word or self.models[0]
         if word not in self.models:
-            raise ModelMissing(
-                f"there is no model {word!r} here", hint="localchat pull fetches one"
-            )
+            raise ModelMissing(f"no model {word!r}", hint="localchat pull fetches one")
         base = {key: Given(value, "test") for key, value in self.changes.items()}
         given = {key: Given(text, "/set") for key, text in changes.items()}
         file = read_settings(self.paths.settings_file).layer()

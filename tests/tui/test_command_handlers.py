@@ -147,7 +147,7 @@ def test_parameters_by_command(tmp_path: Path) -> None:
         await command(pilot, "/set tempreature 1")
         assert "did you mean temperature" in notices(pilot)[-1]
         await command(pilot, "/set remote box")
-        assert "there is no model 'remote:box'" in notices(pilot)[-1]
+        assert "no model 'remote:box'" in notices(pilot)[-1]
         await command(pilot, "/set context-length 8192")
         await until(pilot, lambda: len(stage.opened) == 2 and not app.session.busy)
         assert stage.opened[-1][0].load.context_tokens == 8192
@@ -198,7 +198,7 @@ def test_models_are_listed_with_their_verdict_and_changed(tmp_path: Path) -> Non
         await say(pilot, "two")
         assert len(stage.engine.requests[-1].prompt.messages) == 3  # type: ignore[union-attr]
         await command(pilot, "/model nothing")
-        await until(pilot, lambda: "there is no model" in "".join(notices(pilot)))
+        await until(pilot, lambda: "no model" in "".join(notices(pilot)))
         assert app.session.setup.model.name == "other"
 
     play(stage, what)

@@ -249,3 +249,41 @@ def test_file_that_is_here_is_no_matter_of_the_hub(call: Call, tmp_path: Path) -
     assert code == 3
     assert f"run it: localchat run {path}" in err
     assert call("pull", str(tmp_path / "not-here.gguf"))[0] == 2
+
+
+def test_run_offers_a_model_that_is_not_here_and_goes_on(call: Call, hub: FakeHub) -> None:
+    import localchat
+
+    guide = Path(localchat.__file__).with_name("guide") / "guide.gguf"
+    hub.add("maker/Guide-GGUF", {"guide-q4_k_m.gguf": guide.read_bytes()})
+    args = ("-m", "localchat", "run", "maker/Guide-GGUF", "--max-tokens", "4", "hi")
+    screen = Screen(list(args), term="xterm")
+    try:
+        screen.wait_for("Download it (15 MB)? [Y/n]")
+        screen.press("n\n")
+        code, seen = screen.finish()
+        assert (code, hub.requests("store")) == (3, [])
+        assert "fetch it: localchat pull hf.co/maker/Guide-GGUF" in seen
+    finally:
+        screen.close()
+    screen = Screen(list(args), term="xterm")
+    try:
+        screen.wait_for("[Y/n]")
+        screen.press("\n")
+        screen.wait_for("is downloaded and verified")
+        assert screen.finish()[0] == 0
+    finally:
+        screen.close()
+    assert "hf.co/maker/Guide-GGUF:Q4_K_M" in call("list")[1]
+
+
+def test_run_without_a_model_lets_the_user_pick_one(call: Call, hub: FakeHub) -> None:
+    screen = Screen(["-m", "localchat", "run", "--max-tokens", "2"], term="dumb")
+    try:
+        assert "guide" in screen.wait_for("Number or name")
+        screen.press("99\n1\n")
+        screen.wait_for("guide; /help lists the commands")
+        screen.press("\x04")
+        assert screen.finish()[0] == 0
+    finally:
+        screen.close()
