@@ -9,7 +9,7 @@ import click
 from localchat.cli.context import AppContext
 from localchat.cli.streams import Terminal
 from localchat.config.paths import Paths, find_paths
-from localchat.errors import LocalchatError, ModelMissing, UsageError
+from localchat.errors import ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.units import duration, size
 

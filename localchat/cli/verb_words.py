@@ -3,7 +3,7 @@
 Everything that is not surely such a word stays a prompt: `help me write a mail` is one.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from localchat.errors import UsageError
@@ -96,7 +96,7 @@ def _as_prompt(words: Sequence[str]) -> str:
 
 
 def similar_verb(word: str, verbs: Iterable[str], *, alone: bool = True) -> str | None:
-    """The verb that a word was probably meant to be. `alone`: nothing follows it, so less likeness is enough."""
+    """The verb that a word was probably meant to be. `alone`: nothing follows it; less likeness is enough."""
     from localchat.suggestions import closest
 
     # Short verbs are like half of all short words (`it` and `fit`), and long words contain verbs (`important`).
@@ -117,7 +117,9 @@ def _is_slip(word: str, verb: str) -> bool:
     """Whether one letter was left out, added, changed or exchanged with its neighbour."""
     if word == verb:
         return True
-    same = next((n for n, pair in enumerate(zip(word, verb)) if pair[0] != pair[1]), -1)
+    same = next(
+        (n for n, pair in enumerate(zip(word, verb, strict=False)) if pair[0] != pair[1]), -1
+    )
     at = min(len(word), len(verb)) if same < 0 else same
     mine, its = word[at:], verb[at:]
     return (

@@ -49,8 +49,15 @@ def test_lone_word_near_a_verb_is_refused_with_the_verb(call: Call, word: str) -
 
 @pytest.mark.parametrize(
     ("line", "verb"),
-    [("pul X", "pull"), ("hlep", "help"), ("verison", "version"), ("runn tiny", "run")]
-    + [("lsit", "list"), ("help pul", "help pull"), ("shwo me", "show")],
+    [
+        ("pul X", "pull"),
+        ("hlep", "help"),
+        ("verison", "version"),
+        ("runn tiny", "run"),
+        ("lsit", "list"),
+        ("help pul", "help pull"),
+        ("shwo me", "show"),
+    ],
 )
 def test_a_slip_of_a_verb_is_refused_with_the_verb(call: Call, line: str, verb: str) -> None:
     app = ScriptedApp(NOTHING)
@@ -113,8 +120,11 @@ def test_a_model_that_is_missing_is_said_before_the_lack_of_a_prompt(call: Call)
 
 @pytest.mark.parametrize(
     "text",
-    ["help me", "help me write a mail", "models are big", "ask him what to do"]
-    + [
+    [
+        "help me",
+        "help me write a mail",
+        "models are big",
+        "ask him what to do",
         "chat with me about cats",
         "version two is better",
         "search for good food",
