@@ -144,7 +144,7 @@ def test_the_arithmetic_is_right() -> None:
 
 def test_verbs_and_flags_are_those_of_the_command_line() -> None:
     from localchat.cli.group import VERBS
-from localchat.cli.verb_words import ALIASES
+    from localchat.cli.verb_words import ALIASES
 
     missing = set(FACTS["verbs"]) - {*VERBS, *ALIASES}
     if missing & {"serve", "history"}:

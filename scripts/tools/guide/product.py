@@ -15,7 +15,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 import click  # noqa: E402 - from here on the checkout's own localchat counts
 
 from localchat.cli.context import AppContext  # noqa: E402
-from localchat.cli.group import VERBS
+from localchat.cli.group import VERBS  # noqa: E402
 from localchat.cli.main import root  # noqa: E402
 from localchat.cli.verb_words import ALIASES  # noqa: E402
 from localchat.engine.events import Finished, Text  # noqa: E402
