@@ -22,8 +22,9 @@ from localchat.errors import DoesNotFit
 from localchat.fit.kv_types import FP8
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
-from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
+from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
 from localchat_cuda.runner.input_batch import MIXED_BUCKETS, MIXED_DECODE_BUCKETS, PREFILL_BUCKETS
 from localchat_cuda.runner.kv_pages import Pages
@@ -91,7 +92,7 @@ def load_runner(
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
         ahead.wait()
-        runner = CudaRunner(model, caps)
+        runner = CudaRunner(model, caps, graph_bytes=max(0, plan.overhead_bytes - OVERHEAD_BYTES))
         warm_up(runner)
     return runner
 
@@ -150,7 +151,9 @@ def warm_up(runner: CudaRunner) -> None:
 def _advise_on_out_of_memory(request: LoadRequest) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         plan = request.plan
         raise DoesNotFit(
             f"The GPU ran out of memory: this load needs {plan.total_bytes:,} bytes.",

@@ -30,15 +30,20 @@ STEP_TOKENS = 2048
 _LARGE_STEPS = ((60_000_000_000, 8192), (30_000_000_000, 4096))
 """(least bytes that may be used, tokens of a step). 4,096 take 1.4 GB for activations, 8,192 twice that; each
 doubling dequantizes half as often."""
-OVERHEAD_BYTES = 900_000_000
-"""The driver's context, the libraries' handles and workspaces, compiled kernels, captured graphs."""
+OVERHEAD_BYTES = 800_000_000
+"""The driver's context, the libraries' handles and workspaces, compiled kernels."""
+_LEAST_GRAPH_BYTES, _GRAPH_SHARE = 150_000_000, 50
+LOGIT_ROWS = 64
+"""Rows of logits at once, and positions of one sample batch; more slots raise it."""
+LARGEST_DECODE, LARGEST_CAPTURED = 256, 4096
+"""Rows of the largest step that only decodes or verifies, and of the largest that is captured."""
 HEAD_COLUMNS = 128
 """The gemm of an 8-bit head takes columns in runs of these."""
 _DEQUANT_PAGES, _DEQUANT_BYTES = 512, 1 << 27
 """Most pages and bytes of an FP8 cache that a step dequantizes: 32,768 tokens, fewer with many key heads."""
 _HOPPER_BYTES = 40_000_000_000
 """No Hopper GPU has less memory."""
-_HALF, _FLOAT, _LARGEST_SLOTS = 2, 4, 256
+_HALF, _FLOAT, _TABLE, _LARGEST_SLOTS = 2, 4, 4, 256
 _KV_TYPES: dict[FloatType, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
@@ -130,16 +135,35 @@ def step_tokens(free_bytes: int) -> int:
     return next((most for least, most in _LARGE_STEPS if free_bytes >= least), STEP_TOKENS)
 
 
+def logit_rows(slots: int) -> int:
+    """Rows of logits at once, and positions of one sample batch."""
+    return max(LOGIT_ROWS, min(LARGEST_DECODE, slots))
+
+
+def graph_bytes(gpu: Gpu, limits: StepLimits) -> int:
+    """Most memory of captured graphs: a 50th of the GPU, little where the user limits what may be used. vLLM
+    counts 24 MB a graph."""
+    if limits.gpu_bytes is not None:
+        return _LEAST_GRAPH_BYTES
+    return max(_LEAST_GRAPH_BYTES, gpu.total_bytes // _GRAPH_SHARE)
+
+
 def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) -> int:
     """Bytes of the largest tensors of a step besides weights and cache.
 
-    Activations of `step` tokens, logits of `slots` positions with the sampler's copy, and the dequantized
-    weight that the library multiplies."""
+    Activations of `step` tokens; logits of one sample batch, the graphs' buffer for them, and the sampler's two
+    copies; the graphs' buffer for last states; the dequantized weight that the library multiplies."""
     width = max(config.qkv_columns, 2 * config.intermediate, config.hidden)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
-    logits = slots * config.vocabulary * 3 * _FLOAT
+    logits = 4 * logit_rows(slots) * config.vocabulary * _FLOAT
+    states = min(step, LARGEST_CAPTURED) * config.hidden * _HALF
     dequantized = 2 * config.intermediate * config.hidden * _HALF if config.quantization else 0
-    return activations + logits + dequantized
+    return activations + logits + states + dequantized
+
+
+def table_bytes(slots: int, context: int) -> int:
+    """Bytes of the token table and the block tables."""
+    return (slots + 1) * (context + context // PAGE_TOKENS) * _TABLE
 
 
 def dequant_pages(key_heads: int, head_dim: int) -> int:
@@ -177,7 +201,9 @@ class _LoadPlanner:
             self.free = min(self.free, limits.gpu_bytes)
         self.step = step_tokens(self.free)
         self.workspace = workspace_bytes(config, options.max_slots, self.step)
-        self.workspace += rotation_bytes(config, options.context_tokens or config.context_train)
+        context = options.context_tokens or config.context_train
+        self.workspace += rotation_bytes(config, context) + table_bytes(options.max_slots, context)
+        self.overhead = OVERHEAD_BYTES + graph_bytes(gpu, limits)
         if self.kv_type == FP8:
             self.workspace += dequant_bytes(config, gpu)
         self.gpu = gpu
@@ -220,7 +246,7 @@ class _LoadPlanner:
 
     def kv_available(self, kv_type: str = "") -> int:
         """Bytes left for the KV cache."""
-        left = self.free - self.weights - self.workspace - OVERHEAD_BYTES
+        left = self.free - self.weights - self.workspace - self.overhead
         if kv_type == FP8 != self.kv_type:
             left -= dequant_bytes(self.config, self.gpu)
         most = self.limits.kv_bytes
@@ -276,13 +302,13 @@ class _LoadPlanner:
         self, context: int, longest: int, *, fits: bool, advice: tuple[str, ...]
     ) -> MemoryPlan:
         kv = self._kv_budget(context) if fits else self.kv(context)
-        total = self.weights + kv + self.workspace + OVERHEAD_BYTES
+        total = self.weights + kv + self.workspace + self.overhead
         return MemoryPlan(
             backend="cuda",
             weights_bytes=self.weights,
             kv_bytes=kv,
             compute_bytes=self.workspace,
-            overhead_bytes=OVERHEAD_BYTES,
+            overhead_bytes=self.overhead,
             free_bytes=self.free,
             fits=fits,
             context_tokens=context,
@@ -314,7 +340,7 @@ class _LoadPlanner:
     def _limit_advice(self, goal: int) -> Iterator[str]:
         """Suggest to raise limits that the user set."""
         kv, most = self.kv(goal), self.limits
-        total = self.weights + kv + self.workspace + OVERHEAD_BYTES
+        total = self.weights + kv + self.workspace + self.overhead
         if most.kv_bytes is not None and most.kv_bytes < kv and total <= self.free:
             yield f"--kv-gb {gigabytes_flag(kv)}: what {tokens(goal)} take."
         if most.gpu_bytes is not None and most.gpu_bytes < total <= self.device_free:
@@ -328,7 +354,7 @@ class _LoadPlanner:
         if self.gpu.others_bytes > 1_000_000_000:
             yield f"Other programs hold {size(self.gpu.others_bytes)} of this GPU: close them."
         if self.config.quantization is None:
-            quarter = self.weights // 4 + self.workspace + OVERHEAD_BYTES + self.kv(least)
+            quarter = self.weights // 4 + self.workspace + self.overhead + self.kv(least)
             if quarter <= self.free:
                 yield f"An AWQ quantization of this model (groups of {PACKED_GROUP}) takes a third."
         yield "A GGUF of this model: llama.cpp can leave some layers in RAM."

@@ -40,6 +40,10 @@ _FALLBACKS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 _SEED_MASK = (1 << 64) - 1
 _MOST_CHOICES = 64
 _MOST_STOPS = 64
+_LONGEST_STOPS = 64 * 256
+"""Characters of all stop strings of a request: each becomes a node that is searched for."""
+_MOST_BIASES = 1024
+"""Each is added to the logits one by one, at every token of every choice."""
 _MOST_LOGPROBS = 100
 
 
@@ -260,6 +264,18 @@ def _check(request: GenerateRequest) -> None:
     if len(request.stop) > _MOST_STOPS:
         raise UsageError(
             f"a request may have {_MOST_STOPS} stop strings; this one has {len(request.stop)}"
+        )
+    if (length := sum(map(len, request.stop))) > _LONGEST_STOPS:
+        raise UsageError(
+            f"the stop strings of a request may have {_LONGEST_STOPS:,} characters together; these have "
+            f"{length:,}",
+            field="stop",
+        )
+    if (count := len(request.sampling.logit_bias)) > _MOST_BIASES:
+        raise UsageError(
+            f"a request may have {_MOST_BIASES:,} logit biases; this one has {count:,}",
+            hint="bias the tokens that matter most, or forbid others by a grammar",
+            field="logit_bias",
         )
 
 

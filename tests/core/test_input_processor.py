@@ -43,3 +43,27 @@ def test_ids_that_are_no_tokens_of_the_model_are_refused_by_id_and_field(beyond:
     assert refusal.value.details["field"] == "prompt"
     kept = GenerateRequest(TokenIds((1, 2)), Sampling(logit_bias={size - 1: 1.0, 0: 2.0}))
     assert input_processor.accept(3, kept)[0].sampling.logit_bias == ((0, 2.0), (size - 1, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "both"),
+    [
+        (
+            GenerateRequest(TokenIds((1,)), stop=("x" * 16_000, "y" * 400)),
+            "stop",
+            "16,384 .* 16,400",
+        ),
+        (
+            GenerateRequest(TokenIds((1,)), Sampling(logit_bias=dict.fromkeys(range(1025), 1.0))),
+            "logit_bias",
+            "1,024 .* 1,025",
+        ),
+    ],
+)
+def test_a_request_with_more_than_a_step_carries_is_refused_with_both_numbers(
+    asked: GenerateRequest, field: str, both: str
+) -> None:
+    input_processor = InputProcessor(_Model(ScriptedTokenizer()), 400, {}, print)
+    with pytest.raises(UsageError, match=both) as refusal:
+        input_processor.accept(1, asked)
+    assert refusal.value.details["field"] == field

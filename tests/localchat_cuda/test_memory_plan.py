@@ -10,7 +10,14 @@ from localchat.errors import DoesNotFit, UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import demand
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
-from localchat_cuda.memory_plan import StepLimits, kv_token_bytes, plan, weights_bytes
+from localchat_cuda.memory_plan import (
+    OVERHEAD_BYTES,
+    StepLimits,
+    graph_bytes,
+    kv_token_bytes,
+    plan,
+    weights_bytes,
+)
 from localchat_cuda.model_config import ModelConfig, parse_config
 from tests.support.cuda_configs import AWQ, QWEN25
 from tests.support.cuda_machines import CONFIG, GB, gpu, header
@@ -39,12 +46,25 @@ def test_a_context_that_does_not_fit_is_shrunk_with_a_note() -> None:
 
 def test_a_context_asked_for_is_never_shrunk() -> None:
     options = LoadOptions(context_tokens=32768, max_slots=4)
-    found = plan(CONFIG, [header(15 * GB)], options, gpu(18 * GB))
+    found = plan(CONFIG, [header(15 * GB)], options, gpu(18_700_000_000))
     assert not found.fits
     assert found.context_tokens == 32768
     assert any(line.startswith(f"--ctx {found.max_context_tokens}") for line in found.advice)
     with pytest.raises(DoesNotFit, match="32,768"):
         demand(found, "it")
+
+
+def test_tables_logits_and_graphs_are_planned_for_every_slot() -> None:
+    whole = gpu(140 * GB, 141 * GB)
+    few, many = (
+        plan(CONFIG, [header(GB)], LoadOptions(context_tokens=32768, max_slots=slots), whole)
+        for slots in (64, 256)
+    )
+    tokens, logits = 192 * 32768 * 4, 4 * 192 * CONFIG.vocabulary * 4
+    assert tokens + logits <= many.compute_bytes - few.compute_bytes <= 1.05 * (tokens + logits)
+    assert many.overhead_bytes - OVERHEAD_BYTES == graph_bytes(whole, StepLimits()) == 2_820_000_000
+    limited = plan(CONFIG, [header(GB)], LoadOptions(), whole, StepLimits(gpu_bytes=8 * GB))
+    assert limited.overhead_bytes < GB, "graphs take what the user did not allow"
 
 
 def test_weights_that_do_not_fit_raise_with_advice() -> None:

@@ -1,10 +1,12 @@
 """State that the device keeps between steps: one fixed row per slot.
 
-Letters: S rows (slots, one for padding, then rows for forks that sample before they have a slot), C columns
-(tokens of context). The token table holds each row's tokens by position. A step writes the tokens that its
-plan brings, reads its inputs back from there, and the sampler writes the tokens that it samples: so the next
-step finds LAST without the CPU. Two entries after the table serve padding: one is read, one takes results
-that nothing reads.
+Letters: S slots and one for padding, C columns (tokens of context). The token table holds each slot's tokens
+by position. A step writes the tokens that its plan brings, reads its inputs back from there, and the sampler
+writes the tokens that it samples: so the next step finds LAST without the CPU. Two entries after the table
+serve padding: one is read, one takes results that nothing reads.
+
+Sampling settings have rows beyond the slots': for forks, which sample before they have a slot. A fork has no
+tokens of its own: it has its parent's penalties, too, and those count the tokens in its parent's slot.
 
 The state table follows vLLM's second model runner, the token pool mini-sglang.
 """
@@ -28,7 +30,7 @@ class SequenceSlot:
     """A sequence as the host knows it."""
 
     row: int
-    """Of the state table."""
+    """Of the sampling settings; below `StateTable.slots` it is the slot."""
     sampling: SamplingParams
     prompt_tokens: int
 
@@ -51,17 +53,17 @@ class StateTable:
         """`slots` sequences of at most `columns` tokens. `scratch_page`: the page that padding writes to."""
         self.slots, self.columns, self.device = slots, columns, device
         self.width = -(-columns // page_tokens)
-        self.rows = slots + 1 + FORK_ROWS
+        self.setting_rows = slots + 1 + FORK_ROWS
         self.sequences: dict[int, SequenceSlot] = {}
-        self.reallocated = False
-        """The token table has a new address; the runner resets this once it dropped its graphs."""
         self.block_tables = torch.zeros(slots + 1, self.width, dtype=torch.int32, device=device)
         # Padding is text of any length, all of it on one page: an entry of 0 would let it overwrite the
         # page of a sequence.
         self.block_tables[slots] = scratch_page
-        self.token_table = torch.zeros(self.rows * columns + 2, dtype=torch.int32, device=device)
+        self.token_table = torch.zeros((slots + 1) * columns + 2, dtype=torch.int32, device=device)
         self._pages_used = [0] * slots
-        self._free_rows = list(range(slots + 1, self.rows))
+        self._free_rows = list(range(slots + 1, self.setting_rows))
+        self._unstored: dict[int, Sequence[int]] = {}
+        """By slot, tokens that penalties need and that are not in the token table yet."""
 
     @property
     def scratch(self) -> int:
@@ -71,17 +73,17 @@ class StateTable:
     @property
     def padding_index(self) -> int:
         """The entry of the token table that padding reads."""
-        return self.rows * self.columns
+        return (self.slots + 1) * self.columns
 
     @property
     def discard_index(self) -> int:
         """The entry of the token table for tokens that nothing reads."""
-        return self.rows * self.columns + 1
+        return self.padding_index + 1
 
     @property
-    def tokens_by_row(self) -> torch.Tensor:
-        """The token table [S, C]: a view."""
-        return self.token_table[: self.rows * self.columns].view(self.rows, self.columns)
+    def tokens_by_slot(self) -> torch.Tensor:
+        """The token table [S + 1, C]: a view."""
+        return self.token_table[: self.padding_index].view(self.slots + 1, self.columns)
 
     # ------------------------------------------------------------------------ sequences
 
@@ -99,6 +101,9 @@ class StateTable:
             if entry.slot >= 0:
                 row = entry.slot
                 self._pages_used[row] = 0
+                self._unstored.pop(row, None)
+                if entry.sampling.penalised:
+                    self._unstored[row] = entry.tokens
             else:
                 row = self._fork_row()
             sequence = SequenceSlot(row, entry.sampling, entry.prompt_tokens)
@@ -108,13 +113,9 @@ class StateTable:
 
     def _fork_row(self) -> int:
         if not self._free_rows:
-            more = self.rows
-            grown = torch.zeros(
-                (self.rows + more) * self.columns + 2, dtype=torch.int32, device=self.device
-            )
-            grown[: self.padding_index] = self.token_table[: self.padding_index]
-            self._free_rows = list(range(self.rows, self.rows + more))
-            self.token_table, self.rows, self.reallocated = grown, self.rows + more, True
+            more = self.setting_rows
+            self._free_rows = list(range(more, 2 * more))
+            self.setting_rows = 2 * more
         return self._free_rows.pop()
 
     # ------------------------------------------------------------------------ a step's writes
@@ -157,10 +158,13 @@ class StateTable:
             flat = self.block_tables.view(-1)
             flat.index_copy_(0, writes.page_indices.view(), writes.pages.view())
 
-    def store_tokens(self, row: int, tokens: Sequence[int]) -> None:
-        """Write all tokens of a row: penalties read those, too, that come from the prefix cache."""
-        values = torch.tensor(tokens, dtype=torch.int32)
-        if self.device.type == "cuda":
-            values = values.pin_memory()
-        begin = row * self.columns
-        self.token_table[begin : begin + len(tokens)].copy_(values, non_blocking=True)
+    def store_tokens(self) -> None:
+        """Write all tokens of new sequences with penalties, which read those, too, that come from the prefix
+        cache. May run out of memory; the next call then writes them."""
+        for slot, tokens in list(self._unstored.items()):
+            values = torch.tensor(tokens, dtype=torch.int32)
+            if self.device.type == "cuda":
+                values = values.pin_memory()
+            begin = slot * self.columns
+            self.token_table[begin : begin + len(tokens)].copy_(values, non_blocking=True)
+            del self._unstored[slot]

@@ -16,13 +16,24 @@ from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.kernels.attention.reference import AttentionBatch
-from localchat_cuda.memory_plan import PAGE_TOKENS, dequant_pages
+from localchat_cuda.memory_plan import LARGEST_CAPTURED, LARGEST_DECODE, PAGE_TOKENS, dequant_pages
 from localchat_cuda.runner.kv_pages import DecodeBatch, ModelInputs, PrefillBatch
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 
-DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, LARGEST_DECODE)
 """Row counts of steps that only decode or verify. 33 rows take longer than 64 on an H200."""
-PREFILL_BUCKETS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, *range(1280, 4097, 256))
+PREFILL_BUCKETS = (
+    64,
+    128,
+    192,
+    256,
+    384,
+    512,
+    640,
+    768,
+    1024,
+    *range(1280, LARGEST_CAPTURED + 1, 256),
+)
 """Row counts of steps with prompt chunks, up to the largest that is captured."""
 MIXED_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """The same with decoding sequences in the step: fewer, since a shape's first steps are launched kernel by

@@ -29,6 +29,7 @@ class DeviceModel:
         )
         return states
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits fp32 [P, vocabulary]."""
-        return compute_logits(states, self.weights.head, self.config.head_cap, kernels=self.kernels)
+    def logits(self, states: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits fp32 [P, vocabulary], in `out` if it is given."""
+        head, cap = self.weights.head, self.config.head_cap
+        return compute_logits(states, head, cap, kernels=self.kernels, out=out)

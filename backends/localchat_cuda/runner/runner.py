@@ -9,7 +9,9 @@ event and for nothing else. Inside a step the CPU never waits for the GPU.
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -17,8 +19,10 @@ from localchat.backend_api.interface import Capabilities, Copy, MemoryReport, St
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_tile_config
 from localchat_cuda.kernels.launch import interpreted, traits
+from localchat_cuda.memory_plan import logit_rows
+from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import CudaGraphs
-from localchat_cuda.runner.device_state import StateTable, TableWrites
+from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.sampler import DeviceSampler, ReferenceSampler, TritonSampler
@@ -26,10 +30,10 @@ from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.runner.step_executor import PreparedStep, StepExecutor
 from localchat_cuda.runner.step_output import PendingStep
 
+X = TypeVar("X")
+
 DEPTH = 2
 """Steps in flight."""
-LOGIT_ROWS = 64
-"""Rows of logits at once, and positions of one sample batch; more slots raise it."""
 _SLOW_LAUNCH_S = 0.01
 """A launch that takes longer on the host replays no graph."""
 _OUT_OF_MEMORY = "a step ran out of GPU memory; the next steps are smaller"
@@ -39,10 +43,11 @@ class CudaRunner:
     """See backend_api.interface.Runner. A step has `capabilities.max_step_tokens` tokens at most."""
 
     def __init__(
-        self, model: DeviceModel, capabilities: Capabilities, *, graphs: bool = True
-    ) -> None:
+        self, model: DeviceModel, capabilities: Capabilities, *, graphs: bool = True,
+        graph_bytes: int = 1 << 62,
+    ) -> None:  # fmt: skip
         """Takes ownership of `model`, which has one page more than the capabilities have blocks: the last one
-        is for padding. `graphs` False: capture none."""
+        is for padding. `graphs` False: capture none; `graph_bytes`: most memory that they may take."""
         self.capabilities = capabilities
         if model.kernels and not interpreted():
             hash_bottom_up()
@@ -66,20 +71,20 @@ class CudaRunner:
                 self.device,
             )  # fmt: skip
             self._buffer = StepBuffer(self._buffer_words(), DEPTH + 1, self.device)
-            max_rows = max(LOGIT_ROWS, min(DECODE_BUCKETS[-1], capabilities.max_slots))
+            max_rows = logit_rows(capabilities.max_slots)
             self._sampler: DeviceSampler = (
                 TritonSampler(self.table, config.vocabulary, max_rows)
                 if model.kernels
                 else ReferenceSampler(self.table, config.vocabulary)
             )
-        self.graphs = CudaGraphs(enabled=graphs and self._gpu)
+        self.graphs = CudaGraphs(enabled=graphs and self._gpu, limit_bytes=graph_bytes)
         self._executor = StepExecutor(
             model, self.table, self._buffer, self._sampler, batch_config, self.graphs, max_rows
         )
         self._pending: deque[PendingStep] = deque()
 
     def _buffer_words(self) -> int:
-        """Most words of a step: 16 a token and 1,024 a slot cover ids, logits positions and settings."""
+        """Words of any step but for logit biases and many forks: 16 a token and 1,024 a slot."""
         caps = self.capabilities
         padded = max(caps.max_step_tokens, DECODE_BUCKETS[-1]) + 64
         return 16 * padded + 1024 * (caps.max_slots + 64) + 3 * caps.max_slots * self.table.width
@@ -97,19 +102,20 @@ class CudaRunner:
         with self._on_stream():
             begun = self._event()
             self.table.remove(plan.leave)
+            self._sampler.add(self.table.add(plan.enter))
             for operation in plan.memory:
                 assert isinstance(operation, Copy), f"a paged cache cannot {operation}"
                 model.pages.copy(operation.src_block, operation.dst_block, operation.tokens)
-            prepared, writes = self._prepare(step)
+            self._buffer.begin_step()
+            prepared = self._guarded(step, self._prepare)
+            # Block tables grow whatever became of the step.
+            writes = self.table.write(plan.rows, self._buffer, compute=prepared is not None)
+            # Last, because it may take the room of the others.
+            self._guarded(step, self._write_settings)
             self._buffer.send()
             self.table.apply(writes)
-            self._sampler.apply_settings()
             if prepared is not None:
-                try:
-                    self._executor.compute(step, prepared)
-                    step.typical = self.graphs.steady or not prepared.batch.captured
-                except torch.OutOfMemoryError:
-                    self._mark_out_of_memory(step)
+                self._guarded(step, partial(self._compute, prepared))
             done = self._event()
             if begun is not None and done is not None:
                 step.events = (begun, done)
@@ -129,29 +135,46 @@ class CudaRunner:
         event.record()
         return event
 
-    def _prepare(self, step: PendingStep) -> tuple[PreparedStep | None, TableWrites]:
-        """Write all arrays of the step into the buffer; the layout first, where graphs look for it."""
-        plan, buffer = step.plan, self._buffer
-        added = self.table.add(plan.enter)
-        for entry, sequence in zip(plan.enter, added, strict=True):
-            if sequence.sampling.penalised:
-                self.table.store_tokens(sequence.row, entry.tokens)
-        buffer.begin_step()
-        computes = bool(plan.rows) and step.status == "ok"
-        prepared = self._executor.prepare(step) if computes else None
-        self._sampler.write_settings(added, buffer)
-        if self.table.reallocated or self._sampler.reallocated:
-            # Graphs read both by their addresses.
-            self.graphs.clear()
-            self.table.reallocated = self._sampler.reallocated = False
-        return prepared, self.table.write(plan.rows, buffer, compute=prepared is not None)
+    def _guarded(self, step: PendingStep, work: Callable[[PendingStep], X | None]) -> X | None:
+        """Do a part of a launch, unless the step was given up; a lack of memory gives it up."""
+        if step.status == "out_of_memory":
+            return None
+        try:
+            return work(step)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        # Not in the handler: its traceback would keep the step's tensors.
+        self._give_up(step)
+        return None
 
-    def _mark_out_of_memory(self, step: PendingStep) -> None:
+    def _prepare(self, step: PendingStep) -> PreparedStep | None:
+        """Write the arrays of the computation into the buffer; the layout first, where graphs look for it."""
+        computes = bool(step.plan.rows) and step.status == "ok"
+        return self._executor.prepare(step) if computes else None
+
+    def _write_settings(self, _: PendingStep) -> None:
+        """Write the settings of new sequences into the buffer, and the tokens that their penalties need."""
+        self.table.store_tokens()
+        self._sampler.write_settings(self._buffer)
+
+    def _compute(self, prepared: PreparedStep, step: PendingStep) -> None:
+        """Bring the settings of new sequences into force, and queue the step."""
+        self._sampler.apply_settings()
+        if self._sampler.reallocated:
+            # Graphs read the settings by their addresses.
+            self.graphs.clear()
+            self._sampler.reallocated = False
+        self._executor.compute(step, prepared)
+        step.typical = self.graphs.steady or not prepared.batch.captured
+
+    def _give_up(self, step: PendingStep) -> None:
         """Drop the step's results. Pages and tables stay as the plan has them."""
         step.status, step.notes = "out_of_memory", (_OUT_OF_MEMORY,)
         step.sampled, step.tokens = {}, None
         step.top_logprobs, step.prompt_logprobs = [], []
         if self._gpu:
+            self.graphs.shrink()
             torch.cuda.empty_cache()
 
     # ------------------------------------------------------------------------ collect
@@ -180,14 +203,15 @@ class CudaRunner:
         """Nothing: a queued step cannot be stopped, and none takes longer than 0.2 s."""
 
     def memory(self) -> MemoryReport:
-        """Bytes of weights and pages; compute is everything else that torch reserved."""
+        """Bytes of weights and pages; compute is everything else that torch reserved, other what the driver
+        took for captured graphs."""
         if self._model is None:
             return MemoryReport(0, 0, 0, 0)
         weights, kv = self._model.weights.bytes, self._model.pages.bytes
         if not self._gpu:
             return MemoryReport(weights, kv, -1, -1)
         reserved = torch.cuda.memory_reserved(self.device)
-        return MemoryReport(weights, kv, max(0, reserved - weights - kv), -1)
+        return MemoryReport(weights, kv, max(0, reserved - weights - kv), self.graphs.bytes)
 
     def close(self) -> None:
         """Free all memory. Idempotent."""

@@ -1,7 +1,7 @@
 """Samples the tokens of a step: kernels on a GPU, the numpy reference of the contract on a CPU.
 
 Letters: R rows of logits, P logits positions, V vocabulary. A position samples from one row of logits with
-the settings of one row of the state table; several positions may share a row of logits.
+one row of the sampling settings; several positions may share a row of logits.
 """
 
 import math
@@ -40,10 +40,13 @@ class SampleBatch:
     """Of the sampled tokens in their sequences."""
     masks: Sequence[Mask | None]
     """Read only while sampling: they may still be computed."""
+    slots: Sequence[int]
+    """Whose tokens penalties count; empty where no sequence has penalties."""
     row_slice: BufferSlice
     sequence_slice: BufferSlice
-    """Rows of the state table."""
+    """Rows of the sampling settings."""
     position_slice: BufferSlice
+    slot_slice: BufferSlice | None
     target_slice: BufferSlice
     """Entries of the token table for the sampled tokens, int64."""
 
@@ -58,12 +61,19 @@ class SampledTokens:
 
 
 class DeviceSampler(Protocol):
-    """Holds the settings of every row of the state table."""
+    """Holds the sampling settings of all sequences.
+
+    The settings of new sequences stay to be written until `apply_settings` did it, however many steps run out
+    of memory before that."""
 
     reallocated: bool
     """Settings have a new address; the runner resets this once it dropped its graphs."""
 
-    def write_settings(self, added: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
+    def add(self, added: Sequence[SequenceSlot]) -> None:
+        """Note new sequences."""
+        ...
+
+    def write_settings(self, buffer: StepBuffer) -> None:
         """Put the settings of new sequences into the buffer, before it is sent."""
         ...
 
@@ -85,20 +95,23 @@ class ReferenceSampler:
         self._table = table
         self._sampler = Sampler(vocabulary)
 
-    def write_settings(self, added: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
+    def add(self, added: Sequence[SequenceSlot]) -> None:
         """Nothing: a sample batch carries its sequences with their settings."""
+
+    def write_settings(self, buffer: StepBuffer) -> None:
+        """Nothing."""
 
     def apply_settings(self) -> None:
         """Nothing."""
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens) -> None:
-        table = self._table.tokens_by_row
+        table = self._table.tokens_by_slot
         each = zip(batch.rows, batch.sequences, batch.positions, batch.masks, strict=True)
         for i, (number, sequence, position, mask) in enumerate(each):
             row = logits[number].numpy()
             counts = None
             if sequence.sampling.penalised:
-                tokens = table[sequence.row, :position].tolist()
+                tokens = table[batch.slots[i], :position].tolist()
                 counts = TokenCounts(tokens, sequence.prompt_tokens)
             words = mask.words if mask is not None else None
             found = self._sampler.draw(row, sequence.sampling, position, counts, words)
@@ -114,54 +127,88 @@ class TritonSampler:
         """`max_positions`: of one sample batch."""
         self._table, self._vocabulary, self._max_positions = table, vocabulary, max_positions
         self._device = table.device
-        self._settings = sample_state.SamplingTensors.empty(table.rows, _BIASES, self._device)
-        self._prompt_tokens = torch.zeros(table.rows, dtype=torch.int32, device=self._device)
+        self._settings = sample_state.SamplingTensors.empty(
+            table.setting_rows, _BIASES, self._device
+        )
+        self._prompt_tokens = torch.zeros(
+            table.setting_rows, dtype=torch.int32, device=self._device
+        )
         self._scratch = sample_state.Scratch.empty(max_positions, vocabulary, self._device)
         self._counts: torch.Tensor | None = None
+        self._new: dict[int, SequenceSlot] = {}
+        """Sequences whose settings are not on the device yet, by row."""
         self._written: dict[str, BufferSlice] = {}
         self.reallocated = False
 
-    def write_settings(self, added: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
+    def add(self, added: Sequence[SequenceSlot]) -> None:
+        self._new.update((one.row, one) for one in added)
+
+    def write_settings(self, buffer: StepBuffer) -> None:
         self._written = {}
-        if not added:
+        new = list(self._new.values())
+        if not new:
             return
-        self._grow(max(len(one.sampling.logit_bias) for one in added))
-        width = self._settings.bias_ids.shape[1]
-        floats = np.array([_floats(one.sampling) for one in added], np.float32)
-        biases = [
-            (one.row * width + i, token, value)
-            for one in added
-            for i, (token, value) in enumerate(one.sampling.logit_bias)
-        ]
-        values = np.array([value for *_, value in biases], np.float32)
-        top_k = [min(one.sampling.top_k, 2**31 - 1) for one in added]
+        self._grow(max(len(one.sampling.logit_bias) for one in new))
+        floats = np.array([_floats(one.sampling) for one in new], np.float32)
+        top_k = [min(one.sampling.top_k, 2**31 - 1) for one in new]
         write = buffer.write
         self._written = {
-            "rows": write([one.row for one in added], int64=True),
-            "keys": write([_key(one.sampling) for one in added], int64=True),
+            "rows": write([one.row for one in new], int64=True),
+            "keys": write([_key(one.sampling) for one in new], int64=True),
             "floats": write(floats.reshape(-1).view(np.int32)),
             "top_k": write(top_k),
-            "prompt_tokens": write([one.prompt_tokens for one in added]),
-            "bias_counts": write([len(one.sampling.logit_bias) for one in added]),
-            "bias_indices": write([index for index, *_ in biases], int64=True),
-            "bias_ids": write([_bias_token(token, self._vocabulary) for _, token, _ in biases]),
-            "bias_values": write(values.view(np.int32)),
+            "prompt_tokens": write([one.prompt_tokens for one in new]),
+            "bias_counts": write([len(one.sampling.logit_bias) for one in new]),
+            **self._write_biases(new, buffer),
+        }
+
+    def _write_biases(
+        self, new: Sequence[SequenceSlot], buffer: StepBuffer
+    ) -> dict[str, BufferSlice]:
+        """Biases are sent once for all choices of a request, which share them; the other choices' rows are
+        copied from the first one's."""
+        width = self._settings.bias_ids.shape[1]
+        first: dict[int, int] = {}
+        indices, ids, values = [], [], []
+        sources, copies = [], []
+        for one in new:
+            biases = one.sampling.logit_bias
+            if not biases:
+                continue
+            row = first.setdefault(id(biases), one.row)
+            if row != one.row:
+                sources.append(row)
+                copies.append(one.row)
+                continue
+            indices.append(np.arange(one.row * width, one.row * width + len(biases)))
+            ids += [_bias_token(token, self._vocabulary) for token, _ in biases]
+            values += [value for _, value in biases]
+        if not indices:
+            return {}
+        write = buffer.write
+        return {
+            "bias_indices": write(np.concatenate(indices), int64=True),
+            "bias_ids": write(ids),
+            "bias_values": write(np.array(values, np.float32).view(np.int32)),
+            "bias_sources": write(sources, int64=True),
+            "bias_copies": write(copies, int64=True),
         }
 
     def _grow(self, biases: int) -> None:
         """Follow the state table, and a request with more biases than any before."""
         held = self._settings
         rows, width = held.bias_ids.shape
-        if rows >= self._table.rows and width >= biases:
+        wanted_rows = self._table.setting_rows
+        if rows >= wanted_rows and width >= biases:
             return
         grown = sample_state.SamplingTensors.empty(
-            self._table.rows, max(width, 1 << max(biases - 1, 0).bit_length()), self._device
+            wanted_rows, max(width, 1 << max(biases - 1, 0).bit_length()), self._device
         )
         for name in ("floats", "top_k", "keys", "bias_counts"):
             getattr(grown, name)[:rows] = getattr(held, name)
         grown.bias_ids[:rows, :width] = held.bias_ids
         grown.bias_values[:rows, :width] = held.bias_values
-        prompt_tokens = torch.zeros(self._table.rows, dtype=torch.int32, device=self._device)
+        prompt_tokens = torch.zeros(wanted_rows, dtype=torch.int32, device=self._device)
         prompt_tokens[:rows] = self._prompt_tokens
         self._settings, self._prompt_tokens, self.reallocated = grown, prompt_tokens, True
 
@@ -176,19 +223,27 @@ class TritonSampler:
         held.top_k.index_copy_(0, rows, new["top_k"])
         held.bias_counts.index_copy_(0, rows, new["bias_counts"])
         self._prompt_tokens.index_copy_(0, rows, new["prompt_tokens"])
-        if self._written["bias_ids"].size:
+        if "bias_ids" in new:
             indices = new["bias_indices"]
             held.bias_ids.view(-1).index_copy_(0, indices, new["bias_ids"])
             values = new["bias_values"].view(torch.float32)
             held.bias_values.view(-1).index_copy_(0, indices, values)
+            sources, copies = new["bias_sources"], new["bias_copies"]
+            if copies.numel():
+                held.bias_ids.index_copy_(0, copies, held.bias_ids[sources])
+                held.bias_values.index_copy_(0, copies, held.bias_values[sources])
+        self._new.clear()
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens) -> None:
         p = len(batch.rows)
         whole = self._scratch
         known = None
-        if any(one.sampling.penalised for one in batch.sequences):
+        if batch.slot_slice is not None:
             known = sample_state.PenaltyTokens(
-                self._table.tokens_by_row, self._prompt_tokens, self._count_scratch(p)
+                self._table.tokens_by_slot,
+                batch.slot_slice.view(),
+                self._prompt_tokens,
+                self._count_scratch(p),
             )
         masks, mask_rows = self._masks(batch)
         sample.draw(

@@ -2,7 +2,8 @@
 
 The host side is a ring of pinned buffers, one more than steps in flight, so that none is written while a
 copy may still read it. The device side is one buffer at a fixed address, which captured graphs read too.
-Steps run on one stream, so a copy never overtakes the step that reads the previous one.
+Steps run on one stream, so a copy never overtakes the step that reads the previous one. An array for which
+the buffer has no room left gets memory of its own: no request makes a step too long.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ class BufferSlice(NamedTuple):
     """One array of a step; `view` gives it on the device."""
 
     device: torch.Tensor
-    """The whole buffer on the device, int32."""
+    """The whole buffer on the device, int32; an array of its own where that had no room."""
     start: int
     """First word."""
     size: int
@@ -42,10 +43,10 @@ class StepBuffer:
 
     def __init__(self, words: int, buffers: int, device: torch.device) -> None:
         """`words`: capacity in 32-bit words. `buffers`: size of the ring of host buffers."""
-        pinned = device.type == "cuda"
+        self._pinned = device.type == "cuda"
         self._hosts = [
-            torch.zeros(words, dtype=torch.int32, pin_memory=pinned)
-            for _ in range(buffers if pinned else 1)
+            torch.zeros(words, dtype=torch.int32, pin_memory=self._pinned)
+            for _ in range(buffers if self._pinned else 1)
         ]
         self._arrays = [host.numpy() for host in self._hosts]
         self._device = self._hosts[0].to(device)
@@ -58,18 +59,28 @@ class StepBuffer:
         self._end = 0
 
     def write(self, values: Values, *, int64: bool = False) -> BufferSlice:
-        """Append an array to the step."""
+        """Append an array to the step. Arrays that captured graphs read must be the first ones, which always
+        have room."""
         start = self._end + -self._end % ALIGNED_WORDS
         count = len(values)
         end = start + (2 * count if int64 else count)
         words = self._arrays[self._current]
-        assert end <= len(words), f"a step of more than {len(words)} words"
+        if end > len(words):
+            return self._write_apart(values, int64=int64)
         if int64:
             words[start:end].view(np.int64)[:] = values
         else:
             words[start:end] = values
         self._end = end
         return BufferSlice(self._device, start, count, int64)
+
+    def _write_apart(self, values: Values, *, int64: bool) -> BufferSlice:
+        """Send an array by itself. Its pinned memory is not reused before the copy has read it."""
+        host = torch.from_numpy(np.array(values, np.int64 if int64 else np.int32))
+        if self._pinned:
+            host = host.pin_memory()
+        held = host.to(self._device.device, non_blocking=True)
+        return BufferSlice(held.view(torch.int32), 0, len(values), int64)
 
     def send(self) -> None:
         """Copy what was written to the device, asynchronously."""

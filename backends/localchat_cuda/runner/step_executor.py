@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from localchat.backend_api.interface import LogitsPosition, Mask, SamplingParams, StepPlan
-from localchat_cuda.runner.cuda_graphs import CudaGraphs
+from localchat_cuda.runner.cuda_graphs import CudaGraphs, ResultBuffer
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
@@ -62,6 +62,8 @@ class StepExecutor:
         self._max_rows = max_rows
         self._gpu = table.device.type == "cuda"
         self._padding = SequenceSlot(table.scratch, _GREEDY, 0)
+        self._graph_logits = ResultBuffer(model.config.vocabulary, torch.float32, table.device)
+        self._graph_states = ResultBuffer(model.config.hidden, model.pages.dtype, table.device)
 
     # ------------------------------------------------------------------------ into the buffer
 
@@ -133,7 +135,7 @@ class StepExecutor:
         results = {numbers[token]: i for i, token in enumerate(tokens) if token in numbers}
         samples = self._write_sample_batch(
             (0, len(tokens)), results, range(len(tokens)), sequences, positions,
-            [None] * len(tokens), targets,
+            [None] * len(tokens), targets, (),
         )  # fmt: skip
         return PreparedStep(batch, slices, logits_indices, [samples], results, kind)
 
@@ -158,10 +160,13 @@ class StepExecutor:
             positions = [plan.rows[one.row].start + one.offset + 1 for one in chosen]
             each = zip(chosen, sequences, positions, strict=True)
             targets = [self._target(plan, *one) for one in each]
+            slots: list[int] = []
+            if any(one.sampling.penalised for one in sequences):
+                slots = [plan.rows[one.row].slot for one in chosen]
             results = {n: at + i for i, n in enumerate(numbers)}
             batches.append(self._write_sample_batch(
                 (low, high), results, [rows[n] - low for n in numbers], sequences, positions,
-                [masks.get(n) for n in numbers], targets,
+                [masks.get(n) for n in numbers], targets, slots,
             ))  # fmt: skip
             at = end
         return batches
@@ -169,7 +174,7 @@ class StepExecutor:
     def _write_sample_batch(
         self, logits: tuple[int, int], results: dict[int, int], rows: Sequence[int],
         sequences: Sequence[SequenceSlot], positions: Sequence[int], masks: Sequence[Mask | None],
-        targets: Sequence[int],
+        targets: Sequence[int], slots: Sequence[int],
     ) -> SampleBatch:  # fmt: skip
         write = self._buffer.write
         return SampleBatch(
@@ -179,9 +184,11 @@ class StepExecutor:
             sequences=sequences,
             positions=positions,
             masks=masks,
+            slots=slots,
             row_slice=write(rows),
             sequence_slice=write([one.row for one in sequences]),
             position_slice=write(positions),
+            slot_slice=write(slots) if slots else None,
             target_slice=write(targets, int64=True),
         )
 
@@ -198,7 +205,8 @@ class StepExecutor:
     # ------------------------------------------------------------------------ compute
 
     def compute(self, step: PendingStep, prepared: PreparedStep) -> None:
-        """Queue the forward pass, the sampling and the copies to the host. Raises torch.OutOfMemoryError."""
+        """Queue the forward pass, the sampling and the copies to the host. May run out of memory
+        (cuda_errors.is_out_of_memory)."""
         batch, table, model = prepared.batch, self._table, self._model
 
         def inputs(logits_indices: torch.Tensor | None) -> ModelInputs:
@@ -207,11 +215,13 @@ class StepExecutor:
             )
 
         def all_logits() -> tuple[torch.Tensor]:
-            return (model.logits(model.hidden_states(inputs(None))),)
+            states = model.hidden_states(inputs(None))
+            return (model.logits(states, self._graph_logits.rows(states.shape[0])),)
 
         def whole_step() -> tuple[torch.Tensor, torch.Tensor]:
             indices = None if batch.all_logits else prepared.logits_indices.view()
-            logits = model.logits(model.hidden_states(inputs(indices)))
+            states = model.hidden_states(inputs(indices))
+            logits = model.logits(states, self._graph_logits.rows(states.shape[0]))
             return logits, self._sample(prepared.samples[0], logits)
 
         if prepared.graph_kind:
@@ -235,9 +245,12 @@ class StepExecutor:
         indices = prepared.logits_indices.view()
         if not prepared.batch.captured:
             return self._model.hidden_states(inputs(indices))
-        (states,) = self.graphs.run(
-            "states", prepared.batch.shape, lambda: (self._model.hidden_states(inputs(None)),)
-        )
+
+        def all_states() -> tuple[torch.Tensor]:
+            states = self._model.hidden_states(inputs(None))
+            return (self._graph_states.rows(states.shape[0]).copy_(states),)
+
+        (states,) = self.graphs.run("states", prepared.batch.shape, all_states)
         return torch.index_select(states, 0, indices)
 
     def _sample_all(

@@ -133,7 +133,7 @@ def drawn() -> float:
     sample.draw(
         torch.tensor(logits, device=GPU), order, order, positions, held,
         sample_state.Scratch.empty(points, VOCABULARY, GPU), tokens, floats[0], floats[1],
-        known=sample_state.PenaltyTokens(table, prompts, counts),
+        known=sample_state.PenaltyTokens(table, order, prompts, counts),
         masks=torch.tensor(words[None].copy(), device=GPU),
         mask_rows=torch.where(order % 3 == 0, 0, -1).int(),
     )  # fmt: skip

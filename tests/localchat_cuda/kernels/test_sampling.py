@@ -62,7 +62,7 @@ def drawn(
             table[p - 1 - i, : len(row)] = torch.tensor(row, dtype=torch.int32)
         counts = torch.full((p, vocabulary), 99, dtype=torch.int32)
         prompt = torch.tensor(list(reversed(prompts)), dtype=torch.int32)
-        extras["known"] = sample_state.PenaltyTokens(table, prompt, counts)
+        extras["known"] = sample_state.PenaltyTokens(table, order, prompt, counts)
     if masks is not None:
         words = -(-vocabulary // 32)
         rows = [m for m in masks if m is not None]

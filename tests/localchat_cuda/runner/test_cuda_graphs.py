@@ -6,17 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs
+from localchat_cuda.runner import cuda_graphs
+from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs, ResultBuffer
 from localchat_cuda.runner.input_batch import StepShape
 
 SHAPE = StepShape(1, 1, 1, 1, 1, 0, 0)
 
 
 class _Graph:
-    """Counts replays; its end fails where the capture was spoilt."""
+    """Counts replays; its end fails where the capture was spoilt, and takes memory of the driver's."""
 
     made: "list[_Graph]" = []  # noqa: RUF012 - emptied by the fixture
-    spoilt = False
+    spoilt: BaseException | None = None
+    takes_bytes = 0
+    free_bytes = 1000
 
     def __init__(self) -> None:
         self.replays = 0
@@ -27,7 +30,8 @@ class _Graph:
 
     def capture_end(self) -> None:
         if _Graph.spoilt:
-            raise RuntimeError("operation failed due to a previous error during capture")
+            raise _Graph.spoilt
+        _Graph.free_bytes -= _Graph.takes_bytes
 
     def replay(self) -> None:
         self.replays += 1
@@ -35,12 +39,14 @@ class _Graph:
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> CudaGraphs:
-    _Graph.made, _Graph.spoilt = [], False
+    _Graph.made, _Graph.spoilt, _Graph.takes_bytes, _Graph.free_bytes = [], None, 0, 1000
     for name, fake in {
         "CUDAGraph": _Graph,
         "graph_pool_handle": lambda: None,
         "synchronize": lambda: None,
         "empty_cache": lambda: None,
+        "mem_get_info": lambda: (_Graph.free_bytes, 1000),
+        "memory_reserved": lambda: 0,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     return CudaGraphs(enabled=True)
@@ -72,16 +78,35 @@ def test_a_shape_is_captured_when_it_has_come_often_and_replayed_from_then_on(
     assert graphs.count == 1
 
 
-@pytest.mark.parametrize("spoilt", [False, True])
+INVALIDATED = torch.AcceleratorError(
+    "CUDA error: operation failed due to a previous error during capture"
+)
+LOADED = RuntimeError("Triton Error [CUDA]: out of memory")
+INSTANTIATED = torch.AcceleratorError("CUDA error: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("inside", "spoilt"),
+    [
+        (torch.OutOfMemoryError("none left"), None),
+        (torch.OutOfMemoryError("none left"), INVALIDATED),
+        (LOADED, INVALIDATED),
+        (INVALIDATED, INVALIDATED),
+        (None, INSTANTIATED),
+    ],
+    ids=["allocator", "allocator, spoilt", "module", "freed in the capture", "instantiation"],
+)
 def test_a_shape_without_memory_for_a_graph_is_launched_ever_after(
-    graphs: CudaGraphs, spoilt: bool
+    graphs: CudaGraphs, inside: Exception | None, spoilt: Exception | None
 ) -> None:
     log: list[str] = []
     _Graph.spoilt = spoilt
 
     def short() -> tuple[torch.Tensor, ...]:
         if not gc.isenabled():
-            raise torch.OutOfMemoryError("none left")
+            if inside is not None:
+                raise inside
+            return (torch.zeros(1),)
         log.append("launched")
         return (torch.zeros(1),)
 
@@ -101,3 +126,55 @@ def test_another_failure_of_a_capture_is_not_hidden(graphs: CudaGraphs) -> None:
     with pytest.raises(ValueError, match="shapes differ"):
         graphs.run("drawn", SHAPE, wrong)
     assert gc.isenabled()
+
+
+def _capture(graphs: CudaGraphs, *kinds: str) -> None:
+    for kind in kinds:
+        for _ in range(RUNS_BEFORE_CAPTURE + 1):
+            graphs.run(kind, SHAPE, _work([]))
+
+
+def test_the_graph_that_was_not_used_for_longest_goes_first(
+    graphs: CudaGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "_most", 2)
+    _capture(graphs, "a", "b", "a", "c")
+    assert graphs.count == 2
+    made = len(_Graph.made)
+    _capture(graphs, "a", "c")
+    assert len(_Graph.made) == made, "one that was used is captured again"
+    # One that comes back has to come as often as a new one: it may alternate with others.
+    log: list[str] = []
+    for _ in range(RUNS_BEFORE_CAPTURE):
+        graphs.run("b", SHAPE, _work(log))
+    assert len(log) == RUNS_BEFORE_CAPTURE and len(_Graph.made) == made
+    assert cuda_graphs.GRAPHS >= 64
+
+
+def test_graphs_take_no_more_of_the_drivers_memory_than_planned(graphs: CudaGraphs) -> None:
+    bounded = CudaGraphs(enabled=True, limit_bytes=100)
+    _Graph.takes_bytes = 40
+    _capture(bounded, "a", "b", "c")
+    assert (bounded.count, bounded.bytes) == (3, 120)
+    _capture(bounded, "d")
+    # One over the limit at most: what the next takes is not known before.
+    assert bounded.count == 3 and bounded.bytes <= 100 + 40
+    bounded.clear()
+    assert (bounded.count, bounded.bytes) == (0, 0)
+
+
+def test_fewer_graphs_are_kept_after_memory_ran_out(graphs: CudaGraphs) -> None:
+    _capture(graphs, *"abcdef")
+    graphs.shrink()
+    assert graphs.count == 0
+    _capture(graphs, *"abcdef")
+    assert graphs.count == 3
+
+
+def test_results_of_all_graphs_share_memory_that_grows_to_the_largest() -> None:
+    buffer = ResultBuffer(5, torch.float32, torch.device("cpu"))
+    few = buffer.rows(3)
+    assert (few.shape, buffer.rows(2).data_ptr()) == ((3, 5), few.data_ptr())
+    many = buffer.rows(9)
+    assert many.shape == (9, 5) and many.data_ptr() != few.data_ptr()
+    assert buffer.rows(3).data_ptr() == buffer.rows(16).data_ptr() == many.data_ptr()

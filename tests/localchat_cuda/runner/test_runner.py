@@ -1,6 +1,7 @@
 """The runner under the real loop, on a CPU over the kernels' references: right, and the same however it is
 cut, cached, set back, guessed ahead or mixed."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -252,33 +253,86 @@ def test_more_forks_than_rows_find_room(folder: Path) -> None:
     assert [found[i].token for i in range(89)] == wanted
 
 
+def test_choices_with_penalties_count_the_tokens_of_their_request(folder: Path) -> None:
+    tokens = tokens_of(35, 30)
+    runner = tiny_runner(folder)
+    words = runner.table.token_table.numel()
+    shared = SamplingParams(
+        temperature=1.5, seed=3, top_p=1.0, min_p=0.0, repetition_penalty=1.8, frequency_penalty=1.0
+    )
+    enter = tuple(
+        Enter(n, 2 if n == 1 else -1, tokens, 25, replace(shared, choice=n)) for n in range(1, 80)
+    )
+    positions = tuple(LogitsPosition(0, 29, one.seq) for one in enter)
+    found = step(runner, 1, StepRow(1, 2, 0, tokens, (), (0,)), positions=positions, enter=enter)
+    row, sampler = compute_logits(folder, tokens), Sampler(VOCABULARY)
+    counts = TokenCounts(tokens, 25)
+    wanted = [sampler.draw(row, one.sampling, 30, counts).token for one in enter]
+    assert [found[i].token for i in range(79)] == wanted
+    assert runner.table.token_table.numel() == words, "a choice takes a context of its own"
+
+
 # ---------------------------------------------------------------------------- steps that come back short
 
 
+NO_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "part", ["prepare", "store_tokens", "write_settings", "apply_settings", "compute"]
+)
 def test_out_of_memory_is_a_result_and_the_next_step_computes_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception
 ) -> None:
     runner = tiny_runner(folder)
     tokens = tokens_of(41, 30)
-    hidden_states = runner._model.hidden_states  # type: ignore[union-attr]
+    owner: Any = {
+        "prepare": runner._executor,
+        "store_tokens": runner.table,
+        "write_settings": runner._sampler,
+        "apply_settings": runner._sampler,
+        "compute": runner._executor,
+    }[part]
 
-    def full(inputs: Any) -> Any:
-        raise torch.OutOfMemoryError
+    def full(*_: Any) -> Any:
+        raise error
 
-    monkeypatch.setattr(runner._model, "hidden_states", full)
-    enter = (Enter(1, 0, tokens, 30, GREEDY),)
-    runner.launch(
-        StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (LogitsPosition(0, 29, 1),), enter=enter)
-    )
-    monkeypatch.setattr(runner._model, "hidden_states", hidden_states)
+    harsh = SamplingParams(temperature=0.0, repetition_penalty=1.7)
+    enter = (Enter(1, 0, tokens, 30, harsh),)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, part, full)
+        row = StepRow(1, 0, 0, tokens, (), (0,))
+        runner.launch(StepPlan(1, (row,), (LogitsPosition(0, 29, 1),), enter=enter))
     runner.launch(StepPlan(2, (StepRow(1, 0, 30, LAST),), (LogitsPosition(0, 0, 1),)))
     first, second = runner.collect(), runner.collect()
     assert (first.status, first.computed, first.samples) == ("out_of_memory", (0,), ())
     assert first.notes
     assert (second.status, second.computed) == ("aborted", (0,))
-    # The table of pages grew all the same.
+    # The table of pages grew all the same, and the settings are the sequence's.
     found = step(runner, 3, StepRow(1, 0, 0, tokens), positions=(LogitsPosition(0, 29, 1),))
-    assert found[0].token == int(compute_logits(folder, tokens).argmax())
+    logits = compute_logits(folder, tokens)
+    wanted = Sampler(VOCABULARY).draw(logits, harsh, 30, TokenCounts(tokens, 30))
+    assert found[0].token == wanted.token != int(logits.argmax())
+
+
+def test_a_failure_other_than_memory_is_not_hidden(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = tiny_runner(folder)
+
+    def wrong(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner._executor, "compute", wrong)
+    enter = (Enter(1, 0, (1, 2), 2, GREEDY),)
+    row = StepRow(1, 0, 0, (1, 2), (), (0,))
+    with pytest.raises(RuntimeError, match="illegal"):
+        runner.launch(StepPlan(1, (row,), (LogitsPosition(0, 1, 1),), enter=enter))
 
 
 def test_requests_outlive_steps_without_memory(

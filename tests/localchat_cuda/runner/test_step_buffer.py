@@ -33,9 +33,15 @@ def test_every_slice_begins_at_16_bytes_and_a_step_repeats_the_places_of_the_las
     assert places[0] == places[1] == [0, 4, 12, 20]
 
 
-def test_a_step_that_is_too_long_is_refused() -> None:
+@pytest.mark.parametrize("int64", [False, True])
+def test_an_array_without_room_gets_memory_of_its_own(int64: bool) -> None:
     buffer = StepBuffer(8, 1, CPU)
     buffer.begin_step()
-    buffer.write([0] * 8)
-    with pytest.raises(AssertionError, match="more than 8 words"):
-        buffer.write([0])
+    first = buffer.write([1] * 5)
+    apart = buffer.write(np.arange(300), int64=int64)
+    last = buffer.write([2])
+    buffer.send()
+    assert (first.view().tolist(), last.view().tolist()) == ([1] * 5, [2])
+    assert apart.view().tolist() == list(range(300))
+    assert apart.view().dtype == (torch.int64 if int64 else torch.int32)
+    assert apart.view().data_ptr() % 16 == 0

@@ -31,11 +31,17 @@ def decoder_of(device: torch.device) -> int:
 
 
 def gemm(
-    x: torch.Tensor, weight: W8, *, kernels: bool = True, rounded: bool = False
+    x: torch.Tensor,
+    weight: W8,
+    *,
+    kernels: bool = True,
+    rounded: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute partial sums [S, M, N] of x [M, K] w^T, in fp32 up to 64 rows.
 
     rounded: x may be rounded to e4m3 for more rows if the GPU multiplies e4m3. `kernels` False: the reference.
+    out: fp32 [M, N] to be written if S is 1 and M at most 64.
     """
     if not kernels:
         return w8_small.reference(x, weight)[None]
@@ -44,26 +50,35 @@ def gemm(
     if variant == "dequant":
         if rounded and traits(device).fp8 and gemm_fp8.supports(weight):
             return gemm_fp8.gemm(x, weight)[None]
-        out = torch.empty(m, n, dtype=x.dtype, device=device)
+        product = torch.empty(m, n, dtype=x.dtype, device=device)
         scratch = torch.empty(n * k, dtype=x.dtype, device=device)
-        w8_dequant.gemm(x, weight, out, scratch, decoder=decoder)
-        return out[None]
+        w8_dequant.gemm(x, weight, product, scratch, decoder=decoder)
+        return product[None]
     if variant == "gemv":
-        out = torch.empty(1, 1, n, device=device)
-        w8_gemv.gemv(x, weight, out, gemv_config(n, k, sms), decoder=decoder)
-        return out
+        sums = torch.empty(1, 1, n, device=device) if out is None else out[None]
+        w8_gemv.gemv(x, weight, sums, gemv_config(n, k, sms), decoder=decoder)
+        return sums
     config = small_config(m, n, k, sms) if variant == "small" else tiled_config(m, n, k, sms)
-    sums = torch.empty(config.splits, m, n, device=device)
+    if out is not None and config.splits == 1:
+        sums = out[None]
+    else:
+        sums = torch.empty(config.splits, m, n, device=device)
     call = w8_small.gemm if variant == "small" else w8_tiled.gemm
     call(x, weight, sums, config, decoder=decoder)
     return sums
 
 
-def logits(x: torch.Tensor, weight: W8, *, kernels: bool = True) -> torch.Tensor:
-    """Compute logits fp32 [M, N] of last states x [M, K] with an 8-bit head.
+def logits(
+    x: torch.Tensor, weight: W8, *, kernels: bool = True, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute logits fp32 [M, N] of last states x [M, K] with an 8-bit head, into `out` if it is given.
 
     In chunks of rows, so that the head is never dequantized in memory.
     """
-    pieces = [gemm(some, weight, kernels=kernels) for some in x.split(TILED_ROWS)]
-    whole = [each[0] if each.shape[0] == 1 else each.sum(0) for each in pieces]
-    return whole[0] if len(whole) == 1 else torch.cat(whole)
+    if out is None:
+        out = torch.empty(x.shape[0], weight.codes.shape[0], device=x.device)
+    for some, rows in zip(x.split(TILED_ROWS), out.split(TILED_ROWS), strict=True):
+        sums = gemm(some, weight, kernels=kernels, out=rows)
+        if sums.data_ptr() != rows.data_ptr():
+            torch.sum(sums, 0, out=rows)
+    return out

@@ -8,12 +8,13 @@ from localchat_cuda.kernels.sampling.state import BLOCK_ROWS, DEEPEST, DEPTHS, L
 
 
 @triton.jit(do_not_specialize=["context", "V"])
-def tally_kernel(tokens, prompts, counts, slots, positions, context, V, BLOCK: tl.constexpr):
+def tally_kernel(tokens, texts, prompts, counts, slots, positions, context, V, BLOCK: tl.constexpr):
     p = tl.program_id(0)
     slot = tl.load(slots + p).to(tl.int64)
+    text = tl.load(texts + p).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     known = i < tl.load(positions + p)
-    token = tl.load(tokens + slot * context + i, mask=known, other=0)
+    token = tl.load(tokens + text * context + i, mask=known, other=0)
     known = known & (token >= 0) & (token < V)
     output = i >= tl.load(prompts + slot)
     place = counts + p.to(tl.int64) * V + token

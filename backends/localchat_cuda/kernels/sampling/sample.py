@@ -308,10 +308,12 @@ def draw(
     blocks = -(-vocabulary // BLOCK)
     if known is not None:
         context = known.tokens.shape[1]
+        require("known.texts", known.texts, (draws,), (torch.int32,), device)
         require("known.counts", known.counts, (draws, vocabulary), (torch.int32,), device)
         known.counts.zero_()
         tally_kernel[(draws, triton.cdiv(context, BLOCK))](
             known.tokens,
+            known.texts,
             known.prompts,
             known.counts,
             slots,

@@ -72,9 +72,11 @@ class PenaltyTokens:
     """Tokens that penalties count."""
 
     tokens: torch.Tensor
-    """int32 [S, context]: the known tokens of each slot."""
+    """int32 [T, context]: known tokens, a text a row."""
+    texts: torch.Tensor
+    """int32 [P]: the text of each draw."""
     prompts: torch.Tensor
-    """int32 [S]: how many of them are prompt."""
+    """int32 [S]: how many of a slot's tokens are prompt."""
     counts: torch.Tensor
     """int32 [P, V]: scratch."""
 
