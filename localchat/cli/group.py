@@ -43,7 +43,7 @@ VERBS: Final = {
 }
 
 _PROMPT_MODULE = "localchat.cli.run"
-_OWN_FLAGS = ("--help", "-h", "--version")
+_OWN_FLAGS = ("--help", "-h", "--version", "-V")
 _PROMPT = "\0prompt"
 """Internal name of the prompt command in the arguments; no shell can pass a zero byte."""
 _AS_WORD = {"remote": ("serve",), "model": ("serve", "run", "show", "fit", "pull", "rm", "stop")}

@@ -31,7 +31,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
     epilog="localchat alone, on a terminal, begins a conversation. Everything after -- is a prompt, even "
     f"if it looks like a verb. Also understood: {ALSO}.",
 )
-@click.version_option(__version__, message="localchat %(version)s")
+@click.version_option(__version__, "-V", "--version", message="localchat %(version)s")
 def root() -> None:
     """Chat with a language model on this machine, or pipe text through one.
 

@@ -31,7 +31,9 @@ _MODEL = (
     _Flag("model", ("-m", "--model"), "MODEL", "The model: a name, or the path of a GGUF file."),
 )
 _LOAD = (
-    _Flag("context_length", ("--ctx",), "TOKENS", "Context; otherwise the largest that fits."),
+    _Flag(
+        "context_length", ("--ctx",), "TOKENS", "Context, as 4k; otherwise the largest that fits."
+    ),
     _Flag("kv_cache_type", ("--kv-type",), "TYPE", "KV cache as f16, q8_0 or q4_0; on CUDA fp8."),
     _Flag("cache_ram_mib", ("--cache-ram",), "MIB", "RAM for KV that nobody uses now."),
     _Flag("threads", ("--threads",), "N", "Threads that compute; 0 is every physical core."),
@@ -46,7 +48,7 @@ _REMOTE = (
     ),
 )
 _SAMPLING = (
-    _Flag("temperature", ("--temperature",), "X", "Randomness; 0 is greedy."),
+    _Flag("temperature", ("--temp", "--temperature"), "X", "Randomness; 0 is greedy."),
     _Flag("top_p", ("--top-p",), "P", "Keep the likeliest tokens up to this probability."),
     _Flag("top_k", ("--top-k",), "K", "Keep the K likeliest tokens."),
     _Flag("min_p", ("--min-p",), "P", "Keep tokens at least this likely, relative to the best."),
@@ -75,7 +77,12 @@ _SWITCHES = (
     _Flag(
         "head_int8", ("--head-int8/--head-exact",), "", "Round the head to 8 bits (CUDA backend)."
     ),
-    _Flag("stats", ("--stats/--no-stats",), "", "A line of metrics after the answer."),
+    _Flag(
+        "stats",
+        ("-v", "--verbose", "--stats/--no-stats"),
+        "",
+        "A line of metrics after the answer.",
+    ),
     _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
     _Flag("offline", ("--offline/--no-offline",), "", "Never use the network."),
@@ -206,4 +213,4 @@ def _written(key: str, value: Any) -> object:  # noqa: ANN401 - whatever click p
 
 def _name(ctx: click.Context, key: str) -> str:
     names = next(param.opts for param in ctx.command.params if param.name == key)
-    return max(names, key=len)
+    return names[-1]  # those before it are short forms and other programs' names

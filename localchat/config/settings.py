@@ -90,7 +90,7 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     "context_length": Key(
         "--ctx",
-        "a whole number from 1",
+        "a whole number from 1, or thousands as 4k",
         "Tokens of context; otherwise the largest that fits.",
         reloads=True,
     ),
@@ -144,7 +144,9 @@ KEYS: Final[Mapping[str, Key]] = {
         "Added to logits.",
     ),
     "seed": Key("--seed", "a whole number from 0", "The same seed draws the same text."),
-    "max_tokens": Key("--max-tokens", "a whole number from 1", "Longest answer, in tokens."),
+    "max_tokens": Key(
+        "--max-tokens", "a whole number from 1, or thousands as 2k", "Longest answer, in tokens."
+    ),
     "stop": Key(
         "--stop", "text that is not empty, 16 at most", "The answer ends before this text."
     ),
@@ -268,7 +270,9 @@ def _in_its_spelling(kind: Any, value: object) -> object:  # noqa: ANN401 - a ty
 
 
 def _parsed(key: str, value: object) -> object:
-    """Parse text for the two keys that are not one word, as JSON or as one text."""
+    """Parse text for the two keys that are not one word, as JSON or as one text; and `4k` as 4,096."""
+    if isinstance(value, str) and key in ("context_length", "max_tokens"):
+        return _tokens(value)
     if not isinstance(value, str) or key not in ("stop", "logit_bias"):
         return _in_its_spelling(_types()[key], value)
     try:
@@ -278,3 +282,11 @@ def _parsed(key: str, value: object) -> object:
     if key == "logit_bias":
         return parsed
     return parsed if isinstance(parsed, list) else [value]
+
+
+def _tokens(text: str) -> str:
+    """Tokens that are written in units of 1,024, as models name their contexts, in digits."""
+    number, unit = text[:-1], text[-1:].lower()
+    if unit != "k" or not number.replace(".", "", 1).isdecimal():
+        return text
+    return str(int(float(number) * 1024))

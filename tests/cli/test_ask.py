@@ -55,6 +55,18 @@ def test_stats_is_figures_and_the_reason_on_stderr_even_when_quiet(call: Call) -
     assert err == f"{figures}GGUF runs on llama.cpp\n"
 
 
+@pytest.mark.parametrize("flag", ["-v", "--verbose"])
+def test_verbose_is_stats(call: Call, flag: str) -> None:
+    assert call(SCENARIOS["hello"], flag, "hi") == call(SCENARIOS["hello"], "--stats", "hi")
+
+
+def test_temp_is_temperature(call: Call) -> None:
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "--temp", "0.25", "hi").code == 0
+    assert app.engines[0].requests[0].sampling.temperature == 0.25
+    assert "--temperature must be" in call(app, "--temp", "hot", "hi").err
+
+
 def test_json_is_one_object_with_exactly_the_promised_keys(call: Call) -> None:
     code, out, _ = call(SCENARIOS["thinks"], "--json", "hi")
     assert code == 0

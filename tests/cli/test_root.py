@@ -85,6 +85,7 @@ def test_help_version_and_models_are_understood_without_dashes(call: Call) -> No
     assert call(NOTHING, "help") == call(NOTHING, "--help")
     assert call(NOTHING, "help", "pull") == call(NOTHING, "pull", "--help")
     assert call(NOTHING, "help", "history", "list") == call(NOTHING, "history", "list", "--help")
+    assert call(NOTHING, "-V") == call(NOTHING, "--version")
     assert call(NOTHING, "version") == call(NOTHING, "--version")
     assert call(NOTHING, "models", "--json") == call(NOTHING, "list", "--json")
 

@@ -124,3 +124,18 @@ def test_one_of_several_words_may_be_written_in_any_letters() -> None:
     assert resolve({"gpu_layers": Given("12", "--gpu-layers")}).settings.gpu_layers == 12
     with pytest.raises(UsageError, match="--kv-type must be f16"):
         resolve({"kv_cache_type": Given("Q9", "--kv-type")})
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("4k", 4096), ("128K", 131072), ("1.5k", 1536), ("4096", 4096)]
+)
+@pytest.mark.parametrize("key", ["context_length", "max_tokens"])
+def test_tokens_may_be_written_in_thousands(key: str, text: str, tokens: int) -> None:
+    assert convert(key, Given(text, "--ctx")) == tokens
+
+
+@pytest.mark.parametrize("text", ["k", "4kk", "k4", "0k", "-4k", "4m", "1.2.3k", "nank", "\u00b2k"])
+def test_other_units_of_tokens_are_refused_as_they_were_written(text: str) -> None:
+    with pytest.raises(UsageError, match="thousands as 4k") as refused:
+        convert("context_length", Given(text, "--ctx"))
+    assert repr(text) in refused.value.message
