@@ -38,11 +38,11 @@ from localchat.errors import (
 )
 from localchat.history.store import History
 from localchat.models.resolve import GUIDE, ResolvedModel
-from localchat.session.blocks import AnswerBlock, Block, ReasoningBlock
+from localchat.session.blocks import OVERFLOW_PREFIX, AnswerBlock, Block, ReasoningBlock
 from localchat.session.commands import is_command
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.recorder import ConversationRecorder
-from localchat.session.session import OVERFLOW_PREFIX, ChatSession, Outcome
+from localchat.session.session import ChatSession, Outcome
 
 _T = TypeVar("_T")
 _SHOWN_CHARACTERS: Final = 200
@@ -145,6 +145,9 @@ class TerminalView:
     def finish(self, block: Block) -> None:
         if isinstance(block, AnswerBlock):
             self._terminal.end_answer(empty=False)
+
+    def remove(self, id_: str) -> None:
+        """Do nothing: what a terminal has printed stays."""
 
     def status_changed(self) -> None:
         assert self._session is not None

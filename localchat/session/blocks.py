@@ -3,7 +3,12 @@
 Texts are raw; the widget that shows them sanitizes them.
 """
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+RETRY: Final = "retry"
+"""Action of an offer: answer the last question again."""
+OVERFLOW_PREFIX: Final = "overflow/"
+"""First part of the action of an offer to make room in the context."""
 
 
 class Fold(NamedTuple):
@@ -79,6 +84,8 @@ class Offer(NamedTuple):
     label: str
     action: str
     """What the application does when it is taken."""
+    key: str = ""
+    """The key that takes it, as a front end with keys writes it."""
 
 
 class NoticeBlock(NamedTuple):
@@ -88,9 +95,26 @@ class NoticeBlock(NamedTuple):
     text: str
     kind: Literal["info", "warning", "error"] = "info"
     offers: tuple[Offer, ...] = ()
-    """Shown as choices that a click or their number takes."""
+    """Shown as choices that a click or a key takes."""
+    first: int = 1
+    """Number of the first offer: keys take offers by number."""
+
+
+class ProgressBlock(NamedTuple):
+    """Progress of a request before its first words."""
+
+    id: str
+    text: str
+    share: float | None = None
+    """Part that is done, from 0 to 1; None if that is not known."""
 
 
 Block: TypeAlias = (
-    UserBlock | AnswerBlock | ReasoningBlock | ToolCallBlock | SummaryBlock | NoticeBlock
+    UserBlock
+    | AnswerBlock
+    | ReasoningBlock
+    | ToolCallBlock
+    | SummaryBlock
+    | NoticeBlock
+    | ProgressBlock
 )

@@ -1,5 +1,6 @@
 """Current state and metrics of the engine, gathered from the events of a stream."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from localchat.engine.events import (
     ToolCall,
 )
 from localchat.engine.interface import EngineInfo
+from localchat.metrics import prefill_rate
 from localchat.units import sizes
 
 State: TypeAlias = Literal[
@@ -48,6 +50,12 @@ class EngineStatus:
     """Progress of a download, in words."""
     task: str = ""
     """Work besides answering, in words."""
+    sent_s: float = 0.0
+    """When the running request was sent, in seconds of the monotonic clock."""
+    prefill_since_s: float = 0.0
+    """When its prefill began, as far as events say."""
+    prefill_at_s: float = 0.0
+    """When its last `Prefill` event came."""
 
     @property
     def busy(self) -> bool:
@@ -59,6 +67,7 @@ class EngineStatus:
         self.state = "sent"
         self.queued = self.loading = self.prefill = self.metrics = self.done = None
         self.rates.clear()
+        self.sent_s = self.prefill_since_s = self.prefill_at_s = time.monotonic()
 
     def update(self, event: Event) -> bool:
         """Update from an event; returns whether anything to draw has changed."""
@@ -66,10 +75,13 @@ class EngineStatus:
         match event:
             case Queued():
                 self.queued, self.state = event, "queued"
+                self.prefill_since_s = time.monotonic()
             case Loading():
                 self.loading, self.state = event, "loading"
+                self.prefill_since_s = time.monotonic()
             case Prefill():
                 self.prefill, self.state = event, "prefill"
+                self.prefill_at_s = time.monotonic()
             case Reasoning():
                 self.state = "thinking"
             case Text() | ToolCall():
@@ -79,7 +91,10 @@ class EngineStatus:
                 return True
             case Done():
                 self.done, self.state = event, "ready"
-            case Accepted() | _:
+            case Accepted():
+                self.prefill_since_s = time.monotonic()
+                return False
+            case _:
                 return False
         return self.state != before or isinstance(event, Queued | Loading | Prefill)
 
@@ -115,6 +130,23 @@ class EngineStatus:
         if self.done is not None:
             return self.done.timings.decode_tokens_per_s
         return self.metrics.decode_tokens_per_s if self.metrics else None
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Of the prefill under way, so far; None before its first tokens are computed."""
+        if self.state != "prefill" or self.prefill is None:
+            return None
+        elapsed_s = self.prefill_at_s - self.prefill_since_s
+        return prefill_rate(self.prefill.done, self.prefill.cached, elapsed_s)
+
+    def prefill_left_s(self, now_s: float) -> float | None:
+        """Seconds until the prompt is computed, at the rate so far; None if that is not known. `now_s`: of the
+        monotonic clock."""
+        rate = self.prefill_tokens_per_s
+        if self.prefill is None or not rate:
+            return None
+        left_s = (self.prefill.total - self.prefill.done) / rate
+        return max(0.0, left_s - (now_s - self.prefill_at_s))
 
     @property
     def kv(self) -> tuple[int, int]:

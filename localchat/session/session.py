@@ -39,18 +39,14 @@ from localchat.errors import (
 )
 from localchat.models.resolve import GUIDE
 from localchat.session.answer_builder import SAVE_EVERY_S, AnswerBuilder, joined
-from localchat.session.blocks import NoticeBlock, Offer
+from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, NoticeBlock, Offer
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
 from localchat.session.recorder import ConversationRecorder
-from localchat.session.view import SessionView, node_blocks, transcript_blocks
+from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
 NoticeKind: TypeAlias = Literal["info", "warning", "error"]
-RETRY: Final = "retry"
-"""Action of an offer: answer the last question again."""
-OVERFLOW_PREFIX: Final = "overflow/"
-"""First part of the action of an offer to make room in the context."""
 BATCH_S: Final = 0.05
 """One frame of the screen, so that text and metrics are drawn together. Waking for every token would take CPU
 cores from an engine that computes on all of them."""
@@ -115,6 +111,7 @@ class ChatSession:
         """A question that is taken back if it fails before the first words of its answer."""
         self._shown_once: set[str] = set()
         self._notice_numbers = itertools.count(1)
+        self._failure_notice = ""  # id of the notice about the last answer that failed
         self._metrics_due, self._metrics_shown_s = False, float("-inf")
         recorder.hold(conversation)
 
@@ -122,6 +119,12 @@ class ChatSession:
     def busy(self) -> bool:
         """Whether an answer or a summary is being generated."""
         return self._running
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether the last message is an answer that ended early."""
+        last = None if self._running else self.last_answer()
+        return last is not None and last.id == self.conversation.head and last.state != "whole"
 
     async def engine(self) -> Engine:
         """The engine, once it is open. Raises LocalchatError."""
@@ -168,9 +171,9 @@ class ChatSession:
             self._shown_once.add(sentence)
             self.notice(sentence, kind)
 
-    def show_error(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> None:
-        """Show an error and its hint as a notice."""
-        self.notice(str(problem), "error", offers)
+    def show_error(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> str:
+        """Show an error and its hint, as `notice` does."""
+        return self.notice(str(problem), "error", offers)
 
     # ------------------------------------------------------------------ the conversation
 
@@ -247,6 +250,7 @@ class ChatSession:
     async def ask(self, text: str, inclusions: Sequence[Inclusion] = ()) -> Outcome:
         """Send a question after the shown path and answer it. Raises UsageError during another answer."""
         self._refuse_second()
+        self._failure_notice = ""
         question = self.conversation.add(
             Message("user", text), parent=self.conversation.head, inclusions=inclusions
         )
@@ -306,6 +310,8 @@ class ChatSession:
         if not node.message.content:
             await self.regenerate()
             return
+        for id_ in (error_id(node.id), self._failure_notice):
+            self._view.remove(id_)  # of the answer that goes on now
         await self.answer(node.parent, continued=node)
 
     def stop(self) -> bool:
@@ -405,7 +411,7 @@ class ChatSession:
         self.status.finish(broken=broken)
         if broken:
             self.status.info = None
-        self.show_error(problem, (Offer("try again", RETRY),))
+        self._failure_notice = self.show_error(problem, (Offer("try again", RETRY),))
 
     async def _remember(self) -> None:
         """Remember the model and its speed, in a thread: the next question may come meanwhile."""

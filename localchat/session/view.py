@@ -39,6 +39,10 @@ class SessionView(Protocol):
         """Replace a block that was being written by its final state."""
         ...
 
+    def remove(self, id_: str) -> None:
+        """Remove a block that is not true any more, if it is shown."""
+        ...
+
     def status_changed(self) -> None:
         """Redraw the status: state, metrics or title changed."""
         ...
@@ -47,6 +51,11 @@ class SessionView(Protocol):
 def reasoning_id(node_id: str) -> str:
     """Id of the reasoning block of a message."""
     return f"{node_id}/reasoning"
+
+
+def error_id(node_id: str) -> str:
+    """Id of the notice that says why a message is not complete."""
+    return f"{node_id}/error"
 
 
 def node_of(block_id: str) -> str:
@@ -92,7 +101,7 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
             dimmed,
         )
     if node.error:
-        yield NoticeBlock(f"{node.id}/error", node.error, "error")
+        yield NoticeBlock(error_id(node.id), node.error, "error")
 
 
 def branch_of(conversation: Conversation, node: Node) -> Branch:

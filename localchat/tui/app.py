@@ -133,7 +133,7 @@ class ChatApp(App[int]):
         from localchat.tui.widgets.welcome import Welcome
 
         welcome = self.chat.query_one(Welcome)
-        welcome.set_greeting(*greeting(self.session.setup))
+        welcome.set_greeting(greeting(self.session.setup))
         if self.session.setup.model.word != GUIDE or self.session.conversation.nodes:
             return
         try:
@@ -142,7 +142,7 @@ class ChatApp(App[int]):
             self.session.show_error(problem)
             return
         if found is not None:
-            welcome.set_greeting(*first_greeting(found))
+            welcome.set_greeting(first_greeting(found))
 
     async def _open_history(self) -> None:
         try:

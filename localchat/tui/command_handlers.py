@@ -14,7 +14,7 @@ from localchat.chat.conversation import Conversation
 from localchat.config.settings import KEYS, check_key
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.session.blocks import AnswerBlock, UserBlock
+from localchat.session.blocks import AnswerBlock, Offer, UserBlock
 from localchat.session.commands import parse
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
@@ -97,6 +97,14 @@ class ChatActions(Protocol):
         """Leave the terminal to another program inside the block, which must not raise."""
         ...
 
+    def reveal_end(self) -> None:
+        """Show the end of the conversation, where the result of a command appears."""
+        ...
+
+    def reply(self, text: str, offers: Sequence[Offer] = ()) -> None:
+        """Show the result of a command where it is seen."""
+        ...
+
     def call_from_any_thread(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call a function on the event loop, unless the program has ended."""
         ...
@@ -125,6 +133,7 @@ class CommandHandlers:
             call = parse(line)
             getattr(self, f"_do_{call.command.name}")(call.argument)
         except LocalchatError as problem:
+            self._screen.reveal_end()
             self._screen.session.show_error(problem)
 
     def _refuse_while_busy(self) -> None:
@@ -142,7 +151,7 @@ class CommandHandlers:
 
         def chosen(choice: ModelChoice | None) -> None:
             if choice is not None and choice.pull:
-                self.run(f"/pull {choice.name}")
+                self.confirm_pull(choice.name, choice.about)
             elif choice is not None:
                 self.change(choice.name, {})
 
@@ -205,7 +214,7 @@ class CommandHandlers:
             session.set_instructions(text)
             self._screen.hint("the instructions are set")
         else:
-            session.notice(session.conversation.system or "There are no instructions.")
+            self._screen.reply(session.conversation.system or "There are no instructions.")
 
     def _do_fit(self, word: str) -> None:
         session = self._screen.session
@@ -215,27 +224,35 @@ class CommandHandlers:
 
             setup = session.context.resolve(word or session.setup.model.word, session.changes)
             plan = await asyncio.to_thread(session.context.plan, setup, setup.options.load)
-            session.notice(f"{setup.model.name}\n" + "\n".join(verdict(plan)))
+            self._screen.reply(f"{setup.model.name}\n" + "\n".join(verdict(plan)))
 
         self._screen.start_work(fit())
 
     def _do_pull(self, name: str) -> None:
         self._pulls.begin(name, offline=self._screen.session.setup.settings.offline)
 
+    def confirm_pull(self, name: str, about: str) -> None:
+        """Ask before a download begins. `about`: its size and what the model is good for."""
+        from localchat.tui.screens.confirm import ConfirmScreen
+
+        def closed(confirmed: bool | None) -> None:
+            if confirmed:
+                self.run(f"/pull {name}")
+
+        text = f"{about}\n\nIt downloads in the background; the chat goes on meanwhile."
+        dialog = ConfirmScreen(f"Download {name}?", text.strip(), "Download")
+        self._screen.open_dialog(dialog, closed)
+
     def _show_pull_progress(self, words: str) -> None:
         self._screen.session.status.pulling = words
         self._screen.status_changed()
 
     def _pull_finished(self, name: str) -> None:
-        from localchat.session.blocks import Offer
-
         self._screen.session.notice(
             f"{name} is here.", "info", (Offer(f"chat with {name}", f"model {name}"),)
         )
 
     def _pull_failed(self, name: str, problem: LocalchatError) -> None:
-        from localchat.session.blocks import Offer
-
         hopeless = isinstance(problem, ModelMissing | UsageError)  # the name itself is wrong
         again = () if hopeless else (Offer("resume download", f"pull {name}"),)
         self._screen.session.show_error(problem, again)
@@ -309,12 +326,12 @@ class CommandHandlers:
             write_text(path, text)
         except OSError as problem:
             raise LocalchatError(f"{path} cannot be written: {problem.strerror}") from problem
-        self._screen.session.notice(f"Written to {path}.")
+        self._screen.reply(f"Written to {path}.")
 
     def _do_stats(self, _: str) -> None:
         node = self._screen.session.last_answer()
         done = node.metrics.done if node is not None and node.metrics is not None else None
-        self._screen.session.notice(stats_line(done) if done else "There are no metrics yet.")
+        self._screen.reply(stats_line(done) if done else "There are no metrics yet.")
         self._screen.show_panel()
 
     # ------------------------------------------------------------------ screens

@@ -76,11 +76,15 @@ KEYS: Final = (
     KeyBinding("screen.palette", "ctrl+p", "palette", "Command palette"),
     KeyBinding("screen.theme", "f10", "theme", "Next theme", "app"),
     KeyBinding("app.quit", "ctrl+q", "quit", "Quit; everything is saved", "app"),
-    KeyBinding("offer.first", "alt+1", "offer(1)", "Accept the first offer of the last notice"),
+    KeyBinding("offer.first", "alt+1", "offer(1)", "Accept the first offer on the screen"),
     KeyBinding("offer.second", "alt+2", "offer(2)", "Accept the second offer"),
     KeyBinding("offer.third", "alt+3", "offer(3)", "Accept the third offer"),
     KeyBinding("offer.fourth", "alt+4", "offer(4)", "Accept the fourth offer"),
     KeyBinding("offer.fifth", "alt+5", "offer(5)", "Accept the fifth offer"),
+    KeyBinding("offer.sixth", "alt+6", "offer(6)", "Accept the sixth offer"),
+    KeyBinding("offer.seventh", "alt+7", "offer(7)", "Accept the seventh offer"),
+    KeyBinding("offer.eighth", "alt+8", "offer(8)", "Accept the eighth offer"),
+    KeyBinding("offer.ninth", "alt+9", "offer(9)", "Accept the ninth offer"),
     KeyBinding("transcript.previous", "up,k", "screen.mark(-1)", "Previous message", "transcript"),
     KeyBinding("transcript.next", "down,j", "screen.mark(1)", "Next message", "transcript"),
     KeyBinding("transcript.open", "enter,space", "screen.open", "Open or fold", "transcript"),
@@ -156,6 +160,12 @@ def key_names(id_: str, table: Mapping[str, str]) -> str:
     """The current keys of an action in readable form: `Ctrl+J, Shift+Enter`."""
     keys = table.get(id_) or next(key.keys for key in KEYS if key.id == id_)
     return ", ".join(dict.fromkeys(_written(one) for one in _split(keys)))
+
+
+def offer_key(number: int, table: Mapping[str, str]) -> str:
+    """The first key of an offer, counted from 1; empty for one that has no key."""
+    ids = [key.id for key in KEYS if key.action == f"offer({number})"]
+    return key_names(ids[0], table).partition(", ")[0] if ids else ""
 
 
 def _split(keys: str) -> Iterator[str]:

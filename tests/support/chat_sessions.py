@@ -34,6 +34,9 @@ class Sheet:
         assert block.id in self.blocks
         self.blocks[block.id] = block
 
+    def remove(self, id_: str) -> None:
+        self.blocks.pop(id_, None)
+
     def status_changed(self) -> None:
         self.changes += 1
 

@@ -40,6 +40,7 @@ from localchat.models.resolve import ResolvedModel
 from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
 from localchat.session.engine_holder import EngineHolder
 from localchat.tui.app import ChatApp
+from localchat.tui.widgets.key_footer import KeyFooter
 
 GB = 1_000_000_000
 DONE = Done(
@@ -339,6 +340,11 @@ def app_of(pilot: Pilot[int]) -> ChatApp:
     app = pilot.app
     assert isinstance(app, ChatApp)
     return app
+
+
+def footer(app: ChatApp) -> str:
+    """The row of keys, as it is shown."""
+    return app.chat.query_one(KeyFooter).render_line(0).text
 
 
 async def say(pilot: Pilot[int], text: str) -> None:

@@ -113,7 +113,7 @@ def test_the_message_of_before_comes_back_with_what_it_included(tmp_path: Path) 
     play(stage, what)
 
 
-def test_what_is_written_while_an_answer_comes_stays_as_it_is(tmp_path: Path) -> None:
+def test_messages_written_while_an_answer_comes_wait_for_it(tmp_path: Path) -> None:
     stage = Stage(tmp_path, script=lambda request: ScriptedAnswer(events=(Text(0, "so"), HOLD)))
 
     async def what(pilot: Pilot[int]) -> None:
@@ -125,15 +125,38 @@ def test_what_is_written_while_an_answer_comes_stays_as_it_is(tmp_path: Path) ->
         for key in ("a", "enter", "b", "enter", "c"):  # no pause: as a terminal pastes lines
             app.simulate_key(key)
         await pilot.pause()
-        assert composer.text == "abc"
-        assert "Esc stops" in str(app.chat.query_one("#banner").render())
-        assert [text for text, _ in composer.sent] == ["first"]
+        assert composer.text == "c"
+        assert str(app.chat.query_one("#banner").render()) == "next: a\nnext: b"
         assert len(app.session.conversation.nodes) == 2
+        assert app.recorder.kept_draft() in ("", "a\n\nb\n\nc")
         with pytest.raises(UsageError, match="under way"):
             await app.session.ask("another")
         assert len(app.session.conversation.nodes) == 2
+        await pilot.press("backspace", "up")
+        assert composer.text == "b", "the newest can be changed"
         await pilot.press("escape")
         await until(pilot, lambda: not app.session.busy)
+        assert composer.text == "a\n\nb", "a stopped answer sends nothing"
+
+    play(stage, what)
+
+
+def test_messages_that_wait_are_sent_one_after_another(tmp_path: Path) -> None:
+    gate = ScriptedAnswer(("one ", *("." for _ in range(20))), gap_s=0.01)
+    stage = Stage(tmp_path, script=lambda request: gate)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        for text in ("first", "second", "/bogus", "third"):
+            app.chat.composer.write(text)
+            await pilot.press("enter")
+        await until(pilot, lambda: len(stage.engine.requests) == 3 and not app.session.busy)
+        assert [text for role, text in sent(stage.engine.requests[-1]) if role == "user"] == [
+            "first",
+            "second",
+            "third",
+        ]
+        assert not app.chat.query_one("#banner").display
 
     play(stage, what)
 

@@ -12,7 +12,7 @@ from localchat.session.engine_status import EngineStatus
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.widgets.status_bar import fit_parts, fit_with_hint, status_parts
 from localchat.tui.widgets.welcome import Welcome
-from tests.support.tui_stage import Stage, app_of, play, until
+from tests.support.tui_stage import Stage, app_of, footer, play, until
 
 
 def test_another_model_is_chosen_where_it_is_offered(tmp_path: Path) -> None:
@@ -49,11 +49,14 @@ def test_a_key_means_one_offer(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
         welcome = app.chat.query_one(Welcome)
-        await until(pilot, lambda: "alt+1" in str(welcome.render()))
+        await until(pilot, lambda: "Alt+1" in str(welcome.render()))
         app.session.notice("other is here.", "info", (Offer("chat with other", "model other"),))
-        await until(pilot, lambda: "alt+1" not in str(welcome.render()))
-        assert "talking to the built-in guide" in str(welcome.render())
-        await pilot.press("alt+1")
+        (notice,) = app.chat.transcript.blocks
+        assert isinstance(notice, NoticeBlock)
+        key = notice.offers[0].key
+        assert key not in str(welcome.render()), "the keys of the welcome stay what they are"
+        assert f"{key} chat with other" in footer(app)
+        await pilot.press(key.lower())
         await until(pilot, lambda: app.session.setup.model.name == "other")
 
     play(Stage(tmp_path, models=("guide", "other")), what)

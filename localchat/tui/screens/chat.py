@@ -4,8 +4,9 @@ Widgets post messages, keys run actions; only this screen and the command handle
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -16,64 +17,50 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.css.query import NoMatches
 from textual.screen import Screen
-from textual.timer import Timer
 from textual.widgets import Static
 
 from localchat.chat.conversation import Node
 from localchat.chat.titles import title_for
 from localchat.errors import EngineClosed, LocalchatError
 from localchat.sanitize import sanitize_line
-from localchat.session.blocks import Block, NoticeBlock, ToolCallBlock
-from localchat.session.session import OVERFLOW_PREFIX, RETRY, ChatSession
+from localchat.session.blocks import (
+    OVERFLOW_PREFIX,
+    RETRY,
+    Block,
+    NoticeBlock,
+    Offer,
+    ToolCallBlock,
+)
+from localchat.session.session import ChatSession
 from localchat.session.view import SessionView, node_of
 from localchat.tui import clipboard
 from localchat.tui.attachments import ComposerText, contract, expand
-from localchat.tui.keymap import bindings, key_names
+from localchat.tui.footer_keys import Focus, FooterState, footer_keys
+from localchat.tui.keymap import bindings, key_names, offer_key
+from localchat.tui.message_queue import MessageQueue
+from localchat.tui.progress import PROGRESS_ID, progress_block
 from localchat.tui.textual_internals.compositor import redraw_changes_only
-from localchat.tui.textual_internals.driver import interrupts_ignored, terminal_writer
+from localchat.tui.textual_internals.driver import terminal_released, terminal_writer
 from localchat.tui.transcript.widget import Transcript
+from localchat.tui.transcript_view import TranscriptView
+from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
 from localchat.tui.widgets.find_bar import FindBar
+from localchat.tui.widgets.key_footer import KeyFooter
 from localchat.tui.widgets.metrics_panel import MetricsPanel
 from localchat.tui.widgets.status_bar import StatusBar
-from localchat.tui.widgets.welcome import Welcome
+from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX, Welcome
 
 if TYPE_CHECKING:
     from localchat.tui.command_handlers import CommandHandlers
 
 _STATS_EVERY_S = 0.5
-_HINT_S = 2.5
 _BUSY = "an answer is under way; Esc stops it"
+_COMPLETE = ("whole", "length")
 _EDITING = "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
 
 Result = TypeVar("Result")
-
-
-class TranscriptView:
-    """The session's view (`SessionView`): shows blocks in the transcript of a chat screen."""
-
-    def __init__(self, screen: "ChatScreen") -> None:
-        self._screen = screen
-
-    def show(self, blocks: Sequence[Block]) -> None:
-        self._screen.transcript.show(blocks)
-        self._screen.blocks_changed()
-
-    def put(self, block: Block) -> None:
-        self._screen.transcript.put(block)
-        if self._screen.is_welcoming:
-            self._screen.blocks_changed()
-
-    def append_text(self, id_: str, text: str) -> None:
-        self._screen.transcript.append_text(id_, text)
-
-    def finish(self, block: Block) -> None:
-        self._screen.transcript.put(block)
-        self._screen.transcript.finish(block.id)
-
-    def status_changed(self) -> None:
-        self._screen.status_changed()
 
 
 class ChatScreen(Screen[None]):
@@ -88,14 +75,14 @@ class ChatScreen(Screen[None]):
     def __init__(self, open_session: Callable[[SessionView], ChatSession]) -> None:
         super().__init__()
         redraw_changes_only(self)
-        self.session = open_session(TranscriptView(self))
+        self.session = open_session(TranscriptView(self, self._offer_key))
         self._editing: str | None = None
         """Id of the sent message that is being changed."""
         self._saved_draft = ComposerText()
         """The composer's text from before a sent message was put into it."""
         self._fetching_stats = False
-        self._hint_timer: Timer | None = None
         self._labels: dict[str, str] = {}
+        self._queue = MessageQueue()
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="heading"):
@@ -104,16 +91,19 @@ class ChatScreen(Screen[None]):
         with Horizontal(id="body"):
             with Vertical(id="talk"):
                 yield FindBar(id="finder")
-                yield Welcome(id="welcome")
+                models_key = key_names("screen.models", self.session.context.keys)
+                yield Welcome(self._offer_key, models_key.partition(", ")[0], id="welcome")
                 yield Transcript(id="transcript")
             yield MetricsPanel(self.session.status, id="panel")
-        yield Static("", id="banner", markup=False)
+        yield Banner(id="banner")
         yield Composer(id="composer")
         yield StatusBar(self.session.status, id="status")
+        yield KeyFooter(id="footer")
 
     def on_mount(self) -> None:
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
-        self.composer.is_blocked = lambda: self.session.busy
+        self.composer.is_blocked = lambda: self.session.busy and self._editing is not None
+        self.composer.take_back = self._take_back
         self.status_changed()
 
     @cached_property
@@ -149,9 +139,8 @@ class ChatScreen(Screen[None]):
         except NoMatches:
             return
         session = self.session
-        urgent = "Esc stops" if session.busy else self._offer_hint() or self._continue_hint()
-        self.status.urgent = bool(urgent)
-        self.status.hint = urgent or ("Esc closes" if self.is_covered else "^O metrics  F1 help")
+        self._show_keys()
+        self._show_progress()
         self.status.refresh_metrics()
         self.panel.refresh_metrics()
         title = sanitize_line(title_for(session.conversation)) or "New conversation"
@@ -160,25 +149,44 @@ class ChatScreen(Screen[None]):
         thinking = "" if think == "auto" else f" · think {think}"
         self._set_label("#model", f"{sanitize_line(session.status.model)}{thinking}")
 
-    def _offer_hint(self) -> str:
-        blocks = self.transcript.blocks
-        last = blocks[-1] if blocks else None
-        if isinstance(last, NoticeBlock) and last.offers:
-            return "Alt+1 accept" if len(last.offers) == 1 else f"Alt+1…{len(last.offers)} choose"
-        return ""
+    def _show_keys(self) -> None:
+        """Show the keys that are of use: in the footer, or one of them in the status bar of a low window."""
+        state = FooterState(
+            focus=self._focus_name(),
+            is_busy=self.session.busy,
+            is_covered=self.is_covered,
+            has_queue=bool(self._queue),
+            can_continue=self.session.can_continue,
+            offers=self.transcript.open_offers,
+        )
+        keys = footer_keys(state, self.session.context.keys)
+        self.query_one(KeyFooter).show(keys)
+        first = keys[:1] if state.is_urgent or state.is_covered else keys[-1:]
+        self.status.urgent = state.is_urgent and self.has_class("-low")
+        self.status.hint = " ".join(first[0][:2]) if self.has_class("-low") else ""
 
-    def _continue_hint(self) -> str:
-        conversation = self.session.conversation
-        last = conversation.nodes.get(conversation.head or "")
-        if last is None or last.message.role != "assistant" or last.state == "whole":
-            return ""
-        return f"{key_names('chat.continue', self.session.context.keys)} continue"
+    def _focus_name(self) -> Focus:
+        focused = self.focused
+        if focused is self.transcript:
+            return "transcript"
+        return "panel" if focused is self.panel else "composer"
+
+    def _show_progress(self) -> None:
+        """Show what the request waits for at the end of the transcript, until its first words."""
+        block = progress_block(self.session.status, time.monotonic()) if self.session.busy else None
+        if block is not None:
+            self.transcript.put(block)
+        elif self.transcript.block(PROGRESS_ID) is not None:
+            self.transcript.drop(PROGRESS_ID)
 
     def _set_label(self, where: str, text: str) -> None:
         """Update a label, only if its text changed."""
         if self._labels.get(where) != text:
             self._labels[where] = text
             self.query_one(where, Static).update(Content(text))
+
+    def _offer_key(self, number: int) -> str:
+        return offer_key(number, self.session.context.keys)
 
     @property
     def is_covered(self) -> bool:
@@ -197,14 +205,19 @@ class ChatScreen(Screen[None]):
         """Show the welcome or the transcript. Notices alone, of a load for instance, do not hide the
         welcome."""
         blocks = self.transcript.blocks
-        notices = [one for one in blocks if isinstance(one, NoticeBlock)]
-        welcome = self.query_one(Welcome)
-        welcome.display = len(notices) == len(blocks)
-        welcome.set_offers_hidden(any(one.offers for one in notices))
+        self.query_one(Welcome).display = all(isinstance(one, NoticeBlock) for one in blocks)
         self.transcript.display = bool(blocks)
 
+    @property
+    def reserved_offers(self) -> int:
+        """How many offers the welcome may number."""
+        return self.query_one(Welcome).reserved
+
     def _watch_stats(self) -> None:
+        """Update what changes with time alone, and the engine's metrics while the panel shows them."""
         status = self.session.status
+        if self.session.busy:
+            self.status_changed()
         trouble = self.session.recorder.trouble
         if trouble is not None:
             self.hint(trouble.message)
@@ -228,22 +241,19 @@ class ChatScreen(Screen[None]):
 
     def hint(self, text: str) -> None:
         """Show a text above the composer for some seconds."""
-        self._show_banner(text)
-        if self._hint_timer is not None:
-            self._hint_timer.stop()  # the time of this text begins now
-        self._hint_timer = self.set_timer(_HINT_S, self._restore_banner)
+        self.query_one(Banner).hint(text)
 
-    def _show_banner(self, text: str) -> None:
-        line = self.query_one("#banner", Static)
-        line.display = bool(text)
-        line.update(Content(text))
-
-    def _restore_banner(self) -> None:
-        self._show_banner(_EDITING if self._editing else "")
+    def _update_banner(self) -> None:
+        """Show what lasts: a sent message that is being changed, or messages that wait."""
+        self.query_one(Banner).keep(_EDITING if self._editing else self._queue.describe())
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")
         self.set_class(event.size.height < 20, "-short")
+        self.status_changed()
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        self._show_keys()
 
     # ------------------------------------------------------------------ for the command handlers
 
@@ -257,7 +267,46 @@ class ChatScreen(Screen[None]):
         except EngineClosed:
             pass  # stopped on purpose; the status bar shows it
         except LocalchatError as problem:
+            self.reveal_end()
             self.session.show_error(problem)
+        finally:
+            self._work_ended()
+
+    def _work_ended(self) -> None:
+        """Send the next message of the queue, or give all of them back if the answer is not complete."""
+        if self.session.busy:
+            return
+        self.status_changed()
+        if not self._queue:
+            return
+        last = self.session.last_answer()
+        if last and last.id == self.session.conversation.head and last.state in _COMPLETE:
+            text, inclusions = self._queue.next()
+            self.transcript.to_end()
+            self.start_work(self.session.ask(text, inclusions))
+        else:
+            waited, written = self._queue.take_all(), self.composer.written
+            text = "\n\n".join(filter(None, (waited.text, written.text)))
+            self.composer.write(text, (*waited.attachments, *written.attachments))
+        self._update_banner()
+
+    def _take_back(self) -> ComposerText | None:
+        """The newest message of the queue, which the up key takes back."""
+        taken = self._queue.take_last()
+        self._update_banner()
+        self.status_changed()
+        return taken
+
+    def reveal_end(self) -> None:
+        """Show the end of the conversation, where the result of a command appears."""
+        if self.is_covered:
+            self.action_panel()
+        self.transcript.to_end()
+
+    def reply(self, text: str, offers: Sequence[Offer] = ()) -> None:
+        """Show the result of a command where it is seen."""
+        self.reveal_end()
+        self.session.notice(text, "info", offers)
 
     async def stop_and_wait(self) -> None:
         """Stop the answer under way and wait until it has ended."""
@@ -297,16 +346,9 @@ class ChatScreen(Screen[None]):
         """Switch to a theme, by Textual's name."""
         self.app.theme = name
 
-    @contextmanager
-    def terminal_released(self) -> Iterator[None]:
-        """Leave the terminal to another program inside the block; the session goes on meanwhile.
-
-        The block must not raise: Textual's `suspend` would never take the terminal back.
-        """
-        # Without batch_update the program hangs after thirty frames to a terminal that nobody reads.
-        with self.app.suspend(), self.app.batch_update(), interrupts_ignored():
-            yield
-        self.app.refresh(layout=True)
+    def terminal_released(self) -> AbstractContextManager[None]:
+        """Leave the terminal to another program inside the block, which must not raise."""
+        return terminal_released(self.app)
 
     def call_from_any_thread(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call a function on the event loop, unless the program has ended."""
@@ -328,6 +370,11 @@ class ChatScreen(Screen[None]):
         self.leave_editing()
         if editing is not None:
             self.start_work(session.edit(editing, event.text, event.inclusions))
+        elif session.busy:
+            self._queue.put(event.text, event.inclusions)
+            self._save_draft()
+            self._update_banner()
+            self.status_changed()
         else:
             self.start_work(session.ask(event.text, event.inclusions))
 
@@ -342,8 +389,12 @@ class ChatScreen(Screen[None]):
         self.session.show_error(event.problem)
 
     def on_composer_changed(self, event: Composer.Changed) -> None:
+        self._save_draft()
+
+    def _save_draft(self) -> None:
+        """Record what is not sent yet: the queue and the text of the composer."""
         text, _ = expand(*(self._saved_draft if self._editing else self.composer.written))
-        self.session.recorder.draft(text)
+        self.session.recorder.draft("\n\n".join(filter(None, (*self._queue.texts(), text))))
 
     def on_composer_left(self, event: Composer.Left) -> None:
         if self.transcript.blocks and not self.is_covered:
@@ -382,6 +433,13 @@ class ChatScreen(Screen[None]):
             self.start_work(self.session.retry())
         elif action.startswith(OVERFLOW_PREFIX):
             self.start_work(self.session.take_offer(action))
+        elif action.startswith(ASK_PREFIX):
+            question = action.removeprefix(ASK_PREFIX)
+            self.composer.sent.append(ComposerText(question))
+            self.on_composer_sent(Composer.Sent(question, ()))
+        elif action.startswith(FETCH_PREFIX):
+            name, _, about = action.removeprefix(FETCH_PREFIX).partition(" ")
+            self.commands.confirm_pull(name, about)
         else:
             self.commands.run(f"/{action}")
 
@@ -412,6 +470,7 @@ class ChatScreen(Screen[None]):
 
     def action_go_on(self) -> None:
         if not self.session.busy:
+            self.reveal_end()
             self.start_work(self.session.continue_answer())
 
     def action_think(self) -> None:
@@ -420,7 +479,10 @@ class ChatScreen(Screen[None]):
         self.commands.run(f"/think {order[(now + 1) % 3]}")
 
     def action_copy_answer(self) -> None:
-        if self.transcript.focused_id is not None:
+        if selected := self.get_selected_text():
+            self.copy(selected, "selection")
+            self.clear_selection()
+        elif self.transcript.focused_id is not None:
             self.action_copy_marked()
         else:
             self.commands.run("/copy")
@@ -439,8 +501,8 @@ class ChatScreen(Screen[None]):
         self.hint("there is no other version")
 
     def action_page(self, step: int) -> None:
-        view = self.transcript
-        (view.scroll_page_up if step < 0 else view.scroll_page_down)(animate=False)
+        scroll = self.transcript.scroll_page_up if step < 0 else self.transcript.scroll_page_down
+        scroll(animate=False)
 
     def action_to_end(self) -> None:
         self.transcript.to_end()
@@ -465,11 +527,8 @@ class ChatScreen(Screen[None]):
 
     def action_offer(self, number: int) -> None:
         welcome = self.query_one(Welcome)
-        if self.transcript.take_offer(number):
-            return
-        if welcome.display:
-            welcome.choose(number)
-        else:
+        taken = self.transcript.take_offer(number) or (welcome.display and welcome.choose(number))
+        if not taken:
             self.hint("there is no such offer")
 
     # ------------------------------------------------------------------ actions on the focused block
@@ -524,7 +583,7 @@ class ChatScreen(Screen[None]):
         if self._editing is None:
             self._saved_draft = self.composer.written
         self._editing = node.id
-        self._restore_banner()
+        self._update_banner()
         self.composer.write(*contract(node.message.content, node.inclusions))
 
     def leave_editing(self) -> bool:
@@ -532,7 +591,7 @@ class ChatScreen(Screen[None]):
         if self._editing is None:
             return False
         self._editing, draft, self._saved_draft = None, self._saved_draft, ComposerText()
-        self._restore_banner()
+        self._update_banner()
         self.composer.write(*draft)
         return True
 

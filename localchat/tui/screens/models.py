@@ -29,6 +29,8 @@ class ModelChoice(NamedTuple):
     name: str
     pull: bool = False
     """Whether it must be downloaded first."""
+    about: str = ""
+    """Size and verdict of a model to download."""
 
 
 class ModelEntry(NamedTuple):
@@ -115,12 +117,18 @@ class ModelScreen(ListDialog[ModelChoice]):
         if entry.kind == "unusable":
             self.show_about(f"{entry.name} cannot be run: {sanitize_line(entry.about)}")
             return
-        self.dismiss(ModelChoice(entry.name, pull=entry.kind == "catalogue"))
+        self.dismiss(self._choice(entry, pull=entry.kind == "catalogue"))
+
+    def _choice(self, entry: ModelEntry, *, pull: bool) -> ModelChoice:
+        verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
+        fetched = f"{size(verdict.size_bytes)} to download" if verdict.size_bytes else ""
+        parts = (sanitize_line(entry.about), fetched, verdict.words)
+        return ModelChoice(entry.name, pull, "\n".join(filter(None, parts)))
 
     def action_pull(self) -> None:
         entry = self._models.get(self.marked or "")
         if entry is not None:
-            self.dismiss(ModelChoice(entry.name, pull=True))
+            self.dismiss(self._choice(entry, pull=True))
 
     @work(exclusive=True)
     async def _load(self) -> None:

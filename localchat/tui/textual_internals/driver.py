@@ -46,6 +46,18 @@ def interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def terminal_released(app: "App[Any]") -> Iterator[None]:
+    """Leave the terminal to another program inside the block; the session goes on meanwhile.
+
+    The block must not raise: Textual's `suspend` would never take the terminal back.
+    """
+    # Without batch_update the program hangs after thirty frames to a terminal that nobody reads.
+    with app.suspend(), app.batch_update(), interrupts_ignored():
+        yield
+    app.refresh(layout=True)
+
+
 def hangup_safe(driver: "type[Driver]") -> "type[Driver]":
     """The same driver for a terminal that may close at any moment. Textual's writer thread would end with an
     error, and the program would then block for ever once thirty frames wait."""
@@ -92,13 +104,13 @@ class _DiscardOnceClosed:
 
 
 def add_alt_keys() -> None:
-    """Add Alt+Enter, Alt+O and Alt+1 to Alt+5, which most terminals send as Escape and the key. Textual would
+    """Add Alt+Enter, Alt+O and Alt+1 to Alt+9, which most terminals send as Escape and the key. Textual would
     read Enter (and send the message), or the character that a Mac types with Alt."""
     from enum import Enum
 
     from textual import _ansi_sequences
 
-    names = {"\r": "enter", "o": "o"} | {digit: digit for digit in "12345"}
+    names = {"\r": "enter", "o": "o"} | {digit: digit for digit in "123456789"}
     alt = Enum("alt", {f"alt_{name}": f"alt+{name}" for name in names.values()})  # type: ignore[misc]
     table = _ansi_sequences.ANSI_SEQUENCES_KEYS
     for key, name in names.items():

@@ -13,6 +13,7 @@ from localchat.session.blocks import (
     Branch,
     Fold,
     NoticeBlock,
+    ProgressBlock,
     ReasoningBlock,
     SummaryBlock,
     ToolCallBlock,
@@ -32,6 +33,7 @@ MAX_TEXT_CELLS: Final = 104
 _INDENT: Final = Piece("  ", PLAIN)
 _BLANK: Final = Row((_INDENT,), 1)
 _SIGNS: Final = {"info": "●", "warning": "▲", "error": "✕"}
+_BAR_CELLS: Final = 40
 _PREVIEW_ROWS: Final = 3  # of the arguments of a folded tool call
 
 
@@ -71,6 +73,8 @@ def block_rows(
             return _summary(block, width, is_open)
         case NoticeBlock():
             return _notice(block, width)
+        case ProgressBlock():
+            return _progress(block, width)
 
 
 def clean(text: str) -> str:
@@ -238,6 +242,20 @@ def _summary(block: SummaryBlock, width: int, is_open: bool) -> BlockRows:
     return BlockRows(rows, hits)
 
 
+def _progress(block: ProgressBlock, width: int) -> BlockRows:
+    rows = [EMPTY, *_decoration(clean(block.text), width)]
+    if block.share is not None:
+        cells = min(_BAR_CELLS, text_width(width))
+        done = min(cells, round(block.share * cells))
+        bar = (
+            _INDENT,
+            Piece("━" * done, Look("bullet")),
+            Piece("━" * (cells - done), Look("rule")),
+        )
+        rows.append(Row(bar, len(bar)))
+    return BlockRows(rows, {})
+
+
 def _notice(block: NoticeBlock, width: int) -> BlockRows:
     sign = Piece(f"{_SIGNS[block.kind]} ", Look(block.kind))
     blank = Piece("  ", PLAIN)
@@ -245,11 +263,12 @@ def _notice(block: NoticeBlock, width: int) -> BlockRows:
     first: tuple[Piece, ...] = (_INDENT, sign)
     rows += plain_rows(clean(block.text), text_width(width) + GUTTER, first, (_INDENT, blank))
     hits: dict[int, RowHit] = {}
-    for number, offer in enumerate(block.offers, 1):
+    for number, offer in enumerate(block.offers, block.first):
         label = [Piece(sanitize_line(offer.label), PLAIN)]
-        key = Piece(f"{number} ", Look("number", bold=True))
+        key = Piece(f"{offer.key or number}  ", Look("number", bold=True))
+        below = Piece(" " * cell_len(key.text), PLAIN)
         for row in wrap(
-            label, text_width(width) + GUTTER, (_INDENT, blank, key), (_INDENT, blank, blank)
+            label, text_width(width) + GUTTER, (_INDENT, blank, key), (_INDENT, blank, below)
         ):
             hits[len(rows)] = RowHit(offer.action)
             rows.append(row)

@@ -25,7 +25,7 @@ from textual.strip import Strip
 from textual.timer import Timer
 from textual.widget import Widget
 
-from localchat.session.blocks import Block, NoticeBlock
+from localchat.session.blocks import Block, NoticeBlock, Offer
 from localchat.tui.keymap import bindings
 from localchat.tui.textual_internals.driver import output_is_pending
 from localchat.tui.textual_internals.flat_widget import flat_vertical_scrollbar, rows_in
@@ -174,13 +174,24 @@ class Transcript(ScrollView, can_focus=True):
         block = self.block(id_)
         return [] if block is None else code_blocks(block)
 
+    @property
+    def open_offers(self) -> tuple[Offer, ...]:
+        """The offers of the last notice that has some, while nothing was said after it."""
+        for item in reversed(self._block_layout.items):
+            if not isinstance(item.block, NoticeBlock):
+                return ()
+            if item.block.offers:
+                return item.block.offers
+        return ()
+
     def take_offer(self, number: int) -> bool:
-        """Accept an offer of the last notice that has any, counted from 1. False where there is none."""
+        """Accept an offer of the last notice that has any, by its number. False where there is none."""
         for item in reversed(self._block_layout.items):
             if isinstance(item.block, NoticeBlock) and item.block.offers:
-                if not 1 <= number <= len(item.block.offers):
+                at = number - item.block.first
+                if not 0 <= at < len(item.block.offers):
                     return False
-                self.post_message(self.OfferTaken(item.block.offers[number - 1].action))
+                self.post_message(self.OfferTaken(item.block.offers[at].action))
                 return True
         return False
 

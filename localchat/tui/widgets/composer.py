@@ -46,7 +46,7 @@ class Composer(Vertical):
         inclusions: tuple[Inclusion, ...]
 
     class Blocked(Message):
-        """A complete message cannot be sent now and stays in the editor."""
+        """A changed message cannot be sent now and stays in the editor."""
 
     @dataclass
     class CommandEntered(Message):
@@ -74,7 +74,9 @@ class Composer(Vertical):
         self.root = Path.cwd()
         self.count_tokens: CountTokens | None = None
         self.is_blocked: Callable[[], bool] = lambda: False
-        """Whether a message that is not a command must wait."""
+        """Whether a message that is not a command must stay in the editor."""
+        self.take_back: Callable[[], ComposerText | None] = lambda: None
+        """Takes back the newest message that waits to be sent."""
         self.sent: list[ComposerText] = []
         """Messages sent before, oldest first, for the up key."""
         self._recalled: int | None = None  # index of the message in `sent` that the editor shows
@@ -182,6 +184,12 @@ class Composer(Vertical):
         return was
 
     def _recall(self, step: int) -> None:
+        if step < 0 and not self.editor.text and (taken := self.take_back()) is not None:
+            if self.sent and self.sent[-1].text == taken.text:
+                self.sent.pop()
+            self._recalled = None
+            self.editor.write(*taken)
+            return
         at = len(self.sent) if self._recalled is None else self._recalled
         if at == len(self.sent):
             self._unsent = self.written

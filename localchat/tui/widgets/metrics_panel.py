@@ -3,6 +3,7 @@
 It is one widget: twelve small ones cost twice as much.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import ClassVar, Final, NamedTuple
@@ -16,12 +17,13 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from localchat import metrics, units
-from localchat.engine.events import EngineStats
+from localchat.engine.events import EngineStats, RunningRequest
 from localchat.engine.interface import MemoryParts
 from localchat.metrics import METRICS
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.keymap import bindings
+from localchat.tui.progress import time_left
 from localchat.tui.transcript.markdown.rows import Look, Piece
 from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
 from localchat.units import percent, size
@@ -166,9 +168,17 @@ def _kv(status: EngineStatus, width: int) -> Iterator[MetricRow]:
 def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     rate = status.decode_tokens_per_s
     times = status.stats.tpot_ms if status.stats else ()
-    if status.ttft_s is None and rate is None and not times:
+    prefill = status.prefill_tokens_per_s
+    if status.ttft_s is None and rate is None and prefill is None and not times:
         return
     yield _heading("Speed", status.state, width)
+    if prefill is not None and status.prefill is not None:
+        yield _line("prefill", units.rate(prefill), "prefill_tokens_per_s", width, "metric")
+        done, total = status.prefill.done, status.prefill.total
+        yield MetricRow((_piece(bar(done, total, width), "bar"),), "prefill_done_tokens")
+        left = time_left(status, time.monotonic()).removesuffix(" left")
+        yield _line("  time left", left or "-", "prefill_done_tokens", width)
+        return  # figures of the answer before would be read as those of this one
     yield _line("TTFT", f"{units.decimal(status.ttft_s, 2)} s", "ttft_s", width)
     yield _line("decode", f"{units.decimal(rate, 1)} tok/s", "decode_tokens_per_s", width, "metric")
     spark = sparkline(status.rates, width)
@@ -176,8 +186,8 @@ def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
         yield MetricRow((_piece(spark, "spark"),), "decode_tokens_per_s")
     done = status.done
     if done is not None and done.timings.prefill_tokens_per_s is not None:
-        prefill = units.decimal(done.timings.prefill_tokens_per_s, 1)
-        yield _line("prefill", f"{prefill} tok/s", "prefill_tokens_per_s", width)
+        measured = units.rate(done.timings.prefill_tokens_per_s)
+        yield _line("prefill", measured, "prefill_tokens_per_s", width)
     for name, value in _percentiles(status, times):
         yield _line(f"TPOT {name}", f"{units.decimal(value, 1)} ms", f"tpot_ms_{name}", width)
     drawn, low, high = histogram(times, width)
@@ -245,16 +255,25 @@ def _engine(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     yield _line("threads", f"{info.threads}", "threads", width)
     yield _line("layers on the GPU", f"{info.gpu_layers}/{info.layers}", "gpu_layers", width)
     if stats is not None:
-        yield from _clients(stats, width)
+        yield from _clients(status, stats, width)
 
 
-def _clients(stats: EngineStats, width: int) -> Iterator[MetricRow]:
+def _clients(status: EngineStatus, stats: EngineStats, width: int) -> Iterator[MetricRow]:
     yield _line("running", f"{stats.now.running}", "running", width)
     yield _line("waiting", f"{stats.now.waiting}", "waiting", width)
     for one in stats.requests:
         user = sanitize_line(one.user) or "this chat"
-        value = f"{one.phase} {one.completion_tokens:,} tok, {one.age_s:.0f} s"
+        value = f"{one.phase} {_tokens_of(one, status)} tok, {units.duration(one.age_s)}"
         yield _line(f"  {user}"[: width - len(value) - 1], value, "running", width)
+
+
+def _tokens_of(request: RunningRequest, status: EngineStatus) -> str:
+    """Tokens generated; while the prompt is computed, those of the prompt."""
+    if request.phase == "decode":
+        return f"{request.completion_tokens:,}"
+    if status.prefill is not None and not request.user:
+        return f"{status.prefill.done:,}/{request.prompt_tokens:,}"
+    return f"{request.prompt_tokens:,}"
 
 
 # ---------------------------------------------------------------------------- widget

@@ -1,5 +1,6 @@
 """The status bar: one line of metrics at the bottom of the screen."""
 
+import time
 from typing import ClassVar, Final, NamedTuple
 
 from rich.segment import Segment
@@ -10,9 +11,10 @@ from textual.widget import Widget
 
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
+from localchat.tui.progress import time_left
 from localchat.tui.textual_internals.flat_widget import rows_in
 from localchat.tui.widgets.charts import bar, sparkline
-from localchat.units import decimal, used_of
+from localchat.units import decimal, rate, used_of
 
 _KV_CELLS: Final = 6
 _SPARK_CELLS: Final = 12
@@ -51,6 +53,10 @@ def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
     found = [StatusPart(mark, style), StatusPart(status.label, "state", glued=True)]
     if status.pulling:
         found.append(StatusPart(status.pulling, "busy", 6))
+    if status.prefill_tokens_per_s is not None:
+        found.append(StatusPart(rate(status.prefill_tokens_per_s), "metric", 4))
+        if left := time_left(status, time.monotonic()):
+            found.append(StatusPart(left, rank=1))
     if status.ttft_s is not None:
         found.append(StatusPart(f"TTFT {decimal(status.ttft_s, 2)} s", rank=3))
     if status.decode_tokens_per_s is not None:

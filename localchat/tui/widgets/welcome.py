@@ -1,9 +1,9 @@
 """The welcome of an empty conversation: the model, how to begin, and on the first run models that fit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from textual import events
 from textual.content import Content
@@ -19,22 +19,52 @@ from localchat.units import duration, rate, size
 if TYPE_CHECKING:
     from localchat.models.onboarding import FirstRun, Recommendation
 
-
-_MAX_EXTERNAL = 2
-_USAGE = (
-    "Enter sends, Ctrl+J begins a new line",
-    "/ commands · @ files · Ctrl+R conversations",
-    "Ctrl+O metrics · F1 everything else",
-)
-_GUIDE = (
+ASK_PREFIX: Final = "ask "
+"""First part of the action that sends a sample question."""
+FETCH_PREFIX: Final = "fetch "
+"""First part of the action that asks whether to download a model: its name and a line about it follow."""
+_LOW_ROWS: Final = 6
+_MAX_EXTERNAL: Final = 2
+_MAX_MODELS: Final = 4
+_USAGE: Final = "Type a question. / lists the commands, @ includes a file, F1 explains the keys."
+_GUIDE: Final = (
     "You're talking to the built-in guide.",
     "It knows localchat; choose a model for anything else.",
 )
-_CHOOSE_MODEL = Offer("choose a model (F3)", "model")
+_SAMPLES: Final = (
+    "What can localchat do?",
+    "Which model should I choose?",
+    "How do I ask about a file?",
+)
+
+
+class Greeting(NamedTuple):
+    """Contents of a welcome."""
+
+    lines: tuple[str, ...] = ()
+    usage: str = ""
+    samples: tuple[str, ...] = ()
+    """Questions to begin with."""
+    models: tuple[Offer, ...] = ()
+    """Models to begin with."""
+    chooses_model: bool = False
+    """Whether choosing a model is offered."""
+
+
+class WelcomeRow(NamedTuple):
+    """One row of the welcome."""
+
+    text: Content
+    rank: int
+    """The row with the highest rank is left out first where the window is low."""
+    action: str = ""
+    """What a click does."""
 
 
 class Welcome(Widget):
-    """A greeting and offers in the middle of the screen. A click or Alt and its number accepts an offer."""
+    """A greeting, questions and models in the middle of the screen. A click or a key accepts one.
+
+    The keys of questions and models never change, also when the models appear seconds later."""
 
     @dataclass
     class Taken(Message):
@@ -42,68 +72,106 @@ class Welcome(Widget):
 
         action: str
 
-    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
+    def __init__(self, offer_key: Callable[[int], str], models_key: str, *, id: str) -> None:  # noqa: A002 - textual's word
+        """`offer_key`: the key of an offer by its number. `models_key`: the key of the list of models."""
         super().__init__(id=id)
-        self.greeting: tuple[str, ...] = ()
-        self._offers: tuple[Offer, ...] = ()
-        self._offers_hidden = False
-        self._offer_rows: dict[int, int] = {}
+        self.greeting = Greeting()
+        self._offer_key = offer_key
+        self._models_key = models_key
+        self._actions: dict[int, str] = {}
+        """By the row of the widget."""
 
-    def set_greeting(self, greeting: Sequence[str], offers: Sequence[Offer] = ()) -> None:
+    def set_greeting(self, greeting: Greeting) -> None:
         """Show another greeting."""
-        self.greeting, self._offers = tuple(greeting), tuple(offers)
+        self.greeting = greeting
         self.refresh(layout=True)
 
     @property
-    def offers(self) -> tuple[Offer, ...]:
-        """The offers that can be accepted now."""
-        return () if self._offers_hidden else self._offers
+    def offers(self) -> dict[int, str]:
+        """Actions of all offers, by the number of their key."""
+        asked = {n: f"{ASK_PREFIX}{text}" for n, text in enumerate(self.greeting.samples, 1)}
+        first = len(self.greeting.samples) + 1
+        return asked | {n: offer.action for n, offer in enumerate(self.greeting.models, first)}
 
-    def set_offers_hidden(self, hidden: bool) -> None:
-        """Hide the offers while a notice has some, which the same keys accept."""
-        if hidden != self._offers_hidden:
-            self._offers_hidden = hidden
-            self.refresh(layout=True)
+    @property
+    def reserved(self) -> int:
+        """How many numbers belong to offers that are here or may still come."""
+        return len(self.greeting.samples) + _MAX_MODELS if self.greeting.samples else 0
 
-    def choose(self, number: int) -> None:
-        """Accept an offer, counted from 1."""
-        if 1 <= number <= len(self.offers):
-            self.post_message(self.Taken(self.offers[number - 1].action))
+    def choose(self, number: int) -> bool:
+        """Accept an offer by its number. False if there is none."""
+        action = self.offers.get(number)
+        if action is not None:
+            self.post_message(self.Taken(action))
+        return action is not None
 
     def on_click(self, event: events.Click) -> None:
-        self.choose(self._offer_rows.get(event.y, 0))
+        if action := self._actions.get(event.y):
+            self.post_message(self.Taken(action))
 
     def render(self) -> Content:
         width = max(10, self.size.width - 2)
-        sanitized = [sanitize_line(line) for line in self.greeting]
-        greeting = _fit_lines(sanitized, width, self.size.height - 3 - len(self.offers))
-        lines: list[Content] = [
-            Content.assemble(("localchat", "bold $primary")),
-            Content(""),
-            *(Content.styled(line, "$foreground 60%") for line in greeting),
-        ]
-        first = len(lines) + 1
-        if self.offers:
-            lines.append(Content(""))
-        for number, offer in enumerate(self.offers, 1):
-            text = _shorten(sanitize_line(offer.label), width - 8)
-            lines.append(Content.assemble((f" alt+{number} ", "bold $accent"), f" {text}"))
-        above = max(0, (self.size.height - len(lines)) // 2)
-        self._offer_rows = {above + first + n: n + 1 for n in range(len(self.offers))}
-        return Content("\n" * above) + Content("\n").join(_center(lines, self.size.width))
+        rows = _fit_rows(list(self._rows(width)), self.size.height)
+        above = max(0, (self.size.height - len(rows)) // 2)
+        self._actions = {above + at: row.action for at, row in enumerate(rows) if row.action}
+        lines = _center([row.text for row in rows], self.size.width)
+        return Content("\n" * above) + Content("\n").join(lines)
+
+    def _rows(self, width: int) -> Iterator[WelcomeRow]:
+        greeting = self.greeting
+        low = self.size.height < _LOW_ROWS  # half a sentence must show that it is half
+        yield WelcomeRow(Content.styled("localchat", "bold $primary"), 0)
+        yield _BLANK
+        for number, line in enumerate(greeting.lines):
+            whole = sanitize_line(line)
+            rows = [_shorten(whole, width)] if low else _wrap_line(whole, width)
+            for row in rows:
+                yield WelcomeRow(Content.styled(row, "$foreground 60%"), 4 if number else 2)
+        if greeting.usage:
+            yield _BLANK
+            for row in _wrap_line(greeting.usage, width):
+                yield WelcomeRow(Content.styled(row, "$foreground 60%"), 6)
+        number = 1
+        if greeting.samples:
+            yield _BLANK
+            yield _heading("Ask, for instance")
+            for text in greeting.samples:
+                yield self._offer_row(number, Offer(text, f"{ASK_PREFIX}{text}"), width, 3)
+                number += 1
+        if greeting.models or greeting.chooses_model:
+            yield _BLANK
+        if greeting.models:
+            yield _heading("Models that fit this computer")
+            for offer in greeting.models:
+                yield self._offer_row(number, offer, width, 1)
+                number += 1
+        if greeting.chooses_model:
+            yield _choice(self._models_key, "choose a model", "model", width, 1)
+
+    def _offer_row(self, number: int, offer: Offer, width: int, rank: int) -> WelcomeRow:
+        return _choice(self._offer_key(number), offer.label, offer.action, width, rank)
 
 
-def _fit_lines(lines: Sequence[str], width: int, room: int) -> list[str]:
-    """The rows that fit a low window: empty lines are left out first, then the last lines, each as a whole."""
-    wrapped = [_wrap_line(line, width) for line in lines]
-    if sum(map(len, wrapped)) > room:
-        wrapped = [rows for rows, line in zip(wrapped, lines, strict=True) if line]
-    kept: list[str] = []
-    for rows in wrapped:
-        if len(kept) + len(rows) > room:
-            break
-        kept += rows
-    return kept or [_shorten(lines[0], width)] if lines else []
+_BLANK: Final = WelcomeRow(Content(""), 7)
+_KEY_CELLS: Final = 7
+
+
+def _heading(text: str) -> WelcomeRow:
+    return WelcomeRow(Content.styled(text, "$foreground 60%"), 5)
+
+
+def _choice(key: str, label: str, action: str, width: int, rank: int) -> WelcomeRow:
+    text = _shorten(sanitize_line(label), width - _KEY_CELLS)
+    shown = Content.assemble((f"{key:<{_KEY_CELLS}}", "bold $accent"), text)
+    return WelcomeRow(shown, rank, action)
+
+
+def _fit_rows(rows: list[WelcomeRow], room: int) -> list[WelcomeRow]:
+    """The rows that fit a low window: those of the highest rank are left out, the last of them first."""
+    while len(rows) > max(1, room):
+        worst = max(range(len(rows)), key=lambda at: (rows[at].rank, at))
+        del rows[worst]
+    return rows
 
 
 def _wrap_line(line: str, width: int) -> list[str]:
@@ -129,18 +197,11 @@ def _center(lines: Sequence[Content], width: int) -> list[Content]:
     return [Content(before) + line for line in lines]
 
 
-class Greeting(NamedTuple):
-    """Lines of a welcome and the offers below them."""
-
-    lines: tuple[str, ...]
-    offers: tuple[Offer, ...] = ()
-
-
 def greeting(setup: ModelSetup) -> Greeting:
     """The greeting for the model in use."""
     if setup.model.name != GUIDE:
-        return Greeting((f"You're talking to {setup.model.name}.", "", *_USAGE))
-    return Greeting((*_GUIDE, "", *_USAGE), (_CHOOSE_MODEL,))
+        return Greeting((f"You're talking to {setup.model.name}.",), _USAGE)
+    return Greeting(_GUIDE, "", _SAMPLES, chooses_model=True)
 
 
 def first_greeting(found: "FirstRun") -> Greeting:
@@ -149,9 +210,12 @@ def first_greeting(found: "FirstRun") -> Greeting:
         Offer(f"{model.name}, here already ({model.origin})", f"model {model.name}")
         for model in found.external[:_MAX_EXTERNAL]
     ]
-    downloads = [Offer(_download_label(one), f"pull {one.name}") for one in found.recommendations]
-    offers = (*(here + downloads)[:4], _CHOOSE_MODEL)
-    return Greeting((*_GUIDE, "", found.hardware, "", *_USAGE[:2]), offers)
+    downloads = [
+        Offer(label := _download_label(one), f"{FETCH_PREFIX}{one.name} {label}")
+        for one in found.recommendations
+    ]
+    models = tuple((here + downloads)[:_MAX_MODELS])
+    return Greeting((*_GUIDE, found.hardware), "", _SAMPLES, models, chooses_model=True)
 
 
 def _download_label(suggestion: "Recommendation") -> str:

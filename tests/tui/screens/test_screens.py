@@ -230,17 +230,17 @@ def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_t
         for name, origin in (("ollama/tiny", "Ollama"), ("other", "LM Studio"), ("third", "Ollama"))
     )
     found = FirstRun("2 cores", external, FIRST.recommendations, FIRST.rate)
-    greeted = [(offer.label, offer.action) for offer in first_greeting(found).offers]
+    greeted = [(offer.label, offer.action) for offer in first_greeting(found).models]
     assert greeted[:2] == [
         ("ollama/tiny, here already (Ollama)", "model ollama/tiny"),
         ("other, here already (LM Studio)", "model other"),
     ]
-    assert [action.partition(" ")[0] for _, action in greeted[2:]] == ["pull", "pull", "model"]
+    assert [action.partition(" ")[0] for _, action in greeted[2:]] == ["fetch", "fetch"]
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
         await until(pilot, lambda: "here already" in str(app.chat.query_one(Welcome).render()))
-        await pilot.press("alt+2")
+        await pilot.press("alt+5")
         await until(pilot, lambda: app.session.setup.model.name == "other")
 
     play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
@@ -258,7 +258,7 @@ def test_a_notice_of_the_load_hides_no_offer_of_a_first_run(tmp_path: Path) -> N
         app.session.notice("it crashed: starting again in safe mode")
         await until(pilot, lambda: app.chat.transcript.display)
         assert welcome.display
-        await pilot.press("alt+1")
+        await pilot.press("alt+4")
         await until(pilot, lambda: app.session.setup.model.name == "other")
         await say(pilot, "hello")
         await until(pilot, lambda: not welcome.display)

@@ -1,0 +1,52 @@
+"""Messages that were sent while an answer was under way, oldest first."""
+
+from localchat.chat.conversation import Inclusion
+from localchat.sanitize import sanitize_line
+from localchat.tui.attachments import ComposerText, contract
+
+_MAX_SHOWN = 3
+_MAX_CHARACTERS = 60
+
+
+class MessageQueue:
+    """Holds messages until the answer before them is complete."""
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[str, tuple[Inclusion, ...]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def put(self, text: str, inclusions: tuple[Inclusion, ...]) -> None:
+        """Add a message at the end."""
+        self._messages.append((text, inclusions))
+
+    def next(self) -> tuple[str, tuple[Inclusion, ...]]:
+        """Take the oldest message."""
+        return self._messages.pop(0)
+
+    def take_last(self) -> ComposerText | None:
+        """Take the newest message to change it; None if there is none."""
+        return contract(*self._messages.pop()) if self._messages else None
+
+    def take_all(self) -> ComposerText:
+        """Take all messages as one text."""
+        parts = [contract(text, inclusions) for text, inclusions in self._messages]
+        self._messages.clear()
+        attachments = tuple(each for part in parts for each in part.attachments)
+        return ComposerText("\n\n".join(part.text for part in parts), attachments)
+
+    def texts(self) -> list[str]:
+        """The full texts, for the draft."""
+        return [text for text, _ in self._messages]
+
+    def describe(self) -> str:
+        """One line for each message, and how many more there are."""
+        lines = [f"next: {_shortened(*message)}" for message in self._messages[:_MAX_SHOWN]]
+        more = len(self._messages) - _MAX_SHOWN
+        return "\n".join(lines + ([f"and {more} more"] if more > 0 else []))
+
+
+def _shortened(text: str, inclusions: tuple[Inclusion, ...]) -> str:
+    line = sanitize_line(" ".join(contract(text, inclusions).text.split()))
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - 1]}…"

@@ -1,0 +1,107 @@
+"""The session's view: shows blocks in the transcript of the chat screen, and says what came out of sight."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from localchat.sanitize import sanitize_line
+from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, Block, NoticeBlock, UserBlock
+
+if TYPE_CHECKING:
+    from localchat.tui.transcript.widget import Transcript
+
+
+class BlockScreen(Protocol):
+    """The part of the chat screen that the view uses. Called on the event loop only."""
+
+    @property
+    def transcript(self) -> "Transcript": ...
+
+    @property
+    def is_welcoming(self) -> bool:
+        """Whether the conversation is still empty."""
+        ...
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the panel replaces the conversation."""
+        ...
+
+    @property
+    def reserved_offers(self) -> int:
+        """How many offers the welcome may number."""
+        ...
+
+    def blocks_changed(self) -> None:
+        """Show the welcome or the transcript."""
+        ...
+
+    def status_changed(self) -> None:
+        """Update status bar, panel and heading."""
+        ...
+
+    def hint(self, text: str) -> None:
+        """Show a text above the composer for some seconds."""
+        ...
+
+
+class TranscriptView:
+    """Implements `SessionView`. `offer_key`: the key of an offer by its number, as it is shown."""
+
+    def __init__(self, screen: BlockScreen, offer_key: Callable[[int], str]) -> None:
+        self._screen = screen
+        self._offer_key = offer_key
+
+    def show(self, blocks: Sequence[Block]) -> None:
+        self._screen.transcript.show(blocks)
+        self._screen.blocks_changed()
+
+    def put(self, block: Block) -> None:
+        transcript = self._screen.transcript
+        if isinstance(block, NoticeBlock):
+            block = self._with_keys(block)
+        elif isinstance(block, UserBlock):
+            self._close_offers()
+        transcript.put(block)
+        if self._screen.is_welcoming:
+            self._screen.blocks_changed()
+        if isinstance(block, NoticeBlock):
+            self._screen.status_changed()  # it names the keys of the offers
+            if not transcript.following or self._screen.is_covered:
+                self._screen.hint(f"{sanitize_line(block.text.partition(chr(10))[0])} · Ctrl+End")
+
+    def append_text(self, id_: str, text: str) -> None:
+        self._screen.transcript.append_text(id_, text)
+
+    def finish(self, block: Block) -> None:
+        self._screen.transcript.put(block)
+        self._screen.transcript.finish(block.id)
+
+    def remove(self, id_: str) -> None:
+        self._screen.transcript.drop(id_)
+        self._screen.status_changed()
+
+    def status_changed(self) -> None:
+        self._screen.status_changed()
+
+    def _with_keys(self, block: NoticeBlock) -> NoticeBlock:
+        """The notice with the keys of its offers, which follow those of the welcome."""
+        first = 1 + (self._screen.reserved_offers if self._screen.is_welcoming else 0)
+        offers = tuple(
+            offer._replace(key=self._offer_key(number))
+            for number, offer in enumerate(block.offers, first)
+        )
+        return block._replace(first=first, offers=offers)
+
+    def _close_offers(self) -> None:
+        """Close the offers to answer the question before this one."""
+        for block in self._screen.transcript.blocks:
+            if isinstance(block, NoticeBlock):
+                kept = tuple(
+                    offer for offer in block.offers if not _is_about_question(offer.action)
+                )
+                if kept != block.offers:
+                    self._screen.transcript.put(block._replace(offers=kept))
+
+
+def _is_about_question(action: str) -> bool:
+    return action == RETRY or action.startswith(OVERFLOW_PREFIX)

@@ -1,0 +1,78 @@
+"""The footer: one row of the keys that are of use now."""
+
+from typing import ClassVar, NamedTuple
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from localchat.tui.textual_internals.flat_widget import rows_in
+
+_GAP = 2
+
+
+class FooterKey(NamedTuple):
+    """A key and its effect in one or two words."""
+
+    key: str
+    word: str
+    rank: int = 0
+    """The key with the highest rank is left out first where the row is short."""
+
+
+def fit_keys(keys: tuple[FooterKey, ...], width: int) -> tuple[FooterKey, ...]:
+    """The keys that fit into `width` cells."""
+    kept = list(keys)
+    while kept and sum(map(_cells, kept)) - _GAP > width:
+        kept.remove(max(kept, key=lambda key: (key.rank, kept.index(key))))
+    return tuple(kept)
+
+
+def _cells(key: FooterKey) -> int:
+    return cell_len(key.key) + 1 + cell_len(key.word) + _GAP
+
+
+class KeyFooter(Widget):
+    """Draws one row, and again only if its keys changed."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"footer--key", "footer--word"}
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
+        super().__init__(id=id)
+        self._keys: tuple[FooterKey, ...] = ()
+        self._style_cache: dict[str, Style] = {}
+
+    def show(self, keys: tuple[FooterKey, ...]) -> None:
+        """Show these keys, as many as fit."""
+        if keys != self._keys:
+            self._keys = keys
+            self.refresh(Region(0, 0, self.size.width, 1))
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._style_cache = {}
+
+    def _style_of(self, name: str) -> Style:
+        if name not in self._style_cache:
+            self._style_cache[name] = (
+                self.get_component_rich_style(name) if name else self.rich_style
+            )
+        return self._style_cache[name]
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return rows_in(self, crop, self.render_line)
+
+    def render_line(self, y: int) -> Strip:
+        base = self._style_of("")
+        width = self.size.width
+        segments = [Segment(" ", base)]
+        for key in fit_keys(self._keys, width - 2):
+            segments += [
+                Segment(key.key, self._style_of("footer--key")),
+                Segment(f" {key.word}", self._style_of("footer--word")),
+                Segment(" " * _GAP, base),
+            ]
+        return Strip(segments).adjust_cell_length(width, base)

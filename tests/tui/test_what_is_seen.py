@@ -1,0 +1,292 @@
+"""What the program says is seen: results of commands, keys of offers, progress, and nothing that is over."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from localchat.engine.events import Accepted, Loading, Prefill
+from localchat.engine.scripted import ScriptedAnswer
+from localchat.errors import EngineDied, NetworkError
+from localchat.session.blocks import NoticeBlock
+from localchat.session.engine_status import EngineStatus
+from localchat.tui.progress import PROGRESS_ID, progress_block, time_left
+from localchat.tui.screens.confirm import ConfirmScreen
+from localchat.tui.screens.models import ModelScreen
+from localchat.tui.widgets.metrics_panel import panel_rows
+from localchat.tui.widgets.status_bar import status_parts
+from localchat.tui.widgets.welcome import Welcome
+from tests.support.tui_scenes import FIRST
+from tests.support.tui_stage import HOLD, Stage, app_of, footer, play, say, sent, told, until
+
+LONG = "\n\n".join(f"Line {n} of an answer." for n in range(200))
+
+
+def visible(app: Any) -> str:
+    """The text of the rows on the screen."""
+    height = app.chat.transcript.size.height
+    return "\n".join(app.chat.transcript.render_line(y).text for y in range(height))
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("/export notes.md", "Written to"),
+        ("/fit tiny", "weights"),
+        ("/fit nothing", "there is no model"),
+        ("/bogus", "there is no command /bogus"),
+        ("/copy many", "it takes a number of messages"),
+        ("/system", "There are no instructions"),
+        ("/pull tiny", "cannot be downloaded"),
+        ("/set top_k", "needs a value"),
+        ("/set top_k many", "many"),
+        ("/regen now", "Line 199"),
+    ],
+)
+def test_the_result_of_a_command_is_seen_by_a_reader_who_scrolled_up(
+    line: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "tell me")
+        await pilot.press("pageup", "pageup")
+        assert not app.chat.transcript.following
+        app.chat.composer.write(line)
+        await pilot.press("enter")
+        await until(pilot, lambda: shown in visible(app), 20.0)
+
+    play(Stage(tmp_path, script=lambda request: told(LONG), changes={"offline": True}), what)
+
+
+def test_a_panel_in_the_place_of_the_conversation_makes_room_for_a_result(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "tell me")
+        await pilot.press("ctrl+o")
+        assert app.chat.is_covered
+        app.chat.composer.write("/bogus")
+        await pilot.press("enter")
+        await until(pilot, lambda: "no command /bogus" in visible(app), 20.0)
+        assert not app.chat.is_covered
+
+    play(Stage(tmp_path), what, 60, 20)
+
+
+def test_a_notice_out_of_sight_is_told_above_the_composer(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "tell me")
+        await pilot.press("pageup", "pageup")
+        app.session.notice("tiny is here.")
+        assert "tiny is here." in str(app.chat.query_one("#banner").render())
+        assert not app.chat.transcript.following, "a reader is left in peace"
+
+    play(Stage(tmp_path, script=lambda request: told(LONG)), what)
+
+
+def test_the_keys_of_the_first_screen_stay_when_the_models_come(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, models=("guide",))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        welcome = app.chat.query_one(Welcome)
+        await until(pilot, lambda: "Alt+3" in str(welcome.render()))
+        before = dict(welcome.offers)
+        stage.first_run = FIRST
+        await app._greet()
+        assert {n: welcome.offers[n] for n in before} == before
+        assert "Alt+4  fast: qwen2.5:0.5b · 398 MB" in str(welcome.render())
+        assert "F3     choose a model" in str(welcome.render())
+
+    play(stage, what)
+
+
+def test_a_download_is_asked_for_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    pull = "localchat.tui.background_pull.BackgroundPull.begin"
+    monkeypatch.setattr(pull, lambda self, name, *, offline: begun.append(name))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await until(pilot, lambda: len(app.chat.query_one(Welcome).offers) == 6)
+        await pilot.press("alt+4")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        assert "398 MB" in str(app.screen.query_one("#question").render())
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is app.chat)
+        assert begun == []
+        await pilot.press("alt+4", "enter")
+        await until(pilot, lambda: begun == ["qwen2.5:0.5b"])
+        await pilot.press("f3")
+        await until(pilot, lambda: isinstance(app.screen, ModelScreen))
+        await until(pilot, lambda: app.screen.query_one("#entries").option_count)  # type: ignore[attr-defined]
+        await pilot.press(*"qwen3", "enter")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: app.screen is app.chat)
+        assert len(begun) == 1
+
+    play(Stage(tmp_path, models=("guide",), first_run=FIRST), what)
+
+
+def test_a_failed_first_download_leaves_the_models_where_they_are(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        welcome = app.chat.query_one(Welcome)
+        await until(pilot, lambda: len(welcome.offers) == 6)
+        problem = NetworkError("the hub cannot be reached")
+        app.chat.commands._pull_failed("qwen2.5:0.5b", problem)
+        await until(pilot, lambda: app.chat.transcript.display)
+        assert "Alt+4  fast: qwen2.5:0.5b" in str(welcome.render())
+        assert "Alt+8  resume download" in visible(app)
+        assert "Alt+8 resume download" in footer(app)
+
+    play(Stage(tmp_path, models=("guide",), first_run=FIRST), what, 80, 40)
+
+
+def test_a_sample_question_is_asked_by_its_key(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, models=("guide",))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await until(pilot, lambda: app.chat.query_one(Welcome).offers)
+        asked = app.chat.query_one(Welcome).offers[2].removeprefix("ask ")
+        await pilot.press("alt+2")
+        await until(pilot, lambda: app.session.last_answer() and not app.session.busy)
+        assert sent(stage.engine.requests[0]) == [("user", asked)]
+
+    play(stage, what)
+
+
+# ---------------------------------------------------------------------------- progress
+
+
+def reading(done: int, at_s: float, *, cached: int = 0) -> EngineStatus:
+    """A status that has read `done` of 3,278 tokens `at_s` seconds after it was accepted."""
+    status = EngineStatus()
+    status.begin()
+    status.update(Accepted(3278, 100, 7))
+    status.update(Prefill(done, cached, 3278))
+    status.prefill_at_s = status.prefill_since_s + at_s
+    return status
+
+
+def test_progress_of_a_prompt_has_a_share_a_rate_and_the_time_left() -> None:
+    status = reading(1344, 64.0)
+    block = progress_block(status, status.prefill_at_s)
+    assert block is not None
+    assert block.text == "reading your prompt, 41%, 21.0 tok/s, about 2 min left"
+    assert block.share == pytest.approx(0.41, abs=0.001)
+    later = progress_block(status, status.prefill_at_s + 60.0)
+    assert later is not None
+    assert later.text.endswith("about 30 s left"), "it counts down between two events"
+
+
+def test_tokens_from_the_cache_are_no_part_of_the_rate() -> None:
+    status = reading(1200, 10.0, cached=1000)
+    assert status.prefill_tokens_per_s == pytest.approx(20.0)
+    assert time_left(reading(3278, 10.0), 0.0) == ""
+
+
+def test_panel_and_foot_show_the_progress_of_a_prompt() -> None:
+    status = reading(1344, 64.0)
+    foot = " ".join(part.text for part in status_parts(status))
+    assert "prefill 1,344/3,278" in foot
+    assert "21.0 tok/s" in foot
+    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40)]
+    assert any("prefill" in row and "21.0 tok/s" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Prefill(1344, 0, 3278), "reading your prompt, 41%"),
+        (Loading(2_100_000_000, 4_700_000_000), "loading the model, 45%, 2.1/4.7 GB"),
+    ],
+)
+def test_what_a_request_waits_for_is_in_the_transcript_until_its_first_words(
+    event: Any, words: str, tmp_path: Path
+) -> None:
+    answers = iter((ScriptedAnswer(events=(event, HOLD)), told("Here it is.")))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.composer.write("go")
+        await pilot.press("enter")
+        await until(pilot, lambda: words in visible(app), 20.0)
+        await pilot.press("escape")
+        await until(pilot, lambda: not app.session.busy)
+        assert app.chat.transcript.block(PROGRESS_ID) is None
+        await pilot.press("alt+1")
+        await until(pilot, lambda: "Here it is." in visible(app), 20.0)
+
+    play(Stage(tmp_path, script=lambda request: next(answers)), what)
+
+
+# ---------------------------------------------------------------------------- errors and offers
+
+
+def test_an_error_goes_once_its_answer_is_completed(tmp_path: Path) -> None:
+    died = EngineDied("the engine died")
+
+    def script(request: Any) -> ScriptedAnswer:
+        return (
+            told(" and the end")
+            if request.prompt.continue_last
+            else ScriptedAnswer(("begun",), error=died)
+        )
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: "Alt+1 try again" in footer(app))
+        assert "Alt+1  try again" in visible(app)
+        await pilot.press("f7")
+        await until(pilot, lambda: "and the end" in visible(app), 20.0)
+        assert not any(isinstance(block, NoticeBlock) for block in app.chat.transcript.blocks)
+        assert "try again" not in footer(app)
+
+    play(Stage(tmp_path, script=script), what)
+
+
+def test_another_question_closes_the_offer_to_try_again(tmp_path: Path) -> None:
+    died = EngineDied("the engine died")
+    answers = iter((ScriptedAnswer((), error=died), told("yes")))
+    stage = Stage(tmp_path, script=lambda request: next(answers))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "one")
+        await say(pilot, "two")
+        await pilot.press("alt+1")
+        assert str(app.chat.query_one("#banner").render()) == "there is no such offer"
+        assert not app.session.busy
+
+    play(stage, what)
+
+
+def test_f9_copies_what_the_mouse_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[str] = []
+    monkeypatch.setattr("localchat.tui.clipboard.send", lambda text, *rest: copied.append(text))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "go")
+        top = app.chat.transcript.region.y
+        await pilot.mouse_down(offset=(2, top + 3))
+        await pilot.hover(offset=(6, top + 3))
+        await pilot.mouse_up(offset=(6, top + 3))
+        await pilot.press("f9")
+        await until(pilot, lambda: copied, 20.0)
+        assert copied[0] in "alpha beta"
+        assert copied[0] != "alpha beta"
+        await pilot.press("f9")
+        await until(pilot, lambda: len(copied) == 2, 20.0)
+        assert copied[1] == "alpha beta"
+
+    play(Stage(tmp_path, script=lambda request: told("alpha beta")), what)
