@@ -168,7 +168,7 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_on_is_taken(
             program.until(partial(ends_so, tmp_path, 2 * number + 2, "length"))
             program.see("● ready")
     program.see("nothing was sent")
-    program.see("1 leave out the oldest")
+    program.see("Alt+1  leave out the oldest")
     refused = [
         "whole",
         "length",
