@@ -174,8 +174,8 @@ def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     yield _heading("Speed", status.state, width)
     if prefill is not None and status.prefill is not None:
         yield _line("prefill", units.rate(prefill), "prefill_tokens_per_s", width, "metric")
-        done, total = status.prefill.done, status.prefill.total
-        yield MetricRow((_piece(bar(done, total, width), "bar"),), "prefill_done_tokens")
+        drawn = bar(status.prefill.done, status.prefill.total, width)
+        yield MetricRow((_piece(drawn, "bar"),), "prefill_done_tokens")
         left = time_left(status, time.monotonic()).removesuffix(" left")
         yield _line("  time left", left or "-", "prefill_done_tokens", width)
         return  # figures of the answer before would be read as those of this one
