@@ -41,8 +41,9 @@ from localchat.models.resolve import GUIDE, ResolvedModel
 from localchat.session.blocks import OVERFLOW_PREFIX, AnswerBlock, Block, ReasoningBlock
 from localchat.session.commands import is_command
 from localchat.session.engine_holder import EngineHolder
+from localchat.session.outcome import Outcome
 from localchat.session.recorder import ConversationRecorder
-from localchat.session.session import ChatSession, Outcome
+from localchat.session.session import ChatSession
 
 _T = TypeVar("_T")
 _SHOWN_CHARACTERS: Final = 200

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -43,6 +43,7 @@ from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, NoticeBlock, Offer
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
+from localchat.session.outcome import Outcome, SummaryResult
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
@@ -51,25 +52,6 @@ BATCH_S: Final = 0.05
 """One frame of the screen, so that text and metrics are drawn together. Waking for every token would take CPU
 cores from an engine that computes on all of them."""
 _METRICS_EVERY_S: Final = 0.15
-
-
-class Outcome(NamedTuple):
-    """How an answer ended."""
-
-    end: Literal["complete", "stopped", "failed", "too_long"]
-    node: Node | None = None
-    """The answer; None if none of it arrived."""
-    error: LocalchatError | None = None
-    overflow: Overflow | None = None
-    """Ways to make room for a prompt that was too long; None if the engine cannot count tokens."""
-
-
-class SummaryResult(NamedTuple):
-    """Summary that replaces the older part of the conversation."""
-
-    text: str
-    messages: int
-    """Messages that it newly replaces."""
 
 
 class ChatSession:

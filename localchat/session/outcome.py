@@ -1,0 +1,26 @@
+"""Results of a session's work: how an answer ended, and what a summary replaced."""
+
+from typing import Literal, NamedTuple
+
+from localchat.chat.conversation import Node
+from localchat.chat.overflow import Overflow
+from localchat.errors import LocalchatError
+
+
+class Outcome(NamedTuple):
+    """How an answer ended."""
+
+    end: Literal["complete", "stopped", "failed", "too_long"]
+    node: Node | None = None
+    """The answer; None if none of it arrived."""
+    error: LocalchatError | None = None
+    overflow: Overflow | None = None
+    """Ways to make room for a prompt that was too long; None if the engine cannot count tokens."""
+
+
+class SummaryResult(NamedTuple):
+    """Summary that replaces the older part of the conversation."""
+
+    text: str
+    messages: int
+    """Messages that it newly replaces."""
