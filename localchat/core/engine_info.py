@@ -12,7 +12,6 @@ from localchat.backend_api.registry import BackendChoice
 from localchat.core.embedding import ONLY_EMBEDS
 from localchat.engine.interface import EngineInfo, MemoryParts
 from localchat.engine.local import protocol
-from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import placed
 from localchat.units import percent, size
@@ -83,6 +82,7 @@ class ProcessState(NamedTuple):
 
     path: str
     safe_mode: bool
+    threads: int
     fingerprint: str
     notes: tuple[str, ...]
     warning: str
@@ -109,7 +109,6 @@ def engine_info(
         kv_type=can.kv_type if can else plan.kv_type,
         gpu_layers=plan.gpu_layers,
         layers=plan.layers or info.layers,
-        threads=spec.load.threads or read_cores(),
         file_bytes=info.file_bytes,
         predicted_bytes=plan.total_bytes,
         actual_bytes=memory.actual_bytes,

@@ -36,6 +36,7 @@ from localchat.engine.events import EngineStats, Event, Loading, MetricsSnapshot
 from localchat.engine.interface import EngineInfo
 from localchat.engine.local import protocol
 from localchat.errors import EngineClosed, LocalchatError, UsageError
+from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
 
 _INPUT_THREADS = 2
@@ -122,6 +123,7 @@ class EngineProcess:
     ) -> None:
         self._spec = spec
         self._opened = opened
+        self._threads = spec.load.threads or read_cores()  # read from files, so only once
         self._frames = frames
         self._sender = sender
         self._counters = counters
@@ -368,6 +370,7 @@ class EngineProcess:
             ProcessState(
                 path=protocol.sendable(str(opened.path)),
                 safe_mode=opened.safe_mode,
+                threads=self._threads,
                 fingerprint=opened.fingerprint,
                 notes=tuple(self._sender.notes),
                 warning=opened.input_processor.warning,

@@ -4,13 +4,17 @@ The idea of prompt caching in host memory is llama-server's (`--cache-ram`).
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain, islice
 from typing import NamedTuple
 
 from localchat.backend_api.interface import Discard, MemoryOp, Save
+from localchat.core.kv_cache.prefix_index import PrefixIndex
 from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 
 _LOST_KEPT = 32
+_NEIGHBOURS = 8
+"""States compared on each side of a text's place in the index."""
 
 EVICTED = "evicted to make room"
 HOST_CACHE_OFF = "dropped for another conversation, because swapping to RAM is off"
@@ -20,10 +24,16 @@ TOO_LARGE = "dropped for another conversation, because it is larger than the RAM
 class SavedState:
     """One saved state."""
 
-    __slots__ = ("disposable", "earliest", "key", "prefix", "salt")
+    __slots__ = ("disposable", "earliest", "key", "last_use", "prefix", "salt")
 
     def __init__(
-        self, key: int, salt: str, prefix: TokenPrefix, earliest: int, disposable: bool
+        self,
+        key: int,
+        salt: str,
+        prefix: TokenPrefix,
+        earliest: int,
+        disposable: bool,
+        last_use: int,
     ) -> None:
         self.key = key
         self.salt = salt
@@ -33,6 +43,7 @@ class SavedState:
         self.disposable = disposable
         """A branch that its conversation left: an answer that was regenerated, reasoning that the next prompt
         leaves out, a second choice. It is kept only where nothing else needs the room, until it is used."""
+        self.last_use = last_use
 
 
 class _LostPrefix(NamedTuple):
@@ -55,16 +66,28 @@ class HostCache:
         self._capacity_bytes = capacity_bytes
         self._size_bytes = size_bytes
         self._serves = serves
-        self._saved: OrderedDict[int, SavedState] = OrderedDict()
+        self._kept: OrderedDict[int, SavedState] = OrderedDict()
+        self._disposable: OrderedDict[int, SavedState] = OrderedDict()
+        """Both by key, least recently used first."""
+        self._index = PrefixIndex()
         self._lost: deque[_LostPrefix] = deque(maxlen=_LOST_KEPT)
         self._bytes = 0
         self._last_key = 0
+        self._uses = 0
         self.tokens = 0
         self.evictions = 0
 
-    def entries(self, salt: str) -> Iterator[SavedState]:
-        """States saved under a salt, most recently used first."""
-        return (saved for saved in reversed(self._saved.values()) if saved.salt == salt)
+    def candidates(self, ids: Ids, salt: str) -> list[SavedState]:
+        """States that a text may continue, most recently used first.
+
+        Those whose whole text it begins with, and the nearest others: as many as share its longest prefix, but
+        for more than _NEIGHBOURS that share the same one.
+        """
+        keys = {*self._index.nearest(salt, ids, _NEIGHBOURS), *self._index.prefixes(salt, ids)}
+        return sorted(map(self._state, keys), key=lambda saved: -saved.last_use)
+
+    def _state(self, key: int) -> SavedState:
+        return self._kept[key] if key in self._kept else self._disposable[key]
 
     def longest_lost(self, ids: Ids, salt: str) -> tuple[int, str]:
         """The longest prefix of `ids` among the states lost lately, and how it was lost."""
@@ -75,8 +98,15 @@ class HostCache:
 
     def touch(self, saved: SavedState) -> None:
         """Mark a state as used now."""
+        self._disposable.pop(saved.key, None)
+        self._kept[saved.key] = saved
+        self._kept.move_to_end(saved.key)
         saved.disposable = False
-        self._saved.move_to_end(saved.key)
+        saved.last_use = self._next_use()
+
+    def _next_use(self) -> int:
+        self._uses += 1
+        return self._uses
 
     def next_key(self) -> int:
         """A key never used before."""
@@ -97,20 +127,16 @@ class HostCache:
 
         `pinned` is not evicted for it.
         """
-        same = list(self.entries(salt))
-        for saved in same:
-            if prefix.common_length(saved.prefix.ids) == len(prefix) and self._serves(
-                len(saved.prefix), saved.earliest, len(prefix)
-            ):
+        ids = prefix.ids
+        for saved in map(self._state, islice(self._index.extensions(salt, ids), _NEIGHBOURS)):
+            if self._serves(len(saved.prefix), saved.earliest, len(prefix)):
                 if not disposable:
                     self.touch(saved)
                 return []
         older = [
             saved
-            for saved in same
-            if saved is not pinned
-            and prefix.common_length(saved.prefix.ids) == len(saved.prefix)
-            and self._serves(len(prefix), earliest, len(saved.prefix))
+            for saved in map(self._state, self._index.prefixes(salt, ids))
+            if saved is not pinned and self._serves(len(prefix), earliest, len(saved.prefix))
         ]
         size = self._size_bytes(len(prefix))
         kept = prefix.head(len(prefix))
@@ -124,7 +150,9 @@ class HostCache:
         for saved in victims:
             self.record_lost(saved.salt, saved.prefix, EVICTED)
         key = self.next_key()
-        self._saved[key] = SavedState(key, salt, kept, earliest, disposable)
+        saved = SavedState(key, salt, kept, earliest, disposable, self._next_use())
+        (self._disposable if disposable else self._kept)[key] = saved
+        self._index.add(salt, kept.ids, key)
         self._bytes += size
         self.tokens += len(kept)
         return [*ops, Save(slot, key)]
@@ -136,18 +164,15 @@ class HostCache:
 
         Disposable states go first, others only for a state that is not disposable itself.
         """
-        others = [s for s in self._saved.values() if s is not pinned and s not in older]
-        order = [s for s in others if s.disposable]
-        if not disposable:
-            order += [s for s in others if not s.disposable]
         short = self._bytes + size - self._capacity_bytes
         short -= sum(self._size_bytes(len(saved.prefix)) for saved in older)
         victims: list[SavedState] = []
-        for saved in order:
+        for saved in chain(self._disposable.values(), () if disposable else self._kept.values()):
             if short <= 0:
                 break
-            victims.append(saved)
-            short -= self._size_bytes(len(saved.prefix))
+            if saved is not pinned and saved not in older:
+                victims.append(saved)
+                short -= self._size_bytes(len(saved.prefix))
         return victims if short <= 0 else None
 
     def record_lost(self, salt: str, prefix: TokenPrefix, why: str) -> None:
@@ -156,17 +181,22 @@ class HostCache:
         self._lost.append(_LostPrefix(salt, prefix, why))
 
     def _remove(self, saved: SavedState) -> Discard:
-        del self._saved[saved.key]
+        del (self._disposable if saved.disposable else self._kept)[saved.key]
+        self._index.remove(saved.salt, saved.prefix.ids, saved.key)
         self._bytes -= self._size_bytes(len(saved.prefix))
         self.tokens -= len(saved.prefix)
         return Discard(saved.key)
 
     def check(self) -> None:
         """Check integrity; raises AssertionError naming the fault."""
-        sizes = [len(saved.prefix) for saved in self._saved.values()]
+        states = {**self._kept, **self._disposable}
+        sizes = [len(saved.prefix) for saved in states.values()]
         assert self.tokens == sum(sizes), "saved tokens are miscounted"
         assert self._bytes == sum(map(self._size_bytes, sizes)), "saved bytes are miscounted"
         assert self._bytes <= self._capacity_bytes, "more is saved than there is room for"
-        assert all(key == saved.key for key, saved in self._saved.items()), (
+        assert all(key == saved.key for key, saved in states.items()), (
             "a state stands under another key"
         )
+        assert all(saved.disposable == (key in self._disposable) for key, saved in states.items())
+        for key, saved in states.items():
+            assert key in self._index.prefixes(saved.salt, saved.prefix.ids), "a state is not found"

@@ -121,7 +121,7 @@ class SlotKVCacheManager:
         best, source = 0, None
         known, reason = 0, ""
         differs = False
-        for found in self._candidates(salt):
+        for found in self._candidates(ids, salt):
             shared = found.prefix.common_length(ids)
             why = self._unusable_reason(found, shared)
             if why is None and shared > best:
@@ -136,12 +136,12 @@ class SlotKVCacheManager:
             _SlotPrefix(self._version, source),
         )
 
-    def _candidates(self, salt: str) -> Iterator[_SlotEntry | SavedState]:
+    def _candidates(self, ids: Ids, salt: str) -> Iterator[_SlotEntry | SavedState]:
         """Entries under a salt, cheapest to use first: on a tie the first is taken."""
         if self._idle is not None and self._idle.salt == salt:
             yield self._idle
         yield from (entry for entry in self._running.values() if entry.salt == salt)
-        yield from self._host_cache.entries(salt)
+        yield from self._host_cache.candidates(ids, salt)
 
     def _unusable_reason(self, found: _SlotEntry | SavedState, shared: int) -> str | None:
         """Why the first `shared` tokens of an entry cannot be used; None: they can."""

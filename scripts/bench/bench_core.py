@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Measures the engine core's own CPU time, over a runner that computes nothing.
+
+    PYTHONPATH=.:backends scripts/bench/bench_core.py [--streams 1 64] [--profile decode|blocks|drafts|parked]
+
+`decode`: microseconds of a row in decode steps, with slots and with blocks (two steps in flight), by number
+of streams; texts that never repeat, and texts that do, with drafts on. `parked`: microseconds of a request's
+prefix search and of its end, by number of prefixes saved in RAM. CPU time of the thread, the least of
+three runs. Prints a table, and as the last line one JSON object with the same numbers.
+"""
+
+import argparse
+import cProfile
+import json
+import pstats
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from localchat.backend_api.interface import (
+    Capabilities,
+    MemoryReport,
+    Sample,
+    StepPlan,
+    StepResult,
+)
+from localchat.backend_api.scripted import VOCAB, Script, ScriptedModel
+from localchat.core.engine_core import EngineCallbacks, EngineCore
+from localchat.core.input_processor import InputProcessor
+from localchat.core.kv_cache import make_kv_cache_manager
+from localchat.core.kv_cache.slots import SlotKVCacheManager
+from localchat.engine.events import Event
+from localchat.engine.local import protocol
+from localchat.engine.request import GenerateRequest, Sampling, TokenIds
+from localchat.errors import LocalchatError
+
+STREAMS = (1, 8, 32, 64, 128)
+PARKED = (0, 300, 3000)
+PROMPT_TOKENS = 64
+STEPS = 200
+_PERIOD = 48
+"""Tokens after which a repeating text begins again."""
+_RUNS = 3
+
+
+class EchoRunner:
+    """Samples the token that the text of a sequence has at a position; a step costs nothing."""
+
+    def __init__(self, capabilities: Capabilities, *, repeats: bool) -> None:
+        self.capabilities = capabilities
+        self._texts: dict[int, list[int]] = {}
+        self._repeats = repeats
+        self._draw = np.random.default_rng(0)
+        self._launched: list[StepPlan] = []
+
+    def launch(self, plan: StepPlan) -> None:
+        for entry in plan.enter:
+            self._texts[entry.seq] = self._text()
+        self._launched.append(plan)
+
+    def collect(self) -> StepResult:
+        plan = self._launched.pop(0)
+        samples: list[Sample] = []
+        rejected = -1
+        for number, target in enumerate(plan.positions):
+            if target.row == rejected:
+                continue
+            row = plan.rows[target.row]
+            token = self._texts[row.seq][row.start + target.offset + 1]
+            samples.append(Sample(number, token))
+            draft = target.offset - (row.width - len(row.drafts)) + 1
+            if draft < len(row.drafts) and row.drafts[draft] != token:
+                rejected = target.row
+        widths = tuple(row.width for row in plan.rows)
+        # A wide step costs more, as on a CPU: drafts pay only where most of them are right.
+        return StepResult(plan.number, tuple(samples), widths, elapsed_s=0.02 + 0.006 * sum(widths))
+
+    def abort(self) -> None:
+        pass
+
+    def memory(self) -> MemoryReport:
+        return MemoryReport(0, 0, 0, 0)
+
+    def close(self) -> None:
+        pass
+
+    def _text(self) -> list[int]:
+        length = PROMPT_TOKENS + STEPS * 40
+        tokens = self._draw.integers(32, 127, _PERIOD if self._repeats else length)
+        return [int(token) for token in np.resize(tokens, length)]
+
+
+def engine_core(runner: EchoRunner, *, drafts: bool) -> tuple[EngineCore, InputProcessor]:
+    """The core as the engine process makes it, frames included."""
+    model = ScriptedModel(Path(__file__), Script())
+    encode = msgspec.msgpack.Encoder().encode
+
+    def send(items: list[tuple[int, Event]]) -> None:
+        encode(protocol.Events(tuple(items)))
+
+    def fail(_id: int, error: LocalchatError) -> None:
+        raise error
+
+    can = runner.capabilities
+    core = EngineCore(
+        runner,
+        model.tokenizer,
+        make_kv_cache_manager(can, "bench", 1 << 30),
+        EngineCallbacks(send, fail, lambda _text: None),
+        speculation=drafts,
+    )
+    return core, InputProcessor(model, can.context_tokens, {}, lambda _text: None)
+
+
+def decode_us(streams: int, *, blocks: bool, drafts: bool, repeats: bool) -> float:
+    """Microseconds of the core's thread for each token that it generates in decode steps."""
+    runner = EchoRunner(_capabilities(streams, blocks=blocks), repeats=repeats)
+    core, input_processor = engine_core(runner, drafts=drafts)
+    draw = np.random.default_rng(1)
+    states = []
+    for number in range(streams):
+        prompt = tuple(draw.integers(32, 127, PROMPT_TOKENS).tolist())
+        request = GenerateRequest(
+            TokenIds(prompt), Sampling(temperature=0.0), max_tokens=STEPS * 32, ignore_eos=True
+        )
+        states.append(input_processor.accept(number + 1, request)[0])
+        core.submit(states[-1])
+    core.process_commands()
+    while not all(state.completion_tokens for state in states):
+        core.step()
+    said = sum(state.completion_tokens for state in states)
+    began_s = time.thread_time()
+    for _ in range(STEPS):
+        core.step()
+    elapsed_s = time.thread_time() - began_s
+    return 1e6 * elapsed_s / (sum(state.completion_tokens for state in states) - said)
+
+
+def parked_us(parked: int) -> float:
+    """Microseconds of one conversation's search, allocation, commit and end beside `parked` others.
+
+    A chat's prompts have a head in common: the chat template and the system message.
+    """
+    cache = SlotKVCacheManager(_capabilities(8, blocks=False), 1 << 34)
+    draw = np.random.default_rng(2)
+    head = draw.integers(0, VOCAB, 40).tolist()
+    numbers = count(1)
+
+    def converse() -> None:
+        seq = next(numbers)
+        tokens = head + draw.integers(0, VOCAB, 400).tolist()
+        assert cache.allocate(seq, tokens, cache.find_prefix(tokens, ""), "") is not None
+        assert cache.extend(seq, len(tokens)) is not None
+        cache.commit(seq, tokens, len(tokens))
+        cache.release(seq, keep=True)
+
+    for _ in range(parked + 2):
+        converse()
+    began_s = time.thread_time()
+    for _ in range(100):
+        converse()
+    return 1e4 * (time.thread_time() - began_s)
+
+
+def _capabilities(streams: int, *, blocks: bool) -> Capabilities:
+    return Capabilities(
+        context_tokens=PROMPT_TOKENS + STEPS * 40,
+        kv_tokens=(PROMPT_TOKENS + STEPS * 40) * max(streams, 8),
+        max_slots=max(streams, 8),
+        max_rows=max(streams, 8),
+        max_step_tokens=4096,
+        depth=2 if blocks else 1,
+        block_tokens=16 if blocks else 0,
+        bytes_per_token=1000,
+    )
+
+
+def main() -> int:
+    """Measure, print, or profile one part."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--profile", choices=("decode", "blocks", "drafts", "parked"))
+    parser.add_argument("--streams", type=int, nargs="*", default=STREAMS)
+    asked = parser.parse_args()
+    if asked.profile is not None:
+        _profile(asked.profile)
+        return 0
+    figures: dict[str, float] = {}
+    for name, part in _parts(asked.streams).items():
+        figures[name] = min(part() for _ in range(_RUNS))
+        print(f"  {name:<28} {figures[name]:>10.1f} us", flush=True)
+    print(json.dumps({name: round(value, 1) for name, value in figures.items()}))
+    return 0
+
+
+def _parts(streams: Sequence[int]) -> dict[str, Callable[[], float]]:
+    parts: dict[str, Callable[[], float]] = {}
+    for n in streams:
+        parts[f"slots_{n}"] = partial(decode_us, n, blocks=False, drafts=False, repeats=False)
+        parts[f"slots_{n}_drafts"] = partial(decode_us, n, blocks=False, drafts=True, repeats=False)
+        parts[f"slots_{n}_repeats"] = partial(decode_us, n, blocks=False, drafts=True, repeats=True)
+        parts[f"blocks_{n}"] = partial(decode_us, n, blocks=True, drafts=False, repeats=False)
+        parts[f"blocks_{n}_drafts"] = partial(decode_us, n, blocks=True, drafts=True, repeats=False)
+    for parked in PARKED:
+        parts[f"parked_{parked}"] = partial(parked_us, parked)
+    return parts
+
+
+def _profile(name: str) -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    if name == "parked":
+        parked_us(PARKED[-1])
+    else:
+        decode_us(64, blocks=name == "blocks", drafts=name == "drafts", repeats=False)
+    profiler.disable()
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(32)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
