@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Protocol
 
+from localchat.chat_format.harmony_parser import ChannelParser
 from localchat.chat_format.parser import Parser, Rendered
 from localchat.chat_format.plain_format import PlainFormat
-from localchat.chat_format.reasoning_parser import ReasoningFamily
+from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.render_process import RenderProcess
 from localchat.chat_format.template_format import TemplateFormat
 from localchat.chat_format.tool_calls.family import ToolCallFamily
@@ -38,6 +39,10 @@ class ChatFormat(Protocol):
 
     def answer_parser(self, rendered: Rendered) -> Parser:
         """Make a parser for one choice of the answer to `rendered`."""
+        ...
+
+    def reasoning_tracker(self, rendered: Rendered) -> ReasoningParser | ChannelParser:
+        """Make the part of that parser that knows whether an answer is inside reasoning."""
         ...
 
 

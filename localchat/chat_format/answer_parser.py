@@ -92,15 +92,24 @@ def make_answer_parser(
 
     Without tools, nothing is taken for a call.
     """
+    first = make_reasoning_parser(reasoning, family, tools, opened=opened)
+    if not tools or (isinstance(first, ChannelParser) and first.syntax is HARMONY):
+        return first
+    late = None if isinstance(first, ChannelParser) else CallParser(family, tools)
+    return AnswerParser(first, CallParser(family, tools), late)
+
+
+def make_reasoning_parser(
+    reasoning: ReasoningFamily,
+    family: ToolCallFamily,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    opened: bool,
+) -> ReasoningParser | ChannelParser:
+    """Make the part of an answer's parser that splits off reasoning."""
     syntax = _CHANNELS.get(reasoning.name) or _CHANNELS.get(family.name)
     if syntax is not None:
         names = tuple(name for name, _ in map(name_and_parameters, tools) if name)
-        channels = ChannelParser(syntax, names, thinking=opened)
-        if syntax is HARMONY or not tools:
-            return channels
-        return AnswerParser(channels, CallParser(family, tools))
+        return ChannelParser(syntax, names, thinking=opened)
     ends = tuple(tag for tag in family.opens if tag[:2] in ("<|", "<｜", "[T")) if tools else ()
-    answer_parser = ReasoningParser(reasoning, opened=opened, ends=ends)
-    if not tools:
-        return answer_parser
-    return AnswerParser(answer_parser, CallParser(family, tools), CallParser(family, tools))
+    return ReasoningParser(reasoning, opened=opened, ends=ends)

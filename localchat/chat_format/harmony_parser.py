@@ -69,7 +69,7 @@ class ChannelParser:
         *,
         thinking: bool = False,
     ) -> None:
-        self._syntax = syntax
+        self.syntax = syntax
         self._names = names
         self._state: Literal["lead", "header", "message"] = "lead"
         self._target: Literal["answer", "thought", "call", "nothing"] = "answer"
@@ -81,6 +81,11 @@ class ChannelParser:
         self._arguments = Arguments()
         self._text_argument: list[str] | None = None
         self._count = 0
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside reasoning."""
+        return self._state == "message" and self._target == "thought"
 
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain now."""
@@ -94,7 +99,7 @@ class ChannelParser:
         """The rest. A header without its message belongs to an answer that was cut off, and is dropped."""
         parts: list[Part] = []
         if self._state == "message":
-            held = self._held[: partial_tag_start(self._held, self._syntax.borders)]
+            held = self._held[: partial_tag_start(self._held, self.syntax.borders)]
             self._emit(parts, held if len(self._held) > 1 else self._held)
             self._end(parts)
         elif self._state == "lead" and not self._held.strip().startswith("to="):
@@ -114,7 +119,7 @@ class ChannelParser:
 
     def _lead(self) -> bool:
         """Beginning of the answer: the rest of a header, or text of a model that writes none."""
-        syntax, held = self._syntax, self._held
+        syntax, held = self.syntax, self._held
         if syntax.recipients:
             name, line, _ = held.partition("\n")
             known = (*self._names, "all")
@@ -135,7 +140,7 @@ class ChannelParser:
 
     def _header(self, parts: list[Part]) -> bool:
         """Read up to the tag that ends the header."""
-        at, tag = find_first(self._held, (self._syntax.message, *self._syntax.ends))
+        at, tag = find_first(self._held, (self.syntax.message, *self.syntax.ends))
         if not tag:
             if len(self._held) <= _MAX_HEADER:
                 return False
@@ -144,17 +149,17 @@ class ChannelParser:
             self._held = ""
             return True
         header, self._held = self._held[:at], self._held[at + len(tag) :]
-        if tag == self._syntax.message:
+        if tag == self.syntax.message:
             self._begin(header)
         else:
             self._open("answer")  # a header without a message
-            if header.strip() and not header.lstrip().startswith(self._syntax.begins):
+            if header.strip() and not header.lstrip().startswith(self.syntax.begins):
                 self._emit(parts, header)
         return True
 
     def _begin(self, header: str) -> None:
         """Begin a message, by its header."""
-        if self._syntax.recipients:
+        if self.syntax.recipients:
             name = header.removeprefix(">>>").strip()
             return self._call(name) if name in self._names else self._open("answer")
         target = _RECIPIENT.search(header)
@@ -162,7 +167,7 @@ class ChannelParser:
         recipient = target.group(1).removeprefix("functions.") if target else ""
         if recipient == "self":
             return self._open("thought")
-        if recipient and recipient not in _NO_TOOL and self._names and self._syntax is HARMONY:
+        if recipient and recipient not in _NO_TOOL and self._names and self.syntax is HARMONY:
             return self._call(recipient)
         return self._open("thought" if channel == "analysis" else "answer")
 
@@ -174,7 +179,7 @@ class ChannelParser:
         self._name, self._arguments = name, Arguments()
 
     def _message(self, parts: list[Part]) -> bool:
-        borders = self._syntax.borders
+        borders = self.syntax.borders
         at, tag = find_first(self._held, borders)
         if not tag:
             at = partial_tag_start(self._held, borders)
@@ -183,7 +188,7 @@ class ChannelParser:
             return False
         self._emit(parts, self._held[:at])
         self._end(parts)
-        if tag in self._syntax.begins:
+        if tag in self.syntax.begins:
             self._held = self._held[at:]
             self._state = "header"
             # The tag is part of the header, which may contain another.

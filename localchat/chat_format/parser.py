@@ -64,6 +64,8 @@ class Rendered:
     """Sentences for the user."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the model may call."""
+    think_budget: int | None = None
+    """Most tokens of reasoning; None: no limit."""
 
 
 def find_first(text: str, tags: Iterable[str]) -> tuple[int, str]:

@@ -4,9 +4,10 @@ No markup of another model family is guessed: a model that never saw it continue
 nobody would know why. Plain labels work a little with any model, base models too.
 """
 
-from localchat.chat_format.answer_parser import make_answer_parser
+from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
+from localchat.chat_format.harmony_parser import ChannelParser
 from localchat.chat_format.parser import Parser, Rendered
-from localchat.chat_format.reasoning_parser import ReasoningFamily
+from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.tool_calls.families import UNKNOWN
 from localchat.engine.request import Message, Messages
 
@@ -51,6 +52,15 @@ class PlainFormat:
         A grammar may force the answer to be a call.
         """
         return make_answer_parser(
+            self.reasoning_family,
+            self.tool_call_family,
+            rendered.tools,
+            opened=rendered.opens_reasoning,
+        )
+
+    def reasoning_tracker(self, rendered: Rendered) -> ReasoningParser | ChannelParser:
+        """Make a parser that only knows whether an answer is inside reasoning."""
+        return make_reasoning_parser(
             self.reasoning_family,
             self.tool_call_family,
             rendered.tools,

@@ -27,6 +27,16 @@ class ReasoningFamily:
     """Blocks may also open in the middle of the answer, because no model would quote their tags. Otherwise a
     closing tag without an opening is markup once (the template opened the block), and text from then on."""
 
+    answer: str = ""
+    """Markup between the reasoning and the answer."""
+
+    def closing(self, *, again: bool) -> str:
+        """Text that closes a block of reasoning before its time.
+
+        again: the answer itself begins too, and not a call in another channel, or reasoning once more.
+        """
+        return self.closes[0] + (self.answer if again or self.answer.isspace() else "")
+
     @staticmethod
     def default() -> "ReasoningFamily":
         """The most common family, `<think>`."""
@@ -58,7 +68,9 @@ class ReasoningFamily:
         return opened > max(tail.rfind(tag) for tag in self.closes)
 
 
-_THINK = ReasoningFamily("think", ("<think>", "</think>"), ("<think>",), ("</think>",))
+_THINK = ReasoningFamily(
+    "think", ("<think>", "</think>"), ("<think>",), ("</think>",), answer="\n\n"
+)
 
 REASONING_FAMILIES: Sequence[ReasoningFamily] = (
     ReasoningFamily(
@@ -76,6 +88,7 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
             "<|return|>",
         ),
         anywhere=True,
+        answer="<|start|>assistant<|channel|>final<|message|>",
     ),
     ReasoningFamily(
         "gemma4", ("<|channel>thought",), ("<|channel>thought",), ("<channel|>",), anywhere=True
@@ -87,6 +100,7 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
         ("<|END_THINKING|>",),
         ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         anywhere=True,
+        answer="<|START_RESPONSE|>",
     ),
     ReasoningFamily(
         "solar",
@@ -95,6 +109,7 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
         ("<|end|>",),
         ("<|content|>", "<|begin|>assistant<|content|>", "<|end|>"),
         anywhere=True,
+        answer="<|begin|>assistant<|content|>",
     ),
     ReasoningFamily(
         "kimi3",
@@ -103,6 +118,7 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
         ("<|close|>think<|sep|>",),
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
         anywhere=True,
+        answer="<|open|>response<|sep|>",
     ),
     ReasoningFamily(
         "apertus",
@@ -125,6 +141,7 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
         ("<|eom|>",),
         ("<|start|>assistant", " to=user<|message|>", "<|eot|>"),
         anywhere=True,
+        answer="<|start|>assistant to=user<|message|>",
     ),
     ReasoningFamily("mistral", ("[THINK]",), ("[THINK]",), ("[/THINK]",)),
     ReasoningFamily("seed", ("<seed:think>",), ("<seed:think>",), ("</seed:think>",)),
@@ -142,6 +159,7 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
         ("<think>",),
         ("</think>",),
         ("<response>", "</response>"),
+        answer="<response>",
     ),
     _THINK,
 )
@@ -166,6 +184,11 @@ class ReasoningParser:
         self._fresh = opened
         self._thought = opened
         self._held = ""
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside reasoning."""
+        return self._state == "thinking"
 
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain now."""

@@ -7,9 +7,10 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from localchat.chat_format.answer_parser import make_answer_parser
+from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
+from localchat.chat_format.harmony_parser import ChannelParser
 from localchat.chat_format.parser import Parser, Rendered
-from localchat.chat_format.reasoning_parser import ReasoningFamily
+from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.render_process import RenderProcess
 from localchat.chat_format.template import ChatTemplate
 from localchat.chat_format.template_messages import ToolCallConvention, complete_tool, to_dicts
@@ -20,6 +21,9 @@ from localchat.errors import TemplateError
 
 _SWITCHES = ("enable_thinking", "thinking")
 """Options by which templates turn thinking on and off."""
+
+_EFFORT_TOKENS = {"minimal": 1024, "low": 1024, "medium": 8192, "high": 24576}
+"""Tokens of reasoning by effort: Gemini's numbers for the same words."""
 
 NO_THINKING_SWITCH = (
     "This model's chat template has no switch for thinking; the setting is ignored."
@@ -100,6 +104,7 @@ class TemplateFormat:
             may_reason=self._may_reason(text) and not messages.continue_last,
             warnings=warnings,
             tools=tuple(tools or ()),
+            think_budget=_think_budget(messages, variables),
         )
 
     def _may_reason(self, prompt: str) -> bool:
@@ -109,6 +114,15 @@ class TemplateFormat:
     def answer_parser(self, rendered: Rendered) -> Parser:
         """Make a parser that splits off reasoning and finds calls of the offered tools."""
         return make_answer_parser(
+            self.reasoning_family,
+            self.tool_call_family,
+            rendered.tools,
+            opened=rendered.opens_reasoning,
+        )
+
+    def reasoning_tracker(self, rendered: Rendered) -> ReasoningParser | ChannelParser:
+        """Make a parser that only knows whether an answer is inside reasoning."""
+        return make_reasoning_parser(
             self.reasoning_family,
             self.tool_call_family,
             rendered.tools,
@@ -192,6 +206,13 @@ def _options(
     if not switches and not any(name in options for name in _SWITCHES):
         return options, (NO_THINKING_SWITCH,)
     return options | dict.fromkeys(switches, messages.thinking == "on"), ()
+
+
+def _think_budget(messages: Messages, variables: frozenset[str]) -> int | None:
+    """Most tokens of reasoning. An effort that the template reads is left to the model."""
+    if messages.think_budget is not None or "reasoning_effort" in variables:
+        return messages.think_budget
+    return _EFFORT_TOKENS.get(str(messages.template_options.get("reasoning_effort")))
 
 
 def _name(tool: Mapping[str, Any]) -> str:

@@ -219,7 +219,11 @@ def _receive_fitting(
     settings = setup.settings
 
     def send() -> None:
-        prompt = Messages(sent_messages(conversation), thinking=settings.think)
+        prompt = Messages(
+            sent_messages(conversation),
+            thinking=settings.think,
+            think_budget=settings.think_budget,
+        )
         receive(engine.generate(request_for(settings, prompt, grammar)), display, answer)
 
     try:

@@ -54,6 +54,7 @@ _SAMPLING = (
     _Flag("min_p", ("--min-p",), "P", "Keep tokens at least this likely, relative to the best."),
     _Flag("seed", ("--seed",), "N", "The same seed draws the same text."),
     _Flag("max_tokens", ("--max-tokens",), "N", "The longest answer, in tokens."),
+    _Flag("think_budget", ("--think-budget",), "N", "The longest reasoning, in tokens."),
     _Flag("n", ("--n",), "N", "How many answers."),
 )
 _SYSTEM = (_Flag("system", ("-s", "--system"), "TEXT", "Instructions before the conversation."),)

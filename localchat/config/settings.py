@@ -53,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     n: Annotated[int, Meta(ge=1, le=16)] = 1
     think: Literal["auto", "on", "off"] = "auto"
+    think_budget: Annotated[int, Meta(ge=0)] | None = None
     hide_reasoning: bool = False
     stats: bool = False
     quiet: bool = False
@@ -152,6 +153,9 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     "n": Key("--n", "a whole number from 1 to 16", "How many answers."),
     "think": Key("--think", "auto, on or off", "Whether the model reasons before it answers."),
+    "think_budget": Key(
+        "--think-budget", "a whole number from 0", "Longest reasoning, in tokens; then it answers."
+    ),
     "hide_reasoning": Key("--hide-reasoning", _YES_NO, "Do not show the reasoning."),
     "stats": Key("--stats", _YES_NO, "One line of metrics after the answer."),
     "quiet": Key("-q", _YES_NO, "Nothing on stderr but errors and what was asked for."),

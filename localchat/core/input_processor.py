@@ -25,6 +25,7 @@ from localchat.core.sequence import RequestState, Sequence
 from localchat.core.stop_strings import StopPatterns
 from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_keywords
 from localchat.core.structured_output.tool_grammar import answer_grammar
+from localchat.core.think_budget import ThinkBudget
 from localchat.engine.events import Accepted
 from localchat.engine.request import (
     SAMPLING_RANGES,
@@ -125,10 +126,26 @@ class InputProcessor:
                     else self._grammars.grammar_matcher(
                         grammar, room=max_tokens, ignore_ends=request.ignore_eos
                     ),
+                    think_budget=None if rendered is None else self._think_budget(rendered),
                 )
             )
         relaxed = () if grammar is None else relaxed_keywords(grammar)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
+
+    def _think_budget(self, rendered: Rendered) -> ThinkBudget | None:
+        """The thinking budget of a choice, where the request has one."""
+        if rendered.think_budget is None:
+            return None
+        family, chat = self.format.reasoning_family, self.format
+        encode = partial(self._encode, special=True, add_bos=False)
+        closings = (family.closing(again=bool(again or not rendered.tools)) for again in (0, 1))
+        return ThinkBudget(
+            rendered.think_budget,
+            chat.reasoning_tracker(rendered),
+            partial(self._piece, self._visible_tokens | self._visible_call_tokens),
+            [encode(closing) for closing in closings],
+            reopens=family.anywhere,
+        )
 
     def _choice_output(
         self, choice: int, stops: StopPatterns, rendered: Rendered | None
@@ -185,6 +202,8 @@ class InputProcessor:
             case Messages() as messages:
                 rendered = self.format.render(messages)
                 self._warn_once(rendered.warnings)
+                if rendered.opens_reasoning and rendered.think_budget == 0:
+                    rendered = self._closed(rendered)
                 return rendered, self._encode(
                     rendered.text, special=True, add_bos=rendered.add_bos and tokenizer.add_bos
                 )
@@ -203,6 +222,12 @@ class InputProcessor:
         if least >= self._context:
             self._raise_too_long(least, at_least=True)
         return tokenizer.encode(text, special=special, add_bos=add_bos)
+
+    def _closed(self, rendered: Rendered) -> Rendered:
+        """A prompt that ends inside reasoning, with the reasoning closed."""
+        closing = self.format.reasoning_family.closing(again=True)
+        text = rendered.text + closing
+        return replace(rendered, text=text, opens_reasoning=False, may_reason=False)
 
     def _raise_too_long(self, tokens: int, *, at_least: bool = False) -> None:
         about = "at least " if at_least else ""
@@ -252,9 +277,11 @@ def _check(request: GenerateRequest) -> None:
         value = sampling[name]
         if value is not None and not low <= value <= high:
             raise UsageError(f"{name} is {value}; it must be from {low} to {high}")
+    budget = request.prompt.think_budget if isinstance(request.prompt, Messages) else None
     for name, value, high in (
         ("n", request.n, _MOST_CHOICES),
         ("max_tokens", request.max_tokens, 1 << 31),
+        ("think_budget", budget, 1 << 31),
         ("logprobs", request.logprobs, _MOST_LOGPROBS),
         ("prompt_logprobs", request.prompt_logprobs, _MOST_LOGPROBS),
     ):

@@ -137,7 +137,7 @@ class OutputProcessor:
     def _append_tokens(
         self, sequence: Sequence, accepted: list[Sample], now_s: float
     ) -> tuple[FinishReason | None, str]:
-        """Append sampled tokens to a sequence, and the tokens that a grammar forces after them.
+        """Append sampled tokens to a sequence, and the tokens that are forced after them.
 
         Stops at its end. Returns why the sequence ended, if it did, and the stop string.
         """
@@ -156,14 +156,20 @@ class OutputProcessor:
         return end
 
     def _forced(self, sequence: Sequence) -> Iterator[Sample]:
-        """Tokens that a grammar leaves no choice about, which need no step.
+        """Tokens about which there is no choice, so that they need no step.
 
-        Where log probabilities are asked they are sampled under masks instead.
+        A grammar leaves none, or the thinking budget is used up. Where log probabilities are asked, tokens of
+        a grammar are sampled under masks instead.
         """
-        grammar_matcher = sequence.grammar_matcher
-        if grammar_matcher is None or sequence.sampling.top_logprobs >= 0:
-            return
-        while (token := grammar_matcher.forced) is not None:
+        while True:
+            matcher, budget = sequence.grammar_matcher, sequence.think_budget
+            token = matcher.forced if matcher is not None else None
+            if token is not None and sequence.sampling.top_logprobs >= 0:
+                return
+            if token is None and budget is not None:
+                token = budget.forced
+            if token is None:
+                return
             yield Sample(-1, token)
 
     def _append_token(
@@ -176,6 +182,8 @@ class OutputProcessor:
         grammar_matcher = sequence.grammar_matcher
         if grammar_matcher is not None and not grammar_matcher.accept(sample.token):
             return "stop", ""  # with an error, which ends the request
+        if sequence.think_budget is not None:
+            sequence.think_budget.push(sample.token)
         delta = sequence.output.push(sample.token, self._logprob(sample))
         events += delta.events
         if delta.stop:

@@ -14,6 +14,7 @@ from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.request_timer import RequestTimer
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from localchat.core.structured_output.matcher import GrammarMatcher
+from localchat.core.think_budget import ThinkBudget
 from localchat.engine.events import TokenLogprob
 from localchat.engine.request import GenerateRequest
 
@@ -42,6 +43,7 @@ class Sequence:
     """Most tokens, prompt included."""
     output: ChoiceOutput
     grammar_matcher: GrammarMatcher | None = None
+    think_budget: ThinkBudget | None = None
     proposer: NgramProposer | None = None
     state: State = State.WAITING
     launched: int = 0
@@ -109,6 +111,14 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether it has generated a token."""
         return self.known > self.request_state.prompt_tokens
+
+    @property
+    def free_tokens(self) -> int | None:
+        """Tokens after the known ones that the engine certainly does not replace by a forced one, at least.
+
+        None: as many as there will be.
+        """
+        return None if self.think_budget is None else self.think_budget.left
 
     def may_sample(self) -> bool:
         """Whether one more token is wanted after all virtual ones."""

@@ -45,6 +45,9 @@ class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
     template_options: dict[str, Any] = {}
     """Passed to the template (for instance `enable_thinking`)."""
     thinking: ReasoningChoice = "auto"
+    think_budget: int | None = None
+    """Most tokens of reasoning, after which it is closed; None: no limit but that of an effort
+    (`reasoning_effort` among the template's options) of which the template knows nothing."""
     continue_last: bool = False
     """Continue the last assistant message."""
 

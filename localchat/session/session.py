@@ -322,6 +322,7 @@ class ChatSession:
         messages = Messages(
             sent_messages(self.conversation),
             thinking=self.setup.settings.think,
+            think_budget=self.setup.settings.think_budget,
             continue_last=continued is not None,
         )
         try:

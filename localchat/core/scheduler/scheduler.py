@@ -259,6 +259,9 @@ class Scheduler:
             return
         if sequence.grammar_matcher is not None and sequence.unknown:
             return  # what may come next depends on the token that is on the device
+        free_tokens = sequence.free_tokens
+        if free_tokens is not None and 0 < sequence.unknown >= free_tokens:
+            return  # the token that is on the device may use up the thinking budget
         if sequence.needs == 1 and not sequence.in_prompt:
             if not sequence.may_sample() or (sequence.draft_likely and sequence.unknown):
                 return
@@ -285,6 +288,8 @@ class Scheduler:
         most = share - 1 if share else self._most_drafts
         left = sequence.limit - sequence.known - 1
         room = min(self._most_drafts, most, step.tokens_left - 1, left)
+        if sequence.free_tokens is not None:
+            room = min(room, sequence.free_tokens - 1)
         # A fork begins with all that its parent has committed, which must be the prompt alone.
         if room <= 0 or sequence.pending_forks:
             return ()

@@ -116,6 +116,8 @@ def _chat(messages: Messages) -> dict[str, Any]:
     else:
         extra = {}
     options = dict(messages.template_options)
+    if messages.think_budget is not None:
+        options["thinking_budget"] = messages.think_budget
     if messages.thinking != "auto":
         options["enable_thinking"] = messages.thinking == "on"
     if options:

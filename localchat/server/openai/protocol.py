@@ -352,9 +352,13 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     reasoning: Any = None
     """Turns thinking on or off in other servers' APIs, as do the next two; of any shape, as each has its own.
-    """
+    `reasoning.max_tokens` and `thinking.budget_tokens` are most tokens of reasoning."""
     thinking: Any = None
     enable_thinking: Any = None
+    thinking_budget: int | None = None
+    """Most tokens of reasoning, as Qwen's servers call it; below, as llama.cpp and vLLM do."""
+    thinking_budget_tokens: int | None = None
+    thinking_token_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

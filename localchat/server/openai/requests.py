@@ -50,12 +50,14 @@ def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLim
     tools = _tools(body.tools, limits)
     options: dict[str, Any] = {}
     thinking: ReasoningChoice = "auto"
+    budget: int | None = None
     choice = "auto"
     if not isinstance(body, TokenizeBody):
         choice, tools = _tool_choice(body.tool_choice, tools)
         options = _template_options(body.chat_template_kwargs or {})
         effort = body.reasoning_effort
         if isinstance(body, ChatBody):
+            budget = _think_budget(body, options)
             effort = effort or _thinking_of_other_servers(body, options)
         thinking = _thinking(options, effort)
     last = messages[-1]
@@ -69,6 +71,7 @@ def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLim
         parallel_tool_calls=not (isinstance(body, ChatBody) and body.parallel_tool_calls is False),
         template_options=options,
         thinking=thinking,
+        think_budget=budget,
         continue_last=continues,
     )
 
@@ -193,6 +196,22 @@ def _thinking_of_other_servers(body: ChatBody, options: dict[str, Any]) -> str |
     return effort if effort in _EFFORTS else None
 
 
+def _think_budget(body: ChatBody, options: dict[str, Any]) -> int | None:
+    """Most tokens of reasoning, under any server's name for it. Below 0 is no limit, as there."""
+    given: list[Any] = [
+        body.thinking_budget,
+        body.thinking_budget_tokens,
+        body.thinking_token_budget,
+        options.get("thinking_budget"),
+        body.thinking.get("budget_tokens") if isinstance(body.thinking, dict) else None,
+        body.reasoning.get("max_tokens") if isinstance(body.reasoning, dict) else None,
+    ]
+    budgets = [one for one in given if isinstance(one, int) and not isinstance(one, bool)]
+    if not budgets or min(budgets) < 0:
+        return None
+    return min(min(budgets), _MAX_THINK_BUDGET)
+
+
 def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
     """The thinking mode. Removes its switches from the options, because the engine knows their names.
 
@@ -220,6 +239,7 @@ CHAT, INFILL = 0, 1
 """Priorities: a completion in an editor must come within milliseconds, a chat may wait."""
 _SEED_MASK: Final = (1 << 64) - 1
 _MAX_LOGPROBS: Final = 20
+_MAX_THINK_BUDGET: Final = 1 << 31
 _MAX_BIAS: Final = 100.0
 
 

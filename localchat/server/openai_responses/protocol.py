@@ -60,6 +60,8 @@ class TextConfig(msgspec.Struct, frozen=True):
 class ReasoningConfig(msgspec.Struct, frozen=True):
     effort: str | None = None
     summary: str | None = None
+    max_tokens: int | None = None
+    """Most tokens of reasoning (OpenRouter's)."""
 
 
 class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,6 +96,7 @@ def as_chat(body: ResponsesBody) -> ResponsesChat:
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format) if body.text and body.text.format else None,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        thinking_budget=body.reasoning.max_tokens if body.reasoning else None,
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,

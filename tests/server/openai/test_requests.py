@@ -26,7 +26,7 @@ from localchat.engine.request import TextPrompt as Prompt
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import TemplateError
 from localchat.server.config import ServerLimits
-from tests.support.http_server import Stage, ask, chat
+from tests.support.http_server import Stage, ask, chat, message, respond
 
 LONGEST = ServerLimits().answer_tokens
 TOOL = {"type": "function", "function": {"name": "look"}}
@@ -140,6 +140,36 @@ def test_a_completion_without_a_limit_has_openais(stage: Stage, fields: Any, lim
     assert stage.last.max_tokens == limit
     assert ask(stage, "/completion", {"prompt": "a"}).status == 200
     assert stage.last.max_tokens == LONGEST
+
+
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}}, 7),
+        ({"reasoning": {"max_tokens": 8}}, 8),
+        ({"reasoning": {"effort": "low"}, "thinking": True}, None),
+        *(
+            ({name: 9}, 9)
+            for name in ("thinking_budget", "thinking_budget_tokens", "thinking_token_budget")
+        ),
+        ({"chat_template_kwargs": {"thinking_budget": 10}}, 10),
+        ({"thinking_budget": 0}, 0),
+        ({"thinking_budget": -1}, None),
+    ],
+    ids=str,
+)
+def test_a_thinking_budget_has_many_names(stage: Stage, fields: Any, budget: int | None) -> None:
+    assert chat(stage, "x", **fields).status == 200
+    assert conversation(stage).think_budget == budget
+
+
+def test_a_thinking_budget_of_the_other_protocols(stage: Stage) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    assert message(stage, thinking=thinking, max_tokens=2048).status == 200
+    assert (conversation(stage).think_budget, conversation(stage).thinking) == (1024, "on")
+    assert respond(stage, reasoning={"max_tokens": 5}).status == 200
+    assert conversation(stage).think_budget == 5
 
 
 def test_a_conversation_is_carried_whole(stage: Stage) -> None:
