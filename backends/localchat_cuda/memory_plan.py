@@ -14,8 +14,8 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
     LEAST_CONTEXT_TOKENS,
     MemoryPlan,
+    gpu_reserve_bytes,
     largest,
-    reserve_bytes,
 )
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
@@ -195,7 +195,8 @@ class _LoadPlanner:
         self.kv_type = canonical_kv_type(options.kv_type) or self.kv_types[0]
         self._check()
         self.weights = weights_bytes(config, headers) if headers else dummy_bytes(config)
-        self.device_free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
+        self.reserve = 0 if options.anyway else gpu_reserve_bytes(gpu.total_bytes)
+        self.device_free = max(gpu.free_bytes - self.reserve, 0)
         self.free = self.device_free
         if limits.gpu_bytes is not None:
             self.free = min(self.free, limits.gpu_bytes)
@@ -325,6 +326,7 @@ class _LoadPlanner:
             gpu_free_bytes=self.free,
             missing="" if fits else self._limit_exceeded(context, total),
             kv_types=self.kv_types,
+            reserve_bytes=self.reserve,
         )
 
     def _limit_exceeded(self, context: int, total: int) -> str:

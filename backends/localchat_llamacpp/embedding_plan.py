@@ -58,7 +58,12 @@ def plan_embedding(
     on_gpu = can_offload and options.gpu_layers != 0 and bool(machine.gpus)
     for layers in (shape.all_layers + 1, 0) if on_gpu else (0,):
         needs = _EmbeddingNeeds(
-            shape, machine, layers, options.gpu_limit_bytes, safe_mode=safe_mode
+            shape,
+            machine,
+            layers,
+            options.gpu_limit_bytes,
+            anyway=options.anyway,
+            safe_mode=safe_mode,
         )
         longest = largest(needs.fit, most, step=_LEAST_TOKENS)
         if longest >= most or (options.context_tokens is None and longest >= min(trained, 512)):
@@ -85,10 +90,12 @@ class _EmbeddingNeeds:
         layers: int,
         gpu_limit_bytes: int | None,
         *,
+        anyway: bool = False,
         safe_mode: bool,
     ) -> None:
         self._shape, self._machine, self._layers = shape, machine, layers
-        self._gpu_bytes = spendable_gpu(machine, gpu_limit_bytes)
+        self._gpu_bytes = spendable_gpu(machine, gpu_limit_bytes, anyway=anyway)
+        self._ram_bytes = spendable_ram(machine, anyway=anyway)
         weights = weights_split(shape, layers)
         repacked = Repacked() if safe_mode else repacked_weights(shape, machine, layers)
         self._weights = Split(weights.ram - repacked.originals + repacked.copies, weights.gpu)
@@ -113,7 +120,7 @@ class _EmbeddingNeeds:
     def fit(self, tokens: int) -> bool:
         """True if texts of this length fit."""
         parts = self.parts(tokens)
-        return sum(part.ram for part in parts) <= spendable_ram(self._machine) and (
+        return sum(part.ram for part in parts) <= self._ram_bytes and (
             sum(part.gpu for part in parts) <= self._gpu_bytes or not self._layers
         )
 
@@ -126,7 +133,7 @@ class _EmbeddingNeeds:
         advice: tuple[str, ...] = ()
         if not fits:
             rest = longest and f"--ctx {longest}: shorter texts."
-            free = spendable_ram(self._machine)
+            free = self._ram_bytes
             advice = (rest or f"A smaller model: {size(free)} are free.",)
         return MemoryPlan(
             backend="llama.cpp",
@@ -134,7 +141,7 @@ class _EmbeddingNeeds:
             kv_bytes=cache,
             compute_bytes=scratch,
             overhead_bytes=overhead,
-            free_bytes=spendable_ram(self._machine) + gpu_free,
+            free_bytes=self._ram_bytes + gpu_free,
             fits=fits,
             context_tokens=tokens,
             max_context_tokens=longest,

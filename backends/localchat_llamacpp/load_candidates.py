@@ -10,6 +10,7 @@ from localchat.fit.memory_plan import (
     Split,
     kv_layer_bytes,
     largest,
+    ram_reserve_bytes,
     spendable_gpu,
     spendable_ram,
     weights_split,
@@ -95,16 +96,25 @@ class MemoryCheck:
         self.unified = machine.unified_memory and can_offload
         self.trusted = can_offload and not self.unified and not machine.gpus
         """True if a GPU's memory cannot be read, so that a number of layers is taken on trust."""
-        self.ram_bytes = spendable_ram(machine)
+        self.ram_bytes = spendable_ram(machine, anyway=options.anyway)
         if self.unified:
             self.ram_bytes = min(self.ram_bytes, int(machine.ram_total_bytes * _UNIFIED_SHARE))
-        self.gpu_bytes = 0 if self.unified else spendable_gpu(machine, options.gpu_limit_bytes)
-        self.all_gpu_bytes = spendable_gpu(machine)
+        self.gpu_bytes = (
+            0
+            if self.unified
+            else spendable_gpu(machine, options.gpu_limit_bytes, anyway=options.anyway)
+        )
+        self.all_gpu_bytes = spendable_gpu(machine, anyway=options.anyway)
         """Of all GPUs, whatever the user's limit."""
         self._safe_mode = safe_mode
         if self.gpu_count > 1:
             # A layer is never divided between GPUs: at the border of two, up to one layer's memory is lost.
             self.gpu_bytes = max(self.gpu_bytes - (self.gpu_count - 1) * self._largest_layer(), 0)
+
+    @property
+    def reserve_bytes(self) -> int:
+        """RAM that is kept for other programs."""
+        return 0 if self.options.anyway else ram_reserve_bytes(self.machine)
 
     @property
     def gpu_count(self) -> int:

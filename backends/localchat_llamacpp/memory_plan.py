@@ -17,6 +17,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
     LEAST_CONTEXT_TOKENS,
     MemoryPlan,
+    is_rough,
     kv_types,
     largest,
     smaller_quantization,
@@ -28,6 +29,8 @@ from localchat_llamacpp.load_candidates import LoadCandidate, MemoryCheck, Needs
 GOAL_TOKENS = 8192
 """Context worth a quantized cache, window-only layers or layers left in RAM; a longer one must cost nothing."""
 _HOST_CACHE_BYTES = 2_000_000_000
+_SHORT_TOKENS = 2048
+"""Context of a load that does not fit and is wanted all the same."""
 _LITTLE = 20
 """Weights of less than this part of the need are not the reason that it does not fit."""
 _MOST_SLOTS = 255
@@ -193,8 +196,23 @@ class _CandidateChooser:
         longest, candidate = max(found, key=lambda pair: pair[0])
         if self.options.context_tokens is None and longest >= self.least:
             return self._fitting(candidate, longest)
+        if self.options.anyway:
+            return self._overcommitted(candidate, longest)
         advice = tuple(self._advice(candidate))
         return self._result(candidate, self.goal, longest, fits=False, advice=advice)
+
+    def _overcommitted(self, candidate: LoadCandidate, longest: int) -> MemoryPlan:
+        """The plan that the user wants although it does not fit, with a short context unless one was asked.
+
+        The user's own limits hold all the same."""
+        short = max(longest, min(_SHORT_TOKENS, self.trained))
+        context = self.options.context_tokens or short
+        plan = self._result(candidate, context, longest, fits=True)
+        if plan.total_bytes <= plan.free_bytes:
+            advice = tuple(self._advice(candidate))
+            return self._result(candidate, context, longest, fits=False, advice=advice)
+        over = f"{size(plan.total_bytes)} are needed and {size(plan.free_bytes)} are free"
+        return replace(plan, notes=(*plan.notes, f"{over}: the system may end the model."))
 
     def _fitting(self, candidate: LoadCandidate, longest: int) -> MemoryPlan:
         context = self.options.context_tokens
@@ -261,6 +279,7 @@ class _CandidateChooser:
             window_only=candidate.window_only,
             mapped_bytes=needs.mapped,
             kv_types=self.possible_types,
+            reserve_bytes=self.memory.reserve_bytes,
         )
 
     def _host_cache_bytes(self, needs: Needs) -> int:
@@ -334,16 +353,27 @@ class _CandidateChooser:
             (whole.ram + whole.gpu) // _LITTLE
         ):
             return  # it is the context that does not fit
-        if name := self._coarser_quantization(self.options.context_tokens or self.least, small):
-            yield f"A smaller quantization of this model, such as {name}."
-        elif name := self._coarser_quantization(self.least, small):
-            yield f"A smaller quantization of this model, such as {name}, and a shorter --ctx."
-        elif not self.memory.fits(self.least, small):
-            limit = self._weights_limit(self.least, small)
-            if limit:
-                yield f"A smaller model: weights of {size(limit)} at most fit here now."
-            else:
-                yield "No memory is free here; close other programs."
+        yield from self._smaller_weights(small)
+
+    def _smaller_weights(self, small: LoadCandidate) -> Iterator[str]:
+        """Advise other weights: a smaller model goes before a quantization that spoils this one."""
+        shorter = ""
+        name = self._coarser_quantization(self.options.context_tokens or self.least, small)
+        if not name:
+            shorter = ", and a shorter --ctx"
+            name = self._coarser_quantization(self.least, small)
+        if name and not is_rough(name):
+            yield f"A smaller quantization of this model, such as {name}{shorter}."
+            return
+        if not name and self.memory.fits(self.least, small):
+            return
+        limit = self._weights_limit(self.least, small)
+        if not limit:
+            yield "No memory is free here; close other programs."
+            return
+        yield f"A smaller model: weights of {size(limit)} at most fit here now."
+        if name:
+            yield f"{name} of this model{shorter}: it would fit, and answer much worse."
 
     def _coarser_quantization(self, context: int, candidate: LoadCandidate) -> str:
         """The finest usual quantization that fits with this context; empty: none."""

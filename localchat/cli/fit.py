@@ -49,6 +49,7 @@ def command(
     from localchat.engine.options import load_options
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import assess, usable_machine
+    from localchat.models.onboarding import with_models_that_fit
 
     seen = _find(ctx, word)
     slots = parallel or max(CHAT_SLOTS, seen.settings.n)
@@ -62,6 +63,8 @@ def command(
         print_json(environ, record | verdict.record())
     else:
         print_lines(environ, verdict_lines(verdict))
+        if not verdict.plan.fits and not verdict.plan.missing:
+            print_lines(environ, with_models_that_fit("", seen.paths).splitlines())
     return ExitCode.OK if verdict.plan.fits else ExitCode.DOES_NOT_FIT
 
 

@@ -84,6 +84,7 @@ _SWITCHES = (
         "",
         "A line of metrics after the answer.",
     ),
+    _Flag("anyway", ("--anyway/--not-anyway",), "", "Load even if memory seems too short."),
     _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
     _Flag("offline", ("--offline/--no-offline",), "", "Never use the network."),
@@ -93,7 +94,9 @@ _SWITCHES = (
     ),
 )
 _LOAD_SWITCHES = tuple(
-    flag for flag in _SWITCHES if flag.key in ("require_gpu", "dummy_weights", "head_int8")
+    flag
+    for flag in _SWITCHES
+    if flag.key in ("require_gpu", "dummy_weights", "head_int8", "anyway")
 )
 
 _THINK: Final = "--think"

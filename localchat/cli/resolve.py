@@ -175,6 +175,10 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
         finally:
             engine.close()
     except (ModelInvalid, DoesNotFit, EngineDied) as problem:
+        if isinstance(problem, DoesNotFit) and "needed_bytes" in problem.details:
+            from localchat.models.onboarding import with_models_that_fit
+
+            problem.hint = with_models_that_fit(problem.hint, setup.paths)
         if setup.model.why == LAST_USED and problem.details.get("phase") != "serve":
             problem.hint = "\n".join(filter(None, (problem.hint, _another(setup.model.name))))
         raise

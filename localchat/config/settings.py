@@ -35,6 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_gb: _Gigabytes | None = None
     dummy_weights: bool = False
     head_int8: bool = False
+    anyway: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
     keep_alive: Annotated[int, Meta(ge=-1)] = 300
@@ -117,6 +118,12 @@ KEYS: Final[Mapping[str, Key]] = {
         "--head-int8",
         _YES_NO,
         "Round the output head to 8 bits at the load: faster (CUDA backend).",
+    ),
+    "anyway": Key(
+        "--anyway",
+        _YES_NO,
+        "Load even if memory seems too short; the system may end the model.",
+        reloads=True,
     ),
     "threads": Key(
         "--threads",

@@ -37,6 +37,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Random weights, to measure speed without a model's files."""
     head_int8: bool = False
     """Round the output head to 8 bits."""
+    anyway: bool = False
+    """Load even where the plan does not fit, and keep nothing in reserve."""
 
     def over(self, base: "LoadOptions") -> "LoadOptions":
         """These options where they differ from the defaults, and those of `base` elsewhere."""

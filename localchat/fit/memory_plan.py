@@ -59,6 +59,8 @@ class MemoryPlan:
     """What the load lacks besides memory, a sentence; then it does not fit."""
     kv_types: tuple[str, ...] = ()
     """KV types that this model can have, best first; empty: unknown."""
+    reserve_bytes: int = 0
+    """Free memory that is kept for other programs; not within `free_bytes`."""
 
     @property
     def total_bytes(self) -> int:
@@ -74,8 +76,8 @@ def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
         raise DoesNotFit(f"{name} is not loaded: {plan.missing}", hint="\n".join(plan.advice))
     raise DoesNotFit(
         f"{name} with {plan.context_tokens:,} tokens of context needs {size(plan.total_bytes)}, and "
-        f"{size(plan.free_bytes)} are free.",
-        hint="\n".join(plan.advice),
+        f"{size(plan.free_bytes)} are free{kept_free(plan.reserve_bytes)}.",
+        hint="\n".join(all_advice(plan)),
         needed_bytes=plan.total_bytes,
         free_bytes=plan.free_bytes,
         context_tokens=plan.context_tokens,
@@ -86,19 +88,45 @@ def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
 # ---------------------------------------------------------------------------- memory that may be taken
 
 
-def reserve_bytes(total_bytes: int) -> int:
-    """Memory left free of `total_bytes`: half a gigabyte, or a twentieth."""
-    return max(500_000_000, total_bytes // 20)
+ANYWAY = "--anyway loads it all the same; the system may end it for want of memory."
+_RESERVE_BYTES = 500_000_000
 
 
-def spendable_ram(machine: Machine) -> int:
-    """RAM that a load may take now."""
-    return max(machine.ram_free_bytes - reserve_bytes(machine.ram_total_bytes), 0)
+def all_advice(plan: MemoryPlan) -> tuple[str, ...]:
+    """What would help a load that does not fit, best first, and the way past the verdict."""
+    if plan.fits or plan.missing or not plan.reserve_bytes:
+        return plan.advice  # without a reserve, the user asked for it anyway
+    return (*plan.advice, ANYWAY)
 
 
-def spendable_gpu(machine: Machine, most_bytes: int | None = None) -> int:
+def kept_free(reserve_bytes: int) -> str:
+    """The part of a sentence that names the reserve; empty without one."""
+    return f", besides {size(reserve_bytes)} kept for other programs" if reserve_bytes else ""
+
+
+def gpu_reserve_bytes(total_bytes: int) -> int:
+    """Graphics memory left free on a GPU: half a gigabyte, or a twentieth."""
+    return max(_RESERVE_BYTES, total_bytes // 20)
+
+
+def ram_reserve_bytes(machine: Machine) -> int:
+    """RAM left free: half a gigabyte, or a twentieth; a sixteenth of a small machine or container."""
+    total = machine.ram_total_bytes
+    return max(min(_RESERVE_BYTES, total // 16), total // 20)
+
+
+def spendable_ram(machine: Machine, *, anyway: bool = False) -> int:
+    """RAM that a load may take now. anyway: without a reserve."""
+    reserve = 0 if anyway else ram_reserve_bytes(machine)
+    return max(machine.ram_free_bytes - reserve, 0)
+
+
+def spendable_gpu(machine: Machine, most_bytes: int | None = None, *, anyway: bool = False) -> int:
     """Graphics memory that a load may take now, all GPUs together. most_bytes: a limit for each."""
-    free = (max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0) for gpu in machine.gpus)
+    free = (
+        max(gpu.free_bytes - (0 if anyway else gpu_reserve_bytes(gpu.total_bytes)), 0)
+        for gpu in machine.gpus
+    )
     return sum(each if most_bytes is None else min(each, most_bytes) for each in free)
 
 
@@ -210,6 +238,14 @@ _BITS_PER_WEIGHT = {
     "IQ2_XXS": 2.2,
 }
 """Of whole files: embeddings and outputs are stored finer than the name suggests."""
+
+
+_ROUGH_BITS = 3.5
+
+
+def is_rough(quantization: str) -> bool:
+    """Whether a usual quantization has so few bits that a smaller model answers better."""
+    return _BITS_PER_WEIGHT[quantization] < _ROUGH_BITS
 
 
 def smaller_quantization(shape: ModelShape, most_bytes: int) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from localchat.fit.memory_plan import all_advice
 from localchat.units import size, tokens
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
         lines.append(f"GPU: {plan.gpu_layers} of {plan.layers} layers, {where}.")
     if plan.fits and plan.max_context_tokens > plan.context_tokens:
         lines.append(f"Up to {tokens(plan.max_context_tokens)} of context would fit.")
-    return (*lines, *plan.notes, *plan.advice)
+    return (*lines, *plan.notes, *all_advice(plan))
 
 
 # ---------------------------------------------------------------------------- choice of a backend

@@ -87,6 +87,20 @@ def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None 
     )
 
 
+def with_models_that_fit(advice: str, paths: Paths, machine: Machine | None = None) -> str:
+    """Advice for a load that does not fit, and the strongest chat models that would. Blocks for a moment."""
+    try:
+        found = sorted(
+            _candidates(read_catalog(paths), machine or usable_machine()),
+            key=lambda one: one.strength,
+        )
+    except LocalchatError:
+        return advice  # the user's catalogue cannot be read, which other commands report
+    names = [one.name for one in found[:-3:-1]]
+    line = f"Models that fit here: {', '.join(names)}. localchat pull NAME fetches one."
+    return f"{advice}\n{line}".lstrip() if names else advice
+
+
 def is_first_run(paths: Paths, environ: Mapping[str, str]) -> bool:
     """Whether the user has no model yet: nothing pulled, imported or put into the models folder."""
     return not any(model.kind in _OWN for model in read_index(paths, environ).models)

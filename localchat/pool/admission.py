@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
-from localchat.fit.memory_plan import demand
+from localchat.fit.memory_plan import demand, kept_free
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess, usable_machine
 from localchat.pool.entry import RETRY_AFTER_S, ModelSpec, PoolEntry
@@ -35,6 +35,11 @@ class AdmissionResult(NamedTuple):
     gpu_limit_bytes: int | None = None
     """The user's limit for GPU memory, even if more becomes free; None: no limit."""
 
+    anyway: bool = False
+    """It is loaded even where it does not fit, once the others are unloaded."""
+    reserve_bytes: int = 0
+    """Free memory that is kept for other programs; not within `free_bytes`."""
+
     @property
     def ram_bytes(self) -> int:
         """Part of `needed_bytes` in RAM."""
@@ -42,6 +47,8 @@ class AdmissionResult(NamedTuple):
 
     def never_fits(self, entries: Iterable[PoolEntry]) -> bool:
         """True if it would not fit even with all these entries unloaded."""
+        if self.anyway:
+            return False
         listed = list(entries)
         gpu = self.gpu_free_bytes + sum(entry.gpu_bytes for entry in listed)
         if self.gpu_limit_bytes is not None:
@@ -78,7 +85,10 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     gpu_free, ram_free = max(gpu_free, 0) if gpu else 0, max(ram_free, 0) if ram else 0
     trained = model.context_train
     return AdmissionResult(
-        fits=plan.fits and gpu <= gpu_free and ram <= ram_free,
+        fits=plan.fits
+        and ((gpu <= gpu_free and ram <= ram_free) or (options.load.anyway and not entries)),
+        anyway=options.load.anyway,
+        reserve_bytes=plan.reserve_bytes,
         cramped=options.load.context_tokens is None
         and plan.context_tokens < min(trained, _GOAL_TOKENS),
         needed_bytes=plan.total_bytes,
@@ -93,7 +103,8 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
 def never_fits(spec: ModelSpec, verdict: AdmissionResult) -> DoesNotFit:
     """The error for a model that does not fit even alone."""
     return DoesNotFit(
-        f"{spec.name} needs {size(verdict.needed_bytes)}, and {size(verdict.free_bytes)} are free",
+        f"{spec.name} needs {size(verdict.needed_bytes)}, and {size(verdict.free_bytes)} are free"
+        f"{kept_free(verdict.reserve_bytes)}",
         hint="\n".join(verdict.advice) or f"localchat fit {spec.name} shows what would help",
         needed_bytes=verdict.needed_bytes,
         free_bytes=verdict.free_bytes,

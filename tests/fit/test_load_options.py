@@ -31,8 +31,8 @@ def test_options_survive_a_frame() -> None:
         (Settings(kv_gb=0.5), LoadOptions(kv_limit_bytes=500_000_000)),
         (Settings(gpu_layers="all", threads=2), LoadOptions(gpu_layers="all", threads=2)),
         (
-            Settings(require_gpu=True, dummy_weights=True, head_int8=True),
-            LoadOptions(require_gpu=True, dummy_weights=True, head_int8=True),
+            Settings(require_gpu=True, dummy_weights=True, head_int8=True, anyway=True),
+            LoadOptions(require_gpu=True, dummy_weights=True, head_int8=True, anyway=True),
         ),
     ],
 )
@@ -51,6 +51,7 @@ def test_every_option_but_the_number_of_slots_follows_a_setting() -> None:
         kv_gb=1.0,
         dummy_weights=True,
         head_int8=True,
+        anyway=True,
         threads=2,
     )
     options, defaults = load_options(changed), LoadOptions()

@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 
 from localchat.errors import DoesNotFit, ExitCode
-from localchat.fit.memory_plan import MemoryPlan, demand, largest, reserve_bytes, rounded
+from localchat.fit.hardware import Machine
+from localchat.fit.memory_plan import (
+    ANYWAY,
+    MemoryPlan,
+    demand,
+    gpu_reserve_bytes,
+    largest,
+    ram_reserve_bytes,
+    rounded,
+    spendable_ram,
+)
 from localchat.fit.report import verdict
 
 PLAN = MemoryPlan(
@@ -43,12 +53,14 @@ def test_a_verdict_has_both_numbers_and_the_parts() -> None:
 
 def test_a_plan_that_does_not_fit_is_an_error_with_numbers_and_advice() -> None:
     assert demand(PLAN, "toy") is PLAN
-    with pytest.raises(
-        DoesNotFit, match=r"toy with 8,192 tokens .* 6\.0 GB, and 5\.0 GB are free"
-    ) as caught:
-        demand(replace(PLAN, fits=False, free_bytes=5_000_000_000), "toy")
+    short = replace(PLAN, fits=False, free_bytes=5_000_000_000, reserve_bytes=500_000_000)
+    told = r"toy with 8,192 tokens .* 6\.0 GB, and 5\.0 GB are free, besides 500 MB kept"
+    with pytest.raises(DoesNotFit, match=told) as caught:
+        demand(short, "toy")
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
-    assert caught.value.hint == "--ctx 4096: 5 GB in all."
+    assert caught.value.hint.splitlines() == ["--ctx 4096: 5 GB in all.", ANYWAY]
+    assert verdict(short)[-2:] == ("--ctx 4096: 5 GB in all.", ANYWAY)
+    assert ANYWAY not in verdict(replace(short, reserve_bytes=0))
     assert caught.value.details["needed_bytes"] == 6_000_000_000
 
 
@@ -60,4 +72,10 @@ def test_the_largest_is_found_wherever_the_border_lies(border: int) -> None:
 
 def test_rounding_and_the_reserve() -> None:
     assert (rounded(1), rounded(256), rounded(257)) == (256, 256, 512)
-    assert (reserve_bytes(2 * 10**9), reserve_bytes(100 * 10**9)) == (500_000_000, 5_000_000_000)
+    assert [gpu_reserve_bytes(count * 10**9) for count in (2, 100)] == [500_000_000, 5_000_000_000]
+    totals = (1_600_000_000, 8 * 10**9, 100 * 10**9)
+    machines = [Machine("x", frozenset(), 8, total, total) for total in totals]
+    # A small container keeps a sixteenth free, not a third.
+    assert [ram_reserve_bytes(machine) for machine in machines] == [10**8, 5 * 10**8, 5 * 10**9]
+    assert spendable_ram(machines[0]) == 1_500_000_000
+    assert spendable_ram(machines[0], anyway=True) == 1_600_000_000

@@ -182,7 +182,7 @@ def test_longest_text_follows_the_memory_and_too_little_is_no_fit(tmp_path: Path
     shape = read_shape(write_bert(tmp_path / "b.gguf"))
     machine = replace(read_machine(), ram_total_bytes=4_000_000_000)
     most = plan_embedding(shape, LoadOptions(), machine, can_offload=False)
-    tight = replace(machine, ram_free_bytes=500_000_000 + most.total_bytes - 1_000_000)
+    tight = replace(machine, ram_free_bytes=250_000_000 + most.total_bytes - 1_000_000)
     less = plan_embedding(shape, LoadOptions(), tight, can_offload=False)
     assert less.fits and 512 <= less.context_tokens < most.context_tokens
     none = plan_embedding(

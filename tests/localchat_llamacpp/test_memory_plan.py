@@ -335,7 +335,40 @@ def test_weights_that_are_copied_in_another_order_are_needed_once(eight_b: Heade
     assert asked(eight_b, tight, safe_mode=True).fits
     refused = asked(eight_b, replace(tight, ram_free_bytes=4 * GB), safe_mode=False)
     assert not refused.fits
-    assert any("quantization" in advice for advice in refused.advice)
+    assert refused.advice
+
+
+def test_a_smaller_model_is_advised_before_two_bits_of_this_one(eight_b: Header) -> None:
+    def advised(free_bytes: int) -> list[str]:
+        machine = replace(LAPTOP, ram_total_bytes=8 * GB, ram_free_bytes=free_bytes)
+        return list(asked(eight_b, machine, LoadOptions(context_tokens=2048)).advice)
+
+    first, last = advised(4 * GB)[-2:]
+    assert first.startswith("A smaller model: weights of ")
+    assert last.startswith("Q2_K of this model: ")
+
+
+def test_a_model_that_does_not_fit_is_loaded_anyway_but_never_over_the_users_own_limits(
+    eight_b: Header,
+) -> None:
+    tight = replace(LAPTOP, ram_total_bytes=8 * GB, ram_free_bytes=2 * GB)
+    found = asked(eight_b, tight, LoadOptions(anyway=True))
+    assert demand(found, "it").context_tokens == 2048
+    assert found.total_bytes > found.free_bytes == 2 * GB
+    assert found.reserve_bytes == 0
+    assert "the system may end the model" in found.notes[-1]
+    assert asked(eight_b, tight, LoadOptions(anyway=True, context_tokens=512)).context_tokens == 512
+    limited = LoadOptions(anyway=True, context_tokens=8192, kv_limit_bytes=1000)
+    roomy = replace(LAPTOP, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB)
+    with pytest.raises(DoesNotFit, match="--kv-gb allows"):
+        demand(asked(eight_b, roomy, limited), "it")
+    almost = replace(
+        tight, ram_free_bytes=asked(eight_b, roomy, LoadOptions(context_tokens=4096)).total_bytes
+    )
+    assert not asked(eight_b, almost, LoadOptions(context_tokens=4096)).fits
+    exact = asked(eight_b, almost, LoadOptions(context_tokens=4096, anyway=True))
+    assert exact.fits
+    assert not exact.notes
 
 
 def test_several_cards_lose_room_at_their_borders(eight_b: Header) -> None:

@@ -220,7 +220,7 @@ def _check_disk(models_dir: Path, missing: int, selected: SelectedFiles) -> None
     if missing and missing + _SPARE_BYTES > free:
         raise LocalchatError(
             f"{selected.name} needs {size(missing)} more on the disk, and {size(free)} are free in "
-            f"{models_dir}",
+            f"{models_dir}, of which {size(_SPARE_BYTES)} stay free",
             hint="make room, choose a smaller quantization, or move the folder: LOCALCHAT_MODELS",
         )
 
