@@ -2,7 +2,8 @@
 
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -31,21 +32,26 @@ class Stream:
         self._cancel = cancel
         self._items: deque[Event | LocalchatError] = deque()
         self._lock = threading.Condition()
-        self._waker: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        """Of a consumer in an event loop that has read everything."""
         self._ended = False
         self._closed = False
 
     def put(self, *items: Event | LocalchatError) -> None:
         """Add events, or the failure that ends the stream. Called by the engine, from any thread."""
+        put_together([(self, items)])
+
+    def _add(self, items: Sequence[Event | LocalchatError]) -> "asyncio.Future[None] | None":
+        """Add items. Returns the waiter to wake if the consumer is in an event loop and waits."""
         with self._lock:
             if self._ended or self._closed:
-                return
+                return None
             for item in items:
                 self._items.append(item)
                 if isinstance(item, _FINAL):
                     self._ended = True
                     break
-            self._wake()
+            return self._take_waiter()
 
     def close(self) -> None:
         with self._lock:
@@ -53,7 +59,8 @@ class Stream:
                 return
             self._closed = True
             finished = self._ended
-            self._wake()
+            waiter = self._take_waiter()
+        _wake([waiter] if waiter is not None else [])
         if not finished:
             self._cancel()
 
@@ -62,16 +69,13 @@ class Stream:
         """Whether everything has arrived (it may still wait to be consumed)."""
         return self._ended or self._closed
 
-    def _wake(self) -> None:
-        self._lock.notify_all()
-        if self._waker is not None:
-            loop, event = self._waker
-            if event.is_set():
-                return  # its consumer is awake, or is not waiting
-            try:
-                loop.call_soon_threadsafe(event.set)
-            except RuntimeError:  # the consumer's event loop is closed
-                self._waker = None
+    def _take_waiter(self) -> "asyncio.Future[None] | None":
+        """Wake a consumer in a thread, or return the waiter of one in an event loop. Call with the lock
+        held."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is None:
+            self._lock.notify_all()
+        return waiter
 
     def _next_event(self) -> Event | None:
         """The next event, or None when there is none yet. Call with the lock held."""
@@ -107,22 +111,21 @@ class Stream:
 
         A consumer that pauses between two batches is woken once for each of them, not once for every event.
         """
-        import asyncio  # 25 ms, which a one-shot that reads in a thread does not pay
+        while batch := await self.batch():
+            yield batch
 
-        ready = asyncio.Event()
-        with self._lock:
-            self._waker = (asyncio.get_running_loop(), ready)
+    async def batch(self) -> list[Event]:
+        """All events so far, and at least one; none at the end of the stream."""
         while True:
             with self._lock:
                 if self._drained:
-                    return
-                batch = self._next_batch()
-                if not batch:
-                    ready.clear()
-            if batch:
-                yield batch
-            else:
-                await ready.wait()
+                    return []
+                if batch := self._next_batch():
+                    return batch
+                import asyncio  # 25 ms, which a one-shot that reads in a thread does not pay
+
+                waiter = self._waiter = asyncio.get_running_loop().create_future()
+            await waiter
 
     def _next_batch(self) -> list[Event]:
         """The events up to a failure, which is raised when nothing is before it. Call with the lock held."""
@@ -145,3 +148,27 @@ class Stream:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def put_together(batches: Iterable[tuple[Stream, Sequence[Event | LocalchatError]]]) -> None:
+    """Add items to several streams, and wake each event loop once for all of them.
+
+    A wake-up is a system call. Called by the engine, from any thread.
+    """
+    waiters = [stream._add(items) for stream, items in batches]
+    _wake([waiter for waiter in waiters if waiter is not None])
+
+
+def _wake(waiters: "Sequence[asyncio.Future[None]]") -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for waiter in waiters:
+        by_loop.setdefault(waiter.get_loop(), []).append(waiter)
+    for loop, theirs in by_loop.items():
+        with suppress(RuntimeError):  # the consumer's event loop is closed
+            loop.call_soon_threadsafe(_resolve, theirs)
+
+
+def _resolve(waiters: "Sequence[asyncio.Future[None]]") -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)

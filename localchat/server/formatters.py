@@ -3,7 +3,7 @@
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -45,6 +45,9 @@ class AnswerFormatter(Protocol):
         ...
 
 
+_AFTER_CHOICE: Final = b"]}\n\n"
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
     """Fields that every chunk of an OpenAI answer repeats."""
@@ -54,6 +57,12 @@ class ChunkHeader:
     model: str
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
+    _before_choice: bytes = field(init=False, repr=False)
+    """An event up to its only choice, prepared once for all of an answer."""
+
+    def __post_init__(self) -> None:
+        before = event(self.chunk([])).removesuffix(_AFTER_CHOICE)
+        object.__setattr__(self, "_before_choice", before)
 
     def chunk(
         self,
@@ -77,7 +86,7 @@ class ChunkHeader:
 
     def event(self, choice: object) -> bytes:
         """One event with one choice."""
-        return event(self.chunk([choice]))
+        return b"".join((self._before_choice, msgspec.json.encode(choice), _AFTER_CHOICE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from localchat.engine.events import (
 )
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
     EngineClosed,
@@ -152,7 +153,8 @@ class Generation:
         """Keywords of the request's JSON schemas that its answers are not held to; known after `start`."""
         self._engine = engine
         self._tracked = tracked
-        self._sources: list[AsyncIterator[list[Event]]] = []
+        self._sources: list[tuple[list[Event], Stream]] = []
+        """Of each prompt, the events that came with its acceptance, and the stream of the others."""
         make = spec.early_stop
         self._choices = [_Choice(early_stop=make() if make else None) for _ in range(spec.choices)]
         self._choices_of: dict[int, int] = {}
@@ -178,16 +180,15 @@ class Generation:
         for fallbacks in self.spec.prompts:
             self._sources.append(await self._submit(fallbacks))
 
-    async def _submit(self, fallbacks: Sequence[GenerateRequest]) -> AsyncIterator[list[Event]]:
+    async def _submit(self, fallbacks: Sequence[GenerateRequest]) -> tuple[list[Event], Stream]:
         """Submit a prompt, by the first fallback that the engine accepts."""
         for index, request in enumerate(fallbacks):
             is_last = index + 1 == len(fallbacks)
             request = msgspec.structs.replace(request, user=self._tracked.user)
             stream = await submit(self._engine, request)
             self._tracked.attach(stream)
-            source = stream.batches()
             try:
-                first, *rest = await anext(source)
+                first, *rest = await stream.batch()
             except (ContextExceeded, UsageError) as refusal:
                 if not is_last and self._may_fall_back(refusal):
                     continue
@@ -199,7 +200,7 @@ class Generation:
             self.relaxed = first.relaxed
             self._counts.append(_TokenCounts(first.prompt_tokens))
             self.fallbacks_used.append(index)
-            return _chain(rest, source)
+            return rest, stream
         raise AssertionError("a prompt has at least one request")
 
     def _may_fall_back(self, refusal: LocalchatError) -> bool:
@@ -251,15 +252,19 @@ class Generation:
     async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
         """Events of all prompts as they come, with the index of their prompt."""
         if len(self._sources) == 1:
-            async for events in self._sources[0]:
+            events, stream = self._sources[0]
+            while events := events or await stream.batch():
                 yield 0, events
+                events = []
             return
         queue: asyncio.Queue[tuple[int, list[Event]] | LocalchatError | None] = asyncio.Queue()
 
         async def pump(prompt: int) -> None:
+            events, stream = self._sources[prompt]
             try:
-                async for events in self._sources[prompt]:
+                while events := events or await stream.batch():
                     queue.put_nowait((prompt, events))
+                    events = []
                 queue.put_nowait(None)
             except LocalchatError as error:
                 queue.put_nowait(error)
@@ -368,16 +373,6 @@ class Generation:
         self._tracked.finish_reason = why if why == REPETITION else reason
         rest = state.early_stop.flush() if state.early_stop is not None else ""
         return [*([Text(choice, rest)] if rest else []), ChoiceEnd(choice, reason, why)]
-
-
-async def _chain(
-    first: list[Event], source: AsyncIterator[list[Event]]
-) -> AsyncIterator[list[Event]]:
-    """The first batch, unless it is empty, and then the source."""
-    if first:
-        yield first
-    async for events in source:
-        yield events
 
 
 def _is_broken(arguments: str) -> bool:

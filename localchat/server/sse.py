@@ -38,6 +38,7 @@ class EventStream:
     heartbeat_s: seconds of silence before a comment. event_s: seconds without an event before one from
     `heartbeat`, for clients that measure silence in events and do not see comments; `heartbeat` returns
     nothing if the protocol has no such event. headers: of this answer, besides those of every stream.
+    write_piece: a shorter way for a piece of the body, see uvicorn_http; False where it cannot be taken.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class EventStream:
         event_s: float = 15.0,
         heartbeat: Callable[[], bytes] = lambda: b"",
         headers: Sequence[tuple[bytes, bytes]] = (),
+        write_piece: Callable[[bytes], bool] = lambda piece: False,
     ) -> None:
         self._send = send
+        self._write_piece = write_piece
         self._heartbeat_s = heartbeat_s
         self._event_s = event_s
         self._heartbeat = heartbeat
@@ -76,6 +79,9 @@ class EventStream:
 
     async def write(self, events: bytes) -> None:
         """Send complete events. Waits for a slow client."""
+        if not self._lock.locked() and self._write_piece(events):
+            self._last_s = self._last_event_s = self._loop.time()
+            return
         async with self._lock:
             await self._send_body(events)
             self._last_event_s = self._last_s

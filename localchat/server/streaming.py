@@ -26,6 +26,7 @@ from localchat.server.leases import AsyncLease
 from localchat.server.sse import KEEP_ALIVE, EventStream
 from localchat.server.state import Service, service_of, user_agent
 from localchat.server.tracker import TrackedRequest
+from localchat.server.uvicorn_http import FILLER, WRITE
 
 log = logging.getLogger("localchat.server")
 
@@ -146,9 +147,15 @@ class GenerationResponse:
     ) -> None:
         """Send the answer as server-sent events."""
         config = service.config
-        self.request.state.filler = KEEP_ALIVE  # see uvicorn_http.FILLER
+        connection = self.request.scope.setdefault("state", {})
+        connection[FILLER] = KEEP_ALIVE
         async with EventStream(
-            send, config.heartbeat_s, config.event_s, formatter.heartbeat, _headers(generation)
+            send,
+            config.heartbeat_s,
+            config.event_s,
+            formatter.heartbeat,
+            _headers(generation),
+            connection.get(WRITE, lambda piece: False),
         ) as stream:
             await stream.write(formatter.start(generation.choices, generation.prompt_tokens))
             try:

@@ -27,6 +27,9 @@ _LENGTH_HEADERS: Final = {b"content-length", b"transfer-encoding"}
 FILLER: Final = "filler"
 """Key in a request's state: bytes without meaning that may be sent between two pieces of a stream."""
 
+WRITE: Final = "write"
+"""Key in a request's state: its connection's `write_piece`."""
+
 
 class Connection(H11Protocol):
     """One connection. `connection_class` makes a subclass with the `limits` of a server."""
@@ -40,7 +43,7 @@ class Connection(H11Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, {**app_state, WRITE: self.write_piece}, _loop)
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._half_closed = False
@@ -93,6 +96,23 @@ class Connection(H11Protocol):
             return h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
         filler: bytes | None = self.scope["state"].get(FILLER)
         return h11.Data(data=filler) if filler and self.conn.our_state is h11.SEND_BODY else None
+
+    def write_piece(self, piece: bytes) -> bool:
+        """Write a piece of a chunked body whose first bytes were sent by ASGI's `send`.
+
+        Starlette's, uvicorn's and h11's layers below `send` cost half of the server's time for a token. False
+        for a piece that must take that way: the client reads too slowly, or its HTTP knows no chunks.
+        """
+        if not piece or self.transport.is_closing():
+            return True
+        if (
+            self.flow.write_paused
+            or self.conn.our_state is not h11.SEND_BODY
+            or self.scope["http_version"] != "1.1"
+        ):
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
 
     def _should_upgrade(self) -> bool:
         """Ignore upgrade requests, as RFC 9110, 7.8 allows. uvicorn would log two warnings for each, and

@@ -24,7 +24,7 @@ from localchat.engine.local.crash_record import CrashRecord
 from localchat.engine.local.process import ChildProcess
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.stream import SIGNAL_POLL_S, Stream
+from localchat.engine.stream import SIGNAL_POLL_S, Stream, put_together
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -70,6 +70,8 @@ class _PendingRequest:
 
     def record(self, event: Event) -> bool:
         """Note how far the request has come; False for an event that was sent already."""
+        if self.begun:
+            return True
         if isinstance(event, Accepted):
             if self.accepted:
                 return False  # sent a second time, after a crash in warm-up
@@ -230,14 +232,17 @@ class LocalEngine:
         by_request: dict[int, list[Event]] = {}
         for id_, event in items:
             by_request.setdefault(id_, []).append(event)
+        batches = []
         with self._lock:
             for id_, events in by_request.items():
                 pending = self._requests.get(id_)
                 if pending is not None:  # else it was cancelled meanwhile
-                    pending.stream.put(*[event for event in events if pending.record(event)])
+                    new = [event for event in events if pending.record(event)]
+                    batches.append((pending.stream, new))
                     # A stream that is being closed requests its cancel itself.
                     if isinstance(events[-1], Done):
                         del self._requests[id_]
+            put_together(batches)
 
     def _fail(self, id_: int, error: LocalchatError) -> None:
         if id_ == 0:
