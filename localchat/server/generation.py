@@ -126,8 +126,6 @@ class _Choice:
     reasoning_repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
     early_stop: EarlyStop | None = None
     ended: bool = False
-    ended_here: bool = False
-    """Ended by this server, while the engine would go on."""
 
 
 @dataclass(slots=True)
@@ -161,6 +159,8 @@ class Generation:
         """Number of choices of each prompt, by the index of its first choice."""
         for fallbacks in spec.prompts:
             self._choices_of[sum(self._choices_of.values())] = fallbacks[0].n
+        self._cut_short = False
+        """A choice was ended by this server, while the engine would go on."""
         self._counts: list[_TokenCounts] = []
         self._done: list[Done] = []
 
@@ -246,8 +246,7 @@ class Generation:
     @property
     def _ended_early(self) -> bool:
         """True if all choices have ended, not all of them by the engine."""
-        choices = self._choices
-        return any(one.ended_here for one in choices) and all(one.ended for one in choices)
+        return self._cut_short and all(one.ended for one in self._choices)
 
     async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
         """Events of all prompts as they come, with the index of their prompt."""
@@ -308,7 +307,7 @@ class Generation:
         """Output events for an event of the engine. `base`: the first choice of its prompt."""
         match event:
             case Text(choice, text, logprobs):
-                return self._text(Text(base + choice, text, logprobs))
+                return self._text(Text(base + choice, text, logprobs) if base else event)
             case Reasoning(choice, text):
                 detector = self._choices[base + choice].reasoning_repetition
                 return self._piece(Reasoning(base + choice, text), detector)
@@ -329,7 +328,7 @@ class Generation:
         text, ended = state.early_stop.push(event.text)
         output = self._piece(Text(event.choice, text, event.logprobs), state.text_repetition)
         if ended and not state.ended:
-            state.ended_here, state.early_stop = True, None
+            self._cut_short, state.early_stop = True, None
             output += self._end(event.choice, None, cut_off=True)
         return output
 
@@ -338,7 +337,7 @@ class Generation:
         if state.ended:
             return []
         if self.spec.loop_guard and detector.is_repeating(event.text):
-            state.ended_here = True
+            self._cut_short = True
             return [event, *self._end(event.choice, REPETITION, cut_off=True)]
         return [event]
 
@@ -349,7 +348,7 @@ class Generation:
         output: list[OutputEvent] = []
         if event.call not in state.call_ids:
             if state.call_ids and self.spec.single_call:
-                state.ended_here = True
+                self._cut_short = True
                 return self._end(event.choice, None, cut_off=False)
             id_ = state.call_ids[event.call] = event.id or f"call_{secrets.token_hex(12)}"
             state.arguments.clear()
@@ -358,7 +357,7 @@ class Generation:
             state.arguments.append(event.arguments)
             output.append(ToolCall(event.choice, event.call, arguments=event.arguments))
         if self.spec.loop_guard and state.text_repetition.is_repeating(event.arguments):
-            state.ended_here = True
+            self._cut_short = True
             output += self._end(event.choice, REPETITION, cut_off=True)
         return output
 

@@ -4,11 +4,12 @@ import asyncio
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from localchat.engine.events import Event, Text
-from localchat.engine.stream import Stream
+from localchat.engine.stream import Stream, put_together
 from localchat.errors import EngineClosed, EngineDied
 from tests.support.tui_stage import DONE
 
@@ -128,3 +129,38 @@ def test_nothing_of_what_comes_after_a_close_is_kept() -> None:
     assert texts([next(reading)]) == ["a"]
     with pytest.raises(EngineClosed):
         next(reading)
+
+
+def test_streams_of_a_step_wake_their_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read() -> tuple[list[list[str]], int]:
+        loop, woken = asyncio.get_running_loop(), 0
+        wake = loop.call_soon_threadsafe
+
+        def counting(*call: Any) -> asyncio.Handle:
+            nonlocal woken
+            woken += 1
+            return wake(*call)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
+        streams = [a_stream() for _ in range(5)]
+        readers = [asyncio.ensure_future(stream.batch()) for stream in streams]
+        await asyncio.sleep(0)
+        step = [(stream, [Text(0, str(at))]) for at, stream in enumerate(streams)]
+        thread = threading.Thread(target=put_together, args=(step,))
+        thread.start()
+        thread.join()
+        return [texts(await reader) for reader in readers], woken
+
+    assert asyncio.run(read()) == ([["0"], ["1"], ["2"], ["3"], ["4"]], 1)
+
+
+def test_consumer_whose_event_loop_is_closed_does_not_stop_the_others() -> None:
+    gone, here = a_stream(), a_stream()
+
+    loop = asyncio.new_event_loop()
+    reader = loop.create_task(gone.batch())
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    put_together([(gone, [Text(0, "a")]), (here, [Text(0, "b")])])
+    assert texts(asyncio.run(here.batch())) == ["b"]
+    assert not reader.done()

@@ -1,12 +1,14 @@
 """HTTP that is allowed but rare, and HTTP that is forbidden but seen."""
 
+import json
+import re
 import socket
 
 import pytest
 
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.server.uvicorn_http import HEAD_BYTES, Connection
-from tests.support.http_server import Reply, Stage, Wire, ask, serving, settled
+from tests.support.http_server import Reply, Stage, Wire, ask, contents, serving, settled
 
 ENDLESS = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
 HELLO = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -179,3 +181,48 @@ def test_the_host_of_a_whole_address_counts_and_not_the_header(stage: Stage) -> 
     for host in ("evil.example", "", "user@localhost", "localhost:x"):
         reply = ask(stage, f"http://{host}/health")
         assert (reply.status, reply.error["code"]) == (403, "host_not_allowed"), host
+
+
+STREAMED = {"messages": [{"role": "user", "content": "a"}], "stream": True}
+
+
+def test_pieces_of_a_stream_have_the_bytes_that_the_http_library_writes(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = ask(stage, "/v1/chat/completions", STREAMED)
+    monkeypatch.setattr(Connection, "write_piece", lambda self, piece: False)
+    whole = ask(stage, "/v1/chat/completions", STREAMED)
+
+    def constant(reply: Reply) -> list[bytes]:
+        return [re.sub(rb'"id":"[^"]*"|"created":[0-9]+', b"", chunk) for chunk in reply.chunks]
+
+    assert b"".join(constant(direct)) == b"".join(constant(whole))
+    assert len(direct.events) == 6
+
+
+def test_client_without_chunks_gets_the_same_stream(stage: Stage) -> None:
+    body = json.dumps(STREAMED).encode()
+    with Wire(stage.port) as wire:
+        wire.send(
+            b"POST /v1/chat/completions HTTP/1.0\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        status, headers = wire.head()
+        assert status == 200 and "transfer-encoding" not in headers
+        whole = wire.until(b"data: [DONE]\n\n")
+        assert wire.closed()
+    assert whole.startswith(b"data: {") and whole.count(b"\n\n") == 6
+
+
+def test_slow_client_gets_every_piece_in_order() -> None:
+    pieces = tuple(" ".join(map(str, range(at, at + 20_000))) for at in range(80))
+    with serving() as stage:
+        stage.scripts["a"] = ScriptedAnswer(pieces)
+        with Wire(stage.port) as wire:
+            wire.ask("/v1/chat/completions", STREAMED)
+            wire.head()
+            (connection,) = stage.server.server_state.connections
+            assert isinstance(connection, Connection)
+            assert settled(lambda: connection.flow.write_paused)
+            texts = [json.loads(event) for event in wire.reply_rest() if event != "[DONE]"]
+    assert contents(texts) == "".join(pieces)

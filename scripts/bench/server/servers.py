@@ -42,6 +42,9 @@ class Served(NamedTuple):
 
     def cpu_s(self) -> float:
         """CPU time of the server's own process so far, its engines not counted."""
+        threads = Path(f"/proc/{self.pid}/task")
+        if threads.is_dir():  # in nanoseconds, where cpu_times has steps of 10 ms
+            return sum(int(one.read_text().split()[0]) for one in threads.glob("*/schedstat")) / 1e9
         spent = psutil.Process(self.pid).cpu_times()
         return spent.user + spent.system
 

@@ -223,11 +223,13 @@ def test_an_answer_that_leaves_its_block_is_cut_and_the_engine_stops(stage: Stag
 
 
 def test_an_answer_whose_time_is_up_ends_with_its_line(stage: Stage) -> None:
+    before = stage.engine.cancelled
     stage.scripts[""] = ScriptedAnswer(tuple(f"line {at}\n" for at in range(20_000)), gap_s=0.003)
     content = infill(stage, t_max_predict_ms=50).json["content"]
     lines = content.splitlines(keepends=True)
     assert 1 <= len(lines) < 10_000
     assert lines == [f"line {at}\n" for at in range(len(lines))]
+    assert settled(lambda: stage.engine.cancelled == before + 1)
 
 
 def test_a_client_that_hangs_up_stops_the_engine(stage: Stage) -> None:
