@@ -78,6 +78,9 @@ class CudaBackend:
             return ()
         return (Remedy(f"{found.reason} {found.hint}".strip()),)
 
+    def rebuilder(self) -> None:
+        """None: Triton compiles its kernels when a model is loaded."""
+
     def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
         """Read config, tokenizer and headers. Raises ModelMissing, ModelInvalid."""
         from localchat_cuda.checkpoint_model import CheckpointModel

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from localchat.backend_api.interface import Availability, BuildInfo, OpenModel, Remedy
+from localchat.backend_api.interface import Availability, BuildInfo, OpenModel, Rebuilder, Remedy
 from localchat.errors import UsageError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
@@ -50,6 +50,12 @@ class LlamaCppBackend:
     def remedies(self) -> tuple[Remedy, ...]:
         """Ways to a better build, best first. Loads the library."""
         return remedies(read_build())
+
+    def rebuilder(self) -> Rebuilder:
+        """Builds llama.cpp for this machine."""
+        from localchat_llamacpp.rebuild.rebuilder import LlamaCppRebuilder
+
+        return LlamaCppRebuilder()
 
     def available(self) -> Availability:
         """Look for a library of llama.cpp without loading one."""

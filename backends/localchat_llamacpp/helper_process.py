@@ -21,19 +21,31 @@ def run_module(
     environment: variables over those of this process. Raises OSError.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", f"localchat_llamacpp.{module}"],
-            input=stdin,
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                "GGML_NO_BACKTRACE": "1",
-                **(environment or {}),
-            },
-        )
+        return complete_module(
+            module, timeout_s=timeout_s, stdin=stdin, environment=environment
+        ).stdout
     except subprocess.TimeoutExpired as slow:
         return slow.stdout or b""
-    return done.stdout
+
+
+def complete_module(
+    module: str,
+    *,
+    timeout_s: float,
+    stdin: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+) -> "subprocess.CompletedProcess[bytes]":
+    """The same with its exit status and stderr. Raises OSError, subprocess.TimeoutExpired."""
+    return subprocess.run(
+        [sys.executable, "-m", f"localchat_llamacpp.{module}"],
+        input=stdin,
+        capture_output=True,
+        timeout=timeout_s,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "GGML_NO_BACKTRACE": "1",
+            **(environment or {}),
+        },
+    )

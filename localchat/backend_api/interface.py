@@ -66,6 +66,10 @@ __all__ = [
     "ModelInfo",
     "OpenModel",
     "Progress",
+    "RebuildOffer",
+    "RebuildOutcome",
+    "RebuildProgress",
+    "Rebuilder",
     "Remedy",
     "Restore",
     "RowClass",
@@ -360,9 +364,67 @@ class Remedy:
     """Something a user can do for a better build."""
 
     sentence: str
-    command: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    """Variables that the command needs."""
+    rebuild: str = ""
+    """The kind of build that `Rebuilder.rebuild` makes for it; empty: no build helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildOffer:
+    """A build of the backend's library that would be better for this machine."""
+
+    kind: str
+    gain: str
+    """What it brings: the end of a sentence that begins with the build."""
+    minutes: float
+    """Expected time of the build on this machine."""
+    missing: str = ""
+    """What has to be installed first, as a sentence; empty: nothing."""
+
+
+class RebuildProgress(NamedTuple):
+    """State of a build that runs."""
+
+    step: str
+    done: int = 0
+    total: int = 0
+    """0: the step has no parts to count."""
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildOutcome:
+    """End of a rebuild."""
+
+    taken: bool
+    """The new library is in use from now on; otherwise everything is as before."""
+    sentence: str
+    """Why, with the speeds that were measured."""
+
+
+class Rebuilder(Protocol):
+    """Builds a backend's library for this machine, tries it, and takes it if it is right and faster."""
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """Builds that can be made, by what they compute on."""
+        ...
+
+    def offer(self) -> RebuildOffer | None:
+        """The build that would help most; None: the library in use fits. Loads no library."""
+        ...
+
+    def minutes(self, kind: str) -> float:
+        """Expected time of a build on this machine."""
+        ...
+
+    def rebuild(self, kind: str, report: Callable[[RebuildProgress], None]) -> RebuildOutcome:
+        """Build, try, and take or leave it. Blocks for minutes; an interrupt leaves everything as it was, and
+        no process behind. Raises LocalchatError if it cannot be built, or another rebuild runs; OSError."""
+        ...
+
+    def undo(self) -> bool:
+        """Take the build in use back; False if there is none. Raises LocalchatError if a rebuild runs,
+        OSError."""
+        ...
 
 
 class Backend(Protocol):
@@ -436,6 +498,10 @@ class Backend(Protocol):
         """Ways to a better build, best first: a rebuild for an unused GPU, ways around a crash."""
         ...
 
+    def rebuilder(self) -> Rebuilder | None:
+        """Builds the library for this machine; None: the backend has none that a user could build."""
+        ...
+
 
 class MinimalBackend:
     """A Backend without plans and diagnostics; a subclass adds name, available, accepts and open."""
@@ -469,3 +535,6 @@ class MinimalBackend:
 
     def remedies(self) -> tuple[Remedy, ...]:
         return ()
+
+    def rebuilder(self) -> Rebuilder | None:
+        return None

@@ -26,6 +26,7 @@ from localchat.cli.conversation_options import resumed
 from localchat.cli.json_report import context_line, report
 from localchat.cli.options import given_flags
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
+from localchat.cli.rebuild import offer_once
 from localchat.cli.render_answer import AnswerDisplay, ReceivedAnswer, receive
 from localchat.cli.resolve import Inputs, Setup, opened_engine, remember, request_for, resolve_setup
 from localchat.cli.signals import deferred, terminate_gracefully
@@ -174,6 +175,7 @@ def _answer_once(
             _receive_fitting(setup, engine, conversation, display, answer, options.grammar)
         remember(setup, engine.info, answer.done if settings.n == 1 else None)
         _print_rest(setup, engine, options, answer)
+        _offer_rebuild(setup, engine, options, answer)
     except ContextExceeded as problem:
         error = problem
         raise _advised(problem, engine, conversation) from problem
@@ -185,6 +187,16 @@ def _answer_once(
         if record is not None:
             record.finish(engine, error)
     return ExitCode.INTERRUPTED if answer.interrupted else ExitCode.OK
+
+
+def _offer_rebuild(
+    setup: Setup, engine: Engine, options: AskOptions, answer: ReceivedAnswer
+) -> None:
+    """Say once, after a whole answer for a person, that a build could be faster here."""
+    if answer.interrupted or options.as_json or options.extract:
+        return
+    if sentence := offer_once(setup, engine.info()):
+        setup.terminal.notify(sentence)
 
 
 def _display(setup: Setup, engine: Engine, options: AskOptions) -> AnswerDisplay:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 
@@ -67,11 +66,6 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[str, ...]
     troubles: tuple[str, ...] = ()
     """Errors in settings, aliases and other files of the user."""
-
-    @property
-    def remedies(self) -> tuple[Remedy, ...]:
-        """Remedies of all backends."""
-        return tuple(remedy for backend in self.backends for remedy in backend.remedies)
 
 
 def diagnose(app: AppContext) -> Diagnosis:
@@ -229,20 +223,13 @@ def _backend_sentences(backend: BackendDiagnosis) -> Iterator[str]:
         yield "  what could be better:"
     for remedy in backend.remedies:
         yield f"  - {remedy.sentence}"
-        if remedy.command:
-            yield f"      {shell_line(remedy)}"
-            yield "      (localchat doctor --rebuild runs it after asking)"
+        if remedy.rebuild:
+            yield f"      localchat doctor --rebuild={remedy.rebuild}"
 
 
 _SAFE_MODE = (
     "remembered: this build crashed in its warm-up on this CPU, and runs without that code now"
 )
-
-
-def shell_line(remedy: Remedy) -> str:
-    """The command as it is typed in a shell."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in remedy.environment]
-    return " ".join((*variables, shlex.join(remedy.command)))
 
 
 def _offload(backend: BackendDiagnosis) -> str:

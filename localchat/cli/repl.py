@@ -20,6 +20,7 @@ from localchat.chat.prompt_messages import left_out
 from localchat.cli.context_advice import with_advice
 from localchat.cli.conversation_options import open_to_record
 from localchat.cli.json_report import context_line
+from localchat.cli.rebuild import offer_once
 from localchat.cli.resolve import Setup, opened_engine, remember
 from localchat.cli.session_context import session_context
 from localchat.cli.signals import calling, deferred, immediate
@@ -208,8 +209,9 @@ class Repl:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
-    def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> None:
+    def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> str:
         remember(self._setup, lambda: info, done)
+        return offer_once(self._setup, info)
 
     def run(self, read: Callable[[], str | None], first: str) -> int:
         """Hold the conversation until the user leaves; returns the exit code."""

@@ -31,7 +31,7 @@ _UVX_CACHE: Final = "archive-v0"
 """Folder of uv's cache with the environments that `uvx` makes."""
 
 
-class Service(NamedTuple):
+class ServiceUnit(NamedTuple):
     """A `serve` command and its variables, as a service manager starts them."""
 
     program: tuple[str, ...]
@@ -50,7 +50,7 @@ def default_format() -> str:
     return "launchd" if sys.platform == "darwin" else "systemd"
 
 
-def service(ctx: click.Context, environ: Mapping[str, str]) -> Service:
+def service(ctx: click.Context, environ: Mapping[str, str]) -> ServiceUnit:
     """The service of a `serve` command: its program, the flags on its command line, its variables."""
     kept = {
         name: str(Path(value).expanduser().absolute()) if name in _PATHS else value
@@ -59,7 +59,7 @@ def service(ctx: click.Context, environ: Mapping[str, str]) -> Service:
         and name not in _SECRETS
         and value
     }
-    return Service(_program(), tuple(_arguments(ctx)), kept)
+    return ServiceUnit(_program(), tuple(_arguments(ctx)), kept)
 
 
 def _program() -> tuple[str, ...]:
@@ -120,12 +120,12 @@ def cautions(environ: Mapping[str, str]) -> Iterator[str]:
 # ---------------------------------------------------------------------------- the files
 
 
-def unit_file(what: Service, manager: str) -> str:
+def unit_file(what: ServiceUnit, manager: str) -> str:
     """The text of the service file for `systemd` or `launchd`."""
     return _systemd(what) if manager == "systemd" else _launchd(what)
 
 
-def _systemd(what: Service) -> str:
+def _systemd(what: ServiceUnit) -> str:
     # Only what works without a mount namespace, which many systems refuse to services of a user; no
     # MemoryDenyWriteExecute, because callbacks from native code and compiled kernels need such memory.
     variables = "".join(
@@ -173,7 +173,7 @@ def _quoted(text: str) -> str:
     return text if plain else f'"{escaped}"'
 
 
-def _launchd(what: Service) -> str:
+def _launchd(what: ServiceUnit) -> str:
     import plistlib  # with its XML parser; `--help` needs none
 
     log = str(Path.home() / "Library/Logs/localchat.log")
@@ -195,7 +195,7 @@ def _launchd(what: Service) -> str:
     return plistlib.dumps(values, sort_keys=False).decode()
 
 
-def install_lines(what: Service, manager: str) -> Sequence[str]:
+def install_lines(what: ServiceUnit, manager: str) -> Sequence[str]:
     """Commands that install the file, see its log, and remove it."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in what.environment.items()]
     words = (*what.program, "serve", f"--print-unit={manager}", *what.arguments)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from localchat.cli.conversation_options import HISTORY_FILE
+from localchat.cli.rebuild import offer_once
 from localchat.cli.resolve import (
     CHAT_SLOTS,
     Inputs,
@@ -52,8 +53,9 @@ def session_context(
         inputs = Inputs(setup.app, {**kept, **given}, word or setup.model.word)
         return model_setup(resolve_inputs(inputs, setup.terminal))
 
-    def remember(model: ResolvedModel, info: "EngineInfo | None", done: "Done | None") -> None:
+    def remember(model: ResolvedModel, info: "EngineInfo | None", done: "Done | None") -> str:
         record_use(model, setup.paths, lambda: info, done)
+        return offer_once(setup, info)
 
     planner = LoadPlanner(setup)
     context = SessionContext(

@@ -60,8 +60,9 @@ class SessionContext:
     estimate: "Callable[[str], CatalogEstimate | None]"
     """The same for a model of the catalog, from its published shape; None if that is unknown. Raises
     LocalchatError."""
-    remember: "Callable[[ResolvedModel, EngineInfo | None, Done | None], None]"
-    """Makes a model that answered the default of the next run, and records its speed. Blocks; raises OSError,
+    remember: "Callable[[ResolvedModel, EngineInfo | None, Done | None], str]"
+    """Makes a model that answered the default of the next run, and records its speed. Returns a sentence that
+    offers a faster build of its backend, once; otherwise an empty one. Blocks; raises OSError,
     LocalchatError."""
     first_run: "Callable[[], FirstRun | None]"
     """Hardware, external models and three models to begin with, if there is no model but the guide. Takes

@@ -400,10 +400,13 @@ class ChatSession:
         """Remember the model and its speed, in a thread: the next question may come meanwhile."""
         model, info, done = self.setup.model, self.status.info, self.status.done
         try:
-            await asyncio.to_thread(self.context.remember, model, info, done)
+            offer = await asyncio.to_thread(self.context.remember, model, info, done)
         except (OSError, LocalchatError) as problem:
             sentence = f"cannot save the model and its speed: {problem}"
             self._notice_once(sentence, "warning")
+        else:
+            if offer:
+                self._notice_once(offer, "info")
 
     @contextmanager
     def _exclusive(self, task: str = "") -> Iterator[None]:

@@ -1,13 +1,16 @@
 """Advice about the llama.cpp build that `doctor` prints."""
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from localchat.backend_api.interface import BuildInfo
 from localchat_llamacpp import build_advice
-from localchat_llamacpp.library_source import find_library
+from localchat_llamacpp.library_source import LibraryFile, Search, Source, find_library
+from localchat_llamacpp.rebuild import builder
 
 
 def test_facts_name_the_library_and_its_devices() -> None:
@@ -26,37 +29,103 @@ def test_features_are_those_that_are_on() -> None:
     assert found == {"SSE3", "AVX2"}
 
 
-@pytest.mark.parametrize("kind", sorted(build_advice.CMAKE_ARGS))
-def test_a_rebuild_is_one_command_of_this_python(kind: str) -> None:
-    way = build_advice.rebuild_command(kind)
-    assert way.command[:3] == (sys.executable, "-m", "pip")
-    assert way.command[-1] == f"llama-cpp-python=={build_advice.BINDING_VERSION}"
-    assert way.environment == (("CMAKE_ARGS", build_advice.CMAKE_ARGS[kind]),)
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Source], None]:
+    """Make a library of this source the one in use."""
+
+    def used(source: Source) -> None:
+        file = tmp_path / "libllama.so"
+        file.touch()
+        search = Search(LibraryFile(source, file, "1", "why"))
+        monkeypatch.setattr(build_advice, "find_library", lambda: search)
+        monkeypatch.setattr(build_advice, "can_offload", lambda: False)
+
+    monkeypatch.setattr(builder, "missing_tools", lambda kind: "")
+    return used
 
 
-def test_the_amx_fault_has_two_remedies() -> None:
-    safe, build = build_advice.amx_remedies()
-    assert safe.command == ()
-    assert "-U__AMX_INT8__" in build.environment[0][1]
+def _machine(root: Path, flags: str = "", *, nvidia: bool = False) -> Path:
+    (root / "proc").mkdir()
+    (root / "proc/cpuinfo").write_text(f"model name : x\nflags : {flags}\n\nflags : {flags}\n")
+    if nvidia:
+        (root / "proc/driver/nvidia").mkdir(parents=True)
+    return root
+
+
+def test_instructions_that_the_prebuilt_library_lacks_are_worth_a_build(
+    library: Callable[[Source], None], tmp_path: Path
+) -> None:
+    library("xllamacpp")
+    offer = build_advice.best_offer(_machine(tmp_path, "avx avx2 fma avx512f avx512_vnni amx_int8"))
+    assert offer is not None and offer.kind == "cpu"
+    assert "AVX-512 and AMX" in offer.gain
+
+
+@pytest.mark.parametrize("source", ["native", "llama-cpp-python", "named"])
+def test_a_library_that_was_built_here_needs_no_other_for_the_cpu(
+    library: Callable[[Source], None], tmp_path: Path, source: Source
+) -> None:
+    library(source)
+    assert build_advice.best_offer(_machine(tmp_path, "avx2 avx512f")) is None
+
+
+def test_a_cpu_that_the_prebuilt_library_uses_whole_needs_no_build(
+    library: Callable[[Source], None], tmp_path: Path
+) -> None:
+    library("xllamacpp")
+    assert build_advice.best_offer(_machine(tmp_path, "avx avx2 fma f16c")) is None
+
+
+def test_a_card_comes_before_instructions_unless_its_compiler_is_missing(
+    library: Callable[[Source], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sys.platform == "darwin":
+        pytest.skip("Apple's graphics cards need no build")
+    library("xllamacpp")
+    root = _machine(tmp_path, "avx2 avx512f", nvidia=True)
+    offer = build_advice.best_offer(root)
+    assert offer is not None and (offer.kind, offer.missing) == ("cuda", "")
+    monkeypatch.setattr(builder, "missing_tools", lambda kind: "nvcc" if kind == "cuda" else "")
+    offer = build_advice.best_offer(root)
+    assert offer is not None and offer.kind == "cpu"
+    monkeypatch.setattr(builder, "missing_tools", lambda kind: f"no compiler for {kind}")
+    offer = build_advice.best_offer(root)
+    assert offer is not None and (offer.kind, offer.missing) == ("cuda", "no compiler for cuda")
+
+
+def test_a_build_takes_less_time_on_more_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = []
+    for count in (1, 2, 16):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=count: set(range(n)))
+        times.append(build_advice.build_minutes("cpu"))
+    assert times == sorted(times, reverse=True)
+    assert build_advice.build_minutes("cuda") > build_advice.build_minutes("cpu")
 
 
 def _build(*, offload: bool = False, amx: bool = False) -> BuildInfo:
     return BuildInfo("libllama.so", "0", frozenset({"AMX_INT8"} if amx else ()), offload, ())
 
 
-def test_a_build_that_fits_the_machine_has_no_remedies(tmp_path: Path) -> None:
+def test_a_build_that_fits_the_machine_has_no_remedies(
+    library: Callable[[Source], None], tmp_path: Path
+) -> None:
+    library("llama-cpp-python")
     assert build_advice.remedies(_build(), tmp_path) == ()
 
 
-def test_a_card_that_the_build_cannot_use_and_the_amx_fault_are_told(tmp_path: Path) -> None:
-    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    ways = build_advice.remedies(_build(amx=True), tmp_path)
-    assert [dict(way.environment).get("CMAKE_ARGS") for way in ways] == [
-        build_advice.CMAKE_ARGS["cuda"],
-        None,
-        build_advice.CMAKE_ARGS["no-amx"],
-    ]
-    assert build_advice.remedies(_build(offload=True), tmp_path) == ()
+def test_a_better_build_and_the_amx_fault_are_told(
+    library: Callable[[Source], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library("xllamacpp")
+    monkeypatch.setattr(builder, "missing_tools", lambda kind: "It needs a compiler.")
+    better, safe, without = build_advice.remedies(
+        _build(amx=True), _machine(tmp_path, "avx2 avx512f")
+    )
+    assert better.rebuild == "cpu" and better.sentence.endswith(
+        "minutes here. It needs a compiler."
+    )
+    assert (safe.rebuild, without.rebuild) == ("", "cpu")
+    assert "safe mode" in safe.sentence.lower() and "AMX" in without.sentence
 
 
 def test_what_the_library_file_tells_is_what_the_library_says() -> None:

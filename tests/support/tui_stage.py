@@ -187,6 +187,8 @@ class Stage:
     opened: list[tuple[EngineOptions, StagedEngine]] = field(default_factory=list)
     remembered: list[tuple[str, EngineInfo | None, Done | None]] = field(default_factory=list)
     context_free_bytes: int = 11 * GB
+    offer: str = ""
+    """What `remember` returns."""
 
     @property
     def paths(self) -> Paths:
@@ -255,6 +257,10 @@ class Stage:
         plan = self.plan(self.resolve(None, {}), LoadOptions())
         return CatalogEstimate(plan, plan.weights_bytes)
 
+    def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> str:
+        self.remembered.append((model.word, info, done))
+        return self.offer
+
     def app(self) -> ChatApp:
         context = SessionContext(
             paths=self.paths,
@@ -263,7 +269,7 @@ class Stage:
             request=request,
             plan=self.plan,
             estimate=self.estimate,
-            remember=lambda model, info, done: self.remembered.append((model.word, info, done)),
+            remember=self._remember,
             first_run=lambda: self.first_run,
             keys=self.keys,
             history_file=self.tmp / "history.sqlite3",

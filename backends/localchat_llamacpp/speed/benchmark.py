@@ -11,8 +11,8 @@ from localchat_llamacpp.build_advice import build_key
 from localchat_llamacpp.helper_process import run_module
 
 _TIMEOUT_S: Final = 30.0
-_SPIN: Final = "2000"
-"""GOMP_SPINCOUNT: threads that spin longer starve each other on a busy machine."""
+SPIN: Final = "2000"
+"""GOMPSPINCOUNT: threads that spin longer starve each other on a busy machine."""
 _Q8_0: Final = 8
 """ggml's number of the format that every benchmark measures."""
 _MOST_PROBES: Final = 3
@@ -166,7 +166,7 @@ def _benchmark(request: BenchmarkRequest) -> Iterator[BenchmarkResult]:
                 "speed.benchmark_process",
                 timeout_s=_TIMEOUT_S,
                 stdin=msgspec.json.encode(request),
-                environment={"GOMP_SPINCOUNT": _SPIN, "TMPDIR": folder},
+                environment={"GOMPSPINCOUNT": SPIN, "TMPDIR": folder},
             )
     except OSError:
         return

@@ -1,0 +1,247 @@
+"""Builds llama.cpp through llama-cpp-python's source distribution, with pip or uv.
+
+pip gets cmake and ninja where the system has none. Only libllama and what it needs is compiled: neither images
+nor the programs and tools around it.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from localchat.backend_api.interface import RebuildProgress
+from localchat.errors import LocalchatError
+from localchat_llamacpp.library_source import BINDING
+
+_LIBRARIES: Final = ("libllama.so", "libllama.dylib")
+_NICE: Final = 10
+_STOP_S: Final = 5.0
+_TAIL_LINES: Final = 400
+_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "cpu": (),
+    "cuda": ("-DGGML_CUDA=on",),
+    "vulkan": ("-DGGML_VULKAN=on",),
+    "metal": ("-DGGML_METAL=on",),
+}
+KINDS: Final = tuple(_ARGUMENTS)
+"""Builds by what they compute on."""
+_ALWAYS: Final = ("-DGGML_NATIVE=on", "-DLLAVA_BUILD=off")
+_WITHOUT_AMX: Final = ("-DCMAKE_CXX_FLAGS=-U__AMX_INT8__", "-DCMAKE_C_FLAGS=-U__AMX_INT8__")
+_COMPILED = re.compile(r"^\s*\[\s*(\d+)(?:/(\d+)\]|%\])")
+"""A line of ninja, `[12/96] Building …`, or of make, `[ 12%] Building …`."""
+_STEPS: Final[Mapping[str, str]] = {
+    f"Collecting {BINDING}": "downloading the source",
+    "Installing build dependencies": "getting cmake",
+    "Preparing metadata": "configuring",
+    "Building wheel": "configuring",
+}
+"""What a line of pip begins with, and the step that it stands for."""
+_ERROR = re.compile(r"\berror\b|CMake Error|No space left|Killed", re.IGNORECASE)
+
+
+class BuildRequest(NamedTuple):
+    """A build to make."""
+
+    kind: str
+    version: str
+    """Of llama-cpp-python."""
+    without_amx: bool = False
+
+
+def cmake_arguments(request: BuildRequest) -> str:
+    """Value of CMAKE_ARGS. Raises KeyError for an unknown kind."""
+    amx = _WITHOUT_AMX if request.without_amx else ()
+    return " ".join((*_ALWAYS, *_ARGUMENTS[request.kind], *amx))
+
+
+def build(
+    request: BuildRequest,
+    workspace: Path,
+    log: Path,
+    report: Callable[[RebuildProgress], None],
+    installer: tuple[str, ...] | None = None,
+) -> Path:
+    """Compile into `workspace` at low priority; returns the file of libllama. Blocks for minutes.
+
+    installer: the command of pip or uv up to its verb. Its output goes to `log`. However this ends, no process
+    of the build is left. Raises LocalchatError with the cause, OSError.
+    """
+    target = workspace / "packages"
+    command = (
+        *(installer or find_installer()),
+        *("install", "--verbose", "--no-deps", "--target", str(target)),
+        *("--no-binary", BINDING, f"{BINDING}=={request.version}"),
+    )
+    temporary = workspace / "tmp"  # not the system's, which may be memory
+    temporary.mkdir()
+    environment = {
+        **os.environ,
+        **_compilers(request.kind),
+        "CMAKE_ARGS": cmake_arguments(request),
+        "SKBUILD_BUILD_TARGETS": "llama",
+        "TMPDIR": str(temporary),
+        "PIP_NO_CACHE_DIR": "1",  # a wheel of earlier arguments must not be taken
+        "UV_NO_CACHE": "1",
+        "PIP_USER": "0",
+    }
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    with (
+        log.open("w", encoding="utf-8", errors="replace") as kept,
+        _running(command, environment) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            kept.write(line)
+            tail.append(line.strip())
+            if (progress := progress_of(line)) is not None:
+                report(progress)
+    if process.returncode:
+        raise LocalchatError(
+            f"llama.cpp could not be built: {_cause(tail)}", hint=f"the whole output is in {log}"
+        )
+    libraries = (target / "llama_cpp/lib" / name for name in _LIBRARIES)
+    library = next((file for file in libraries if file.is_file()), None)
+    if library is None:
+        raise LocalchatError(
+            "llama.cpp was built without a library", hint=f"the whole output is in {log}"
+        )
+    return library
+
+
+def find_installer() -> tuple[str, ...]:
+    """pip of this environment, otherwise uv, which makes environments without pip. Raises LocalchatError."""
+    if find_spec("pip") is not None:
+        return (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
+    uv = os.environ.get("UV") or shutil.which("uv")
+    if uv:
+        return (uv, "pip", "--python", sys.executable)
+    raise LocalchatError(
+        f"a build needs pip or uv, and this environment has neither ({sys.prefix})",
+        hint=f"{sys.executable} -m ensurepip   (on Debian and Ubuntu: apt install python3-venv first)",
+    )
+
+
+def progress_of(line: str) -> RebuildProgress | None:
+    """The step that a line of output tells; None: it tells none."""
+    if found := _COMPILED.match(line):
+        return RebuildProgress("compiling", int(found[1]), int(found[2] or 100))
+    text = line.strip()
+    step = next((step for begin, step in _STEPS.items() if text.startswith(begin)), "")
+    return RebuildProgress(step) if step else None
+
+
+# ---------------------------------------------------------------------------- tools
+
+
+def missing_tools(kind: str) -> str:
+    """What has to be installed before a build of this kind can begin, as a sentence; empty: nothing."""
+    if not _has_compiler():
+        how = "xcode-select --install" if sys.platform == "darwin" else _COMPILER_PACKAGES
+        return f"It needs a C++ compiler: {how}."
+    if kind == "cuda" and not find_nvcc():
+        return "It needs NVIDIA's CUDA toolkit with nvcc, its compiler."
+    if kind == "vulkan" and not shutil.which("glslc"):
+        return "It needs the Vulkan SDK with glslc, its compiler."
+    return ""
+
+
+_COMPILER_PACKAGES: Final = (
+    "on Debian and Ubuntu `sudo apt install g++`, on Fedora `sudo dnf install gcc-c++`, elsewhere the package "
+    "with g++ or clang++"
+)
+
+
+def _has_compiler() -> bool:
+    if sys.platform == "darwin":
+        # Its c++ is always there, and opens a window if there is no compiler.
+        asked = subprocess.run(["xcode-select", "-p"], capture_output=True, check=False)
+        return asked.returncode == 0
+    return bool(_compiler("CXX", "c++", "g++", "clang++") and _compiler("CC", "cc", "gcc", "clang"))
+
+
+def _compiler(variable: str, *names: str) -> str:
+    """The compiler that cmake would take; empty: none."""
+    named = os.environ.get(variable, "").split(" ")[0]
+    return next((found for name in (named, *names) if name and (found := shutil.which(name))), "")
+
+
+def builds_with_gcc() -> bool:
+    """True if GCC would compile, whose AMX code crashes in some versions."""
+    compiler = _compiler("CXX", "c++", "g++", "clang++")
+    if not compiler:
+        return False
+    try:
+        told = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=20, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    return "clang" not in told.lower()
+
+
+def find_nvcc() -> str:
+    """NVIDIA's compiler; empty: there is none."""
+    usual = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin/nvcc"
+    return shutil.which("nvcc") or (str(usual) if usual.is_file() else "")
+
+
+def _compilers(kind: str) -> dict[str, str]:
+    """Variables that lead cmake to the CUDA compiler where it is not on the PATH."""
+    if kind != "cuda" or os.environ.get("CUDACXX") or shutil.which("nvcc"):
+        return {}
+    nvcc = find_nvcc()
+    return {"CUDACXX": nvcc} if nvcc else {}
+
+
+# ---------------------------------------------------------------------------- the process
+
+
+@contextmanager
+def _running(command: tuple[str, ...], environment: dict[str, str]) -> Iterator["_Process"]:
+    """The command in a group of its own, which is gone when the block ends: compilers outlive pip."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        with suppress(OSError):  # it has ended already
+            os.setpriority(os.PRIO_PGRP, process.pid, _NICE)
+        yield process
+        process.wait()
+    finally:
+        _end(process)
+
+
+_Process = subprocess.Popen[str]
+
+
+def _end(process: _Process) -> None:
+    """End the whole group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _cause(lines: "deque[str]") -> str:
+    """The line of the output that tells most."""
+    told = [line for line in lines if _ERROR.search(line) and "Building" not in line]
+    first = next((line for line in told if "fatal error" in line or "CMake Error" in line), "")
+    return first or (told or list(lines) or ["it ended without a word"])[0 if told else -1][:300]

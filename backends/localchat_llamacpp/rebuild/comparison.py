@@ -1,0 +1,140 @@
+"""Compares a new library with the one in use: the same text, and speeds from alternating processes."""
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from localchat_llamacpp.helper_process import complete_module
+from localchat_llamacpp.library_source import VARIABLE
+from localchat_llamacpp.rebuild.trial import TrialRequest, TrialResult
+from localchat_llamacpp.speed.benchmark import SPIN
+
+ROUNDS: Final = 3
+"""Of each library. Speeds of one process vary by a few percent, and the best of three by less."""
+FASTER: Final = 1.05
+"""A build is taken if prefill or decode is faster by this factor, and the other not slower by it."""
+_TIE: Final = 0.05
+_TIE_ON_GPU: Final = 0.5
+"""Two libraries round differently: where the two likeliest tokens are closer than this, in logits, either is
+right. (A GPU computes in half precision.)"""
+_TIMEOUT_S: Final = 300.0
+_LAST_LINE: Final = 300
+
+Try = Callable[[Path, TrialRequest], TrialResult]
+"""Tries the library at a path. Raises TrialFailed."""
+
+
+class TrialFailed(Exception):
+    """A trial without a result; its text is the end of a sentence."""
+
+
+class Verdict(NamedTuple):
+    """Whether to take the new library."""
+
+    better: bool
+    sentence: str
+
+
+def try_library(library: Path, request: TrialRequest) -> TrialResult:
+    """Try the library in a process of its own. Raises TrialFailed."""
+    try:
+        done = complete_module(
+            "rebuild.trial",
+            timeout_s=_TIMEOUT_S,
+            stdin=msgspec.json.encode(request),
+            environment={VARIABLE: str(library), "GOMP_SPINCOUNT": SPIN},
+        )
+    except subprocess.TimeoutExpired as slow:
+        raise TrialFailed(f"took longer than {_TIMEOUT_S:.0f} s") from slow
+    try:
+        return msgspec.json.decode(done.stdout, type=TrialResult)
+    except msgspec.DecodeError as problem:
+        raise TrialFailed(_ended(done)) from problem
+
+
+def _ended(done: "subprocess.CompletedProcess[bytes]") -> str:
+    if done.returncode < 0:
+        try:
+            name = signal.Signals(-done.returncode).name
+        except ValueError:
+            name = f"signal {-done.returncode}"
+        return f"crashed ({name})"
+    last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return f"failed: {last[:_LAST_LINE] or f'status {done.returncode}'}"
+
+
+def compare(
+    current: Path | None,
+    built: Path,
+    request: TrialRequest,
+    report: Callable[[int, int], None],
+    try_: Try = try_library,
+) -> Verdict:
+    """Whether `built` is right, and faster than `current`; None: there is none to compare with.
+
+    request: for the new library; the one in use computes on the CPU. report: gets trials done, and of how many.
+    Blocks for about half a minute. Raises OSError.
+    """
+    here = msgspec.structs.replace(request, gpu=False)
+    old: list[TrialResult] = []
+    new: list[TrialResult] = []
+    for number in range(ROUNDS):
+        report(2 * number, 2 * ROUNDS)
+        try:
+            new.append(try_(built, request))
+        except TrialFailed as problem:
+            return Verdict(False, f"it {problem}")
+        report(2 * number + 1, 2 * ROUNDS)
+        if current is None:
+            continue
+        try:
+            here = _working(current, here, try_) if number == 0 else here
+            old.append(try_(current, here))
+        except TrialFailed as problem:
+            return Verdict(True, f"the library in use {problem}, and this one does not")
+    if not old:
+        return Verdict(True, "it is the only one here, and it works")
+    if difference := _difference(old[0], new[0], _TIE_ON_GPU if request.gpu else _TIE):
+        return Verdict(False, difference)
+    return _faster(old, new)
+
+
+def _working(current: Path, request: TrialRequest, try_: Try) -> TrialRequest:
+    """The request as models are loaded with the library in use: in safe mode if it crashes otherwise."""
+    try:
+        try_(current, request)
+    except TrialFailed:
+        return msgspec.structs.replace(request, safe_mode=True)
+    return request
+
+
+def _difference(old: TrialResult, new: TrialResult, tie: float) -> str:
+    """How the new library's text is wrong; empty: it is right."""
+    pairs = zip(old.tokens, new.tokens, old.margins, strict=False)
+    for place, (before, now, margin) in enumerate(pairs, 1):
+        if before != now:
+            if margin < tie:
+                return ""  # what follows a tie is another text, and as right
+            return f"it writes another text: token {place} of {len(old.tokens)} differs"
+    return "" if len(old.tokens) == len(new.tokens) else "it writes a text of another length"
+
+
+def _faster(old: list[TrialResult], new: list[TrialResult]) -> Verdict:
+    prefill = [max(one.prefill_tokens_per_s for one in each) for each in (old, new)]
+    decode = [max(one.decode_tokens_per_s for one in each) for each in (old, new)]
+    prefill_ratio, decode_ratio = prefill[1] / prefill[0], decode[1] / decode[0]
+    figures = f"prompts {_ratio(prefill)}, answers {_ratio(decode)}, on a model of 60 MB in Q4_K"
+    if max(prefill_ratio, decode_ratio) < FASTER:
+        return Verdict(False, f"it is no faster: {figures}")
+    if min(prefill_ratio, decode_ratio) < 1 / FASTER:
+        return Verdict(False, f"it is slower in one of the two: {figures}")
+    return Verdict(True, figures)
+
+
+def _ratio(speeds: list[float]) -> str:
+    before, now = speeds
+    return f"{now / before:.2f} times as fast ({before:.0f} to {now:.0f} tok/s)"

@@ -1,0 +1,85 @@
+"""Rebuilder of the llama.cpp backend: build, trial, and the change of the library in use."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from localchat.backend_api.interface import RebuildOffer, RebuildOutcome, RebuildProgress
+from localchat.errors import LocalchatError
+from localchat_llamacpp.build_advice import BINDING_VERSION, best_offer, build_minutes, has_amx
+from localchat_llamacpp.library_source import VARIABLE, find_library
+from localchat_llamacpp.rebuild.builder import (
+    KINDS,
+    BuildRequest,
+    build,
+    builds_with_gcc,
+    missing_tools,
+)
+from localchat_llamacpp.rebuild.comparison import Verdict, compare
+from localchat_llamacpp.rebuild.store import BuildStore
+from localchat_llamacpp.rebuild.trial import TrialRequest
+
+Report = Callable[[RebuildProgress], None]
+Build = Callable[[BuildRequest, Path, Path, Report], Path]
+Compare = Callable[[Path | None, Path, TrialRequest, Callable[[int, int], None]], Verdict]
+
+
+class LlamaCppRebuilder:
+    """Builds llama-cpp-python's llama.cpp for this machine into a folder of its own."""
+
+    kinds: Sequence[str] = KINDS
+
+    def __init__(
+        self,
+        store: BuildStore | None = None,
+        build: Build = build,
+        compare: Compare = compare,
+    ) -> None:
+        self._store = store or BuildStore()
+        self._build, self._compare = build, compare
+
+    def offer(self) -> RebuildOffer | None:
+        """The build that would help most here; None: the library in use fits. Loads no library."""
+        return best_offer()
+
+    def minutes(self, kind: str) -> float:
+        """Expected time of a build on this machine."""
+        return build_minutes(kind)
+
+    def rebuild(self, kind: str, report: Report) -> RebuildOutcome:
+        """Build, try, and take or leave it. See Rebuilder."""
+        if os.environ.get(VARIABLE):
+            raise LocalchatError(
+                f"{VARIABLE} names the library to use, so a build would not be used",
+                hint=f"unset {VARIABLE} first",
+            )
+        if missing := missing_tools(kind):
+            raise LocalchatError(f"llama.cpp cannot be built for {kind} here", hint=missing)
+        request = BuildRequest(kind, BINDING_VERSION, has_amx() and builds_with_gcc())
+        with self._store.locked(), self._store.workspace() as work:
+            library = self._build(request, work, self._store.log, report)
+            verdict = self._tried(library, kind, report)
+            if verdict.better:
+                self._store.take(library.parent, library.name, request.version, kind)
+        return RebuildOutcome(verdict.better, verdict.sentence)
+
+    def undo(self) -> bool:
+        """Take the build in use back; False if there is none."""
+        with self._store.locked():
+            return self._store.remove()
+
+    def _tried(self, library: Path, kind: str, report: Report) -> Verdict:
+        current = find_library().library
+        threads = _cores()
+        return self._compare(
+            current.file if current else None,
+            library,
+            TrialRequest(threads, gpu=kind != "cpu"),
+            lambda done, total: report(RebuildProgress("trying it", done, total)),
+        )
+
+
+def _cores() -> int:
+    from localchat.fit.hardware import read_machine
+
+    return read_machine().cores
