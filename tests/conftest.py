@@ -119,10 +119,14 @@ def _plain_signals() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings, models and state of the person who runs the tests are neither read nor written."""
+    """Settings, models and state of the person who runs the tests are neither read nor written.
+
+    LOCALCHAT_LLAMACPP_LIBRARY stays: it names the library that the whole run is about.
+    """
     home = tmp_path_factory.mktemp("home")
     for name in [name for name in os.environ if name.startswith(("LOCALCHAT_", "XDG_", "HF_"))]:
-        monkeypatch.delenv(name)
+        if name != "LOCALCHAT_LLAMACPP_LIBRARY":
+            monkeypatch.delenv(name)
     for name in ("NO_COLOR", "FORCE_COLOR", "PYTHONUNBUFFERED", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))

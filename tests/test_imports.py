@@ -10,6 +10,7 @@ HEAVY = {
         "torch",
         "triton",
         "llama_cpp",
+        "xllamacpp",
         "transformers",
         "tokenizers",
         "safetensors",
@@ -60,6 +61,7 @@ def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: st
         "textual",
         "torch",
         "llama_cpp",
+        "xllamacpp",
         "jinja2",
         "localchat.core",
         "sqlite3",
@@ -71,13 +73,16 @@ def test_finding_backends_loads_no_native_library() -> None:
     loaded = modules_after(
         "from localchat.backend_api.registry import find_backends; find_backends()"
     )
-    assert loaded & {"torch", "triton", "llama_cpp", "numpy"} == set()
+    assert loaded & {"torch", "triton", "llama_cpp", "xllamacpp", "numpy"} == set()
 
 
 @pytest.mark.parametrize("verb", ["list", "show guide", "fit guide"])
 def test_looking_at_models_loads_no_native_library(verb: str) -> None:
     loaded = modules_after(f"from localchat.cli.main import run; assert run({verb.split()}) == 0")
-    assert loaded & {"torch", "triton", "llama_cpp", "numpy", "huggingface_hub", "rich"} == set()
+    assert (
+        loaded & {"torch", "triton", "llama_cpp", "xllamacpp", "numpy", "huggingface_hub", "rich"}
+        == set()
+    )
 
 
 _FIRST_FRAME = """
@@ -109,6 +114,7 @@ def test_the_first_frame_waits_for_nothing_that_only_an_answer_needs() -> None:
             "numpy",
             "torch",
             "llama_cpp",
+            "xllamacpp",
         ),
         *("pygments", "markdown_it", "huggingface_hub", "prometheus_client", "psutil", "gguf"),
         *(

@@ -117,12 +117,11 @@ def _rounded(figures: dict[str, float]) -> dict[str, float]:
 
 
 def _circumstances(seed: int) -> dict[str, str | int | float]:
-    import llama_cpp
-
     from localchat.fit.hardware import read_machine
+    from localchat_llamacpp.build_advice import read_build
 
     return {
-        "llama_cpp_python": llama_cpp.__version__,
+        "library": read_build().version,
         "cores": read_machine().cores,
         "spins": int(os.environ[SPINS]),
         "load_average": round(os.getloadavg()[0], 2),

@@ -44,7 +44,7 @@ def test_looking_for_the_backend_loads_nothing_heavy() -> None:
     code = (
         "import sys; from localchat_llamacpp import LlamaCppBackend;"
         "print(LlamaCppBackend().available());"
-        "print([m for m in ('llama_cpp', 'numpy', 'torch', 'gguf') if m in sys.modules])"
+        "print([m for m in ('llama_cpp', 'xllamacpp', 'numpy', 'torch', 'gguf') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -73,6 +73,7 @@ def test_a_machine_without_llama_cpp_is_told_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delenv("LOCALCHAT_LLAMACPP_LIBRARY", raising=False)
     answer = LlamaCppBackend().available()
     assert (answer.ok, answer.reason) == (False, "llama.cpp is not installed.")
     assert "pip install llama-cpp-python" in answer.hint

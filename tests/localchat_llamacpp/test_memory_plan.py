@@ -257,7 +257,8 @@ def test_nonsense_is_a_usage_error(eight_b: Header, options: LoadOptions) -> Non
 
 LOAD = """
 import ctypes, json, re, sys
-import llama_cpp.llama_cpp as api
+from localchat_llamacpp.native import library
+api = library().api
 text = []
 heard = api.llama_log_callback(lambda level, piece, user: text.append(piece.decode("utf-8", "replace")))
 api.llama_log_set(heard, None)

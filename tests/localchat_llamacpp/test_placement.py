@@ -56,7 +56,11 @@ def test_a_load_takes_what_was_planned(architecture: str, kv_type: str, tmp_path
     # Buffers to the letter; of the process itself a wide guess is enough beside real weights.
     assert info.actual.weights_bytes == pytest.approx(info.predicted.weights_bytes, rel=0.01)
     assert info.actual.kv_bytes == pytest.approx(info.predicted.kv_bytes, rel=0.01)
-    assert info.actual.compute_bytes == pytest.approx(info.predicted.compute_bytes, rel=0.1)
+    # llama.cpp 0.6 keeps up to four activations of a step more, which only a tiny model feels.
+    activations = 4 * 128 * size.width * 4
+    assert info.actual.compute_bytes == pytest.approx(
+        info.predicted.compute_bytes, rel=0.1, abs=activations
+    )
     assert info.actual.overhead_bytes == pytest.approx(info.predicted.overhead_bytes, abs=60e6)
     assert info.actual_bytes == sum(
         (

@@ -1,4 +1,4 @@
-"""Runs the guide over llama.cpp's low-level API, without localchat: tokens, answers, log probabilities.
+"""Runs the guide over llama.cpp's C API, without our engine: tokens, answers, log probabilities.
 
 It has only what measuring needs: one sequence, one batch at a time. `use_extra_bufts` is off because
 some builds of llama.cpp crash on CPUs with AMX otherwise.
@@ -8,17 +8,13 @@ import ctypes
 from pathlib import Path
 from typing import Final
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from localchat_llamacpp.native import library
+
 KV_TYPES: Final = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml's numbers of these types
 BATCH: Final = 512
-
-
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _silent(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
-    """Discard llama.cpp's log."""
 
 
 class LlamaText:
@@ -27,31 +23,30 @@ class LlamaText:
     def __init__(
         self, path: Path, *, context: int = 4096, kv_type: str = "f16", threads: int = 2
     ) -> None:
-        llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
-        model_params = llama_cpp.llama_model_default_params()
+        self.api = library().api
+        model_params = self.api.llama_model_default_params()
         model_params.use_extra_bufts = False
-        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+        self.model = self.api.llama_model_load_from_file(str(path).encode(), model_params)
         if not self.model:
             raise SystemExit(f"llama.cpp cannot load {path}")
-        params = llama_cpp.llama_context_default_params()
+        params = self.api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context, BATCH, BATCH
         params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = KV_TYPES[kv_type]
         params.flash_attn_type = int(kv_type != "f16")
-        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        self.context = self.api.llama_init_from_model(self.model, params)
         if not self.context:
             raise SystemExit("llama.cpp cannot make a context")
-        self.vocabulary = llama_cpp.llama_model_get_vocab(self.model)
-        self.size = llama_cpp.llama_vocab_n_tokens(self.vocabulary)
-        self.eos = llama_cpp.llama_vocab_eos(self.vocabulary)
+        self.vocabulary = self.api.llama_model_get_vocab(self.model)
+        self.size = self.api.llama_vocab_n_tokens(self.vocabulary)
+        self.eos = self.api.llama_vocab_eos(self.vocabulary)
         self.known: list[int] = []
 
     def tokens(self, text: str, *, special: bool) -> list[int]:
         """Token ids of `text`; with `special`, markers such as <|im_start|> are tokens, not text."""
         raw = text.encode()
-        room = (llama_cpp.llama_token * (len(raw) + 8))()
-        count = llama_cpp.llama_tokenize(
+        room = (ctypes.c_int32 * (len(raw) + 8))()
+        count = self.api.llama_tokenize(
             self.vocabulary, raw, len(raw), room, len(room), False, special
         )
         return list(room[:count])
@@ -61,7 +56,7 @@ class LlamaText:
         out = b""
         room = ctypes.create_string_buffer(256)
         for token in tokens:
-            count = llama_cpp.llama_token_to_piece(self.vocabulary, token, room, 256, 0, False)
+            count = self.api.llama_token_to_piece(self.vocabulary, token, room, 256, 0, False)
             out += room.raw[: max(0, count)]
         return out.decode("utf-8", "replace")
 
@@ -70,7 +65,7 @@ class LlamaText:
         rows: list[NDArray[np.float32]] = []
         for begin in range(0, len(tokens), BATCH):
             part = tokens[begin : begin + BATCH]
-            batch = llama_cpp.llama_batch_init(len(part), 0, 1)
+            batch = self.api.llama_batch_init(len(part), 0, 1)
             batch.n_tokens = len(part)
             for i, token in enumerate(part):
                 batch.token[i] = token
@@ -78,14 +73,14 @@ class LlamaText:
                 batch.n_seq_id[i] = 1
                 batch.seq_id[i][0] = 0
                 batch.logits[i] = every or begin + i == len(tokens) - 1
-            if llama_cpp.llama_decode(self.context, batch):
+            if self.api.llama_decode(self.context, batch):
                 raise RuntimeError("llama_decode failed")
             for i in range(len(part)):
                 if batch.logits[i]:
-                    at = llama_cpp.llama_get_logits_ith(self.context, i)
+                    at = self.api.llama_get_logits_ith(self.context, i)
                     rows.append(np.ctypeslib.as_array(at, (self.size,)).copy())
             self.known += part
-            llama_cpp.llama_batch_free(batch)
+            self.api.llama_batch_free(batch)
         return np.stack(rows)
 
     def _rewind(self, tokens: list[int]) -> list[int]:
@@ -93,7 +88,7 @@ class LlamaText:
         same = 0
         while same < min(len(self.known), len(tokens) - 1) and self.known[same] == tokens[same]:
             same += 1
-        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.context), 0, same, -1)
+        self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.context), 0, same, -1)
         self.known = self.known[:same]
         return tokens[same:]
 
@@ -106,7 +101,7 @@ class LlamaText:
         said: list[int] = []
         while len(said) < max_tokens:
             token = int(logits[-1].argmax())
-            if token == self.eos or llama_cpp.llama_vocab_is_eog(self.vocabulary, token):
+            if token == self.eos or self.api.llama_vocab_is_eog(self.vocabulary, token):
                 return self.text(said), True
             said.append(token)
             logits = self._decode([token], every=False)
