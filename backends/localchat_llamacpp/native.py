@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from localchat.errors import LocalchatError
-from localchat_llamacpp.binding import bind
+from localchat_llamacpp.c_api import bind
 from localchat_llamacpp.library_source import LibraryFile, find_library
 from localchat_llamacpp.shared_object import load
 
@@ -101,7 +101,7 @@ class Library(NamedTuple):
 
     origin: LibraryFile
     api: Any
-    """Functions and structs of llama.h by name (binding.py)."""
+    """Functions and structs of llama.h by name (c_api.py)."""
     log: NativeLog
     callback: object
     """Held so that it stays alive."""

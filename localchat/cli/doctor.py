@@ -22,7 +22,9 @@ from localchat.cli.rebuild import BEST, rebuild
 def command(app: AppContext, build: str | None, yes: bool, as_json: bool) -> int:
     """Say what this machine and this build can do."""
     from localchat.cli.doctor_report import diagnose, sentences
+    from localchat.cli.resolve import follow_library_setting
 
+    follow_library_setting(app)
     if build is not None:
         rebuild(app, build, yes=yes)
         return 0

@@ -27,8 +27,10 @@ def command(app: AppContext, as_json: bool) -> None:
     Pulled and imported ones, files put into the models folder, and those of Ollama, LM Studio, the Hugging
     Face cache and llama.cpp, which are used in place.
     """
+    from localchat.cli.resolve import follow_library_setting
     from localchat.models.index import read_index
 
+    follow_library_setting(app)
     index = read_index(find_paths(app.environ), app.environ)
     rows = list(_inspected(index.models))
     for notice in index.notices:

@@ -41,6 +41,7 @@ _LOAD = (
     _Flag("vram_gb", ("--vram-gb",), "GB", "Memory limit for each GPU."),
     _Flag("kv_gb", ("--kv-gb",), "GB", "Memory limit for the KV cache."),
     _Flag("backend", ("--backend",), "NAME", "What runs the model; doctor lists them."),
+    _Flag("llamacpp_library", ("--llamacpp-library",), "PATH", "The llama.cpp to load."),
 )
 _REMOTE = (
     _Flag(

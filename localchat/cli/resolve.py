@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from localchat.config.settings import (
     Settings,
     from_environment,
     resolve,
+    variable,
 )
 from localchat.config.settings_file import read_settings
 from localchat.engine.attached.protocol import AttachSpec
@@ -91,7 +92,11 @@ class Inputs:
 
     def settings(self, names: Iterable[str] = ()) -> Resolved:
         """The settings for a model that goes by these names. Raises UsageError."""
-        return resolve(self._file.layer(names), self._environment, self.flags)
+        found = resolve(self._file.layer(names), self._environment, self.flags)
+        if library := found.settings.llamacpp_library:
+            # Backends read the variable, here and in the processes that are started from here.
+            os.environ[variable("llamacpp_library")] = library
+        return found
 
     def reread(self, notify: Notify) -> None:
         """Read the settings file again if it has changed. One with an error is reported once, and the
@@ -104,6 +109,14 @@ class Inputs:
             self._file = read_settings(self.paths.settings_file)
         except UsageError as problem:
             notify(f"the settings stay as they were: {problem.message}")
+
+
+def follow_library_setting(app: AppContext) -> None:
+    """Let backends load the library that the settings name, for a command that resolves no settings.
+
+    An error in the settings is left to the command that needs them."""
+    with suppress(LocalchatError):
+        Inputs(app, {}).settings()
 
 
 def resolve_setup(ctx: click.Context, model_word: str | None = None) -> Setup:
@@ -186,7 +199,9 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
 
 def open_engine(setup: Setup, user: str, notify: Notify) -> "Engine":
     """Attach to a running server, or load the model here. Raises LocalchatError. `user`: shown by `ps`."""
-    if setup.settings.attach and setup.model.remote is None:
+    # A library that a flag names is loaded here: a server has its own.
+    own = setup.origins.get("llamacpp_library", "").startswith("--")
+    if setup.settings.attach and setup.model.remote is None and not own:
         attached = setup.app.attach(setup.paths, _attach_spec(setup), user, notify)
         if attached is not None:
             return attached

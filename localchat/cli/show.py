@@ -29,10 +29,12 @@ def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
 
     Reads the header of its file; no weights are loaded.
     """
+    from localchat.cli.resolve import follow_library_setting
     from localchat.models.index import find_model, read_index
     from localchat.models.info.inspect import inspect
     from localchat.models.recommended_sampling import NO_RECOMMENDATION
 
+    follow_library_setting(app)
     paths = find_paths(app.environ)
     model = find_model(word, read_index(paths, app.environ), paths, app.environ)
     seen = inspect(model, vocabulary=not template)

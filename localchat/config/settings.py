@@ -25,6 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str, Meta(min_length=1)] | None = None
     system: str | None = None
     backend: Annotated[str, Meta(min_length=1)] | None = None
+    llamacpp_library: Annotated[str, Meta(min_length=1)] | None = None
     remote: Annotated[str, Meta(min_length=1)] | None = None
     context_length: _Count | None = None
     kv_cache_type: Literal["f16", "bf16", "fp8", "fp8_e4m3", "q8_0", "q4_0"] | None = None
@@ -85,6 +86,11 @@ KEYS: Final[Mapping[str, Key]] = {
     "model": Key("-m", "a name or the path of a GGUF file", "The model that answers."),
     "system": Key("-s", "text", "Instructions that come before the conversation."),
     "backend": Key("--backend", "the name of a backend that doctor lists", "What runs the model."),
+    "llamacpp_library": Key(
+        "--llamacpp-library",
+        "the path of a libllama, native, llama-cpp-python or xllamacpp",
+        "The library of llama.cpp; otherwise the first that doctor finds.",
+    ),
     "remote": Key(
         "--remote",
         "a name under [remotes] of the settings file, or the address of a server",

@@ -1,15 +1,20 @@
 """Settings as a user meets them: who wins, what an error says, `config`."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from localchat.atomic import write_text
-from localchat.cli.context import AppContext
+from localchat.cli.context import AppContext, Notify
 from localchat.cli.resolve import Inputs
+from localchat.config.paths import Paths
 from localchat.config.settings import KEYS, from_environment, resolve, variable
 from localchat.config.settings_file import SettingsFile, read_settings
+from localchat.engine.attached.protocol import AttachSpec
 from localchat.errors import UsageError
+from localchat_llamacpp import LlamaCppBackend
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call
 
@@ -49,6 +54,44 @@ def test_a_setting_reaches_the_engine_from_the_environment(
     assert (app.options[0].load.context_tokens, app.options[0].load.kv_type) == (1024, "q4_0")
     assert "TTFT" in err
     assert "TTFT" not in call(SCENARIOS["hello"], "--no-stats", "hi").err
+
+
+def test_the_library_that_is_named_is_where_backends_look_for_it(
+    call: Call, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = variable("llamacpp_library")
+    monkeypatch.setenv(name, "")
+    assert call(SCENARIOS["hello"], "hi").code == 0
+    assert os.environ[name] == ""
+    file.write_text('[defaults]\nllamacpp_library = "/by/file"\n')
+    for ask in (("hi",), ("list",), ("doctor",)):
+        monkeypatch.setenv(name, "")
+        assert call(SCENARIOS["hello"], *ask, named=ask == ("hi",)).code == 0
+        assert os.environ[name] == "/by/file"
+    backend = LlamaCppBackend()
+    assert "/by/file, which is not there" in backend.available().reason
+    monkeypatch.setenv(name, "/by/variable")
+    assert call(SCENARIOS["hello"], "hi").code == 0
+    assert os.environ[name] == "/by/variable"
+
+
+def test_a_library_that_a_flag_names_is_loaded_and_no_servers_used(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = variable("llamacpp_library")
+    monkeypatch.setenv(name, "")
+    asked: list[AttachSpec] = []
+
+    def attach(paths: Paths, spec: AttachSpec, user: str, notify: Notify) -> None:
+        asked.append(spec)
+
+    app = ScriptedApp(SCENARIOS["hello"])
+    app.app = replace(app.app, attach=attach)
+    assert call(app, "--llamacpp-library", "/by/flag", "hi").code == 0
+    assert (os.environ[name], asked) == ("/by/flag", [])
+    monkeypatch.setenv(name, "")
+    assert call(app, "hi").code == 0
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat_llamacpp.binding import _FUNCTIONS
+from localchat_llamacpp.c_api import _FUNCTIONS
 
 _OWN = (
     *("llama_version", "llama_batch_init", "llama_batch_free"),

@@ -23,7 +23,7 @@ _Bytes = POINTER(ctypes.c_uint8)
 _Floats = POINTER(c_float)
 
 
-class Batch(ctypes.Structure):
+class NativeBatch(ctypes.Structure):
     """llama_batch."""
 
     _fields_ = (
@@ -164,10 +164,10 @@ _FUNCTIONS: Final[Mapping[str, _Signature]] = {
     "ggml_backend_dev_name": (c_char_p, (c_void_p,)),
     "ggml_backend_dev_type": (c_int, (c_void_p,)),
     "llama_backend_init": (None, ()),
-    "llama_batch_free": (None, (Batch,)),
-    "llama_batch_init": (Batch, (c_int32, c_int32, c_int32)),
-    "llama_decode": (c_int32, (c_void_p, Batch)),
-    "llama_encode": (c_int32, (c_void_p, Batch)),
+    "llama_batch_free": (None, (NativeBatch,)),
+    "llama_batch_init": (NativeBatch, (c_int32, c_int32, c_int32)),
+    "llama_decode": (c_int32, (c_void_p, NativeBatch)),
+    "llama_encode": (c_int32, (c_void_p, NativeBatch)),
     "llama_free": _DROP,
     "llama_get_embeddings_seq": (_Floats, (c_void_p, c_int32)),
     "llama_get_logits": (_Floats, (c_void_p,)),
@@ -248,7 +248,7 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
     return SimpleNamespace(
         **{function: getattr(native, function) for function in (*_FUNCTIONS, *_WITH_STRUCTS)},
         llama_max_parallel_sequences=_most_sequences(native),
-        llama_batch=Batch,
+        llama_batch=NativeBatch,
         llama_token_p=_Tokens,
         llama_log_callback=_LogCallback,
         llama_progress_callback=_ProgressCallback,
@@ -354,11 +354,13 @@ def _returned(
 def _batch_problem(native: ctypes.CDLL) -> str:
     """What is wrong with a batch that the library makes; empty: nothing."""
     room, written = _returned(native, "llama_batch_init", 4, 0, 1)
-    made = Batch.from_buffer_copy(room)
+    made = NativeBatch.from_buffer_copy(room)
     lists = made.token, made.pos, made.n_seq_id, made.seq_id, made.logits
     if made.n_tokens or made.embd or not all(lists):
         return "llama_batch_init makes another batch"
-    if written is not None and max(written) >= ctypes.sizeof(Batch):
-        return f"llama_batch has {max(written) + 1} bytes, and {ctypes.sizeof(Batch)} are known"
+    if written is not None and max(written) >= ctypes.sizeof(NativeBatch):
+        return (
+            f"llama_batch has {max(written) + 1} bytes, and {ctypes.sizeof(NativeBatch)} are known"
+        )
     native.llama_batch_free(made)
     return ""

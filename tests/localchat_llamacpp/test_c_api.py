@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localchat.errors import LocalchatError
-from localchat_llamacpp.binding import LAYOUTS, bind
+from localchat_llamacpp.c_api import LAYOUTS, bind
 from localchat_llamacpp.native import library
 from localchat_llamacpp.shared_object import load
 from tests.support.fake_llamacpp import fake_llamacpp
