@@ -59,16 +59,3 @@ class Batch:
             self._output_flags[begin + offset] = 1
         self.outputs += len(outputs_at)
         self.size = self.native.n_tokens = end
-
-    def add_output(self) -> bool:
-        """Keep one more token's logits, if there is another token.
-
-        True: they come before those of the token requested earlier, whose index they shift.
-        """
-        free = np.flatnonzero(self._output_flags[: self.size] == 0)
-        if not free.size:
-            return False
-        token = int(free[-1])
-        self.outputs += 1
-        self._output_flags[token] = 1
-        return bool(self._output_flags[token + 1 : self.size].any())

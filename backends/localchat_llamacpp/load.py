@@ -20,7 +20,7 @@ from localchat_llamacpp.native_model import (
     outputs_max,
 )
 from localchat_llamacpp.runner import LlamaCppRunner
-from localchat_llamacpp.warmup import Findings, WarmUp
+from localchat_llamacpp.warmup import WarmUp
 
 _NO_REWIND = (
     "This model keeps one running state and cannot go back in it: no speculation, and an earlier prompt is "
@@ -114,12 +114,12 @@ def _with_context(weights: Weights, target: Target, request: LoadRequest) -> Lla
             raise ModelInvalid("This is an embedding model: it keeps no memory and writes no text.")
         vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
         batch = Batch(spec.step_tokens, spec.slots + 1)
-        warm = WarmUp(context, batch, spec.slots, vocab_size, spec.kv_type)
-        found = warm.run(min(spec.step_tokens, plan.context_tokens - 8))
+        warm = WarmUp(context, batch, spec.slots, vocab_size)
+        can_truncate = warm.run(min(spec.step_tokens, plan.context_tokens - 8))
         return LlamaCppRunner(
             weights,
             context,
-            _capabilities(weights.handle, spec, found, target, buffers, request),
+            _capabilities(weights.handle, spec, can_truncate, target, buffers, request),
             batch=batch,
             outputs_max=outputs_max(spec),
             vocab_size=vocab_size,
@@ -142,7 +142,7 @@ def _gpu_layers(layers: int, notify: Callable[[str], None]) -> int:
 def _capabilities(
     model: int,
     spec: ContextSpec,
-    found: Findings,
+    can_truncate: bool,
     target: Target,
     buffers: list[Buffer],
     request: LoadRequest,
@@ -152,7 +152,7 @@ def _capabilities(
     window = int(api.llama_model_n_swa(model))
     rewind: Literal["any", "last_n", "checkpoint"] = "any"
     limits: tuple[str, ...] = ()
-    if stateful or not found.can_truncate:
+    if stateful or not can_truncate:
         rewind, limits = "checkpoint", (_NO_REWIND,)
     elif window > 0:
         # With room for all of them the cells before the window are kept too, but a saved state leaves them out,
@@ -173,7 +173,6 @@ def _capabilities(
         share=rewind != "checkpoint",
         bytes_per_token=_size(buffers, "KV") // cells,
         state_bytes=_size(buffers, "RS") // (spec.slots + 1),
-        equal_rows=found.equal_rows,
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
         step_target_s=0.1 if request.plan.gpu_layers else 0.25,

@@ -104,8 +104,7 @@ class LlamaCppRunner:
         threads: int,
         report: MemoryReport,
     ) -> None:
-        """Own `weights` and `context` from here on. The highest sequence id of the context is the scratch
-        slot."""
+        """Own `weights` and `context` from here on."""
         self._api: Any = library().api
         self.capabilities = capabilities
         self._weights = weights
@@ -114,7 +113,6 @@ class LlamaCppRunner:
         self._outputs_max = outputs_max
         self._vocab_size = vocab_size
         self._report = report
-        self._scratch = capabilities.max_slots
         self._slots = Slots(
             context, capabilities.max_slots + 1, can_truncate=capabilities.rewind != "checkpoint"
         )
@@ -236,18 +234,10 @@ class LlamaCppRunner:
             offsets = [o - begin for n, o in part.outputs if n == number]
             batch.add(row.slot, start, tokens[number][begin:end], offsets)
             slots.lengths[row.slot] = start + end - begin
-        padding = plan.pad_to - batch.size
-        if padding > 0:
-            batch.add(self._scratch, 0, (0,) * padding)
-        if plan.pad_to and batch.outputs == 1 and batch.add_output():
-            # A lone row of logits is computed otherwise too.
-            part.outputs = dict.fromkeys(part.outputs, 1)
         status = self._api.llama_decode(self._context, batch.native)
         if status == 0:
             # On a GPU the call returns early; the logits wait for it.
             self._view_logits(batch.outputs)
-        if padding > 0:
-            slots.drop(self._scratch)
         if status == 0:
             return "ok"
         if status in (_NO_ROOM, _ABORTED):

@@ -72,7 +72,6 @@ __all__ = [
     "Rebuilder",
     "Remedy",
     "Restore",
-    "RowClass",
     "Runner",
     "Sample",
     "SamplingParams",
@@ -88,13 +87,6 @@ __all__ = [
 
 
 # ---------------------------------------------------------------------------- what a model can do
-
-
-class RowClass(NamedTuple):
-    """Steps of `low` to `high` tokens in all compute bit-equal rows."""
-
-    low: int
-    high: int
 
 
 class Widths(NamedTuple):
@@ -137,8 +129,6 @@ class Capabilities:
     """KV of one token."""
     state_bytes: int = 0
     """Fixed part of a saved state (recurrent models)."""
-    equal_rows: tuple[RowClass, ...] = ()
-    """See RowClass."""
     embeddings: bool = False
     kv_type: str = "f16"
     kv_types: tuple[str, ...] = ("f16",)

@@ -27,7 +27,6 @@ from localchat.backend_api.interface import (
     MinimalBackend,
     ModelInfo,
     Progress,
-    RowClass,
     Runner,
     Sample,
     SamplingParams,
@@ -140,8 +139,7 @@ class ScriptedRunner:
     """Runner over made-up logits. A step launched after one of `stumble` or `halt` computes nothing.
 
     stumble: numbers of steps that find no memory. halt: numbers of steps that are cut short: some rows are
-    computed by half, nothing is sampled. With `equal_rows`, logits depend on the class of the step's number
-    of rows, by `noise` (standard deviation).
+    computed by half, nothing is sampled.
     """
 
     def __init__(
@@ -153,9 +151,7 @@ class ScriptedRunner:
         stumble: frozenset[int] = frozenset(),
         halt: frozenset[int] = frozenset(),
         crash_after: int | None = None,
-        noise: float = 0.3,
     ) -> None:
-        self._noise = noise
         self.capabilities = capabilities
         self.storage = storage_for(capabilities)
         self.steps: list[StepPlan] = []
@@ -172,7 +168,7 @@ class ScriptedRunner:
 
     def launch(self, plan: StepPlan) -> None:
         assert len(self._results) < self.capabilities.depth, "too many steps in flight"
-        width = max(sum(row.width for row in plan.rows), plan.pad_to)
+        width = sum(row.width for row in plan.rows)
         assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
         self.steps.append(plan)
         if self._crash_after is not None and len(self.steps) > self._crash_after:
@@ -236,7 +232,7 @@ class ScriptedRunner:
                 or target.row not in rejected
                 or not self._drafted(plan, target)
             ):
-                samples.append(self._sample(plan, number, target, width))
+                samples.append(self._sample(plan, number, target))
             row = plan.rows[target.row]
             at = target.offset - (row.width - len(row.drafts) - 1)
             if target.kind != "sample" or at >= len(row.drafts):
@@ -261,12 +257,12 @@ class ScriptedRunner:
     def _drafted(self, plan: StepPlan, target: LogitsPosition) -> bool:
         return bool(plan.rows[target.row].drafts)
 
-    def _sample(self, plan: StepPlan, number: int, target: LogitsPosition, width: int) -> Sample:
+    def _sample(self, plan: StepPlan, number: int, target: LogitsPosition) -> Sample:
         row = plan.rows[target.row]
         position = row.start + target.offset + 1
         text = self.storage.held(row.slot)[:position]
         known, prompt_tokens, sampling = self.known[target.seq]
-        logits = self._logits(text, prompt_tokens) + self._class_noise(width, position)
+        logits = self._logits(text, prompt_tokens)
         if target.kind == "prompt":
             drawn = self._sampler.logprobs(logits, target.token, target.top)
         else:
@@ -275,23 +271,6 @@ class ScriptedRunner:
             if not row.drafts:
                 known[position:] = [drawn.token]
         return Sample(number, drawn.token, drawn.logprob, drawn.top)
-
-    def _class_noise(self, width: int, position: int) -> NDArray[np.float32]:
-        """Rows of different classes differ by little: enough to turn near-ties."""
-        for place, one in enumerate(self.capabilities.equal_rows):
-            if one.low <= width <= one.high:
-                return (
-                    np.random.default_rng((place, position))
-                    .normal(0, self._noise, VOCAB)
-                    .astype(np.float32)
-                )
-        if not self.capabilities.equal_rows:
-            return np.zeros(VOCAB, np.float32)
-        return (
-            np.random.default_rng((width, position))
-            .normal(0, self._noise, VOCAB)
-            .astype(np.float32)
-        )
 
 
 class ScriptedModel:
@@ -355,14 +334,12 @@ class ScriptedModel:
                 max_rows=request.options.max_slots,
                 max_step_tokens=request.plan.max_step_tokens,
                 bytes_per_token=4,
-                equal_rows=(RowClass(1, 1), RowClass(2, 7)),
                 kv_type=request.plan.kv_type,
                 kv_types=_KV_TYPES,
             ),
             hashed if script.reply is None else reply_logits(script.reply),
             step_s=script.step_s,
             crash_after=script.crash_after if script.crash == "step" else None,
-            noise=0.02,
         )
 
     def close(self) -> None:

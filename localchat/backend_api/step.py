@@ -195,9 +195,6 @@ class StepPlan(msgspec.Struct, frozen=True):
     enter: tuple[Enter, ...] = ()
     leave: tuple[int, ...] = ()
     masks: tuple[Mask, ...] = ()
-    pad_to: int = 0
-    """Compute at least so many tokens in all (deterministic mode); the runner adds rows of its own scratch
-    slot and throws them away."""
 
 
 class Sample(msgspec.Struct, frozen=True):

@@ -137,7 +137,9 @@ KEYS: Final[Mapping[str, Key]] = {
         "Threads that compute.",
         reloads=True,
     ),
-    "speculation": Key("--no-speculation", _YES_NO, "Guess ahead from earlier text; exact."),
+    "speculation": Key(
+        "--no-speculation", _YES_NO, "Guess ahead from earlier text, where no seed is given."
+    ),
     "keep_alive": Key(
         "--keep-alive",
         "seconds; 0 is at once, -1 forever",
@@ -157,7 +159,9 @@ KEYS: Final[Mapping[str, Key]] = {
         'token ids with numbers from -100 to 100, as {"42": -5}',
         "Added to logits.",
     ),
-    "seed": Key("--seed", "a whole number from 0", "The same seed draws the same text."),
+    "seed": Key(
+        "--seed", "a whole number from 0", "The same seed draws the same text; drafts are off."
+    ),
     "max_tokens": Key(
         "--max-tokens", "a whole number from 1, or thousands as 2k", "Longest answer, in tokens."
     ),

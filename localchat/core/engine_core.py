@@ -240,7 +240,8 @@ class EngineCore:
             self._fail_without_room(request_state.sequences[0])
             return
         first, *others = request_state.sequences
-        if self._speculation and request_state.request.speculation:
+        wanted = request_state.request.speculation and not request_state.seeded
+        if self._speculation and wanted:
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
             first.proposer = NgramProposer(
                 request_state.tokens, self.output_processor.step_costs, earlier

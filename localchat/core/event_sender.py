@@ -209,7 +209,9 @@ def speculation(request_state: RequestState) -> Speculation:
         one.proposer for one in request_state.sequences if one.proposer is not None
     ]
     if not proposers:
-        return Speculation(off="not asked" if not request_state.request.speculation else "")
+        if not request_state.request.speculation:
+            return Speculation(off="not asked")
+        return Speculation(off="off with a seed" if request_state.seeded else "")
     return Speculation(
         drafted=sum(proposer.drafted for proposer in proposers),
         accepted=sum(proposer.accepted for proposer in proposers),

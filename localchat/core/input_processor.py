@@ -106,9 +106,9 @@ class InputProcessor:
         max_tokens = room if asked_tokens is None else min(asked_tokens, room)
         grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
         sampling = self._sampling(request)
-        exact = request.exact if request.exact is not None else request.sampling.seed is not None
+        seeded = request.sampling.seed is not None
         request_state = RequestState(
-            id_, request, tuple(tokens), sampling, max_tokens, exact, RequestTimer(arrived_s)
+            id_, request, tuple(tokens), sampling, max_tokens, seeded, RequestTimer(arrived_s)
         )
         stops = StopPatterns((*request.stop, *(rendered.stop if rendered else ())))
         for choice in range(request.n):

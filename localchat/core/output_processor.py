@@ -242,9 +242,7 @@ class OutputProcessor:
                 len(row.drafts), min(len(row.drafts), max(0, len(sampled_tokens) - 1))
             )
         if scheduled.is_decode:
-            proposer.advance(
-                sampled_tokens, len(row.drafts), scheduled.width, elapsed_s, scheduled.plan.pad_to
-            )
+            proposer.advance(sampled_tokens, len(row.drafts), scheduled.width, elapsed_s)
         else:
             proposer.advance(sampled_tokens, len(row.drafts))
         if sampled < sequence.known:

@@ -135,8 +135,8 @@ class RequestState:
     """The prompt."""
     sampling: SamplingParams
     max_tokens: int
-    exact: bool
-    """Its steps keep to one class of row counts (see scheduler/deterministic.py)."""
+    seeded: bool
+    """It came with a seed, so its text must come out the same again: it has no drafts."""
     timer: RequestTimer
     sequences: list[Sequence] = field(default_factory=list)
     """One for each choice."""

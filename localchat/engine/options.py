@@ -23,7 +23,7 @@ class EngineOptions:
     backend: str | None = None
     """A backend's name, or `module:Class`; None: the best that can run here."""
     speculation: bool = True
-    """Draft tokens from earlier text (exact)."""
+    """Draft tokens from earlier text, for requests without a seed."""
     sampling: dict[str, float] = field(default_factory=dict)
     """Sampling defaults of the catalogue or the user, by name; they go before the model's own."""
     state_dir: Path | None = None

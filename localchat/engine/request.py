@@ -142,8 +142,5 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Higher goes first."""
     speculation: bool = True
     ignore_eos: bool = False
-    exact: bool | None = None
-    """Deterministic mode: its steps keep to one class of row counts, so that drafts change no token.
-    None: where a seed is given."""
     user: str = ""
     """Who asks, for the engine's stats; it changes nothing."""

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localchat.backend_api.interface import RowClass
 from localchat.backend_api.scripted import EOS, VOCAB, hashed
 from localchat.engine.events import MetricsSnapshot, Prefill, PromptLogprobs, Queued
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
@@ -16,14 +15,12 @@ from tests.support.engine_core_bench import (
     Received,
     capabilities,
     check_received,
-    copying,
     peaked,
     periodic,
     request,
 )
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
-CLASSES = (RowClass(1, 1), RowClass(2, 7), RowClass(8, 64))
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -97,37 +94,31 @@ def test_drafts_are_as_long_as_this_kind_of_runner_takes(target_s: float, most: 
     assert max(len(row.drafts) for plan in bench.runner.steps for row in plan.rows) == most
 
 
-@pytest.mark.parametrize("logits", [hashed, copying])
-def test_exact_text_depends_neither_on_drafts_nor_on_other_requests(logits: Any) -> None:
-    can = capabilities(equal_rows=CLASSES)
-    asked = [
-        request("abab" * 5 + letter, exact=True, max_tokens=40, salt=letter, ignore_eos=True)
-        for letter in "abc"
-    ]
-    free = request("ba" * 30, max_tokens=30, ignore_eos=True)
-    alone = [Bench(can, logits).say(one).text() for one in asked]
-    plain = [Bench(can, logits, speculation=False).say(one).text() for one in asked]
-    assert alone == plain
-    together = Bench(can, logits)
-    numbers = [together.ask(one) for one in (asked[0], free, asked[1])]
-    together.step(7)
-    numbers.append(together.ask(asked[2]))
-    together.run_until_idle()
-    assert [together.received[numbers[place]].text() for place in (0, 2, 3)] == alone
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_with_a_seed_there_are_no_drafts_and_the_answer_says_so(temperature: float) -> None:
+    bench = Bench(capabilities(), periodic)
+    asked = request(ALPHABET * 3, seed=1, temperature=temperature, max_tokens=60)
+    assert bench.say(asked).done.speculation.off == "off with a seed"
+    assert not any(row.drafts for plan in bench.runner.steps for row in plan.rows)
 
 
-def test_exact_text_is_the_same_after_a_preemption() -> None:
-    tight = capabilities(equal_rows=CLASSES, kv_tokens=120, context_tokens=120)
-    asked = [
-        request("ab" * 10 + letter, exact=True, max_tokens=60, salt=letter, ignore_eos=True)
-        for letter in "abc"
-    ]
-    alone = [Bench(tight, hashed).say(one).text() for one in asked]
-    bench = Bench(tight, hashed)
-    numbers = [bench.ask(one) for one in asked]
+@pytest.mark.parametrize("step_s", [0.0, 3.0])
+def test_the_chunks_of_a_seeded_prompt_that_runs_alone_depend_on_no_measured_time(
+    step_s: float,
+) -> None:
+    bench = Bench(capabilities(max_step_tokens=128))
+    bench.core._scheduler._token_budget.observe(40, step_s)
+    bench.say(request("ab" * 75, seed=1, max_tokens=1))
+    assert [row.width for plan in bench.runner.steps for row in plan.rows] == [64, 64, 22]
+
+
+def test_seeded_prompts_share_a_step_with_others_within_its_budget() -> None:
+    bench = Bench(capabilities(max_step_tokens=64))
+    numbers = [bench.ask(request(letter * 100, seed=1, max_tokens=5)) for letter in "abc"]
     bench.run_until_idle()
-    assert bench.core.preemptions
-    assert [bench.received[number].text() for number in numbers] == alone
+    for number in numbers:
+        check_received(bench, number, peaked)
+    assert any(len(plan.rows) > 1 for plan in bench.runner.steps)
 
 
 @pytest.mark.parametrize("kind", [{}, AHEAD])
@@ -198,14 +189,13 @@ def test_what_can_never_fit_is_refused_and_the_rest_goes_on() -> None:
     assert bench.received[growing].text()
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("kind", [{}, AHEAD])
 def test_memory_that_never_comes_back_is_one_error_for_each_request(
-    kind: dict[str, Any], exact: bool
+    kind: dict[str, Any], seed: int | None
 ) -> None:
-    can = capabilities(**kind, equal_rows=CLASSES if exact else ())
-    bench = Bench(can, stumble=range(1, 1000))
-    numbers = [bench.ask(request("ab" * 20, exact=exact)) for _ in range(4)]
+    bench = Bench(capabilities(**kind), stumble=range(1, 1000))
+    numbers = [bench.ask(request("ab" * 20, seed=seed)) for _ in range(4)]
     bench.run_until_idle()
     for number in numbers:
         assert isinstance(bench.received[number].error, DoesNotFit)

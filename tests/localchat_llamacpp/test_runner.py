@@ -80,14 +80,13 @@ def _three() -> list[tuple[int, ...]]:
 
 
 def test_drafts_change_nothing_but_the_number_of_steps(start: Start) -> None:
-    """In padded steps not even a bit of the log probabilities."""
     sampling = with_logprobs(GREEDY, 0)
     plain = start()
     first = plain.prefill(PROMPT, sampling=sampling).samples[0]
     expected = [(first.token, first.logprob)]
     for offset in range(8):
         row = StepRow(0, 0, len(PROMPT) + offset, LAST)
-        sample = plain.step(row, positions=[LogitsPosition(0, 0, 0)], pad_to=2).samples[0]
+        sample = plain.step(row, positions=[LogitsPosition(0, 0, 0)]).samples[0]
         expected.append((sample.token, sample.logprob))
     text = [token for token, _ in expected]
 
@@ -99,13 +98,15 @@ def test_drafts_change_nothing_but_the_number_of_steps(start: Start) -> None:
         row = StepRow(0, 0, position, LAST, drafts)
         memory = [Truncate(0, position)]
         points = [LogitsPosition(0, offset, 0) for offset in range(len(drafts) + 1)]
-        result = drafted.step(row, positions=points, memory=memory, pad_to=2)
+        result = drafted.step(row, positions=points, memory=memory)
         assert [s.index for s in result.samples] == list(range(len(result.samples)))
         assert result.computed == (len(drafts) + 1,)
         position += len(result.samples)
         got += [(s.token, s.logprob) for s in result.samples]
     # Two accepted and the true token in place of the wrong one; two and one more; one.
-    assert got == expected[: 1 + 3 + 3 + 1]
+    expected = expected[: 1 + 3 + 3 + 1]
+    assert [token for token, _ in got] == [token for token, _ in expected]
+    assert [logprob for _, logprob in got] == pytest.approx([p for _, p in expected], abs=CLOSE)
 
 
 def test_penalties_count_what_stands_before_each_point_and_no_rejected_draft(start: Start) -> None:
@@ -123,24 +124,6 @@ def test_penalties_count_what_stands_before_each_point_and_no_rejected_draft(sta
         rest, positions=[LogitsPosition(0, o, 0) for o in range(3)], memory=[Truncate(0, 5)]
     )
     assert [s.token for s in result.samples] == text[3:6]
-
-
-def test_the_second_row_of_logits_of_a_padded_step_is_not_taken_for_the_wanted_one(
-    start: Start,
-) -> None:
-    rows = []
-    for pad_to in (0, 2, 5):
-        driver = start()
-        row = StepRow(0, 0, 0, PROMPT[:5])
-        enter = [Enter(0, 0, PROMPT[:5], 5, with_logprobs(GREEDY, 3))]
-        rows.append(
-            driver.step(
-                row, positions=[LogitsPosition(0, 4, 0)], enter=enter, pad_to=pad_to
-            ).samples
-        )
-    assert rows[0][0].token == rows[1][0].token == rows[2][0].token
-    assert rows[0][0].logprob == pytest.approx(rows[1][0].logprob, abs=CLOSE)
-    assert rows[1] == rows[2]
 
 
 def test_choices_are_drawn_from_one_row_and_go_on_alone(start: Start) -> None:
@@ -167,7 +150,7 @@ def test_choices_are_drawn_from_one_row_and_go_on_alone(start: Start) -> None:
             0
         ]
         assert begun.token == firsts[choice]
-        assert lone.go_on(40, 1, seq=choice, pad_to=3) == [seconds.samples[choice].token]
+        assert lone.go_on(40, 1, seq=choice) == [seconds.samples[choice].token]
 
 
 def test_prompt_logprobs_are_the_log_softmax_of_the_rows(start: Start) -> None:
@@ -207,20 +190,6 @@ def test_a_mask_leaves_only_its_tokens(start: Start) -> None:
     )
     best = max([7, 31, 200], key=lambda t: _logits_of_last(driver)[t])
     assert result.samples[0].token == best
-
-
-def test_padding_leaves_no_trace_and_makes_widths_equal(start: Start) -> None:
-    assert (2, 7) in start().runner.capabilities.equal_rows
-    rows = []
-    for pad_to in (2, 5, 7):
-        driver = start()
-        driver.prefill(PROMPT[:64])
-        driver.go_on(64, 3, pad_to=pad_to)
-        rows.append(_logits_of_last(driver))
-        assert isinstance(driver.runner, LlamaCppRunner)
-        assert driver.runner._slots.lengths == [67, 0, 0, 0, 0]
-    assert np.array_equal(rows[0], rows[1])
-    assert np.array_equal(rows[0], rows[2])
 
 
 def test_no_room_is_a_result_and_the_cache_works_on(start: Start) -> None:

@@ -243,7 +243,6 @@ def request(prompt: str | Iterable[int], **changes: Any) -> GenerateRequest:
     fields = set(Sampling.__struct_fields__)
     sampling = {name: changes.pop(name) for name in list(changes) if name in fields}
     sampling.setdefault("temperature", 0.0)
-    changes.setdefault("exact", False)
     changes.setdefault("max_tokens", 20)
     return GenerateRequest(prompt=TokenIds(tokens), sampling=Sampling(**sampling), **changes)
 

@@ -57,7 +57,6 @@ class Driver:
         enter: Sequence[Enter] = (),
         leave: Sequence[int] = (),
         masks: Sequence[Mask] = (),
-        pad_to: int = 0,
     ) -> StepResult:
         """Launch one plan and collect it."""
         self.number += 1
@@ -70,7 +69,6 @@ class Driver:
                 enter=tuple(enter),
                 leave=tuple(leave),
                 masks=tuple(masks),
-                pad_to=pad_to,
             )
         )
         return self.runner.collect()
@@ -100,14 +98,12 @@ class Driver:
             enter, operations = (), ()
         return result
 
-    def go_on(
-        self, position: int, count: int, *, seq: int = 0, slot: int = 0, pad_to: int = 0
-    ) -> list[int]:
+    def go_on(self, position: int, count: int, *, seq: int = 0, slot: int = 0) -> list[int]:
         """Sample `count` more tokens, one a step, from the last sampled one at `position`."""
         tokens = []
         for offset in range(count):
             row = StepRow(seq, slot, position + offset, LAST)
-            result = self.step(row, positions=(LogitsPosition(0, 0, seq),), pad_to=pad_to)
+            result = self.step(row, positions=(LogitsPosition(0, 0, seq),))
             tokens.append(result.samples[0].token)
         return tokens
 

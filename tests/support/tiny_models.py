@@ -226,7 +226,7 @@ class Tiny:
     def step(self, *stretches: Stretch, packed: bool = False) -> torch.Tensor:
         """Logits of the wanted tokens, in the order of the stretches."""
         placed = [Placed(s.slot, s.start, len(s.tokens)) for s in stretches]
-        batch = build_input_batch(placed, 0, self.batch_config, 3)
+        batch = build_input_batch(placed, self.batch_config, 3)
         buffer, token_table = StepBuffer(8192, 1, CPU), torch.zeros(3 * 256 + 1, dtype=torch.int32)
         buffer.begin_step()
         for slot, start, tokens, _ in stretches:

@@ -122,16 +122,14 @@ class InputBatch:
         return self.captured and not self.tiles
 
 
-def build_input_batch(
-    spans: Sequence[TokenSpan], pad_to: int, config: BatchConfig, scratch: int
-) -> InputBatch:
+def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: int) -> InputBatch:
     """Order and pad a step; every span has at least one token. Padding is text of the slot `scratch`: rows
     that no sequence owns would otherwise read memory that was never written."""
     decode_rows = [i for i, each in enumerate(spans) if each.width <= MAX_DECODE_WIDTH]
     prefill_rows = [i for i, each in enumerate(spans) if each.width > MAX_DECODE_WIDTH]
     decode_used = sum(spans[i].width for i in decode_rows)
     prefill_used = sum(spans[i].width for i in prefill_rows)
-    decode_tokens, tokens, captured = _padded(decode_used, prefill_used, pad_to)
+    decode_tokens, tokens, captured = _padded(decode_used, prefill_used)
     first = [0] * len(spans)
     for rows, at in ((decode_rows, 0), (prefill_rows, decode_tokens)):
         for i in rows:
@@ -167,15 +165,15 @@ def build_input_batch(
     )  # fmt: skip
 
 
-def _padded(decode: int, prefill: int, pad_to: int) -> tuple[int, int, bool]:
+def _padded(decode: int, prefill: int) -> tuple[int, int, bool]:
     """(tokens of the decode part, tokens of the step, whether graphs are captured for these)."""
-    total = max(decode + prefill, pad_to)
+    total = decode + prefill
     if not prefill and total <= DECODE_BUCKETS[-1]:
         tokens = next(bucket for bucket in DECODE_BUCKETS if total <= bucket)
         return tokens, tokens, True
     if prefill and decode <= DECODE_BUCKETS[-1]:
         decode_tokens = next(bucket for bucket in MIXED_DECODE_BUCKETS if decode <= bucket)
-        needed = max(decode_tokens + prefill, pad_to)
+        needed = decode_tokens + prefill
         buckets = MIXED_BUCKETS if decode_tokens else PREFILL_BUCKETS
         tokens = next((bucket for bucket in buckets if needed <= bucket), 0)
         if tokens:

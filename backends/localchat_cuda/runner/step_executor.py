@@ -72,7 +72,7 @@ class StepExecutor:
         its beginning."""
         plan, table = step.plan, self._table
         spans = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
-        batch = build_input_batch(spans, plan.pad_to, self._config, table.scratch)
+        batch = build_input_batch(spans, self._config, table.scratch)
         slices = write_batch(batch, self._buffer, table.columns, table.scratch, table.padding_index)
         tokens = [batch.first[position.row] + position.offset for position in plan.positions]
         sampled = [n for n, position in enumerate(plan.positions) if position.kind == "sample"]

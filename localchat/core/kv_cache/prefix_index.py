@@ -18,7 +18,7 @@ _LAST = 1 << 62
 """Above every key: the place after all entries with the same tokens."""
 
 
-class _Entry(NamedTuple):
+class _SavedPrefix(NamedTuple):
     tokens: bytes
     key: int
 
@@ -27,16 +27,16 @@ class PrefixIndex:
     """Keys by token ids (int32). Several keys may have the same tokens."""
 
     def __init__(self) -> None:
-        self._salts: dict[str, list[_Entry]] = {}
+        self._salts: dict[str, list[_SavedPrefix]] = {}
 
     def add(self, salt: str, ids: Ids, key: int) -> None:
         """Add a key that is not there yet."""
-        insort(self._salts.setdefault(salt, []), _Entry(ids.tobytes(), key))
+        insort(self._salts.setdefault(salt, []), _SavedPrefix(ids.tobytes(), key))
 
     def remove(self, salt: str, ids: Ids, key: int) -> None:
         """Remove a key that was added with the same salt and tokens."""
         entries = self._salts[salt]
-        place = bisect_left(entries, _Entry(ids.tobytes(), key))
+        place = bisect_left(entries, _SavedPrefix(ids.tobytes(), key))
         assert entries[place].key == key, "a saved prefix is not in the index"
         del entries[place]
         if not entries:
@@ -45,14 +45,14 @@ class PrefixIndex:
     def nearest(self, salt: str, ids: Ids, most: int) -> list[int]:
         """Up to `most` keys on each side of the place of `ids`: those with the longest common prefixes."""
         entries = self._salts.get(salt, [])
-        place = bisect_left(entries, _Entry(ids.tobytes(), 0))
+        place = bisect_left(entries, _SavedPrefix(ids.tobytes(), 0))
         return [entry.key for entry in entries[max(0, place - most) : place + most]]
 
     def extensions(self, salt: str, ids: Ids) -> Iterator[int]:
         """Keys whose tokens begin with `ids`, equal ones included."""
         tokens = ids.tobytes()
         entries = self._salts.get(salt, [])
-        for entry in islice(entries, bisect_left(entries, _Entry(tokens, 0)), None):
+        for entry in islice(entries, bisect_left(entries, _SavedPrefix(tokens, 0)), None):
             if not entry.tokens.startswith(tokens):
                 return
             yield entry.key
@@ -62,7 +62,7 @@ class PrefixIndex:
         entries, tokens = self._salts.get(salt, []), ids.tobytes()
         found: list[int] = []
         # Nothing before a neighbour shares more than it does: go on with the part that it shares.
-        place = bisect_left(entries, _Entry(tokens, _LAST))
+        place = bisect_left(entries, _SavedPrefix(tokens, _LAST))
         while place:
             before = entries[place - 1]
             if tokens.startswith(before.tokens):
@@ -70,5 +70,5 @@ class PrefixIndex:
                 place -= 1
                 continue
             shared = TokenPrefix(np.frombuffer(before.tokens, np.int32)).common_length(ids)
-            place = bisect_left(entries, _Entry(ids[:shared].tobytes(), _LAST))
+            place = bisect_left(entries, _SavedPrefix(ids[:shared].tobytes(), _LAST))
         return found

@@ -8,7 +8,6 @@ handles token ids and bookkeeping only; it never waits and never calls a runner.
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
-from itertools import islice
 
 from localchat.backend_api.interface import (
     LAST,
@@ -20,18 +19,18 @@ from localchat.backend_api.interface import (
     StepRow,
 )
 from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, PrefixHit
-from localchat.core.scheduler.deterministic import ExactPolicy
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep, StepBuilder
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import Sequence, State
 
-_STEP_KINDS = ("shared", "exact prefill", "exact decode")
-"""Kinds of steps take turns; without exact requests there is only the first."""
 _MIN_PROMPT_TOKENS = 32
 _PROMPTS_PER_STEP = 4
 """With more, each a few tokens, the first prompt to finish would finish when the last one does."""
-_SLOW_STEP_S, _DRAFTS_SLOW, _DRAFTS_FAST = 0.25, 15, 31
+_SLOW_STEP_S = 0.25
+_DRAFTS_SLOW, _DRAFTS_FAST = 15, 31
 """Most drafts of a step, by the cost of a wide step: a CPU computes its tokens one after the other."""
+_SEEDED_SLOW, _SEEDED_FAST = 64, 512
+"""Chunks of a prompt that came with a seed end at multiples of this."""
 _WATERMARK_TOKENS = 32
 """Free cells that an admission leaves for the running sequences, so that none is preempted at once."""
 
@@ -63,11 +62,11 @@ class Scheduler:
         self._can = capabilities
         self._kv_cache = kv_cache
         self._token_budget = token_budget
-        self._exact = ExactPolicy(capabilities)
         self._shares = PromptShares(capabilities)
         slow = capabilities.step_target_s >= _SLOW_STEP_S
         self._most_drafts = _DRAFTS_SLOW if slow else _DRAFTS_FAST
-        self._next_kind = 0
+        seeded = _SEEDED_SLOW if slow else _SEEDED_FAST
+        self._seeded_chunk = min(seeded, capabilities.max_step_tokens)
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._memory_ops: list[MemoryOp] = []
@@ -154,19 +153,10 @@ class Scheduler:
             self._preempt(victim)
         self._preempt_for_priority()
         budget = self._token_budget.next_step(shared=any(one.is_decoding for one in self.running))
-        exact = any(map(self._exact.applies_to, (*self.running, *islice(self.waiting, 1))))
-        for _ in range(len(_STEP_KINDS)):
-            kind = _STEP_KINDS[self._next_kind]
-            self._next_kind = (self._next_kind + 1) % len(_STEP_KINDS)
-            step = StepBuilder(budget, self._shares.min_tokens)
-            if kind == "shared":
-                self._schedule_shared(step)
-            elif exact and kind == "exact prefill":
-                self._schedule_exact_prefill(step)
-            elif exact:
-                self._schedule_exact_decode(step)
-            if step.rows:
-                return self._launch(step)
+        step = StepBuilder(budget, self._shares.min_tokens)
+        self._schedule_shared(step)
+        if step.rows:
+            return self._launch(step)
         # Operations that the last sequence left must not wait for the next request.
         nobody = not self.running and not self.waiting
         return self._launch(StepBuilder(0)) if nobody and self._has_pending else None
@@ -174,7 +164,7 @@ class Scheduler:
     def _schedule_shared(self, step: StepBuilder) -> None:
         """Add decode rows, then prompt chunks (always a few tokens), then admissions, under the budget."""
         most = self._can.max_step_tokens
-        ready = [one for one in self.running if one.needs > 0 and not self._exact.applies_to(one)]
+        ready = [one for one in self.running if one.needs > 0]
         for sequence in ready:
             if sequence.needs == 1 and not sequence.in_prompt and step.tokens_left > 0:
                 self._add_row(step, sequence)
@@ -210,23 +200,9 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepBuilder) -> None:
         """Admit from the queue as long as more than scraps of the budget are left."""
-        while self.waiting and not self._exact.applies_to(self.waiting[0]):
+        while self.waiting:
             if not (step.fits_prompt(self.waiting[0].known) and self._admit_next(step)):
                 break
-
-    def _schedule_exact_prefill(self, step: StepBuilder) -> None:
-        if self.waiting and self._exact.applies_to(self.waiting[0]):
-            self._admit_next(step, rows=False)
-        limit = self._token_budget.next_step() if self._short_of_memory else None
-        sequence = self._exact.prefill_row(step, self.running, limit)
-        if sequence is not None:
-            self._add_row(step, sequence)
-
-    def _schedule_exact_decode(self, step: StepBuilder) -> None:
-        sequences, share = self._exact.decode_rows(step, self.running)
-        for sequence in sequences:
-            if step.tokens_left > 0:
-                self._add_row(step, sequence, share)
 
     def _launch(self, step: StepBuilder) -> ScheduledStep:
         self.step_number += 1
@@ -238,7 +214,6 @@ class Scheduler:
             enter=tuple(self._enter),
             leave=tuple(self._leave),
             masks=tuple(step.masks),
-            pad_to=step.pad_to,
         )
         self._entered.update(enter.seq for enter in self._enter)
         self._memory_ops, self._enter, self._leave = [], [], []
@@ -248,7 +223,7 @@ class Scheduler:
             sequence.last_step = self.step_number
             sequence.launched = row.start + row.width
             sequence.unknown += 1 if row.positions and not row.drafts else 0
-        width = max(step.width, step.pad_to)
+        width = step.width
         return ScheduledStep(plan, tuple(step.scheduled_rows), width, step.is_decode)
 
     # ------------------------------------------------------------------------ rows
@@ -267,7 +242,7 @@ class Scheduler:
                 return
             width = 1
         else:
-            width = min(sequence.needs, share or step.tokens_left, step.tokens_left)
+            width = self._prompt_width(step, sequence, share)
         drafts = self._drafts(step, sequence, share)
         if drafts and not self._extend(sequence, width + len(drafts)):
             drafts = ()  # nobody is preempted for guesses
@@ -276,6 +251,21 @@ class Scheduler:
                 return
             width = (width + 1) // 2
         self._write_row(step, sequence, width, drafts)
+
+    def _prompt_width(self, step: StepBuilder, sequence: Sequence, share: int) -> int:
+        """Tokens of a prompt's next chunk.
+
+        Logits differ in their last bits by the width of the steps that computed them and their prompt. With a
+        seed there are no drafts, and the chunks of a request that runs alone depend on nothing that was
+        measured, so its text is the same each time.
+        """
+        width = min(sequence.needs, share or step.tokens_left, step.tokens_left)
+        if not sequence.request_state.seeded:
+            return width
+        chunk = self._seeded_chunk - sequence.launched % self._seeded_chunk
+        if len(self.running) == 1 and not self._short_of_memory:
+            return min(sequence.needs, chunk)
+        return min(width, chunk)
 
     def _drafts(self, step: StepBuilder, sequence: Sequence, share: int) -> tuple[int, ...]:
         if (
@@ -293,7 +283,7 @@ class Scheduler:
         # A fork begins with all that its parent has committed, which must be the prompt alone.
         if room <= 0 or sequence.pending_forks:
             return ()
-        drafts = sequence.proposer.propose(room, rows=step.width + 1, pad_to=step.pad_to)
+        drafts = sequence.proposer.propose(room, rows=step.width + 1)
         if sequence.grammar_matcher and drafts:
             return sequence.grammar_matcher.allowed_drafts(drafts)
         return drafts

@@ -42,7 +42,7 @@ class ScheduledStep:
     plan: StepPlan
     rows: tuple[ScheduledRow, ...]
     width: int
-    """Tokens that it computes, padding included."""
+    """Tokens that it computes."""
     is_decode: bool
     """No prompt is in it, so its time shows what decode rows cost."""
 
@@ -59,7 +59,6 @@ class StepBuilder:
         self.positions: list[LogitsPosition] = []
         self.masks: list[Mask] = []
         self.is_decode = True
-        self.pad_to = 0
         self.preempted_any = False
         """A sequence was preempted for this step: the step admits nobody."""
 

@@ -145,11 +145,10 @@ class NgramProposer:
                 self._unindexed, self._indexed = [], 0
         return not self._unindexed
 
-    def propose(self, limit: int, rows: int = 1, pad_to: int = 0) -> tuple[int, ...]:
+    def propose(self, limit: int, rows: int = 1) -> tuple[int, ...]:
         """Tokens to verify in the next step, `limit` at most, mostly none.
 
         `rows`: tokens of that step without these drafts, of all sequences (this one's own token included).
-        `pad_to`: the step is padded to so many tokens anyway.
         """
         self._copying, self._kinds = None, []
         if not self.index_prompt() or limit <= 0:
@@ -161,7 +160,7 @@ class NgramProposer:
             limit = min(limit, PROBE_TOKENS) if self._credit >= PROBE_CREDIT else 0
         if not sources or limit <= 0:
             return ()
-        return self._best_length(sources, limit, rows, pad_to)
+        return self._best_length(sources, limit, rows)
 
     def advance(
         self,
@@ -169,7 +168,6 @@ class NgramProposer:
         drafted: int = 0,
         rows: int = 1,
         seconds: float = 0.0,
-        pad_to: int = 0,
     ) -> None:
         """Append a step's `tokens`: the accepted drafts and the sampled token after them.
 
@@ -179,7 +177,7 @@ class NgramProposer:
         accepted = min(drafted, len(tokens) - 1)
         for place, kind in enumerate(self._kinds[: min(accepted + 1, drafted)]):
             self._acceptance.learn(kind, place < accepted)
-        self._update_credit(drafted, accepted, rows, seconds, pad_to)
+        self._update_credit(drafted, accepted, rows, seconds)
         if self._unindexed:
             self._unindexed.extend(tokens)
         else:
@@ -194,12 +192,10 @@ class NgramProposer:
         else:
             self._text.extend(tokens)
 
-    def _update_credit(
-        self, drafted: int, accepted: int, rows: int, seconds: float, pad_to: int
-    ) -> None:
+    def _update_credit(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
         self.drafted += drafted
         self.accepted += accepted
-        plain = self._cost.seconds(max(rows - drafted, pad_to))
+        plain = self._cost.seconds(rows - drafted)
         self._spent_s += seconds
         if not drafted:
             self._plain_s += seconds
@@ -207,7 +203,7 @@ class NgramProposer:
             return
         self._plain_s += plain * (1 + accepted)
         # Smoothed costs, not this step's: another program on the CPU is not the drafts' fault.
-        net = 1 + accepted - self._cost.seconds(max(rows, pad_to)) / plain
+        net = 1 + accepted - self._cost.seconds(rows) / plain
         self._credit = min(self._credit + net, MOST_CREDIT)
         if self._credit < 0 and not self.off:
             self.off = (
@@ -276,13 +272,11 @@ class NgramProposer:
             return _CopySource(lost.source, lost.position, 0, True)
         return best
 
-    def _best_length(
-        self, sources: list[_CopySource], limit: int, rows: int, pad_to: int
-    ) -> tuple[int, ...]:
+    def _best_length(self, sources: list[_CopySource], limit: int, rows: int) -> tuple[int, ...]:
         """The part of the continuation that maximizes the step's expected tokens per second."""
         cost = self._cost
         draft: list[int] = []
-        best, best_rate = 0, rows / cost.seconds(max(rows, pad_to)) * _WORTH
+        best, best_rate = 0, rows / cost.seconds(rows) * _WORTH
         reached, expected = 1.0, float(rows)
         while len(draft) < limit:
             token, share, sources = self._vote(sources, draft)
@@ -293,7 +287,7 @@ class NgramProposer:
             expected += reached
             draft.append(token)
             self._kinds.append(kind)
-            rate = expected / cost.seconds(max(rows + len(draft), pad_to))
+            rate = expected / cost.seconds(rows + len(draft))
             if rate > best_rate:
                 best, best_rate = len(draft), rate
             if reached < 0.02:

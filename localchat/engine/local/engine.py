@@ -324,6 +324,5 @@ class LocalEngine:
 
 def _with_seed(request: GenerateRequest, seed: int) -> GenerateRequest:
     """The request as it was accepted: sent again, it is sampled with the same seed."""
-    exact = request.exact if request.exact is not None else request.sampling.seed is not None
     sampling = msgspec.structs.replace(request.sampling, seed=seed)
-    return msgspec.structs.replace(request, sampling=sampling, exact=exact)
+    return msgspec.structs.replace(request, sampling=sampling)

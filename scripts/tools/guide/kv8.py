@@ -74,7 +74,7 @@ class Text:
 
     def logs(self, tokens: list[int]) -> torch.Tensor:
         """Log probabilities fp32 [T, vocabulary] of what follows each token."""
-        batch = build_input_batch([TokenSpan(0, 0, len(tokens))], 0, self.batch_config, 1)
+        batch = build_input_batch([TokenSpan(0, 0, len(tokens))], self.batch_config, 1)
         buffer = StepBuffer(16 * LONGEST, 1, self.device)
         token_table = torch.zeros(LONGEST + 1, dtype=torch.int32, device=self.device)
         token_table[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)

@@ -39,7 +39,6 @@ def assess_answers(
                 sampling=Sampling(temperature=temperature, top_p=1.0, min_p=0.0, seed=number),
                 max_tokens=MOST_TOKENS,
                 grammar=Grammar("json_schema", json.dumps(wanted)),
-                exact=False,
             )
         )
         for number, wanted in asked

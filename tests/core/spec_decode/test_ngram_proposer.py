@@ -171,16 +171,6 @@ def test_with_many_rows_a_weak_guess_does_not_pay() -> None:
     assert NgramProposer([5] * 20, model).propose(8, rows=4) == ()
 
 
-def test_rows_that_are_padded_anyway_are_filled() -> None:
-    model = CostModel()
-    for rows, seconds in ((1, 1.0), (2, 1.9), (3, 2.8), (4, 3.8)):
-        model.observe(rows, seconds)
-    weak = [1, 2, 3, 4, 9, 1, 2, 3]
-    assert NgramProposer(weak, model).propose(3) == ()
-    assert NgramProposer(weak, model).propose(3, pad_to=2) == (4,)
-    assert NgramProposer(weak, model).propose(3, pad_to=3) == (4, 9)
-
-
 def hopeless(steps: int) -> tuple[NgramProposer, float]:
     """Drafts that were never right, and what they cost in plain steps."""
     model, lost = CostModel(), 0.0

@@ -154,13 +154,13 @@ def test_crash_while_the_file_is_read_blames_the_file(engine_for: Open, said: li
 def test_seed_that_was_told_is_the_one_drawn_with_after_a_crash_in_warm_up(
     engine_for: Open,
 ) -> None:
-    request = plain(sampling=Sampling(temperature=1.0), max_tokens=12, exact=False)
+    request = plain(sampling=Sampling(temperature=1.0), max_tokens=12)
     survivor = engine_for(crash="warmup")
     events = list(survivor.generate(request))
     accepted = events[0]
     assert isinstance(accepted, Accepted)
     sampling = Sampling(temperature=1.0, seed=accepted.seed)
-    again = survivor.generate(plain(sampling=sampling, max_tokens=12, exact=False, salt="other"))
+    again = survivor.generate(plain(sampling=sampling, max_tokens=12, salt="other"))
     assert text_of(list(again)) == text_of(events)
 
 
@@ -341,11 +341,11 @@ def test_ctrl_c_while_the_child_starts_does_not_end_it(engine_for: Open) -> None
 
 def test_two_threads_are_answered_at_once(engine_for: Open) -> None:
     engine = engine_for(step_s=0.005)
-    alone = text_of(list(engine.generate(plain("one", max_tokens=30, salt="first", exact=True))))
+    alone = text_of(list(engine.generate(plain("one", max_tokens=30, salt="first"))))
     texts: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        texts[number] = text_of(list(engine.generate(plain("one", max_tokens=30, exact=True))))
+        texts[number] = text_of(list(engine.generate(plain("one", max_tokens=30))))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     for thread in threads:

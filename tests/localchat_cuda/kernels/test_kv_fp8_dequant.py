@@ -61,7 +61,7 @@ def test_dequantized_nan_stays_nan() -> None:
 
 def test_page_sources_of_chunks_are_padded_for_a_graph() -> None:
     batch = build_input_batch(
-        [TokenSpan(3, 100, 40), TokenSpan(1, 0, 200), TokenSpan(2, 5, 1)], 0, CODED, SCRATCH
+        [TokenSpan(3, 100, 40), TokenSpan(1, 0, 200), TokenSpan(2, 5, 1)], CODED, SCRATCH
     )
     own = [(3, 0), (3, 1), (3, 2), *[(1, n) for n in range(4)]]
     assert sorted(batch.dequantized) == sorted([*own, (SCRATCH, 0)])
@@ -73,7 +73,7 @@ def test_long_histories_use_the_larger_pool_and_the_longest_read_fp8() -> None:
     most = dequant_pages(2, 128)
     assert most == 512
     for length, room in ((4096, 64), (4097, most), (most * 64, most), (most * 64 + 1, 0)):
-        batch = build_input_batch([TokenSpan(0, length - 4096, 4096)], 0, CODED, SCRATCH)
+        batch = build_input_batch([TokenSpan(0, length - 4096, 4096)], CODED, SCRATCH)
         assert batch.shape.dequant_pages == room
         assert batch.tile_config == (HOPPER if room else prefill_attention.tile_config_for(128))
         assert len(batch.dequantized) == (-(-length // 64) if room else 0)
@@ -85,7 +85,7 @@ def test_pages_are_dequantized_only_for_fp8_and_the_hopper_kernel(
     fp8_kv: bool, prefill_tile: prefill_attention.PrefillTileConfig | None
 ) -> None:
     config = BatchConfig(4, 2, 128, 64, 132, fp8_kv=fp8_kv, prefill_tile=prefill_tile)
-    batch = build_input_batch([TokenSpan(0, 0, 500)], 0, config, SCRATCH)
+    batch = build_input_batch([TokenSpan(0, 0, 500)], config, SCRATCH)
     assert bool(batch.dequantized) == (fp8_kv and prefill_tile == HOPPER)
     assert batch.tile_config == (
         HOPPER if prefill_tile == HOPPER else prefill_attention.tile_config_for(128)

@@ -23,7 +23,7 @@ def inputs(spans: list[TokenSpan], context: int = 8192) -> tuple[ModelInputs, St
     table = StateTable(4, context, 64, SCRATCH_PAGE, CPU)
     buffer = StepBuffer(100_000, 1, CPU)
     buffer.begin_step()
-    batch = build_input_batch(spans, 0, config, table.scratch)
+    batch = build_input_batch(spans, config, table.scratch)
     slices = write_batch(batch, buffer, table.columns, table.scratch, table.padding_index)
     buffer.send()
     return model_inputs(batch, slices, table.token_table, table.block_tables, None), table
@@ -80,6 +80,6 @@ def test_histories_have_fewer_split_counts_in_steps_with_prompts() -> None:
     alone, beside = set(), set()
     for length in (10, 100, 300, 700, 1500, 3000, 6000, 8000):
         writer = TokenSpan(0, length, 1)
-        alone.add(build_input_batch([writer], 0, config, 3).shape.splits)
-        beside.add(build_input_batch([writer, TokenSpan(1, 0, 500)], 0, config, 3).shape.splits)
+        alone.add(build_input_batch([writer], config, 3).shape.splits)
+        beside.add(build_input_batch([writer, TokenSpan(1, 0, 500)], config, 3).shape.splits)
     assert beside <= {1, 4, 16, 64} and len(beside) < len(alone)
