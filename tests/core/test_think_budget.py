@@ -65,7 +65,7 @@ def bench(family: ReasoningFamily, logits: Logits, *, opened: bool, **kind: Any)
 def asked(budget: int | None, **fields: Any) -> GenerateRequest:
     prompt = Messages((Message("user", "hi"),), think_budget=budget, **fields.pop("prompt", {}))
     fields.setdefault("max_tokens", 300)
-    return GenerateRequest(prompt, Sampling(temperature=0.0), exact=False, **fields)
+    return GenerateRequest(prompt, Sampling(temperature=0.0), **fields)
 
 
 def thoughts(received: Received, choice: int = 0) -> str:
