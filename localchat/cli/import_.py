@@ -56,6 +56,8 @@ def _file(app: AppContext, path: Path, name: str | None, how: str, *, as_json: b
     header = read_header(path)
     chosen = plain_stem(path) if name is None else name
     paths = find_paths(app.environ)
+    if _is_imported(app, chosen, path, as_json=as_json):
+        return
     _check_free(app, chosen)
     linked = link_model(header.parts, paths.models_dir, chosen, cast(How, how))
     record = {
@@ -76,6 +78,8 @@ def _checkpoint(app: AppContext, folder: Path, name: str, *, as_json: bool) -> N
     from localchat.models.index import files_of
 
     found = read_checkpoint(folder)
+    if _is_imported(app, name, folder, as_json=as_json):
+        return
     _check_free(app, name)
     add_alias(find_paths(app.environ), name, str(folder))
     record = {
@@ -87,6 +91,25 @@ def _checkpoint(app: AppContext, folder: Path, name: str, *, as_json: bool) -> N
         "warning": choose_for_model(found, "safetensors").backend.objection(found) or None,
     }
     _announce(app, record, "used in place", as_json=as_json)
+
+
+def _is_imported(app: AppContext, name: str, path: Path, *, as_json: bool) -> bool:
+    """Whether the name means this file or folder already, which is then said."""
+    from localchat.models.index import read_index
+
+    there = read_index(find_paths(app.environ), app.environ).find(name)
+    if there is None or there.path is None or not there.path.samefile(path):
+        return False
+    record = {
+        "name": there.name,
+        "path": str(there.path),
+        "how": "already imported",
+        "source": str(path),
+        "size_bytes": there.size_bytes,
+        "warning": there.trouble or None,
+    }
+    _announce(app, record, "imported already", as_json=as_json)
+    return True
 
 
 def _check_free(app: AppContext, name: str) -> None:

@@ -88,11 +88,38 @@ def _status(args: Sequence[str], used: AppContext) -> int:
         if isinstance(problem, OSError) and problem.errno in _FULL and problem.filename is None:
             _print_error(stdout_trouble(problem).message, "")
             return ExitCode.ERROR
+        if limit := _limit_reached(problem):
+            _print_error(*limit)
+            return ExitCode.ERROR
         _print_error(
             f"unexpected: {type(problem).__name__}: {problem}",
             "this is a bug in localchat; LOCALCHAT_DEBUG=1 shows the traceback",
         )
         return ExitCode.ERROR
+
+
+def _limit_reached(problem: Exception) -> tuple[str, str] | None:
+    """Message and hint for a limit of the system that this process has met; None: it met none."""
+    import resource
+
+    def limit(kind: int, unit: int = 1) -> str:
+        soft = resource.getrlimit(kind)[0]
+        return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // unit:,}"
+
+    if isinstance(problem, MemoryError):
+        most = limit(resource.RLIMIT_AS, 1024)
+        hint = "close other programs" if most == "unlimited" else "raise it: ulimit -v unlimited"
+        return f"out of memory (ulimit -v is {most})", hint
+    if isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE):
+        most = limit(resource.RLIMIT_NOFILE)
+        return f"too many open files (ulimit -n is {most})", "raise it: ulimit -n 1024"
+    if isinstance(problem, RuntimeError) and "start new thread" in str(problem):
+        most = limit(resource.RLIMIT_NPROC)
+        return (
+            f"no thread can be started (ulimit -u is {most})",
+            "raise it, or end other programs; ulimit -v limits threads too",
+        )
+    return None
 
 
 def _invoked(args: Sequence[str], app: AppContext) -> object:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import click
 
 from localchat.cli.streams import Terminal
-from localchat.errors import DoesNotFit, LocalchatError, ModelMissing, UsageError
+from localchat.errors import DoesNotFit, LocalchatError, ModelInvalid, ModelMissing, UsageError
 from localchat.units import size
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def pull(
 def _reference(name: str, inputs: "Inputs") -> "Reference":
     """Parse a name. Raises UsageError, ModelMissing; for a model that is here but not on the hub, with the
     command that runs it."""
+    from localchat.model_files.gguf import has_gguf_magic
     from localchat.models.catalog import read_catalog
     from localchat.models.names import parse
     from localchat.models.resolve import locate
@@ -98,6 +99,8 @@ def _reference(name: str, inputs: "Inputs") -> "Reference":
             here = locate(name, inputs.paths, "", inputs.app.environ)
         except LocalchatError:
             raise missing from None
+        if here.path.is_file() and not has_gguf_magic(here.path):
+            raise
         raise ModelMissing(
             f"{missing.message}; a model of this name is here already",
             hint=f"run it: localchat run {here.word}",
@@ -126,6 +129,12 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) 
         nonlocal fetched
         fetched = event.fetched_bytes if isinstance(event, PullFinished) else fetched
         view.show(event)
+        if isinstance(event, PullFinished) and event.trouble:
+            raise ModelInvalid(
+                f"{event.name} cannot be run: {event.trouble}",
+                hint=f"localchat rm {event.name} removes it; the same model is often in several "
+                "repositories",
+            )
 
     fetch(choice, hub, inputs.paths.models_dir, show, retry)
     with suppress(OSError):  # the next estimate of a download time uses the default rate then

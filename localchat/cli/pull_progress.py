@@ -193,7 +193,10 @@ def _sentence(event: PullStarted | FitAssessed | Checking | Note | PullFinished)
         case Note():
             return event.text
         case PullFinished():
-            how = "is downloaded and verified" if event.fetched_bytes else "is here already"
+            if event.trouble:
+                return f"{event.name} is downloaded"
+            verified = "and verified" if event.hashed else "(the hub has no hash to verify it by)"
+            how = f"is downloaded {verified}" if event.fetched_bytes else "is here already"
             return f"{event.name} {how}: localchat run {event.name}"
 
 

@@ -313,3 +313,12 @@ def _placed(
         placed.append(tensor._replace(offset=start + expected))
         expected += -(-tensor.size_bytes // alignment) * alignment
     return tuple(placed)
+
+
+def has_gguf_magic(path: Path) -> bool:
+    """Whether a file begins as a GGUF file does; False where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False

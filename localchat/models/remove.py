@@ -30,7 +30,8 @@ def plan_removal(model: Model, index: ModelIndex, paths: Paths, *, force: bool) 
     _refuse(model, paths, force=force)
     orphans = tuple(one.name for one in index.models if one.stands_for == model.name)
     if model.kind == "alias":
-        kept = f"it is an alias; {model.stands_for} stays"
+        dangling = not model.files
+        kept = f"it is an alias; {model.stands_for} {'is gone already' if dangling else 'stays'}"
         return Removal(model, (), 0, kept, orphans)
     files = tuple(dict.fromkeys(_files(model, index)))
     freed = sum(_freed(file) for file in files)

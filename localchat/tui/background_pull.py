@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from localchat.errors import LocalchatError, NetworkError, UsageError
+from localchat.errors import LocalchatError, ModelInvalid, NetworkError, UsageError
 from localchat.units import sizes
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class BackgroundPull:
             self._failed(name, problem)
 
     def _report(self, event: "PullEvent") -> None:
-        from localchat.models.hub.events import Checking, Note, Progress, PullStarted
+        from localchat.models.hub.events import Checking, Note, Progress, PullFinished, PullStarted
 
         match event:
             case Progress(done_bytes=done, total_bytes=total, left_s=left):
@@ -83,6 +83,10 @@ class BackgroundPull:
                 self._show(f"checking {file}")
             case Note(text=text):
                 self._show(text)
+            case PullFinished(name=name, trouble=trouble) if trouble:
+                raise ModelInvalid(
+                    f"{name} cannot be run: {trouble}", hint=f"localchat rm {name} removes it"
+                )
             case _:
                 pass
 

@@ -359,3 +359,27 @@ def test_a_folder_is_looked_into_until_it_is_forgotten(verb: Verb, tmp_path: Pat
     assert set(rows(verb)) == {"guide"}
     assert verb("import", tmp_path / "disk", "--forget").code == 2
     assert path.exists()
+
+
+def test_the_same_import_again_is_no_error(verb: Verb, models_dir: Path, tmp_path: Path) -> None:
+    path = gguf(tmp_path / "mine.gguf")
+    for how in ((), ("--symlink",)):
+        name = f"mine{len(how)}"
+        first = verb("import", path, name, *how)
+        again = verb("import", path, name, *how)
+        assert (first.code, again.code) == (0, 0), again.err
+        assert "imported already" in again.err
+    other = gguf(tmp_path / "other.gguf")
+    assert verb("import", other, "mine0").code == 2
+
+
+def test_rm_of_an_alias_of_nothing_does_not_say_that_its_model_stays(
+    verb: Verb, models_dir: Path, tmp_path: Path
+) -> None:
+    path = gguf(tmp_path / "mine.gguf")
+    assert verb("cp", path, "short").code == 0
+    assert "stays" in verb("rm", "short").err
+    path.unlink()
+    removed = verb("rm", "--yes", "short")
+    assert removed.code == 0
+    assert "is gone already" in removed.err

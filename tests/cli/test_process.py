@@ -288,3 +288,16 @@ def test_a_name_that_is_no_unicode_is_written_as_its_bytes(tmp_path: Path) -> No
     name = os.fsdecode(b"\xff.gguf")
     write_text(tmp_path / "last", name)
     assert (tmp_path / "last").read_bytes() == b"\xff.gguf"
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [("-v 200000", "ulimit -v is 200,000"), ("-n 10", "ulimit -n is 10")]
+)
+def test_a_limit_of_the_system_is_named(limit: str, told: str) -> None:
+    line = f"ulimit {limit}; exec {sys.executable} -m localchat --no-attach hi"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert "bug" not in done.stderr

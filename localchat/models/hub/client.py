@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from localchat.errors import LocalchatError, ModelMissing, NetworkError
+from localchat.errors import LocalchatError, ModelMissing, NetworkError, UsageError
 from localchat.models.hub.partial_file import RemoteFile
 from localchat.models.hub.retry import AGAIN, retry_after_s
 
@@ -63,6 +63,7 @@ class HubClient:
 
     def list(self, repository: str) -> Listing:
         """List a repository. Raises RetryableError, ModelMissing, NetworkError."""
+        _disable_telemetry()
         from huggingface_hub import HfApi
         from huggingface_hub.errors import (
             GatedRepoError,
@@ -154,8 +155,10 @@ class HubClient:
     def _refused(self, repository: str, response: httpx2.Response) -> Exception:
         """The error for a status other than success."""
         status = response.status_code
-        if response.headers.get("x-error-code") == "GatedRepo" or status in _DENIED:
+        if response.headers.get("x-error-code") == "GatedRepo":
             return self._gated(repository)
+        if status in _DENIED:
+            return self._denied(repository, response)
         if status in AGAIN:
             asked = retry_after_s(response.headers.get("retry-after"))
             return RetryableError(
@@ -170,13 +173,23 @@ class HubClient:
         page = f"{self.endpoint}/{repository}"
         if self._token is None:
             return NetworkError(
-                f"{repository} is gated: its makers ask who downloads it",
-                hint=f"1. accept its licence at {page}\n2. make a token that reads: {self.endpoint}"
-                "/settings/tokens\n3. export HF_TOKEN=… and run the same command again",
+                f"{repository} is gated: accept its licence at {page}",
+                hint=f"then make a token that reads: {self.endpoint}/settings/tokens\n"
+                "export HF_TOKEN=… and run the same command again",
             )
         return NetworkError(
             f"{repository} refuses this token",
             hint=f"accept the licence at {page} with the account of the token, which needs read access",
+        )
+
+    def _denied(self, repository: str, response: httpx2.Response) -> NetworkError:
+        """The error where the server wants another user, or none, and names no licence."""
+        host, status = response.url.host, f"{response.status_code} {response.reason_phrase}"
+        words = " ".join(response.headers.get("x-error-message", "").split())[:200]
+        token = "give the token" if self._token else "set HF_TOKEN to a token that has"
+        return NetworkError(
+            f"{host} answers {status} for {repository}{f': {words}' if words else ''}",
+            hint=f"{token} read access to the repository; a proxy or a mirror may also refuse it",
         )
 
     def _missing(self, repository: str) -> ModelMissing:
@@ -188,11 +201,35 @@ class HubClient:
 
 
 def hub_from_environment(environ: Mapping[str, str]) -> HubClient:
-    """The hub by HF_ENDPOINT, with HF_TOKEN or the token of `hf auth login`, and the environment's proxies."""
+    """The hub by HF_ENDPOINT, with HF_TOKEN or the token of `hf auth login`, and the environment's proxies.
+
+    Raises UsageError for an HF_ENDPOINT that is not a web address."""
     from huggingface_hub import get_token
 
+    endpoint = environ.get("HF_ENDPOINT", "").strip() or DEFAULT_ENDPOINT
+    _check_endpoint(endpoint)
     token = environ.get("HF_TOKEN", "").strip() or get_token()
-    return HubClient(environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, token)
+    return HubClient(endpoint, token)
+
+
+def _check_endpoint(endpoint: str) -> None:
+    try:
+        url = httpx2.URL(endpoint)
+    except httpx2.InvalidURL:
+        url = httpx2.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UsageError(
+            f"HF_ENDPOINT must be a web address such as {DEFAULT_ENDPOINT}, not {endpoint!r:.80}",
+            hint="correct it, or unset it to use the Hugging Face hub",
+        )
+
+
+def _disable_telemetry() -> None:
+    """Keep huggingface-hub from asking the hub for a list of programs to recognize, and from naming what is
+    installed here (2.4.0). Its variable of the environment works at its import alone."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
 def offline_error(what: str, by: str) -> NetworkError:

@@ -1,6 +1,7 @@
 """Downloads files from the hub: resumes, counts, verifies the hash, and remembers the rate."""
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple, TypeVar
@@ -23,6 +24,8 @@ _RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 _SLOW_CHECK_BYTES: Final = 64 << 20
 """Reading a part above this again takes a moment, so an event announces it."""
 _MOST_RESTARTS: Final = 3
+_SILENT_S: Final = 3.0
+"""Time without an answer after which the user hears who is waited for."""
 
 
 class Download:
@@ -132,21 +135,26 @@ class Download:
         part.restart()
 
 
-def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink) -> T:
-    """Call `read` until it succeeds or the retry policy gives up. Raises LocalchatError."""
+def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink, server: str) -> T:
+    """Call `read` until it succeeds or the retry policy gives up; a note tells if it takes long.
+
+    `server`: who answers. Raises LocalchatError."""
     failures = 0
     while True:
+        slow = threading.Timer(_SILENT_S, emit, [Note(f"waiting for {server} to answer")])
+        slow.daemon = True
+        slow.start()
         try:
             return read()
         except RetryableError as problem:
             failures += 1
             if retry.ends(failures, problem.asked_s, reached=problem.reached):
-                raise NetworkError(
-                    str(problem), hint="check your connection; HF_ENDPOINT names another hub"
-                ) from problem
+                raise NetworkError(str(problem), hint="check your connection") from problem
             wait = retry.wait_s(failures, problem.asked_s)
             emit(Note(f"{problem}; next try in {wait:.0f} s"))
             retry.sleep(wait)
+        finally:
+            slow.cancel()
 
 
 def _strong(etag: str | None) -> str:

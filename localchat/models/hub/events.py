@@ -88,6 +88,10 @@ class PullFinished(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
     total_bytes: int
     fetched_bytes: int
     """Over the network, by this pull."""
+    hashed: bool = True
+    """Whether the hub gave a hash of every file; otherwise their lengths alone were checked."""
+    trouble: str = ""
+    """Why it cannot be run, as far as its first bytes tell; empty: they look right."""
 
 
 PullEvent: TypeAlias = PullStarted | FitAssessed | Checking | Progress | Note | PullFinished

@@ -123,7 +123,10 @@ def forget(folder: Path, name: str) -> None:
 
 def _write(folder: Path, models: tuple[Manifest, ...]) -> None:
     text = msgspec.json.format(msgspec.json.encode(_File(version=_VERSION, models=models)))
-    write_text(folder / MANIFEST, f"{text.decode()}\n")
+    path = folder / MANIFEST
+    if path.is_symlink():
+        path.unlink()  # ours is written here, never through a link to another file
+    write_text(path, f"{text.decode()}\n")
 
 
 def _folders(models_dir: Path) -> Iterator[Path]:

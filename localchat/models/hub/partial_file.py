@@ -8,6 +8,7 @@ is checked before the file gets its name.
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
@@ -81,6 +82,16 @@ class PartialFile:
         trace: TracebackType | None,
     ) -> None:
         os.close(self._handle)
+        if problem is not None and not self._length:
+            self._remove_empty()
+
+    def _remove_empty(self) -> None:
+        """Remove a part that holds nothing, and the folders that were made for it."""
+        with suppress(OSError):
+            self._path.unlink()
+            self._state_path.unlink(missing_ok=True)
+            for folder in (self._target.parent, self._target.parent.parent):
+                folder.rmdir()  # raises OSError unless it is empty
 
     @property
     def length(self) -> int:

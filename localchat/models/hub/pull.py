@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from localchat.errors import LocalchatError, ModelMissing, UsageError, reason
+from localchat.model_files.gguf import has_gguf_magic
 from localchat.models.hub import manifest as manifests
 from localchat.models.hub.client import HubClient, Listing
 from localchat.models.hub.download import Download, with_retries
@@ -49,7 +50,7 @@ def select_files(
     reference: Reference, hub: HubClient, emit: EventSink, retry: RetryPolicy
 ) -> SelectedFiles:
     """List the repository and select the files that a name means now. Raises LocalchatError."""
-    listing = with_retries(lambda: hub.list(reference.repository), retry, emit)
+    listing = with_retries(lambda: hub.list(reference.repository), retry, emit, hub.endpoint)
     variant = _variant(reference, listing)
     by_path = {file.path: file for file in listing.files}
     files = tuple(by_path[path] for path in variant.files)
@@ -58,7 +59,7 @@ def select_files(
 
 def bytes_present(selected: SelectedFiles, models_dir: Path) -> int:
     """Bytes of the selected files that are here already, in whole files and parts."""
-    folder = repository_folder(models_dir, selected.listing.repository)
+    folder = repository_folder(models_dir, _spelled_here(selected.listing.repository, models_dir))
     return sum(
         target(models_dir, folder, file.path).stat().st_size
         if target(models_dir, folder, file.path).is_file()
@@ -75,7 +76,8 @@ def fetch(
     Raises LocalchatError; bytes already here stay, and the next call resumes.
     """
     listing = selected.listing
-    folder = repository_folder(models_dir, listing.repository)
+    repository = _spelled_here(listing.repository, models_dir)
+    folder = repository_folder(models_dir, repository)
     targets = {file: target(models_dir, folder, file.path) for file in selected.files}
     with _locked(models_dir, listing.repository, emit):
         known = {
@@ -96,8 +98,8 @@ def fetch(
             if sums[file] is None:
                 sums[file] = download.fetch(file, place)
         done = Manifest(
-            name=selected.name,
-            repository=listing.repository,
+            name=_name_here(selected.name, folder),
+            repository=repository,
             revision=listing.revision,
             quantization=selected.variant.quantization,
             format=selected.variant.format,
@@ -110,8 +112,39 @@ def fetch(
         )
         _write_manifest(folder, done)
     result = Installed(done, folder)
-    emit(PullFinished(done.name, str(result.path), selected.total_bytes, meter.fetched_bytes))
+    emit(
+        PullFinished(
+            done.name,
+            str(result.path),
+            selected.total_bytes,
+            meter.fetched_bytes,
+            hashed=all(file.hash for file in selected.files),
+            trouble=_no_gguf(result),
+        )
+    )
     return result
+
+
+def _spelled_here(repository: str, models_dir: Path) -> str:
+    """The repository in the spelling of its folder, where one is here: letter case names no second one."""
+    for one in manifests.installed(models_dir):
+        if one.manifest.repository.lower() == repository.lower():
+            return one.manifest.repository
+    return repository
+
+
+def _name_here(name: str, folder: Path) -> str:
+    """The name in the spelling of the folder's manifest, if it has it."""
+    known = (one.name for one in manifests.read(folder))
+    return next((one for one in known if one.lower() == name.lower()), name)
+
+
+def _no_gguf(pulled: Installed) -> str:
+    """Why a file cannot be a model although it came as the hub has it; empty: it may be one."""
+    for path in pulled.files:
+        if path.suffix.lower() == ".gguf" and not has_gguf_magic(path):
+            return f"{path.name} is not a GGUF file"
+    return ""
 
 
 def _name(reference: Reference, variant: Variant) -> str:

@@ -118,7 +118,7 @@ def read_remote_header(
     budget = ByteBudget(MOST_BYTES)
 
     def with_retry(read: Callable[[], bytes]) -> bytes:
-        return with_retries(read, retry, emit)
+        return with_retries(read, retry, emit, hub.endpoint)
 
     def source(file: RemoteFile) -> HubSource:
         return HubSource(hub, selected, file, budget, with_retry)

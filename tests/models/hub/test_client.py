@@ -1,16 +1,21 @@
 """Hub client: tokens, gated repositories, endpoints, proxies, malformed answers."""
 
+import threading
+
 import huggingface_hub
 import pytest
 
-from localchat.errors import ModelMissing, NetworkError
+from localchat.errors import ModelMissing, NetworkError, UsageError
 from localchat.models.hub.client import (
     DEFAULT_ENDPOINT,
     HubClient,
     RetryableError,
     hub_from_environment,
 )
+from localchat.models.hub.events import Note, PullEvent
+from localchat.models.hub.pull import select_files
 from localchat.models.hub.retry import RetryPolicy, retry_after_s
+from localchat.models.names import parse
 from tests.support.fake_hub import FakeHub, Fault
 from tests.support.pullers import Puller
 
@@ -42,7 +47,7 @@ def test_gated_repository_is_explained_with_its_page(pull: Puller, hub: FakeHub)
     hub.add(NAME, {"small-q4_k_m.gguf": BODY}, gated=True, token="right")
     with pytest.raises(NetworkError) as caught:
         pull(NAME)
-    assert f"{hub.url}/{NAME}" in caught.value.hint
+    assert caught.value.message.endswith(f"accept its licence at {hub.url}/{NAME}")
     assert "HF_TOKEN" in caught.value.hint
     pull.token = "wrong"
     with pytest.raises(NetworkError, match="refuses this token"):
@@ -55,6 +60,41 @@ def test_gated_listing_is_explained_too(pull: Puller, hub: FakeHub) -> None:
     hub.faults.append(Fault(at="api", status=403, headers={"X-Error-Code": "GatedRepo"}))
     with pytest.raises(NetworkError, match="is gated"):
         pull(NAME)
+
+
+def test_another_refusal_is_not_called_gated(pull: Puller, hub: FakeHub) -> None:
+    words = {"X-Error-Message": "blocked by your administrator"}
+    hub.faults.append(Fault(at="api", status=403, headers=words))
+    with pytest.raises(NetworkError, match=r"403 .* blocked by your administrator") as caught:
+        pull(NAME)
+    assert "gated" not in str(caught.value)
+    assert "HF_TOKEN" in caught.value.hint
+
+
+@pytest.mark.parametrize("endpoint", ["garbage", "ftp://x.example", "http://", "://"])
+def test_an_endpoint_that_is_no_web_address_is_refused_at_once(endpoint: str) -> None:
+    with pytest.raises(UsageError, match="HF_ENDPOINT must be a web address"):
+        hub_from_environment({"HF_ENDPOINT": endpoint, "HF_TOKEN": "x"})
+
+
+def test_a_listing_that_takes_long_is_said(
+    pull: Puller, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.models.hub.download._SILENT_S", 0.0)
+    seen = threading.Event()
+    real = HubClient.list
+
+    def slow(self: HubClient, repository: str) -> object:
+        assert seen.wait(60)
+        return real(self, repository)
+
+    def noted(event: PullEvent) -> None:
+        pull.events.append(event)
+        seen.set()
+
+    monkeypatch.setattr(HubClient, "list", slow)
+    select_files(parse(NAME, {}), HubClient(hub.url), noted, RetryPolicy())
+    assert pull.events == [Note(f"waiting for {hub.url} to answer")]
 
 
 def test_repository_that_is_not_there_is_a_missing_model(pull: Puller) -> None:

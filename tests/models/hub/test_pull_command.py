@@ -13,7 +13,7 @@ import pytest
 from localchat.cli.context import AppContext
 from localchat.cli.main import run
 from localchat.config.paths import find_paths
-from tests.support.fake_hub import FakeHub, Fault, sha256
+from tests.support.fake_hub import FakeHub, Fault, listing_of, sha256
 from tests.support.gguf_files import Size, write_split
 from tests.support.terminal_screen import Screen
 
@@ -168,6 +168,51 @@ def test_model_that_is_known_and_not_here_names_the_command(call: Call) -> None:
     code, _, err = call("run", NAME, "hi")
     assert code == 3
     assert f"localchat pull hf.co/{NAME}" in err
+
+
+def test_a_file_without_a_hash_is_not_called_verified(call: Call, hub: FakeHub) -> None:
+    repository = hub.add("maker/Bare-GGUF", {"bare-q4_k_m.gguf": BODY}, large=frozenset())
+    repository.listing = listing_of("maker/Bare-GGUF", repository)
+    repository.listing["siblings"][0].pop("blobId")
+    code, _, err = call("pull", "maker/Bare-GGUF")
+    assert code == 0
+    assert "verified" not in err
+    assert "no hash to verify it by" in err
+
+
+def test_a_file_that_is_no_gguf_ends_with_an_error(call: Call, hub: FakeHub) -> None:
+    hub.add("maker/Page-GGUF", {"page-q4_k_m.gguf": b"<html>log in</html>"})
+    code, _, err = call("pull", "maker/Page-GGUF")
+    assert code == 1
+    assert "page-q4_k_m.gguf is not a GGUF file" in err
+    assert "verified" not in err
+
+
+def test_a_path_to_another_kind_of_file_is_not_called_a_model(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("root")
+    code, _, err = call("pull", str(tmp_path / "x" / ".." / "passwd").replace("/x/..", ""))
+    assert code == 2
+    assert "is not the name of a repository" in err
+    assert "run it" not in err
+
+
+def test_a_pull_asks_the_hub_for_nothing_but_the_model(
+    call: Call, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """huggingface-hub would ask for a list of programs to recognize."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    done = subprocess.run(
+        [sys.executable, "-m", "localchat", "pull", NAME],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert hub.requests("other") == []
+    agents = {one.headers.get("User-Agent", "") for one in hub.asked}
+    assert not any("torch/" in agent or "agent/" in agent for agent in agents)
 
 
 def test_users_models_toml_adds_names_and_wins(call: Call) -> None:

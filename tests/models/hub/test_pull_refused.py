@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from localchat.errors import LocalchatError, ModelInvalid, ModelMissing, NetworkError, UsageError
-from tests.support.fake_hub import FakeHub, listing_of
+from localchat.models.hub.events import PullFinished
+from localchat.models.hub.manifest import MANIFEST, installed
+from tests.support.fake_hub import FakeHub, Fault, listing_of
 from tests.support.pullers import Puller
 
 NAME = "maker/Small-GGUF"
@@ -185,3 +187,46 @@ sources = [{ repository = "REPOSITORY", format = "gguf", quantizations = ["Q6_K"
     hub.add(NAME, {"ggml-model.gguf": b"6", "other.gguf": b"7"})
     with pytest.raises(ModelMissing, match="has no Q6_K"):
         pull("mine:1b", own)
+
+
+# ---------------------------------------------------------------------------- what is left and what is said
+
+
+def test_a_failed_pull_leaves_no_empty_part(pull: Puller, hub: FakeHub) -> None:
+    hub.faults.append(Fault(at="store", status=404))
+    with pytest.raises(NetworkError):
+        pull(WORD)
+    assert not (pull.models_dir / "maker").exists()
+
+
+def test_letter_case_makes_no_second_model_of_a_repository(pull: Puller, hub: FakeHub) -> None:
+    first = pull(WORD)
+    shouted = NAME.upper()
+    hub.add(shouted, dict(hub.repositories[NAME].files))
+    again = pull(f"hf.co/{shouted}:Q4_K_M")
+    assert (again.manifest.name, again.path) == (first.manifest.name, first.path)
+    assert len(installed(pull.models_dir)) == 1
+
+
+def test_a_manifest_that_is_a_link_is_replaced_and_not_written_through(
+    pull: Puller, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    file_of(pull).parent.mkdir(parents=True)
+    file_of(pull, MANIFEST).symlink_to(victim)
+    pull(WORD)
+    assert victim.read_text() == "mine"
+    assert len(installed(pull.models_dir)) == 1
+
+
+def test_the_end_of_a_pull_says_what_was_checked(pull: Puller, hub: FakeHub) -> None:
+    pull(WORD)
+    hub.add("maker/Page-GGUF", {"page-q4_k_m.gguf": b"<html>log in</html>"}, large=frozenset())
+    repository = hub.repositories["maker/Page-GGUF"]
+    repository.listing = listing_of("maker/Page-GGUF", repository)
+    repository.listing["siblings"][0].pop("blobId")
+    pull("maker/Page-GGUF")
+    right, page = (event for event in pull.events if isinstance(event, PullFinished))
+    assert (right.hashed, right.trouble) == (True, "")
+    assert (page.hashed, page.trouble) == (False, "page-q4_k_m.gguf is not a GGUF file")
