@@ -15,6 +15,7 @@ from localchat.server.leases import AsyncEnginePool
 from localchat.server.llamacpp.serving import completion, infill
 from localchat.server.middleware.access_log import AccessLogMiddleware
 from localchat.server.middleware.security import SecurityMiddleware
+from localchat.server.ollama import answers as ollama
 from localchat.server.ollama.serving import running, show, tags, unsupported, version
 from localchat.server.openai.chat import chat
 from localchat.server.openai.completions import completions
@@ -47,6 +48,10 @@ ROUTES = (
     Route("/api/tags", tags, methods=_GET),
     Route("/api/ps", running, methods=_GET),
     Route("/api/show", show, methods=_POST),
+    Route("/api/chat", ollama.chat, methods=_POST),
+    Route("/api/generate", ollama.generate, methods=_POST),
+    Route("/api/embed", ollama.embeddings, methods=_POST),
+    Route("/api/embeddings", ollama.embeddings, methods=_POST),
     Route("/api/{rest:path}", unsupported, methods=[*_GET, *_POST, "PUT", "DELETE"]),
     Route("/", root, methods=_GET),
 )

@@ -7,6 +7,7 @@ begins with `: ping` for the end.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
@@ -15,10 +16,22 @@ from starlette.types import Send
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 _HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """Form of a stream: its content type, and what is sent in silence (nothing if empty)."""
+
+    content_type: bytes
+    comment: bytes
+
+
+SSE: Final = Framing(b"text/event-stream; charset=utf-8", KEEP_ALIVE)
+NDJSON: Final = Framing(b"application/x-ndjson", b"")
+"""JSON objects, one a line: there is no place for comments."""
 
 
 def event(payload: bytes) -> bytes:
@@ -48,14 +61,19 @@ class EventStream:
         event_s: float = 15.0,
         heartbeat: Callable[[], bytes] = lambda: b"",
         headers: Sequence[tuple[bytes, bytes]] = (),
+<<<<<<< HEAD
         write_piece: Callable[[bytes], bool] = lambda piece: False,
+=======
+        framing: Framing = SSE,
+>>>>>>> 16af404 (Answer Ollama's chat, generate and embed)
     ) -> None:
         self._send = send
         self._write_piece = write_piece
         self._heartbeat_s = heartbeat_s
         self._event_s = event_s
         self._heartbeat = heartbeat
-        self._headers = [*_HEADERS, *headers]
+        self._headers = [(b"content-type", framing.content_type), *_HEADERS, *headers]
+        self._comment = framing.comment
         self._loop = asyncio.get_running_loop()
         self._last_s = self._last_event_s = self._loop.time()
         self._lock = asyncio.Lock()
@@ -108,4 +126,6 @@ class EventStream:
                     if event := self._heartbeat():
                         await self._send_body(event)
                 if now_s >= self._last_s + self._heartbeat_s:
-                    await self._send_body(KEEP_ALIVE)
+                    if self._comment:
+                        await self._send_body(self._comment)
+                    self._last_s = now_s

@@ -23,7 +23,7 @@ from localchat.server.errors import ApiError, internal_error, timed_out, to_api_
 from localchat.server.formatters import AnswerFormatter
 from localchat.server.generation import Generation, GenerationSpec
 from localchat.server.leases import AsyncLease
-from localchat.server.sse import KEEP_ALIVE, EventStream
+from localchat.server.sse import SSE, EventStream, Framing
 from localchat.server.state import Service, service_of, user_agent
 from localchat.server.tracker import TrackedRequest
 from localchat.server.uvicorn_http import FILLER, WRITE
@@ -67,6 +67,8 @@ class GenerationResponse:
 
     request: Request
     endpoint: Endpoint
+    framing: Framing = SSE
+    """Of the answer, if it is a stream."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = service_of(self.request)
@@ -147,15 +149,24 @@ class GenerationResponse:
     ) -> None:
         """Send the answer as server-sent events."""
         config = service.config
+<<<<<<< HEAD
         connection = self.request.scope.setdefault("state", {})
         connection[FILLER] = KEEP_ALIVE
+=======
+        if self.framing.comment:
+            self.request.state.filler = self.framing.comment  # see uvicorn_http.FILLER
+>>>>>>> 16af404 (Answer Ollama's chat, generate and embed)
         async with EventStream(
             send,
             config.heartbeat_s,
             config.event_s,
             formatter.heartbeat,
             _headers(generation),
+<<<<<<< HEAD
             connection.get(WRITE, lambda piece: False),
+=======
+            self.framing,
+>>>>>>> 16af404 (Answer Ollama's chat, generate and embed)
         ) as stream:
             await stream.write(formatter.start(generation.choices, generation.prompt_tokens))
             try:

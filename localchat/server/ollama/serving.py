@@ -1,7 +1,7 @@
-"""The part of Ollama's API by which programs find models before they chat over /v1.
+"""The part of Ollama's API by which programs find models. answers.py has the part that answers.
 
-Nothing here loads a model or waits for one. Routes that would change something or answer a prompt are refused
-with a pointer to the right one.
+Nothing here loads a model or waits for one. Routes that would change something are refused with a pointer to
+the right way.
 """
 
 import asyncio
@@ -24,10 +24,6 @@ from localchat.server.state import Service, service_of
 _VERSION: Final = "0.6.4"
 """The version of Ollama that these answers match; programs refuse older ones."""
 _INSTEAD: Final = {
-    "chat": "POST /v1/chat/completions",
-    "generate": "POST /v1/completions (with `suffix` to fill a gap)",
-    "embed": "POST /v1/embeddings",
-    "embeddings": "POST /v1/embeddings",
     **dict.fromkeys(
         ("pull", "push", "create", "copy", "delete", "blobs"),
         "the localchat command, as models are not changed over HTTP",
@@ -109,14 +105,14 @@ async def unsupported(request: Request) -> Response:
         raise ApiError(
             404,
             None,
-            f"There is no route /api/{verb[:50]}; the API of localchat is OpenAI's, at /v1.",
+            f"There is no route /api/{verb[:50]}; OpenAI's API is at /v1.",
             kind="not_found_error",
         )
     raise ApiError(
         501,
         "not_supported",
-        f"localchat does not support /api/{verb}: use {instead}. Of Ollama's API it supports version, tags, "
-        "show and ps, so that programs find the models; chats go to /v1 (base URL http://HOST:PORT/v1).",
+        f"localchat does not support /api/{verb}: use {instead}. Of Ollama's API it supports chat, generate, "
+        "embed, tags, show, ps and version.",
     )
 
 

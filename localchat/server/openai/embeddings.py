@@ -23,7 +23,7 @@ async def embeddings(request: Request) -> Response:
     service = service_of(request)
     limits = service.config.limits
     body = await read_json(request, EmbeddingsBody, limits)
-    texts = _texts(body, limits)
+    texts = checked_texts(body.input, limits)
     encoding = body.encoding_format or "float"
     if encoding not in ("float", "base64"):
         raise bad_request(
@@ -31,14 +31,8 @@ async def embeddings(request: Request) -> Response:
             param="encoding_format",
         )
     async with await service.lease(body.model, request) as lease:
-        vectors, tokens = await asyncio.to_thread(_embed, lease.engine, texts)
+        vectors, tokens = await asyncio.to_thread(embed, lease.engine, texts, body.dimensions)
         name = body.model or lease.name
-    size = len(vectors[0]) if vectors else 0
-    if body.dimensions is not None and body.dimensions != size:
-        raise bad_request(
-            f"This model's vectors have {size} dimensions and cannot be shortened to {body.dimensions}.",
-            param="dimensions",
-        )
     data = [
         {"object": "embedding", "index": at, "embedding": _encoded(vector, encoding)}
         for at, vector in enumerate(vectors)
@@ -47,8 +41,9 @@ async def embeddings(request: Request) -> Response:
     return json_response({"object": "list", "data": data, "model": name, "usage": usage})
 
 
-def _texts(body: EmbeddingsBody, limits: ServerLimits) -> list[str]:
-    given = [body.input] if isinstance(body.input, str) else body.input
+def checked_texts(source: str | Sequence[str | int | list[int]], limits: ServerLimits) -> list[str]:
+    """The texts to embed. Raises ApiError."""
+    given = [source] if isinstance(source, str) else source
     if not given or len(given) > limits.inputs:
         raise bad_request(
             f"There are {len(given)} inputs; 1 to {limits.inputs} are allowed.", param="input"
@@ -66,7 +61,10 @@ def _texts(body: EmbeddingsBody, limits: ServerLimits) -> list[str]:
     return texts
 
 
-def _embed(engine: Engine, texts: Sequence[str]) -> tuple[list[list[float]], int]:
+def embed(
+    engine: Engine, texts: Sequence[str], dimensions: int | None
+) -> tuple[list[list[float]], int]:
+    """Vectors and the number of tokens that they took. Raises ApiError, LocalchatError."""
     try:
         vectors = engine.embed(texts)
     except UsageError as error:
@@ -74,6 +72,12 @@ def _embed(engine: Engine, texts: Sequence[str]) -> tuple[list[list[float]], int
             message = "This model does not give embeddings; load an embedding model and name it in 'model'."
             raise bad_request(message, param="model", code="not_supported") from error
         raise
+    size = len(vectors[0]) if vectors else 0
+    if dimensions is not None and dimensions != size:
+        raise bad_request(
+            f"This model's vectors have {size} dimensions and cannot be shortened to {dimensions}.",
+            param="dimensions",
+        )
     return vectors, sum(vectors.tokens)
 
 

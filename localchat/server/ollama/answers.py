@@ -1,0 +1,257 @@
+"""POST /api/chat, /api/generate and /api/embed: answers in Ollama's format.
+
+A stream has one JSON object a line; the last one has `done` and all metrics. A tool call is one object, as soon
+as its arguments are complete.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from localchat.engine.events import Done, TokenLogprob, Usage
+from localchat.engine.request import Messages
+from localchat.server.content_blocks import (
+    BlockClosed,
+    BlockDelta,
+    BlockEvent,
+    CollectedAnswer,
+    ContentBlock,
+    ContentBlocks,
+)
+from localchat.server.errors import ApiError, bad_request
+from localchat.server.formatters import json_response
+from localchat.server.generation import ChoiceEnd, Generation, GenerationSpec, OutputEvent
+from localchat.server.leases import AsyncLease
+from localchat.server.ollama.protocol import OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
+from localchat.server.ollama.requests import as_chat, as_generation, engine_request
+from localchat.server.openai.chat import ConversationEndpoint
+from localchat.server.openai.embeddings import checked_texts, embed
+from localchat.server.openai.protocol import chat_logprobs
+from localchat.server.request_body import read_json
+from localchat.server.sse import NDJSON
+from localchat.server.state import Service, client_of, service_of
+from localchat.server.streaming import GenerationResponse
+
+Json: TypeAlias = dict[str, Any]
+
+
+async def chat(request: Request) -> ASGIApp:
+    """Answer a conversation; without messages, only load the model."""
+    service = service_of(request)
+    config = service.config
+    body = await read_json(request, OllamaChatBody, config.limits)
+    if not body.messages:
+        return await _load(request, service, body.model, _in_message)
+    translated = as_chat(body)
+    prompt = engine_request(translated, config.limits, client_of(request))
+    model = model_name(service, body.model)
+    endpoint = OllamaEndpoint(translated, prompt, config.loop_guard, model, _in_message)
+    return GenerationResponse(request, endpoint, NDJSON)
+
+
+async def generate(request: Request) -> ASGIApp:
+    """Answer a prompt, continue a text (`raw`) or fill a gap (`suffix`); without any, only load the model."""
+    service = service_of(request)
+    config = service.config
+    body = await read_json(request, OllamaGenerateBody, config.limits)
+    if not body.prompt and not body.suffix:
+        return await _load(request, service, body.model, _in_response)
+    translated, prompt = as_generation(body, config.limits, client_of(request))
+    model = model_name(service, body.model)
+    endpoint = OllamaEndpoint(translated, prompt, config.loop_guard, model, _in_response)
+    return GenerationResponse(request, endpoint, NDJSON)
+
+
+async def embeddings(request: Request) -> Response:
+    """Vectors of texts; at the older route /api/embeddings, of one text."""
+    service = service_of(request)
+    limits = service.config.limits
+    body = await read_json(request, OllamaEmbedBody, limits)
+    given = body.input if body.input is not None else body.prompt
+    if given is None:
+        raise bad_request(
+            "The field 'input' is required.", param="input", code="missing_required_parameter"
+        )
+    began_s = time.perf_counter()
+    if not given:
+        vectors, tokens = list[list[float]](), 0
+    else:
+        texts = checked_texts(given, limits)
+        async with await service.lease(model_name(service, body.model), request) as lease:
+            vectors, tokens = await asyncio.to_thread(embed, lease.engine, texts, body.dimensions)
+    if body.input is None:
+        return json_response({"embedding": vectors[0] if vectors else []})
+    return json_response(
+        {
+            "model": body.model,
+            "embeddings": vectors,
+            "total_duration": _nanoseconds(time.perf_counter() - began_s),
+            "load_duration": 0,
+            "prompt_eval_count": tokens,
+        }
+    )
+
+
+def model_name(service: Service, name: str) -> str:
+    """The name of a model as the server knows it: programs add `:latest` to a name without a tag."""
+    names = {card.name for card in service.engines.models()}
+    bare = name.removesuffix(":latest")
+    return bare if name not in names and bare in names else name
+
+
+async def _load(
+    request: Request, service: Service, model: str, piece: "Callable[[Piece], Json]"
+) -> Response:
+    """Load a model and answer nothing, as programs ask at their start."""
+    async with await service.lease(model_name(service, model), request):
+        whole = {"model": model, "created_at": _now(), **piece(Piece()), "done": True}
+        return json_response({**whole, "done_reason": "load"})
+
+
+# ---------------------------------------------------------------------------- endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaEndpoint(ConversationEndpoint):
+    """A chat or a prompt."""
+
+    name: str
+    """Of the model."""
+    piece: "Callable[[Piece], Json]"
+    """Writes a piece of the answer in the form of its route."""
+
+    @property
+    def model(self) -> str | None:
+        return self.name
+
+    async def spec(self, lease: AsyncLease) -> GenerationSpec:
+        if isinstance(self.request.prompt, Messages):
+            return await ConversationEndpoint.spec(self, lease)
+        return GenerationSpec([[self.request]], loop_guard=self.loop_guard)
+
+    def formatter(self, lease: AsyncLease, generation: Generation) -> "OllamaFormatter":
+        return OllamaFormatter(self.body.model or lease.name, self.piece, bool(self.body.logprobs))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of an answer, or the whole."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[ContentBlock, ...] = ()
+
+
+def _in_message(piece: Piece) -> Json:
+    message: Json = {"role": "assistant", "content": piece.text}
+    if piece.thinking:
+        message["thinking"] = piece.thinking
+    if piece.calls:
+        message["tool_calls"] = [_call(block) for block in piece.calls]
+    return {"message": message}
+
+
+def _in_response(piece: Piece) -> Json:
+    return {"response": piece.text, **({"thinking": piece.thinking} if piece.thinking else {})}
+
+
+class OllamaFormatter:
+    """Answers of Ollama's API, as lines of JSON or as one object."""
+
+    def __init__(self, model: str, piece: Callable[[Piece], Json], with_logprobs: bool) -> None:
+        self._model = model
+        self._piece = piece
+        self._with_logprobs = with_logprobs
+        self._blocks = ContentBlocks()
+
+    def start(self, choices: int, prompt_tokens: int) -> bytes:
+        return b""
+
+    def event(self, event: OutputEvent) -> bytes:
+        return b"".join(self._change(change) for change in self._blocks.add(event))
+
+    def finish(self, usage: Usage, done: Done | None) -> bytes:
+        return _line(self._whole(Piece(), self._blocks.end, usage, done))
+
+    def error(self, error: ApiError) -> bytes:
+        return _line({"error": error.message})
+
+    def heartbeat(self) -> bytes:
+        return b""
+
+    def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
+        (choice,) = answer.choices
+        piece = Piece(choice.text, choice.reasoning, tuple(choice.calls))
+        logprobs = self._logprobs(choice.logprobs)
+        return msgspec.json.encode(self._whole(piece, choice.end, usage, done) | logprobs)
+
+    def _change(self, change: BlockEvent) -> bytes:
+        match change:
+            case BlockDelta(block, text, logprobs) if block.kind == "text":
+                return self._part(Piece(text=text), logprobs) if text or logprobs else b""
+            case BlockDelta(block, text) if block.kind == "reasoning":
+                return self._part(Piece(thinking=text)) if text else b""
+            case BlockClosed(block) if block.kind == "call":
+                return self._part(Piece(calls=(block,)))
+        return b""
+
+    def _part(self, piece: Piece, logprobs: tuple[TokenLogprob, ...] = ()) -> bytes:
+        head = {"model": self._model, "created_at": _now()}
+        return _line({**head, **self._piece(piece), "done": False, **self._logprobs(logprobs)})
+
+    def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> Json:
+        return {"logprobs": chat_logprobs(logprobs)} if self._with_logprobs and logprobs else {}
+
+    def _whole(self, piece: Piece, end: ChoiceEnd | None, usage: Usage, done: Done | None) -> Json:
+        return {
+            "model": self._model,
+            "created_at": _now(),
+            **self._piece(piece),
+            "done": True,
+            "done_reason": "length" if end is not None and end.reason == "length" else "stop",
+            **_metrics(usage, done),
+        }
+
+
+def _metrics(usage: Usage, done: Done | None) -> dict[str, int]:
+    """Counts, and times in nanoseconds as far as the engine measured them."""
+    timings = done.timings if done is not None else None
+    prefill = (timings and timings.prefill_tokens_per_s) or 0.0
+    decode = (timings and timings.decode_tokens_per_s) or 0.0
+    computed = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "total_duration": _nanoseconds(timings.total_s if timings else 0.0),
+        "load_duration": _nanoseconds(timings.load_s if timings else 0.0),
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": _nanoseconds(computed / prefill if prefill else 0.0),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": _nanoseconds(usage.completion_tokens / decode if decode else 0.0),
+    }
+
+
+def _call(block: ContentBlock) -> Json:
+    try:
+        arguments = msgspec.json.decode(block.text or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        arguments = {}  # the token limit cut them off
+    return {"id": block.id, "function": {"name": block.name, "arguments": arguments}}
+
+
+def _line(value: Json) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

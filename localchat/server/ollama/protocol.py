@@ -1,0 +1,87 @@
+"""Request types of Ollama's API. Unknown fields are ignored, null means "not given"."""
+
+from typing import Any
+
+import msgspec
+
+
+class OllamaFunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: dict[str, Any] | str | None = None
+
+
+class OllamaToolCall(msgspec.Struct, frozen=True):
+    function: OllamaFunctionCall
+    id: str | None = None
+
+
+class OllamaMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[OllamaToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaOptions(msgspec.Struct, frozen=True):
+    """Sampling and limits. `num_ctx` and what else belongs to the load is ignored: the model is loaded with
+    the longest context that fits."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    """Below 0: no limit."""
+    stop: str | list[str] | None = None
+
+
+class AnswerBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of every request for an answer."""
+
+    model: str
+    stream: bool | None = None
+    """True if absent."""
+    format: str | dict[str, Any] | None = None
+    """`json` or a JSON schema."""
+    options: OllamaOptions | None = None
+    think: bool | str | None = None
+    """A switch, or an effort."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class OllamaChatBody(AnswerBody, frozen=True, kw_only=True):
+    """POST /api/chat."""
+
+    messages: list[OllamaMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerateBody(AnswerBody, frozen=True, kw_only=True):
+    """POST /api/generate."""
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    """The prompt is taken as it is, without the model's template."""
+    template: str | None = None
+    context: list[int] | None = None
+    images: list[Any] | None = None
+
+
+class OllamaEmbedBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /api/embed, and /api/embeddings with `prompt`."""
+
+    model: str
+    input: str | list[str] | None = None
+    prompt: str | None = None
+    dimensions: int | None = None

@@ -1,0 +1,221 @@
+"""Ollama's /api/chat, /api/generate and /api/embed: lines of JSON, whole answers, every option."""
+
+import json
+from typing import Any
+
+import pytest
+
+from localchat.engine.events import Finished, Reasoning, Text, ToolCall
+from localchat.engine.request import (
+    CalledTool,
+    Grammar,
+    Infill,
+    Message,
+    Messages,
+    Sampling,
+    TextPrompt,
+)
+from localchat.engine.scripted import ScriptedAnswer
+from localchat.errors import EngineDied
+from localchat.server.config import ServerConfig
+from tests.support.http_server import NAME, Reply, Stage, ask, serving
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+METRICS = {
+    *("total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration"),
+    *("eval_count", "eval_duration"),
+}
+
+
+def talk(stage: Stage, said: str = "hi", **fields: Any) -> Reply:
+    messages = fields.pop("messages", [{"role": "user", "content": said}])
+    return ask(stage, "/api/chat", {"model": NAME, "messages": messages, **fields})
+
+
+def lines(reply: Reply) -> list[Any]:
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    *found, last = reply.body.decode().split("\n")
+    assert last == ""
+    return [json.loads(line) for line in found]
+
+
+def test_a_stream_has_a_line_for_each_piece_and_metrics_in_the_last(stage: Stage) -> None:
+    *pieces, last = lines(talk(stage))
+    assert [piece["message"] for piece in pieces] == [
+        {"role": "assistant", "content": text} for text in ("Hel", "lo", ".")
+    ]
+    for piece in pieces:
+        assert set(piece) == {"model", "created_at", "message", "done"} and not piece["done"]
+    assert (last["done"], last["done_reason"], last["model"]) == (True, "stop", NAME)
+    assert last["message"] == {"role": "assistant", "content": ""}
+    assert set(last) >= METRICS and last["eval_count"] == 3
+    assert all(isinstance(last[name], int) for name in METRICS)
+
+
+def test_a_whole_answer_has_thoughts_and_calls(stage: Stage) -> None:
+    word = stage.plays(
+        "whole",
+        Reasoning(0, "hm"),
+        Text(0, "So."),
+        ToolCall(0, 0, id="c1", name="look", arguments='{"a":'),
+        ToolCall(0, 0, arguments="1}"),
+        Finished(0, "stop"),
+    )
+    call = {"id": "c1", "function": {"name": "look", "arguments": {"a": 1}}}
+    whole = talk(stage, word, tools=[TOOL], stream=False).json
+    message = {"role": "assistant", "content": "So.", "thinking": "hm", "tool_calls": [call]}
+    assert whole["message"] == message
+    assert (whole["done"], whole["done_reason"]) == (True, "stop")
+    streamed = [line["message"] for line in lines(talk(stage, word, tools=[TOOL]))]
+    assert streamed == [
+        {"role": "assistant", "content": "", "thinking": "hm"},
+        {"role": "assistant", "content": "So."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+def test_an_answer_that_was_cut_off_says_so(stage: Stage) -> None:
+    word = stage.plays("cut", Text(0, "a"), Finished(0, "length"))
+    assert lines(talk(stage, word))[-1]["done_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling"),
+    [
+        ({"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1}, None),
+        ({"seed": 7}, Sampling(seed=7)),
+        ({"repeat_penalty": 1.2}, Sampling(repetition_penalty=1.2)),
+        ({"num_ctx": 8192, "num_gpu": 1, "mirostat": 0}, Sampling()),
+    ],
+    ids=str,
+)
+def test_options_reach_the_engine(stage: Stage, options: Any, sampling: Sampling | None) -> None:
+    talk(stage, options={**options, "num_predict": 9, "stop": ["x"]})
+    expected = Sampling(**options) if sampling is None else sampling
+    assert stage.last.sampling == expected
+    assert (stage.last.max_tokens, stage.last.stop) == (9, ("x",))
+
+
+@pytest.mark.parametrize(
+    ("given", "grammar"),
+    [
+        ("json", Grammar("json_object", field="format")),
+        ({"type": "object"}, Grammar("json_schema", '{"type":"object"}', "format")),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_format_binds_the_answer(stage: Stage, given: Any, grammar: Grammar | None) -> None:
+    talk(stage, format=given)
+    assert stage.last.grammar == grammar
+
+
+@pytest.mark.parametrize(
+    ("think", "thinking", "options"),
+    [
+        (True, "on", {}),
+        (False, "off", {}),
+        ("low", "on", {"reasoning_effort": "low"}),
+        (None, "auto", {}),
+    ],
+)
+def test_thinking_is_switched(stage: Stage, think: Any, thinking: str, options: Any) -> None:
+    talk(stage, think=think)
+    assert (stage.prompt.thinking, stage.prompt.template_options) == (thinking, options)
+
+
+def test_a_conversation_with_tools_is_carried_whole(stage: Stage) -> None:
+    talk(
+        stage,
+        messages=[
+            {"role": "system", "content": "Be."},
+            {"role": "user", "content": "look"},
+            {
+                "role": "assistant",
+                "content": "",
+                "thinking": "hm",
+                "tool_calls": [{"function": {"name": "look", "arguments": {"a": 1}}}],
+            },
+            {"role": "tool", "content": "A tree.", "tool_name": "look"},
+        ],
+        tools=[TOOL],
+    )
+    assert stage.prompt.messages == (
+        Message("system", "Be."),
+        Message("user", "look"),
+        Message("assistant", "", "hm", (CalledTool("look", '{"a":1}'),)),
+        Message("tool", "A tree.", name="look"),
+    )
+    assert stage.prompt.tools[0]["function"]["name"] == "look"
+
+
+def test_a_prompt_is_a_message_a_text_or_a_gap(stage: Stage) -> None:
+    def prompt_of(**fields: Any) -> Any:
+        body = {"model": NAME, "stream": False, **fields}
+        assert ask(stage, "/api/generate", body).json["response"] == "Hello."
+        return stage.last.prompt
+
+    assert prompt_of(prompt="hi", system="Be.") == Messages(
+        (Message("system", "Be."), Message("user", "hi"))
+    )
+    assert prompt_of(prompt="hi", raw=True) == TextPrompt("hi", special=True)
+    assert prompt_of(prompt="a", suffix="b") == Infill("a", "b")
+
+
+def test_a_generated_stream_has_responses(stage: Stage) -> None:
+    *pieces, last = lines(ask(stage, "/api/generate", {"model": NAME, "prompt": "hi"}))
+    assert [piece["response"] for piece in pieces] == ["Hel", "lo", "."]
+    assert (last["response"], last["done"]) == ("", True) and set(last) >= METRICS
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_request_for_nothing_loads_the_model(stage: Stage, path: str) -> None:
+    asked = len(stage.engine.requests)
+    whole = ask(stage, path, {"model": NAME, "keep_alive": 300}).json
+    assert (whole["done"], whole["done_reason"]) == (True, "load")
+    assert len(stage.engine.requests) == asked
+
+
+def test_embeddings_are_lists_by_both_routes(stage: Stage) -> None:
+    whole = ask(stage, "/api/embed", {"model": NAME, "input": ["ab", "c"]}).json
+    assert whole["embeddings"] == [[2.0, 1.0], [1.0, 1.0]]
+    assert whole["prompt_eval_count"] == 3
+    older = ask(stage, "/api/embeddings", {"model": NAME, "prompt": "ab"}).json
+    assert older == {"embedding": [2.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "word"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "a", "images": ["eA=="]}]}, "images"),
+        ("chat", {"messages": [{"role": "judge", "content": "a"}]}, "judge"),
+        ("chat", {"messages": [{"role": "user", "content": "a"}], "format": "xml"}, "xml"),
+        ("chat", {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": 1}]}, "tools"),
+        ("generate", {"prompt": "a", "template": "x"}, "template"),
+        ("generate", {"prompt": "a", "options": {"temperature": -1}}, "temperature"),
+        ("embed", {}, "input"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_ollamas_shape(
+    stage: Stage, path: str, fields: Any, word: str
+) -> None:
+    reply = ask(stage, f"/api/{path}", {"model": NAME, **fields})
+    assert reply.status == 400
+    assert list(reply.json) == ["error"] and word in reply.json["error"]
+
+
+def test_a_failure_in_the_middle_is_the_last_line(stage: Stage) -> None:
+    stage.scripts["dies"] = ScriptedAnswer(
+        ("half",), error=EngineDied("log: /secret", signal="SIGKILL")
+    )
+    first, last = lines(talk(stage, "dies"))
+    assert first["message"]["content"] == "half"
+    assert list(last) == ["error"] and "/secret" not in last["error"]
+
+
+def test_a_silent_stream_has_no_comments() -> None:
+    with serving(ServerConfig(heartbeat_s=0.01, event_s=0.01)) as stage:
+        stage.scripts["slow"] = ScriptedAnswer(("a", "b"), gap_s=0.1)
+        texts = [line["message"]["content"] for line in lines(talk(stage, "slow"))]
+        assert texts == ["a", "b", ""]
