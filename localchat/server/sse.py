@@ -61,11 +61,8 @@ class EventStream:
         event_s: float = 15.0,
         heartbeat: Callable[[], bytes] = lambda: b"",
         headers: Sequence[tuple[bytes, bytes]] = (),
-<<<<<<< HEAD
         write_piece: Callable[[bytes], bool] = lambda piece: False,
-=======
         framing: Framing = SSE,
->>>>>>> 16af404 (Answer Ollama's chat, generate and embed)
     ) -> None:
         self._send = send
         self._write_piece = write_piece

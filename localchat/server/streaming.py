@@ -149,24 +149,17 @@ class GenerationResponse:
     ) -> None:
         """Send the answer as server-sent events."""
         config = service.config
-<<<<<<< HEAD
         connection = self.request.scope.setdefault("state", {})
-        connection[FILLER] = KEEP_ALIVE
-=======
         if self.framing.comment:
-            self.request.state.filler = self.framing.comment  # see uvicorn_http.FILLER
->>>>>>> 16af404 (Answer Ollama's chat, generate and embed)
+            connection[FILLER] = self.framing.comment
         async with EventStream(
             send,
             config.heartbeat_s,
             config.event_s,
             formatter.heartbeat,
             _headers(generation),
-<<<<<<< HEAD
             connection.get(WRITE, lambda piece: False),
-=======
             self.framing,
->>>>>>> 16af404 (Answer Ollama's chat, generate and embed)
         ) as stream:
             await stream.write(formatter.start(generation.choices, generation.prompt_tokens))
             try:
