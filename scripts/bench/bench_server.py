@@ -2,13 +2,13 @@
 """Measures the server from outside: its own cost, and its speed beside llama.cpp's HTTP server.
 
     scripts/bench/bench_server.py wire [--against CHECKOUT]
-    scripts/bench/bench_server.py model --model FILE.gguf [--llamacpp PYTHON] [--against CHECKOUT]
+    scripts/bench/bench_server.py model --models DIR --vocabulary GGUF [--llamacpp PYTHON] [--against CHECKOUT]
 
 `wire` serves the scripted backend, so that the engine is not the limit: tokens a second over HTTP, CPU of the
 server process a token and a request, the cost of a name that nobody knows, and latency and memory after 3,000
-requests. `model` serves one GGUF file by localchat and by llama.cpp's own server (PYTHON: of an environment
-with the wheel xllamacpp): 1, 4 and 8 clients, greedy and sampled, with and without a seed, time to first
-token, a second turn, memory. CHECKOUT is a second checkout of localchat, measured in the same rounds. All
+requests. `model` serves the successor model of bench_llamacpp.py by localchat and by llama.cpp's own server (PYTHON: of
+an environment with the wheel xllamacpp): 1, 4 and 8 clients, greedy and sampled, with and without a seed, time
+to first token, a second turn, memory. CHECKOUT is a second checkout of localchat, measured in the same rounds. All
 servers run at once and are asked in turn. Prints a table of medians; the last line is JSON.
 """
 
@@ -52,7 +52,9 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", choices=("wire", "model"))
-    parser.add_argument("--model", type=Path, metavar="FILE")
+    parser.add_argument("--models", type=Path, metavar="DIR")
+    parser.add_argument("--vocabulary", type=Path, metavar="GGUF", help="to write missing models")
+    parser.add_argument("--only", choices=("streams", "turns"), help="a half of `model`")
     parser.add_argument("--llamacpp", type=Path, metavar="PYTHON")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     parser.add_argument("--rounds", type=int, default=5)
@@ -61,8 +63,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=3000, help="of `wire`, 0: leave out")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
-    if asked.part == "model" and asked.model is None:
-        parser.error("the part `model` needs --model FILE.gguf")
+    if asked.part == "model" and asked.models is None:
+        parser.error("the part `model` needs --models DIR")
     return asked
 
 
@@ -104,31 +106,35 @@ def _wire(asked: argparse.Namespace, folder: Path) -> parts.Figures:
 
 
 def _model(asked: argparse.Namespace, folder: Path) -> parts.Figures:
-    """Speed of a real model, beside llama.cpp's own server."""
+    """Speed of a model of real shapes, beside llama.cpp's own server."""
+    from scripts.bench.llamacpp.gguf_models import models
+
+    model = models(asked.models, asked.vocabulary, seed=0).successor
     streams = asked.streams or [1, 4, 8]
     slots, context, threads = max(streams), 16_384, asked.threads
-    options = ["--parallel", str(slots), "--ctx", str(context), "-t", str(threads)]
+    options = ["--parallel", str(slots), "--ctx", str(context), "--threads", str(threads)]
     figures: parts.Figures = {}
     with ExitStack() as stack:
         running = [
-            stack.enter_context(servers.localchat(name, root, asked.model, folder, options))
+            stack.enter_context(servers.localchat(name, root, model, folder, options))
             for name, root in _checkouts(asked).items()
         ]
         if asked.llamacpp:
             rival = servers.llamacpp(
-                asked.llamacpp, asked.model, folder, slots=slots, context=context, threads=threads
+                asked.llamacpp, model, folder, slots=slots, context=context, threads=threads
             )
             running.append(stack.enter_context(rival))
         for served in running:
             servers.wait_ready(served)
         parts.rounds(running, 1, parts.model_streams(1, 8, "warm-up", {}))
-        for count in streams:
+        for count in streams if asked.only != "turns" else ():
             for label, sampling in _SAMPLINGS.items():
                 measure = parts.model_streams(count, asked.tokens, label, sampling)
                 found = parts.rounds(running, asked.rounds, measure)
                 _print(found)
                 figures |= found
-        figures |= parts.rounds(running, asked.rounds, parts.model_turns(245, 740))
+        if asked.only != "streams":
+            figures |= parts.rounds(running, asked.rounds, parts.model_turns(245, 740))
         figures |= parts.rounds(running, 1, parts.model_memory)
     return figures
 

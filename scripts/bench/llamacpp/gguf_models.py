@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 TRAINED = 32_768
 CYCLE = range(1000, 100_000)
 """Ids whose text is ordinary; the cycle of a successor model goes through all of them."""
+_LINE_END = 198
+"""In the cycle too: an answer in a chat follows a line end, and would repeat it without a successor."""
 _QUIET = 1 / 16
 _SHARPNESS = 0.02
 """Of the output rows: the successor has a logit of 18, which is a probability of 0.997."""
@@ -84,7 +86,7 @@ def models(folder: Path, vocabulary: Path | None, seed: int) -> Models:
 
 
 def _cycle(vocab_size: int, seed: int) -> NDArray[np.int64]:
-    order = np.random.default_rng(seed + 1).permutation(np.array(CYCLE))
+    order = np.random.default_rng(seed + 1).permutation(np.array([_LINE_END, *CYCLE]))
     following = np.full(vocab_size, -1, np.int64)
     following[order] = np.roll(order, -1)
     return following

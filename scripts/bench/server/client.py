@@ -23,9 +23,7 @@ class Answer(NamedTuple):
     """One streamed answer. Seconds count from the moment the request was sent."""
 
     first_s: float
-    """To the first text."""
-    last_s: float
-    """To the last text."""
+    """To the first text; to the end of a stream that has none."""
     end_s: float
     """To the end of the stream."""
     tokens: int
@@ -35,7 +33,7 @@ class Answer(NamedTuple):
     @property
     def tokens_per_s(self) -> float:
         """Rate after the first token."""
-        return (self.tokens - 1) / (self.last_s - self.first_s)
+        return (self.tokens - 1) / (self.end_s - self.first_s)
 
 
 def prose(words: int, seed: int) -> str:
@@ -82,20 +80,19 @@ async def _ask(port: int, body: Body) -> Answer:
     asked_s = time.perf_counter()
     writer.write(head.encode() + raw)
     pieces: list[bytes] = []
-    first_s = last_s = 0.0
+    first_s = 0.0
     tail = b""
     while piece := await reader.read(1 << 16):
-        now_s = time.perf_counter()
-        pieces.append(piece)
-        if _TEXT.search(tail + piece):
-            first_s = first_s or now_s
-            last_s = now_s
+        if not first_s and _TEXT.search(tail + piece):
+            first_s = time.perf_counter() - asked_s
         tail = piece[-len(b'"reasoning_content":"') :]
+        pieces.append(piece)
+    end_s = time.perf_counter() - asked_s
     writer.close()
-    return _answer(b"".join(pieces), first_s - asked_s, last_s - asked_s, asked_s)
+    return _answer(b"".join(pieces), first_s or end_s, end_s)
 
 
-def _answer(raw: bytes, first_s: float, last_s: float, asked_s: float) -> Answer:
+def _answer(raw: bytes, first_s: float, end_s: float) -> Answer:
     events = [line[6:] for line in raw.splitlines() if line.startswith(b"data: {")]
     usage = [json.loads(event)["usage"] for event in events if _USAGE.search(event)]
     if not usage:
@@ -106,7 +103,4 @@ def _answer(raw: bytes, first_s: float, last_s: float, asked_s: float) -> Answer
         for choice in json.loads(event)["choices"]
     )
     counts = usage[-1]
-    end_s = time.perf_counter() - asked_s
-    return Answer(
-        first_s, last_s, end_s, counts["completion_tokens"], counts["prompt_tokens"], text
-    )
+    return Answer(first_s, end_s, counts["completion_tokens"], counts["prompt_tokens"], text)
