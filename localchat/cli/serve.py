@@ -27,6 +27,9 @@ _SLOTS = 16
 _PORT = 8114
 """Not 11434: a web page that attacks another local server finds nothing there."""
 
+_EDITOR_S = 8 * 3600
+"""A model that completes code stays loaded over the pauses of a working day."""
+
 
 @click.command("serve")
 @click.argument("model_word", metavar="[MODEL]", required=False)
@@ -69,7 +72,7 @@ _PORT = 8114
     "--keep-alive",
     "keep_alive",
     metavar="SECONDS",
-    help="Unload a model that is idle for this long; 300. 0: at once, -1: never.",
+    help="Unload a model that is idle for this long; 300, longer for an editor's. 0: at once, -1: never.",
 )
 @load_flags
 @click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="Do not log requests.")
@@ -202,6 +205,8 @@ def _serve(
         open_engine=setup.app.open_engine,
         notify=setup.terminal.notify,
         keep_alive_s=setup.settings.keep_alive,
+        # A time that the user set holds for every model.
+        editor_keep_alive_s=_EDITOR_S if setup.origins["keep_alive"] == "default" else 0,
         max_slots=parallel,
         queue=config.limits.waiting,
     )

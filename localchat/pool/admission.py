@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
+from localchat.fit.hardware import read_machine
 from localchat.fit.memory_plan import demand, kept_free
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess, usable_machine
-from localchat.pool.entry import RETRY_AFTER_S, ModelSpec, PoolEntry
+from localchat.pool.entry import RETRY_AFTER_S, FreeMemory, ModelSpec, PoolEntry
 from localchat.units import size
 
 _GOAL_TOKENS = 8192
@@ -97,6 +98,18 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
         gpu_bytes=gpu,
         gpu_free_bytes=gpu_free,
         gpu_limit_bytes=None if limit is None else limit * max(len(machine.gpus), 1),
+    )
+
+
+def free_memory() -> FreeMemory:
+    """Free memory of this machine now."""
+    machine = read_machine()
+    gpus = machine.gpus
+    return FreeMemory(
+        machine.ram_free_bytes,
+        machine.ram_total_bytes,
+        machine.gpu_free_bytes,
+        sum(gpu.total_bytes for gpu in gpus),
     )
 
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -16,6 +16,11 @@ NEVER = -1.0
 """Value of keep_alive_s that never unloads an idle engine."""
 RETRY_AFTER_S = 5
 """Retry-After for clients of a busy engine."""
+
+_SCARCE = 0.1
+"""Share of the memory; with less free, systems begin to swap."""
+_TAKEN_BYTES = 256 << 20
+"""What others must have taken at least: free memory goes up and down by less all the time."""
 
 
 class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,6 +66,15 @@ class PooledEngine(Engine, Protocol):
         ...
 
 
+class FreeMemory(NamedTuple):
+    """Free memory of the machine, for all programs."""
+
+    ram_bytes: int
+    ram_total_bytes: int
+    gpu_bytes: int = 0
+    gpu_total_bytes: int = 0
+
+
 OpenEngine = Callable[[EngineOptions, Callable[[str], None]], PooledEngine]
 
 
@@ -94,6 +108,10 @@ class PoolEntry:
     """Part of `planned_bytes` on the GPU."""
     users: dict[int, str] = field(default_factory=dict)
     """Client names by lease number."""
+    fills_gaps: bool = False
+    """An editor completes code with it: see EnginePool's `editor_keep_alive_s`."""
+    free_at_rest: FreeMemory | None = None
+    """Free memory when its ordinary idle time was over; None before that."""
     info: EngineInfo | None = None
 
     def refresh_info(self) -> None:
@@ -158,6 +176,18 @@ class PoolEntry:
         except psutil.Error:
             return 0  # it ended in between
 
+    def is_in_the_way(self, now: FreeMemory) -> bool:
+        """True if other programs have taken memory of a kind that it holds, and little is left.
+
+        Compared with `free_at_rest`, because a large model leaves little by itself.
+        """
+        before = self.free_at_rest
+        if before is None:
+            return False
+        ram = _is_scarce(before.ram_bytes, now.ram_bytes, now.ram_total_bytes)
+        gpu = _is_scarce(before.gpu_bytes, now.gpu_bytes, now.gpu_total_bytes)
+        return bool((self.ram_bytes and ram) or (self.gpu_bytes and gpu))
+
     def client_names(self) -> str:
         """Names of its clients, for a message."""
         return ", ".join(sorted({user or "somebody" for user in self.users.values()})) or "nobody"
@@ -183,3 +213,7 @@ class PoolEntry:
     def expires_at_s(self, keep_s: float) -> float | None:
         """Monotonic time of its unload for idleness; None: not scheduled."""
         return None if self.users or keep_s < 0 else self.idle_since_s + keep_s
+
+
+def _is_scarce(before_bytes: int, now_bytes: int, total_bytes: int) -> bool:
+    return now_bytes < _SCARCE * total_bytes and before_bytes - now_bytes > _TAKEN_BYTES

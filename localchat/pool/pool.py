@@ -1,7 +1,7 @@
 """The engine pool: loads models by name, shares and unloads them.
 
-Every method may be called from any thread. Two locks: `_changed` guards the tables and is never held during a
-load or an unload; `_loading` admits one model at a time, so that two loads cannot count on the same memory.
+Every method may be called from any thread. Two locks: that of `_changed` guards the tables and is never held
+during a load or an unload; `_loading` admits one model at a time, so that two loads cannot count on the same memory.
 """
 
 import itertools
@@ -14,10 +14,11 @@ from types import TracebackType
 from localchat.engine.interface import Engine
 from localchat.engine.options import EngineOptions
 from localchat.errors import EngineBusy, EngineClosed, ModelMissing, UsageError
-from localchat.pool.admission import AdmissionResult, memory_in_use, never_fits
+from localchat.pool.admission import AdmissionResult, free_memory, memory_in_use, never_fits
 from localchat.pool.entry import (
     NEVER,
     RETRY_AFTER_S,
+    FreeMemory,
     ModelSpec,
     ModelStatus,
     OpenEngine,
@@ -25,6 +26,8 @@ from localchat.pool.entry import (
     PoolEntry,
 )
 
+_LOOK_S = 15.0
+"""Time between two looks at the free memory while an editor's engine rests; a look takes milliseconds."""
 _KNOWN_NAME_S = 2.0
 _MAX_KNOWN_NAMES = 256
 
@@ -42,10 +45,18 @@ class Lease:
     The end of a `with` block releases it.
     """
 
-    def __init__(self, name: str, engine: Engine, on_release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        on_release: Callable[[], None],
+        on_gap: Callable[[], None] = lambda: None,
+    ) -> None:
         self.name = name
         self.engine = engine
         self._on_release: Callable[[], None] | None = on_release
+        self.fill_gap = on_gap
+        """Call it for a request of an editor that completes code: see `editor_keep_alive_s`."""
 
     def release(self) -> None:
         """Idempotent."""
@@ -69,6 +80,8 @@ class EnginePool:
     """Loaded engines by model and options, with reference counts and idle timers.
 
     keep_alive_s: seconds that an unused engine stays loaded; 0: unload at once, NEVER: keep it.
+    editor_keep_alive_s: the same for an engine that filled gaps for an editor, whose users pause for longer and
+        cannot wait for a load. After `keep_alive_s` it is unloaded as soon as other programs need its memory.
     patience_s: seconds that a lease waits for memory in use by others.
     queue: requests that may wait for one engine beyond its `max_slots`.
     notify: receives messages of the engines for the user.
@@ -81,18 +94,27 @@ class EnginePool:
         check_memory: CheckMemory,
         *,
         keep_alive_s: float = 300.0,
+        editor_keep_alive_s: float = 0.0,
         patience_s: float = 30.0,
         queue: int = 128,
         notify: Callable[[str], None] = lambda text: None,
+        free_memory: Callable[[], FreeMemory] = free_memory,
     ) -> None:
         self._resolve = resolve
         self._open_engine = open_engine
         self._check_memory = check_memory
         self._keep_s = keep_alive_s
+        self._editor_keep_s = editor_keep_alive_s
+        self._free_memory_now = free_memory
         self._patience_s = patience_s
         self._queue = queue
         self._notify = notify
-        self._changed = threading.Condition()
+        tables = threading.RLock()
+        self._changed = threading.Condition(tables)
+        self._idle_changed = threading.Condition(tables)
+        """Wakes the sweeper. Apart from `_changed`, because it need not look after each request."""
+        self._sweep_s = math.inf
+        """When the sweeper looks next, in monotonic seconds."""
         self._loading = threading.Lock()
         self._entries: dict[bytes, PoolEntry] = {}
         self._closing = 0
@@ -203,13 +225,20 @@ class EnginePool:
             )
         number = next(self._numbers)
         entry.users[number] = user
-        return Lease(entry.spec.name, entry.engine, lambda: self._release(entry, number))
+        entry.free_at_rest = None
+
+        def fill_gap() -> None:
+            entry.fills_gaps = True
+
+        return Lease(entry.spec.name, entry.engine, lambda: self._release(entry, number), fill_gap)
 
     def _release(self, entry: PoolEntry, number: int) -> None:
         with self._changed:
             entry.users.pop(number, None)
             if not entry.users:
                 entry.idle_since_s = time.monotonic()
+                if entry.idle_since_s + max(self._keep_s, 0) < self._sweep_s:
+                    self._idle_changed.notify_all()
             self._changed.notify_all()
 
     # ------------------------------------------------------------------------ memory
@@ -284,22 +313,58 @@ class EnginePool:
     def _unload_idle(self) -> None:
         """Unload engines whose idle time is over, until the pool is closed. Runs on its own thread."""
         while True:
+            free = self._free_memory_now() if self._has_resting() else None
             with self._changed:
                 if self._closed:
                     return
                 now_s = time.monotonic()
-                ends = {
-                    at_s: entry
-                    for entry in self._entries.values()
-                    if (at_s := entry.expires_at_s(self._keep_s)) is not None
-                }
-                first_s = min(ends, default=None)
-                if first_s is None or first_s > now_s:
-                    self._changed.wait(None if first_s is None else first_s - now_s)
+                due = [
+                    entry for entry in self._entries.values() if self._is_due(entry, now_s, free)
+                ]
+                if not due:
+                    self._sweep_s = self._next_sweep_s(now_s)
+                    never = self._sweep_s == math.inf
+                    self._idle_changed.wait(None if never else self._sweep_s - now_s)
                     continue
-                entry = ends[first_s]
-                self._detach(entry)
-            self._close_engine(entry)
+                for entry in due:
+                    self._detach(entry)
+            for entry in due:
+                self._close_engine(entry)
+
+    def _has_resting(self) -> bool:
+        now_s = time.monotonic()
+        with self._changed:
+            return any(self._is_resting(entry, now_s) for entry in self._entries.values())
+
+    def _is_resting(self, entry: PoolEntry, now_s: float) -> bool:
+        """True for an editor's engine between its ordinary idle time and its longest. Call with the lock
+        held."""
+        ends_s = entry.expires_at_s(self._keep_s)
+        return ends_s is not None and ends_s <= now_s < entry.idle_since_s + self._keep_for(entry)
+
+    def _is_due(self, entry: PoolEntry, now_s: float, free: FreeMemory | None) -> bool:
+        """True if the entry is to be unloaded now. `free`: None if nobody rests. Call with the lock held."""
+        if not self._is_resting(entry, now_s):
+            ends_s = entry.expires_at_s(self._keep_for(entry))
+            return ends_s is not None and ends_s <= now_s
+        if free is None:
+            return False
+        if entry.free_at_rest is None:
+            entry.free_at_rest = free
+        return entry.is_in_the_way(free)
+
+    def _next_sweep_s(self, now_s: float) -> float:
+        """When the next engine may be due, in monotonic seconds. Call with the lock held."""
+        entries = list(self._entries.values())
+        ends = [entry.expires_at_s(self._keep_s) for entry in entries]
+        looks = [end_s if end_s > now_s else now_s + _LOOK_S for end_s in ends if end_s is not None]
+        return min(looks, default=math.inf)
+
+    def _keep_for(self, entry: PoolEntry) -> float:
+        """Seconds that this entry stays loaded without users."""
+        if self._keep_s < 0 or not entry.fills_gaps:
+            return self._keep_s
+        return max(self._keep_s, self._editor_keep_s)
 
     # ------------------------------------------------------------------------ status and unload
 
@@ -321,7 +386,7 @@ class EnginePool:
     def _status(self, entry: PoolEntry) -> ModelStatus:
         stats = entry.stats()
         with self._changed:
-            return entry.status(stats, time.monotonic(), self._keep_s)
+            return entry.status(stats, time.monotonic(), self._keep_for(entry))
 
     def unload(self, name: str) -> int | None:
         """Unload a model at once; its requests end with EngineClosed. Returns how many there were, or None if
@@ -350,5 +415,6 @@ class EnginePool:
             for entry in entries:
                 self._detach(entry)
             self._changed.notify_all()
+            self._idle_changed.notify_all()
         for entry in entries:
             self._close_engine(entry)

@@ -40,6 +40,7 @@ class ServerSpec:
     """Receives messages for the user."""
     keep_alive_s: float
     """See EnginePool."""
+    editor_keep_alive_s: float = 0.0
     max_slots: int = 16
     queue: int = 128
     """Requests that may wait for one engine."""
@@ -90,6 +91,7 @@ def open_server_context(spec: ServerSpec) -> Iterator[ServerContext]:
         spec.open_engine,
         check_memory,
         keep_alive_s=spec.keep_alive_s,
+        editor_keep_alive_s=spec.editor_keep_alive_s,
         queue=spec.queue,
         notify=spec.notify,
     )

@@ -28,7 +28,7 @@ from localchat.engine.events import (
     Usage,
 )
 from localchat.engine.interface import Engine
-from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.request import GenerateRequest, Infill, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
@@ -101,6 +101,11 @@ class GenerationSpec:
     def choices(self) -> int:
         """Number of answers, over all prompts."""
         return sum(fallbacks[0].n for fallbacks in self.prompts)
+
+    @property
+    def fills_gap(self) -> bool:
+        """True for a completion in an editor."""
+        return any(isinstance(fallbacks[0].prompt, Infill) for fallbacks in self.prompts)
 
     @property
     def guided(self) -> bool:

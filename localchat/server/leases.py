@@ -32,6 +32,10 @@ class AsyncLease:
         self.name: str = lease.name
         """Name of the model, which may differ from the name in the request."""
 
+    def fill_gap(self) -> None:
+        """Note that an editor completes code with this model, which then stays loaded for longer."""
+        self._lease.fill_gap()
+
     def release(self) -> None:
         """Idempotent."""
         self._lease.release()

@@ -113,6 +113,8 @@ class GenerationResponse:
                 log.warning(
                     "%s: not held by the grammar: %s", tracked.id, ", ".join(generation.relaxed)
                 )
+            if spec.fills_gap:
+                lease.fill_gap()
             formatter = self.endpoint.formatter(lease, generation)
             if self.endpoint.streams:
                 await self._stream(service, generation, formatter, tracked, send)

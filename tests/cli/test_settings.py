@@ -14,6 +14,7 @@ from localchat.config.settings import KEYS, from_environment, resolve, variable
 from localchat.config.settings_file import SettingsFile, read_settings
 from localchat.engine.attached.protocol import AttachSpec
 from localchat.errors import UsageError
+from localchat.server.bootstrap import ServerSpec
 from localchat_llamacpp import LlamaCppBackend
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call
@@ -175,3 +176,24 @@ def test_a_changed_file_is_read_again_and_one_with_an_error_is_reported_once(
     assert len(told) == 1 and str(file) in told[0] and "context_length" in told[0]
     write_text(file, "")
     assert context() is None
+
+
+def test_a_keep_alive_that_was_set_holds_for_models_of_editors_too(
+    call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs: list[ServerSpec] = []
+
+    def build(spec: ServerSpec) -> None:
+        specs.append(spec)
+        raise UsageError("far enough")
+
+    monkeypatch.setattr("localchat.server.bootstrap.open_server_context", build)
+
+    def keeps(*flags: str) -> tuple[float, float]:
+        assert "far enough" in call(SCENARIOS["hello"], "serve", "--port", "0", *flags).err
+        return specs[-1].keep_alive_s, specs[-1].editor_keep_alive_s
+
+    assert keeps() == (300, 8 * 3600)
+    assert keeps("--keep-alive", "300") == (300, 0)
+    file.write_text("[defaults]\nkeep_alive = 60\n")
+    assert keeps() == (60, 0)

@@ -11,6 +11,7 @@ from localchat.engine.request import Infill, Sampling, TokenIds
 from localchat.engine.request import TextPrompt as Prompt
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, UsageError
+from localchat.server.leases import AsyncLease
 from localchat.server.llamacpp.serving import projected
 from tests.support.http_server import Reply, Stage, Wire, ask, settled
 from tests.support.llamavim import VIM, VIM_CHECK, VIM_FIELDS, VIM_WARM
@@ -380,3 +381,19 @@ def test_a_chat_of_no_tokens_is_a_warm_up(stage: Stage) -> None:
     }
     assert ask(stage, "/v1/chat/completions", body).status == 200
     assert stage.last.max_tokens == 0
+
+
+# ---------------------------------------------------------------------------- between two suggestions
+
+
+def test_a_model_that_fills_gaps_is_kept_and_one_that_does_not_is_not(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(AsyncLease, "fill_gap", lambda lease: kept.append(lease.name))
+    ask(stage, "/completion", {"prompt": "a"})
+    ask(stage, "/v1/completions", {"prompt": "a"})
+    assert kept == []
+    infill(stage)
+    ask(stage, "/v1/completions", {"prompt": "a", "suffix": "b"})
+    assert len(kept) == 2
