@@ -1,7 +1,8 @@
 """The engine pool: loads models by name, shares and unloads them.
 
 Every method may be called from any thread. Two locks: that of `_changed` guards the tables and is never held
-during a load or an unload; `_loading` admits one model at a time, so that two loads cannot count on the same memory.
+during a load or an unload; `_loading` admits one model at a time, so that two loads cannot count on the same
+memory.
 """
 
 import itertools

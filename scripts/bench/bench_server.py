@@ -6,10 +6,10 @@
 
 `wire` serves the scripted backend, so that the engine is not the limit: tokens a second over HTTP, CPU of the
 server process a token and a request, the cost of a name that nobody knows, and latency and memory after 3,000
-requests. `model` serves the successor model of bench_llamacpp.py by localchat and by llama.cpp's own server (PYTHON: of
-an environment with the wheel xllamacpp): 1, 4 and 8 clients, greedy and sampled, with and without a seed, time
-to first token, a second turn, memory. CHECKOUT is a second checkout of localchat, measured in the same rounds. All
-servers run at once and are asked in turn. Prints a table of medians; the last line is JSON.
+requests. `model` serves the successor model of bench_llamacpp.py by localchat and by llama.cpp's own server
+(PYTHON: of an environment with the wheel xllamacpp): 1, 4 and 8 clients, greedy and sampled, with and without
+a seed, time to first token, a second turn, memory. CHECKOUT is a second checkout of localchat, measured in the
+same rounds. All servers run at once and are asked in turn. Prints a table of medians; the last line is JSON.
 """
 
 import argparse
