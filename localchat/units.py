@@ -68,8 +68,8 @@ def percent(part: float, whole: float) -> str:
 
 
 def used_of(used: int, total: int) -> str:
-    """`412/32768 (1%)`; the first number alone where the total is unknown (0)."""
-    return f"{used}/{total} ({percent(used, total)})" if total else f"{used}"
+    """`412/32,768 (1%)`; the first number alone where the total is unknown (0)."""
+    return f"{used:,}/{total:,} ({percent(used, total)})" if total else f"{used:,}"
 
 
 def decimal(value: float | None, digits: int) -> str:

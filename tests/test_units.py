@@ -44,4 +44,4 @@ def test_durations() -> None:
 def test_shares() -> None:
     found = [units.percent(*pair) for pair in ((1, 1000), (412, 32768), (0, 0), (1, 0))]
     assert found == ["<1%", "1%", "0%", "<1%"]
-    assert (units.used_of(412, 32768), units.used_of(7, 0)) == ("412/32768 (1%)", "7")
+    assert (units.used_of(412, 32768), units.used_of(7, 0)) == ("412/32,768 (1%)", "7")

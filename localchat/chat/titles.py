@@ -2,24 +2,30 @@
 
 from typing import Final
 
-from localchat.chat.conversation import Conversation
+from localchat.chat.conversation import Conversation, Node
 
 _LONGEST: Final = 60
 
 
 def title_for(conversation: Conversation) -> str:
-    """The conversation's title, or one from its first question; empty while there is none."""
+    """The conversation's title, or one from its first question: what was typed, else the names of what it
+    includes. Empty while there is no question."""
     if conversation.title:
         return conversation.title
-    first = next(
-        (
-            node.message.content
-            for node in conversation.nodes.values()
-            if node.message.role == "user"
-        ),
-        "",
-    )
-    return title_of(first)
+    first = next((n for n in conversation.nodes.values() if n.message.role == "user"), None)
+    if first is None:
+        return ""
+    labels = ", ".join(one.label for one in first.inclusions)
+    return title_of(_without_inclusions(first)) or title_of(labels)
+
+
+def _without_inclusions(question: Node) -> str:
+    """The text of a question as it was typed, without what it includes."""
+    text, at, parts = question.message.content, 0, []
+    for one in sorted(question.inclusions, key=lambda inclusion: inclusion.start):
+        parts.append(text[at : one.start])
+        at = max(at, one.end)
+    return "".join((*parts, text[at:]))
 
 
 def title_of(question: str) -> str:

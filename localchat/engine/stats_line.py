@@ -1,12 +1,11 @@
 """The line that `--stats` prints after an answer."""
 
 from localchat.engine.events import Done
-from localchat.metrics import NOT_REPORTED
 from localchat.units import decimal, used_of
 
 
 def stats_line(done: Done) -> str:
-    """TTFT, decode rate, KV cache, accepted of drafted tokens; without what a remote server does not report."""
+    """TTFT, decode rate, KV cache, accepted of drafted tokens; without what was not, or is not reported."""
     timings, drafts = done.timings, done.speculation
     parts = [
         f"TTFT {decimal(timings.ttft_s, 2)} s",
@@ -14,6 +13,6 @@ def stats_line(done: Done) -> str:
     ]
     if done.kv_used_tokens or done.kv_total_tokens:
         parts.append(f"KV {used_of(done.kv_used_tokens, done.kv_total_tokens)}")
-    if drafts.off != NOT_REPORTED:
+    if drafts.drafted:
         parts.append(f"drafts {drafts.accepted}/{drafts.drafted}")
     return " · ".join(parts)

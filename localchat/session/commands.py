@@ -29,7 +29,7 @@ COMMANDS: Final = (
     Command("edit", "", "Change the last question and send it as a new branch."),
     Command("undo", "", "Undo the last question and its answer."),
     Command("compact", "", "Summarize the conversation, and send the summary instead."),
-    Command("copy", "[N|code]", "Copy the last answer, the last N messages, or the last code."),
+    Command("copy", "[N|code [N]]", "Copy the last answer, N messages, or code by its number."),
     Command("export", "[FILE]", "Write the conversation to a file: Markdown, or JSON by its name."),
     Command("search", "[TEXT]", "Find text in this conversation."),
     Command("stats", "", "The metrics of the last answer, and the panel."),

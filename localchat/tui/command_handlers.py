@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation
+from localchat.chat.titles import title_for
 from localchat.config.settings import KEYS, check_key
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from localchat.tui.widgets.composer import Composer
 
 THINKING: Final = ("auto", "on", "off")
+_MAX_NAME: Final = 60
 
 Result = TypeVar("Result")
 
@@ -301,16 +304,26 @@ class CommandHandlers:
         transcript = self._screen.transcript
         messages = [each for each in transcript.blocks if isinstance(each, AnswerBlock | UserBlock)]
         answers = [each for each in messages if isinstance(each, AnswerBlock)]
-        if what == "code":
-            code = [one for each in answers for one in transcript.code_blocks(each.id)]
-            self._screen.copy(code[-1] if code else "", "code")
+        if what.partition(" ")[0] == "code":
+            coded = (transcript.code_blocks(each.id) for each in reversed(answers))
+            self._copy_code(next(filter(None, coded), []), what.partition(" ")[2].strip())
         elif not what:
             self._screen.copy(answers[-1].text if answers else "", "last answer")
         elif what.isdigit() and int(what):
             texts = [each.text for each in messages[-int(what) :]]
             self._screen.copy("\n\n".join(texts), f"last {len(texts)} messages")
         else:
-            raise UsageError(f"/copy {what}: it takes a number of messages, or code")
+            raise UsageError(f"/copy {what}: it takes a number of messages, code, or code N")
+
+    def _copy_code(self, blocks: list[str], number: str) -> None:
+        """Copy a code block by the number above it; the last one without a number."""
+        if number and not (number.isdigit() and 1 <= int(number) <= len(blocks)):
+            raise UsageError(
+                f"/copy code {number}: the last answer with code has {len(blocks)} of them",
+                hint="the number stands above each one",
+            )
+        at = int(number) if number else len(blocks)
+        self._screen.copy(blocks[at - 1] if blocks else "", f"code {at} of {len(blocks)}")
 
     def _do_export(self, name: str) -> None:
         from localchat.chat.export import as_json_text, as_markdown
@@ -318,7 +331,7 @@ class CommandHandlers:
         conversation = self._screen.session.conversation
         if not conversation.nodes:
             raise UsageError("there is nothing to export: the conversation is empty")
-        path = Path(name or f"{conversation.id[:12]}.md").expanduser().absolute()
+        path = Path(name or _export_name(conversation)).expanduser().absolute()
         if path.exists():
             raise UsageError(f"{path} exists already", hint="give another name: /export NAME")
         text = as_json_text(conversation) if path.suffix == ".json" else as_markdown(conversation)
@@ -421,6 +434,14 @@ class CommandHandlers:
             screen.composer.replace_text(written)
         else:
             screen.hint(f"{command} ended with {status}; the message is as it was")
+
+
+def _export_name(conversation: Conversation) -> str:
+    """A file name from the title: `why-is-the-sky-blue.md`, with a number if that exists already."""
+    words = re.findall(r"\w+", title_for(conversation).lower())
+    stem = "-".join(words)[:_MAX_NAME].rstrip("-") or conversation.id[:12]
+    names = (f"{stem}.md", *(f"{stem}-{number}.md" for number in range(2, 1000)))
+    return next((name for name in names if not Path(name).exists()), names[-1])
 
 
 async def _run_program(words: Sequence[str]) -> int | OSError:

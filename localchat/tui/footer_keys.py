@@ -1,21 +1,21 @@
 """Keys of the footer: which ones are of use in a state of the chat screen."""
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import Offer
 from localchat.tui.keymap import key_names
 from localchat.tui.widgets.key_footer import FooterKey
 
-Focus: TypeAlias = Literal["composer", "transcript", "panel", "other"]
 _MAX_LABEL = 28
 
 
 class FooterState(NamedTuple):
     """State of the chat screen, as far as it decides which keys are of use."""
 
-    focus: Focus = "composer"
+    focus: str = "editor"
+    """Id of the widget that has the focus; may be empty."""
     is_busy: bool = False
     is_covered: bool = False
     """The panel replaces the conversation."""
@@ -44,6 +44,7 @@ def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey
             FooterKey("↑↓", "message"),
             key("transcript.open", "open", 3),
             key("transcript.copy", "copy"),
+            key("transcript.copy_code", "code", 1),
             key("transcript.edit", "edit", 2),
             key("transcript.regenerate", "answer again", 2),
             key("transcript.leave", "back"),

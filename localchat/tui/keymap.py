@@ -89,6 +89,13 @@ KEYS: Final = (
     KeyBinding("transcript.next", "down,j", "screen.mark(1)", "Next message", "transcript"),
     KeyBinding("transcript.open", "enter,space", "screen.open", "Open or fold", "transcript"),
     KeyBinding("transcript.copy", "y", "screen.copy_marked", "Copy", "transcript"),
+    KeyBinding(
+        "transcript.copy_code",
+        "c",
+        "screen.copy_code",
+        "Copy its code; again: the next",
+        "transcript",
+    ),
     KeyBinding("transcript.edit", "e", "screen.edit_marked", "Edit, as a new branch", "transcript"),
     KeyBinding(
         "transcript.regenerate", "r", "screen.regenerate_marked", "Answer again", "transcript"

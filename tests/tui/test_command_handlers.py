@@ -247,6 +247,10 @@ def test_copying_exporting_and_figures(tmp_path: Path) -> None:
             "q\n\nSee:\n\n```sh\nls\n```",
             "ls",
         ]
+        await command(pilot, "/copy code 1")
+        assert copied.pop().strip() == "ls"
+        await command(pilot, "/copy code 2")
+        assert "has 1 of them" in notices(pilot)[-1]
         await command(pilot, "/copy nothing")
         assert "a number of messages" in notices(pilot)[-1]
         await command(pilot, f"/export {tmp_path / 'talk.md'}")
@@ -288,7 +292,7 @@ def test_search_fit_help_and_quit(tmp_path: Path) -> None:
         app = app_of(pilot)
         await say(pilot, "q")
         await command(pilot, "/search needle")
-        assert str(app.chat.query_one("#found").render()) == "2 found  ↑ ↓"
+        assert str(app.chat.query_one("#found").render()) == "1 of 2  ↑ ↓"
         await pilot.press("escape")
         assert not app.chat.query_one(FindBar).display
         await command(pilot, "/fit other")

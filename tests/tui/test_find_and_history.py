@@ -40,6 +40,25 @@ def test_every_mark_is_reached_in_both_directions(tmp_path: Path) -> None:
     play(Stage(tmp_path), what, 60, 16)
 
 
+def test_the_find_bar_says_which_match_is_shown(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "hi")
+        text = "\n\n".join(f"needle {n}" for n in range(5))
+        app.chat.transcript.show((AnswerBlock("a", text),))
+        await pilot.press("ctrl+f", *"needle")
+        found = app.chat.query_one("#found")
+        assert "1 of 5" in str(found.render())
+        await pilot.press("enter", "enter")
+        assert "3 of 5" in str(found.render())
+        await pilot.press("up")
+        assert "2 of 5" in str(found.render())
+        await pilot.press("x")
+        assert "nothing found" in str(found.render())
+
+    play(Stage(tmp_path), what)
+
+
 def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
     tmp_path: Path,
 ) -> None:

@@ -14,11 +14,24 @@ from localchat.session.engine_status import EngineStatus
 from localchat.tui.progress import PROGRESS_ID, progress_block, time_left
 from localchat.tui.screens.confirm import ConfirmScreen
 from localchat.tui.screens.models import ModelScreen
+from localchat.tui.widgets.charts import sparkline
 from localchat.tui.widgets.metrics_panel import panel_rows
 from localchat.tui.widgets.status_bar import status_parts
 from localchat.tui.widgets.welcome import Welcome
 from tests.support.tui_scenes import FIRST
-from tests.support.tui_stage import HOLD, Stage, app_of, footer, play, say, sent, told, until
+from tests.support.tui_stage import (
+    DONE,
+    HOLD,
+    STATS,
+    Stage,
+    app_of,
+    footer,
+    play,
+    say,
+    sent,
+    told,
+    until,
+)
 
 LONG = "\n\n".join(f"Line {n} of an answer." for n in range(200))
 
@@ -34,7 +47,7 @@ def visible(app: Any) -> str:
     [
         ("/export notes.md", "Written to"),
         ("/fit tiny", "weights"),
-        ("/fit nothing", "there is no model"),
+        ("/fit nothing", "no model 'nothing'"),
         ("/bogus", "there is no command /bogus"),
         ("/copy many", "it takes a number of messages"),
         ("/system", "There are no instructions"),
@@ -226,6 +239,20 @@ def test_what_a_request_waits_for_is_in_the_transcript_until_its_first_words(
         await until(pilot, lambda: "Here it is." in visible(app), 20.0)
 
     play(Stage(tmp_path, script=lambda request: next(answers)), what)
+
+
+def test_foot_and_panel_agree_on_the_kv_cache() -> None:
+    status = EngineStatus()
+    status.done, status.stats = DONE, STATS
+    status.state = "ready"
+    foot = next(part.text for part in status_parts(status) if part.text.startswith("KV"))
+    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40)]
+    (heading,) = (row for row in rows if row.startswith("KV cache"))
+    assert heading.split()[-2:] == foot.split()[-2:] == ["6,412/32,768", "(20%)"]
+
+
+def test_a_steady_rate_does_not_look_like_a_full_bar() -> None:
+    assert set(sparkline([50.0] * 12, 12)) == {"▆"}
 
 
 # ---------------------------------------------------------------------------- errors and offers

@@ -35,7 +35,7 @@ from localchat.session.session import ChatSession
 from localchat.session.view import SessionView, node_of
 from localchat.tui import clipboard
 from localchat.tui.attachments import ComposerText, contract, expand
-from localchat.tui.footer_keys import Focus, FooterState, footer_keys
+from localchat.tui.footer_keys import FooterState, footer_keys
 from localchat.tui.keymap import bindings, key_names, offer_key
 from localchat.tui.message_queue import MessageQueue
 from localchat.tui.progress import PROGRESS_ID, progress_block
@@ -82,6 +82,7 @@ class ChatScreen(Screen[None]):
         """The composer's text from before a sent message was put into it."""
         self._fetching_stats = False
         self._labels: dict[str, str] = {}
+        self._code_at: dict[str, int] = {}
         self._queue = MessageQueue()
 
     def compose(self) -> ComposeResult:
@@ -151,25 +152,15 @@ class ChatScreen(Screen[None]):
 
     def _show_keys(self) -> None:
         """Show the keys that are of use: in the footer, or one of them in the status bar of a low window."""
-        state = FooterState(
-            focus=self._focus_name(),
-            is_busy=self.session.busy,
-            is_covered=self.is_covered,
-            has_queue=bool(self._queue),
-            can_continue=self.session.can_continue,
-            offers=self.transcript.open_offers,
-        )
+        session, focus = self.session, getattr(self.focused, "id", None) or ""
+        queue, offers = bool(self._queue), self.transcript.open_offers
+        covered, continues = self.is_covered, session.can_continue
+        state = FooterState(focus, session.busy, covered, queue, continues, offers)
         keys = footer_keys(state, self.session.context.keys)
         self.query_one(KeyFooter).show(keys)
         first = keys[:1] if state.is_urgent or state.is_covered else keys[-1:]
         self.status.urgent = state.is_urgent and self.has_class("-low")
         self.status.hint = " ".join(first[0][:2]) if self.has_class("-low") else ""
-
-    def _focus_name(self) -> Focus:
-        focused = self.focused
-        if focused is self.transcript:
-            return "transcript"
-        return "panel" if focused is self.panel else "composer"
 
     def _show_progress(self) -> None:
         """Show what the request waits for at the end of the transcript, until its first words."""
@@ -553,6 +544,14 @@ class ChatScreen(Screen[None]):
         block = self.transcript.block(focused) if focused is not None else None
         if block is not None:
             self.copy(_text_of(block), "message")
+
+    def action_copy_code(self) -> None:
+        """Copy the next code block of the focused message."""
+        focused = self.transcript.focused_id or ""
+        blocks = self.transcript.code_blocks(focused)
+        at = self._code_at.get(focused, 0) % max(1, len(blocks))
+        self._code_at = {focused: at + 1}
+        self.copy(blocks[at] if blocks else "", f"code {at + 1} of {len(blocks)}")
 
     def action_edit_marked(self) -> None:
         question = self._focused_question()

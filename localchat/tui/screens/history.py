@@ -26,7 +26,7 @@ class HistoryScreen(ListDialog[str]):
 
     TITLE_TEXT = "Conversations"
     FILTER_TEXT = "Search titles and messages"
-    KEYS_TEXT = "Enter continue · ^S rename · Del delete · ^Z undo · Esc back"
+    KEYS_TEXT = "Enter open · ^S rename · Del delete · ^Z undo · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("history")]
 
     def __init__(self, history: "History") -> None:

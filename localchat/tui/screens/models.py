@@ -52,6 +52,8 @@ class FitVerdict(NamedTuple):
     """None if it is not known."""
 
 
+_NARROW = 60
+_MAX_CELLS = 110
 _HEADINGS = {
     "here": "here",
     "adopted": "from other programs",
@@ -94,23 +96,28 @@ class ModelScreen(ListDialog[ModelChoice]):
     def _line(self, entry: ModelEntry) -> Content:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
         style = {True: "$success", False: "$error", None: "$foreground 60%"}[verdict.fits]
-        width = max(12, self.app.size.width // 2 - 14)
+        width = max(12, min(self.app.size.width, _MAX_CELLS) // 2 - 14)
         name = sanitize_line(entry.name)
         name = name if len(name) <= width else f"{name[: width - 1]}…"
         taken = size(verdict.size_bytes) if verdict.size_bytes else ""
+        words = verdict.words
+        if self.app.size.width < _NARROW:  # the whole verdict stands below the list
+            words = words.partition(":")[0].partition(",")[0].replace("does not fit", "no room")
         mark = {"here": "●", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
         return Content.assemble(
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
             f"{name:<{width}}",
             (f" {taken:>8}  ", "$foreground 60%"),
-            (verdict.words, style),
+            (words, style),
         )
 
     def about(self, id_: str) -> str:
         entry = self._models.get(id_)
         if entry is None:
             return ""
-        return f"{_HEADINGS[entry.kind]} · {sanitize_line(entry.about)}"
+        verdict = self._verdicts.get(id_)
+        words = f"\n{verdict.words}" if verdict is not None and verdict.words else ""
+        return f"{_HEADINGS[entry.kind]} · {sanitize_line(entry.about)}{words}"
 
     def entry_chosen(self, id_: str) -> None:
         entry = self._models[id_]

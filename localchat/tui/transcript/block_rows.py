@@ -20,7 +20,7 @@ from localchat.session.blocks import (
     UserBlock,
 )
 from localchat.tui.transcript.markdown import Look, Piece, Row, layout
-from localchat.tui.transcript.markdown.code import highlight
+from localchat.tui.transcript.markdown.code import Highlighting, highlight
 from localchat.tui.transcript.markdown.layout import code_rows, plain_rows
 from localchat.tui.transcript.markdown.parser import split_long
 from localchat.tui.transcript.markdown.rows import EMPTY, MUTED, PLAIN
@@ -57,14 +57,20 @@ def text_width(width: int) -> int:
 
 
 def block_rows(
-    block: Block, width: int, *, is_open: bool, rows: list[Row] | None = None
+    block: Block,
+    width: int,
+    *,
+    is_open: bool,
+    rows: list[Row] | None = None,
+    unfinished: list[Highlighting] | None = None,
 ) -> BlockRows:
-    """Rows of a block. `rows`: the laid-out and indented Markdown of an answer, if it exists already."""
+    """Rows of a block. `rows`: the laid-out and indented Markdown of an answer, if it exists already.
+    `unfinished` gets the highlighting of its code that is not complete yet."""
     match block:
         case UserBlock():
             return _user(block, width, is_open)
         case AnswerBlock():
-            return _answer(block, width, rows)
+            return _answer(block, width, rows, unfinished)
         case ReasoningBlock():
             return _reasoning(block, width, is_open)
         case ToolCallBlock():
@@ -149,9 +155,14 @@ def _parts(block: UserBlock) -> Iterator[tuple[str, Fold | None]]:
         yield block.text[at:], None
 
 
-def _answer(block: AnswerBlock, width: int, body: list[Row] | None) -> BlockRows:
+def _answer(
+    block: AnswerBlock,
+    width: int,
+    body: list[Row] | None,
+    unfinished: list[Highlighting] | None,
+) -> BlockRows:
     if body is None:
-        body = [indent_row(row) for row in layout(clean(block.text), text_width(width))]
+        body = [indent_row(row) for row in layout(clean(block.text), text_width(width), unfinished)]
     rows = [EMPTY, *body]
     quiet = " · ".join(filter(None, (_branch(block.branch), sanitize_line(block.footer))))
     if quiet:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from rich.cells import cell_len
+
 from localchat.session.blocks import AnswerBlock, Block, ReasoningBlock, ToolCallBlock
 from localchat.tui.transcript.block_rows import (
     BlockRows,
@@ -16,6 +18,7 @@ from localchat.tui.transcript.block_rows import (
     text_width,
 )
 from localchat.tui.transcript.markdown import EMPTY, IncrementalMarkdown, Row
+from localchat.tui.transcript.markdown.code import Highlighting
 
 
 class BlockHeights:
@@ -105,6 +108,9 @@ class LaidOutBlock:
     frozen: tuple[IncrementalMarkdown | None, list[Row]] = (None, [])
     """Indented rows of a streaming text that do not change any more, and that text."""
 
+    unfinished: list[Highlighting] = field(default_factory=list)
+    """Highlighting of its code that is not complete yet."""
+
     def lay_out(self, width: int) -> BlockRows:
         """The rows at a width, kept until block or width change."""
         if self.block_rows is None or self.width != width:
@@ -114,12 +120,15 @@ class LaidOutBlock:
 
     def _rows_at(self, width: int) -> BlockRows:
         rows = None
+        self.unfinished = []
         if isinstance(self.block, AnswerBlock) and self.markdown is not None:
             if self.markdown.width != text_width(width):
                 self.markdown.resize(text_width(width))
                 self.frozen = (None, [])
             rows = self._streaming_rows(self.markdown)
-        return block_rows(self.block, width, is_open=self.is_open, rows=rows)
+        return block_rows(
+            self.block, width, is_open=self.is_open, rows=rows, unfinished=self.unfinished
+        )
 
     def _streaming_rows(self, markdown: IncrementalMarkdown) -> list[Row]:
         """Indented rows of a streaming text. Frozen ones are indented once: a long answer has hundreds."""
@@ -320,6 +329,20 @@ class BlockLayout:
             if self.items[index].width != self.width:
                 yield index
 
+    def unhighlighted(self, first: int, count: int) -> LaidOutBlock | None:
+        """A block in `count` rows from `first` on whose code has no final colours yet."""
+        start, end = self._heights.index_at(first), self._heights.index_at(first + count - 1)
+        return next((each for each in self.items[max(0, start) : end + 1] if each.unfinished), None)
+
+    def highlight(self, item: LaidOutBlock, budget_s: float) -> bool:
+        """Highlight code of a block for about this long. True once it has its final colours."""
+        item.unfinished[0].advance(budget_s)
+        if item.unfinished[0].is_complete:
+            del item.unfinished[0]
+        if not item.unfinished:
+            self._discard_rows(item)
+        return not item.unfinished
+
     def text(self, index: int) -> list[tuple[str, str | None]]:
         """Text of each row of a block for copying: without decoration, and with its joint to the next row."""
         return [(row.text[row.lead_length :], row.joint) for row in self.rows(index).rows]
@@ -349,3 +372,21 @@ def code_blocks(block: Block) -> list[str]:
         return []
     tokens = parser.blocks(clean(block.text))
     return [token.content for token in tokens if token.type in ("fence", "code_block")]
+
+
+def common_prefix(old: list[Row], new: list[Row]) -> int:
+    """How many rows at the beginning are equal."""
+    for index, (before, after) in enumerate(zip(old, new, strict=False)):
+        if before is not after and before != after:
+            return index
+    return min(len(old), len(new))
+
+
+def link_at(row: Row, x: int) -> str:
+    """The link in cell `x` of a row; empty if there is none."""
+    at = 0
+    for piece in row.pieces:
+        at += cell_len(piece.text)
+        if x < at:
+            return piece.look.link
+    return ""

@@ -34,6 +34,20 @@ class TranscriptSearch:
             for row in self._blocks.rows(index).rows
         )
 
+    @property
+    def number(self) -> int:
+        """Number of the first match in the row shown last, counted from 1; 0 if none was shown."""
+        if self.current is None:
+            return 0
+        block, row = self.current
+        before = (
+            one.text
+            for index in range(block + 1)
+            for at, one in enumerate(self._blocks.rows(index).rows)
+            if index < block or at < row
+        )
+        return sum(text.casefold().count(self._needle) for text in before) + 1
+
     def next(self, delta: int, top: RowPosition) -> RowPosition | None:
         """The next row with a match (negative `delta`: the previous one) after the current one, else after
         `top`. Wraps around; None where there is no match."""

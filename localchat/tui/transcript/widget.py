@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from rich.cells import cell_len
 from rich.style import Style
 from textual import events
 from textual.binding import BindingType
@@ -30,7 +29,14 @@ from localchat.tui.keymap import bindings
 from localchat.tui.textual_internals.driver import output_is_pending
 from localchat.tui.textual_internals.flat_widget import flat_vertical_scrollbar, rows_in
 from localchat.tui.transcript.block_rows import GUTTER, text_width
-from localchat.tui.transcript.layout import BlockLayout, LaidOutBlock, RowPosition, code_blocks
+from localchat.tui.transcript.layout import (
+    BlockLayout,
+    LaidOutBlock,
+    RowPosition,
+    code_blocks,
+    common_prefix,
+    link_at,
+)
 from localchat.tui.transcript.markdown import EMPTY, Look, Piece, Row
 from localchat.tui.transcript.redraw_rate import RedrawRate
 from localchat.tui.transcript.search import TranscriptSearch
@@ -223,22 +229,22 @@ class Transcript(ScrollView, can_focus=True):
         with self._keeping_position():
             return self._text_search.count()
 
-    def show_match(self, delta: int) -> bool:
+    def show_match(self, delta: int) -> int:
         """Scroll to the next match (negative: the previous one, 0: the nearest), from the last one shown or
-        from the top of the screen. Wraps around; False where there is no match."""
+        from the top of the screen. Wraps around. Returns the number of the match; 0 where there is none."""
         if not self._text_search.active or not self._block_layout.items:
-            return False
+            return 0
         with self._keeping_position():
             top = self._block_layout.position(round(self.scroll_y)) or RowPosition(0, 0)
             position = self._text_search.next(delta, top) if delta else self._nearest_match(top)
         if position is None:
-            return False
+            return 0
         self._text_search.current = position
         if not self._is_on_screen(position):
             self.following = False
             self._reflow(position)
         self.refresh()
-        return True
+        return self._text_search.number
 
     def _nearest_match(self, top: RowPosition) -> RowPosition | None:
         """The first match on the screen, else the last one above it."""
@@ -313,7 +319,7 @@ class Transcript(ScrollView, can_focus=True):
             old = item.drawn_rows
             new = self._block_layout.rows(index).rows
             item.drawn_rows = new
-            row = self._block_layout.top(index) + _common_prefix(old, new)
+            row = self._block_layout.top(index) + common_prefix(old, new)
             first = row if first is None else min(first, row)
         self._changed_ids.clear()
         return first
@@ -353,6 +359,8 @@ class Transcript(ScrollView, can_focus=True):
             self._end_slack = 0
         self._set_total_rows(max(self._block_layout.total + 1 + self._end_slack, height))
         self._move(top)
+        if self._unhighlighted() is not None:
+            self._schedule_measuring()
 
     @contextmanager
     def _keeping_position(self) -> Iterator[None]:
@@ -456,15 +464,24 @@ class Transcript(ScrollView, can_focus=True):
         self._scrollbar_timer, self._scrollbar_s = None, float("-inf")
         self._update_scrollbar()
 
-    # ------------------------------------------------------------------ heights of blocks not seen yet
+    # ------------------------------------------------------------------ work between redraws
 
     def _schedule_measuring(self) -> None:
         if self._measure_timer is None and self.is_attached:
             self._measure_timer = self.set_timer(_MEASURE_EVERY_S, self._measure_unseen)
 
+    def _unhighlighted(self) -> LaidOutBlock | None:
+        """A block on the screen whose code has no final colours yet."""
+        return self._block_layout.unhighlighted(round(self.scroll_y), self.size.height)
+
     def _measure_unseen(self) -> None:
-        """Lay out blocks with an estimated height, for a few milliseconds."""
+        """Highlight code on the screen, else lay out blocks with an estimated height, for some milliseconds."""
         self._measure_timer = None
+        if self._redraw_timer is None and (item := self._unhighlighted()) is not None:
+            if self._block_layout.highlight(item, _MEASURE_SLICE_S):
+                self._mark_changed(item.block.id)
+            self._schedule_measuring()
+            return
         if not self._block_layout.items or not self._block_layout.width:
             return
         if self._redraw_timer is not None:  # text that grows goes first
@@ -559,7 +576,7 @@ class Transcript(ScrollView, can_focus=True):
         if position is None:
             return
         item = self._block_layout.items[position.block]
-        if (url := _link_at(self._block_layout.row(position), event.x)) and event.button == 1:
+        if (url := link_at(self._block_layout.row(position), event.x)) and event.button == 1:
             self.post_message(self.LinkClicked(url))
         elif (hit := self._block_layout.rows(position.block).hits.get(position.row)) is not None:
             self._activate(item, hit.action)
@@ -575,20 +592,3 @@ class Transcript(ScrollView, can_focus=True):
     def _position_at(self, y: int) -> RowPosition | None:
         """The row of a block at row `y` of the widget."""
         return self._block_layout.position(y + round(self.scroll_y))
-
-
-def _link_at(row: Row, x: int) -> str:
-    at = 0
-    for piece in row.pieces:
-        at += cell_len(piece.text)
-        if x < at:
-            return piece.look.link
-    return ""
-
-
-def _common_prefix(old: list[Row], new: list[Row]) -> int:
-    """How many rows at the beginning are equal."""
-    for index, (before, after) in enumerate(zip(old, new, strict=False)):
-        if before is not after and before != after:
-            return index
-    return min(len(old), len(new))

@@ -8,9 +8,10 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values as heights above zero: a steady rate is flat."""
+    """The last `width` values as heights above zero: a steady rate is flat, at two thirds of the height. Full
+    blocks side by side would look like a bar of progress."""
     shown = list(values)[-width:]
-    top = max(shown, default=0.0)
+    top = max(shown, default=0.0) * 1.4
     if top <= 0:
         return ""
     last = len(_LEVELS) - 1

@@ -27,8 +27,9 @@ class FindBar(Horizontal):
         super().__init__(id=id)
         self.search: Callable[[str], int] = lambda text: 0
         """Highlights the matches of a text and returns their number."""
-        self.step: Callable[[int], object] = lambda delta: None
-        """Shows the next match, the previous one (-1), or the nearest (0)."""
+        self.step: Callable[[int], int] = lambda delta: 0
+        """Shows the next match, the previous one (-1), or the nearest (0); returns its number."""
+        self._count = 0
 
     def compose(self) -> ComposeResult:
         yield Static(Content("find "), id="finder-label")
@@ -53,7 +54,7 @@ class FindBar(Horizontal):
         self.close()
 
     def action_step(self, delta: int) -> None:
-        self.step(delta)
+        self._show(self.step(delta))
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
@@ -61,8 +62,13 @@ class FindBar(Horizontal):
             self._find(event.value)
 
     def _find(self, text: str) -> None:
-        count = self.search(text)
-        if count:
-            self.step(0)
-        words = "" if not text else "nothing" if not count else f"{count:,} found  ↑ ↓"
+        self._count = self.search(text)
+        if text:
+            self._show(self.step(0) if self._count else 0)
+        else:
+            self.query_one("#found", Static).update(Content("type what to find"))
+
+    def _show(self, number: int) -> None:
+        """Show the number of the current match and of all."""
+        words = f"{number:,} of {self._count:,}  ↑ ↓" if self._count else "nothing found"
         self.query_one("#found", Static).update(Content(words))

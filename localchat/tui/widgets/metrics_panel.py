@@ -137,11 +137,11 @@ def _kv(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     used, total = status.kv
     if not total:
         return
+    yield _heading("KV cache", units.used_of(used, total), width)  # as in the status bar
     now = status.metrics or (status.stats.now if status.stats else None)
     if status.stats is not None and not status.busy:
         now = status.stats.now
         used = now.kv_used_tokens  # the last request has freed its tokens
-    yield _heading("KV cache", f"{units.used_of(used, total)}", width)
     shared = now.kv_shared_tokens if now else 0
     cached = now.kv_cached_tokens if now else 0
     swapped = now.kv_parked_tokens if now else 0
@@ -415,7 +415,7 @@ class MetricsPanel(Widget, can_focus=True):
             more = "── ↓ more " if self._top + self._visible_rows < len(self._rows) else ""
             return (_piece(more.ljust(width, "─"), "rule"),)
         if not self.metric:
-            hint = "Point at one, or Tab and ↑ ↓: what it is."
+            hint = "Point at one, or press Tab until ▎ shows."
             return (_piece(hint[:width], "quiet"),) if line == 1 else ()
         sentences = wrap(METRICS[self.metric].about, width)
         rows = self._about_rows - 1

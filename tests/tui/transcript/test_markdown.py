@@ -3,6 +3,7 @@
 import random
 import re
 import unicodedata
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from localchat.sanitize import sanitize
-from localchat.tui.transcript.markdown import IncrementalMarkdown, Row, code, layout
+from localchat.tui.transcript.markdown import IncrementalMarkdown, Piece, Row, code, layout
 from localchat.tui.transcript.markdown.wrap import line_breaks
 
 DOCUMENT = """# Title
@@ -225,9 +226,62 @@ def test_code_keeps_its_lines_and_is_coloured_whole_once_closed() -> None:
     before = growing.rows()
     growing.append('"""\n```\n')
     after = growing.rows()
-    assert [row.text for row in after] == [" python", ' x = """a', ' b"""']
+    assert [row.text for row in after] == ["  python · 1", '  x = """a', '  b"""']
     assert all(row.ground == "code" for row in (*before, *after))
     assert {piece.look.tint for piece in after[2].pieces[1:]} == {"code.string"}
+
+
+def tints(line: Sequence[Piece]) -> set[str]:
+    return {piece.look.tint for piece in line}
+
+
+def test_code_of_any_length_has_its_colours_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "_FIRST_SLICE_S", -1.0)
+    text = "\n".join(f"value_{n} = 'text {n}'  # comment" for n in range(1500))
+    unfinished: list[code.Highlighting] = []
+    first = layout(f"```python\n{text}\n```", 100, unfinished)
+    (highlighting,) = unfinished
+    assert tints(first[-1].pieces[1:]) == {"code.text"}, "what no slice has reached is plain"
+    assert shown(first).count("comment") == 1500
+    while not highlighting.is_complete:
+        highlighting.advance(0.005)
+    unfinished.clear()
+    last = layout(f"```python\n{text}\n```", 100, unfinished)
+    assert not unfinished
+    assert shown(last) == shown(first)
+    assert {"code.string", "code.comment"} <= tints(last[-1].pieces)
+
+
+def test_the_last_line_of_code_is_coloured_without_its_line_end() -> None:
+    assert tints(code.highlight("ls # a", "sh")[0]) >= {"code.comment"}
+    assert tints(code.highlight_line("ls # a", "sh")) >= {"code.comment"}
+    assert len(code.highlight("a\n", "sh")) == 2
+
+
+def test_a_wrapped_line_of_code_is_marked() -> None:
+    rows = layout(f"```\n{'word ' * 30}\nnext\n```", 40)
+    marked = [row.text.startswith("↪ ") for row in rows]
+    assert marked == [False, False, *[True] * (len(rows) - 3), False]
+    assert all(row.text[: row.lead_length] in ("↪ ", "  ") for row in rows[1:]), "never copied"
+
+
+def test_code_blocks_are_numbered_also_while_they_stream() -> None:
+    text = "```sh\nls\n```\n\n- and\n  ```\n  cd\n  ```\n\nlast:\n\n```py\nx"
+    growing = IncrementalMarkdown(60)
+    for letter in text:
+        growing.append(letter)
+        growing.rows()
+    for rows in (growing.rows(), growing.finish()):
+        labels = [row.text.strip(" •") for row in rows if " · " in row.text]
+        assert labels == ["sh · 1", "code · 2", "py · 3"]
+
+
+def test_a_list_of_5000_items_is_formatted() -> None:
+    rows = layout("\n".join(f"- **item {n}** and some words" for n in range(5000)), 80)
+    assert [rows[0].text, rows[-1].text] == [
+        "• item 0 and some words",
+        "• item 4999 and some words",
+    ]
 
 
 def test_a_name_of_no_language_asks_no_other_package(monkeypatch: pytest.MonkeyPatch) -> None:

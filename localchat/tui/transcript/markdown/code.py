@@ -1,4 +1,4 @@
-"""Syntax highlighting by pygments: a whole block once its fence is closed, line by line while it is open."""
+"""Syntax highlighting by pygments: line by line while a fence is open, then the whole block in slices."""
 
 import re
 import time
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 MAX_HIGHLIGHTED: Final = 64 * 1024
 """Characters of a fence; a longer one is not highlighted: a megabyte took 15 s."""
-_MAX_HIGHLIGHT_S: Final = 0.15
+_FIRST_SLICE_S: Final = 0.05
+"""A block of 10 KB is complete after it; a longer one goes on in slices between redraws."""
+_MAX_HIGHLIGHT_S: Final = 5.0
+"""The rest of a block stays in one colour after this time in all: some lexers are quadratic on text that is not
+code (Perl: 30 s for 60 KB)."""
 
 _TINTS: Final = (
     ("Comment", "comment"),
@@ -40,45 +44,82 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_+#.-]+")
 Line = tuple[Piece, ...]
 
 
-def label(info: str) -> str:
-    """The info string of a fence as shown above its code; mostly a language."""
-    return printable(info.strip())
+def label(info: str, number: int) -> str:
+    """The line above a code block: the info string of its fence, mostly a language, and its number."""
+    return f"{printable(info.strip()) or 'code'} · {number}"
 
 
 def language(info: str) -> str:
     """The language of a fence: the first word of its info string."""
-    words = label(info).split(None, 1)
+    words = printable(info.strip()).split(None, 1)
     return words[0].strip("{}.") if words else ""
 
 
-@lru_cache(64)
-def highlight(code: str, name: str) -> tuple[Line, ...]:
-    """Highlighted lines of a whole block. Code over the limit or of an unknown language has one colour.
+class Highlighting:
+    """Highlights one block in slices. What no slice has reached yet has one colour."""
 
-    So has the rest after 0.15 s: some lexers are quadratic on text that is not code (Perl: 30 s for 60 KB).
-    """
-    lexer = _lexer(name) if len(code) <= MAX_HIGHLIGHTED else None
-    if lexer is None:
-        return tuple(_plain(line) for line in code.split("\n"))
-    lines: list[list[Piece]] = [[]]
-    done = 0
-    until = time.monotonic() + _MAX_HIGHLIGHT_S
-    for kind, text in lexer.get_tokens(code):
-        _extend(lines, text, _look(kind))
-        done += len(text)
-        if time.monotonic() > until:
-            _extend(lines, code[done:], _look(()))
-            break
-    count = code.count("\n") + 1
-    lines = lines[:count] + [[] for _ in range(count - len(lines))]
-    return tuple(tuple(line) for line in lines)
+    def __init__(self, code: str, name: str) -> None:
+        self._code = code
+        lexer = _lexer(name) if len(code) <= MAX_HIGHLIGHTED else None
+        self._tokens = lexer.get_tokens(code) if lexer is not None else None
+        self._highlighted: list[list[Piece]] = [[]]
+        self._done = 0
+        self._spent_s = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether further slices change nothing."""
+        return self._tokens is None
+
+    def advance(self, budget_s: float) -> None:
+        """Highlight for about this long."""
+        begun_s = now_s = time.monotonic()
+        while self._tokens is not None:
+            token = next(self._tokens, None)
+            now_s = time.monotonic()
+            if token is None or self._spent_s + now_s - begun_s > _MAX_HIGHLIGHT_S:
+                self._tokens = None
+            if token is None:
+                break
+            kind, text = token
+            _extend(self._highlighted, text, _look(kind))
+            self._done += len(text)
+            if now_s - begun_s > budget_s:
+                break
+        self._spent_s += now_s - begun_s
+
+    def lines(self) -> tuple[Line, ...]:
+        """All lines of the block."""
+        lines = [list(line) for line in self._highlighted]
+        if self._done < len(self._code):
+            _extend(lines, self._code[self._done :], _look(()))
+        count = self._code.count("\n") + 1
+        lines = lines[:count] + [[] for _ in range(count - len(lines))]
+        return tuple(tuple(line) for line in lines)
+
+
+@lru_cache(64)
+def highlighting(code: str, name: str) -> Highlighting:
+    """The highlighting of a block, after its first slice. The same block has one, wherever it is shown."""
+    started = Highlighting(code, name)
+    started.advance(_FIRST_SLICE_S)
+    return started
+
+
+def highlight(code: str, name: str) -> tuple[Line, ...]:
+    """Highlighted lines of a short text."""
+    return highlighting(code, name).lines()
 
 
 @lru_cache(512)
 def highlight_line(line: str, name: str) -> Line:
     """One line of an open fence. Tokens of several lines (a docstring) get their colour when the fence
     closes."""
-    return highlight.__wrapped__(line, name)[0] if len(line) < 2000 else _plain(line)
+    if len(line) >= 2000:
+        return _plain(line)
+    whole = Highlighting(line, name)
+    whole.advance(_FIRST_SLICE_S)
+    return whole.lines()[0]
 
 
 def _plain(line: str) -> Line:
@@ -114,7 +155,7 @@ def _lexer(name: str) -> "Lexer | None":
         return None
     from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
 
-    return get_lexer_by_name(name.lower(), stripnl=False, ensurenl=False)
+    return get_lexer_by_name(name.lower(), stripnl=False)
 
 
 @cache

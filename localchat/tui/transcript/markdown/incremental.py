@@ -29,6 +29,7 @@ class IncrementalMarkdown:
         self._source: list[str] = []
         self._tail = ""
         self._first = True
+        self._code_blocks = 0  # in frozen rows
         self._fence: _OpenFence | None = None
         self._changed = True
         self._rows: list[Row] = []
@@ -65,7 +66,7 @@ class IncrementalMarkdown:
     def resize(self, width: int) -> None:
         """Lay out everything for another width."""
         self.width, self._tail, self._frozen, self._fence = width, self.source, [], None
-        self._first = True
+        self._first, self._code_blocks = True, 0
         self._changed = True
 
     def finish(self) -> list[Row]:
@@ -92,7 +93,7 @@ class IncrementalMarkdown:
             tokens = parser.blocks(self._tail)
         match = _FENCE.match(self._tail)
         if match and "`" not in match.group(2):
-            self._fence = _OpenFence(match)
+            self._fence = _OpenFence(match, self._code_blocks + 1)
             if self._fence.grow(self._tail):
                 return self._fence.rows(self.width, first=self._first)
             self._fence = None
@@ -102,10 +103,15 @@ class IncrementalMarkdown:
             self._freeze(parser.blocks(whole))
             self._tail, self._first = rest, True  # in the middle of a block: no blank row
             tokens = parser.blocks(rest)
-        return MarkdownLayout(self.width, self._tail).rows(tokens, first=self._first)
+        return self._tail_layout().rows(tokens, first=self._first)
+
+    def _tail_layout(self) -> MarkdownLayout:
+        return MarkdownLayout(self.width, self._tail, code_blocks=self._code_blocks)
 
     def _freeze(self, tokens: "list[Token]") -> None:
-        rows = MarkdownLayout(self.width, self._tail).rows(tokens, first=self._first)
+        tail = self._tail_layout()
+        rows = tail.rows(tokens, first=self._first)
+        self._code_blocks = tail.code_blocks
         if rows:
             self._frozen += rows
             self._first = False
@@ -114,11 +120,11 @@ class IncrementalMarkdown:
 class _OpenFence:
     """Rows of a fence that is not closed yet. Each complete line is laid out once."""
 
-    def __init__(self, match: re.Match[str]) -> None:
+    def __init__(self, match: re.Match[str], number: int) -> None:
         marker = match.group(1)
         self._close = re.compile(rf" {{0,3}}{re.escape(marker[0])}{{{len(marker)},}}[ \t]*")
         self._indent = re.compile(rf" {{0,{match.start(1)}}}")
-        self._label = code.label(match.group(2))
+        self._label = code.label(match.group(2), number)
         self._name = code.language(match.group(2))
         self._at = match.end()
         self._partial_line = ""

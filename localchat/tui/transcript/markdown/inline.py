@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from localchat.sanitize import sanitize_line
+from localchat.tui.transcript.markdown import latex
 from localchat.tui.transcript.markdown.parser import inline
 from localchat.tui.transcript.markdown.rows import PLAIN, Look, Piece
 
@@ -79,6 +80,8 @@ class _Lines:
                 self._begun = 0
             case "code_inline":
                 self._add(token.content, look._replace(tint="code"))
+            case "formula":
+                self._formula(token.content, look)
             case "strong_open":
                 self.looks.append(look._replace(bold=True))
             case "em_open":
@@ -95,6 +98,14 @@ class _Lines:
                 self.looks.pop()
             case _:
                 self._add(token.content, look)
+
+    def _formula(self, source: str, look: Look) -> None:
+        first, *rest = latex.to_unicode(source).split("\n")
+        self._add(first, look)
+        for line in rest:
+            self.lines.append([])
+            self._begun = 0
+            self._add(line, look)
 
     def _length(self) -> int:
         return sum(len(piece.text) for piece in self.lines[-1])

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.rules_block import StateBlock
+    from markdown_it.rules_inline import StateInline
     from markdown_it.token import Token
 
 
 _MAX_DEPTH: Final = 30
 MAX_LINE: Final = 10_000
 _MAX_INLINE: Final = 32 * 1024
+_MAX_FORMULA: Final = 2_000
+_MAX_FORMULA_LINES: Final = 60
+_CLOSINGS: Final = {"\\(": "\\)", "\\[": "\\]", "$$": "$$", "$": "$"}
+"""End of a formula by its beginning."""
 
 
 def split_long(text: str) -> str:
@@ -64,7 +69,61 @@ def _parser() -> "MarkdownIt":
     parser.enable(["table", "strikethrough"])
     parser.disable(["reference", "html_block", "html_inline"])
     parser.block.ruler.before("table", "deep", _plain_if_too_deep)
+    parser.block.ruler.before(
+        "table", "formula", _formula_block, {"alt": ["paragraph", "blockquote", "list"]}
+    )
+    parser.inline.ruler.before("escape", "formula", _formula)
     return parser
+
+
+def _formula(state: "StateInline", silent: bool) -> bool:
+    r"""Inline rule: a LaTeX formula in `\( \)`, `\[ \]`, `$$` or `$`, whose backslashes are no escapes."""
+    opening = next((sign for sign in _CLOSINGS if state.src.startswith(sign, state.pos)), None)
+    if opening is None:
+        return False
+    start = state.pos + len(opening)
+    closing = _CLOSINGS[opening]
+    end = state.src.find(closing, start, min(state.posMax, start + _MAX_FORMULA))
+    if end < 0 or not _is_formula(
+        opening, state.src[start:end], state.src[end + len(closing) :][:1]
+    ):
+        return False
+    if not silent:
+        token = state.push("formula", "", 0)
+        token.content = state.src[start:end]
+    state.pos = end + len(closing)
+    return True
+
+
+def _is_formula(opening: str, inside: str, after: str) -> bool:
+    """Whether a text between delimiters is a formula, not an escaped bracket or an amount of money."""
+    text = inside.strip()
+    if opening == "$":  # the rule of pandoc
+        return bool(text) and text == inside and "\n\n" not in text and not after.isdigit()
+    return bool(text) and (len(text) <= 3 or any(sign in text for sign in "\\^_=+-*/<>|0123456789"))
+
+
+def _formula_block(state: "StateBlock", start: int, end: int, silent: bool) -> bool:
+    r"""Block rule: a formula from `$$` or `\[` to its end, also over blank lines and what looks like a list."""
+    first = state.bMarks[start] + state.tShift[start]
+    opening = state.src[first : first + 2]
+    if opening not in ("$$", "\\[") or state.is_code_block(start):
+        return False
+    line, at = start, first + 2
+    while (close := state.src.find(_CLOSINGS[opening], at, state.eMarks[line])) < 0:
+        line += 1
+        if line >= end or line - start > _MAX_FORMULA_LINES:
+            return False
+        at = state.bMarks[line]
+    inside = state.src[first + 2 : close]
+    if state.src[close + 2 : state.eMarks[line]].strip() or not _is_formula(opening, inside, ""):
+        return False
+    if not silent:
+        token = state.push("formula", "", 0)
+        token.content = inside
+        token.map = [start, line + 1]
+        state.line = line + 1
+    return True
 
 
 def _plain_if_too_deep(state: "StateBlock", start: int, end: int, silent: bool) -> bool:

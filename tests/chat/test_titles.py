@@ -1,0 +1,27 @@
+"""A conversation that nobody named is called by what was typed, not by what it includes."""
+
+from localchat.chat.conversation import Conversation, Inclusion
+from localchat.chat.titles import title_for
+from localchat.engine.request import Message
+
+
+def titled(text: str, *inclusions: Inclusion) -> str:
+    conversation = Conversation()
+    conversation.add(Message("user", text), parent=None, inclusions=inclusions)
+    return title_for(conversation)
+
+
+def test_a_title_is_the_question_and_not_the_file_before_it() -> None:
+    file = "notes.md:\n```\nA long text.\n```"
+    assert titled(f"{file} What is it about?", Inclusion("notes.md", 0, len(file))) == (
+        "What is it about?"
+    )
+    text = f"Compare {file} and {file}"
+    both = (Inclusion("a", 8, 8 + len(file)), Inclusion("b", 13 + len(file), len(text)))
+    assert titled(text, *both) == "Compare and"
+
+
+def test_a_file_alone_gives_its_name() -> None:
+    file = "notes.md:\n```\nA long text.\n```"
+    assert titled(file, Inclusion("notes.md", 0, len(file))) == "notes.md"
+    assert titled("") == ""
