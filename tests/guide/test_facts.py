@@ -23,6 +23,7 @@ FACTS = table.build()
 PATHS = ("/infill", "/metrics", "/health", "/props", "/tokenize", "/detokenize", "/apply")
 OF_OTHERS = (
     "--extra-index-url",
+    "--init",
     "--no-index",
     "--find-links",
     "--tensor-parallel-size",

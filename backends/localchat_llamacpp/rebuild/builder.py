@@ -6,6 +6,7 @@ nor the programs and tools around it.
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -34,16 +35,22 @@ _ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
 KINDS: Final = tuple(_ARGUMENTS)
 """Builds by what they compute on."""
 _ALWAYS: Final = ("-DGGML_NATIVE=on", "-DLLAVA_BUILD=off")
+_WITHOUT_COMMON: Final = "set(LLAMA_BUILD_COMMON OFF)\n"
+"""Without llama.cpp's library for its own programs: 78 files are compiled, and 140 with it. llama-cpp-python
+turns it on in cmake's cache, over which a variable wins."""
 _WITHOUT_AMX: Final = ("-DCMAKE_CXX_FLAGS=-U__AMX_INT8__", "-DCMAKE_C_FLAGS=-U__AMX_INT8__")
-_COMPILED = re.compile(r"^\s*\[\s*(\d+)(?:/(\d+)\]|%\])")
+_COMPILED = re.compile(r"\[\s*(\d+)(?:/(\d+)\]|%\])")
 """A line of ninja, `[12/96] Building …`, or of make, `[ 12%] Building …`."""
 _STEPS: Final[Mapping[str, str]] = {
     f"Collecting {BINDING}": "downloading the source",
     "Installing build dependencies": "getting cmake",
     "Preparing metadata": "configuring",
     "Building wheel": "configuring",
+    "Downloading source distribution": "downloading the source",
+    "Creating build environment": "getting cmake",
+    "Calling `scikit_build_core": "configuring",
 }
-"""What a line of pip begins with, and the step that it stands for."""
+"""What a line of pip or uv begins with, and the step that it stands for."""
 _ERROR = re.compile(r"\berror\b|CMake Error|No space left|Killed", re.IGNORECASE)
 
 
@@ -56,10 +63,11 @@ class BuildRequest(NamedTuple):
     without_amx: bool = False
 
 
-def cmake_arguments(request: BuildRequest) -> str:
-    """Value of CMAKE_ARGS. Raises KeyError for an unknown kind."""
+def cmake_arguments(request: BuildRequest, first: Path) -> str:
+    """Value of CMAKE_ARGS. first: a file that cmake reads first. Raises KeyError for an unknown kind."""
     amx = _WITHOUT_AMX if request.without_amx else ()
-    return " ".join((*_ALWAYS, *_ARGUMENTS[request.kind], *amx))
+    read = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={first}"
+    return shlex.join((*_ALWAYS, *_ARGUMENTS[request.kind], *amx, read))
 
 
 def build(
@@ -71,21 +79,23 @@ def build(
 ) -> Path:
     """Compile into `workspace` at low priority; returns the file of libllama. Blocks for minutes.
 
-    installer: the command of pip or uv up to its verb. Its output goes to `log`. However this ends, no process
-    of the build is left. Raises LocalchatError with the cause, OSError.
+    installer: the command of pip or uv up to what is installed. Its output goes to `log`. However this ends, no
+    process of the build is left. Raises LocalchatError with the cause, OSError.
     """
     target = workspace / "packages"
     command = (
         *(installer or find_installer()),
-        *("install", "--verbose", "--no-deps", "--target", str(target)),
+        *("--verbose", "--no-deps", "--target", str(target)),
         *("--no-binary", BINDING, f"{BINDING}=={request.version}"),
     )
     temporary = workspace / "tmp"  # not the system's, which may be memory
     temporary.mkdir()
+    first = workspace / "first.cmake"
+    first.write_text(_WITHOUT_COMMON)
     environment = {
         **os.environ,
         **_compilers(request.kind),
-        "CMAKE_ARGS": cmake_arguments(request),
+        "CMAKE_ARGS": cmake_arguments(request, first),
         "SKBUILD_BUILD_TARGETS": "llama",
         "TMPDIR": str(temporary),
         "PIP_NO_CACHE_DIR": "1",  # a wheel of earlier arguments must not be taken
@@ -119,10 +129,11 @@ def build(
 def find_installer() -> tuple[str, ...]:
     """pip of this environment, otherwise uv, which makes environments without pip. Raises LocalchatError."""
     if find_spec("pip") is not None:
-        return (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
+        flags = ("--no-input", "--disable-pip-version-check")
+        return (sys.executable, "-m", "pip", "install", *flags)
     uv = os.environ.get("UV") or shutil.which("uv")
     if uv:
-        return (uv, "pip", "--python", sys.executable)
+        return (uv, "pip", "install", "--python", sys.executable)
     raise LocalchatError(
         f"a build needs pip or uv, and this environment has neither ({sys.prefix})",
         hint=f"{sys.executable} -m ensurepip   (on Debian and Ubuntu: apt install python3-venv first)",
@@ -131,11 +142,16 @@ def find_installer() -> tuple[str, ...]:
 
 def progress_of(line: str) -> RebuildProgress | None:
     """The step that a line of output tells; None: it tells none."""
-    if found := _COMPILED.match(line):
+    text = _bare(line)
+    if found := _COMPILED.match(text):
         return RebuildProgress("compiling", int(found[1]), int(found[2] or 100))
-    text = line.strip()
     step = next((step for begin, step in _STEPS.items() if text.startswith(begin)), "")
     return RebuildProgress(step) if step else None
+
+
+def _bare(line: str) -> str:
+    """A line without the mark that uv sets before what a build prints."""
+    return line.strip().removeprefix("DEBUG ").strip()
 
 
 # ---------------------------------------------------------------------------- tools

@@ -118,6 +118,7 @@ FLAGS: Final = [
     "--port",
     "--api-key-file",
     "--keep-alive",
+    "--print-unit",
     "--allow-origin",
     "--allow-host",
     "--strict-models",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -38,22 +39,29 @@ def test_a_build_is_one_install_of_the_source_into_a_folder_of_its_own(tmp_path:
     assert library == tmp_path / "work/packages/llama_cpp/lib/libllama.so"
     told = json.loads((tmp_path / "log").read_text().splitlines()[0])
     asked = told["arguments"]
-    assert asked[0] == "install" and asked[-1] == "llama-cpp-python==0.3.36"
+    assert asked[-1] == "llama-cpp-python==0.3.36"
     assert "--no-deps" in asked and asked[asked.index("--no-binary") + 1] == "llama-cpp-python"
     assert "-DGGML_NATIVE=on" in told["cmake"] and "AMX" not in told["cmake"]
 
 
 def test_each_kind_asks_cmake_for_what_it_computes_on(tmp_path: Path) -> None:
-    arguments = {kind: builder.cmake_arguments(BuildRequest(kind, "1")) for kind in builder.KINDS}
+    first = tmp_path / "Application Support/first.cmake"
+    arguments = {
+        kind: builder.cmake_arguments(BuildRequest(kind, "1"), first) for kind in builder.KINDS
+    }
     assert len(set(arguments.values())) == len(builder.KINDS)
     assert "-DGGML_CUDA=on" in arguments["cuda"]
-    assert "-U__AMX_INT8__" in builder.cmake_arguments(REQUEST._replace(without_amx=True))
+    without = shlex.split(builder.cmake_arguments(REQUEST._replace(without_amx=True), first))
+    assert "-DCMAKE_CXX_FLAGS=-U__AMX_INT8__" in without
+    assert f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={first}" in without
 
 
 @pytest.mark.parametrize(
     ("line", "progress"),
     [
         ("  [12/96] Building CXX object a.o", RebuildProgress("compiling", 12, 96)),
+        ("DEBUG [7/78] Building CXX object a.o", RebuildProgress("compiling", 7, 78)),
+        ("DEBUG Downloading source distribution: x", RebuildProgress("downloading the source")),
         ("[ 45%] Building CXX object a.o", RebuildProgress("compiling", 45, 100)),
         ("Collecting llama-cpp-python==0.3.36", RebuildProgress("downloading the source")),
         ("  Installing build dependencies: started", RebuildProgress("getting cmake")),
@@ -124,10 +132,10 @@ def test_without_pip_uv_is_asked_and_without_both_it_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("UV", raising=False)
-    assert builder.find_installer()[:3] == (sys.executable, "-m", "pip")
+    assert builder.find_installer()[:4] == (sys.executable, "-m", "pip", "install")
     monkeypatch.setattr(builder, "find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    assert builder.find_installer() == ("/bin/uv", "pip", "--python", sys.executable)
+    assert builder.find_installer() == ("/bin/uv", "pip", "install", "--python", sys.executable)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(LocalchatError, match="pip or uv") as refused:
         builder.find_installer()
