@@ -24,11 +24,18 @@ from localchat.cli.context import AppContext
 from localchat.cli.context_advice import with_advice
 from localchat.cli.conversation_options import resumed
 from localchat.cli.json_report import context_line, report
-from localchat.cli.options import given_flags
+from localchat.cli.preset_options import chosen_settings, question, without_preset
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
 from localchat.cli.rebuild import offer_once
 from localchat.cli.render_answer import AnswerDisplay, ReceivedAnswer, receive
-from localchat.cli.resolve import Inputs, Setup, opened_engine, remember, request_for, resolve_setup
+from localchat.cli.resolve import (
+    Inputs,
+    Setup,
+    opened_engine,
+    remember,
+    request_for,
+    resolve_setup,
+)
 from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.cli.streams import Terminal
 from localchat.engine.interface import Engine
@@ -58,6 +65,7 @@ class AskOptions:
 def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     """Answer and return the exit code. Raises LocalchatError."""
     options = _options(ctx)
+    words = without_preset(ctx, words)
     text = _prompt_text(ctx, words)
     nothing = not text and not options.interactive and not _is_interactive()
     if nothing and model_word is None:
@@ -68,7 +76,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
         raise _nothing_to_ask()
     conversation = before or Conversation()
     conversation.model = setup.model.word
-    if before is None or "system" in given_flags(ctx):
+    if before is None or "system" in chosen_settings(ctx):
         conversation.system = setup.settings.system or ""
     if not text and options.grammar is not None:
         raise UsageError(
@@ -98,7 +106,7 @@ def _converse(
     if not text and not options.interactive and can_show(setup.app.environ):
         from localchat.cli.session_context import session_context
 
-        return launch(*session_context(setup, given_flags(ctx)), conversation)
+        return launch(*session_context(setup, chosen_settings(ctx)), conversation)
     gc_control.resume_gc()
     from localchat.cli.line_input import open_keyboard
     from localchat.cli.repl import chat
@@ -128,7 +136,8 @@ def _prompt_text(ctx: click.Context, words: str) -> str:
     # The settings are not resolved yet, so that a prompt that cannot be read fails before a model is located.
     early = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
     files = read_files(ctx.params["files"], early.notify)
-    return join_parts([files, read_stdin(early.notify), decoded_words(words, early.notify)])
+    text = join_parts([files, read_stdin(early.notify), decoded_words(words, early.notify)])
+    return question(ctx, text)
 
 
 def _is_interactive() -> bool:
@@ -139,7 +148,7 @@ def _resolved(ctx: click.Context, model_word: str | None, before: Conversation |
     """Resolve the setup; a conversation keeps its model unless another one is named. A model that is not here
     is offered for download. Raises LocalchatError."""
     word = model_word
-    if word is None and before is not None and "model" not in given_flags(ctx):
+    if word is None and before is not None and "model" not in chosen_settings(ctx):
         word = before.model or None
     try:
         return resolve_setup(ctx, word)

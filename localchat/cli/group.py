@@ -39,6 +39,7 @@ VERBS: Final = {
     "stop": Verb("localchat.cli.stop", "End the running server, or unload one of its models."),
     "doctor": Verb("localchat.cli.doctor", "Say what this machine and this build can do."),
     "config": Verb("localchat.cli.config", "Show and change settings."),
+    "preset": Verb("localchat.cli.preset", "List and change presets, which @NAME uses."),
     "completion": Verb("localchat.cli.completion", "Print the completion script of a shell."),
 }
 
@@ -81,6 +82,9 @@ class RootGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         found = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("@"):
+            words = next(param for param in _prompt_command().params if param.name == "words")
+            found += words.shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
             found += _prompt_command().shell_complete(ctx, incomplete)
         return found

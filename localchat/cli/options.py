@@ -110,6 +110,8 @@ _THINK_VALUES: Final = {
 _UNDECIDED = "localchat.cli.options.undecided"
 """Key of the context's notes: `--think=auto` was given, which a switch cannot express."""
 
+AFTER_DASHES = "localchat.cli.options.after_dashes"
+"""Key of the context's notes: whether `--` stood before the prompt."""
 STOP: Final = "stop"
 OPTION: Final = "option"
 

@@ -25,6 +25,7 @@ from localchat.cli.resolve import Setup, opened_engine, remember
 from localchat.cli.session_context import session_context
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
+from localchat.config.presets import addressed
 from localchat.engine.events import Done
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.stats_line import stats_line
@@ -43,6 +44,7 @@ from localchat.session.blocks import OVERFLOW_PREFIX, AnswerBlock, Block, Reason
 from localchat.session.commands import is_command
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.outcome import Outcome
+from localchat.session.presets import setup_of
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 
@@ -267,8 +269,24 @@ class Repl:
             self._unsent = ""
             self._session.recorder.draft("")
         self._offered = None
+        if (problem := self._needs_another_load(text)) is not None:
+            self._print_error(problem)
+            return
         alone = not self._session.conversation.path()
         self._report(self._call(self._session.ask(text)), text, alone=alone)
+
+    def _needs_another_load(self, text: str) -> LocalchatError | None:
+        """The error for a preset that wants another load than this one, or that cannot be used."""
+        try:
+            preset, _ = addressed(text, self._session.context.presets)
+            if preset is None or not setup_of(self._session, preset).reload:
+                return None
+        except LocalchatError as problem:
+            return problem
+        return UsageError(
+            f"@{preset.name} wants another model, or other parameters of its load",
+            hint=f"leave with Ctrl+D, then: localchat -c -i @{preset.name}",
+        )
 
     def _regenerate(self) -> None:
         question = self._question()

@@ -10,6 +10,7 @@ import click
 
 from localchat.cli.context import AppContext, Notify
 from localchat.cli.options import given_flags
+from localchat.cli.preset_options import preset_of
 from localchat.cli.streams import Terminal
 from localchat.config.paths import Paths, file_state, find_paths
 from localchat.config.remotes import PREFIX, Remote, find_remote
@@ -39,6 +40,7 @@ from localchat.models.resolve import (
 )
 
 if TYPE_CHECKING:
+    from localchat.config.presets import Preset
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine, EngineInfo
 
@@ -65,13 +67,17 @@ class Inputs:
     """Flags, environment and settings file, before a model is known."""
 
     def __init__(
-        self, app: AppContext, given: Mapping[str, Given], model_word: str | None = None
+        self,
+        app: AppContext,
+        given: Mapping[str, Given],
+        model_word: str | None = None,
+        preset: "Preset | None" = None,
     ) -> None:
-        """`given`: by flags. `model_word`: the model that the command names as an argument. Raises
-        UsageError."""
+        """`given`: by flags, which go over those of `preset`. `model_word`: the model that the command names as
+        an argument. Raises UsageError."""
         self.app = app
         self.paths = find_paths(app.environ)
-        self.flags = dict(given)
+        self.flags = {**(preset.layer() if preset is not None else {}), **given}
         if model_word is not None:
             self.flags["model"] = Given(model_word, IN_COMMAND)
         self._state = file_state(self.paths.settings_file)
@@ -88,7 +94,7 @@ class Inputs:
         """Inputs with the flags of a command."""
         app = ctx.find_object(AppContext)
         assert app is not None
-        return cls(app, given_flags(ctx), model_word)
+        return cls(app, given_flags(ctx), model_word, preset_of(ctx))
 
     def settings(self, names: Iterable[str] = ()) -> Resolved:
         """The settings for a model that goes by these names. Raises UsageError."""

@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.options import ThinkingCommand, engine_options
+from localchat.cli.options import AFTER_DASHES, ThinkingCommand, engine_options
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-AFTER_DASHES = "localchat.cli.run.after_dashes"
-"""Key of the context's notes: whether `--` stood before the prompt."""
 
-
-class PromptCommand(ThinkingCommand):
-    """Notes whether `--` stood before the words, and shows the overview as its help."""
+class PromptWords(ThinkingCommand):
+    """Notes whether `--` stood before the words."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[AFTER_DASHES] = "--" in args
         return super().parse_args(ctx, args)
+
+
+class PromptCommand(PromptWords):
+    """Shows the overview as its help."""
 
     def get_help(self, ctx: click.Context) -> str:
         return ctx.parent.get_help() if ctx.parent is not None else super().get_help(ctx)
@@ -34,6 +35,17 @@ def complete_conversation(
     from localchat.cli.conversation_options import complete
 
     return complete(ctx, incomplete)
+
+
+def complete_mention(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """Presets as `@name`."""
+    if not incomplete.startswith("@"):
+        return []
+    from localchat.cli.preset_options import completions
+
+    return completions(ctx, incomplete, sign="@")
 
 
 def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
@@ -82,7 +94,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
 
 
 @click.command("ask", cls=PromptCommand)
-@click.argument("words", nargs=-1)
+@click.argument("words", nargs=-1, shell_complete=complete_mention)
 @prompt_options
 @engine_options(with_model=True)
 @click.pass_context
@@ -97,9 +109,9 @@ def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -
     return ask(ctx, " ".join(words))
 
 
-@click.command("run", cls=ThinkingCommand)
+@click.command("run", cls=PromptWords)
 @click.argument("model_word", metavar="[MODEL]", required=False)
-@click.argument("words", metavar="[PROMPT]", nargs=-1)
+@click.argument("words", metavar="[PROMPT]", nargs=-1, shell_complete=complete_mention)
 @prompt_options
 @engine_options(with_model=False)
 @click.pass_context

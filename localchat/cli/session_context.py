@@ -58,6 +58,7 @@ def session_context(
         return offer_once(setup, info)
 
     planner = LoadPlanner(setup)
+    file = read_settings(setup.paths.settings_file)
     context = SessionContext(
         paths=setup.paths,
         environ=setup.app.environ,
@@ -67,7 +68,8 @@ def session_context(
         estimate=planner.estimate,
         first_run=lambda: _first_run(setup),
         remember=remember,
-        keys=read_settings(setup.paths.settings_file).keys,
+        keys=file.keys,
+        presets=file.presets,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
     )
     return context, model_setup(setup)

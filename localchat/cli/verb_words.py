@@ -27,6 +27,7 @@ _INSTEAD: Final = {
     "info": "localchat show NAME",
     "status": "localchat ps, or localchat doctor",
     "settings": "localchat config",
+    "create": "localchat preset add NAME, or localchat cp MODEL NAME",
 }
 """Verbs of other programs, and what they are here."""
 

@@ -12,8 +12,11 @@
     [remotes.box]
     url = "http://10.0.0.5:8000"
 
+    [presets.sum]
+    template = "Sum this up: {input}"
+
 A section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their names
-(tui/keymap.py). `[remotes]` names engines on other machines (remotes.py).
+(tui/keymap.py). `[remotes]` names engines on other machines (remotes.py), `[presets]` ways to ask (presets.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,13 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from localchat.config.presets import TEMPLATE, Preset, check_name, read_presets
 from localchat.config.remotes import Remote, read_remotes
 from localchat.config.settings import Given, check_key, convert
 from localchat.errors import LocalchatError, UsageError, reason
 
 _SECTIONS = (
     'settings stand under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
-    "[keys]; engines on other machines under [remotes.NAME]"
+    "[keys]; engines on other machines under [remotes.NAME]; presets under [presets.NAME]"
 )
 
 
@@ -40,6 +44,7 @@ class SettingsFile:
     models: Mapping[str, Mapping[str, object]]
     keys: Mapping[str, str] = field(default_factory=dict)
     remotes: Mapping[str, Remote] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
 
     def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
         """The settings for a model with any of these names; a later name overrides an earlier one."""
@@ -64,7 +69,7 @@ def read_settings(path: Path) -> SettingsFile:
     except TOMLDecodeError as problem:
         raise UsageError(f"the settings file {path} is not TOML: {problem}") from problem
     for name in table:
-        if name not in ("defaults", "models", "keys", "remotes"):
+        if name not in ("defaults", "models", "keys", "remotes", "presets"):
             raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
     models = _table(path, "[models]", table.get("models", {}))
     return SettingsFile(
@@ -73,6 +78,7 @@ def read_settings(path: Path) -> SettingsFile:
         {name: _section(path, _heading(name), section) for name, section in models.items()},
         _keys(path, table.get("keys", {})),
         read_remotes(path, table.get("remotes", {})),
+        read_presets(path, table.get("presets", {})),
     )
 
 
@@ -81,26 +87,52 @@ def write_setting(path: Path, key: str, text: str | None, model: str | None = No
 
     Comments, order and blank lines stay. Raises UsageError, and LocalchatError when it cannot be written.
     """
+    where = _heading(model) if model else "[defaults]"
+    check_key(key, where)
+    value = None if text is None else convert(key, Given(text, "the new value"))
+    _change(path, ("models", model) if model else ("defaults",), {key: value})
+
+
+def write_preset(path: Path, name: str, texts: Mapping[str, object | None]) -> None:
+    """Set keys of a preset, its template too, or remove them (None); make the preset if it is new.
+
+    Raises UsageError, and LocalchatError when the file cannot be written."""
+    check_name(name)
+    where = f"[presets.{name}]"
+    values: dict[str, object] = {}
+    for key, text in texts.items():
+        if key != TEMPLATE:
+            check_key(key, where)
+        plain = text is None or key == TEMPLATE
+        values[key] = text if plain else convert(key, Given(text, "the new value"))
+    _change(path, ("presets", name), values)
+
+
+def remove_preset(path: Path, name: str) -> None:
+    """Remove a preset. Raises UsageError, LocalchatError."""
+    _change(path, ("presets",), {name: None})
+
+
+def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object]) -> None:
+    """Set values in a section of the file, or remove them (None). Comments, order and blank lines stay."""
     import tomlkit
     from tomlkit.items import Table
 
     from localchat.atomic import write_text
 
-    where = _heading(model) if model else "[defaults]"
-    check_key(key, where)
-    value = None if text is None else convert(key, Given(text, "the new value"))
     read_settings(path)  # raises for a file with errors, which is not overwritten
     document = tomlkit.parse(_text(path))
     section: Any = document
-    for name in ("models", model) if model else ("defaults",):
+    for depth, name in enumerate(sections, 1):
         if name not in section:
-            section[name] = tomlkit.table(is_super_table=name == "models")
+            section[name] = tomlkit.table(is_super_table=depth < len(sections))
         section = section[name]
     assert isinstance(section, Table | dict)
-    if value is not None:
-        section[key] = list(value) if isinstance(value, tuple) else _with_text_keys(value)
-    elif key in section:
-        del section[key]
+    for key, value in values.items():
+        if value is not None:
+            section[key] = list(value) if isinstance(value, tuple) else _with_text_keys(value)
+        elif key in section:
+            del section[key]
     try:
         write_text(path, tomlkit.dumps(document))
     except OSError as problem:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from localchat.fit.memory_plan import all_advice
 from localchat.units import size, tokens
 
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ def _shares(plan: "MemoryPlan") -> str:
 
 def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
     """The plan in a few lines: whether it fits, its parts, and what would help."""
+    from localchat.fit.memory_plan import all_advice  # and with it the probe of the hardware
+
     word = "Fits" if plan.fits else "Does not fit"
     if plan.missing:
         return (f"{word}: {plan.missing}", "", *plan.notes, *plan.advice)

@@ -1,10 +1,11 @@
 """Services that a session gets from its front end: paths, environment, models and engines."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from localchat.config.paths import Paths
+from localchat.config.presets import Preset
 from localchat.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,3 +72,5 @@ class SessionContext:
     """The `[keys]` table of the settings file."""
     history_file: "Path | None"
     """None: conversations are not saved."""
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    """Of the settings file, by name."""

@@ -44,6 +44,7 @@ from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
 from localchat.session.outcome import Outcome, SummaryResult
+from localchat.session.presets import with_preset
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
@@ -233,6 +234,7 @@ class ChatSession:
         """Send a question after the shown path and answer it. Raises UsageError during another answer."""
         self._refuse_second()
         self._failure_notice = ""
+        text, inclusions = with_preset(self, text, inclusions)
         question = self.conversation.add(
             Message("user", text), parent=self.conversation.head, inclusions=inclusions
         )

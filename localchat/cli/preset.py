@@ -1,0 +1,146 @@
+"""Command `localchat preset`: lists presets of the settings file, and changes them."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localchat.cli.context import AppContext
+from localchat.cli.group import DefaultGroup
+from localchat.cli.options import engine_options, given_flags
+from localchat.cli.output import print_json, print_lines, table
+from localchat.cli.preset_options import about, completions, read_presets
+from localchat.config.paths import find_paths
+from localchat.config.presets import TEMPLATE, Preset
+from localchat.config.settings_file import remove_preset, write_preset
+from localchat.errors import UsageError
+from localchat.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+def _complete(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    return completions(ctx, incomplete)
+
+
+@click.group("preset", cls=DefaultGroup, invoke_without_command=True)
+def command() -> None:
+    """List and change presets, which @NAME uses.
+
+    \b
+    localchat preset add sum -s "You are brief." --template "Sum this up: {input}"
+    cat report.txt | localchat @sum
+    localchat @sum "a text"
+
+    A preset holds settings (instructions, model, sampling and all others) and a template of the question. Flags
+    win over it. It stands in the settings file under [presets.NAME].
+    """
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def list_presets(app: AppContext, as_json: bool) -> None:
+    """List the presets."""
+    presets = read_presets(app)
+    if as_json:
+        print_json(app.environ, [_record(presets[name]) for name in sorted(presets)])
+    elif presets:
+        rows = [(f"@{name}", about(presets[name])) for name in sorted(presets)]
+        print_lines(app.environ, table(("PRESET", "WHAT IT DOES"), rows))
+    else:
+        click.echo("localchat: there are no presets; localchat preset add NAME", err=True)
+
+
+@command.command("show")
+@click.argument("name", shell_complete=_complete)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def show(app: AppContext, name: str, as_json: bool) -> None:
+    """Print one preset."""
+    record = _record(_preset(app, name))
+    if as_json:
+        print_json(app.environ, record)
+    else:
+        print_lines(app.environ, (f"{key}: {value}" for key, value in record.items()))
+
+
+def _change_options(function: Any) -> Any:  # noqa: ANN401 - a decorator keeps the type
+    function = engine_options(with_model=True)(function)
+    return click.option(
+        "--template", metavar="TEXT", help="The question, with {input} for the text."
+    )(function)
+
+
+@command.command("add")
+@click.argument("name")
+@_change_options
+@click.pass_context
+def add(ctx: click.Context, /, name: str, **_: object) -> None:
+    """Make a preset of these flags."""
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    if name.removeprefix("@") in read_presets(app):
+        raise UsageError(
+            f"there is a preset {name!r} already", hint=f"localchat preset edit {name} changes it"
+        )
+    _write(ctx, app, name.removeprefix("@"))
+
+
+@command.command("edit")
+@click.argument("name", shell_complete=_complete)
+@click.option("--unset", multiple=True, metavar="KEY", help="Remove a key; repeatable.")
+@_change_options
+@click.pass_context
+def edit(ctx: click.Context, /, name: str, unset: tuple[str, ...], **_: object) -> None:
+    """Change what these flags name."""
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    preset = _preset(app, name)
+    known = {*preset.values, *((TEMPLATE,) if preset.template else ())}
+    for key in unset:
+        if key not in known:
+            raise UsageError(
+                f"@{preset.name} has no {key!r}", hint=did_you_mean(key, known) if known else ""
+            )
+    _write(ctx, app, preset.name, unset)
+
+
+@command.command("rm")
+@click.argument("name", shell_complete=_complete)
+@click.pass_obj
+def remove(app: AppContext, name: str) -> None:
+    """Remove a preset."""
+    file = find_paths(app.environ).settings_file
+    remove_preset(file, _preset(app, name).name)
+    click.echo(f"localchat: removed @{name.removeprefix('@')} from {file}", err=True)
+
+
+def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...] = ()) -> None:
+    texts: dict[str, object | None] = dict.fromkeys(unset)
+    texts |= {key: given.value for key, given in given_flags(ctx).items()}
+    if ctx.params[TEMPLATE] is not None:
+        texts[TEMPLATE] = ctx.params[TEMPLATE]
+    if not texts:
+        raise UsageError(
+            "a preset needs a flag that it stands for",
+            hint=f'as in localchat preset add {name} -s "You are brief." --template "Sum up: {{input}}"',
+        )
+    file = find_paths(app.environ).settings_file
+    write_preset(file, name, texts)
+    click.echo(f"localchat: wrote @{name} to {file}", err=True)
+
+
+def _preset(app: AppContext, name: str) -> Preset:
+    presets, wanted = read_presets(app), name.removeprefix("@")
+    if wanted not in presets:
+        hint = did_you_mean(wanted, presets) if presets else "localchat preset add makes one"
+        raise UsageError(f"there is no preset {wanted!r}", hint=hint)
+    return presets[wanted]
+
+
+def _record(preset: Preset) -> dict[str, Any]:
+    template = {TEMPLATE: preset.template} if preset.template else {}
+    return {"name": preset.name, **preset.values, **template}

@@ -1,0 +1,102 @@
+"""Presets: named instructions, sampling, model and a template of the question, in the settings file.
+
+    [presets.sum]
+    system = "You sum texts up in three sentences."
+    temperature = 0.2
+    template = "Sum this up:\\n\\n{input}"
+
+`@sum` before a prompt uses it. Every setting may stand in a preset, beside `template`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from localchat.config.settings import Given, check_key, convert
+from localchat.errors import UsageError
+from localchat.suggestions import closest
+
+INPUT: Final = "{input}"
+TEMPLATE: Final = "template"
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+_MENTION: Final = re.compile(rf"@({_NAME.pattern})(?:\s+|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One preset of the settings file, checked."""
+
+    name: str
+    values: Mapping[str, object]
+    """Settings by key."""
+    template: str = ""
+    """The question, with `{input}` for the text; empty: the text itself."""
+    origin: str = ""
+    """The source of the values, a phrase."""
+
+    def layer(self) -> dict[str, Given]:
+        """Its settings, for `resolve`."""
+        return {key: Given(value, self.origin) for key, value in self.values.items()}
+
+    def question(self, text: str) -> str:
+        """The question about a text. A template without `{input}` comes before it."""
+        if INPUT in self.template:
+            return self.template.replace(INPUT, text)
+        return "\n\n".join(part for part in (self.template, text) if part)
+
+
+class Addressed(NamedTuple):
+    """A prompt without the mention of its preset."""
+
+    preset: Preset | None
+    text: str
+
+
+def addressed(text: str, presets: Mapping[str, Preset]) -> Addressed:
+    """Split `@name text`. A word that names no preset stays text, unless it is nearly the name of one.
+
+    Raises UsageError then."""
+    found = _MENTION.match(text)
+    if found is None or not presets:
+        return Addressed(None, text)
+    if preset := presets.get(found[1]):
+        return Addressed(preset, text[found.end() :])
+    if near := closest(found[1], presets, min_similarity=0.6):
+        raise UsageError(
+            f"there is no preset {found[1]!r}; did you mean @{near[0]}?",
+            hint="localchat preset lists them; a text that begins with @ stands after --",
+        )
+    return Addressed(None, text)
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError unless this can be the name of a preset."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a preset",
+            hint="a name begins with a letter and has letters, digits, - and _",
+        )
+
+
+def read_presets(path: Path, section: object) -> dict[str, Preset]:
+    """Check the `[presets]` table of a settings file. Raises UsageError naming what is wrong."""
+    if not isinstance(section, dict):
+        raise UsageError(f"{path}: presets is not a section", hint="as in [presets.sum]")
+    return {name: _preset(path, name, table) for name, table in section.items()}
+
+
+def _preset(path: Path, name: str, table: Any) -> Preset:  # noqa: ANN401 - TOML has no type
+    where = f"{path} [presets.{name}]"
+    check_name(name)
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} is not a section", hint="as in [presets.sum]")
+    values = {key: value for key, value in table.items() if key != TEMPLATE}
+    for key, value in values.items():
+        check_key(key, where)
+        convert(key, Given(value, where))
+    template = table.get(TEMPLATE, "")
+    if not isinstance(template, str):
+        raise UsageError(f"{where}: the template must be text, not {template!r:.80}")
+    return Preset(name, values, template, where)
