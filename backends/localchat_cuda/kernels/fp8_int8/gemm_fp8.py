@@ -62,14 +62,27 @@ def _e4m3(v):
 
 
 @triton.jit
+def _size(v):
+    """|v| as an integer, which keeps the order, with NaN above all: a maximum of floats would drop it."""
+    return v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _scale(most):
+    """The scale for a largest size: NaN for NaN, whose codes are numbers."""
+    scale = most.to(tl.float32, bitcast=True) / 448.0
+    return tl.maximum(scale, 1e-12, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _rows_kernel(x, codes, scales, K: tl.constexpr, RUN: tl.constexpr):
     m = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, RUN)
-    peak = tl.zeros((RUN,), tl.float32)
+    peak = tl.zeros((RUN,), tl.int32)
     for c in tl.range(0, K, RUN):
         v = tl.load(x + m * K + c + i, mask=c + i < K, other=0.0).to(tl.float32)
-        peak = tl.maximum(peak, tl.abs(v))
-    scale = tl.maximum(tl.max(peak, 0) / 448.0, 1e-12)
+        peak = tl.maximum(peak, _size(v))
+    scale = _scale(tl.max(peak, 0))
     tl.store(scales + m, scale)
     for c in tl.range(0, K, RUN):
         v = tl.load(x + m * K + c + i, mask=c + i < K, other=0.0).to(tl.float32)
@@ -84,7 +97,7 @@ def _groups_kernel(x, codes, scales, K: tl.constexpr, GROUPS: tl.constexpr):
     at = m * K + g[:, None] * 128 + tl.arange(0, 128)[None, :]
     inside = (g < G)[:, None]
     v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(v), 1) / 448.0, 1e-12)
+    scale = _scale(tl.max(_size(v), 1))
     tl.store(scales + m * G + g, scale, mask=g < G)
     tl.store(codes + at, _e4m3(v / scale[:, None]), mask=inside)
 

@@ -19,7 +19,8 @@ Formats of the result
     HalfRows  x fp16 [M, K], factors fp32 [2, G, MP]        gemm_fp16.py
               x alone                                       gemm_tiled.py, gemm_hopper.py
 
-All sums in fp32; values outside fp16 are clamped to its range in HalfRows. Group-local quantization
+All sums in fp32; values outside fp16 are clamped to its range in HalfRows. NaN stays NaN, in Int8Rows as the
+scale of its group. Group-local quantization
 after the idea of SmoothQuant-style block scaling; the split norm is our own.
 """
 
@@ -190,6 +191,13 @@ def reference(
 
 
 @triton.jit
+def to_half(v):
+    """Round to fp16, values beyond its range to its ends; NaN stays NaN, so that it reaches the logits."""
+    v = tl.maximum(v, -65504.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(v, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+
+
+@triton.jit
 def write_rows(
     v, x, factors, group, m, there, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr
 ):
@@ -202,7 +210,9 @@ def write_rows(
     if FORMAT == 3:
         tl.store(x + m[:, None] * K + group * 128 + j[None, :], v, mask=inside)
     elif FORMAT == 0:
-        scale = tl.maximum(tl.max(tl.abs(v), 1) * (1.0 / 32512.0), 1e-30)
+        # As integers sizes keep their order, with NaN above all, which a maximum of floats would drop.
+        most = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
+        scale = tl.maximum(most * (1.0 / 32512.0), 1e-30, propagate_nan=tl.PropagateNan.ALL)
         whole = tl.floor(v * (1.0 / scale)[:, None] + 0.5).to(tl.int32)
         high = (whole + 128) >> 8
         low = whole - high * 256
@@ -216,7 +226,7 @@ def write_rows(
         upper = tl.sum(tl.where((j >= 64)[None, :], whole, 0), 1)
         tl.store(at + 2, 8 * scale * upper, mask=there)
     else:
-        half = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
+        half = to_half(v)
         # j = plane(64) quad(16) half(8) pair(4) h(2) i
         cell = (j & 64) + ((j & 2) << 4) + (j & 1)
         if FORMAT == 1:

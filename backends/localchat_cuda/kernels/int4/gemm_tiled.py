@@ -26,7 +26,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import activation
-from localchat_cuda.kernels.int4.activations import HalfRows
+from localchat_cuda.kernels.int4.activations import HalfRows, to_half
 from localchat_cuda.kernels.int4.pack import GROUP, W4
 from localchat_cuda.kernels.int4.tile_ops import SCALED_ASM, inverse_rms
 from localchat_cuda.kernels.int4.tiling import TileConfig
@@ -210,8 +210,7 @@ def _tiled_kernel(
         acc = acc * inverse_rms(squares, m, m < M, eps, G, G_POW2)[None, :]
     if FUSED:
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, TILE)), (1, 2, 0)))
-        v = activation(gate, GELU) * up
-        v = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
+        v = to_half(activation(gate, GELU) * up)
         # columns of half a group, (quad, half, pair, h, i), in slot order: (h, half, pair, quad, i)
         v = tl.reshape(v, (WARPS // 4, 4, 2, 2, 2, 2, TILE))
         v = tl.reshape(tl.permute(v, (6, 0, 4, 2, 3, 1, 5)), (TILE, BN // 2))
