@@ -256,6 +256,11 @@ def _dense_gemm(
     return out
 
 
+def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x in `dtype`, values beyond the range of fp16 as its ends."""
+    return (x.clamp(-65504.0, 65504.0) if dtype == torch.float16 else x).to(dtype)
+
+
 class DenseLayers(_LayersBase):
     """Activations [T, K] in the model's dtype, for weights of any kind, also mixed."""
 
@@ -272,7 +277,7 @@ class DenseLayers(_LayersBase):
             )
         if not isinstance(weight, w4_pack.W4):
             return _dense_gemm(x, weight, kernels=self.kernels)[None]
-        return int4.gemm_of(x, weight, kernels=self.kernels)
+        return int4.gemm_of(x, weight, kernels=self.kernels, wide=True)
 
     def attend(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
@@ -287,9 +292,13 @@ class DenseLayers(_LayersBase):
         return self.normed(y, self.residual, gain, post)
 
     def gemm_act_mul(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
-        gate_up, gelu = self.gemm(x, weight), self.config.activation == "gelu_tanh"
+        gelu = self.config.activation == "gelu_tanh"
+        if isinstance(weight, w4_pack.W4):
+            gate_up = int4.gemm_of(x, weight, kernels=self.kernels)
+        else:
+            gate_up = self.gemm(x, weight)
         if not self.kernels:
-            return activation.reference(gate_up, gelu=gelu).to(self.dtype)
+            return _rounded(activation.reference(gate_up, gelu=gelu), self.dtype)
         out = torch.empty(self.tokens, gate_up.shape[2] // 2, dtype=self.dtype, device=self.device)
         activation.act_and_mul(gate_up, out, gelu=gelu)
         return out
@@ -396,12 +405,18 @@ class PackedW4Layers(_LayersBase):
         squares = None if gain is None else self._squares(k)
         embeds = mode == "embed"
 
+        def factor(rows: w4_activations.Rows) -> float:
+            if embeds:
+                return self.embedding_scale
+            scaled = mode == "norm" and isinstance(rows, w4_activations.HalfRows)
+            return w4_activations.HALF_RESIDUAL if scaled else 1.0
+
         def write(order: torch.Tensor | None) -> w4_activations.Rows:
             rows = self._rows(k)
             call(
                 mode, source, rows, ids=self.inputs.ids if embeds else None,
                 residual=None if gain is None else self.residual, weight=gain, squares=squares,
-                factor=self.embedding_scale if embeds else 1.0, order=order,
+                factor=factor(rows), eps=self.config.eps, order=order,
             )  # fmt: skip
             return rows
 

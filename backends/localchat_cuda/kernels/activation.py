@@ -39,6 +39,13 @@ def activation(gate, GELU: tl.constexpr):
     return gate / (1.0 + tl.exp(-slope))
 
 
+@triton.jit
+def to_half(v):
+    """Round to fp16, values beyond its range to its ends; NaN stays NaN, so that it reaches the logits."""
+    v = tl.maximum(v, -65504.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(v, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+
+
 @triton.jit(do_not_specialize=["T"])
 def _act_and_mul_kernel(
     gate_up,
@@ -64,7 +71,11 @@ def _act_and_mul_kernel(
         row = gate_up + (s * T + t) * (2 * F) + i
         gate += tl.load(row, mask=inside, other=0.0).to(tl.float32)
         up += tl.load(row + F, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + t * F + i, (activation(gate, GELU) * up).to(out.dtype.element_ty), mask=inside)
+    v = activation(gate, GELU) * up
+    if out.dtype.element_ty == tl.float16:
+        tl.store(out + t * F + i, to_half(v), mask=inside)
+    else:
+        tl.store(out + t * F + i, v.to(out.dtype.element_ty), mask=inside)
 
 
 def act_and_mul(

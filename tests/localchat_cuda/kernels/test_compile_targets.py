@@ -58,7 +58,7 @@ for d, r in ((256, 256), (128, 96)):
         BIAS=False, NORM=d == r, HEADS=1, CODED=False, ROOMY=False, PDL=pdl)
 normed = dict(y="*fp32", source="*fp32", residual="*fp32", post="*fp32", weight="*fp32", out="*bf16",
               sums="*fp32", squares="*fp32", factors="*fp32", ids="*i32", order="*i32", eps="fp32",
-              factor="fp32", T="i32", M="i32")
+              factor="fp32", shift="fp32", T="i32", M="i32")
 found["post-norm"] = compiled(
     rms_norm_post._row_kernel, normed, 8, cc, H=3840, H_POW2=4096, S=1, ROOMY=True, PDL=pdl)
 found["sums"] = compiled(

@@ -134,6 +134,24 @@ def test_every_variant_applies_the_norm_of_each_row(variant: GemmVariant) -> Non
     assert relative(out[0], wanted) < 1e-3
 
 
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "reference"])
+@pytest.mark.parametrize("size", [3e-3, 5e4])
+def test_a_scaled_residual_is_normed_as_if_it_were_not(size: float, kernel: bool) -> None:
+    w, rows, eps = weight(64, 256), 3, 1e-5
+    x, gain = values(rows, 256) * size, values(1, 256)[0].clamp(-1.0, 1.0)
+    held = HalfRows.empty(rows, 256, CPU)
+    squares, residual = torch.empty(rows, 2), x.clone()
+    call = w4_activations.prepare if kernel else w4_activations.reference
+    call(
+        "norm", torch.zeros(1, rows, 256), held, residual=residual, weight=gain, squares=squares,
+        factor=w4_activations.HALF_RESIDUAL, eps=eps,
+    )  # fmt: skip
+    wanted = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
+    found = w4_fp16.reference(held, w, squares, eps)
+    assert torch.equal(residual, x)
+    assert relative(found, wanted @ w4_pack.dense(w).t()) < 2e-3
+
+
 def test_int8_gemm_with_an_outlier_keeps_the_precision_of_its_group() -> None:
     w = weight(16, 256)
     x = values(1, 256)

@@ -143,10 +143,13 @@ def gemm_silu_mul(
     call("act_and_mul", sums, into, gelu=gelu, order=order)
 
 
-def gemm_of(x: torch.Tensor, weight: W4, *, kernels: bool = True) -> torch.Tensor:
+def gemm_of(
+    x: torch.Tensor, weight: W4, *, kernels: bool = True, wide: bool = False
+) -> torch.Tensor:
     """Compute partial sums [S, M, N] of x [M, K], whose columns are in the layer's order.
 
-    fp32 up to `packed_rows`, in x's dtype beyond.
+    fp32 up to `packed_rows`, in x's dtype beyond. wide: fp32 in place of fp16, for what is added to a residual
+    and may be beyond the range of fp16.
     """
     m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
     if kernels and 1 <= m <= packed_rows(x.device):
@@ -157,6 +160,7 @@ def gemm_of(x: torch.Tensor, weight: W4, *, kernels: bool = True) -> torch.Tenso
         x = (permute_columns.gather if kernels else permute_columns.reference)(x, order)
     if not kernels:
         return (x.float() @ dense(weight).t())[None]
-    out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+    dtype = torch.float32 if wide and x.dtype == torch.float16 else x.dtype
+    out = torch.empty(m, n, dtype=dtype, device=x.device)
     w4_dequant.gemm(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))
     return out[None]

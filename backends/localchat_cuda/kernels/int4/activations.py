@@ -9,7 +9,7 @@ Letters: M rows, K columns of the result, G = K / 128, S splits, N columns of th
 
 Modes
     embed        v = table[id] * factor          residual = v, squares, v * weight
-    norm         v = sum of partials + residual  residual = v, squares, v * weight
+    norm         v = sum of partials + residual  residual = v, squares, v * weight * factor
     act_and_mul  v = silu(gate) * up             partials [S, M, 2K]: gate in the first K columns;
                                                  with `gelu` tanh-GELU instead of silu
     plain        v = sum of partials             the first K columns of N
@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.activation import activation
+from localchat_cuda.kernels.activation import activation, to_half
 from localchat_cuda.kernels.activation import reference as act_and_mul_reference
 from localchat_cuda.kernels.int4.gemm_int8 import lanes
 from localchat_cuda.kernels.int4.pack import GROUP
@@ -46,6 +46,9 @@ ALONE = 32
 TWICE = 4
 """From this row count on a norm in another order is two kernels: out-of-order columns are read in pieces of 32
 bytes where 4 are needed, so one matrix is read that way instead of each partial sum, residual and weight."""
+HALF_RESIDUAL = 1.0 / 16
+"""Factor of a residual, before it is divided by its rms, in HalfRows: single channels of large models go beyond
+the range of fp16, and then reach a million. A power of two changes no bit of a number above 0.001."""
 INT16_MOST = 32512.0
 """Largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high byte."""
 
@@ -165,6 +168,7 @@ def reference(
     weight: torch.Tensor | None = None,
     squares: torch.Tensor | None = None,
     factor: float = 1.0,
+    eps: float = 0.0,
     gelu: bool = False,
     order: torch.Tensor | None = None,
 ) -> None:
@@ -175,6 +179,7 @@ def reference(
 
     k = rows.x.shape[1]
     total = source[ids.long()].float() * factor if ids is not None else source.float().sum(0)
+    scale = factor if mode == "norm" else 1.0
     if mode == "act_and_mul":
         quantize(in_order(act_and_mul_reference(total[:, : 2 * k], gelu=gelu)), rows)
         return
@@ -186,15 +191,14 @@ def reference(
     assert weight is not None
     assert squares is not None
     residual.copy_(total if mode == "embed" else residual + total)
-    squares.copy_(in_order(residual).square().view(residual.shape[0], -1, GROUP).sum(-1))
-    quantize(in_order(residual * weight.float()), rows)
+    sums = in_order(residual).square().view(residual.shape[0], -1, GROUP).sum(-1)
+    squares.copy_(sums * scale**2 + _shift(scale, eps))
+    quantize(in_order(residual * weight.float() * scale), rows)
 
 
-@triton.jit
-def to_half(v):
-    """Round to fp16, values beyond its range to its ends; NaN stays NaN, so that it reaches the logits."""
-    v = tl.maximum(v, -65504.0, propagate_nan=tl.PropagateNan.ALL)
-    return tl.minimum(v, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+def _shift(scale: float, eps: float) -> float:
+    """What makes a group's part of mean + eps that of the unscaled row, times the square of the scale."""
+    return (scale**2 - 1.0) * eps * GROUP
 
 
 @triton.jit
@@ -254,7 +258,7 @@ def sum_partials(source, at, inside, stride, S: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _prepare_kernel(
-    source, ids, residual, weight, squares, x, factors, factor, order, M, N: tl.constexpr,
+    source, ids, residual, weight, squares, x, factors, factor, shift, order, M, N: tl.constexpr,
     K: tl.constexpr, MQ: tl.constexpr, S: tl.constexpr, MODE: tl.constexpr, FORMAT: tl.constexpr,
     ROWS: tl.constexpr, GELU: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -286,8 +290,12 @@ def _prepare_kernel(
         v += tl.load(residual + at, mask=inside, other=0.0)
     if MODE == 1 or MODE == 3:
         tl.store(residual + at, v, mask=inside)
-        tl.store(squares + m * (K // 128) + group, tl.sum(v * v, 1), mask=there)
+        square = tl.sum(v * v, 1)
         v = v * w[None, :]
+        if MODE == 1:
+            square = square * factor * factor + shift
+            v = v * factor
+        tl.store(squares + m * (K // 128) + group, square, mask=there)
     write_rows(v, x, factors, group, m, there, K, MQ, FORMAT)
 
 
@@ -334,6 +342,7 @@ def prepare(
     weight: torch.Tensor | None = None,
     squares: torch.Tensor | None = None,
     factor: float = 1.0,
+    eps: float = 0.0,
     gelu: bool = False,
     order: torch.Tensor | None = None,
     pdl: bool = True,
@@ -342,7 +351,8 @@ def prepare(
 
     source: partial products [S, M, N], fp32, fp16 or bf16; embed: the table [vocabulary, K] with
     `ids` int32 or int64 [M]. residual fp32 [M, K] (read and written; embed only writes), weight [K]
-    of the norm, squares fp32 [M, G] (written): for embed and norm. `factor`: of the table's rows.
+    of the norm, squares fp32 [M, G] (written): for embed and norm. `factor`: of the table's rows, or of the
+    rows that a norm writes, with squares from which the gemm finds the right rms, given `eps`.
     order int32 [K], a permutation, or None. Writes `rows`.
     """
     device = source.device
@@ -372,7 +382,10 @@ def prepare(
         require("order", order, (k,), (torch.int32,), device)
         if mode == "norm" and m >= TWICE:
             flat = FloatRows.empty(m, k, device)
-            prepare(mode, source, flat, residual=residual, weight=weight, squares=squares, pdl=pdl)
+            prepare(
+                mode, source, flat, residual=residual, weight=weight, squares=squares, factor=factor,
+                eps=eps, pdl=pdl,
+            )  # fmt: skip
             prepare("plain", flat.x[None], rows, order=order, pdl=pdl)
             return
     gpu = traits(device)
@@ -387,6 +400,7 @@ def prepare(
         rows.x,
         rows.factors,
         factor,
+        _shift(factor, eps),
         source if order is None else order,
         m,
         N=n,

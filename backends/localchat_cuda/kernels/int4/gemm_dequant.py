@@ -78,14 +78,14 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
 
 
 def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) -> None:
-    """Compute out[M, N] = x[M, K] w^T in x's dtype (fp16 or bf16).
+    """Compute out[M, N] = x[M, K] w^T of fp16 or bf16, in x's dtype or fp32.
 
     `scratch` is a flat buffer of that dtype with room for at least 16 output features.
     """
     n, k = weight.features_out, weight.features_in
     device = weight.codes.device
     require("x", x, (None, k), (torch.float16, torch.bfloat16), device)
-    require("out", out, (x.shape[0], n), (x.dtype,), device)
+    require("out", out, (x.shape[0], n), (x.dtype, torch.float32), device)
     require("scratch", scratch, (None,), (x.dtype,), device)
     room = scratch.numel() // k // ROWS * ROWS
     if room == 0:
@@ -99,6 +99,18 @@ def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) 
         part = scratch[: count * k].view(count, k)
         dequantize(weight, part, first)
         if count == n:
-            torch.matmul(x, part.t(), out=out)
+            _multiply(x, part, out)
         else:
-            out[:, first : first + count] = torch.matmul(x, part.t())
+            columns = torch.empty(x.shape[0], count, dtype=out.dtype, device=device)
+            _multiply(x, part, columns)
+            out[:, first : first + count] = columns
+
+
+def _multiply(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """out = x w^T by the library, which on a CPU writes x's dtype alone."""
+    if out.dtype == x.dtype:
+        torch.matmul(x, weight.t(), out=out)
+    elif x.device.type == "cpu":
+        out.copy_(x.float() @ weight.t().float())
+    else:
+        torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)

@@ -25,8 +25,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.activation import activation
-from localchat_cuda.kernels.int4.activations import HalfRows, to_half
+from localchat_cuda.kernels.activation import activation, to_half
+from localchat_cuda.kernels.int4.activations import HalfRows
 from localchat_cuda.kernels.int4.pack import GROUP, W4
 from localchat_cuda.kernels.int4.tile_ops import SCALED_ASM, inverse_rms
 from localchat_cuda.kernels.int4.tiling import TileConfig

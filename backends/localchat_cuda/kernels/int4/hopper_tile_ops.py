@@ -167,7 +167,7 @@ def _store_activated(
         slope = gl.maximum(slope, -80.0)
     v = gate / (1.0 + gl.exp(-slope)) * up
     # The comparison keeps NaN, which the clamp would make a number.
-    v = gl.where(v == v, gl.minimum(gl.maximum(v, -65504.0), 65504.0), v).to(gl.float16)  # noqa: PLR0124
+    v = gl.where(v == v, gl.minimum(gl.maximum(v, -65504.0), 65504.0), v).to(gl.float16)
     # columns of half a group, (quad, half, pair, h, i), in slot order: (h, half, pair, quad, i)
     v = gl.permute(gl.reshape(v, (4, 2, 2, 2, 2, TILE)), (5, 3, 1, 2, 0, 4))
     O_L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
