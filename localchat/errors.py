@@ -10,6 +10,7 @@
     ├── NetworkError               exit 5   the network, or a checksum
     ├── ContextExceeded            exit 6   the prompt is longer than the context
     ├── EngineDied                 exit 1   the child process is gone: signal, last log lines
+    ├── DeviceFault                exit 1   the GPU reported an error after which its process cannot go on
     ├── EngineClosed               exit 1   the engine was closed while the request waited
     ├── HistoryUnusable            exit 1   the file of conversations cannot be read or written
     ├── EngineBusy                 exit 1   too many wait already, or others use the memory: try again later
@@ -107,6 +108,12 @@ class EngineDied(LocalchatError):
     """`details`: signal (name or empty), status, phase (`load`, `warmup`, `serve`)."""
 
     code = "engine_died"
+
+
+class DeviceFault(LocalchatError):
+    """Raised in the process of a model, which ends by it: the parent process sees EngineDied."""
+
+    code = "device_fault"
 
 
 class EngineClosed(LocalchatError):

@@ -20,8 +20,9 @@ class CudaBackend:
     kinds: tuple[Kind, ...] = preflight.KINDS
 
     def build_key(self) -> str:
-        """Empty: no native library of ours could crash in a way that a safe mode avoids."""
-        return ""
+        """Names the GPU, its driver, torch, Triton and our kernels: where one is new, what crashed is tried
+        again."""
+        return environment.build_key()
 
     def available(self) -> Availability:
         """Look for a GPU, its driver and the libraries, without importing torch or triton."""
@@ -94,6 +95,10 @@ class ReferenceBackend(CudaBackend):
     Slow, and never chosen automatically: ask for `localchat_cuda.backend:ReferenceBackend`."""
 
     name = "cuda-reference"
+
+    def build_key(self) -> str:
+        """Empty: no kernel runs."""
+        return ""
 
     def available(self) -> Availability:
         return Availability(True, f"References on {read_machine().cpu_name or 'this CPU'}.")

@@ -1,5 +1,6 @@
 """Checks for an NVIDIA GPU, its driver and the libraries, without importing torch."""
 
+import hashlib
 import re
 import sys
 from collections.abc import Sequence
@@ -77,6 +78,18 @@ def check_gpu(gpu: Gpu, toolkit: str) -> Availability:
     return Availability(
         True, f"{gpu.name}, driver {gpu.driver}, CUDA {toolkit}.", versions=versions
     )
+
+
+def build_key() -> str:
+    """A digest of all that decides whether kernels run; empty without a GPU."""
+    gpus, _ = read_gpus()
+    if not gpus:
+        return ""
+    gpu = gpus[choose_gpu(gpus)]
+    seen = [gpu.name, gpu.compute_capability, gpu.driver, _version("torch"), _version("triton")]
+    folder = Path(__file__).parent / "kernels"
+    seen += [(path.name, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*.py"))]
+    return f"cuda-{hashlib.sha256(repr(seen).encode()).hexdigest()[:24]}"
 
 
 def torch_cuda() -> str:

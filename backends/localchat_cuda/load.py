@@ -22,6 +22,7 @@ from localchat.errors import DoesNotFit
 from localchat.fit.kv_types import FP8
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
+from localchat_cuda.kernels.launch import set_safe_mode
 from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
@@ -55,11 +56,13 @@ def load_runner(
     config: ModelConfig, folder: Path | None, device_name: str, request: LoadRequest, progress: Progress,
     notify: Callable[[str], None],
 ) -> CudaRunner:  # fmt: skip
-    """Load weights from `folder` (None: random ones) to the device, allocate pages and warm up. Raises
-    ModelInvalid, DoesNotFit, EngineClosed."""
+    """Load weights from `folder` (None: random ones) to the device, allocate pages and warm up. In safe mode
+    without CUDA graphs, PDL, and kernels in Gluon. Raises ModelInvalid, DoesNotFit, DeviceFault,
+    EngineClosed."""
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    set_safe_mode(request.safe_mode)
     plan, caps = request.plan, capabilities(config, request)
     total = max(plan.weights_bytes, 1)
 
@@ -92,7 +95,8 @@ def load_runner(
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
         ahead.wait()
-        runner = CudaRunner(model, caps, graph_bytes=max(0, plan.overhead_bytes - OVERHEAD_BYTES))
+        graph_bytes = max(0, plan.overhead_bytes - OVERHEAD_BYTES)
+        runner = CudaRunner(model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes)
         warm_up(runner)
     return runner
 

@@ -212,11 +212,11 @@ class Runner(Protocol):
     capabilities: Capabilities
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin a step. Raises only on a broken invariant; lack of memory is a result."""
+        """Begin a step. Raises DeviceFault, and on a broken invariant; lack of memory is a result."""
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest launched step."""
+        """Wait for the oldest launched step. Raises DeviceFault."""
         ...
 
     def abort(self) -> None:
@@ -259,7 +259,7 @@ class OpenModel(Protocol):
     def load(
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
     ) -> Runner:
-        """Read the weights and warm up. Raises ModelInvalid, DoesNotFit.
+        """Read the weights and warm up. Raises ModelInvalid, DoesNotFit, DeviceFault.
 
         notify: gets sentences for the user.
         """

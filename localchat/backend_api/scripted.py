@@ -39,7 +39,7 @@ from localchat.backend_api.interface import (
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.scripted_kv import storage_for
-from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, ModelMissing
+from localchat.errors import ContextExceeded, DeviceFault, EngineClosed, ModelInvalid, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 
@@ -54,9 +54,9 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     reply: str | None = None
     """Its answer to everything, then its end; None: text by hash of all earlier tokens."""
-    crash: Literal["", "open", "load", "warmup", "always", "step"] = ""
-    """Where the process dies by SIGSEGV; `step`: after `crash_after` steps. Safe mode avoids it, apart from
-    `open` and `always`, which dies in any warm-up."""
+    crash: Literal["", "open", "load", "warmup", "fault", "always", "step"] = ""
+    """Where the process dies by SIGSEGV; `fault`: in the warm-up by a DeviceFault; `step`: after `crash_after`
+    steps. Safe mode avoids it, apart from `open` and `always`, which dies in any warm-up."""
     crash_after: int = 3
     step_s: float = 0.0
     """Duration of a step."""
@@ -324,6 +324,8 @@ class ScriptedModel:
         if script.crash == "load" and not request.safe_mode:
             os.kill(os.getpid(), signal.SIGSEGV)
         progress(1000, 1000)
+        if script.crash == "fault" and not request.safe_mode:
+            raise DeviceFault("a kernel failed")
         if script.crash == "always" or (script.crash == "warmup" and not request.safe_mode):
             os.kill(os.getpid(), signal.SIGSEGV)
         return ScriptedRunner(

@@ -228,7 +228,7 @@ def _backend_sentences(backend: BackendDiagnosis) -> Iterator[str]:
 
 
 _SAFE_MODE = (
-    "remembered: this build crashed in its warm-up on this CPU, and runs without that code now"
+    "remembered: this build crashed in its warm-up on this machine, and runs without that code now"
 )
 
 

@@ -35,7 +35,7 @@ from localchat.core.stats import EngineCounters
 from localchat.engine.events import EngineStats, Event, Loading, MetricsSnapshot
 from localchat.engine.interface import EngineInfo
 from localchat.engine.local import protocol
-from localchat.errors import EngineClosed, LocalchatError, UsageError
+from localchat.errors import DeviceFault, EngineClosed, LocalchatError, UsageError
 from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
 
@@ -138,11 +138,13 @@ class EngineProcess:
     # ------------------------------------------------------------------------ main thread
 
     def run(self) -> int:
-        """Load the model and serve until the input ends. Returns the exit status."""
+        """Load the model and serve until the input ends. Returns the exit status. Raises DeviceFault."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
             embedding = self._opened.embedding
             loaded = self._load_runner() if embedding is None else self._load_embedder()
+        except DeviceFault:
+            raise
         except LocalchatError as error:
             self._sender.fail(0, error)
             return 0 if self._sender.closing else 1
@@ -439,7 +441,11 @@ def serve(source: BinaryIO, sink: BinaryIO, render_process: RenderProcess) -> in
     except LocalchatError as error:
         sender.fail(0, error)
         return 1
-    return EngineProcess(spec, opened, frames, sender, counters).run()
+    try:
+        return EngineProcess(spec, opened, frames, sender, counters).run()
+    except DeviceFault as fault:
+        sys.stderr.write(f"{fault}\n")
+        return protocol.FAULT_STATUS
 
 
 def private_pipes() -> tuple[BinaryIO, BinaryIO]:

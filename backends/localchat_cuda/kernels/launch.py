@@ -28,16 +28,18 @@ class Traits(NamedTuple):
     """Multiprocessors."""
     capability: tuple[int, int] = (0, 0)
     """Compute capability; (0, 0) in the interpreter."""
+    safe: bool = False
+    """Only what every supported GPU does alike: no PDL, and no kernel in Gluon."""
 
     @staticmethod
-    def of(capability: tuple[int, int], sms: int) -> "Traits":
+    def of(capability: tuple[int, int], sms: int, *, safe: bool = False) -> "Traits":
         """Return the traits of a GPU."""
-        return Traits(True, capability >= (9, 0), sms, capability)
+        return Traits(True, capability >= (9, 0) and not safe, sms, capability, safe)
 
     @property
     def hopper(self) -> bool:
-        """Whether the GPU has the instructions that only compute capability 9 has: wgmma and TMA box copies."""
-        return self.capability[0] == 9
+        """Whether kernels may use what only compute capability 9 has: wgmma and TMA box copies."""
+        return self.capability[0] == 9 and not self.safe
 
     @property
     def fp8(self) -> bool:
@@ -51,9 +53,21 @@ def interpreted() -> bool:
 
 
 @lru_cache(maxsize=16)
-def _traits_of_cuda(index: int) -> Traits:
+def _traits_of_cuda(index: int, safe: bool) -> Traits:
     properties = torch.cuda.get_device_properties(index)
-    return Traits.of((properties.major, properties.minor), properties.multi_processor_count)
+    capability = (properties.major, properties.minor)
+    return Traits.of(capability, properties.multi_processor_count, safe=safe)
+
+
+_safe: list[bool] = []
+
+
+def set_safe_mode(on: bool) -> None:
+    """Leave out PDL and kernels in Gluon on the GPUs of this process from now on, or no longer.
+
+    One process loads one model: it is set before the first launch.
+    """
+    _safe[:] = [on]
 
 
 _imagined: list[Traits] = []
@@ -71,7 +85,7 @@ def traits(device: torch.device) -> Traits:
     """Return the launch traits of a device; a CPU stands for the interpreter."""
     if device.type == "cuda" and not interpreted():
         return _traits_of_cuda(
-            torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.current_device() if device.index is None else device.index, any(_safe)
         )
     if device.type == "meta" and _imagined:
         return _imagined[0]
@@ -121,13 +135,20 @@ def set_carveout(kernel: object, rows: int = 1) -> None:
     """Give a launched kernel the carve-out of the other kernels in a step of `rows` rows.
 
     The driver picks one for each kernel from its own need, and a multiprocessor seems to drain before it
-    changes: with attention between the gemms, that cost 15 % of a decode step of 1 to 8 rows. Takes effect from
+    changes: with attention between the gemms, that cost 15 % of a decode step of 1 to 8 rows. Measured on
+    compute capability 9, whose multiprocessors have 256 KB, and left alone on others. Takes effect from
     the kernel's next launch on, so a first launch must come before a graph is captured. `kernel` is the return
     value of Triton's launch (None in the interpreter).
     """
     function = getattr(kernel, "function", None)
-    if function and not own_carveout(rows):
+    if function and not own_carveout(rows) and _is_hopper(kernel):
         _prefer_carveout(function, CARVEOUT_PERCENT)
+
+
+def _is_hopper(kernel: object) -> bool:
+    """Whether a compiled kernel is for compute capability 9."""
+    target = getattr(getattr(kernel, "metadata", None), "target", None)
+    return getattr(target, "arch", 0) // 10 == 9
 
 
 def require(

@@ -1,6 +1,8 @@
 """Tells apart the errors that torch, CUDA and Triton raise."""
 
 import torch
+import triton
+from triton.errors import TritonError
 
 _MEMORY_PHRASES = (
     "out of memory",  # CUDA runtime, torch's allocator, Triton's module loader
@@ -12,6 +14,14 @@ _CAPTURE_PHRASES = (
     "stream is capturing",  # cudaErrorStreamCaptureUnsupported: the allocator freed cached blocks
     "streamcapture",
 )
+_FAULT_PHRASES = ("cuda error", "triton error", "passmanager::run failed", "cublas_status")
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Whether the GPU, its driver or the compiler for it failed: other errors are bugs of ours, in Python."""
+    if isinstance(error, torch.AcceleratorError | TritonError):
+        return True
+    return isinstance(error, RuntimeError) and _says(error, _FAULT_PHRASES)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -35,3 +45,12 @@ def spoils_capture(error: BaseException) -> bool:
 def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
     text = str(error).lower()
     return any(phrase in text for phrase in phrases)
+
+
+def describe_device(device: torch.device) -> str:
+    """The GPU and the libraries that a fault depends on, as a sentence."""
+    libraries = f"torch {torch.__version__}, Triton {triton.__version__}"
+    if device.type != "cuda":
+        return f"On a CPU, {libraries}."
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return f"{torch.cuda.get_device_name(device)}, compute capability {capability}, {libraries}."

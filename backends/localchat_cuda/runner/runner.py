@@ -16,11 +16,12 @@ from typing import TypeVar
 import torch
 
 from localchat.backend_api.interface import Capabilities, Copy, MemoryReport, StepPlan, StepResult
+from localchat.errors import DeviceFault
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_tile_config
 from localchat_cuda.kernels.launch import interpreted, traits
 from localchat_cuda.memory_plan import logit_rows
-from localchat_cuda.runner.cuda_errors import is_out_of_memory
+from localchat_cuda.runner.cuda_errors import describe_device, is_device_fault, is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import CudaGraphs
 from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig
@@ -55,6 +56,8 @@ class CudaRunner:
         pages, config = model.pages, model.config
         self.device = pages.device
         self._gpu = self.device.type == "cuda"
+        # Asked for now: after an error the GPU answers no more.
+        self._device_text = describe_device(self.device)
         self._stream = torch.cuda.Stream(self.device) if self._gpu else None  # type: ignore[no-untyped-call]
         batch_config = BatchConfig(
             config.heads, config.key_heads, config.head_dim, pages.page_tokens,
@@ -99,7 +102,7 @@ class CudaRunner:
         step = PendingStep(plan, time.perf_counter())
         if any(one.status == "out_of_memory" for one in self._pending):
             step.status = "aborted"
-        with self._on_stream():
+        with self._on_stream(), self._faults(step):
             begun = self._event()
             self.table.remove(plan.leave)
             self._sampler.add(self.table.add(plan.enter))
@@ -128,6 +131,27 @@ class CudaRunner:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             yield
 
+    @contextlib.contextmanager
+    def _faults(self, step: PendingStep) -> Iterator[None]:
+        """Report an error of the GPU with the steps that may have made it: `step` and those in flight.
+
+        The first line of the error alone: what follows is advice to developers of CUDA programs."""
+        try:
+            yield
+        except Exception as error:
+            if not is_device_fault(error):
+                raise
+            what = str(error).strip().partition("\n")[0] or type(error).__name__
+            one_of = "; ".join(
+                f"step {each.plan.number}, {each.shape}"
+                for each in (step, *self._pending)
+                if each.shape is not None
+            )
+            raise DeviceFault(
+                f"The GPU reported an error: {what}. Last launched: {one_of or 'no step'}. "
+                f"{self._device_text}"
+            ) from error
+
     def _event(self) -> torch.cuda.Event | None:
         if not self._gpu:
             return None
@@ -150,8 +174,11 @@ class CudaRunner:
 
     def _prepare(self, step: PendingStep) -> PreparedStep | None:
         """Write the arrays of the computation into the buffer; the layout first, where graphs look for it."""
-        computes = bool(step.plan.rows) and step.status == "ok"
-        return self._executor.prepare(step) if computes else None
+        if not step.plan.rows or step.status != "ok":
+            return None
+        prepared = self._executor.prepare(step)
+        step.shape = prepared.batch.shape
+        return prepared
 
     def _write_settings(self, _: PendingStep) -> None:
         """Write the settings of new sequences into the buffer, and the tokens that their penalties need."""
@@ -185,8 +212,9 @@ class CudaRunner:
         if step.events is None:
             return step.result(time.perf_counter() - step.launched_s)
         begun, done = step.events
-        done.synchronize()
-        elapsed_s = begun.elapsed_time(done) / 1e3
+        with self._faults(step):
+            done.synchronize()
+            elapsed_s = begun.elapsed_time(done) / 1e3
         return step.result(elapsed_s if self._is_typical(step, elapsed_s) else 0.0)
 
     def _is_typical(self, step: PendingStep, elapsed_s: float) -> bool:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from localchat.backend_api.interface import LogitsPosition, Sample, StepPlan, StepResult, StepStatus
+from localchat_cuda.runner.input_batch import StepShape
 
 
 class TopLogprobs(NamedTuple):
@@ -27,6 +28,8 @@ class PendingStep:
 
     plan: StepPlan
     launched_s: float
+    shape: StepShape | None = None
+    """None: it computes nothing."""
     status: StepStatus = "ok"
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
     """Begin and end on the GPU."""

@@ -31,8 +31,8 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 _BEFORE_OUTPUT = (Loading, Queued, MetricsSnapshot)
 _SAFE_MODE_FAILED = (
-    "safe mode did not help: the file may be damaged, or this llama.cpp has a bug with such models; "
-    "download the file again, or try `pip install --upgrade llama-cpp-python`"
+    "safe mode did not help: the file may be damaged, or the backend has a bug with such models; download the "
+    "file again, or upgrade the backend (for llama.cpp: `pip install --upgrade llama-cpp-python`)"
 )
 _CRASHES = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"})
 
@@ -292,14 +292,18 @@ class LocalEngine:
         self, child: ChildProcess, death: EngineDied, notices: list[str]
     ) -> bool:
         """Restart a build that crashed natively before its first answer, unless it was in safe mode."""
-        crashed = death.details.get("signal") in _CRASHES
+        fault = death.details.get("status") == protocol.FAULT_STATUS
+        crashed = fault or death.details.get("signal") in _CRASHES
         if child.phase not in ("load", "warmup") or not crashed or not child.build:
             return False
         if child.build in self._crash_record.known():
             return False
+        library, why = "llama.cpp", death.details["signal"]
+        if not child.build.startswith(library):
+            library, why = "the backend", "an error of the GPU" if fault else why
         notices.append(
-            f"llama.cpp crashed before its first answer ({death.details['signal']}) and restarts in safe "
-            "mode, which is remembered if it helps; `localchat doctor` explains how to rebuild it at full speed"
+            f"{library} crashed before its first answer ({why}) and restarts in safe mode, which is "
+            "remembered if it helps; `localchat doctor` explains how to get back to full speed"
         )
         self._crash_record.try_safe_mode(child.build)
         child_in_safe_mode = self._running_child()

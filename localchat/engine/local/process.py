@@ -14,6 +14,7 @@ from typing import IO
 import msgspec
 
 from localchat.engine.local.protocol import (
+    FAULT_STATUS,
     Entered,
     FrameError,
     FrameReader,
@@ -133,6 +134,8 @@ class ChildProcess:
         status = self._process.wait()
         name = _signal_name(status)
         what = f"was killed by {name}" if name else f"exited with status {status}"
+        if status == FAULT_STATUS:
+            what = "ended because the GPU reported an error"
         activity = {
             "open": "reading",
             "load": "loading",

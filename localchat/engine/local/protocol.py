@@ -17,6 +17,8 @@ from localchat.errors import Detail
 from localchat.fit.load_options import LoadOptions
 
 MAX_FRAME_BYTES = 1 << 30
+FAULT_STATUS = 70
+"""Exit status of a process that ended by a DeviceFault, which its last log line tells."""
 _LENGTH = struct.Struct(">I")
 
 

@@ -130,6 +130,16 @@ def test_crash_before_the_first_answer_restarts_in_safe_mode_with_a_notice(
     assert said == []
 
 
+def test_error_of_the_gpu_before_the_first_answer_restarts_in_safe_mode(
+    engine_for: Open, said: list[str], tmp_path: Path
+) -> None:
+    options = {"state_dir": tmp_path / "state"}
+    first = engine_for(options=options, reply="yes", crash="fault")
+    assert text_of(list(first.generate(plain()))) == "yes"
+    assert first.info().safe_mode
+    assert "error of the GPU" in said[0] and "safe mode" in said[0] and "llama.cpp" not in said[0]
+
+
 def test_crash_that_safe_mode_does_not_mend_is_told_and_slows_no_other_model(
     engine_for: Open, said: list[str], tmp_path: Path
 ) -> None:

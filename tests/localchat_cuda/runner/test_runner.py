@@ -23,6 +23,7 @@ from localchat.backend_api.interface import (
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.engine.request import GenerateRequest
+from localchat.errors import DeviceFault
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.step_output import PendingStep
 from tests.support import tiny_models
@@ -320,18 +321,58 @@ def test_out_of_memory_is_a_result_and_the_next_step_computes_nothing(
     assert found[0].token == wanted.token != int(logits.argmax())
 
 
-def test_a_failure_other_than_memory_is_not_hidden(
+ILLEGAL = torch.AcceleratorError(
+    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later"
+)
+
+
+def test_an_error_of_the_gpu_names_the_step_that_was_launched_last(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = tiny_runner(folder)
 
     def wrong(*_: Any) -> Any:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        raise ILLEGAL
 
     monkeypatch.setattr(runner._executor, "compute", wrong)
     enter = (Enter(1, 0, (1, 2), 2, GREEDY),)
     row = StepRow(1, 0, 0, (1, 2), (), (0,))
-    with pytest.raises(RuntimeError, match="illegal"):
+    with pytest.raises(
+        DeviceFault, match=r"illegal memory access.*step 7, StepShape\(tokens=2"
+    ) as caught:
+        runner.launch(StepPlan(7, (row,), (LogitsPosition(0, 1, 1),), enter=enter))
+    assert torch.__version__ in caught.value.message and "\n" not in caught.value.message
+
+
+def test_an_error_that_comes_back_late_names_every_step_in_flight(folder: Path) -> None:
+    runner = tiny_runner(folder)
+    tokens = tokens_of(36, 30)
+    enter = (Enter(1, 0, tokens, 30, GREEDY),)
+    row = StepRow(1, 0, 0, tokens, (), (0,))
+    runner.launch(StepPlan(4, (row,), (LogitsPosition(0, 29, 1),), enter=enter))
+    runner.launch(StepPlan(5, (StepRow(1, 0, 30, LAST),), (LogitsPosition(0, 0, 1),)))
+
+    class Event:
+        def synchronize(self) -> None:
+            raise ILLEGAL
+
+    runner._pending[0].events = (Event(), Event())  # type: ignore[assignment]
+    with pytest.raises(DeviceFault, match=r"step 4, .*step 5, "):
+        runner.collect()
+
+
+def test_a_failure_that_is_not_the_gpus_is_not_hidden(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = tiny_runner(folder)
+
+    def wrong(*_: Any) -> Any:
+        raise ValueError("shapes differ")
+
+    monkeypatch.setattr(runner._executor, "compute", wrong)
+    row = StepRow(1, 0, 0, (1, 2), (), (0,))
+    enter = (Enter(1, 0, (1, 2), 2, GREEDY),)
+    with pytest.raises(ValueError, match="shapes differ"):
         runner.launch(StepPlan(1, (row,), (LogitsPosition(0, 1, 1),), enter=enter))
 
 

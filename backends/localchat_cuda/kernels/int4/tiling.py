@@ -1,7 +1,8 @@
 """Tile configs of the int4 gemms by kernel variant, weight shape and row count.
 
 Those for the shapes of a 7B model were measured on an H200, inside the kernel chain of a whole model
-(the best alone is often not the best in the chain). Others follow the rule that they suggest: the
+(the best alone is often not the best in the chain), and hold for GPUs with as many multiprocessors. Others
+follow the rule that they suggest: the
 whole grid in one wave, 35 to 50 KB of weights in flight for each multiprocessor, splits of K where N
 alone gives too few programs.
 """
@@ -61,6 +62,8 @@ def variant_for(rows: int) -> GemmVariant:
 _GATE_UP, _DOWN, _QKV, _O = (37888, 3584), (3584, 18944), (4608, 3584), (3584, 3584)
 """Qwen2.5-7B, as (N, K)."""
 
+_MEASURED_SMS = 132
+"""Multiprocessors of an H200, as of an H100 on SXM."""
 _MEASURED: dict[tuple[GemmVariant, int], dict[tuple[int, int], TileConfig]] = {
     ("int8", 4): {
         _GATE_UP: TileConfig(1, 2, 1, 1, 64),
@@ -109,7 +112,7 @@ def tile_config_for(variant: GemmVariant, rows: int, n: int, k: int, sms: int) -
     """
     size = row_class(variant, rows)
     found = _MEASURED.get((variant, size), {}).get((n, k))
-    if found is not None:
+    if found is not None and sms == _MEASURED_SMS:
         return found
     return _narrow(size, n, k, sms)
 

@@ -1,0 +1,67 @@
+"""What a card decides about launches: measured settings stay on the cards that they were measured on."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from localchat_cuda.kernels import launch
+from localchat_cuda.kernels.attention import prefill
+from localchat_cuda.kernels.int4 import packed_rows
+from localchat_cuda.kernels.int4.tiling import TileConfig, tile_config_for
+from localchat_cuda.kernels.launch import Traits
+
+META = torch.device("meta")
+
+
+@pytest.fixture
+def imagined(monkeypatch: pytest.MonkeyPatch) -> list[Traits]:
+    found: list[Traits] = []
+    monkeypatch.setattr(launch, "_imagined", found)
+    return found
+
+
+def test_safe_mode_leaves_out_pdl_and_kernels_of_one_architecture(imagined: list[Traits]) -> None:
+    for safe in (False, True):
+        imagined[:] = [Traits.of((9, 0), 132, safe=safe)]
+        traits = launch.traits(META)
+        assert (traits.pdl, traits.hopper) == (not safe, not safe)
+        assert (packed_rows(META) == 512) == safe
+        tile = prefill.best_tile_config(128, 64, torch.bfloat16, META)
+        assert (tile == prefill.tile_config_for(128)) == safe
+        assert traits.fp8, "e4m3 is no risk: it is Triton's own"
+
+
+def test_safe_mode_is_that_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(launch, "interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(launch, "_safe", [])
+    launch._traits_of_cuda.cache_clear()
+    device = torch.device("cuda", 0)
+    for on in (True, False):
+        launch.set_safe_mode(on)
+        assert launch.traits(device).safe is on
+        assert launch.traits(device).pdl is not on
+    launch._traits_of_cuda.cache_clear()
+
+
+@pytest.mark.parametrize(("arch", "wanted"), [(90, 1), (86, 0), (100, 0), (120, 0)])
+def test_only_hopper_gets_the_carve_out_that_was_measured_on_it(
+    monkeypatch: pytest.MonkeyPatch, arch: int, wanted: int
+) -> None:
+    set_: list[int] = []
+    monkeypatch.setattr(launch, "_prefer_carveout", lambda function, percent: set_.append(percent))
+    kernel = SimpleNamespace(
+        function=7, metadata=SimpleNamespace(target=SimpleNamespace(arch=arch))
+    )
+    launch.set_carveout(kernel)
+    assert len(set_) == wanted
+    launch.set_carveout(kernel, launch.CARVEOUT_ROWS + 1)
+    assert len(set_) == wanted
+
+
+def test_measured_tiles_are_for_the_card_that_they_were_measured_on() -> None:
+    measured, other = (tile_config_for("int8", 1, 3584, 3584, sms) for sms in (132, 46))
+    assert measured == TileConfig(4, 1, 2, 14, 168)
+    assert other != measured and other.fits(3584, 3584)
