@@ -205,3 +205,26 @@ def test_an_architecture_that_it_lacks_is_an_objection(tmp_path: Path) -> None:
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["MambaForCausalLM"]}))
     assert "MambaForCausalLM" in CudaBackend().objection(read_checkpoint(tmp_path))
+
+
+def test_a_crash_is_remembered_for_this_card_driver_and_libraries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def key(gpu: Gpu | None, triton: str = "3.6.0") -> str:
+        cards = () if gpu is None else (gpu,)
+        monkeypatch.setattr("localchat_cuda.environment.read_gpus", lambda: (cards, ""))
+        monkeypatch.setattr(
+            "localchat_cuda.environment._version",
+            lambda name: {"triton": triton}.get(name, "2.11.0"),
+        )
+        return CudaBackend().build_key()
+
+    first = key(HOPPER)
+    assert first.startswith("cuda-") and key(replace(HOPPER, free_bytes=1 << 30)) == first
+    others = {
+        key(replace(HOPPER, name="NVIDIA B200", compute_capability=(10, 0))),
+        key(replace(HOPPER, driver="590.1")),
+        key(HOPPER, "3.9.0"),
+    }
+    assert len(others) == 3 and first not in others
+    assert key(None) == "" == ReferenceBackend().build_key()
