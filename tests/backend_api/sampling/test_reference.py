@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from localchat.backend_api.interface import SamplingParams
-from localchat.backend_api.sampling.gumbel import HIGHEST, LOWEST, M1, M2, MASK, G, draw_key, gumbel
+from localchat.backend_api.sampling.gumbel import (
+    HIGHEST,
+    LOWEST,
+    M1,
+    M2,
+    MASK,
+    G,
+    draw_key,
+    gumbel,
+    winner,
+)
 from localchat.backend_api.sampling.reference import NOTHING, Draw, Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 
@@ -326,3 +336,28 @@ def test_counts_grow_beyond_their_first_room_and_refuse_gaps() -> None:
     assert int(tally.output.sum()) == 100
     with pytest.raises(IndexError, match="502 cannot follow 500"):
         tally.write(502, [1])
+
+
+@pytest.mark.parametrize("deviation", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_the_winner_of_pieces_is_that_of_all_scores_with_all_noise(
+    deviation: float, pieces: int
+) -> None:
+    random = np.random.default_rng(3)
+    for key in range(40):
+        scores = random.normal(0, deviation, 5000).astype(np.float32)
+        tokens = np.arange(5000) * 3
+        parts = zip(np.array_split(tokens, pieces), np.array_split(scores, pieces), strict=True)
+        expected = tokens[(scores + gumbel(key, tokens)).argmax()]
+        assert winner(key, parts) == expected
+
+
+def test_a_wide_draw_without_filters_is_the_largest_of_logits_and_noise() -> None:
+    row = np.random.default_rng(4).normal(0, 1, 30_000).astype(np.float32)
+    row[::7] = -np.inf
+    sampler = Sampler(len(row))
+    params = SamplingParams(temperature=0.5, top_p=1.0, min_p=0.0)
+    for position in range(20):
+        noise = gumbel(draw_key(0, 0, position), np.arange(len(row)))
+        scores = (row - row.max()) * np.float32(2) + noise
+        assert sampler.draw(row, params, position).token == scores.argmax()
