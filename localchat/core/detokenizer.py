@@ -53,6 +53,15 @@ class Detokenizer:
         if self._strip and token_bytes:
             self._strip = False
             token_bytes = token_bytes.removeprefix(b" ")
+        if self._ends:
+            return self._push_part(token_bytes)
+        try:  # nothing waits, and most tokens end with a code point
+            return DecodedText(token_bytes.decode(), 1)
+        except UnicodeDecodeError:
+            return self._push_part(token_bytes)
+
+    def _push_part(self, token_bytes: bytes) -> DecodedText:
+        """Decode bytes that do not begin or do not end with a code point."""
         self._taken += len(token_bytes)
         self._ends.append(self._taken)
         return DecodedText(self._decoder.decode(token_bytes), self._complete())
@@ -150,6 +159,8 @@ class ChoiceOutput:
             return []
         if self._parser is not None:
             return self._events(self._parser.feed(text))
+        if not self._entries:
+            return [Text(self._choice, text)]
         return self._events([Answer(text)] if text else [])
 
     def _close(self) -> list[Event]:

@@ -83,13 +83,14 @@ class EventSender:
     def text(self, sequence: Sequence, events: list[Event], now_s: float) -> None:
         """Add the events of an answer's new tokens."""
         request_state = sequence.request_state
-        if any(isinstance(event, _VISIBLE) for event in events):
-            request_state.timer.visible(now_s)
-        if sequence.known <= request_state.prompt_tokens + _URGENT_TOKENS or any(
-            isinstance(event, ToolCall) for event in events
-        ):
+        for event in events:
+            if isinstance(event, _VISIBLE):
+                request_state.timer.visible(now_s)
+            if isinstance(event, ToolCall):
+                self._urgent = True
+            self._items.append((request_state.id, event))
+        if sequence.known <= request_state.prompt_tokens + _URGENT_TOKENS:
             self._urgent = True
-        self._items += [(request_state.id, event) for event in events]
 
     def _add_urgent(self, id_: int, event: Event) -> None:
         """Add an event that does not wait."""
@@ -165,6 +166,8 @@ class EventSender:
     ) -> None:
         """Add a snapshot of the metrics: ten a second at most, and one at each change of phase."""
         phase, told_s = self._last_metrics.get(request_state.id, ("", 0.0))
+        if phase == "decode" and now_s - told_s < _METRICS_INTERVAL_S:
+            return
         current = "decode" if request_state.completion_tokens else "prefill"
         if phase == current and now_s - told_s < _METRICS_INTERVAL_S:
             return

@@ -1,7 +1,7 @@
 """Output processor: accepts the tokens of a step, detects stops, commits KV and ends requests."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from localchat.backend_api.interface import Capabilities, Sample, StepResult, Tokenizer
@@ -13,6 +13,7 @@ from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
 from localchat.core.spec_decode.ngram_index import SPAN, EarlierTexts
+from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import Event, FinishReason, TokenLogprob
@@ -107,11 +108,14 @@ class OutputProcessor:
         accepted = row.accepted(samples)
         if row.positions and not row.drafts:
             sequence.unknown -= 1
-        if any(one.token == NOTHING for one in (*accepted, *(samples[p] for _, p in row.forks))):
+        drawn = accepted
+        if row.forks:
+            drawn = [*accepted, *(samples[position] for _, position in row.forks)]
+        if NOTHING in [sample.token for sample in drawn]:
             self._fail_without_logits(sequence)
             return
-        self._read_prompt(row, samples)
         if row.start < request_state.prompt_tokens:
+            self._read_prompt(row, samples)
             self._event_sender.prefill(
                 request_state, min(row.start + row.width, request_state.prompt_tokens)
             )
@@ -123,10 +127,12 @@ class OutputProcessor:
         self._commit(sequence, min(computed, sequence.known), earliest)
         if row.drafts:
             sequence.launched = sequence.computed
-        self._update_proposer(sequence, scheduled, row, sampled, elapsed_s)
+        if sequence.proposer is not None:
+            self._update_proposer(sequence.proposer, scheduled, row, sampled, elapsed_s)
         if row.start < request_state.prompt_tokens <= sequence.computed:
             self._scheduler.add_memory_ops(self._kv_cache.checkpoint(sequence.number).memory)
-        self._start_forks(row, samples, now_s)
+        if row.forks:
+            self._start_forks(row, samples, now_s)
         if reason:
             self._finish(sequence, reason, stop, now_s)
         elif sequence.computed == sequence.known and not sequence.may_sample():
@@ -144,7 +150,10 @@ class OutputProcessor:
         request_state, before = sequence.request_state, sequence.known
         events: list[Event] = []
         end: tuple[FinishReason | None, str] = (None, "")
-        for sample in chain(accepted, self._forced(sequence) if accepted else ()):
+        samples: Iterable[Sample] = accepted
+        if accepted and (sequence.grammar_matcher or sequence.think_budget):
+            samples = chain(accepted, self._forced(sequence))
+        for sample in samples:
             end = self._append_token(sequence, sample, events)
             if end[0]:
                 break
@@ -214,7 +223,8 @@ class OutputProcessor:
 
     def _commit(self, sequence: Sequence, computed: int, earliest: int) -> None:
         update = self._kv_cache.commit(sequence.number, sequence.tokens, computed, earliest)
-        self._scheduler.add_memory_ops(update.memory)
+        if update.memory:
+            self._scheduler.add_memory_ops(update.memory)
         sequence.computed = computed
         if update.lost:
             # A sliding window moved past the position to which drafts had to be truncated.
@@ -222,7 +232,7 @@ class OutputProcessor:
 
     def _update_proposer(
         self,
-        sequence: Sequence,
+        proposer: NgramProposer,
         scheduled: ScheduledStep,
         row: ScheduledRow,
         sampled: int,
@@ -230,9 +240,7 @@ class OutputProcessor:
     ) -> None:
         """Learn from a step's drafts. `sampled`: tokens of the sequence up to the last that the step
         sampled."""
-        proposer = sequence.proposer
-        if proposer is None:
-            return
+        sequence = row.sequence
         if not sampled:
             proposer.index_prompt()  # a slice of a long prompt, while the prompt is computed
             return

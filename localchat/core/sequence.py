@@ -92,7 +92,7 @@ class Sequence:
     @property
     def needs(self) -> int:
         """Tokens whose computation has not been launched."""
-        return self.virtual - self.launched
+        return len(self.tokens) + self.unknown - self.launched
 
     @property
     def in_prompt(self) -> bool:
@@ -110,7 +110,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether it has generated a token."""
-        return self.known > self.request_state.prompt_tokens
+        return len(self.tokens) > self.request_state.prompt_tokens
 
     @property
     def free_tokens(self) -> int | None:
@@ -122,7 +122,7 @@ class Sequence:
 
     def may_sample(self) -> bool:
         """Whether one more token is wanted after all virtual ones."""
-        return self.virtual < self.limit
+        return len(self.tokens) + self.unknown < self.limit
 
 
 @dataclass(slots=True, eq=False)
@@ -147,10 +147,10 @@ class RequestState:
     prompt_logprobs_sent: bool = False
     prefill_sent: int = -1
     """Prompt tokens that the last Prefill event reported."""
+    prompt_tokens: int = field(init=False)
 
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.tokens)
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
 
     @property
     def ended(self) -> bool:

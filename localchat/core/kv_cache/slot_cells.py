@@ -20,17 +20,14 @@ class Cells:
     def __init__(self, total: int) -> None:
         self.total = total
         self.free = total
+        self.shared = 0
+        """Cells that more than one slot holds."""
         self._paths: dict[int, list[_Segment]] = {}
         self._counts: dict[int, int] = {}
 
     def used_by(self, slot: int) -> int:
         """Cells of one slot, shared ones included."""
         return self._counts.get(slot, 0)
-
-    def shared(self) -> int:
-        """Cells that more than one slot holds."""
-        segments = {id(s): s for path in self._paths.values() for s in path if len(s.slots) > 1}
-        return sum(segment.length for segment in segments.values())
 
     def extend(self, slot: int, tokens: int) -> None:
         """Give one slot `tokens` more cells of its own."""
@@ -55,6 +52,8 @@ class Cells:
             if left < segment.length:
                 self._split(segment, left)
             segment.slots.add(dst)
+            if len(segment.slots) == 2:
+                self.shared += segment.length
             path.append(segment)
             left -= segment.length
             if not left:
@@ -77,6 +76,8 @@ class Cells:
             last.slots.remove(slot)
             if not last.slots:
                 self.free += last.length
+            elif len(last.slots) == 1:
+                self.shared -= last.length
         self._counts[slot] = tokens
         if not tokens:
             self._counts.pop(slot)
@@ -100,4 +101,6 @@ class Cells:
         for slot, path in self._paths.items():
             assert sum(s.length for s in path) == self._counts[slot], f"slot {slot} is miscounted"
         count = sum(segment.length for segment in used.values())
+        shared = sum(segment.length for segment in used.values() if len(segment.slots) > 1)
+        assert shared == self.shared, f"{shared} cells shared, {self.shared} counted"
         assert count + self.free == self.total, f"{count} cells used, {self.free} free"

@@ -53,6 +53,9 @@ class _SlotEntry:
         """See SavedState."""
 
 
+_NOTHING = CacheUpdate()
+
+
 class _SlotPrefix(NamedTuple):
     version: int
     found: _SlotEntry | SavedState | None
@@ -250,7 +253,7 @@ class SlotKVCacheManager:
         if missing > 0:
             self._cells.extend(slot, missing)
             self._version += 1
-        return CacheUpdate()
+        return _NOTHING
 
     def commit(
         self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
@@ -267,7 +270,7 @@ class SlotKVCacheManager:
         entry.prefix.append(tokens[before:computed])
         entry.earliest, entry.seen = earliest, self._steps
         if self._cells.used_by(entry.slot) == computed:
-            return CacheUpdate()
+            return _NOTHING
         if self._can.rewind == "last_n" and not self._can_truncate(
             computed + 1, earliest, computed
         ):
@@ -355,7 +358,7 @@ class SlotKVCacheManager:
         cached = self._cells.used_by(self._idle.slot) if self._idle else 0
         return KVUsage(
             live=self._cells.total - self._cells.free - cached,
-            shared=self._cells.shared(),
+            shared=self._cells.shared,
             cached=cached,
             swapped=self._host_cache.tokens,
             free=self._cells.free,
@@ -381,4 +384,4 @@ class SlotKVCacheManager:
             assert len(entry.prefix) <= cells, f"slot {entry.slot}: more tokens than cells"
             assert self._can.rewind == "last_n" or not entry.earliest, "a window without a window"
             assert entry is not self._idle or len(entry.prefix) == cells, "an idle entry has room"
-        assert self._can.share or not self._cells.shared(), "cells are shared and cannot be"
+        assert self._can.share or not self._cells.shared, "cells are shared and cannot be"

@@ -223,8 +223,7 @@ class Scheduler:
             sequence.last_step = self.step_number
             sequence.launched = row.start + row.width
             sequence.unknown += 1 if row.positions and not row.drafts else 0
-        width = step.width
-        return ScheduledStep(plan, tuple(step.scheduled_rows), width, step.is_decode)
+        return ScheduledStep(plan, tuple(step.scheduled_rows), step.width, step.is_decode)
 
     # ------------------------------------------------------------------------ rows
 
@@ -243,7 +242,7 @@ class Scheduler:
             width = 1
         else:
             width = self._prompt_width(step, sequence, share)
-        drafts = self._drafts(step, sequence, share)
+        drafts = self._drafts(step, sequence) if sequence.proposer is not None else ()
         if drafts and not self._extend(sequence, width + len(drafts)):
             drafts = ()  # nobody is preempted for guesses
         while not self._make_room(step, sequence, width):
@@ -267,17 +266,12 @@ class Scheduler:
             return min(sequence.needs, chunk)
         return min(width, chunk)
 
-    def _drafts(self, step: StepBuilder, sequence: Sequence, share: int) -> tuple[int, ...]:
-        if (
-            sequence.proposer is None
-            or sequence.needs != 1
-            or sequence.unknown
-            or sequence.steps_in_flight
-        ):
+    def _drafts(self, step: StepBuilder, sequence: Sequence) -> tuple[int, ...]:
+        if sequence.needs != 1 or sequence.unknown or sequence.steps_in_flight:
             return ()
-        most = share - 1 if share else self._most_drafts
+        assert sequence.proposer is not None
         left = sequence.limit - sequence.known - 1
-        room = min(self._most_drafts, most, step.tokens_left - 1, left)
+        room = min(self._most_drafts, step.tokens_left - 1, left)
         if sequence.free_tokens is not None:
             room = min(room, sequence.free_tokens - 1)
         # A fork begins with all that its parent has committed, which must be the prompt alone.
@@ -308,8 +302,10 @@ class Scheduler:
         return True
 
     def _apply(self, sequence: Sequence, update: CacheUpdate) -> None:
-        self.add_memory_ops(update.memory)
-        sequence.new_blocks += update.new_blocks
+        if update.memory:
+            self.add_memory_ops(update.memory)
+        if update.new_blocks:
+            sequence.new_blocks += update.new_blocks
 
     def _write_row(
         self, step: StepBuilder, sequence: Sequence, width: int, drafts: tuple[int, ...]
@@ -321,12 +317,14 @@ class Scheduler:
         assert len(known) == width or (width == 1 and sequence.unknown)
         scheduled = ScheduledRow(sequence, start, width, drafts)
         prompt_tokens = sequence.request_state.prompt_tokens
-        step.add_prompt_logprobs(scheduled, number)
+        if start < prompt_tokens:
+            step.add_prompt_logprobs(scheduled, number)
         if end == sequence.virtual and sequence.may_sample():
             for offset in range(width - 1, width + len(drafts)):
                 position = LogitsPosition(number, offset, sequence.number)
                 scheduled.positions.append(step.add_position(position))
-            step.add_masks(sequence, scheduled.positions, drafts)
+            if sequence.grammar_matcher is not None:
+                step.add_masks(sequence.grammar_matcher, scheduled.positions, drafts)
             # Only at the end of the prompt: with depth 2 the next row is scheduled before the forks have
             # started, and they sample from here once.
             for child in sequence.pending_forks if end == prompt_tokens else ():
@@ -334,7 +332,8 @@ class Scheduler:
                     self._enter.append(child.entry(slot=-1))
                 at = step.add_position(LogitsPosition(number, width - 1, child.number))
                 scheduled.forks.append((child, at))
-                step.add_masks(child, [at])
+                if child.grammar_matcher is not None:
+                    step.add_masks(child.grammar_matcher, [at])
         row = StepRow(
             sequence.number,
             self._kv_cache.slot(sequence.number),

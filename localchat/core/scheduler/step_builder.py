@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from localchat.backend_api.interface import LogitsPosition, Mask, Sample, StepPlan, StepRow, Widths
 from localchat.core.sequence import Sequence
+from localchat.core.structured_output.matcher import GrammarMatcher
 
 
 @dataclass(slots=True)
@@ -58,13 +59,11 @@ class StepBuilder:
         self.scheduled_rows: list[ScheduledRow] = []
         self.positions: list[LogitsPosition] = []
         self.masks: list[Mask] = []
+        self.width = 0
+        """Tokens of its rows, drafts included."""
         self.is_decode = True
         self.preempted_any = False
         """A sequence was preempted for this step: the step admits nobody."""
-
-    @property
-    def width(self) -> int:
-        return sum(row.width for row in self.rows)
 
     def fits_prompt(self, needs: int) -> bool:
         """Whether a prompt would get more than a scrap of the tokens left. `needs`: its tokens."""
@@ -96,12 +95,11 @@ class StepBuilder:
         return len(self.positions) - 1
 
     def add_masks(
-        self, sequence: Sequence, positions: list[int], drafts: tuple[int, ...] = ()
+        self, grammar_matcher: GrammarMatcher, positions: list[int], drafts: tuple[int, ...] = ()
     ) -> None:
-        """Add the grammar's token masks for a sequence's positions; they are computed while the step runs."""
-        if sequence.grammar_matcher is not None:
-            masks = sequence.grammar_matcher.masks(drafts)
-            self.masks += [Mask(at, words) for at, words in zip(positions, masks, strict=True)]
+        """Add a grammar's token masks for a sequence's positions; they are computed while the step runs."""
+        masks = grammar_matcher.masks(drafts)
+        self.masks += [Mask(at, words) for at, words in zip(positions, masks, strict=True)]
 
     def add_prompt_logprobs(self, scheduled: ScheduledRow, row: int) -> None:
         """Request the missing log probabilities of a row's prompt tokens, where they were asked."""
@@ -121,5 +119,7 @@ class StepBuilder:
         """Append a row and charge it to the budget."""
         self.rows.append(row)
         self.scheduled_rows.append(scheduled)
-        self.tokens_left -= row.width
+        width = scheduled.width + len(scheduled.drafts)
+        self.width += width
+        self.tokens_left -= width
         self.is_decode = self.is_decode and is_decode

@@ -34,7 +34,7 @@ def test_every_cell_is_counted_once_whoever_holds_it(
         everything = [cell for used_by in plain.values() for cell in used_by]
         distinct = set(everything)
         assert cells.free == 40 - len(distinct)
-        assert cells.shared() == sum(everything.count(cell) > 1 for cell in distinct)
+        assert cells.shared == sum(everything.count(cell) > 1 for cell in distinct)
         assert [cells.used_by(slot) for slot in range(4)] == [len(plain[slot]) for slot in range(4)]
 
 
@@ -46,4 +46,4 @@ def test_truncating_a_shared_segment_leaves_other_slots_whole() -> None:
     cells.truncate(1, 4)
     cells.check()
     assert [cells.used_by(slot) for slot in range(3)] == [10, 4, 7]
-    assert (cells.free, cells.shared()) == (10, 7)
+    assert (cells.free, cells.shared) == (10, 7)
