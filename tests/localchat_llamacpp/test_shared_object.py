@@ -1,6 +1,7 @@
 """A library that cannot be loaded is refused in a sentence, with the command that helps."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from localchat.errors import LocalchatError
 from localchat_llamacpp.shared_object import _explained, load, section
-from tests.support.fake_llamacpp import build
+from tests.support.fake_llamacpp import build, compiler
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libraries in ELF")
 
@@ -130,3 +131,58 @@ def test_a_mac_with_the_other_kind_of_python_is_told() -> None:
     problem = "dlopen(x): (mach-o file, but is an incompatible architecture (have 'arm64', need 'x86_64'))"
     found = _explained(Path("/x.so"), problem, Path("/"))
     assert found.message == "/x.so was built for arm64, and this Python is x86_64."
+
+
+_WRITER = """
+#include <sstream>
+extern "C" int {calls};
+extern "C" int {name}(long n) {{ std::stringstream s; s << n; return (int)s.str().size(){more}; }}
+"""
+_COUNT = "import ctypes, sys; from pathlib import Path\n{first}\nprint({load}.digits(ctypes.c_long(12345)))"
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that writes numbers to streams, behind one that exports parts of libstdc++ of its own.
+
+    So was llama.cpp where the compiler of the CUDA part linked that library into it. The parts are made weak,
+    as symbols without GNU's unique objects are."""
+    folder = tmp_path_factory.mktemp("mixed")
+    named = [compiler("g++"), "-print-file-name=libstdc++.a"]
+    archive = subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(archive).is_file():
+        pytest.skip("no libstdc++.a here to build the library of this test")
+    parts = folder / "parts.a"
+    subprocess.run([compiler("objcopy"), "--weaken", archive, str(parts)], check=True)
+    inner = _WRITER.format(calls="unused()", name="inner", more="")
+    # gcc, for g++ would add the shared library.
+    build(
+        folder / "inner.so", inner, "-xnone", str(parts), "-lm", "-lgcc_s", language="cpp", by="gcc"
+    )
+    outer = _WRITER.format(calls="inner(long)", name="digits", more=" + 0 * inner(n)")
+    return build(folder / "outer.so", outer, str(folder / "inner.so"), language="cpp")
+
+
+def _count(load: str, first: str, file: Path) -> subprocess.CompletedProcess[str]:
+    code = _COUNT.format(first=first, load=load)
+    path = os.pathsep.join(path for path in sys.path if path)
+    return subprocess.run(
+        [sys.executable, "-c", code, str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+@pytest.mark.parametrize("first", ["", "import numpy"], ids=["alone", "after numpy"])
+def test_a_library_with_a_libstdcpp_of_its_own_meets_the_systems(first: str, mixed: Path) -> None:
+    plain = _count("ctypes.CDLL(sys.argv[1])", first, mixed)
+    if plain.returncode == 0:
+        pytest.skip("this system's loader keeps the two copies apart by itself")
+    used = _count(
+        "__import__('localchat_llamacpp.shared_object').shared_object.load(Path(sys.argv[1]))",
+        first,
+        mixed,
+    )
+    assert (used.returncode, used.stdout) == (0, "5\n"), used.stderr

@@ -97,11 +97,11 @@ def compiler(name: str = "gcc") -> str:
     return found
 
 
-def build(path: Path, source: str, *options: str, language: str = "c") -> Path:
-    """Compile C or C++ text into a shared library."""
+def build(path: Path, source: str, *options: str, language: str = "c", by: str = "") -> Path:
+    """Compile text in `c` or `cpp` into a shared library. by: the compiler, if not that of the language."""
     text = path.with_suffix(f".{language}")
     text.write_text(source)
-    name = "gcc" if language == "c" else "g++"
+    name = by or ("gcc" if language == "c" else "g++")
     subprocess.run(
         [compiler(name), "-shared", "-fPIC", "-O1", "-o", str(path), str(text), *options],
         check=True,
