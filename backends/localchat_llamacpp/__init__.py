@@ -1,4 +1,4 @@
-"""The llama.cpp backend: GGUF models through llama-cpp-python's low-level API."""
+"""The llama.cpp backend: GGUF models through llama.cpp's C API."""
 
 from localchat_llamacpp.backend import LlamaCppBackend
 

@@ -1,4 +1,4 @@
-"""Memory plan of an embedding model. Imports neither torch nor llama_cpp."""
+"""Memory plan of an embedding model. Loads no library."""
 
 from dataclasses import replace
 from typing import Final

@@ -60,6 +60,17 @@ class LibraryFile(NamedTuple):
                 return f"The native build of {BINDING} {self.version}"
         return f"{self.source} {self.version}"
 
+    @property
+    def again(self) -> str:
+        """A sentence: how to get it anew where its file is damaged."""
+        match self.source:
+            case "named":
+                return f"Name another library with {VARIABLE}, or none."
+            case "native":
+                return "Build it again with `localchat doctor --rebuild`."
+        options = "--force-reinstall --no-deps --no-cache-dir"
+        return f"Install it again: pip install {options} {self.source}=={self.version}"
+
 
 class Search(NamedTuple):
     """The library to load, or why there is none."""

@@ -1,6 +1,6 @@
 """Plans a load with llama.cpp: KV type, flash attention, layers on the GPU, tokens a step, context.
 
-Imports neither torch nor llama_cpp. Choices, measured on CPUs: flash attention off for f16 KV (decode 1.2 to
+Loads no library. Choices, measured on CPUs: flash attention off for f16 KV (decode 1.2 to
 2.7 times faster) while its scores fit, on for quantized KV, which needs it; 128 tokens a step on few cores,
 because more only lengthen a step.
 """

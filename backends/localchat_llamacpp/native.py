@@ -119,7 +119,7 @@ def library() -> Library:
             " ".join(("There is no llama.cpp here.", *search.passed_over)), hint=search.hint
         )
     origin = search.library
-    api = bind(load(origin.file), str(origin.file))
+    api = bind(load(origin.file, origin.again), str(origin.file))
     log = NativeLog()
     callback = api.llama_log_callback(log.receive)
     api.llama_log_set(callback, None)

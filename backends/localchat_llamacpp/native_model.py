@@ -29,8 +29,7 @@ _NO_DEVICES = ctypes.cast((ctypes.c_void_p * 1)(None), ctypes.c_void_p)
 reads the GPU's free memory, and a model without layers on it 1.4 GB, for long prompts of a 7B."""
 
 _AGAIN = (
-    "The file may be damaged, or newer than this llama.cpp: download it again, or try "
-    "`pip install --upgrade llama-cpp-python`."
+    "The file may be damaged, or newer than this llama.cpp: download it again, or update localchat."
 )
 
 

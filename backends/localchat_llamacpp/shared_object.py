@@ -28,9 +28,6 @@ _MACHINES: Final[Mapping[int, str]] = {
 _OF_64_BITS, _LITTLE_ENDIAN = 2, 1
 _LOADED: Final = 1
 """Type of a segment that is mapped."""
-_AGAIN = (
-    "Install it again: pip install --force-reinstall --no-cache-dir llama-cpp-python, or xllamacpp."
-)
 _SECTION = struct.Struct("<IIQQQQ")
 """Of an entry in ELF's table: place of the name, type, flags, address, place in the file, bytes."""
 _NO_LIBRARY = re.compile(r"([^\s:]+\.so[.\d]*): cannot open shared object file")
@@ -71,17 +68,17 @@ _TOOLS: Final[Mapping[str, tuple[str, str]]] = {
 """Distributions by ID of os-release: the field of _Packages, and the command."""
 
 
-def load(file: Path, root: Path = Path("/")) -> ctypes.CDLL:
+def load(file: Path, again: str = "") -> ctypes.CDLL:
     """The shared object, loaded into this process. Raises LocalchatError with what to do.
 
-    root: the folder with etc/os-release, for the command in the hint.
+    again: how to get the file anew, a sentence.
     """
-    _check(file)
+    _check(file, again)
     _load_cpp_runtime()
     try:
         return ctypes.CDLL(str(file))
     except OSError as problem:
-        raise _explained(file, str(problem), root) from problem
+        raise _explained(file, str(problem), again) from problem
 
 
 def _load_cpp_runtime() -> None:
@@ -103,12 +100,12 @@ def _load_cpp_runtime() -> None:
 # ---------------------------------------------------------------------------- before the load
 
 
-def _check(file: Path) -> None:
+def _check(file: Path, again: str) -> None:
     """Raise LocalchatError for a file that is no library of this machine, or cut short."""
     try:
         with file.open("rb") as data:
             if sys.platform == "linux":
-                _check_elf(file, data)
+                _check_elf(file, data, again)
     except OSError as problem:
         raise LocalchatError(f"{file} cannot be read: {problem.strerror or problem}") from problem
 
@@ -132,10 +129,10 @@ def section(file: Path, name: str) -> bytes:
         return data.read()
 
 
-def _check_elf(file: Path, data: BinaryIO) -> None:
+def _check_elf(file: Path, data: BinaryIO, again: str) -> None:
     head = data.read(64)
     if len(head) < 64 or head[:4] != b"\x7fELF":
-        raise LocalchatError(f"{file} is not a shared library.", hint=_AGAIN)
+        raise LocalchatError(f"{file} is not a shared library.", hint=again)
     if head[4] != _OF_64_BITS or head[5] != _LITTLE_ENDIAN:
         raise LocalchatError(f"{file} is not for 64-bit little-endian machines such as this one.")
     (machine,) = struct.unpack_from("<H", head, 18)
@@ -159,14 +156,15 @@ def _check_elf(file: Path, data: BinaryIO) -> None:
     size = os.fstat(data.fileno()).st_size
     if size < end:
         raise LocalchatError(
-            f"{file} is cut short: it has {size:,} bytes of at least {end:,}.", hint=_AGAIN
+            f"{file} is cut short: it has {size:,} bytes of at least {end:,}.", hint=again
         )
 
 
 # ---------------------------------------------------------------------------- after a failure
 
 
-def _explained(file: Path, problem: str, root: Path) -> LocalchatError:
+def _explained(file: Path, problem: str, again: str, root: Path = Path("/")) -> LocalchatError:
+    """The error of the system's loader in words. root: the folder with etc/os-release."""
     if found := _NO_LIBRARY.search(problem):
         return LocalchatError(
             f"llama.cpp needs {found[1]}, which is not installed ({file}).",
@@ -176,18 +174,18 @@ def _explained(file: Path, problem: str, root: Path) -> LocalchatError:
         return _too_old(file, found[1], found[2])
     if found := _NO_SYMBOL.search(problem):
         return LocalchatError(
-            f"{file} cannot be loaded: it calls {found[1]}, which no library here has.", hint=_AGAIN
+            f"{file} cannot be loaded: it calls {found[1]}, which no library here has.", hint=again
         )
     if found := _OTHER_MACHINE.search(problem):
         return LocalchatError(
             f"{file} was built for {found[1]}, and this Python is {found[2]}.",
             hint="Take a Python built for this machine, and install localchat with it.",
         )
-    return LocalchatError(f"{file} cannot be loaded: {problem}", hint=_AGAIN)
+    return LocalchatError(f"{file} cannot be loaded: {problem}", hint=again)
 
 
 def _too_old(file: Path, library: str, needed: str) -> LocalchatError:
-    own = "Build llama.cpp on this machine: pip install --force-reinstall --no-cache-dir llama-cpp-python."
+    own = "Build llama.cpp on this machine: `localchat doctor --rebuild`."
     if library == "GLIBC":
         here = os.confstr("CS_GNU_LIBC_VERSION") or "another C library"
         return LocalchatError(

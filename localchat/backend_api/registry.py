@@ -1,7 +1,7 @@
 """Installed backends, found by entry point, and the choice of one for a model.
 
 Front ends and the engine process choose here. Finding a backend imports its package root, which holds no
-torch and no llama_cpp.
+torch and loads no native library.
 """
 
 import sys

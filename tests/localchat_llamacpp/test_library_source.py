@@ -69,17 +69,22 @@ def test_a_machine_without_any_is_told_what_to_install(site: Path, tmp_path: Pat
 
 
 def test_each_source_goes_before_the_next(site: Path, tmp_path: Path) -> None:
-    titles = []
+    titles, again = [], []
     for install in (_prebuilt, _binding, lambda site: _native(tmp_path)):
         install(site)
         library = _search(tmp_path).library
         assert library is not None
         titles.append(library.title)
+        again.append(library.again)
     assert titles == [
         "xllamacpp 2026.10",
         "llama-cpp-python 0.3.36",
         "The native build of llama-cpp-python 0.3.36",
     ]
+    assert again[0].endswith(
+        "pip install --force-reinstall --no-deps --no-cache-dir xllamacpp==2026.10"
+    )
+    assert "doctor --rebuild" in again[2]
     file = tmp_path / "own.so"
     file.touch()
     library = _search(tmp_path, **{VARIABLE: str(file)}).library

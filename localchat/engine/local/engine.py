@@ -32,7 +32,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 _BEFORE_OUTPUT = (Loading, Queued, MetricsSnapshot)
 _SAFE_MODE_FAILED = (
     "safe mode did not help: the file may be damaged, or the backend has a bug with such models; download the "
-    "file again, or upgrade the backend (for llama.cpp: `pip install --upgrade llama-cpp-python`)"
+    "file again, or update localchat"
 )
 _CRASHES = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"})
 
