@@ -15,6 +15,7 @@ class ConfirmScreen(ModalScreen[bool]):
     """Returns True for the first answer. Leaving the screen is a no."""
 
     AUTO_FOCUS = "#answers"
+    CSS_PATH = "dialog.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,n", "answer(False)", show=False),
         Binding("y", "answer(True)", show=False),

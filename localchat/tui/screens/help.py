@@ -37,6 +37,7 @@ class HelpScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "leave", show=False)]
     AUTO_FOCUS = "#help-text"
+    CSS_PATH = "dialog.tcss"
 
     def __init__(self, table: Mapping[str, str]) -> None:
         super().__init__()

@@ -21,6 +21,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
     FILTER_TEXT: ClassVar[str] = "type to filter"
     KEYS_TEXT: ClassVar[str] = ""
     AUTO_FOCUS = "#filter"
+    CSS_PATH = "dialog.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
         Binding("down", "step(1)", show=False, priority=True),

@@ -11,6 +11,7 @@ from localchat.config.settings import KEYS, Given, convert
 from localchat.errors import LocalchatError
 from localchat.tui.parameter_costs import Cost, parameter_costs
 from localchat.tui.screens.list_dialog import ListDialog
+from localchat.tui.setting_labels import LABELS, effective_words, label_column, matches
 
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
@@ -19,8 +20,10 @@ _RELOADING = tuple(key for key, words in KEYS.items() if words.reloads)
 _IMMEDIATE = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("seed", "max_tokens", "think", "speculation"),
+    *("seed", "max_tokens", "think", "think_budget", "speculation"),
 )
+_LOCAL_ONLY = (*_RELOADING, "speculation")
+"""Parameters that a server decides by itself."""
 
 
 class ParameterScreen(ListDialog[dict[str, str]]):
@@ -34,30 +37,52 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         self._session = session
         self._key: str | None = None
         self._costs: tuple[Cost, ...] = ()
+        self._recommended: dict[str, float] = {}
+
+    def on_mount(self) -> None:
+        # Textual also calls `ListDialog.on_mount`, which fills the list.
+        self._read_recommendation()
+
+    @work
+    async def _read_recommendation(self) -> None:
+        """Show the sampling that is recommended for the model, once it is read."""
+        from localchat.models.recommended_sampling import recommended_sampling
+
+        context, model = self._session.context, self._session.setup.model
+        try:
+            found = await asyncio.to_thread(recommended_sampling, model, context.paths)
+        except LocalchatError:
+            return  # the list of models shows what is wrong with the catalogue
+        self._recommended = found.sampling
+        if self._recommended and self._key is None:
+            self.fill(self.query_one("#filter", Input).value)
+
+    @property
+    def _is_remote(self) -> bool:
+        info = self._session.status.info
+        return info is not None and info.backend == "remote"
 
     def fill(self, text: str) -> None:
         if self._key is not None:
             self._check(text)
             return
-        keys = [key for key in (*_RELOADING, *_IMMEDIATE) if text.lower() in key]
-        self.set_entries([(key, self._line(key)) for key in keys])
+        keys = (*_RELOADING, *_IMMEDIATE)
+        if self._is_remote:
+            keys = tuple(key for key in keys if key not in _LOCAL_ONLY)
+        shown = [key for key in keys if matches(key, text)]
+        self.set_entries([(key, self._line(key)) for key in shown], keep=True)
 
     def _line(self, key: str) -> Content:
-        value = getattr(self._session.setup.settings, key)
-        info = self._session.status.info
-        shown = "" if value is None else str(value).lower() if isinstance(value, bool) else value
-        if shown == "" and key == "context_length" and info is not None:
-            shown = f"{info.context_tokens:,}, largest that fits"
-        elif shown == "" and key == "kv_cache_type" and info is not None:
-            shown = f"{info.kv_type}, chosen for this model"
+        session = self._session
+        words = effective_words(key, session.setup.settings, session.status.info, self._recommended)
         what = "reloads the model" if key in _RELOADING else ""
         return Content.assemble(
-            f"{key:<20} ", (f"{shown or 'model default'}  ", "bold"), (what, "$foreground 60%")
+            label_column(key), (f"{words}  ", "bold"), (what, "$foreground 60%")
         )
 
     def about(self, id_: str) -> str:
         if self._key is None:
-            return KEYS[id_].about if id_ in KEYS else ""
+            return f"{KEYS[id_].about}\n/set {id_} VALUE" if id_ in KEYS else ""
         cost = next((each for each in self._costs if each.value == id_), None)
         return cost.words if cost else f"It takes {KEYS[self._key].valid}"
 
@@ -68,7 +93,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         if self._key is None:
             self._key = id_
             field.value = ""
-            field.placeholder = f"{id_}: {KEYS[id_].valid}"
+            field.placeholder = f"{LABELS[id_].label}: {KEYS[id_].valid}"
             self.set_entries([])
             self.show_about(f"It takes {KEYS[id_].valid}")
             if id_ in _RELOADING:

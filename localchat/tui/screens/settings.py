@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input
@@ -12,9 +11,12 @@ from localchat.config.settings_file import read_settings, write_setting
 from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
 from localchat.tui.screens.list_dialog import ListDialog
+from localchat.tui.setting_labels import LABELS, label_column, matches, value_words
 
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
+
+_GROUP_CELLS = 21
 
 
 class SettingsScreen(ListDialog[dict[str, str | None]]):
@@ -42,27 +44,27 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
             self.set_entries([])
             self.show_about(str(problem))
             return
-        keys = [key for key in KEYS if text.lower() in key]
+        keys = [key for key in LABELS if matches(key, text)]
         self.set_entries([(key, self._line(key, written.get(key))) for key in keys], keep=True)
 
     def _line(self, key: str, written: object) -> Content:
-        value = getattr(self._session.setup.settings, key)
-        if written is not None:
-            return Content.assemble(
-                f"{key:<20} ", (sanitize_line(_as_typed(written)), "bold $accent")
-            )
-        shown = "not set" if value in (None, "", (), {}) else _as_typed(value)
-        return Content.assemble(f"{key:<20} ", (sanitize_line(shown), "$foreground 60%"))
+        group = LABELS[key].group
+        head = f"{group if key == _first_of(group) else '':<{_GROUP_CELLS}}"
+        value = getattr(self._session.setup.settings, key) if written is None else written
+        style = "$foreground 60%" if written is None else "bold $accent"
+        shown = sanitize_line(value_words(key, value))
+        return Content.assemble((head, "$primary"), label_column(key), (shown, style))
 
     def about(self, id_: str) -> str:
         if id_ not in KEYS:
             return ""
-        return f"{KEYS[id_].about} It takes {KEYS[id_].valid}.\n{sanitize_line(str(self._path))}"
+        where = f"{id_} in {sanitize_line(str(self._path))}"
+        return f"{KEYS[id_].about} It takes {KEYS[id_].valid}.\n{where}"
 
     def entry_chosen(self, id_: str) -> None:
         self._key = id_
         field = self.query_one("#filter", Input)
-        field.placeholder = f"{id_}: {KEYS[id_].valid}"
+        field.placeholder = f"{LABELS[id_].label}: {KEYS[id_].valid}"
         field.value = ""
         field.focus()
         self.show_about(f"{KEYS[id_].about} It takes {KEYS[id_].valid}. Enter saves it.")
@@ -102,6 +104,6 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
             self.dismiss(self._changed or None)
 
 
-def _as_typed(value: object) -> str:
-    """A value as it is typed in the file, not as Python shows it."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+def _first_of(group: str) -> str:
+    """The first setting of a group, whose line names it."""
+    return next(key for key, label in LABELS.items() if label.group == group)

@@ -18,6 +18,7 @@ _MAX_LINE_CHARACTERS = 2_000
 class ViewerScreen(ModalScreen[None]):
     """Shows up to 200,000 characters, and how many more there are."""
 
+    CSS_PATH = "dialog.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,alt+o", "leave", show=False)]
 
     def __init__(self, title: str, text: str) -> None:

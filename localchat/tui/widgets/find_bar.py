@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.content import Content
@@ -31,13 +30,14 @@ class FindBar(Horizontal):
         """Shows the next match, the previous one (-1), or the nearest (0); returns its number."""
         self._count = 0
 
-    def compose(self) -> ComposeResult:
-        yield Static(Content("find "), id="finder-label")
-        yield Input(id="needle", compact=True)
-        yield Static(Content(""), id="found")
-
     def open(self, text: str) -> None:
         """Show the bar, and search for a text if one is given."""
+        if not self.children:  # not before: the first frame would wait for three hidden widgets
+            self.mount(
+                Static(Content("find "), id="finder-label"),
+                Input(id="needle", compact=True),
+                Static(Content(""), id="found"),
+            )
         self.display = True
         needle = self.query_one(Input)
         needle.value = text

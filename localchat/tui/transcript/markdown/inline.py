@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from localchat.sanitize import sanitize_line
-from localchat.tui.transcript.markdown import latex
 from localchat.tui.transcript.markdown.parser import inline
 from localchat.tui.transcript.markdown.rows import PLAIN, Look, Piece
 
@@ -100,6 +99,10 @@ class _Lines:
                 self._add(token.content, look)
 
     def _formula(self, source: str, look: Look) -> None:
+        from localchat.tui.transcript.markdown import (
+            latex,  # tables that the first frame does not need
+        )
+
         first, *rest = latex.to_unicode(source).split("\n")
         self._add(first, look)
         for line in rest:

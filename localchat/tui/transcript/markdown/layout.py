@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.cells import cell_len
 
-from localchat.tui.transcript.markdown import code, latex, parser
+from localchat.tui.transcript.markdown import code, parser
 from localchat.tui.transcript.markdown.inline import Line, inline_lines, printable
 from localchat.tui.transcript.markdown.rows import PLAIN, Look, Piece, Row
 from localchat.tui.transcript.markdown.table import MAX_ROWS, Table, table_rows
@@ -126,6 +126,8 @@ class MarkdownLayout:
                     inside, self._deeper(lead, (_QUOTE,)), bar, True, False, depth
                 )
             case "formula":
+                from localchat.tui.transcript.markdown import latex  # as in inline.py
+
                 indent = self._deeper(later, (Piece("  ", PLAIN),))
                 text = latex.to_unicode(token.content).split("\n")
                 formula = [[Piece(printable(line), PLAIN)] for line in text if line]
