@@ -187,6 +187,7 @@ def _answer_once(
         _offer_rebuild(setup, engine, options, answer)
     except ContextExceeded as problem:
         error = problem
+        terminal.end_answer(empty=False)
         raise _advised(problem, engine, conversation) from problem
     except LocalchatError as problem:
         error = problem
@@ -216,7 +217,7 @@ def _display(setup: Setup, engine: Engine, options: AskOptions) -> AnswerDisplay
         terminal,
         print_text=not _prints_whole(setup, options),
         reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
-        on_begin=lambda: terminal.notify(context_line(engine.info())),
+        on_begin=lambda: terminal.note(context_line(engine.info())),
         is_enough=_closed_block if stops_early else lambda text: False,
     )
 

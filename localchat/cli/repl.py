@@ -159,7 +159,7 @@ class TerminalView:
         if status.info is not None and not self._engine_shown:
             self._engine_shown = True
             self._terminal.progress("")
-            self._terminal.notify(context_line(status.info))
+            self._terminal.note(context_line(status.info))
         waiting = status.task or status.state in ("queued", "loading", "prefill")
         self._terminal.progress(status.label if waiting else "")
 

@@ -151,7 +151,9 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     names = dict.fromkeys((model.name, model.word, *([word] if word else [])))
     settings, origins = inputs.settings(names)
 
-    told = terminal or Terminal(environ, quiet=settings.quiet, color=settings.color)
+    told = terminal or Terminal(
+        environ, quiet=settings.quiet, color=settings.color, stats=settings.stats
+    )
 
     def settings_for(names: Iterable[str]) -> Settings:
         inputs.reread(told.notify)
@@ -188,7 +190,7 @@ def _allowed(remote: Remote, settings: Settings) -> Remote:
 def opened_engine(setup: Setup) -> "Iterator[Engine]":
     """Open the engine of the model and close it at the end. Raises LocalchatError."""
     try:
-        engine = open_engine(setup, "command line", setup.terminal.notify)
+        engine = open_engine(setup, "command line", setup.terminal.note)
         try:
             yield engine
         finally:

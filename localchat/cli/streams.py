@@ -7,6 +7,7 @@ text is sanitized, and one progress line is drawn and erased again.
 import fcntl
 import io
 import os
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from localchat.sanitize import sanitize
 _ERASE: Final = "\r\x1b[2K"
 _DIM: Final = "\x1b[2m"
 _PLAIN: Final = "\x1b[0m"
+_NUMBER: Final = re.compile(r"\d[\d,.]*")
 _LINE_EVERY_S: Final = 10.0
 """Interval of progress lines where progress cannot be drawn in place."""
 
@@ -36,8 +38,14 @@ class Terminal:
     """Writes answers, notices and progress. Callable from any thread: engines send notices from theirs."""
 
     def __init__(
-        self, environ: Mapping[str, str], *, quiet: bool = False, color: bool = True
+        self,
+        environ: Mapping[str, str],
+        *,
+        quiet: bool = False,
+        color: bool = True,
+        stats: bool = False,
     ) -> None:
+        """`stats`: show the notes of an engine also where stdout is a pipe."""
         self._out = _usable(sys.stdout)
         self._err = _usable(sys.stderr)
         self.stdout_is_terminal = self._out.isatty()
@@ -55,6 +63,9 @@ class Terminal:
         self._in_reasoning = False
         self._line_open = False
         self._pending: list[str] = []
+        self._notes_wanted = not quiet and (stats or self.stdout_is_terminal)
+        self._causes: set[str] = set()
+        """Of the notes so far."""
 
     # ------------------------------------------------------------------ stdout
 
@@ -102,12 +113,25 @@ class Terminal:
 
     # ------------------------------------------------------------------ stderr
 
+    def note(self, sentence: str) -> None:
+        """Print a remark of an engine below the answer, once for each cause; in a pipe only with `stats`.
+
+        Until the answer begins, it is the progress line too."""
+        cause = _NUMBER.sub("0", sentence.partition(". ")[0])
+        with self._lock:
+            if not self._notes_wanted or cause in self._causes:
+                return
+            self._causes.add(cause)
+            self._pending.append(sentence)
+            if not self._line_open:
+                self.progress(sentence)
+
     def notify(self, sentence: str) -> None:
         """Print a notice unless the run is quiet. It waits if it would break a line of the answer."""
         if self._quiet:
             return
         with self._lock:
-            if self._line_open and self.stdout_is_terminal and self.stderr_is_terminal:
+            if self._line_open:  # the streams may end in the same file
                 self._pending.append(sentence)
                 return
         self.print_line(f"localchat: {sentence}", dim=True)

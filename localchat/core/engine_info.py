@@ -1,7 +1,7 @@
 """EngineInfo of a model in this process: how it is loaded, the memory it takes, its fingerprint."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import psutil
@@ -42,8 +42,13 @@ class MemoryUsage:
         """Sum of the known parts; 0 before the load."""
         return sum(max(0, part) for part in _parts(self.actual)) if self.actual else 0
 
-    def measure(self, report: MemoryReport, notify: Callable[[str], None]) -> None:
-        """Record the parts after the load; `notify` gets a sentence where the plan was far off.
+    @property
+    def error(self) -> str:
+        """A sentence where the plan was far off; empty otherwise, and before the load."""
+        return prediction_error(_parts(self.predicted), _parts(self.actual)) if self.actual else ""
+
+    def measure(self, report: MemoryReport) -> None:
+        """Record the parts after the load.
 
         Buffers count whole, also where no page of them was touched yet. The overhead is what this process
         held before the load (interpreter, libraries, vocabulary) and what the runner keeps besides. With
@@ -52,8 +57,6 @@ class MemoryUsage:
         weights, kv, compute, other = report
         overhead = -1 if self._offloads else self._before_bytes + max(other, 0)
         self.actual = MemoryParts(weights, kv, compute, overhead)
-        if sentence := prediction_error(_parts(self.predicted), _parts(self.actual)):
-            notify(sentence)
 
 
 def prediction_error(predicted: Sequence[int], actual: Sequence[int]) -> str:
@@ -68,8 +71,8 @@ def prediction_error(predicted: Sequence[int], actual: Sequence[int]) -> str:
         return ""
     word = "more" if took > planned else "less"
     return (
-        f"the model takes {size(took)}, {percent(difference, planned)} {word} than the {size(planned)} that "
-        "were planned: `fit` is off by as much for this model"
+        f"It takes {size(took)}, {percent(difference, planned)} {word} than the {size(planned)} that were "
+        "planned."
     )
 
 
@@ -113,7 +116,7 @@ def engine_info(
         predicted_bytes=plan.total_bytes,
         actual_bytes=memory.actual_bytes,
         loaded=memory.actual is not None,
-        why=placed(choice.why, plan),
+        why=" ".join(filter(None, (placed(choice.why, plan), memory.error))),
         limits=(ONLY_EMBEDS,) if info.pooling else can.limits if can else (),
         predicted=memory.predicted,
         actual=memory.actual,

@@ -162,7 +162,7 @@ class EngineProcess:
     def _load_embedder(self) -> Embedder:
         model = cast(EmbeddingModel, self._opened.model)
         embedder = model.load_embedder(self._load_request(), self._progress, self._sender.notify)
-        self._opened.memory.measure(embedder.memory(), self._sender.notify)
+        self._opened.memory.measure(embedder.memory())
         self._sender.send(protocol.Entered("serve"))
         return embedder
 
@@ -170,7 +170,7 @@ class EngineProcess:
         opened, sender = self._opened, self._sender
         runner = opened.model.load(self._load_request(), self._progress, sender.notify)
         loaded_s = time.perf_counter()
-        opened.memory.measure(runner.memory(), sender.notify)
+        opened.memory.measure(runner.memory())
         core = EngineCore(
             runner,
             opened.model.tokenizer,

@@ -93,7 +93,7 @@ def served(paths: Paths, model: Path) -> Iterator[Served]:
 
 def test_prompt_is_answered_by_the_server_and_says_so(served: Served, call: Call) -> None:
     app = ScriptedApp(HERE)
-    code, out, err = call(app, "hello")
+    code, out, err = call(app, "--stats", "hello")
     assert (code, out) == (0, "from the server\n")
     assert err.count("attached to the server at http://127.0.0.1:") == 1
     assert app.engines == []

@@ -160,7 +160,10 @@ def test_a_terminal_shows_progress_and_erases_it_before_the_answer(screen: Start
     assert code == 0
     assert "loading 2.1/4.7 GB" in shown
     assert "prefill 12/12 of which 4 cached" in shown
-    assert shown.endswith("Hello.\r\n")
+    answer, _, foot = shown.partition("Hello.\r\n")
+    assert "localchat: " not in answer
+    assert foot.count("localchat: the engine speaks") == 1
+    assert "context 4,096 of 32,768" in foot
     assert shown.rindex("\r\x1b[2K") < shown.rindex("Hello.")
 
 

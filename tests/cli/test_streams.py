@@ -101,3 +101,32 @@ def test_talk_that_nobody_reads_does_not_stop_the_answer(
     terminal.answer("text")
     terminal.end_answer()
     assert capsys.readouterr().out == "text\n"
+
+
+def test_notes_come_once_for_each_cause_below_the_answer(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    terminal = Terminal({}, stats=True)
+    terminal.note("Slower than usual: other programs are busy. Computing with 3 threads now.")
+    terminal.answer("an an")
+    terminal.note("Slower than usual: other programs are busy. Computing with 1 thread now.")
+    terminal.note("the context was shortened to 4,096 tokens")
+    terminal.notify("this conversation is not saved")
+    terminal.answer("swer")
+    assert capfd.readouterr() == ("an answer", "")
+    terminal.end_answer()
+    out, err = capfd.readouterr()
+    assert out == "\n"
+    assert [line.split(": ")[1].split(" ")[0] for line in err.splitlines()] == [
+        "Slower",
+        "the",
+        "this",
+    ]
+
+
+def test_a_pipe_gets_no_notes_but_with_stats(capfd: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal({})
+    terminal.note("the context was shortened")
+    terminal.answer("x")
+    terminal.end_answer()
+    assert capfd.readouterr() == ("x\n", "")
