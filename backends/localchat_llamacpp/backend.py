@@ -91,8 +91,6 @@ class LlamaCppBackend:
             return "it holds an image encoder in the same file, which llama.cpp keeps apart"
         if not model.vocabulary:
             return "it has no vocabulary"
-        if model.reranker:
-            return "it is a reranker, which scores pairs of texts"
         if name in _NO_WRITERS and not model.pooling:
             return f"it does not write token by token ({name})"
         return ""

@@ -37,13 +37,15 @@ class LlamaCppEmbedder:
         self._report = memory
         self.context_tokens = tokens
         self.pooling = pooling
-        self.dimension = int(self._api.llama_model_n_embd_out(weights.handle))
+        # A reranker may have several labels, of which the first is the score.
+        rank = pooling == "rank"
+        self.dimension = 1 if rank else int(self._api.llama_model_n_embd_out(weights.handle))
         self._memory = self._api.llama_get_memory(context)
         self._batch = Batch(tokens, MOST_TEXTS)
         self._stop = False
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A vector of length 1 for each text of 1 to `context_tokens` tokens.
+        """A vector of length 1 for each text of 1 to `context_tokens` tokens; of a reranker, its score.
 
         Raises EngineClosed after `abort`, LocalchatError for a model that gives no numbers.
         """
@@ -53,7 +55,7 @@ class LlamaCppEmbedder:
                 raise EngineClosed("the engine was closed")
             vectors = self._step([texts[place] for place in group])
             for place, vector in zip(group, vectors, strict=True):
-                found[place] = _normalised(vector)
+                found[place] = _score(vector) if self.pooling == "rank" else _normalised(vector)
         return found
 
     def _step(self, texts: list[Sequence[int]]) -> list[NDArray[np.float32]]:
@@ -167,6 +169,16 @@ def _step_groups(lengths: Sequence[int], most: int) -> Iterator[tuple[int, ...]]
         places.append(place)
     if places:
         yield tuple(places)
+
+
+def _score(vector: NDArray[np.float32]) -> list[float]:
+    score = float(vector[0])
+    if not np.isfinite(score):
+        raise LocalchatError(
+            "the model gave a score that is not a number",
+            hint="the model file may be damaged: download it again",
+        )
+    return [score]
 
 
 def _normalised(vector: NDArray[np.float32]) -> list[float]:

@@ -54,11 +54,6 @@ class GgufModel:
                 f"{path} has no vocabulary: it is a part of a model, such as an adapter or a vision encoder.",
                 hint="Give the file of the language model itself.",
             )
-        if self.shape.reranker:
-            raise ModelInvalid(
-                f"{path} is a reranker: it scores pairs of texts, which localchat does not do.",
-                hint="Give the file of a model that writes text or gives embeddings.",
-            )
         handle, log_lines = load_vocabulary(self._first)
         try:
             refuse_other_kinds(handle)
@@ -96,6 +91,24 @@ class GgufModel:
     def text_tokens(self, text: str) -> list[int]:
         """See EmbeddingModel."""
         return self._vocabulary.encode_whole(text)
+
+    def pair_tokens(self, query: str, text: str) -> list[int]:
+        """See EmbeddingModel. A file without a template for pairs has the form of BERT's, where a separator
+        follows the query, or of RoBERTa's, where two do."""
+        template = self.header.metadata.get("tokenizer.chat_template.rerank")
+        if isinstance(template, str):
+            whole = template.replace("{query}", query).replace("{document}", text)
+            return self._vocabulary.encode(whole, special=True)
+        first, second = self.text_tokens(query), self.text_tokens(text)
+        if second and second[0] == self._vocabulary.bos:
+            del second[0]
+        between = [first[-1]] if first and self._separates_twice() else []
+        return [*first, *between, *second]
+
+    def _separates_twice(self) -> bool:
+        stated = self.header.metadata.get("tokenizer.ggml.add_sep_token")
+        kind = self.header.metadata.get("tokenizer.ggml.model")
+        return kind != "bert" and (stated is True or (stated is None and kind == "t5"))
 
     def load(
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]

@@ -278,8 +278,8 @@ class Embedder(Protocol):
     """Most tokens of one text."""
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """A vector of Euclidean length 1 for each text of 1 to `context_tokens` tokens. Raises EngineClosed
-        after `abort`."""
+        """A vector of Euclidean length 1 for each text of 1 to `context_tokens` tokens; of a reranker, one
+        score for each pair. Raises EngineClosed after `abort`."""
         ...
 
     def abort(self) -> None:
@@ -295,6 +295,10 @@ class Embedder(Protocol):
 
 class EmbeddingModel(Protocol):
     """Further methods of an open model whose info has a pooling."""
+
+    def pair_tokens(self, query: str, text: str) -> list[int]:
+        """Tokens of a query and a text that a reranker scores for it. From any thread."""
+        ...
 
     def text_tokens(self, text: str) -> list[int]:
         """Tokens of a whole text, with those that begin and end one. From any thread."""

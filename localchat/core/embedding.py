@@ -15,6 +15,9 @@ from localchat.errors import ContextExceeded, LocalchatError, UsageError
 
 MOST_TEXTS = 4096
 ONLY_EMBEDS = "It gives embeddings and writes no text."
+ONLY_RANKS = "It scores texts for a query (/v1/rerank) and writes none."
+RANK = "rank"
+"""Pooling of a reranker."""
 
 Phase: TypeAlias = Literal["queued", "loading"]
 VectorsCallback = Callable[[int, list[list[float]], tuple[int, ...]], None]
@@ -51,23 +54,27 @@ class EmbeddingQueue:
         self._embedder: Embedder | None = None
         self._running = False
 
-    def submit(self, id_: int, texts: Sequence[str]) -> None:
+    def submit(self, id_: int, texts: Sequence[str], query: str | None = None) -> None:
         """Tokenize a request and queue it, also before the model is loaded. Raises UsageError,
-        ContextExceeded."""
+        ContextExceeded. With `query`, each text is scored for it."""
         try:
-            tokens = self._tokenize(texts)
+            tokens = self._tokenize(texts, query)
         except LocalchatError as error:
             self._counters.record_failure(error)
             raise
         self._waiting.put(_EmbedRequest(id_, tokens))
 
-    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+    def _tokenize(self, texts: Sequence[str], query: str | None) -> list[list[int]]:
         if len(texts) > MOST_TEXTS:
             raise UsageError(f"a request may hold {MOST_TEXTS} texts; this one has {len(texts)}")
         read = []
         for number, text in enumerate(texts):
             which = f"text {number + 1} of {len(texts)}" if len(texts) > 1 else "the text"
-            tokens = self._model.text_tokens(text)
+            if query is None:
+                tokens = self._model.text_tokens(text)
+            else:
+                tokens = self._model.pair_tokens(query, text)
+                which = f"the query with {which}"
             if not tokens:
                 raise UsageError(f"{which} is empty, so there is nothing to embed")
             if len(tokens) > self._context:

@@ -9,7 +9,7 @@ import psutil
 from localchat import __version__
 from localchat.backend_api.interface import Capabilities, MemoryReport, ModelInfo
 from localchat.backend_api.registry import BackendChoice
-from localchat.core.embedding import ONLY_EMBEDS
+from localchat.core.embedding import ONLY_EMBEDS, ONLY_RANKS, RANK
 from localchat.engine.interface import EngineInfo, MemoryParts
 from localchat.engine.local import protocol
 from localchat.fit.memory_plan import MemoryPlan
@@ -117,7 +117,7 @@ def engine_info(
         actual_bytes=memory.actual_bytes,
         loaded=memory.actual is not None,
         why=" ".join(filter(None, (placed(choice.why, plan), memory.error))),
-        limits=(ONLY_EMBEDS,) if info.pooling else can.limits if can else (),
+        limits=_limits(info, can),
         predicted=memory.predicted,
         actual=memory.actual,
         free_bytes=plan.free_bytes,
@@ -137,3 +137,10 @@ def fingerprint(
     parts += ["head int8"] if head_int8 else []
     parts += [f"{name} {version}" for name, version in versions]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _limits(info: ModelInfo, can: Capabilities | None) -> tuple[str, ...]:
+    """What the model cannot do."""
+    if info.pooling:
+        return (ONLY_RANKS if info.pooling == RANK else ONLY_EMBEDS,)
+    return can.limits if can else ()

@@ -168,12 +168,20 @@ class InputProcessor:
         asked = {
             name: value
             for name, value in msgspec.structs.asdict(request.sampling).items()
-            if value is not None and name not in ("seed", "logit_bias")
+            if value is not None and name not in ("seed", "logit_bias", "text_bias")
         }
         chosen = {**self._defaults, **asked}
         chosen["top_k"] = int(chosen.get("top_k", 0))
-        biases = request.sampling.logit_bias
-        self._check_tokens(biases, "logit_bias")
+        biases = dict(request.sampling.logit_bias)
+        for text, bias in request.sampling.text_bias.items():
+            biases |= dict.fromkeys(self._model.tokenizer.encode(text, special=True), bias)
+        if len(biases) > _MOST_BIASES:
+            raise UsageError(
+                f"a request may have {_MOST_BIASES:,} logit biases; this one has {len(biases):,}",
+                hint="bias the tokens that matter most, or forbid others by a grammar",
+                field="logit_bias",
+            )
+        self._check_tokens(request.sampling.logit_bias, "logit_bias")
         seed = request.sampling.seed
         top = request.logprobs
         return SamplingParams(
@@ -297,12 +305,6 @@ def _check(request: GenerateRequest) -> None:
             f"the stop strings of a request may have {_LONGEST_STOPS:,} characters together; these have "
             f"{length:,}",
             field="stop",
-        )
-    if (count := len(request.sampling.logit_bias)) > _MOST_BIASES:
-        raise UsageError(
-            f"a request may have {_MOST_BIASES:,} logit biases; this one has {count:,}",
-            hint="bias the tokens that matter most, or forbid others by a grammar",
-            field="logit_bias",
         )
 
 

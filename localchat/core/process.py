@@ -24,7 +24,7 @@ from localchat import gc_control
 from localchat.backend_api.interface import Embedder, EmbeddingModel, LoadRequest, OpenModel, Runner
 from localchat.backend_api.registry import BackendChoice, require_for_file
 from localchat.chat_format.render_process import RenderProcess
-from localchat.core.embedding import EmbeddingQueue
+from localchat.core.embedding import RANK, EmbeddingQueue
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.engine_info import MemoryUsage, ProcessState, engine_info, fingerprint
 from localchat.core.event_sender import COALESCE_S
@@ -251,8 +251,8 @@ class EngineProcess:
                 self._reply(id_, lambda: protocol.TextReply(id_, processor.detokenize(tokens)))
             case protocol.Render(id_, messages):
                 self._reply(id_, lambda: protocol.TextReply(id_, processor.render(messages)))
-            case protocol.Embed(id_, texts):
-                self._submit(id_, lambda: self._embed(id_, texts))
+            case protocol.Embed(id_, texts, query):
+                self._submit(id_, lambda: self._embed(id_, texts, query))
             case protocol.GetInfo(id_):
                 self._reply(id_, lambda: protocol.InfoReply(id_, self._info()))
             case protocol.GetStats(id_):
@@ -291,14 +291,22 @@ class EngineProcess:
 
     # ------------------------------------------------------------------------ requests
 
-    def _embed(self, id_: int, texts: tuple[str, ...]) -> None:
-        if self._opened.embedding is None:
+    def _embed(self, id_: int, texts: tuple[str, ...], query: str | None) -> None:
+        if query is not None and self._opened.model.info.pooling != RANK:
             raise UsageError(
-                f"{self._spec.name} is a text model and gives no embeddings",
+                f"{self._spec.name} is no reranker and scores no texts",
+                hint="use a reranker, such as bge-reranker-v2-m3 or qwen3-reranker",
+                no_scores=True,
+            )
+        if self._opened.embedding is None or (query is None) == (
+            self._opened.model.info.pooling == RANK
+        ):
+            raise UsageError(
+                f"{self._spec.name} gives no embeddings",
                 hint="use an embedding model, such as nomic-embed-text or qwen3-embedding",
                 no_embeddings=True,
             )
-        self._opened.embedding.submit(id_, texts)
+        self._opened.embedding.submit(id_, texts, query)
 
     def _accept(self, frame: protocol.Generate) -> None:
         """Validate and tokenize a request in an input thread, and hand it to the core."""
@@ -307,8 +315,8 @@ class EngineProcess:
             try:
                 if self._opened.embedding is not None:
                     raise UsageError(
-                        f"{self._spec.name} is an embedding model and writes no text",
-                        hint="choose a text model; this one answers at /v1/embeddings",
+                        f"{self._spec.name} is an embedding model or a reranker and writes no text",
+                        hint="choose a text model; this one answers at /v1/embeddings or /v1/rerank",
                     )
                 request_state, accepted = self._opened.input_processor.accept(
                     frame.id, frame.request

@@ -87,6 +87,14 @@ class Engine(Protocol):
         """
         ...
 
+    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
+        """One number for each text, which is higher the better it answers the query.
+
+        Raises ContextExceeded for a pair that is longer than the model reads at once, UsageError where the
+        model is no reranker.
+        """
+        ...
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]: ...
 
     def detokenize(self, tokens: Sequence[int]) -> str: ...

@@ -94,6 +94,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[int, float] = {}
+    text_bias: dict[str, float] = {}
+    """The same for all tokens of a text."""
     seed: int | None = None
     """64 bits; None draws one, and Accepted reports it."""
 

@@ -81,6 +81,13 @@ class ScriptedEngine:
             ([float(len(text)), 1.0] for text in texts), [len(text.encode()) for text in texts]
         )
 
+    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
+        """Score by the letters that a text shares with the query."""
+        return Vectors(
+            ([float(len(set(query) & set(text)))] for text in texts),
+            [len(f"{query}{text}".encode()) for text in texts],
+        )
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return list(text.encode())
 

@@ -127,7 +127,6 @@ class ModelShape:
     """Learned positions, which bound the context; 0: there are none."""
     pooling: str = ""
     """See pooling_of."""
-    reranker: bool = False
     vocabulary: bool = True
     """False for a part of a model, such as an adapter."""
     images: bool = False
@@ -182,7 +181,6 @@ def model_shape(header: Header) -> ModelShape:
         inner=header.number("ssm.inner_size"),
         positions=_positions(header),
         pooling=pooling_of(header),
-        reranker=_is_reranker(header),
         vocabulary=header.metadata.get("tokenizer.ggml.model", "none") not in ("none", "no_vocab"),
         images=any(tensor.name.startswith(_IMAGE_TENSORS) for tensor in header.tensors),
     )
@@ -372,14 +370,14 @@ ENCODERS: Final = frozenset(
 """Architectures without a KV cache: every token sees the whole text."""
 DIFFUSION: Final = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 """Architectures whose tokens see the whole text too, and that write it in many passes."""
-POOLING_NUMBERS: Final = {"mean": 1, "cls": 2, "last": 3}
+POOLING_NUMBERS: Final = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
 """llama.cpp's numbers. A file that names none is pooled by the mean, as its users do."""
 _NAMES: Final = {number: name for name, number in POOLING_NUMBERS.items()}
-_RANK: Final = 4
 
 
 def pooling_of(header: Header) -> str:
-    """Pooling of an embedding model: `mean`, `cls` or `last`; empty for a model that writes text.
+    """Pooling of an embedding model: `mean`, `cls` or `last`; `rank` for a reranker; empty for a model that
+    writes text.
 
     0 stands for no pooling: llama.cpp's own tools write it into every model that they save, so it does not
     turn a model that writes into an embedding model.
@@ -391,8 +389,3 @@ def pooling_of(header: Header) -> str:
     if not isinstance(stated, int) or isinstance(stated, bool) or stated == 0:
         return "mean" if embeds else ""
     return _NAMES.get(stated, "")
-
-
-def _is_reranker(header: Header) -> bool:
-    """True if the model scores pairs of texts."""
-    return header.metadata.get(f"{header.architecture}.pooling_type") == _RANK

@@ -66,7 +66,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     """0: unknown."""
     abilities: frozenset[str] = frozenset()
-    """Of chat, tools, thinking, infill, embedding."""
+    """Of chat, tools, thinking, infill, embedding, rerank."""
     loaded: bool = False
     context_tokens: int = 0
     """Context of the engine that was last loaded; 0: not known yet."""

@@ -10,7 +10,7 @@ from localchat.server.anthropic.serving import count_tokens, messages
 from localchat.server.config import ServerConfig
 from localchat.server.errors import ApiError
 from localchat.server.exception_handlers import HANDLERS
-from localchat.server.health import health, metrics, props, root
+from localchat.server.health import health, metrics, props, root, slots
 from localchat.server.leases import AsyncEnginePool
 from localchat.server.llamacpp.serving import completion, infill
 from localchat.server.middleware.access_log import AccessLogMiddleware
@@ -22,25 +22,37 @@ from localchat.server.openai.completions import completions
 from localchat.server.openai.embeddings import embeddings
 from localchat.server.openai.models import model, models
 from localchat.server.openai_responses.serving import responses
+from localchat.server.rerank import rerank
 from localchat.server.state import Service
-from localchat.server.tokenize import apply_template, detokenize, tokenize
+from localchat.server.tokenize import (
+    apply_template,
+    chat_input_tokens,
+    detokenize,
+    responses_input_tokens,
+    tokenize,
+)
 
 _GET, _POST = ["GET"], ["POST"]
 
 ROUTES = (
     Route("/chat/completions", chat, methods=_POST),
+    Route("/chat/completions/input_tokens", chat_input_tokens, methods=_POST),
     Route("/completions", completions, methods=_POST),
     Route("/messages", messages, methods=_POST),
     Route("/messages/count_tokens", count_tokens, methods=_POST),
     Route("/responses", responses, methods=_POST),
+    Route("/responses/input_tokens", responses_input_tokens, methods=_POST),
     Route("/infill", infill, methods=_POST),
     Route("/completion", completion, methods=_POST),
     Route("/embeddings", embeddings, methods=_POST),
+    Route("/rerank", rerank, methods=_POST),
+    Route("/reranking", rerank, methods=_POST),
     Route("/models", models, methods=_GET),
     Route("/models/{id:path}", model, methods=_GET),
     Route("/tokenize", tokenize, methods=_POST),
     Route("/detokenize", detokenize, methods=_POST),
     Route("/apply-template", apply_template, methods=_POST),
+    Route("/slots", slots, methods=_GET),
     Route("/props", props, methods=_GET),
     Route("/health", health, methods=_GET),
     Route("/metrics", metrics, methods=_GET),

@@ -1,4 +1,4 @@
-"""GET /, /health, /props and /metrics."""
+"""GET /, /health, /props, /slots and /metrics."""
 
 import asyncio
 from typing import Any
@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat import __version__
-from localchat.engine.events import EngineStats
+from localchat.engine.events import EngineStats, RunningRequest
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message, Messages
 from localchat.errors import LocalchatError, TemplateError
@@ -90,6 +90,36 @@ def _template_has_tools(engine: Engine) -> bool:
     except TemplateError:
         return False
     return "probe_of_tools" in shown
+
+
+async def slots(request: Request) -> Response:
+    """What the models are computing, in the form of llama.cpp's slots; never a text. A model that computes
+    nothing has one idle slot, as its slots are made when they are needed."""
+    made: list[dict[str, Any]] = []
+    for name, engine in service_of(request).engines.loaded():
+        try:
+            context, stats = await asyncio.to_thread(_context_and_stats, engine)
+        except LocalchatError:
+            continue  # it ended in between
+        for running in stats.requests or (None,):
+            slot = {"id": len(made), "model": name, "n_ctx": context, "speculative": False}
+            made.append({**slot, **_progress(running)})
+    return json_response(made)
+
+
+def _context_and_stats(engine: Engine) -> tuple[int, EngineStats]:
+    return engine.info().context_tokens, engine.stats()
+
+
+def _progress(running: RunningRequest | None) -> dict[str, Any]:
+    if running is None:
+        return {"is_processing": False}
+    return {
+        "is_processing": running.phase != "queued",
+        "n_prompt_tokens": running.prompt_tokens,
+        "n_prompt_tokens_cache": running.cached_tokens,
+        "next_token": [{"has_next_token": True, "n_decoded": running.completion_tokens}],
+    }
 
 
 async def metrics(request: Request) -> Response:

@@ -1,4 +1,5 @@
-"""POST /tokenize, /detokenize and /apply-template, by the model's own tokenizer and template."""
+"""POST /tokenize, /detokenize, /apply-template and the counts of input tokens, by the model's own tokenizer
+and template."""
 
 import asyncio
 from typing import Any
@@ -9,10 +10,14 @@ from starlette.responses import Response
 from localchat.engine.interface import Engine
 from localchat.server.errors import bad_request
 from localchat.server.formatters import json_response
-from localchat.server.openai.protocol import DetokenizeBody, TemplateBody, TokenizeBody
+from localchat.server.openai.chat import with_tools
+from localchat.server.openai.protocol import ChatBody, DetokenizeBody, TemplateBody, TokenizeBody
 from localchat.server.openai.requests import conversation
+from localchat.server.openai_responses.protocol import ResponsesBody
+from localchat.server.openai_responses.requests import as_chat
 from localchat.server.request_body import read_json
 from localchat.server.state import service_of
+from localchat.server.token_counts import count_prompt_tokens
 
 
 async def tokenize(request: Request) -> Response:
@@ -49,6 +54,27 @@ async def tokenize(request: Request) -> Response:
 def _with_pieces(engine: Engine, tokens: list[int]) -> list[dict[str, Any]]:
     pieces = {token: engine.detokenize([token]) for token in set(tokens)}
     return [{"id": token, "piece": pieces[token]} for token in tokens]
+
+
+async def chat_input_tokens(request: Request) -> Response:
+    """Count the prompt tokens of a chat."""
+    limits = service_of(request).config.limits
+    body = await read_json(request, ChatBody, limits)
+    return await _input_tokens(request, with_tools(body) if body.functions else body)
+
+
+async def responses_input_tokens(request: Request) -> Response:
+    """Count the prompt tokens of a response."""
+    limits = service_of(request).config.limits
+    return await _input_tokens(
+        request, as_chat(await read_json(request, ResponsesBody, limits)).chat
+    )
+
+
+async def _input_tokens(request: Request, body: ChatBody) -> Response:
+    prompt = conversation(body, service_of(request).config.limits)
+    tokens = await count_prompt_tokens(request, body.model, prompt)
+    return json_response({"object": "response.input_tokens", "input_tokens": tokens})
 
 
 async def detokenize(request: Request) -> Response:

@@ -67,3 +67,10 @@ def test_a_request_with_more_than_a_step_carries_is_refused_with_both_numbers(
     with pytest.raises(UsageError, match=both) as refusal:
         input_processor.accept(1, asked)
     assert refusal.value.details["field"] == field
+
+
+def test_a_bias_of_a_text_holds_for_all_its_tokens() -> None:
+    input_processor = InputProcessor(_Model(ScriptedTokenizer()), 400, {}, print)
+    biased = Sampling(logit_bias={5: 1.0}, text_bias={"ab": -2.0, "</think>": 3.0})
+    request_state, _ = input_processor.accept(1, GenerateRequest(TokenIds((1, 2)), biased))
+    assert request_state.sampling.logit_bias == ((5, 1.0), (97, -2.0), (98, -2.0), (259, 3.0))

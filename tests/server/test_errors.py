@@ -50,7 +50,9 @@ USER = [{"role": "user", "content": "hi"}]
         ({"messages": USER, "n": 1000}, "unsupported_value", "n"),
         ({"messages": USER, "stop": ["x"] * 65}, "unsupported_value", "stop"),
         ({"messages": USER, "stop": ["x" * 257]}, "unsupported_value", "stop"),
-        ({"messages": USER, "logit_bias": {"x": 1}}, "invalid_type", "logit_bias"),
+        ({"messages": USER, "logit_bias": {"x": "y"}}, "invalid_type", "logit_bias[...]"),
+        ({"messages": USER, "logit_bias": {"x": True}}, "unsupported_value", "logit_bias"),
+        ({"messages": USER, "logit_bias": {"5000000000": 1}}, "unsupported_value", "logit_bias"),
         ({"messages": USER, "logit_bias": {"5": 1000}}, "unsupported_value", "logit_bias"),
         ({"messages": USER, "top_logprobs": 3}, "unsupported_value", "top_logprobs"),
         (

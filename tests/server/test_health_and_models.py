@@ -5,9 +5,12 @@ import json
 import logging
 import re
 import struct
+from typing import Any
 
+import msgspec
 import pytest
 
+from localchat.engine.events import RunningRequest
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import UsageError
 from localchat.server.repetition import RepetitionDetector
@@ -215,3 +218,32 @@ def test_the_dashboard_shows_figures_that_there_are(stage: Stage) -> None:
     assert len(names) > 15
     sent = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     assert {re.sub(r"_bucket$", "", name) for name in names} <= sent
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses/input_tokens", {"input": "hi"}),
+    ],
+)
+def test_input_tokens_are_counted_without_an_answer(stage: Stage, path: str, body: Any) -> None:
+    asked = len(stage.engine.requests)
+    counted = ask(stage, path, {"model": "m", **body}).json
+    assert counted == {"object": "response.input_tokens", "input_tokens": len("user: hi\n")}
+    assert len(stage.engine.requests) == asked
+
+
+def test_slots_are_idle_or_show_a_request_and_never_its_text(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = {"id": 0, "model": NAME, "n_ctx": 4096, "speculative": False, "is_processing": False}
+    assert ask(stage, "/slots").json == [idle]
+    running = RunningRequest("decode", 7, 3, 5, user="secret")
+    stats = msgspec.structs.replace(stage.engine.stats(), requests=(running,))
+    monkeypatch.setattr(type(stage.engine), "stats", lambda self: stats)
+    (slot,) = ask(stage, "/slots").json
+    assert slot["is_processing"] and slot["n_prompt_tokens"] == 7
+    assert slot["n_prompt_tokens_cache"] == 3
+    assert slot["next_token"] == [{"has_next_token": True, "n_decoded": 5}]
+    assert "secret" not in json.dumps(slot)

@@ -50,6 +50,12 @@ def qwen3(w: dict[str, Array], tokens: list[int]) -> Array:
     return _rms(x) * w["output_norm.weight"]
 
 
+def rank_score(w: dict[str, Array], hidden: Array) -> float:
+    """The score of a pair, by the head on the hidden state of its first token."""
+    inner = np.tanh(w["cls.weight"] @ hidden[0] + w["cls.bias"])
+    return float((w["cls.output.weight"] @ inner + w["cls.output.bias"])[0])
+
+
 def pooled(hidden: Array, pooling: str) -> Array:
     """One vector of length 1."""
     vector = {"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[pooling]

@@ -193,6 +193,11 @@ def write_bert(
     for norm in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
         w.ones(norm + ".weight", EMBED)
         w.random_matrix(norm + ".bias", EMBED)
+    if pooling is PoolingType.RANK:
+        w.random_matrix("cls.weight", EMBED, EMBED)
+        w.random_matrix("cls.bias", EMBED)
+        w.random_matrix("cls.output.weight", 1, EMBED)
+        w.random_matrix("cls.output.bias", 1)
     w.finish()
     return path
 

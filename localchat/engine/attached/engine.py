@@ -209,6 +209,10 @@ class AttachedEngine:
         answer = self._query(protocol.Embed(0, tuple(texts)), protocol.VectorsReply)
         return Vectors(answer.vectors, answer.tokens)
 
+    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
+        answer = self._query(protocol.Embed(0, tuple(texts), query), protocol.VectorsReply)
+        return Vectors(answer.vectors, answer.tokens)
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return list(self._query(protocol.Tokenize(0, text, special), protocol.TokensReply).tokens)
 

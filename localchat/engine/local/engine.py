@@ -128,6 +128,12 @@ class LocalEngine:
         answer = self._query(lambda id_: protocol.Embed(id_, tuple(texts)), protocol.VectorsReply)
         return Vectors(answer.vectors, answer.tokens)
 
+    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
+        answer = self._query(
+            lambda id_: protocol.Embed(id_, tuple(texts), query), protocol.VectorsReply
+        )
+        return Vectors(answer.vectors, answer.tokens)
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         answer = self._query(
             lambda id_: protocol.Tokenize(id_, text, special), protocol.TokensReply

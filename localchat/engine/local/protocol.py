@@ -74,9 +74,11 @@ class Render(msgspec.Struct, frozen=True, tag="render"):
     messages: Messages
 
 
-class Embed(msgspec.Struct, frozen=True, tag="embed"):
+class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
     id: int
     texts: tuple[str, ...]
+    query: str | None = None
+    """The texts are scored for it; None: they are embedded."""
 
 
 class GetInfo(msgspec.Struct, frozen=True, tag="info"):

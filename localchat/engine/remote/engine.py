@@ -104,6 +104,21 @@ class RemoteEngine:
         total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
         return Vectors(vectors, (total, *[0] * (len(vectors) - 1)))  # servers report the sum alone
 
+    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
+        body = {"model": self._model(), "query": query, "documents": list(texts)}
+        found = self._client.request_json("rerank", body, timeout_s=self._options.silence_s)
+        results = found.get("results")
+        if not isinstance(results, list) or len(results) != len(texts):
+            raise self._client.unexpected_reply("rerank", "no score for each text")
+        try:
+            ranked = sorted(results, key=lambda one: int(one["index"]))
+            scores = [[float(one["relevance_score"])] for one in ranked]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._client.unexpected_reply("rerank", "invalid scores") from error
+        usage = found.get("usage")
+        total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
+        return Vectors(scores, (total, *[0] * (len(scores) - 1)))
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         body = {
             "model": self._model(),

@@ -159,8 +159,8 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         for to_localchat, field in _SAMPLING.items()
         if (value := getattr(sampling, to_localchat)) is not None
     }
-    if sampling.logit_bias:
-        fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if biases := {str(one): bias for one, bias in sampling.logit_bias.items()} | sampling.text_bias:
+        fields["logit_bias"] = biases
     return fields
 
 

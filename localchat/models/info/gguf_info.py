@@ -31,10 +31,11 @@ _MIDDLE_TOKENS: Final = frozenset(
 """Tokens that llama.cpp uses for the middle where the header names none."""
 _LONG_CONTEXT_TOKENS: Final = 100_000
 
-Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding"]
+Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding", "rerank"]
 """Abilities that programs ask for. `embedding` excludes the others."""
 
 _EMBEDDING_CAN: Final = ("It gives embeddings: a vector of numbers for each text.",)
+_RERANK_CAN: Final = ("It scores texts for a query, at /v1/rerank.",)
 _EMBEDDING_CANNOT: Final = (
     "It reads no images and hears no sound here.",
     "It writes no text: chats and completions are refused.",
@@ -77,9 +78,10 @@ def describe_gguf(header: Header) -> ModelDescription:
     abilities = abilities_of(templates, infill=_fills_in(header))
     can, cannot = sentences_of(abilities, templates)
     more, less = _shape_sentences(shape)
-    if pooling_of(header):
-        abilities = frozenset({"embedding"})
-        can, cannot = _EMBEDDING_CAN, _EMBEDDING_CANNOT
+    if pooling := pooling_of(header):
+        ranks = pooling == "rank"
+        abilities = frozenset({"rerank" if ranks else "embedding"})
+        can, cannot = (_RERANK_CAN if ranks else _EMBEDDING_CAN), _EMBEDDING_CANNOT
         more, less = (), ()
     return ModelDescription(
         architecture=header.architecture,

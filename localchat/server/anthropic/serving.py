@@ -1,7 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens. Anthropic's version and beta headers are ignored."""
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,9 +9,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Usage
-from localchat.engine.interface import Engine
-from localchat.engine.request import Messages
-from localchat.errors import NetworkError, TemplateError
 from localchat.server.anthropic.protocol import CountTokensBody, MessagesBody
 from localchat.server.anthropic.requests import as_chat, prompt_as_chat
 from localchat.server.content_blocks import (
@@ -31,13 +26,14 @@ from localchat.server.formatters import json_response, new_id
 from localchat.server.generation import REPETITION, ChoiceEnd, Generation, OutputEvent
 from localchat.server.leases import AsyncLease
 from localchat.server.middleware.access_log import request_id
-from localchat.server.openai.chat import ConversationEndpoint, template_fallbacks
+from localchat.server.openai.chat import ConversationEndpoint
 from localchat.server.openai.requests import chat_request, conversation
 from localchat.server.openai.structure import with_format_field
 from localchat.server.request_body import read_json
 from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of
 from localchat.server.streaming import GenerationResponse
+from localchat.server.token_counts import count_prompt_tokens, estimated_tokens
 
 _PING: Final = named_event(b"ping", b'{"type":"ping"}')
 _SIGNATURE: Final = "localchat"
@@ -48,10 +44,6 @@ _DELTAS: Final = {
     "call": ("input_json_delta", "partial_json"),
 }
 """Type of a delta and the field with its piece, by the kind of block."""
-_BYTES_PER_TOKEN: Final = 3.6
-"""English has 4 to 4.5, code about 3, text in other scripts 2 to 4."""
-_MESSAGE_TOKENS: Final = 4
-"""Markup of a template around a message."""
 
 
 async def messages(request: Request) -> ASGIApp:
@@ -78,56 +70,11 @@ class MessagesEndpoint(ConversationEndpoint):
 
 
 async def count_tokens(request: Request) -> Response:
-    """Count the prompt tokens of a conversation.
-
-    An estimate if template and tokenizer are on a remote server that does not offer them.
-    """
-    service = service_of(request)
-    limits = service.config.limits
+    """Count the prompt tokens of a conversation."""
+    limits = service_of(request).config.limits
     body = await read_json(request, CountTokensBody, limits)
     prompt = conversation(prompt_as_chat(body), limits)
-    async with await service.lease(body.model, request) as lease:
-        try:
-            fallbacks = await template_fallbacks(lease, prompt)
-            tokens = await asyncio.to_thread(_count_tokens, lease.engine, fallbacks)
-        except NetworkError as error:
-            if error.details.get("status") not in (404, 405, 501):
-                raise
-            tokens = estimated_tokens(prompt)
-    return json_response({"input_tokens": tokens})
-
-
-def _count_tokens(engine: Engine, fallbacks: Sequence[Messages]) -> int:
-    """Tokens of the first variant that the template accepts. Raises LocalchatError."""
-    *others, last = fallbacks
-    for variant in others:
-        try:
-            return len(engine.tokenize(engine.render(variant), special=True))
-        except TemplateError:
-            continue
-    return len(engine.tokenize(engine.render(last), special=True))
-
-
-def estimated_tokens(prompt: object) -> int:
-    """Rough number of tokens of a conversation; 0 for another kind of prompt.
-
-    A remote engine reports its count at the end of the answer, but this protocol wants one at the start. A
-    number that is 20 % off serves a client that watches its context; zero does not.
-    """
-    if not isinstance(prompt, Messages):
-        return 0
-    size = sum(
-        _bytes(message.content)
-        + _bytes(message.reasoning)
-        + sum(_bytes(call.name) + _bytes(call.arguments) for call in message.tool_calls)
-        for message in prompt.messages
-    )
-    size += sum(len(msgspec.json.encode(tool)) for tool in prompt.tools)
-    return round(size / _BYTES_PER_TOKEN) + _MESSAGE_TOKENS * (len(prompt.messages) + 1)
-
-
-def _bytes(text: str) -> int:
-    return len(text.encode("utf-8", "replace"))
+    return json_response({"input_tokens": await count_prompt_tokens(request, body.model, prompt)})
 
 
 # ---------------------------------------------------------------------------- formatter

@@ -170,6 +170,8 @@ def _details(card: ModelCard) -> dict[str, Any]:
 def _capabilities(card: ModelCard) -> list[str]:
     if "embedding" in card.abilities:
         return ["embedding"]
+    if "rerank" in card.abilities:
+        return []
     return [
         "completion",
         *(["tools"] if "tools" in card.abilities else []),

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions, and the base of all endpoints that answer a conversation."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from starlette.requests import Request
@@ -11,7 +11,13 @@ from localchat.engine.events import Done, Reasoning, Text, ToolCall, Usage
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import NetworkError, TemplateError, UsageError
-from localchat.server.content_blocks import CollectedAnswer, ContentBlock, ContentBlocks
+from localchat.server.content_blocks import (
+    BlockClosed,
+    BlockOpened,
+    CollectedAnswer,
+    ContentBlock,
+    ContentBlocks,
+)
 from localchat.server.formatters import ChunkFormatter, ChunkHeader, new_id
 from localchat.server.generation import (
     ChoiceEnd,
@@ -22,6 +28,7 @@ from localchat.server.generation import (
     Reason,
 )
 from localchat.server.leases import AsyncLease
+from localchat.server.openai.custom_tools import input_of
 from localchat.server.openai.messages import (
     has_late_system,
     hoisted,
@@ -38,9 +45,13 @@ from localchat.server.openai.protocol import (
     ChatLogprobs,
     ChatTokenLogprob,
     ChatTool,
+    CustomCall,
+    CustomCallDelta,
+    CustomToolCallDelta,
     DeltaMessage,
     FunctionCall,
     FunctionCallDelta,
+    MessageCustomToolCall,
     MessageToolCall,
     NamedFunction,
     NamedToolChoice,
@@ -172,6 +183,7 @@ class ChatEndpoint(ConversationEndpoint):
             with_timings=bool(self.body.timings),
             with_logprobs=bool(self.body.logprobs),
             as_functions=self.as_functions,
+            custom=frozenset(tool.custom.name for tool in self.body.tools or () if tool.custom),
         )
 
 
@@ -187,6 +199,10 @@ class ChatFormatter(ChunkFormatter):
     """
 
     as_functions: bool = False
+    custom: frozenset[str] = frozenset()
+    """Names of custom tools."""
+    open_calls: dict[int, ContentBlocks] = field(default_factory=dict)
+    """Calls of custom tools that are not complete, by choice."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         return b"".join(
@@ -195,6 +211,34 @@ class ChatFormatter(ChunkFormatter):
         )
 
     def event(self, event: OutputEvent) -> bytes:
+        if self.custom and not isinstance(event, PromptEcho):
+            return self._custom_event(event)
+        return self._plain_event(event)
+
+    def _custom_event(self, event: Text | Reasoning | ToolCall | ChoiceEnd) -> bytes:
+        """Write an event where custom tools may be called: their text is inside of JSON, and is sent once
+        that is complete."""
+        blocks = self.open_calls.setdefault(event.choice, ContentBlocks())
+        written = b""
+        for change in blocks.add(event):
+            block = change.block
+            if block.kind != "call" or block.name not in self.custom:
+                continue
+            delta = None
+            if isinstance(change, BlockOpened):
+                named = CustomCallDelta("", block.name)
+                delta = CustomToolCallDelta(block.call, named, block.id, "custom")
+            elif isinstance(change, BlockClosed):
+                delta = CustomToolCallDelta(block.call, CustomCallDelta(input_of(block.text)))
+            if delta is not None:
+                written += self._delta(event.choice, DeltaMessage(tool_calls=[delta]))
+        if isinstance(event, ToolCall) and any(
+            block.call == event.call and block.name in self.custom for block in blocks.calls
+        ):
+            return written
+        return written + self._plain_event(event)
+
+    def _plain_event(self, event: OutputEvent) -> bytes:
         match event:
             case Text(choice, text, logprobs):
                 if not text and not (self.with_logprobs and logprobs):
@@ -233,14 +277,20 @@ class ChatFormatter(ChunkFormatter):
     def _choice(self, index: int, choice: ContentBlocks) -> ChatChoice:
         assert choice.end is not None
         text = choice.text
-        calls = [_call(block) for block in choice.calls]
+        calls = [
+            _custom_call(block) if block.name in self.custom else _call(block)
+            for block in choice.calls
+        ]
+        function = next(
+            (call.function for call in calls if isinstance(call, MessageToolCall)), None
+        )
         message = AssistantMessage(
             role="assistant",
             content=text if text or not calls else None,
             refusal=None,
             reasoning_content=choice.reasoning or None,
             tool_calls=None if self.as_functions else calls or None,
-            function_call=calls[0].function if self.as_functions and calls else None,
+            function_call=function if self.as_functions else None,
         )
         logprobs = ChatLogprobs(chat_logprobs(choice.logprobs)) if self.with_logprobs else None
         reason = self._finish_reason(choice.end.reason)
@@ -254,6 +304,10 @@ def _call_delta(call: ToolCall) -> ToolCallDelta:
     if call.id:
         return ToolCallDelta(call.call, FunctionCallDelta("", call.name), call.id, "function")
     return ToolCallDelta(call.call, FunctionCallDelta(call.arguments))
+
+
+def _custom_call(block: ContentBlock) -> MessageCustomToolCall:
+    return MessageCustomToolCall(block.id, "custom", CustomCall(block.name, input_of(block.text)))
 
 
 def _call(block: ContentBlock) -> MessageToolCall:

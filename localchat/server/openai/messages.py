@@ -13,6 +13,7 @@ import msgspec
 from localchat.engine.request import CalledTool, Message
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
+from localchat.server.openai.custom_tools import arguments_of
 from localchat.server.openai.protocol import ChatMessage, Content, ContentPart, ToolCallParam
 
 _ROLES: Final = {
@@ -167,6 +168,14 @@ def engine_role(role: str, param: str) -> str:
 
 
 def _call(call: ToolCallParam) -> CalledTool:
+    if call.custom is not None:
+        return CalledTool(call.custom.name, arguments_of(call.custom.input), call.id or "")
+    if call.function is None:
+        raise bad_request(
+            "A tool call needs 'function' or 'custom'.",
+            param="messages",
+            code="missing_required_parameter",
+        )
     arguments = call.function.arguments
     if isinstance(arguments, dict):  # some clients send the parsed object
         arguments = msgspec.json.encode(arguments).decode()

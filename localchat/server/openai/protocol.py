@@ -76,6 +76,26 @@ class MessageToolCall(msgspec.Struct, frozen=True):
     function: FunctionCall
 
 
+class CustomCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    input: str
+    name: str | None = None
+
+
+class CustomToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A piece of a call of a custom tool. Its text comes in one piece, once it is complete."""
+
+    index: int
+    custom: CustomCallDelta
+    id: str | None = None
+    type: Literal["custom"] | None = None
+
+
+class MessageCustomToolCall(msgspec.Struct, frozen=True):
+    id: str
+    type: Literal["custom"]
+    custom: "CustomCall"
+
+
 # ---------------------------------------------------------------------------- logprobs
 
 
@@ -154,7 +174,7 @@ class DeltaMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
+    tool_calls: list[ToolCallDelta | CustomToolCallDelta] | None = None
     function_call: FunctionCallDelta | None = None
 
 
@@ -183,7 +203,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     refusal: None
     """Strict clients want the key."""
     reasoning_content: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: list[MessageToolCall | MessageCustomToolCall] | None = None
     function_call: FunctionCall | None = None
 
 
@@ -225,11 +245,19 @@ class FunctionCallParam(msgspec.Struct, frozen=True):
     arguments: str | dict[str, Any] | None = None
 
 
-class ToolCallParam(msgspec.Struct, frozen=True):
-    """A tool call in a message of the assistant."""
+class CustomCall(msgspec.Struct, frozen=True):
+    """A call of a tool that takes a text."""
 
-    function: FunctionCallParam
+    name: str
+    input: str
+
+
+class ToolCallParam(msgspec.Struct, frozen=True):
+    """A tool call in a message of the assistant: of a function, or of a custom tool."""
+
+    function: FunctionCallParam | None = None
     id: str | None = None
+    custom: CustomCall | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -251,9 +279,18 @@ class FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
     strict: bool | None = None
 
 
+class CustomTool(msgspec.Struct, frozen=True):
+    """A tool that takes a text, of any form or of a grammar."""
+
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class ChatTool(msgspec.Struct, frozen=True):
     function: FunctionDefinition | None = None
     type: str = "function"
+    custom: CustomTool | None = None
 
 
 class NamedFunction(msgspec.Struct, frozen=True):
@@ -267,6 +304,7 @@ class NamedToolChoice(msgspec.Struct, frozen=True):
     type: str = "function"
     name: str | None = None
     allowed_tools: "AllowedTools | None" = None
+    custom: NamedFunction | None = None
 
 
 class AllowedTools(msgspec.Struct, frozen=True):
@@ -292,6 +330,10 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
+LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
+"""Token ids, or texts, with their biases; also as llama.cpp's list of pairs. False: never."""
+
+
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that chat and plain completions share."""
 
@@ -309,7 +351,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     repeat_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: LogitBias | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None

@@ -17,6 +17,7 @@ from localchat.engine.request import (
 )
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
+from localchat.server.openai.custom_tools import PARAMETERS, description_of
 from localchat.server.openai.messages import engine_messages
 from localchat.server.openai.protocol import (
     AllowedTools,
@@ -25,6 +26,7 @@ from localchat.server.openai.protocol import (
     CompletionBody,
     FunctionDefinition,
     GenerationBody,
+    LogitBias,
     NamedToolChoice,
     TemplateBody,
     TokenizeBody,
@@ -87,22 +89,26 @@ def _tools(tools: list[ChatTool] | None, limits: ServerLimits) -> _Tools:
 
 def _tool(at: int, tool: ChatTool, limits: ServerLimits) -> dict[str, Any]:
     function: FunctionDefinition | None = tool.function
-    if tool.type != "function":
+    which = "custom" if tool.type == "custom" else "function"
+    if which == "custom" and tool.custom is not None:
+        description = description_of(tool.custom.description, tool.custom.format)
+        function = FunctionDefinition(tool.custom.name, description, PARAMETERS)
+    elif tool.type not in ("function", "custom"):
         raise bad_request(
             f"Tools are functions; one of type {tool.type[:50]!r} cannot be called here.",
             param=f"tools[{at}]",
         )
     if function is None:
         raise bad_request(
-            f"The field 'tools[{at}].function' is required.",
-            param=f"tools[{at}].function",
+            f"The field 'tools[{at}].{which}' is required.",
+            param=f"tools[{at}].{which}",
             code="missing_required_parameter",
         )
     if not _TOOL_NAME.fullmatch(function.name):
         raise bad_request(
             f"No model can call a tool of the name {function.name[:50]!r}: it must have 1 to 256 characters, "
             "such as letters, digits, - and _, and no quote, backslash, angle bracket or line break.",
-            param=f"tools[{at}].function.name",
+            param=f"tools[{at}].{which}.name",
         )
     parameters = function.parameters or {"type": "object", "properties": {}}
     if (kind := parameters.get("type")) in _NON_OBJECT_TYPES:
@@ -130,6 +136,10 @@ def _tool_choice(choice: str | NamedToolChoice | None, tools: _Tools) -> tuple[s
             name = choice.function.name if choice.function else choice.name or ""
             _check_tool(name, tools, "tool_choice.function.name")
             return name, tools
+        if choice.type == "custom":
+            name = choice.custom.name if choice.custom else choice.name or ""
+            _check_tool(name, tools, "tool_choice.custom.name")
+            return name, tools
         if choice.type == "allowed_tools" and choice.allowed_tools is not None:
             allowed = choice.allowed_tools
             tools = _allowed_tools(allowed, tools)
@@ -154,7 +164,7 @@ def _choice_mode(choice: str, tools: _Tools, param: str) -> str:
 
 
 def _allowed_tools(allowed: AllowedTools, tools: _Tools) -> _Tools:
-    names = [tool.function.name if tool.function else tool.name or "" for tool in allowed.tools]
+    names = [(tool.function or tool.custom or tool).name or "" for tool in allowed.tools]
     for at, name in enumerate(names):
         _check_tool(name, tools, f"tool_choice.allowed_tools.tools[{at}]")
     return tuple(tool for tool in tools if tool["function"]["name"] in names)
@@ -240,6 +250,7 @@ CHAT, INFILL = 0, 1
 _SEED_MASK: Final = (1 << 64) - 1
 _MAX_LOGPROBS: Final = 20
 _MAX_THINK_BUDGET: Final = 1 << 31
+_NEVER: Final = -1e9
 _MAX_BIAS: Final = 100.0
 
 
@@ -339,17 +350,7 @@ def generation(
 
 
 def _sampling(body: GenerationBody, limits: ServerLimits) -> Sampling:
-    biases = body.logit_bias or {}
-    if len(biases) > limits.biases:
-        raise bad_request(
-            f"There are {len(biases)} biases; the limit is {limits.biases}.", param="logit_bias"
-        )
-    if any(not -_MAX_BIAS <= bias <= _MAX_BIAS for bias in biases.values()):
-        raise bad_request(
-            f"A bias must be between {-_MAX_BIAS:g} and {_MAX_BIAS:g}.", param="logit_bias"
-        )
-    if any(not 0 <= token < 1 << 31 for token in biases):
-        raise bad_request("The keys must be token ids.", param="logit_bias")
+    biases, text_biases = _biases(body.logit_bias or {}, limits)
     _check_range(body)
     repetition = (
         body.repetition_penalty if body.repetition_penalty is not None else body.repeat_penalty
@@ -364,8 +365,34 @@ def _sampling(body: GenerationBody, limits: ServerLimits) -> Sampling:
         frequency_penalty=body.frequency_penalty,
         presence_penalty=body.presence_penalty,
         logit_bias=biases,
+        text_bias=text_biases,
         seed=None if body.seed is None else body.seed & _SEED_MASK,
     )
+
+
+def _biases(given: LogitBias, limits: ServerLimits) -> tuple[dict[int, float], dict[str, float]]:
+    """Biases of token ids and of texts. Raises ApiError."""
+    pairs = list(given.items() if isinstance(given, dict) else given)
+    if len(pairs) > limits.biases:
+        raise bad_request(
+            f"There are {len(pairs)} biases; the limit is {limits.biases}.", param="logit_bias"
+        )
+    if any(bias is True or not -_MAX_BIAS <= bias <= _MAX_BIAS for _, bias in pairs):
+        raise bad_request(
+            f"A bias must be between {-_MAX_BIAS:g} and {_MAX_BIAS:g}, or false.",
+            param="logit_bias",
+        )
+    by_token: dict[int, float] = {}
+    by_text: dict[str, float] = {}
+    for key, value in pairs:
+        bias = _NEVER if value is False else float(value)
+        if isinstance(key, int) or key.isdecimal():
+            by_token[int(key)] = bias
+        elif key:
+            by_text[key] = bias
+    if any(not 0 <= token < 1 << 31 for token in by_token):
+        raise bad_request("The keys must be token ids or texts.", param="logit_bias")
+    return by_token, by_text
 
 
 _REPETITION_RANGE: Final = (1e-3, 10.0)

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from localchat.server.errors import ApiError, bad_request
+from localchat.server.openai.custom_tools import PARAMETERS, arguments_of, description_of
 from localchat.server.openai.messages import engine_role, text_of
 from localchat.server.openai.protocol import (
     ChatBody,
@@ -40,14 +41,6 @@ _FIELD_NAMES: Final = {
     "response_format": "text.format",
 }
 """Names of a chat's fields in this protocol."""
-
-_CUSTOM_PARAMETERS: Final = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
-"""Parameters of the function that stands for a custom tool: its text is the one argument."""
 
 
 class ToolName(NamedTuple):
@@ -179,7 +172,7 @@ class _MessageBuilder:
                 self._add_call(item, arguments, path)
             case "custom_tool_call":  # from an answer of another server
                 text = _required(item.input, f"{path}.input")
-                self._add_call(item, msgspec.json.encode({"input": text}).decode(), path)
+                self._add_call(item, arguments_of(text), path)
             case "function_call_output" | "custom_tool_call_output":
                 result = text_of(item.output, f"{path}.output")
                 call = _required(item.call_id, f"{path}.call_id")
@@ -262,7 +255,7 @@ def _tools(
         case "custom":
             name = ToolName(_required(tool.name, f"tools[{at}].name"), namespace, custom=True)
             function = FunctionDefinition(
-                _model_name(name), _custom_description(tool), _CUSTOM_PARAMETERS
+                _model_name(name), description_of(tool.description, tool.format), PARAMETERS
             )
             return [(ChatTool(function), name)]
         case "namespace" if not namespace:
@@ -272,19 +265,6 @@ def _tools(
             ]
     log.debug("a tool of type %.50r is left out: it does not run here", tool.type)
     return []
-
-
-def _custom_description(tool: ResponsesTool) -> str | None:
-    """The description of a custom tool, with the grammar of its text.
-
-    The client refuses a text that does not follow the grammar.
-    """
-    grammar = (tool.format or {}).get("definition")
-    if not isinstance(grammar, str):
-        return tool.description
-    syntax = str((tool.format or {}).get("syntax") or "")
-    rule = f"The input must follow this {syntax} grammar:".replace("  ", " ")
-    return "\n\n".join(part for part in (tool.description, f"{rule}\n{grammar}") if part)
 
 
 def _choice(

@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-import msgspec
-
 from localchat.engine.events import Usage
 from localchat.server.content_blocks import ContentBlock
 from localchat.server.errors import ApiError
 from localchat.server.formatters import new_id
 from localchat.server.generation import ChoiceEnd
+from localchat.server.openai.custom_tools import input_of
 from localchat.server.openai.protocol import chat_logprobs
 from localchat.server.openai_responses.protocol import ResponsesBody, TextFormat
 from localchat.server.openai_responses.requests import ToolName
@@ -105,7 +104,7 @@ class ResponseObject:
                     "name": tool.name,
                 }
                 if tool.custom:
-                    text = "" if is_empty else custom_input(block)
+                    text = "" if is_empty else input_of(block.text)
                     made |= {"type": "custom_tool_call", "input": text}
                     del made["arguments"]
                 made |= {"namespace": tool.namespace} if tool.namespace else {}
@@ -115,24 +114,6 @@ class ResponseObject:
 def item_id(block: ContentBlock) -> str:
     """A new id for the item of a block."""
     return new_id({"text": "msg_", "reasoning": "rs_", "call": "fc_"}[block.kind])
-
-
-def custom_input(block: ContentBlock) -> str:
-    """The text that a custom tool was called with.
-
-    Incomplete JSON, if the token limit cut off the call.
-    """
-    try:
-        found = msgspec.json.decode(block.text, type=_CustomInput)
-    except msgspec.DecodeError:
-        return block.text
-    return found.input
-
-
-class _CustomInput(msgspec.Struct, frozen=True):
-    """Arguments of the function that stands for a custom tool."""
-
-    input: str
 
 
 def text_part(block: ContentBlock | None) -> Json:

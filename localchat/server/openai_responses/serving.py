@@ -20,6 +20,7 @@ from localchat.server.errors import ApiError
 from localchat.server.generation import Generation, OutputEvent
 from localchat.server.leases import AsyncLease
 from localchat.server.openai.chat import ConversationEndpoint
+from localchat.server.openai.custom_tools import input_of
 from localchat.server.openai.protocol import chat_logprobs
 from localchat.server.openai.requests import chat_request
 from localchat.server.openai.structure import with_format_field
@@ -29,7 +30,6 @@ from localchat.server.openai_responses.response_object import (
     Json,
     ResponseObject,
     Status,
-    custom_input,
     final_status,
     item_id,
     summary_part,
@@ -166,7 +166,7 @@ class ResponsesFormatter:
                     block, "reasoning_summary_text.done", text=text
                 ) + self._item_event(block, "reasoning_summary_part.done", part=part)
             case "call" if self._is_custom(block):
-                given = custom_input(block)
+                given = input_of(block.text)
                 kind = "custom_tool_call_input"
                 last = self._item_event(block, f"{kind}.delta", delta=given)
                 last += self._item_event(block, f"{kind}.done", input=given)

@@ -56,6 +56,14 @@ def conversation(stage: Stage) -> Messages:
         ),
         ({"repetition_penalty": 1.2}, {"sampling": Sampling(repetition_penalty=1.2)}),
         ({"logit_bias": {"5": -100}}, {"sampling": Sampling(logit_bias={5: -100})}),
+        (
+            {"logit_bias": {"Hello": -5, "7": False}},
+            {"sampling": Sampling(logit_bias={7: -1e9}, text_bias={"Hello": -5})},
+        ),
+        (
+            {"logit_bias": [[5, 1.5], ["a b", -2], [6, False]]},
+            {"sampling": Sampling(logit_bias={5: 1.5, 6: -1e9}, text_bias={"a b": -2})},
+        ),
         ({"seed": 7}, {"sampling": Sampling(seed=7)}),
         ({"seed": -1}, {"sampling": Sampling(seed=(1 << 64) - 1)}),
         ({"max_tokens": 5}, {"max_tokens": 5}),
