@@ -14,7 +14,7 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Infill, Message, Messages, Sampling
 from localchat.errors import ContextExceeded
-from localchat.server.anthropic.serving import estimated_tokens
+from localchat.server.token_counts import estimated_tokens
 from tests.support.http_server import Stage, running
 
 GUIDE = Path(localchat.__file__).with_name("guide") / "guide.gguf"

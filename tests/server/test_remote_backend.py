@@ -8,7 +8,7 @@ import pytest
 
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import Message, Messages
-from localchat.server.anthropic.serving import estimated_tokens
+from localchat.server.token_counts import estimated_tokens
 from tests.support.http_server import Reply, Wire, running
 from tests.support.remote_server import Exchange, Handler, Server, piece
 
