@@ -223,7 +223,7 @@ def _local(options: EngineOptions, say: Callable[[str], None]) -> LocalEngine:
 
 
 def greedy(text: str, **more: object) -> GenerateRequest:
-    more = {"max_tokens": 40, "exact": True, **more}
+    more = {"max_tokens": 40, **more}
     sampling = Sampling(temperature=0.0)
     return GenerateRequest(prompt=PlainText(text), sampling=sampling, **more)  # type: ignore[arg-type]
 
@@ -267,7 +267,7 @@ def test_engine_killed_under_streams_ends_each_with_a_reason_and_serves_the_next
 ) -> None:
     with running({"m": script(step_s=0.02)}, _local) as server:
         attached = server.attach("m")
-        endless = {"max_tokens": 3000, "exact": False}
+        endless = {"max_tokens": 3000}
         streams = [attached.generate(greedy("y" * 5, salt=str(i), **endless)) for i in range(4)]
         for stream in streams:
             next(one for one in stream if isinstance(one, Text))
