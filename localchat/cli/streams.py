@@ -7,20 +7,19 @@ text is sanitized, and one progress line is drawn and erased again.
 import fcntl
 import io
 import os
-import re
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from typing import Final, TextIO
 
+from localchat.engine.notice_cause import notice_cause
 from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize
 
 _ERASE: Final = "\r\x1b[2K"
 _DIM: Final = "\x1b[2m"
 _PLAIN: Final = "\x1b[0m"
-_NUMBER: Final = re.compile(r"\d[\d,.]*")
 _LINE_EVERY_S: Final = 10.0
 """Interval of progress lines where progress cannot be drawn in place."""
 
@@ -117,7 +116,7 @@ class Terminal:
         """Print a remark of an engine below the answer, once for each cause; in a pipe only with `stats`.
 
         Until the answer begins, it is the progress line too."""
-        cause = _NUMBER.sub("0", sentence.partition(". ")[0])
+        cause = notice_cause(sentence)
         with self._lock:
             if not self._notes_wanted or cause in self._causes:
                 return

@@ -132,9 +132,7 @@ def _entry(word: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None]:
         raise UsageError(
             f"{word} is a family of {len(family)} models", hint=f"name one: {', '.join(family)}"
         )
-    raise ModelMissing(
-        f"there is no model {word!r} in the catalogue", hint=similar_names(word, catalogue)
-    )
+    raise ModelMissing(f"no model {word!r} in the catalogue", hint=similar_names(word, catalogue))
 
 
 def _quantized(entry: CatalogEntry) -> str:

@@ -138,7 +138,7 @@ class EnginePool:
             if time.monotonic() - known_s > _KNOWN_NAME_S:
                 return None
             if key is None:
-                raise ModelMissing(f"there is no model {name!r} here")
+                raise ModelMissing(f"no model {name!r}")
             entry = self._entries.get(key)
             if entry is None or not entry.engine.alive:
                 return None

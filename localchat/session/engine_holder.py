@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from localchat.engine.notice_cause import notice_cause
+
 if TYPE_CHECKING:
     from localchat.engine.interface import Engine
 
@@ -26,6 +28,8 @@ class EngineHolder:
         self._opened = False
         self._pending: deque[str] = deque(maxlen=100)
         self._listener: Notify | None = None
+        self._causes: set[str] = set()
+        """Of the sentences that this engine has sent."""
         self._lock = threading.Lock()
 
     @classmethod
@@ -40,6 +44,7 @@ class EngineHolder:
         """Begin to open an engine. The one before is closed first, so that memory never holds both."""
         before, fresh = (self._future, Future["Engine"]()) if self._opened else (None, self._future)
         self._future, self._opened = fresh, True
+        self._causes.clear()
         arguments = (open_engine, before, fresh)
         threading.Thread(target=self._run, args=arguments, name="open-engine", daemon=True).start()
 
@@ -66,7 +71,12 @@ class EngineHolder:
             listener(sentence)
 
     def _notify(self, sentence: str) -> None:
+        """Pass a sentence on, the first of each cause."""
         with self._lock:
+            cause = notice_cause(sentence)
+            if cause in self._causes:
+                return
+            self._causes.add(cause)
             listener = self._listener
             if listener is None:
                 self._pending.append(sentence)

@@ -124,7 +124,7 @@ def _model_changed(conversation: Conversation, node: Node) -> bool:
 
 _ENDED = {
     "stopped": "stopped",
-    "length": "stopped at the longest answer",
+    "length": "stopped at the length limit",
     "failed": "interrupted",
     "open": "interrupted",
 }

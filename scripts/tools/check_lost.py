@@ -193,7 +193,7 @@ def _kill_engines(data: Path, kills: int, draw: random.Random) -> list[int]:
             print(f"engine {number + 1:>2} killed after {pause_s:.2f} s: {found[-1]} letters lost")
             program.ask("/set max_tokens 30")
             program.ask("And what is a quantization?")
-            program.until(lambda: "longest answer" in program.text)
+            program.until(lambda: "length limit" in program.text)
             _settled(program, data, "length")
             program.ask("/set max_tokens 3000")
             program.ask("/new")
