@@ -119,7 +119,9 @@ class CudaRunner:
             self.table.apply(writes)
             if prepared is not None:
                 self._guarded(step, partial(self._compute, prepared))
-            done = self._event()
+            # Behind another step this one is waited for while a third is queued already, so the thread may
+            # sleep: waking up late costs the GPU nothing. A step alone is waited for by a core that spins.
+            done = self._event(blocking=bool(self._pending))
             if begun is not None and done is not None:
                 step.events = (begun, done)
         step.host_s = time.perf_counter() - step.launched_s
@@ -152,10 +154,11 @@ class CudaRunner:
                 f"{self._device_text}"
             ) from error
 
-    def _event(self) -> torch.cuda.Event | None:
+    def _event(self, *, blocking: bool = False) -> torch.cuda.Event | None:
+        """Record the stream's place; None on a CPU. `blocking`: whoever waits for it sleeps."""
         if not self._gpu:
             return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True, blocking=blocking)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -361,6 +361,25 @@ def test_an_error_that_comes_back_late_names_every_step_in_flight(folder: Path) 
         runner.collect()
 
 
+def test_only_a_step_behind_another_is_waited_for_asleep(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = tiny_runner(folder)
+    asleep: list[bool] = []
+    monkeypatch.setattr(runner, "_event", lambda *, blocking=False: asleep.append(blocking))
+    tokens = tokens_of(37, 30)
+    enter = (Enter(1, 0, tokens, 30, GREEDY),)
+    row = StepRow(1, 0, 0, tokens, (), (0,))
+    runner.launch(StepPlan(1, (row,), (LogitsPosition(0, 29, 1),), enter=enter))
+    runner.launch(StepPlan(2, (StepRow(1, 0, 30, LAST),), (LogitsPosition(0, 0, 1),)))
+    runner.collect()
+    runner.launch(StepPlan(3, (StepRow(1, 0, 31, LAST),), (LogitsPosition(0, 0, 1),)))
+    runner.collect()
+    runner.collect()
+    runner.launch(StepPlan(4, (StepRow(1, 0, 32, LAST),), (LogitsPosition(0, 0, 1),)))
+    assert asleep[1::2] == [False, True, True, False]
+
+
 def test_a_failure_that_is_not_the_gpus_is_not_hidden(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
