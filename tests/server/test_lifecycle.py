@@ -1,6 +1,7 @@
 """Clients that leave, clients that are slow, a server that stops."""
 
 import asyncio
+import gc
 import json
 import logging
 import socket
@@ -306,3 +307,22 @@ def test_questions_that_take_long_keep_no_chat_out(
     for wire in wires:
         with wire:
             assert wire.reply().status == 200
+
+
+def test_requests_leave_no_object_behind() -> None:
+    with serving() as stage:
+
+        def send(requests: int) -> int:
+            """Objects that are left after so many requests, each with a name and a text of its own."""
+            for number in range(requests):
+                chat(stage, f"{requests} {number}", stream=bool(number % 2), model=f"m {number}")
+                chat(stage, messages=[], model=f"n {number}")
+            stage.engine.requests.clear()
+            assert settled(lambda: not stage.server.server_state.connections)
+            assert stage.server._service.tracker.running == 0
+            gc.collect()
+            return len(gc.get_objects())
+
+        send(40)  # until threads, pools and counters are there
+        before = send(60)
+        assert send(60) - before < 30
