@@ -42,4 +42,5 @@ async def submit(engine: Engine, request: GenerateRequest) -> Stream:
 
     A thread, because a long prompt blocks until the engine process has read it.
     """
-    return await shielded(asyncio.to_thread(engine.generate, request), Stream.close)
+    work = asyncio.get_running_loop().run_in_executor(None, engine.generate, request)
+    return await shielded(work, Stream.close)

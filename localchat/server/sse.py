@@ -73,12 +73,16 @@ class EventStream:
         self._comment = framing.comment
         self._loop = asyncio.get_running_loop()
         self._last_s = self._last_event_s = self._loop.time()
-        self._lock = asyncio.Lock()
-        self._heartbeats: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Of the next heartbeat. A timer, because a task costs each request three turns of the event loop."""
+        self._busy = False
+        """An event waits for a slow client."""
+        self._late: asyncio.Task[None] | None = None
+        """A heartbeat that waits for a slow client."""
 
     async def __aenter__(self) -> "EventStream":
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        self._heartbeats = asyncio.create_task(self._send_heartbeats())
+        self._schedule()
         return self
 
     async def __aexit__(
@@ -87,42 +91,55 @@ class EventStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._heartbeats is not None:
-            self._heartbeats.cancel()
+        self._stop()
+        if self._late is not None:
+            self._late.cancel()
             with suppress(asyncio.CancelledError):
-                await self._heartbeats
+                await self._late
 
     async def write(self, events: bytes) -> None:
         """Send complete events. Waits for a slow client."""
-        if not self._lock.locked() and self._write_piece(events):
-            self._last_s = self._last_event_s = self._loop.time()
-            return
-        async with self._lock:
+        if self._late is not None:
+            await self._late
+        if not self._write_piece(events):
+            self._busy = True
             await self._send_body(events)
-            self._last_event_s = self._last_s
+            self._busy = False
+        self._last_s = self._last_event_s = self._loop.time()
 
     async def _send_body(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
-        self._last_s = self._loop.time()
 
     async def end(self, events: bytes) -> None:
         """Send the last events and end the body."""
-        if self._heartbeats is not None:
-            self._heartbeats.cancel()
+        self._stop()
+        if self._late is not None:
+            await self._late
         await self._send({"type": "http.response.body", "body": events, "more_body": False})
 
-    async def _send_heartbeats(self) -> None:
-        while True:
-            due_s = min(self._last_s + self._heartbeat_s, self._last_event_s + self._event_s)
-            await asyncio.sleep(due_s - self._loop.time())
-            # The event is made under the lock, because some protocols number their events.
-            async with self._lock:
-                now_s = self._loop.time()
-                if now_s >= self._last_event_s + self._event_s:
-                    self._last_event_s = now_s
-                    if event := self._heartbeat():
-                        await self._send_body(event)
-                if now_s >= self._last_s + self._heartbeat_s:
-                    if self._comment:
-                        await self._send_body(self._comment)
-                    self._last_s = now_s
+    def _schedule(self) -> None:
+        due_s = min(self._last_s + self._heartbeat_s, self._last_event_s + self._event_s)
+        self._timer = self._loop.call_at(due_s, self._beat)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _beat(self) -> None:
+        """Send the heartbeats that are due. A client that reads nothing gets none: it has enough to read."""
+        now_s = self._loop.time()
+        made = b""
+        waits = self._busy or self._late is not None
+        if now_s >= self._last_event_s + self._event_s:
+            self._last_event_s = now_s
+            made = b"" if waits else self._heartbeat()
+        if made or now_s >= self._last_s + self._heartbeat_s:
+            made = made or (b"" if waits else self._comment)
+            self._last_s = now_s
+        if made and not self._write_piece(made):
+            self._late = asyncio.create_task(self._send_late(made))
+        self._schedule()
+
+    async def _send_late(self, heartbeat: bytes) -> None:
+        await self._send_body(heartbeat)
+        self._late = None
