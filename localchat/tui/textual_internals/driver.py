@@ -2,8 +2,8 @@
 
 Importing this module imports no Textual, so that `launch` can use it before the environment is prepared.
 
-Private Textual API: `App._driver`, `Driver._writer_thread` and `._file`, `WriterThread._queue`,
-`textual._ansi_sequences`.
+Private Textual API: `App._driver`, `Driver._auto_restart`, `LinuxDriver._writer_thread`, `._file`,
+`._must_signal_resume` and `._sigcont_application`, `WriterThread._queue`, `textual._ansi_sequences`.
 """
 
 import os
@@ -59,8 +59,12 @@ def terminal_released(app: "App[Any]") -> Iterator[None]:
 
 
 def hangup_safe(driver: "type[Driver]") -> "type[Driver]":
-    """The same driver for a terminal that may close at any moment. Textual's writer thread would end with an
-    error, and the program would then block for ever once thirty frames wait."""
+    """The same driver for a terminal that may close at any moment.
+
+    Textual's writer thread would end with an error, and the program would then block for ever once thirty
+    frames wait. And a terminal that closes sends SIGCONT too, at which Textual starts its threads a second
+    time: the first thread that reads keys may then outlive the screen, and the process with it, spinning.
+    """
 
     class HangupSafe(driver):  # type: ignore[misc, valid-type]
         def start_application_mode(self) -> None:
@@ -68,6 +72,14 @@ def hangup_safe(driver: "type[Driver]") -> "type[Driver]":
             if file is not None and not isinstance(file, _DiscardOnceClosed):
                 self._file = _DiscardOnceClosed(file)
             super().start_application_mode()
+
+        def _sigcont_application(self, *received: object) -> None:
+            if not os.isatty(self.fileno):
+                return
+            if self._auto_restart and not self._must_signal_resume and self._writer_thread:
+                # Stopped by SIGSTOP, which no program sees: its threads are still there.
+                self.suspend_application_mode()
+            super()._sigcont_application(*received)
 
     return HangupSafe
 
