@@ -31,7 +31,7 @@ TIERS = {
         *("localchat_cuda/kernels", "localchat_cuda/runner", "localchat_cuda/weights"),
         *("localchat_cuda/test_architectures.py", "localchat_cuda/test_compile_ahead.py"),
         *("localchat_cuda/test_families.py", "localchat_cuda/test_family_formats.py"),
-        *("localchat_cuda/test_guide.py", "localchat_cuda/test_rope_config.py", "localchat_cuda/test_guide_w8.py"),
+        *("localchat_cuda/test_guide.py", "localchat_cuda/test_guide_w8.py"),
         *("localchat_cuda/test_head_int8.py", "localchat_cuda/test_kv_fp8_model.py"),
         "localchat_cuda/test_large_residual.py",
     ),
@@ -64,7 +64,7 @@ TIERS = {
         ),
         *("backend_api/sampling", "core/test_engine_core_determinism.py"),
         *("core/structured_output", "localchat_cuda/test_backend.py"),
-        "localchat_cuda/test_model_config.py",
+        *("localchat_cuda/test_model_config.py", "localchat_cuda/test_rope_config.py"),
         *("core/kv_cache/test_properties.py", "models/test_assess.py", "models/test_fit_golden.py"),
         *(
             "cli/test_killed.py",
