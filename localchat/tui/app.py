@@ -24,6 +24,7 @@ from localchat.session.engine_holder import EngineHolder
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
+from localchat.tui.daemon_threads import DaemonThreads
 from localchat.tui.keymap import KEYS, bindings, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.textual_internals.driver import is_invisible_character, terminal_writer
@@ -98,17 +99,22 @@ class ChatApp(App[int]):
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(DaemonThreads())
         for number in EXIT_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self.leave)
         self.chat.call_after_refresh(self._after_first_frame)
 
-    async def _after_first_frame(self) -> None:
-        """Do everything that the first frame does not need."""
+    def _after_first_frame(self) -> None:
         self._first_frame_shown = True
         if self._leave_requested:
             self.leave()
-            return
+        else:
+            # A worker, because quitting waits for the screen's own messages and cancels workers.
+            self.run_worker(self._complete_start(), group="start")
+
+    async def _complete_start(self) -> None:
+        """Do everything that the first frame does not need."""
         loop = asyncio.get_running_loop()
         session, chat = self.session, self.chat
         if session.setup.settings.reduced_motion:
