@@ -43,7 +43,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 def driver(fileno: int) -> Recorder:
-    made = hangup_safe(Recorder)(fileno)  # type: ignore[arg-type, call-arg]
+    made = hangup_safe(Recorder)(fileno)  # type: ignore[arg-type]
     assert isinstance(made, Recorder)
     made.start_application_mode()
     return made
