@@ -27,7 +27,12 @@ from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_byt
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
-from localchat_cuda.runner.input_batch import MIXED_BUCKETS, MIXED_DECODE_BUCKETS, PREFILL_BUCKETS
+from localchat_cuda.runner.input_batch import (
+    DECODE_BUCKETS,
+    MIXED_BUCKETS,
+    MIXED_DECODE_BUCKETS,
+    PREFILL_BUCKETS,
+)
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import DEPTH, CudaRunner
@@ -119,7 +124,7 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         kv_types=kv_types(config),
         step_target_s=_STEP_S,
         shared_step_target_s=_SHARED_STEP_S,
-        widths=Widths(PREFILL_BUCKETS, MIXED_DECODE_BUCKETS, MIXED_BUCKETS),
+        widths=Widths(PREFILL_BUCKETS, MIXED_DECODE_BUCKETS, MIXED_BUCKETS, DECODE_BUCKETS),
         limits=(*_LIMITS, _FP8_LIMIT) if config.fp8_activations else _LIMITS,
     )
 

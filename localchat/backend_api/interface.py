@@ -98,6 +98,8 @@ class Widths(NamedTuple):
     """Of the decode rows in a step that prefills too."""
     mixed: tuple[int, ...] = ()
     """Of such a step in all."""
+    decode: tuple[int, ...] = ()
+    """Of a step that only decodes, drafts included."""
 
 
 _ANY_WIDTH = Widths()

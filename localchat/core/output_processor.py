@@ -8,7 +8,7 @@ from localchat.backend_api.interface import Capabilities, Sample, StepResult, To
 from localchat.backend_api.sampling.reference import NOTHING
 from localchat.core.event_sender import EventSender
 from localchat.core.kv_cache.manager import KVCacheManager
-from localchat.core.scheduler.scheduler import Scheduler
+from localchat.core.scheduler.scheduler import MOST_DRAFTING, Scheduler
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
@@ -48,7 +48,7 @@ class OutputProcessor:
         """End of a hint where memory is short."""
         self._plain_kv = next((n for n in ("f16", "bf16") if n in capabilities.kv_types), "f32")
         self._rewinds = capabilities.rewind != "checkpoint"
-        self.step_costs = CostModel()
+        self.step_costs = CostModel(capabilities.widths.decode)
         self.earlier_texts = EarlierTexts()
         self.requests: dict[int, RequestState] = {}
         self._out_of_memory_steps = 0
@@ -242,7 +242,11 @@ class OutputProcessor:
         sampled."""
         sequence = row.sequence
         if not sampled:
-            proposer.index_prompt()  # a slice of a long prompt, while the prompt is computed
+            proposer.index()  # a slice of a long prompt, while the prompt is computed
+            return
+        if len(scheduled.rows) > MOST_DRAFTING and not row.drafts:
+            proposer.append(sequence.tokens[row.start + row.width :])
+            sequence.draft_likely = False
             return
         sampled_tokens = sequence.tokens[row.start + row.width : sampled]
         if row.drafts:
@@ -256,7 +260,7 @@ class OutputProcessor:
         if sampled < sequence.known:
             proposer.append(sequence.tokens[sampled:])
         if self._launches_ahead:
-            sequence.draft_likely = bool(proposer.propose(1))
+            sequence.draft_likely = bool(proposer.propose(1, rows=len(scheduled.rows)))
 
     def _start_forks(self, row: ScheduledRow, samples: dict[int, Sample], now_s: float) -> None:
         """Start the other choices of a request from its prompt: they have their first token now."""

@@ -219,7 +219,7 @@ def _profile(name: str) -> None:
     if name == "parked":
         parked_us(PARKED[-1])
     else:
-        decode_us(64, blocks=name == "blocks", drafts=name == "drafts", repeats=False)
+        decode_us(32, blocks=name == "blocks", drafts=name == "drafts", repeats=False)
     profiler.disable()
     pstats.Stats(profiler).sort_stats("tottime").print_stats(32)
 

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from localchat.backend_api.scripted import EOS, VOCAB, hashed
+from localchat.core.scheduler.scheduler import MOST_DRAFTING
 from localchat.engine.events import MetricsSnapshot, Prefill, PromptLogprobs, Queued
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from tests.support.engine_core_bench import (
@@ -92,6 +93,24 @@ def test_drafts_are_as_long_as_this_kind_of_runner_takes(target_s: float, most: 
     bench = Bench(capabilities(step_target_s=target_s), periodic)
     bench.say(request(ALPHABET * 3, max_tokens=200))
     assert max(len(row.drafts) for plan in bench.runner.steps for row in plan.rows) == most
+
+
+@pytest.mark.parametrize("kind", [{}, AHEAD])
+def test_drafts_are_off_while_many_sequences_run_and_come_back_after(kind: dict[str, Any]) -> None:
+    many = MOST_DRAFTING + 1
+    can = capabilities(
+        **kind, kv_tokens=16_000, max_slots=many, max_rows=many, max_step_tokens=2048
+    )
+    bench = Bench(can, periodic)
+    bench.ask(request(ALPHABET * 3, max_tokens=120, speculation=False))
+    for _ in range(many - 1):
+        bench.ask(request(ALPHABET * 3, max_tokens=60))
+    last = bench.ask(request(ALPHABET * 3, max_tokens=120))
+    bench.run_until_idle()
+    check_received(bench, last, periodic)
+    drafted = [plan for plan in bench.runner.steps if any(row.drafts for row in plan.rows)]
+    assert drafted
+    assert all(len(plan.rows) <= MOST_DRAFTING for plan in drafted)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -264,7 +283,7 @@ def test_a_long_prompt_is_indexed_for_drafts_while_it_is_computed() -> None:
         bench.step()
     drafts = bench.requests[number].sequences[0].proposer
     assert drafts is not None
-    assert drafts.index_prompt()
+    assert drafts.index()
     bench.run_until_idle()
     assert bench.received[number].done.speculation.accepted > 20
 

@@ -29,6 +29,9 @@ _PROMPTS_PER_STEP = 4
 _SLOW_STEP_S = 0.25
 _DRAFTS_SLOW, _DRAFTS_FAST = 15, 31
 """Most drafts of a step, by the cost of a wide step: a CPU computes its tokens one after the other."""
+MOST_DRAFTING = 32
+"""Running sequences up to which drafts are proposed. With more, a step's rows fill the machine, and looking
+for drafts would cost more than they save."""
 _SEEDED_SLOW, _SEEDED_FAST = 64, 512
 """Chunks of a prompt that came with a seed end at multiples of this."""
 _WATERMARK_TOKENS = 32
@@ -267,6 +270,8 @@ class Scheduler:
         return min(width, chunk)
 
     def _drafts(self, step: StepBuilder, sequence: Sequence) -> tuple[int, ...]:
+        if len(self.running) > MOST_DRAFTING:
+            return ()
         if sequence.needs != 1 or sequence.unknown or sequence.steps_in_flight:
             return ()
         assert sequence.proposer is not None

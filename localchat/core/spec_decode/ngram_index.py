@@ -43,7 +43,8 @@ class NgramIndex:
         """Append tokens."""
         self.tokens.extend(tokens)
         length, size = len(self.tokens), len(self._table)
-        self._before.extend([-1] * (min(SPAN - 1, length) - len(self._before)))
+        if len(self._before) < SPAN - 1:
+            self._before.extend([-1] * (min(SPAN - 1, length) - len(self._before)))
         if length > size:
             while size < length:
                 size *= 2

@@ -7,9 +7,9 @@ the place where the copy ended, with shorter matches: a file with small edits is
 Length: each drafted token has a probability of acceptance, learned by the length of the match that led to
 it; a draft is as long as the expected tokens per second rise (CostModel).
 
-Credit: drafts live on credit, counted in plain steps. What they save is added, what they cost is subtracted,
-and a plain step adds PLAIN_CREDIT. Without credit they are off, and a short one is tried when there is
-credit for it again. So a text that defeats them costs the first credit and 2 %, not more.
+Credit: drafts live on credit, counted in tokens of all streams. What they save is added, what they cost all
+streams is subtracted, and a plain step adds PLAIN_CREDIT. Without credit they are off, and a short one is
+tried when there is credit for it again. So a text that defeats them costs the first credit and 2 %, not more.
 
 Ideas: counts and path probabilities from SuffixDecoding (Oliaro et al. 2025), windows that follow accepted
 tokens from exllamav3; the credit against measured plain steps is ours. Drafts are point masses, so no
@@ -121,6 +121,11 @@ class NgramProposer:
         """Why there are no drafts, in words; empty while there are."""
 
     @property
+    def _length(self) -> int:
+        """Tokens of the text so far."""
+        return len(self._text) + len(self._unindexed) - self._indexed
+
+    @property
     def speedup(self) -> float | None:
         """Net gain so far: the time of plain steps over the time taken. None before the first draft."""
         return self._plain_s / self._spent_s if self.drafted and self._spent_s else None
@@ -131,11 +136,12 @@ class NgramProposer:
         twin._text, twin._indexed = self._text.copy(), self._indexed
         return twin
 
-    def index_prompt(self) -> bool:
-        """Index a slice of the prompt (3 ms at most). True when all is indexed; until then there are no
-        drafts.
+    def index(self) -> bool:
+        """Index a slice of what was appended (3 ms at most). True when all is indexed; until then there are
+        no drafts.
 
-        `propose` does it too; the core calls it while the prompt is computed.
+        `propose` does it too, so that texts without drafts are not indexed; the core calls it while the prompt
+        is computed.
         """
         if self._unindexed:
             end = self._indexed + _INDEX_TOKENS
@@ -151,15 +157,14 @@ class NgramProposer:
         `rows`: tokens of that step without these drafts, of all sequences (this one's own token included).
         """
         self._copying, self._kinds = None, []
-        if not self.index_prompt() or limit <= 0:
-            return ()
-        sources = self._sources()
-        if sources:
-            self._copying = sources[0]
         if self.off:
             limit = min(limit, PROBE_TOKENS) if self._credit >= PROBE_CREDIT else 0
-        if not sources or limit <= 0:
+        if limit <= 0 or not self.index():
             return ()
+        sources = self._sources()
+        if not sources:
+            return ()
+        self._copying = sources[0]
         return self._best_length(sources, limit, rows)
 
     def advance(
@@ -178,32 +183,28 @@ class NgramProposer:
         for place, kind in enumerate(self._kinds[: min(accepted + 1, drafted)]):
             self._acceptance.learn(kind, place < accepted)
         self._update_credit(drafted, accepted, rows, seconds)
-        if self._unindexed:
-            self._unindexed.extend(tokens)
-        else:
-            self._follow_copy(tokens)
-            self._text.extend(tokens)
+        self._follow_copy(tokens)
+        self._unindexed.extend(tokens)
         self._copying, self._kinds = None, []
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append tokens that no step sampled: a grammar forced them."""
-        if self._unindexed:
-            self._unindexed.extend(tokens)
-        else:
-            self._text.extend(tokens)
+        """Append tokens without learning from them: a grammar forced them, or the step has too many rows for
+        drafts."""
+        self._unindexed.extend(tokens)
 
     def _update_credit(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
         self.drafted += drafted
         self.accepted += accepted
-        plain = self._cost.seconds(rows - drafted)
         self._spent_s += seconds
         if not drafted:
             self._plain_s += seconds
             self._credit = max(self._credit, min(self._credit + PLAIN_CREDIT, FIRST_CREDIT))
             return
+        plain = self._cost.seconds(rows - drafted)
         self._plain_s += plain * (1 + accepted)
         # Smoothed costs, not this step's: another program on the CPU is not the drafts' fault.
-        net = 1 + accepted - self._cost.seconds(rows) / plain
+        # All streams of the step wait for these drafts, and only this one has their tokens.
+        net = accepted - (rows - drafted) * (self._cost.seconds(rows) / plain - 1)
         self._credit = min(self._credit + net, MOST_CREDIT)
         if self._credit < 0 and not self.off:
             self.off = (
@@ -224,12 +225,12 @@ class NgramProposer:
                     break
                 if source[position] != token:
                     if length >= _LONG_COPY or (copying.near and length >= 2):
-                        at = len(self._text) + offset + 1
+                        at = self._length + offset + 1
                         self._lost_copy = _LostCopy(copying.source, position, at)
                     return
                 length += 1
         lost = self._lost_copy
-        if lost and len(self._text) + len(tokens) - lost.at > _NEAR_TOKENS:
+        if lost and self._length + len(tokens) - lost.at > _NEAR_TOKENS:
             self._lost_copy = None
 
     def _sources(self) -> list[_CopySource]:

@@ -3,6 +3,9 @@
 Shared by the proposers, the output processor and the engine core.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
+
 _FOLLOW = 0.2
 _DRIFT = 0.1
 _UNSEEN_SLOPE = 0.15
@@ -17,12 +20,16 @@ class CostModel:
     CPU and corrected by the first such step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, widths: Sequence[int] = ()) -> None:
+        """`widths`: row counts that steps are padded to, ascending: all of one width cost the same, so drafts
+        fill it. Empty: none are padded."""
+        self._widths = widths
         self._scale = 0.0
         self._shape: dict[int, float] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step of `rows` tokens."""
+        rows = self._padded(rows)
         if seconds <= 0:
             return
         if not self._shape:
@@ -43,6 +50,7 @@ class CostModel:
 
     def seconds(self, rows: int) -> float:
         """Estimate a step of `rows` tokens; 1.0 for a plain step while none was seen."""
+        rows = self._padded(rows)
         if not self._shape:
             return 1 + _UNSEEN_SLOPE * (rows - 1)
         if rows in self._shape:
@@ -56,6 +64,10 @@ class CostModel:
         low, high = self._shape[below], self._shape[above]
         part = (rows - below) / (above - below)
         return self._scale * (low + max(0.0, high - low) * part)
+
+    def _padded(self, rows: int) -> int:
+        place = bisect_left(self._widths, rows)
+        return self._widths[place] if place < len(self._widths) else rows
 
     def _unseen(self, rows: int) -> float:
         return 1 + _UNSEEN_SLOPE * (rows - 1)

@@ -171,6 +171,37 @@ def test_with_many_rows_a_weak_guess_does_not_pay() -> None:
     assert NgramProposer([5] * 20, model).propose(8, rows=4) == ()
 
 
+def test_drafts_of_one_stream_pay_for_the_wait_of_all() -> None:
+    model = CostModel()
+    for rows, seconds in ((1, 1.0), (32, 10.0), (36, 11.0)):
+        model.observe(rows, seconds)
+    alone, beside = (NgramProposer([5] * 20, model) for _ in range(2))
+    for _ in range(
+        2
+    ):  # two tokens more: alone for little, beside 31 others for a tenth of their time
+        alone.advance([5, 5, 5], 4, 5, 2.2)
+        beside.advance([5, 5, 5], 4, 36, 11.0)
+    assert not alone.off
+    assert "cost more than they save" in beside.off
+
+
+def test_drafts_fill_the_width_that_a_step_is_padded_to() -> None:
+    padded = CostModel((1, 4, 8))
+    for rows, seconds in ((1, 1.0), (3, 1.2), (8, 4.0)):
+        padded.observe(rows, seconds)
+    widths = [padded.seconds(rows) for rows in range(1, 9)]
+    assert widths == pytest.approx([1.0, *[1.2] * 3, *[4.0] * 4])
+    assert len(NgramProposer([1, 2, 3, 4, 9, 1, 2, 3], padded).propose(7)) == 3
+
+
+def test_tokens_that_were_only_appended_are_copied_from_later() -> None:
+    drafts = NgramProposer([1, 2, 3], CostModel())
+    drafts.append([4, 5, 6, 7, 8, 9] * 3)
+    drafts.advance([4])
+    drafts.advance([5, 6])
+    assert drafts.propose(3)[:1] == (7,)
+
+
 def hopeless(steps: int) -> tuple[NgramProposer, float]:
     """Drafts that were never right, and what they cost in plain steps."""
     model, lost = CostModel(), 0.0
@@ -215,7 +246,7 @@ def test_what_hopeless_drafts_cost_is_bounded_by_the_credit() -> None:
 
 def test_a_fork_continues_independently_from_the_same_text() -> None:
     drafts = NgramProposer([1, 2, 3, 4, 5, 6], CostModel())
-    drafts.index_prompt()
+    drafts.index()
     twin = drafts.fork()
     drafts.advance([1, 2, 3])
     twin.advance([2, 3, 4])
@@ -226,10 +257,10 @@ def test_a_fork_continues_independently_from_the_same_text() -> None:
 def test_a_long_prompt_is_taken_in_slices_and_loses_no_token() -> None:
     prompt = words(20_000, 3)
     drafts = NgramProposer(prompt, CostModel())
-    assert not drafts.index_prompt()
+    assert not drafts.index()
     drafts.advance(prompt[7000:7010])
     drafts.advance(prompt[7010:7020])
-    while not drafts.index_prompt():
+    while not drafts.index():
         assert drafts.propose(0) == ()
     assert drafts.propose(4) == tuple(prompt[7020:7024])
 
