@@ -38,6 +38,7 @@ def _entry(card: ModelCard, request: Request) -> dict[str, Any]:
     if is_anthropic(request.scope):
         created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
         made |= {"type": "model", "display_name": card.name, "created_at": created}
+        made |= {"lifecycle": "active", "max_input_tokens": made.get("context_length")}
     return made
 
 
