@@ -218,4 +218,5 @@ def _installing(library: str, root: Path) -> str:
     package: str = getattr(packages, tool)
     if not command:
         return f"Install the package of this system that has {library} (on Debian: apt install {package})."
-    return f"Install it: sudo {command} {package}"
+    # Containers seldom have sudo, and do not need it.
+    return f"Install it: {'' if os.geteuid() == 0 else 'sudo '}{command} {package}"

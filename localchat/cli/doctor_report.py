@@ -147,7 +147,9 @@ def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
         return known
     try:
         facts, remedies = backend.build_info(), backend.remedies()
-    except (LocalchatError, ImportError, OSError, RuntimeError) as problem:
+    except LocalchatError as problem:
+        return msgspec.structs.replace(known, trouble=problem.message, hint=problem.hint)
+    except (ImportError, OSError, RuntimeError) as problem:
         return msgspec.structs.replace(known, trouble=str(problem))
     return msgspec.structs.replace(
         known,

@@ -20,6 +20,7 @@ from localchat.backend_api.interface import (
 )
 from localchat.config.paths import find_paths
 from localchat.engine.local.crash_record import CrashRecord
+from localchat.errors import LocalchatError
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.report import Kind
 from tests.support.cli_program import SCENARIOS
@@ -42,7 +43,9 @@ class FakeBackend(MinimalBackend):
     name = "llamacpp"
     kinds: tuple[Kind, ...] = ("gguf",)
 
-    def __init__(self, *, available: Availability = INSTALLED, broken: bool = False) -> None:
+    def __init__(
+        self, *, available: Availability = INSTALLED, broken: Exception | None = None
+    ) -> None:
         self._available = available
         self._broken = broken
         self.found: tuple[Remedy, ...] = ()
@@ -62,7 +65,7 @@ class FakeBackend(MinimalBackend):
 
     def build_info(self) -> BuildInfo:
         if self._broken:
-            raise OSError("libcudart.so.12: cannot open shared object file")
+            raise self._broken
         return self.build
 
     def remedies(self) -> tuple[Remedy, ...]:
@@ -193,8 +196,16 @@ def test_a_backend_that_cannot_run_says_why_and_what_to_do(call: Call, install: 
     assert "localchat-app[cuda]" in out
 
 
+def test_a_library_that_cannot_be_loaded_is_told_with_what_to_do(
+    call: Call, install: Install
+) -> None:
+    install(broken=LocalchatError("llama.cpp needs libgomp.so.1", hint="apt install libgomp1"))
+    out = doctor(call)[1]
+    assert "  to do     apt install libgomp1\n  trouble   llama.cpp needs libgomp.so.1\n" in out
+
+
 def test_a_library_that_does_not_load_is_a_finding(call: Call, install: Install) -> None:
-    install(broken=True)
+    install(broken=OSError("libcudart.so.12: cannot open shared object file"))
     code, out, _ = doctor(call)
     assert code == 0
     assert "libcudart.so.12" in out
