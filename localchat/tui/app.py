@@ -29,7 +29,8 @@ from localchat.tui.keymap import KEYS, bindings, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.textual_internals.driver import is_invisible_character, terminal_writer
 from localchat.tui.themes import NAMES, THEMES, textual_name
-from localchat.tui.widgets.welcome import first_greeting, greeting
+from localchat.tui.widgets.find_bar import FindBar
+from localchat.tui.widgets.welcome import first_greeting
 
 if TYPE_CHECKING:
     from localchat.history.store import History
@@ -117,6 +118,7 @@ class ChatApp(App[int]):
         """Do everything that the first frame does not need."""
         loop = asyncio.get_running_loop()
         session, chat = self.session, self.chat
+        chat.query_one(FindBar).build()
         if session.setup.settings.reduced_motion:
             chat.composer.editor.cursor_blink = False
         self._engines.listen(lambda text: _call_soon(loop, session.notice, text))
@@ -139,7 +141,6 @@ class ChatApp(App[int]):
         from localchat.tui.widgets.welcome import Welcome
 
         welcome = self.chat.query_one(Welcome)
-        welcome.set_greeting(greeting(self.session.setup))
         if self.session.setup.model.word != GUIDE or self.session.conversation.nodes:
             return
         try:

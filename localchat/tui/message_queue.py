@@ -13,6 +13,8 @@ class MessageQueue:
 
     def __init__(self) -> None:
         self._messages: list[tuple[str, tuple[Inclusion, ...]]] = []
+        self.is_sending = False
+        """Whether a message is on its way and has no answer yet."""
 
     def __bool__(self) -> bool:
         return bool(self._messages)

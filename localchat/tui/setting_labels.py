@@ -59,10 +59,10 @@ LABELS: Final = {
     "color": SettingLabel("Screen", "Colours"),
     "stats": SettingLabel("Screen", "Metrics after an answer"),
     "quiet": SettingLabel("Screen", "Quiet command line"),
-    "history": SettingLabel("Privacy and network", "Keep conversations"),
-    "offline": SettingLabel("Privacy and network", "Offline"),
-    "attach": SettingLabel("Privacy and network", "Use a running server"),
-    "keep_alive": SettingLabel("Privacy and network", "Server keeps a model"),
+    "history": SettingLabel("Privacy", "Keep conversations"),
+    "offline": SettingLabel("Privacy", "Offline"),
+    "attach": SettingLabel("Privacy", "Use a running server"),
+    "keep_alive": SettingLabel("Privacy", "Server keeps a model"),
 }
 """By key, in the order of the settings screen. Switches for tests alone are missing; the file has them."""
 

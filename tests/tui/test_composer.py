@@ -11,6 +11,7 @@ from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import NetworkError, UsageError
 from localchat.session.blocks import NoticeBlock
 from localchat.session.commands import is_command
+from localchat.tui.widgets.composer import Composer
 from tests.support.tui_stage import HOLD, Stage, StagedEngine, app_of, play, say, sent, until
 
 PASTE = "line\n" * 500
@@ -137,6 +138,19 @@ def test_messages_written_while_an_answer_comes_wait_for_it(tmp_path: Path) -> N
         await pilot.press("escape")
         await until(pilot, lambda: not app.session.busy)
         assert composer.text == "a\n\nb", "a stopped answer sends nothing"
+
+    play(stage, what)
+
+
+def test_two_messages_at_once_are_answered_one_after_the_other(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.on_composer_sent(Composer.Sent("one", ()))
+        app.chat.on_composer_sent(Composer.Sent("two", ()))
+        await until(pilot, lambda: len(stage.engine.requests) == 2 and not app.session.busy)
+        assert [text for _, text in sent(stage.engine.requests[-1])][::2] == ["one", "two"]
 
     play(stage, what)
 

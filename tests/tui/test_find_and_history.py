@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from textual.pilot import Pilot
+from textual.widgets import OptionList
 
 from localchat.session.blocks import AnswerBlock
 from localchat.tui.screens.history import HistoryScreen
@@ -70,10 +71,10 @@ def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
             await until(pilot, lambda: not app.session.conversation.nodes)
         await pilot.press("ctrl+r")
         await until(pilot, lambda: isinstance(app.screen, HistoryScreen))
-        about = app.screen.query_one("#about")
+        about, entries = app.screen.query_one("#about"), app.screen.query_one(OptionList)
         await pilot.press("t", "z")
         await pilot.pause()
-        assert str(about.render()) == "nothing found"
+        assert [str(option.prompt) for option in entries.options] == ["nothing found for tz"]
         await pilot.press("backspace", "backspace", "delete")
         await pilot.pause()
         assert str(about.render()).startswith("Deleted ")

@@ -15,6 +15,7 @@ from localchat.tui.progress import PROGRESS_ID, progress_block, time_left
 from localchat.tui.screens.confirm import ConfirmScreen
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.widgets.charts import sparkline
+from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.metrics_panel import panel_rows
 from localchat.tui.widgets.status_bar import status_parts
 from localchat.tui.widgets.welcome import Welcome
@@ -295,6 +296,24 @@ def test_another_question_closes_the_offer_to_try_again(tmp_path: Path) -> None:
         assert not app.session.busy
 
     play(stage, what)
+
+
+@pytest.mark.parametrize("looked_at", [True, False])
+def test_a_long_answer_that_nobody_looks_at_rings(
+    looked_at: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[str] = []
+    monkeypatch.setattr("localchat.tui.screens.chat._LONG_S", -1.0)
+    monkeypatch.setattr("localchat.tui.screens.chat.alert", lambda app, text: rung.append(text))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app_of(pilot).app_focus = looked_at
+        app_of(pilot).chat.on_composer_sent(Composer.Sent("go", ()))
+        await until(pilot, lambda: app_of(pilot).session.last_answer())
+        await until(pilot, lambda: not app_of(pilot).session.busy)
+        assert rung == ([] if looked_at else ["localchat is done"])
+
+    play(Stage(tmp_path), what)
 
 
 def test_f9_copies_what_the_mouse_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,14 +19,13 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widgets import Static
 
-from localchat.chat.conversation import Node
+from localchat.chat.conversation import Inclusion, Node
 from localchat.chat.titles import title_for
 from localchat.errors import EngineClosed, LocalchatError
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import (
     OVERFLOW_PREFIX,
     RETRY,
-    Block,
     NoticeBlock,
     Offer,
     ToolCallBlock,
@@ -36,11 +35,11 @@ from localchat.session.view import SessionView, node_of
 from localchat.tui import clipboard
 from localchat.tui.attachments import ComposerText, contract, expand
 from localchat.tui.footer_keys import FooterState, footer_keys
-from localchat.tui.keymap import bindings, key_names, offer_key
+from localchat.tui.keymap import bindings, offer_key
 from localchat.tui.message_queue import MessageQueue
 from localchat.tui.progress import PROGRESS_ID, progress_block
 from localchat.tui.textual_internals.compositor import redraw_changes_only
-from localchat.tui.textual_internals.driver import terminal_released, terminal_writer
+from localchat.tui.textual_internals.driver import alert, terminal_released, terminal_writer
 from localchat.tui.transcript.widget import Transcript
 from localchat.tui.transcript_view import TranscriptView
 from localchat.tui.widgets.banner import Banner
@@ -50,13 +49,14 @@ from localchat.tui.widgets.find_bar import FindBar
 from localchat.tui.widgets.key_footer import KeyFooter
 from localchat.tui.widgets.metrics_panel import MetricsPanel
 from localchat.tui.widgets.status_bar import StatusBar
-from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX, Welcome
+from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX, Welcome, greeting
 
 if TYPE_CHECKING:
     from localchat.tui.command_handlers import CommandHandlers
 
 _STATS_EVERY_S = 0.5
 _BUSY = "an answer is under way; Esc stops it"
+_LONG_S = 8.0  # longer work is announced where the window is not looked at
 _COMPLETE = ("whole", "length")
 _EDITING = "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
 
@@ -92,8 +92,8 @@ class ChatScreen(Screen[None]):
         with Horizontal(id="body"):
             with Vertical(id="talk"):
                 yield FindBar(id="finder")
-                models_key = key_names("screen.models", self.session.context.keys)
-                yield Welcome(self._offer_key, models_key.partition(", ")[0], id="welcome")
+                keys = self.session.context.keys
+                yield Welcome(greeting(self.session.setup), keys, id="welcome")
                 yield Transcript(id="transcript")
             yield MetricsPanel(self.session.status, id="panel")
         yield Banner(id="banner")
@@ -253,6 +253,7 @@ class ChatScreen(Screen[None]):
         self.run_worker(self._guarded(work), group="session", exit_on_error=True)
 
     async def _guarded(self, work: Coroutine[Any, Any, object]) -> None:
+        begun_s = time.monotonic()
         try:
             await work
         except EngineClosed:
@@ -261,20 +262,27 @@ class ChatScreen(Screen[None]):
             self.reveal_end()
             self.session.show_error(problem)
         finally:
+            if not self.app.app_focus and time.monotonic() - begun_s > _LONG_S:
+                alert(self.app, "localchat is done")
             self._work_ended()
+
+    def _ask(self, text: str, inclusions: tuple[Inclusion, ...]) -> None:
+        """Send a question. Those that come before it is on its way wait, too."""
+        self._queue.is_sending = True
+        self.start_work(self.session.ask(text, inclusions))
 
     def _work_ended(self) -> None:
         """Send the next message of the queue, or give all of them back if the answer is not complete."""
         if self.session.busy:
             return
+        self._queue.is_sending = False
         self.status_changed()
         if not self._queue:
             return
         last = self.session.last_answer()
         if last and last.id == self.session.conversation.head and last.state in _COMPLETE:
-            text, inclusions = self._queue.next()
             self.transcript.to_end()
-            self.start_work(self.session.ask(text, inclusions))
+            self._ask(*self._queue.next())
         else:
             waited, written = self._queue.take_all(), self.composer.written
             text = "\n\n".join(filter(None, (waited.text, written.text)))
@@ -361,13 +369,13 @@ class ChatScreen(Screen[None]):
         self.leave_editing()
         if editing is not None:
             self.start_work(session.edit(editing, event.text, event.inclusions))
-        elif session.busy:
+        elif session.busy or self._queue.is_sending:
             self._queue.put(event.text, event.inclusions)
             self._save_draft()
             self._update_banner()
             self.status_changed()
         else:
-            self.start_work(session.ask(event.text, event.inclusions))
+            self._ask(event.text, event.inclusions)
 
     def on_composer_blocked(self, event: Composer.Blocked) -> None:
         self.hint(_BUSY)
@@ -465,9 +473,8 @@ class ChatScreen(Screen[None]):
             self.start_work(self.session.continue_answer())
 
     def action_think(self) -> None:
-        order = ("auto", "on", "off")
-        now = order.index(self.session.setup.settings.think)
-        self.commands.run(f"/think {order[(now + 1) % 3]}")
+        following = {"auto": "on", "on": "off", "off": "auto"}
+        self.commands.run(f"/think {following[self.session.setup.settings.think]}")
 
     def action_copy_answer(self) -> None:
         if selected := self.get_selected_text():
@@ -510,11 +517,8 @@ class ChatScreen(Screen[None]):
     def action_palette(self) -> None:
         self.app.action_command_palette()
 
-    def action_open_settings(self) -> None:
-        self.commands.open_settings()
-
-    def action_open_history(self) -> None:
-        self.commands.open_history()
+    def action_open_screen(self, name: str) -> None:
+        getattr(self.commands, f"open_{name}")()
 
     def action_offer(self, number: int) -> None:
         welcome = self.query_one(Welcome)
@@ -543,7 +547,8 @@ class ChatScreen(Screen[None]):
         focused = self.transcript.focused_id
         block = self.transcript.block(focused) if focused is not None else None
         if block is not None:
-            self.copy(_text_of(block), "message")
+            text = block.arguments if isinstance(block, ToolCallBlock) else block.text
+            self.copy(text, "message")
 
     def action_copy_code(self) -> None:
         """Copy the next code block of the focused message."""
@@ -593,7 +598,3 @@ class ChatScreen(Screen[None]):
         self._update_banner()
         self.composer.write(*draft)
         return True
-
-
-def _text_of(block: Block) -> str:
-    return block.arguments if isinstance(block, ToolCallBlock) else block.text

@@ -1,9 +1,12 @@
 """History screen: search, resume, rename, delete and restore conversations."""
 
+import asyncio
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import work
 from textual.binding import BindingType
 from textual.content import Content
 from textual.widgets import Input
@@ -14,10 +17,13 @@ from localchat.tui.keymap import bindings
 from localchat.tui.screens.list_dialog import ListDialog
 
 if TYPE_CHECKING:
+    from localchat.chat.conversation import Conversation
     from localchat.history.queries import ConversationSummary, SearchHit
     from localchat.history.store import History
 
 _MAX_SHOWN = 100
+_PREVIEW_CHARACTERS = 110
+_PREVIEW_AFTER_S = 0.05
 _MATCH_STYLE = "bold $accent"
 
 
@@ -35,6 +41,7 @@ class HistoryScreen(ListDialog[str]):
         self._summaries: dict[str, ConversationSummary] = {}
         self._deleted: list[ConversationSummary] = []
         self._renaming: str | None = None
+        self._previews: dict[str, str] = {}
 
     def fill(self, text: str) -> None:
         if self._renaming is not None:
@@ -55,19 +62,36 @@ class HistoryScreen(ListDialog[str]):
         self.query_one("#dialog").border_title = Content(f"{self.TITLE_TEXT}{more}")
         del rows[_MAX_SHOWN:]
         self._summaries = {summary.id: summary for summary, _ in rows}
-        self.set_entries([(summary.id, line) for summary, line in rows], keep=True)
         if not rows:
-            self.show_about("nothing found" if text.strip() else "no conversations yet")
+            found = f"nothing found for {text.strip()}" if text.strip() else "no conversations yet"
+            self.show_nothing(sanitize_line(found))
+            return
+        self.set_entries(list(_in_days(rows, not text.strip())), keep=True)
 
     def about(self, id_: str) -> str:
         summary = self._summaries.get(id_)
         if summary is None:
             return ""
         plural = "" if summary.messages == 1 else "s"
-        return (
+        line = (
             f"{summary.messages} message{plural} · {sanitize_line(summary.model) or 'no model'} · "
             f"begun {_date(summary.created_s)} · {_short(id_)}"
         )
+        if id_ not in self._previews:
+            self._read_preview(id_)
+        return f"{line}\n{self._previews.get(id_, '')}".rstrip()
+
+    @work(exclusive=True, group="preview")
+    async def _read_preview(self, id_: str) -> None:
+        """Show the last words of a conversation, once they are read."""
+        await asyncio.sleep(_PREVIEW_AFTER_S)  # not for each one that is passed on the way
+        try:
+            conversation = await asyncio.to_thread(self._history.load, id_)
+        except LocalchatError:
+            return  # opening it says what is wrong
+        self._previews[id_] = _preview(conversation)
+        if self.marked == id_ and self.shows_entry:
+            self.show_about()
 
     def entry_chosen(self, id_: str) -> None:
         if self._renaming is None:
@@ -117,6 +141,39 @@ class HistoryScreen(ListDialog[str]):
             self._fill("")
             return
         self.dismiss(None)
+
+
+def _preview(conversation: "Conversation") -> str:
+    """The last question and the beginning of its answer, a line each."""
+    lines: list[str] = []
+    for role, sign in (("user", "▌ "), ("assistant", "  ")):
+        texts = [n.message.content for n in conversation.path() if n.message.role == role]
+        if texts:
+            lines.append(sign + sanitize_line(" ".join(texts[-1][:_PREVIEW_CHARACTERS].split())))
+    return "\n".join(lines)
+
+
+def _in_days(
+    rows: "list[tuple[ConversationSummary, Content]]", with_days: bool
+) -> Iterator[tuple[str, Content]]:
+    """The lines, each day below its name. A search has no days: the best match comes first."""
+    before = ""
+    for summary, line in rows:
+        day = _day(summary.updated_s)
+        if with_days and day != before:
+            yield "", Content.styled(day, "$primary")
+        before = day
+        yield summary.id, line
+
+
+def _day(seconds: float) -> str:
+    """`Today`, `Yesterday`, `Earlier this week`, then months."""
+    today = datetime.now().date()
+    then = datetime.fromtimestamp(seconds).date()
+    days = (today - then).days
+    if days <= 1:
+        return "Yesterday" if days == 1 else "Today"
+    return "Earlier this week" if days < 7 else then.strftime("%B %Y")
 
 
 def _title_line(summary: "ConversationSummary") -> Content:

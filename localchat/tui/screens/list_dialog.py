@@ -30,6 +30,9 @@ class ListDialog(ModalScreen[R], Generic[R]):
         Binding("pageup", "step(-8)", show=False, priority=True),
     ]
 
+    shows_entry = False
+    """Whether the line below the list is about the marked entry."""
+
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as box:
             box.border_title = Content(self.TITLE_TEXT)
@@ -61,15 +64,24 @@ class ListDialog(ModalScreen[R], Generic[R]):
     # ------------------------------------------------------------------ the list
 
     def set_entries(self, rows: Sequence[tuple[str, Content]], *, keep: bool = False) -> None:
-        """Show entries (id, line). `keep`: the marked entry stays marked."""
+        """Show entries (id, line). A line without an id is a heading. `keep`: the marked entry stays marked."""
         before = self.marked if keep else None
         ids = [id_ for id_, _ in rows]
+        first = next((at for at, id_ in enumerate(ids) if id_), None)
         # A queued message about the new mark would replace the line that is shown now.
         with self.prevent(OptionList.OptionHighlighted):
             self.entries.clear_options()
-            self.entries.add_options([Option(line, id=id_) for id_, line in rows])
-            self.entries.highlighted = (ids.index(before) if before in ids else 0) if rows else None
+            self.entries.add_options(
+                [Option(line, id=id_ or None, disabled=not id_) for id_, line in rows]
+            )
+            self.entries.highlighted = ids.index(before) if before and before in ids else first
+            if self.entries.highlighted == first:
+                self.entries.scroll_to(y=0, animate=False)  # with the heading above it
         self.show_about()
+
+    def show_nothing(self, text: str) -> None:
+        """Say in the empty list why it is empty."""
+        self.set_entries([("", Content.styled(text, "$foreground 60%"))])
 
     @property
     def marked(self) -> str | None:
@@ -79,15 +91,19 @@ class ListDialog(ModalScreen[R], Generic[R]):
 
     def show_about(self, text: str | None = None) -> None:
         """Show a line below the list: by default the one about the marked entry."""
+        self.shows_entry = text is None
         if text is None:
             text = self.about(self.marked) if self.marked is not None else ""
         self.query_one("#about", Static).update(Content(text))
 
     def action_step(self, delta: int) -> None:
-        count = self.entries.option_count
-        if count:
-            at = (self.entries.highlighted or 0) + delta
-            self.entries.highlighted = max(0, min(count - 1, at))
+        enabled = [at for at, option in enumerate(self.entries.options) if not option.disabled]
+        if enabled:
+            now = self.entries.highlighted
+            at = (enabled.index(now) if now in enabled else 0) + delta
+            self.entries.highlighted = enabled[max(0, min(len(enabled) - 1, at))]
+            if at <= 0:
+                self.entries.scroll_to(y=0, animate=False)
             self.show_about()
 
     def action_leave(self) -> None:

@@ -54,11 +54,12 @@ class FitVerdict(NamedTuple):
 
 _NARROW = 60
 _MAX_CELLS = 110
-_HEADINGS = {
-    "here": "here",
-    "adopted": "from other programs",
-    "catalogue": "to download",
-    "unusable": "cannot be run",
+_SECTIONS = {
+    "here": "On this computer",
+    "adopted": "From other programs",
+    "catalogue": "To download: they fit this computer",
+    "too large": "Too large for this computer",
+    "unusable": "Cannot be run",
 }
 
 
@@ -78,6 +79,7 @@ class ModelScreen(ListDialog[ModelChoice]):
         self._models: dict[str, ModelEntry] = {}
         self._verdicts: dict[str, FitVerdict] = {}
         self._filter = ""
+        self._room = 0
         self.verdicts_complete = False
 
     def on_mount(self) -> None:
@@ -89,9 +91,31 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def _refill(self, *, keep: bool = True) -> None:
         found = _matching(self._filter, tuple(self._models.values()))
-        self.set_entries([(each.name, self._line(each)) for each in found], keep=keep)
-        if not self._models:
-            self.show_about("searching …")
+        if not found:
+            self.show_nothing(f"no model matches {self._filter}" if self._models else "searching …")
+            return
+        rows: list[tuple[str, Content]] = []
+        sections = list(_SECTIONS)
+        if not self._filter.strip():  # a search has its own order
+            found.sort(key=lambda entry: sections.index(self._section(entry)))
+        before = ""
+        for entry in found:
+            section = self._section(entry)
+            if section != before and not self._filter.strip():
+                rows.append(("", Content.styled(_SECTIONS[section], "$primary")))
+            before = section
+            rows.append((entry.name, self._line(entry)))
+        self.set_entries(rows, keep=keep)
+
+    def _section(self, entry: ModelEntry) -> str:
+        """The section of a model: by its verdict, before that by its size."""
+        if entry.kind != "catalogue":
+            return entry.kind
+        verdict = self._verdicts.get(entry.name)
+        fits = verdict.fits if verdict is not None else None
+        if fits is None:
+            fits = not self._room or int(entry.size_bytes * _WITH_CACHE) <= self._room
+        return "catalogue" if fits else "too large"
 
     def _line(self, entry: ModelEntry) -> Content:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
@@ -117,7 +141,7 @@ class ModelScreen(ListDialog[ModelChoice]):
             return ""
         verdict = self._verdicts.get(id_)
         words = f"\n{verdict.words}" if verdict is not None and verdict.words else ""
-        return f"{_HEADINGS[entry.kind]} · {sanitize_line(entry.about)}{words}"
+        return f"{sanitize_line(entry.about)}{words}"
 
     def entry_chosen(self, id_: str) -> None:
         entry = self._models[id_]
@@ -147,13 +171,15 @@ class ModelScreen(ListDialog[ModelChoice]):
         self._models = {entry.name: entry for entry in entries}
         with suppress(NoMatches):  # the screen may close meanwhile
             self.fill(self.query_one("#filter", Input).value)
-            room = await asyncio.to_thread(_room_bytes)
+            self._room = room = await asyncio.to_thread(_room_bytes)
+            self._refill()
             while (entry := self._next()) is not None:
                 verdict = await asyncio.to_thread(_verdict, self._session_context, entry, room)
                 self._verdicts[entry.name] = verdict
                 if self._shows(entry.name):
                     at = self.entries.get_option_index(entry.name)
                     self.entries.replace_option_prompt_at_index(at, self._line(entry))
+            self._refill()  # into the sections that the verdicts say
             self.verdicts_complete = True
 
     def _next(self) -> ModelEntry | None:
@@ -187,7 +213,7 @@ def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
         found.append(
             ModelEntry(model.name, kind, model.size_bytes, trouble or model.origin)  # type: ignore[arg-type]
         )
-    order = list(_HEADINGS)
+    order = list(_SECTIONS)
     found.sort(key=lambda entry: order.index(entry.kind))
     here = {entry.name.rpartition("-")[0] for entry in found} | {entry.name for entry in found}
     for name, entry in read_catalog(context.paths).items():

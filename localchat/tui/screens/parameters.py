@@ -75,14 +75,12 @@ class ParameterScreen(ListDialog[dict[str, str]]):
     def _line(self, key: str) -> Content:
         session = self._session
         words = effective_words(key, session.setup.settings, session.status.info, self._recommended)
-        what = "reloads the model" if key in _RELOADING else ""
-        return Content.assemble(
-            label_column(key), (f"{words}  ", "bold"), (what, "$foreground 60%")
-        )
+        return Content.assemble(label_column(key), (words, "bold"))
 
     def about(self, id_: str) -> str:
         if self._key is None:
-            return f"{KEYS[id_].about}\n/set {id_} VALUE" if id_ in KEYS else ""
+            when = "; it loads the model again" if id_ in _RELOADING else ""
+            return f"{KEYS[id_].about}\n/set {id_} VALUE{when}" if id_ in KEYS else ""
         cost = next((each for each in self._costs if each.value == id_), None)
         return cost.words if cost else f"It takes {KEYS[self._key].valid}"
 

@@ -16,7 +16,7 @@ from localchat.tui.setting_labels import LABELS, label_column, matches, value_wo
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
 
-_GROUP_CELLS = 21
+_GROUP_CELLS = 10
 
 
 class SettingsScreen(ListDialog[dict[str, str | None]]):

@@ -36,6 +36,12 @@ def terminal_writer(app: "App[Any]") -> Callable[[str], None]:
     return driver.write if driver is not None else lambda sequence: None
 
 
+def alert(app: "App[Any]", text: str) -> None:
+    """Draw attention to the window: the bell, and a notification (OSC 9) where the terminal shows them."""
+    app.bell()
+    terminal_writer(app)(f"\x1b]9;{sanitize(text)}\x1b\\")
+
+
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
     """Ignore Ctrl+C while another program, which receives it too, has the terminal."""

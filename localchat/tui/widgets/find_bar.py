@@ -30,14 +30,18 @@ class FindBar(Horizontal):
         """Shows the next match, the previous one (-1), or the nearest (0); returns its number."""
         self._count = 0
 
-    def open(self, text: str) -> None:
-        """Show the bar, and search for a text if one is given."""
-        if not self.children:  # not before: the first frame would wait for three hidden widgets
+    def build(self) -> None:
+        """Mount the parts. Called after the first frame, which would wait for these hidden widgets."""
+        if not self.children:
             self.mount(
                 Static(Content("find "), id="finder-label"),
                 Input(id="needle", compact=True),
                 Static(Content(""), id="found"),
             )
+
+    def open(self, text: str) -> None:
+        """Show the bar, and search for a text if one is given."""
+        self.build()
         self.display = True
         needle = self.query_one(Input)
         needle.value = text

@@ -1,6 +1,6 @@
 """The welcome of an empty conversation: the model, how to begin, and on the first run models that fit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -14,6 +14,7 @@ from localchat.models.resolve import GUIDE
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import Offer
 from localchat.session.context import ModelSetup
+from localchat.tui.keymap import key_names, offer_key
 from localchat.units import duration, rate, size
 
 if TYPE_CHECKING:
@@ -72,12 +73,11 @@ class Welcome(Widget):
 
         action: str
 
-    def __init__(self, offer_key: Callable[[int], str], models_key: str, *, id: str) -> None:  # noqa: A002 - textual's word
-        """`offer_key`: the key of an offer by its number. `models_key`: the key of the list of models."""
+    def __init__(self, greeting: Greeting, keys: Mapping[str, str], *, id: str) -> None:  # noqa: A002 - textual's word
+        """`keys`: the keymap of the settings."""
         super().__init__(id=id)
-        self.greeting = Greeting()
-        self._offer_key = offer_key
-        self._models_key = models_key
+        self.greeting = greeting
+        self._keys = keys
         self._actions: dict[int, str] = {}
         """By the row of the widget."""
 
@@ -146,10 +146,11 @@ class Welcome(Widget):
                 yield self._offer_row(number, offer, width, 1)
                 number += 1
         if greeting.chooses_model:
-            yield _choice(self._models_key, "choose a model", "model", width, 1)
+            key = key_names("screen.models", self._keys).partition(", ")[0]
+            yield _choice(key, "choose a model", "model", width, 1)
 
     def _offer_row(self, number: int, offer: Offer, width: int, rank: int) -> WelcomeRow:
-        return _choice(self._offer_key(number), offer.label, offer.action, width, rank)
+        return _choice(offer_key(number, self._keys), offer.label, offer.action, width, rank)
 
 
 _BLANK: Final = WelcomeRow(Content(""), 7)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -77,6 +78,45 @@ def test_what_is_marked_is_weighed_first_and_the_list_is_there_before(tmp_path: 
         assert words["llama3.1:8b"].startswith("fits, about ")
 
     play(Slow(tmp_path), what)
+
+
+def test_models_stand_in_sections_and_too_large_ones_below(tmp_path: Path) -> None:
+    class Judge(Stage):
+        def estimate(self, name: str) -> CatalogEstimate | None:
+            found = super().estimate(name)
+            if found is None or name != "qwen2.5:72b":
+                return found
+            return found._replace(plan=replace(found.plan, fits=False))
+
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("f3")
+        screen: Any = pilot.app.screen
+        await until(pilot, lambda: screen.verdicts_complete)
+        options = screen.entries.options
+        sections: dict[str, list[str]] = {}
+        for option in options:
+            if option.disabled:
+                names = sections.setdefault(str(option.prompt), [])
+            else:
+                names.append(option.id)
+        assert list(sections) == [
+            "On this computer",
+            "To download: they fit this computer",
+            "Too large for this computer",
+        ]
+        assert "qwen2.5:7b" in sections["To download: they fit this computer"]
+        assert "qwen2.5:72b" in sections["Too large for this computer"]
+        marks = []
+        for _ in range(3):
+            marks.append(screen.marked)
+            await pilot.press("down")
+        assert None not in marks, "headings are passed over"
+        await pilot.press(*"zzzzzz")
+        assert "no model matches zzzzzz" in str(screen.entries.options[0].prompt)
+        await pilot.press("enter")
+        assert pilot.app.screen is screen
+
+    play(Judge(tmp_path, models=("guide",)), what)
 
 
 def test_leaving_the_list_ends_the_weighing(tmp_path: Path) -> None:
