@@ -69,6 +69,7 @@ class ChunkHeader:
         choices: list[Any],
         usage: Usage | None = None,
         timings: Done | None = None,
+        progress: dict[str, float] | None = None,
     ) -> bytes:
         """A chunk or a whole answer, as compact JSON."""
         return msgspec.json.encode(
@@ -81,6 +82,7 @@ class ChunkHeader:
                 choices,
                 usage_info(usage) if usage else None,
                 timings_info(timings) if timings else None,
+                progress,
             )
         )
 

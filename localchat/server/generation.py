@@ -65,7 +65,29 @@ class PromptEcho:
     tokens: tuple[TokenLogprob, ...]
 
 
-OutputEvent: TypeAlias = Text | Reasoning | ToolCall | PromptEcho | ChoiceEnd
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far a prompt is computed, in tokens, for clients that ask for it."""
+
+    choice: int
+    """The first of the prompt."""
+    total: int
+    cached: int
+    processed: int
+    """Cached ones included."""
+    elapsed_ms: float
+
+    def as_json(self) -> dict[str, float]:
+        """The fields of llama.cpp's `prompt_progress`."""
+        return {
+            "total": self.total,
+            "cache": self.cached,
+            "processed": self.processed,
+            "time_ms": self.elapsed_ms,
+        }
+
+
+OutputEvent: TypeAlias = Text | Reasoning | ToolCall | PromptEcho | PromptProgress | ChoiceEnd
 """One event for a formatter. A tool call starts with an event that has id and name and no arguments."""
 
 
@@ -94,6 +116,8 @@ class GenerationSpec:
     """End an answer that repeats itself."""
     shorten_to_fit: bool = False
     """The fallbacks are ever shorter versions of the prompt."""
+    progress: bool = False
+    """Report the progress of prompts."""
     early_stop: Callable[[], EarlyStop] | None = None
     """Makes the early stop of each choice."""
 
@@ -154,6 +178,7 @@ class Generation:
         """Index of the request that was accepted, for each prompt."""
         self.relaxed: tuple[str, ...] = ()
         """Keywords of the request's JSON schemas that its answers are not held to; known after `start`."""
+        self._started_s = time.perf_counter()
         self._engine = engine
         self._tracked = tracked
         self._sources: list[tuple[list[Event], Stream]] = []
@@ -320,6 +345,9 @@ class Generation:
                 return self._call(msgspec.structs.replace(event, choice=base + choice))
             case Finished(choice, reason, stop):
                 return self._end(base + choice, stop or None, cut_off=reason == "length")
+            case Prefill(done, cached, total) if self.spec.progress:
+                elapsed_ms = (time.perf_counter() - self._started_s) * 1e3
+                return [PromptProgress(base, total, cached, done, elapsed_ms)]
             case PromptLogprobs(tokens):
                 return [
                     PromptEcho(base + choice, tokens) for choice in range(self._choices_of[base])

@@ -18,7 +18,13 @@ from localchat.engine.request import GenerateRequest
 from localchat.server.content_blocks import CollectedAnswer
 from localchat.server.error_formats import openai_error
 from localchat.server.errors import ApiError
-from localchat.server.generation import ChoiceEnd, Generation, GenerationSpec, OutputEvent
+from localchat.server.generation import (
+    ChoiceEnd,
+    Generation,
+    GenerationSpec,
+    OutputEvent,
+    PromptProgress,
+)
 from localchat.server.leases import AsyncLease
 from localchat.server.llamacpp.early_stop import LineStop
 from localchat.server.llamacpp.protocol import NativeBody
@@ -73,6 +79,7 @@ class NativeEndpoint:
             loop_guard=self.loop_guard,
             shorten_to_fit=True,
             early_stop=self._early_stop,
+            progress=self.streams and bool(self.body.return_progress),
         )
 
     def _early_stop(self) -> LineStop:
@@ -108,6 +115,8 @@ class NativeFormatter:
         return b""
 
     def event(self, event: OutputEvent) -> bytes:
+        if isinstance(event, PromptProgress):
+            return sse_event(msgspec.json.encode(self._progress(event)))
         self._streamed.add(event)
         if not isinstance(event, Text) or not (event.text or event.logprobs):
             return b""
@@ -122,6 +131,18 @@ class NativeFormatter:
             "tokens_evaluated": self._prompt_tokens,
         }
         return sse_event(msgspec.json.encode(piece))
+
+    def _progress(self, progress: PromptProgress) -> dict[str, Any]:
+        return {
+            "index": 0,
+            "content": "",
+            "tokens": [],
+            "stop": False,
+            "id_slot": 0,
+            "tokens_predicted": 0,
+            "tokens_evaluated": self._prompt_tokens,
+            "prompt_progress": progress.as_json(),
+        }
 
     def finish(self, usage: Usage, done: Done | None) -> bytes:
         return sse_event(self._final(self._streamed, "", (), usage, done))

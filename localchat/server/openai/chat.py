@@ -25,6 +25,7 @@ from localchat.server.generation import (
     GenerationSpec,
     OutputEvent,
     PromptEcho,
+    PromptProgress,
     Reason,
 )
 from localchat.server.leases import AsyncLease
@@ -60,6 +61,7 @@ from localchat.server.openai.protocol import (
 )
 from localchat.server.openai.requests import chat_request
 from localchat.server.request_body import read_json
+from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, fingerprint, service_of
 from localchat.server.streaming import GenerationResponse
 
@@ -117,7 +119,12 @@ class ConversationEndpoint:
             msgspec.structs.replace(self.request, prompt=fallback)
             for fallback in await template_fallbacks(lease, prompt)
         ]
-        return GenerationSpec([requests], self.body.parallel_tool_calls is False, self.loop_guard)
+        return GenerationSpec(
+            [requests],
+            self.body.parallel_tool_calls is False,
+            self.loop_guard,
+            progress=self.streams and bool(self.body.return_progress),
+        )
 
 
 async def template_fallbacks(lease: AsyncLease, prompt: Messages) -> list[Messages]:
@@ -211,7 +218,7 @@ class ChatFormatter(ChunkFormatter):
         )
 
     def event(self, event: OutputEvent) -> bytes:
-        if self.custom and not isinstance(event, PromptEcho):
+        if self.custom and not isinstance(event, PromptEcho | PromptProgress):
             return self._custom_event(event)
         return self._plain_event(event)
 
@@ -261,6 +268,8 @@ class ChatFormatter(ChunkFormatter):
                         stop_reason=why,
                     )
                 )
+            case PromptProgress():
+                return sse_event(self.header.chunk([], progress=event.as_json()))
             case PromptEcho():
                 return b""
 

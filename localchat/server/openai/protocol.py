@@ -195,6 +195,7 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     choices: list[Any]
     usage: UsageInfo | None = None
     timings: dict[str, Any] | None = None
+    prompt_progress: dict[str, float] | None = None
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -371,6 +372,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
     cache_salt: str | None = None
     speculation: bool | None = None
+    return_progress: bool | None = None
+    """llama.cpp's: a stream begins with the progress of the prompt."""
     timings: bool | None = None
 
 

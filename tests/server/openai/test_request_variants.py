@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from localchat.engine.events import Finished, Text, ToolCall
+from localchat.engine.events import Finished, Prefill, Text, ToolCall
 from localchat.engine.request import CalledTool, Grammar, Message, Sampling, TokenIds
 from localchat.engine.request import TextPrompt as Prompt
 from localchat.errors import ContextExceeded
@@ -192,6 +192,20 @@ def test_a_form_that_the_engine_refuses_is_named_as_in_the_clients_protocol(stag
     form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
     assert respond(stage, text={"format": form}).status == 200
     assert stage.last.grammar == Grammar("json_schema", '{"type":"object"}', "text.format")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/completion"])
+def test_the_progress_of_the_prompt_is_sent_on_request(stage: Stage, path: str) -> None:
+    word = stage.plays("far", Prefill(4, 1, 9), Text(0, "a"), Finished(0, "stop"))
+    said = {"messages": [{"role": "user", "content": word}], "prompt": word, "stream": True}
+    events = ask(stage, path, {**said, "return_progress": True}).chunks_json
+    sent = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    assert {**sent[1], "time_ms": 0} == {"total": 9, "cache": 1, "processed": 4, "time_ms": 0}
+    assert sent[0]["processed"] == sent[0]["total"]  # what the scripted engine always sends
+    plain = ask(stage, path, said).chunks_json
+    assert not any("prompt_progress" in event for event in plain)
+    whole = ask(stage, path, {**said, "return_progress": True, "stream": False}).json
+    assert "prompt_progress" not in whole
 
 
 @pytest.mark.parametrize("stream", [True, False])
