@@ -8,7 +8,7 @@ from localchat.cli.context import AppContext
 from localchat.cli.group import DefaultGroup
 from localchat.cli.options import engine_options, given_flags
 from localchat.cli.output import print_json, print_lines, table
-from localchat.cli.preset_options import about, completions, read_presets
+from localchat.cli.preset_options import completions, read_presets
 from localchat.config.paths import find_paths
 from localchat.config.presets import TEMPLATE, Preset
 from localchat.config.settings_file import remove_preset, write_preset
@@ -48,7 +48,7 @@ def list_presets(app: AppContext, as_json: bool) -> None:
     if as_json:
         print_json(app.environ, [_record(presets[name]) for name in sorted(presets)])
     elif presets:
-        rows = [(f"@{name}", about(presets[name])) for name in sorted(presets)]
+        rows = [(f"@{name}", presets[name].about) for name in sorted(presets)]
         print_lines(app.environ, table(("PRESET", "WHAT IT DOES"), rows))
     else:
         click.echo("localchat: there are no presets; localchat preset add NAME", err=True)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _PRESET = "localchat.cli.preset_options.preset"
 """Key of the context's notes."""
-_MOST_CHARACTERS = 60
 
 
 def preset_of(ctx: click.Context) -> "Preset | None":
@@ -73,15 +72,7 @@ def completions(ctx: click.Context, incomplete: str, *, sign: str = "") -> "list
     except UsageError:
         return []
     return [
-        CompletionItem(f"{sign}{name}", help=about(preset))
+        CompletionItem(f"{sign}{name}", help=preset.about)
         for name, preset in sorted(presets.items())
         if f"{sign}{name}".startswith(incomplete)
     ]
-
-
-def about(preset: "Preset") -> str:
-    """One line on a preset: its template, its instructions or its settings."""
-    words = preset.template or str(preset.values.get("system", ""))
-    words = words or ", ".join(f"{key} {value}" for key, value in preset.values.items())
-    line = " ".join(words.split())
-    return line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 1]}…"

@@ -20,6 +20,8 @@ from localchat.suggestions import closest
 
 INPUT: Final = "{input}"
 TEMPLATE: Final = "template"
+_ABOUT_LENGTH: Final = 60
+"""Characters."""
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _MENTION: Final = re.compile(rf"@({_NAME.pattern})(?:\s+|$)")
 
@@ -35,6 +37,14 @@ class Preset:
     """The question, with `{input}` for the text; empty: the text itself."""
     origin: str = ""
     """The source of the values, a phrase."""
+
+    @property
+    def about(self) -> str:
+        """One line: the template, else the instructions, else the settings."""
+        words = self.template or str(self.values.get("system", ""))
+        words = words or ", ".join(f"{key} {value}" for key, value in self.values.items())
+        line = " ".join(words.split())
+        return line if len(line) <= _ABOUT_LENGTH else f"{line[: _ABOUT_LENGTH - 1]}…"
 
     def layer(self) -> dict[str, Given]:
         """Its settings, for `resolve`."""

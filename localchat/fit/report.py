@@ -87,6 +87,11 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
             else "unified memory"
         )
         lines.append(f"GPU: {plan.gpu_layers} of {plan.layers} layers, {where}.")
+    if plan.fits and plan.mapped_bytes:
+        lines.append(
+            f"Task managers may show {size(plan.mapped_bytes)} more: pages of the file, which the system "
+            "drops where memory is short."
+        )
     if plan.fits and plan.max_context_tokens > plan.context_tokens:
         lines.append(f"Up to {tokens(plan.max_context_tokens)} of context would fit.")
     return (*lines, *plan.notes, *all_advice(plan))

@@ -127,6 +127,7 @@ class ChatApp(App[int]):
         )  # not earlier: its process competes for the cores
         self.run_worker(session.wait_until_ready(), group="session")
         chat.composer.count_tokens = self._count_tokens
+        chat.composer.presets = session.context.presets
         if self._keymap_error is not None:
             session.show_error(self._keymap_error)
         if session.conversation.nodes:

@@ -51,6 +51,12 @@ def test_a_verdict_has_both_numbers_and_the_parts() -> None:
     assert "GPU: 9 of 33 layers, 1.0 GB of 2.0 GB free." in verdict(offloaded)
 
 
+def test_pages_of_the_file_beside_copied_weights_are_named() -> None:
+    told = verdict(replace(PLAN, mapped_bytes=10**9))
+    assert any(line.startswith("Task managers may show 1.0 GB more") for line in told)
+    assert not any("Task managers" in line for line in verdict(PLAN))
+
+
 def test_a_plan_that_does_not_fit_is_an_error_with_numbers_and_advice() -> None:
     assert demand(PLAN, "toy") is PLAN
     short = replace(PLAN, fits=False, free_bytes=5_000_000_000, reserve_bytes=500_000_000)

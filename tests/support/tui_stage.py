@@ -11,6 +11,7 @@ from textual.pilot import Pilot
 
 from localchat.chat.conversation import Conversation
 from localchat.config.paths import Paths, find_paths
+from localchat.config.presets import Preset
 from localchat.config.settings import SAMPLING_KEYS, Given, Settings, resolve
 from localchat.config.settings_file import read_settings
 from localchat.engine.events import (
@@ -179,6 +180,7 @@ class Stage:
     about: EngineInfo = INFO
     changes: dict[str, object] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
     models: tuple[str, ...] = ("tiny", "other")
     environ: dict[str, str] = field(default_factory=dict)
     conversation: Conversation = field(default_factory=Conversation)
@@ -273,6 +275,7 @@ class Stage:
             first_run=lambda: self.first_run,
             keys=self.keys,
             history_file=self.tmp / "history.sqlite3",
+            presets=self.presets,
         )
         settled = self.resolve(None, {})
         return ChatApp(context, settled, EngineHolder(), self.conversation)

@@ -1,7 +1,7 @@
 """The composer: editor, completions and attachments of the next message."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from textual.widgets import OptionList, Static, TextArea
 from textual.widgets.option_list import Option
 
 from localchat.chat.conversation import Inclusion
+from localchat.config.presets import Preset
 from localchat.errors import FileMissing, LocalchatError
 from localchat.sanitize import sanitize_line
 from localchat.session.commands import COMMANDS, is_command, is_known, matching
@@ -77,6 +78,8 @@ class Composer(Vertical):
         """Whether a message that is not a command must stay in the editor."""
         self.take_back: Callable[[], ComposerText | None] = lambda: None
         """Takes back the newest message that waits to be sent."""
+        self.presets: Mapping[str, Preset] = {}
+        """Presets that `@name` at the beginning of a message means."""
         self.sent: list[ComposerText] = []
         """Messages sent before, oldest first, for the up key."""
         self._recalled: int | None = None  # index of the message in `sent` that the editor shows
@@ -235,7 +238,7 @@ class Composer(Vertical):
             return
         word = before.rpartition(" ")[2]
         if word.startswith("@") and not word.startswith("@@"):
-            self._offer_files(word[1:])
+            self._offer_files(word[1:], self._presets_for(word[1:]) if word == before else [])
             return
         self._offer([])
         if before.endswith(" "):
@@ -251,8 +254,17 @@ class Composer(Vertical):
         ]
         self._offer(rows)
 
+    def _presets_for(self, prefix: str) -> list[tuple[str, str]]:
+        """Completions for the first word of a message."""
+        return [
+            (f"@{name} ", f"@{name}".ljust(21) + sanitize_line(self.presets[name].about))
+            for name in sorted(self.presets)
+            if name.startswith(prefix)
+        ]
+
     @work(exclusive=True, group="files")
-    async def _offer_files(self, word: str) -> None:
+    async def _offer_files(self, word: str, before: Sequence[tuple[str, str]]) -> None:
+        """Offer files whose name is like `word`, after the completions `before`."""
         if is_path(word):
             names = await asyncio.to_thread(list_folder, word)
             ranked = [name for name in names if name.startswith(word)]
@@ -261,7 +273,8 @@ class Composer(Vertical):
                 self._files = await asyncio.to_thread(find_files, self.root)
             ranked = await asyncio.to_thread(rank_names, word, self._files)
         if self._word_now() == f"@{word}":
-            self._offer([(f"@{name}", sanitize_line(name)) for name in ranked[:_MAX_COMPLETIONS]])
+            files = [(f"@{name}", sanitize_line(name)) for name in ranked[:_MAX_COMPLETIONS]]
+            self._offer([*before, *files])
 
     def _word_now(self) -> str:
         row, column = self.editor.cursor_location
@@ -310,7 +323,7 @@ class Composer(Vertical):
             return self._accept_command(word, sending=sending)
         row, column = self.editor.cursor_location
         start = (row, column - len(self._word_now()))
-        if word.endswith("/"):
+        if word.endswith(("/", " ")):  # a folder, or a preset
             self.editor.replace(word, start, (row, column))
             self.editor.move_cursor((row, start[1] + len(word)))
         else:
