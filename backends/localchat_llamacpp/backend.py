@@ -14,6 +14,7 @@ from localchat.model_files.architecture import DIFFUSION, ENCODERS, ModelShape
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.ggml_types import KV_FORMATS
 from localchat_llamacpp.build_advice import (
+    as_built,
     build_key,
     can_offload,
     knows_architecture,
@@ -107,6 +108,7 @@ class LlamaCppBackend:
 
         if isinstance(model, Checkpoint):
             raise UsageError(f"{model.name}: {self.objection(model)}", hint="Take a GGUF of it.")
+        machine = as_built(machine)
         if model.pooling:
             return plan_embedding(model, options, machine, can_offload=can_offload())
         return planner.plan(model, options, machine, can_offload=can_offload(), safe_mode=False)

@@ -8,10 +8,12 @@ import hashlib
 import os
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from localchat.backend_api.interface import BuildInfo, Device, RebuildOffer, Remedy
+from localchat.fit.hardware import Machine
 from localchat_llamacpp.library_source import PREBUILT, find_library
 from localchat_llamacpp.shared_object import section
 
@@ -42,6 +44,20 @@ def can_offload() -> bool:
         return True
     names = section(library.file, ".dynstr")
     return any(f"ggml_backend_{kind}_reg\0".encode() in names for kind in _OFFLOADING)
+
+
+def as_built(machine: Machine) -> Machine:
+    """The machine with those features of its CPU that the library uses; nothing is loaded.
+
+    Builds for this machine use all that matter here, the prebuilt one for x86-64 stops at AVX2.
+    """
+    library = find_library().library
+    if library is None or library.source != PREBUILT:
+        return machine
+    used = (
+        flag for flag in machine.cpu_flags if not flag.startswith(("avx512", "amx", "avx_vnni"))
+    )
+    return replace(machine, cpu_flags=frozenset(used))
 
 
 def knows_architecture(name: str) -> bool:

@@ -142,7 +142,8 @@ def _native(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
 
     try:
         known = json.loads(record.read_text(encoding="utf-8"))
-        file, made = folder / str(known["library"]), str(known["version"])
+        file = folder / str(known["library"])
+        made = f"{known['version']} for {known['kind']}"
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise _Unusable(f"{record} cannot be read ({problem}): build it again.") from problem
     if not file.is_file():

@@ -21,7 +21,7 @@ from localchat.model_files.architecture import model_shape, pooling_of
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp import memory_plan as planner
-from localchat_llamacpp.build_advice import devices, offload_advice
+from localchat_llamacpp.build_advice import as_built, devices, offload_advice
 from localchat_llamacpp.embedder import load_embedder
 from localchat_llamacpp.embedding_plan import plan_embedding
 from localchat_llamacpp.gpu_detection import add_gpus
@@ -67,7 +67,9 @@ class GgufModel:
     def plan(self, options: LoadOptions) -> MemoryPlan:
         """Plan a load on this machine now. Raises DoesNotFit with advice, UsageError for impossible options."""
         can_offload = bool(library().api.llama_supports_gpu_offload())
-        machine = add_gpus(read_machine(), devices) if can_offload else read_machine()
+        machine = as_built(read_machine())
+        if can_offload:
+            machine = add_gpus(machine, devices)
         if self.info.pooling:
             found = plan_embedding(self.shape, options, machine, can_offload=can_offload)
             return demand(found, self.info.name)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from localchat.backend_api.interface import BuildInfo
+from localchat.fit.hardware import Machine
 from localchat_llamacpp import build_advice
 from localchat_llamacpp.library_source import LibraryFile, Search, Source, find_library
 from localchat_llamacpp.rebuild import builder
@@ -50,6 +51,18 @@ def _machine(root: Path, flags: str = "", *, nvidia: bool = False) -> Path:
     if nvidia:
         (root / "proc/driver/nvidia").mkdir(parents=True)
     return root
+
+
+def test_a_plan_counts_on_the_features_that_the_library_was_built_for(
+    library: Callable[[Source], None],
+) -> None:
+    flags = frozenset({"avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8"})
+    machine = Machine("server", flags, 4, 16 << 30, 12 << 30)
+    library("xllamacpp")
+    assert build_advice.as_built(machine).cpu_flags == {"avx2", "fma"}
+    for own in ("llama-cpp-python", "native", "named"):
+        library(own)
+        assert build_advice.as_built(machine) is machine
 
 
 def test_instructions_that_the_prebuilt_library_lacks_are_worth_a_build(

@@ -79,7 +79,7 @@ def test_each_source_goes_before_the_next(site: Path, tmp_path: Path) -> None:
     assert titles == [
         "xllamacpp 2026.10",
         "llama-cpp-python 0.3.36",
-        "The native build of llama-cpp-python 0.3.36",
+        "The native build of llama-cpp-python 0.3.36 for cpu",
     ]
     assert again[0].endswith(
         "pip install --force-reinstall --no-deps --no-cache-dir xllamacpp==2026.10"
