@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Final, TextIO
 
-from localchat.engine.notice_cause import notice_cause
 from localchat.errors import LocalchatError
+from localchat.notice_cause import notice_cause
 from localchat.sanitize import sanitize
 
 _ERASE: Final = "\r\x1b[2K"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from localchat.engine.notice_cause import notice_cause
+from localchat.notice_cause import notice_cause
 
 if TYPE_CHECKING:
     from localchat.engine.interface import Engine
