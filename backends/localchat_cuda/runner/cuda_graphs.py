@@ -26,6 +26,9 @@ RUNS_BEFORE_CAPTURE = 2
 
 GRAPHS = 128
 """Most graphs at once: the shapes of one kind of load are a few dozen."""
+LEAST_GRAPHS = 16
+"""So many are not to blame where memory ran out, and with fewer the shapes of a load would drive each other
+out."""
 
 Body = Callable[[], tuple[torch.Tensor, ...]]
 """Launches kernels and returns their results."""
@@ -87,8 +90,9 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle() if self.enabled else None
 
     def shrink(self) -> None:
-        """Drop all graphs, because memory ran out, and keep half as many from now on."""
-        self._most = max(1, min(self._most, self.count) // 2)
+        """Drop all graphs, because memory ran out. Where they were many, keep half as many from now on."""
+        if self.count > LEAST_GRAPHS:
+            self._most = max(LEAST_GRAPHS, self.count // 2)
         self.clear()
 
     def run(self, kind: str, shape: StepShape, body: Body) -> tuple[torch.Tensor, ...]:

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from localchat_cuda.runner import cuda_graphs
-from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs, ResultBuffer
+from localchat_cuda.runner.cuda_graphs import (
+    LEAST_GRAPHS,
+    RUNS_BEFORE_CAPTURE,
+    CudaGraphs,
+    ResultBuffer,
+)
 from localchat_cuda.runner.input_batch import StepShape
 
 SHAPE = StepShape(1, 1, 1, 1, 1, 0, 0)
@@ -164,11 +169,18 @@ def test_graphs_take_no_more_of_the_drivers_memory_than_planned(graphs: CudaGrap
 
 
 def test_fewer_graphs_are_kept_after_memory_ran_out(graphs: CudaGraphs) -> None:
-    _capture(graphs, *"abcdef")
+    many = [str(n) for n in range(50)]
+    _capture(graphs, *many)
     graphs.shrink()
     assert graphs.count == 0
-    _capture(graphs, *"abcdef")
-    assert graphs.count == 3
+    _capture(graphs, *many)
+    assert graphs.count == 25
+    # Few graphs are not to blame.
+    graphs.clear()
+    _capture(graphs, *many[:LEAST_GRAPHS])
+    graphs.shrink()
+    _capture(graphs, *many)
+    assert graphs.count == 25
 
 
 def test_results_of_all_graphs_share_memory_that_grows_to_the_largest() -> None:
