@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -18,6 +18,7 @@ from localchat import gc_control
 from localchat.chat.conversation import Conversation
 from localchat.errors import LocalchatError
 from localchat.models.resolve import GUIDE
+from localchat.sanitize import sanitize_line
 from localchat.session.commands import COMMANDS
 from localchat.session.context import ModelSetup, SessionContext
 from localchat.session.engine_holder import EngineHolder
@@ -25,7 +26,7 @@ from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
 from localchat.tui.daemon_threads import DaemonThreads
-from localchat.tui.keymap import KEYS, bindings, validate_keymap
+from localchat.tui.keymap import KEYS, bindings, key_names, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.textual_internals.driver import is_invisible_character, terminal_writer
 from localchat.tui.themes import NAMES, THEMES, textual_name
@@ -33,11 +34,13 @@ from localchat.tui.widgets.find_bar import FindBar
 from localchat.tui.widgets.welcome import first_greeting
 
 if TYPE_CHECKING:
+    from localchat.history.queries import ConversationSummary
     from localchat.history.store import History
 
 EXIT_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 _DOUBLE_PRESS_S = 2.0
 _QUIT_WAIT_S = 2.0
+_PALETTE_CONVERSATIONS = 30
 
 
 class ChatApp(App[int]):
@@ -75,6 +78,7 @@ class ChatApp(App[int]):
             lambda view: ChatSession(context, engines, setup, view, self.recorder, conversation)
         )
         self.session = self.chat.session
+        self._model_names: tuple[str, ...] = ()
         self._keymap_error: LocalchatError | None = None
         try:
             self.set_keymap(validate_keymap(context.keys))
@@ -91,6 +95,11 @@ class ChatApp(App[int]):
 
     def get_default_screen(self) -> Screen[None]:
         return self.chat
+
+    def action_command_palette(self) -> None:
+        """Open the palette; the models appear in it once they are found."""
+        self.run_worker(self.find_models(), group="palette", exclusive=True)
+        super().action_command_palette()
 
     async def on_event(self, event: events.Event) -> None:
         """Paste characters that widgets do not accept as keys."""
@@ -178,7 +187,7 @@ class ChatApp(App[int]):
         self.chat.hint(f"Theme: {NAMES[(at + 1) % len(ours)]}, F2 to save")
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Entries of the command palette: slash commands, and actions that only keys have."""
+        """Entries of the palette: slash commands, actions that only keys have, models, conversations."""
         for command in COMMANDS:
             if not command.required:
                 yield SystemCommand(
@@ -190,9 +199,32 @@ class ChatApp(App[int]):
             if key.scope in ("chat", "app") and not key.id.startswith(("offer.", "view.", "chat.")):
                 yield SystemCommand(
                     key.about,
-                    key.id,
+                    key_names(key.id, self._session_context.keys),
                     lambda action=key.action: self.chat.call_later(self.chat.run_action, action),
                 )
+        for name in self._model_names:
+            yield SystemCommand(
+                f"Use {sanitize_line(name)}",
+                "Model on this computer",
+                lambda line=f"/model {name}": self.chat.commands.run(line),
+            )
+        for summary in self._recent_conversations():
+            yield SystemCommand(
+                f"Open {sanitize_line(summary.title) or 'a conversation'}",
+                f"Conversation of {summary.messages} messages",
+                lambda id_=summary.id: self.chat.commands.open_conversation(id_),
+            )
+
+    def _recent_conversations(self) -> "Sequence[ConversationSummary]":
+        history = self.recorder.history
+        try:
+            return history.list(_PALETTE_CONVERSATIONS) if history is not None else ()
+        except LocalchatError:
+            return ()  # the list of conversations says what is wrong
+
+    async def find_models(self) -> None:
+        """Find the models of this computer for the palette; takes tenths of a second."""
+        self._model_names = await asyncio.to_thread(_usable_names, self._session_context)
 
     # ------------------------------------------------------------------ copying and leaving
 
@@ -235,6 +267,16 @@ class ChatApp(App[int]):
         self._leave_requested = True
         if self._first_frame_shown:
             self.run_worker(self.action_quit(), group="leave", exclusive=True)
+
+
+def _usable_names(context: SessionContext) -> tuple[str, ...]:
+    from localchat.models.index import read_index
+
+    try:
+        models = read_index(context.paths, context.environ).models
+    except LocalchatError:
+        return ()  # the list of models says what is wrong
+    return tuple(model.name for model in models if not model.trouble)
 
 
 def _load_markdown() -> None:

@@ -381,9 +381,13 @@ class CommandHandlers:
 
         def chosen(id_: str | None) -> None:
             if id_ is not None:
-                self._screen.start_work(self._resume(id_))
+                self.open_conversation(id_)
 
         self._screen.open_dialog(HistoryScreen(history), chosen)
+
+    def open_conversation(self, id_: str) -> None:
+        """Resume a conversation of the history."""
+        self._screen.start_work(self._resume(id_))
 
     async def _resume(self, id_: str) -> None:
         history = self._screen.session.recorder.history

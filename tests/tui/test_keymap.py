@@ -250,6 +250,24 @@ def test_the_palette_the_panel_themes_and_thinking(tmp_path: Path) -> None:
     play(Stage(tmp_path), what)
 
 
+def test_the_palette_has_conversations_models_and_keys(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "about rivers")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: not app.session.conversation.nodes)
+        await until(pilot, lambda: app.recorder.history and app.recorder.history.list())
+        await app.find_models()
+        found = {one.title: one for one in app.get_system_commands(app.screen)}
+        assert found["Settings"].help == "F2"
+        assert "Use guide" in found
+        found["Open about rivers"].callback()
+        await until(pilot, lambda: app.session.last_question())
+        assert app.session.last_question().message.content == "about rivers"  # type: ignore[union-attr]
+
+    play(Stage(tmp_path, script=answers("yes")), what)
+
+
 def test_keys_in_the_transcript(tmp_path: Path) -> None:
     stage = Stage(tmp_path, script=answers("one", "two"))
 
