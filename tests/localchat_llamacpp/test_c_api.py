@@ -68,3 +68,17 @@ def test_the_library_of_this_machine_has_a_layout_of_the_table() -> None:
     ]
     assert sizes in ([80, 160], [80, 168])
     assert len({layout.releases for layout in LAYOUTS}) == len(LAYOUTS)
+
+
+def test_where_the_end_of_a_struct_cannot_be_seen_its_values_still_decide(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known = load(fake_llamacpp(tmp_path / "known.so", "IN_CONTEXT=size_t experts;"))
+    longer = load(fake_llamacpp(tmp_path / "longer.so", "AT_CONTEXT_END=void *one_more;"))
+    other = load(fake_llamacpp(tmp_path / "other.so", "IN_SIZES=uint32_t one_more;"))
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert bind(known, "known").llama_context_default_params().no_perf == 1
+    # What comes after the fields that are known goes back as the library wrote it, and does no harm.
+    assert bind(longer, "longer").llama_context_default_params().no_perf == 1
+    with pytest.raises(LocalchatError, match="its structs are none that localchat knows"):
+        bind(other, "other")
