@@ -41,6 +41,36 @@ GOOD: dict[str, dict[str, Any]] = {
         "reasoning_effort": "low",
         "chat_template_kwargs": {"enable_thinking": True},
         "cache_salt": "s",
+        "thinking": {"type": "enabled", "budget_tokens": 9},
+        "reasoning": {"max_tokens": 9},
+        "thinking_budget": 9,
+    },
+    "/v1/chat/completions/input_tokens": {
+        "messages": [
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": "c", "type": "custom", "custom": {"name": "p", "input": "x"}}
+                ],
+            },
+            {"role": "user", "content": "hi"},
+        ],
+        "tools": [
+            {
+                "type": "custom",
+                "custom": {
+                    "name": "p",
+                    "description": "d",
+                    "format": {
+                        "type": "grammar",
+                        "grammar": {"syntax": "lark", "definition": "start: /x/"},
+                    },
+                },
+            }
+        ],
+        "tool_choice": {"type": "custom", "custom": {"name": "p"}},
+        "logit_bias": [[5, 1], ["a", False]],
+        "guided_choice": ["a", "b"],
     },
     "/v1/completions": {
         "prompt": ["a", "b"],
@@ -49,8 +79,27 @@ GOOD: dict[str, dict[str, Any]] = {
         "logprobs": 1,
         "n": 1,
         "stop": "x",
+        "structured_outputs": {"json": {"type": "object"}, "disable_fallback": True},
         "stream": False,
     },
+    "/v1/rerank": {"query": "a", "documents": ["a", {"text": "b"}], "top_n": 1},
+    "/v1/responses/input_tokens": {"input": "hi", "reasoning": {"max_tokens": 5}},
+    "/api/chat": {
+        "model": "m",
+        "messages": [
+            {"role": "user", "content": "hi", "images": []},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+            {"role": "tool", "content": "1", "tool_name": "f"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "format": {"type": "object"},
+        "options": {"temperature": 0.5, "num_predict": 5, "stop": ["a"], "seed": 1, "top_k": 2},
+        "think": "low",
+        "stream": False,
+        "keep_alive": "5m",
+    },
+    "/api/generate": {"model": "m", "prompt": "a", "suffix": "b", "system": "s", "stream": False},
+    "/api/embed": {"model": "m", "input": ["a"], "dimensions": 2},
     "/v1/messages": {
         "model": "m",
         "max_tokens": 5,
