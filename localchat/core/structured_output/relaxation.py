@@ -97,7 +97,18 @@ class _Relaxation:
             else:
                 result[key] = self._inner(value)
         self._relax_pattern_properties(result)
+        self._bound_unique_items(result)
         return result
+
+    def _bound_unique_items(self, schema: dict[str, Any]) -> None:
+        """Give a set of choices at most as many items as there are choices: its items may repeat now."""
+        items = schema.get("items")
+        choices = self._resolved(items).get("enum") if isinstance(items, Mapping) else None
+        if schema.get("uniqueItems") is not True or not isinstance(choices, list):
+            return
+        most = schema.get("maxItems", len(choices))
+        if isinstance(most, int):
+            schema["maxItems"] = min(most, len(choices))
 
     def _inner(self, value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, list):

@@ -84,6 +84,8 @@ class Node(BaseModel):
     [
         (set[int], "[1, 2]", '["a"]', ("uniqueItems",)),
         (frozenset[Colour], '["red"]', '["green"]', ("uniqueItems",)),
+        (set[Colour], '["red", "blue"]', '["red", "blue", "red"]', ("uniqueItems",)),
+        (set[Literal["a", "b"]], '["b", "a"]', '["b", "b", "b"]', ("uniqueItems",)),
         (Animal, '{"kind": "cat", "lives": 9}', '{"kind": "dog", "lives": 9}', ()),
         (Animal, '{"kind": "dog", "name": "Rex"}', '{"name": "Rex"}', ()),
         (Cat | Dog, '{"kind": "dog", "name": "Rex"}', '{"kind": "cow", "name": "Rex"}', ()),
