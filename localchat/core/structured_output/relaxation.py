@@ -3,8 +3,8 @@
 llguidance leaves out keywords that it does not implement by itself (`lenient`) and names them as warnings.
 Here goes what it would refuse: patterns that need look-around or references, overlapping
 `patternProperties`, dialects that it does not know. Some of it is only written in another way and is rewritten
-instead: types in capitals (Gemini's), `propertyNames` with choices or a pattern, and unions with a
-discriminator, whose alternatives must contain it (pydantic leaves it optional where it has a default, and
+instead: types in capitals (Gemini's), `propertyNames` with choices or a pattern, and tagged
+unions, whose alternatives must contain the tag (pydantic leaves it optional where it has a default, and
 refuses an answer without it).
 """
 
@@ -18,6 +18,7 @@ LENIENT: Final = {"lenient": True, "coerce_one_of": True}
 """Options of llguidance by which it relaxes a schema."""
 _TYPES: Final = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+_ALTERNATIVES: Final = ("oneOf", "anyOf")
 _DATA: Final = ("const", "enum", "default", "examples", "example", "x-guidance")
 _NO_KEYWORDS: Final = ("discriminator", "nullable", "xml", "externalDocs")
 """OpenAPI's own."""
@@ -71,7 +72,7 @@ class _Relaxation:
 
     def __init__(self, whole: Schema) -> None:
         self._whole = whole
-        self._discriminators = dict(_discriminators(whole))
+        self._tag_of = dict(self._tagged(whole))
         self.dropped: list[str] = []
 
     def schema(self, schema: Schema) -> dict[str, Any]:
@@ -83,9 +84,7 @@ class _Relaxation:
                 result[key] = value
             elif key in _MAPS and isinstance(value, Mapping):
                 result[key] = {
-                    name: _with_required(
-                        self._inner(inner), self._discriminators.get(f"#/{key}/{name}")
-                    )
+                    name: _with_required(self._inner(inner), self._tag_of.get(f"#/{key}/{name}"))
                     for name, inner in value.items()
                 }
             elif key == "type":
@@ -98,7 +97,49 @@ class _Relaxation:
                 result[key] = self._inner(value)
         self._relax_pattern_properties(result)
         self._bound_unique_items(result)
+        if tag := self._tag(schema):
+            for key in _ALTERNATIVES:
+                if isinstance(alternatives := result.get(key), list):
+                    result[key] = [_with_required(one, tag) for one in alternatives]
         return result
+
+    def _tagged(self, value: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
+        """Definitions that are alternatives of a tagged union, by place, with their tag."""
+        if isinstance(value, list):
+            for one in value:
+                yield from self._tagged(one)
+        elif isinstance(value, Mapping):
+            if tag := self._tag(value):
+                for one in _alternatives(value):
+                    if isinstance(place := one.get("$ref"), str):
+                        yield place, tag
+            for one in value.values():
+                yield from self._tagged(one)
+
+    def _tag(self, schema: Schema) -> str:
+        """The property that tells the alternatives of a union apart; empty: there is none.
+
+        The discriminator, or a property of which each alternative has a constant of its own: some clients
+        remove the discriminator.
+        """
+        if name := _discriminator(schema):
+            return name
+        objects = [self._resolved(one) for one in _alternatives(schema)]
+        properties = [
+            one["properties"] for one in objects if isinstance(one.get("properties"), dict)
+        ]
+        if len(properties) < 2:
+            return ""
+        for name in properties[0]:
+            found = [one.get(name) for one in properties]
+            tags = [
+                json.dumps(one["const"])
+                for one in found
+                if isinstance(one, dict) and "const" in one
+            ]
+            if len(set(tags)) == len(properties):
+                return str(name)
+        return ""
 
     def _bound_unique_items(self, schema: dict[str, Any]) -> None:
         """Give a set of choices at most as many items as there are choices: its items may repeat now."""
@@ -151,7 +192,7 @@ class _Relaxation:
 
     def _as_union(self, schema: Schema) -> Schema:
         """`oneOf` as `anyOf`, where a discriminator tells the alternatives apart anyway."""
-        name, alternatives = _discriminator(schema), schema.get("oneOf")
+        name, alternatives = self._tag(schema), schema.get("oneOf")
         if not name or not isinstance(alternatives, list) or "anyOf" in schema:
             return schema
         tags = [tag for one in alternatives for tag in self._tags(one, name)]
@@ -199,18 +240,9 @@ class _Relaxation:
                 del schema["additionalProperties"]
 
 
-def _discriminators(value: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
-    """Alternatives of unions with a discriminator, by place, with the property that tells them apart."""
-    if isinstance(value, list):
-        for one in value:
-            yield from _discriminators(one)
-    elif isinstance(value, Mapping):
-        name = _discriminator(value)
-        for one in (value.get("oneOf") or value.get("anyOf") or ()) if name else ():
-            if isinstance(one, Mapping) and isinstance(place := one.get("$ref"), str):
-                yield place, name
-        for one in value.values():
-            yield from _discriminators(one)
+def _alternatives(schema: Schema) -> list[Schema]:
+    found = next((schema[key] for key in _ALTERNATIVES if key in schema), None)
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
 def _discriminator(schema: Schema) -> str:

@@ -134,6 +134,21 @@ A = '{"a": 1}'
 WRONG = '{"a": "x"}'
 
 
+def test_a_union_whose_discriminator_was_removed_is_tagged_all_the_same() -> None:
+    alternatives = [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, "n": {"type": "integer"}},
+            "required": ["n"],
+        }
+        for kind in ("cat", "dog")
+    ]
+    named = {"$defs": {"Cat": alternatives[0]}, "anyOf": [{"$ref": "#/$defs/Cat"}, alternatives[1]]}
+    for schema in ({"anyOf": alternatives}, {"oneOf": [*alternatives, {"type": "null"}]}, named):
+        assert takes(schema, '{"kind": "cat", "n": 1}') and takes(schema, '{"kind": "dog", "n": 1}')
+        assert not takes(schema, '{"n": 1}')
+
+
 @pytest.mark.parametrize(
     ("keywords", "dropped"),
     [
