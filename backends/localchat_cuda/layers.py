@@ -277,7 +277,9 @@ class DenseLayers(_LayersBase):
             )
         if not isinstance(weight, w4_pack.W4):
             return _dense_gemm(x, weight, kernels=self.kernels)[None]
-        return int4.gemm_of(x, weight, kernels=self.kernels, wide=True)
+        # What is added to the residual is as wide.
+        added = weight.features_out == self.config.hidden
+        return int4.gemm_of(x, weight, kernels=self.kernels, wide=added)
 
     def attend(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
