@@ -257,8 +257,8 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
 
 
 _OTHER = (
-    "Take a library of a version that localchat knows: pip install --upgrade localchat-app, or set "
-    "LOCALCHAT_LLAMACPP_LIBRARY to another one (localchat doctor names what is installed)."
+    "Update localchat, or set LOCALCHAT_LLAMACPP_LIBRARY to another library: a path, xllamacpp, or "
+    "llama-cpp-python."
 )
 
 
