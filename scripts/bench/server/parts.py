@@ -65,9 +65,11 @@ def after_requests(served: Served, count: int, *, clients: int = 16) -> dict[str
     """Latency and the server's memory, before and after `count` short requests with names and prompts of their
     own. The memory of the engine does not count: the scripted backend keeps all its plans for tests."""
 
-    def latency_ms(seed: int) -> float:
+    def one_by_one(seed: int) -> tuple[float, float]:
+        """Median latency in ms, and the server's CPU time in ms a request."""
+        before_s = served.cpu_s()
         taken = [alone(served.port, chat(prose(8, seed + at), 1)).end_s for at in range(200)]
-        return statistics.median(taken) * 1e3
+        return statistics.median(taken) * 1e3, (served.cpu_s() - before_s) / len(taken) * 1e3
 
     def burst(first: int, size: int) -> None:
         bodies: list[Body] = [
@@ -77,12 +79,13 @@ def after_requests(served: Served, count: int, *, clients: int = 16) -> dict[str
 
     for at in range(0, 500, clients):  # until buffers and pools have their size
         burst(at, clients)
-    before_ms, before = latency_ms(10_000_000), served.rss_bytes()
+    (before_ms, before_cpu_ms), before = one_by_one(10_000_000), served.rss_bytes()
     for at in range(0, count, clients):
         burst(1_000_000 + at, clients)
-    after_ms, after = latency_ms(20_000_000), served.rss_bytes()
+    (after_ms, after_cpu_ms), after = one_by_one(20_000_000), served.rss_bytes()
     return {
         f"after {count} requests: latency after / before": after_ms / before_ms,
+        f"after {count} requests: server CPU after / before": after_cpu_ms / before_cpu_ms,
         f"after {count} requests: server grew by KiB": (after - before) / 1024,
     }
 
