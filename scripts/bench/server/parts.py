@@ -1,6 +1,7 @@
 """Measurements of servers, in rounds that alternate between them; figures are medians."""
 
 import statistics
+import zlib
 from collections.abc import Callable, Sequence
 
 from scripts.bench.server.client import Body, alone, chat, prose, together
@@ -97,7 +98,8 @@ def model_streams(streams: int, tokens: int, label: str, sampling: Body) -> Meas
     """Streams at once of a real model: all tokens over all time."""
 
     def measure(served: Served, number: int) -> dict[str, float]:
-        seed = 1000 * number + streams
+        # No part may find the prompts of another one in a cache.
+        seed = zlib.crc32(f"{label} {streams} {number}".encode())
         bodies = [chat(prose(8, seed + at), tokens, **sampling) for at in range(streams)]
         spent_s, answers = together(served.port, bodies)
         made = sum(answer.tokens for answer in answers)
