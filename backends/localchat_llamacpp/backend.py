@@ -18,6 +18,7 @@ from localchat_llamacpp.build_advice import (
     build_key,
     can_offload,
     knows_architecture,
+    other_library,
     read_build,
     remedies,
 )
@@ -87,7 +88,9 @@ class LlamaCppBackend:
             return "llama.cpp runs GGUF files, and this is a safetensors checkpoint"
         name = model.architecture
         if not knows_architecture(name):
-            return f"this llama.cpp does not know its architecture, {name}"
+            other = other_library(name)
+            instead = f"; --llamacpp-library {other} takes one that does" if other else ""
+            return f"this llama.cpp does not know its architecture, {name}{instead}"
         if model.images:
             return "it holds an image encoder in the same file, which llama.cpp keeps apart"
         if not model.vocabulary:

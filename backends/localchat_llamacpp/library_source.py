@@ -26,6 +26,8 @@ Source: TypeAlias = Literal["named", "native", "llama-cpp-python", "xllamacpp"]
 
 VARIABLE: Final = "LOCALCHAT_LLAMACPP_LIBRARY"
 BINDING: Final = "llama-cpp-python"
+BINDING_VERSION: Final = "0.3.36"
+"""Release of llama-cpp-python whose llama.cpp is built here."""
 PREBUILT: Final = "xllamacpp"
 RECORD: Final = "build.json"
 """In `native_build_folder`: {"library": path in the folder, "version": text, "kind": text}."""
@@ -143,12 +145,17 @@ def _native(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
     try:
         known = json.loads(record.read_text(encoding="utf-8"))
         file = folder / str(known["library"])
-        made = f"{known['version']} for {known['kind']}"
+        made, kind = str(known["version"]), str(known["kind"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise _Unusable(f"{record} cannot be read ({problem}): build it again.") from problem
     if not file.is_file():
         raise _Unusable(f"The native build in {folder} is without its library: build it again.")
-    return LibraryFile("native", file, made, "It was built for this machine.")
+    if made != BINDING_VERSION:
+        raise _Unusable(
+            f"The native build is of {BINDING} {made}, and this localchat builds {BINDING_VERSION}: "
+            "`localchat doctor --rebuild` builds it again."
+        )
+    return LibraryFile("native", file, f"{made} for {kind}", "It was built for this machine.")
 
 
 def _binding(environ: Mapping[str, str], root: Path) -> LibraryFile | None:

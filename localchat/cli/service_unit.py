@@ -27,6 +27,9 @@ _KEPT_VARIABLES: Final = (
     *("HF_HOME", "HF_ENDPOINT"),
 )
 _PATHS: Final = ("LOCALCHAT_CONFIG", "LOCALCHAT_DATA_DIR", "LOCALCHAT_MODELS")
+_LIBRARY: Final = "LOCALCHAT_LLAMACPP_LIBRARY"
+_PATH_OPTIONS: Final = ("llamacpp_library",)
+"""Options that are read as text, and may be a path."""
 _UVX_CACHE: Final = "archive-v0"
 """Folder of uv's cache with the environments that `uvx` makes."""
 
@@ -53,13 +56,19 @@ def default_format() -> str:
 def service(ctx: click.Context, environ: Mapping[str, str]) -> ServiceUnit:
     """The service of a `serve` command: its program, the flags on its command line, its variables."""
     kept = {
-        name: str(Path(value).expanduser().absolute()) if name in _PATHS else value
+        name: _kept_value(name, value)
         for name, value in sorted(environ.items())
         if (name.startswith("LOCALCHAT_") or name in _KEPT_VARIABLES)
         and name not in _SECRETS
         and value
     }
     return ServiceUnit(_program(), tuple(_arguments(ctx)), kept)
+
+
+def _kept_value(name: str, value: str) -> str:
+    if name in _PATHS:
+        return str(Path(value).expanduser().absolute())
+    return _absolute(value) if name == _LIBRARY else value
 
 
 def _program() -> tuple[str, ...]:
@@ -94,8 +103,8 @@ def _option(param: click.Option, value: object) -> Iterator[str]:
         yield max(param.opts if value else param.secondary_opts, key=len)
         return
     for one in value if isinstance(value, tuple) else (value,):
-        # A folder or file of the user that is named by its path from here.
         text = str(one.absolute()) if isinstance(one, Path) else str(one)
+        text = _absolute(text) if param.name in _PATH_OPTIONS else text
         yield from (max(param.opts, key=len), text)
 
 

@@ -34,12 +34,33 @@ def test_flags_of_the_command_are_kept_and_paths_become_absolute(
     keys.write_text("0123456789abcdef0123456789\n")
     keys.chmod(0o600)
     monkeypatch.chdir(tmp_path)
-    flags = ("--port", "9001", "--allow-host", "one.test", "--allow-host", "two.test", "--no-quiet")
+    monkeypatch.setenv("LOCALCHAT_LLAMACPP_LIBRARY", "")  # which the flag sets
+    (tmp_path / "lib").mkdir()
+    flags = (
+        "--port",
+        "9001",
+        "--llamacpp-library",
+        "lib",
+        "--allow-host",
+        "one.test",
+        "--allow-host",
+        "two.test",
+        "--no-quiet",
+    )
     got = agent(call, model.name, "--print-unit=launchd", *flags, "--api-key-file", "keys")
     assert got == [
         *(sys.executable, "-m", "localchat", "serve"),
         *("--port", "9001", "--api-key-file", str(keys)),
-        *("--allow-host", "one.test", "--allow-host", "two.test", "--no-quiet", str(model)),
+        *(
+            "--allow-host",
+            "one.test",
+            "--allow-host",
+            "two.test",
+            "--llamacpp-library",
+            str(tmp_path / "lib"),
+            "--no-quiet",
+            str(model),
+        ),
     ]
 
 

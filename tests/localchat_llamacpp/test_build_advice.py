@@ -10,7 +10,13 @@ import pytest
 from localchat.backend_api.interface import BuildInfo
 from localchat.fit.hardware import Machine
 from localchat_llamacpp import build_advice
-from localchat_llamacpp.library_source import LibraryFile, Search, Source, find_library
+from localchat_llamacpp.library_source import (
+    VARIABLE,
+    LibraryFile,
+    Search,
+    Source,
+    find_library,
+)
 from localchat_llamacpp.rebuild import builder
 
 
@@ -153,3 +159,22 @@ def test_the_architectures_of_a_build_are_found_in_its_file(name: str) -> None:
 @pytest.mark.parametrize("name", ["gptoss", "qwen25vl", "no-such-architecture"])
 def test_an_architecture_that_only_others_know_is_not_found(name: str) -> None:
     assert not build_advice.knows_architecture(name)
+
+
+def test_a_library_that_knows_more_than_the_one_in_use_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = {"llama": ("xllamacpp", "native"), "newer": ("xllamacpp",), "newest": ()}
+    files = {
+        source: LibraryFile(source, Path(source), "1", "why") for source in ("xllamacpp", "native")
+    }
+    monkeypatch.setattr(
+        build_advice,
+        "find_library",
+        lambda environ=None: Search(files.get((environ or {}).get(VARIABLE, "native"))),
+    )
+    monkeypatch.setattr(build_advice, "_knows", lambda library, name: library.source in known[name])
+    assert build_advice.knows_architecture("llama")
+    assert not build_advice.knows_architecture("newer")
+    assert build_advice.other_library("newer") == "xllamacpp"
+    assert build_advice.other_library("newest") == ""

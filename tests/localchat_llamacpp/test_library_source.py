@@ -182,3 +182,13 @@ def test_a_processor_that_the_prebuilt_library_would_die_on_is_told(
     assert _search(tmp_path, "").library is not None
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert _search(tmp_path, "flags : fpu\n").library is not None
+
+
+def test_a_build_of_another_version_is_passed_over_for_the_one_that_came_with_localchat(
+    site: Path, tmp_path: Path
+) -> None:
+    _prebuilt(site)
+    _native(tmp_path, version="0.3.35")
+    found = _search(tmp_path)
+    assert found.library is not None and found.library.source == "xllamacpp"
+    assert "0.3.35" in found.passed_over[0] and "doctor --rebuild" in found.passed_over[0]

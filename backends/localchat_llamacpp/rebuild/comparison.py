@@ -14,7 +14,10 @@ from localchat_llamacpp.rebuild.trial import TrialRequest, TrialResult
 from localchat_llamacpp.speed.benchmark import SPIN
 
 ROUNDS: Final = 3
-"""Of each library. Speeds of one process vary by a few percent, and the best of three by less."""
+MOST_ROUNDS: Final = 8
+"""Of each library: more than three where the best two of a speed differ, because other programs only ever make
+one slower (a load of 13 on two cores: by a factor of 2 either way in three rounds)."""
+_ALIKE: Final = 0.95
 FASTER: Final = 1.05
 """A build is taken if prefill or decode is faster by this factor, and the other not slower by it."""
 _TIE: Final = 0.05
@@ -82,13 +85,15 @@ def compare(
     here = msgspec.structs.replace(request, gpu=False)
     old: list[TrialResult] = []
     new: list[TrialResult] = []
-    for number in range(ROUNDS):
-        report(2 * number, 2 * ROUNDS)
+    for number in range(MOST_ROUNDS):
+        if number >= ROUNDS and _settled(new) and _settled(old):
+            break
+        report(2 * number, 2 * MOST_ROUNDS)
         try:
             new.append(try_(built, request))
         except TrialFailed as problem:
             return Verdict(False, f"it {problem}")
-        report(2 * number + 1, 2 * ROUNDS)
+        report(2 * number + 1, 2 * MOST_ROUNDS)
         if current is None:
             continue
         try:
@@ -110,6 +115,17 @@ def _working(current: Path, request: TrialRequest, try_: Try) -> TrialRequest:
     except TrialFailed:
         return msgspec.structs.replace(request, safe_mode=True)
     return request
+
+
+def _settled(results: list[TrialResult]) -> bool:
+    """Whether the two best results of each speed agree."""
+    for speeds in (
+        sorted(one.prefill_tokens_per_s for one in results),
+        sorted(one.decode_tokens_per_s for one in results),
+    ):
+        if len(speeds) > 1 and speeds[-2] < _ALIKE * speeds[-1]:
+            return False
+    return True
 
 
 def _difference(old: TrialResult, new: TrialResult, tie: float) -> str:

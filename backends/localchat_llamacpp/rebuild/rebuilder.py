@@ -6,8 +6,8 @@ from pathlib import Path
 
 from localchat.backend_api.interface import RebuildOffer, RebuildOutcome, RebuildProgress
 from localchat.errors import LocalchatError
-from localchat_llamacpp.build_advice import BINDING_VERSION, best_offer, build_minutes, has_amx
-from localchat_llamacpp.library_source import VARIABLE, find_library
+from localchat_llamacpp.build_advice import best_offer, build_minutes, has_amx
+from localchat_llamacpp.library_source import BINDING_VERSION, VARIABLE, find_library
 from localchat_llamacpp.rebuild.builder import (
     KINDS,
     BuildRequest,

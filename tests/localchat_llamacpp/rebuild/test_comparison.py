@@ -8,6 +8,8 @@ import pytest
 
 from localchat_llamacpp.library_source import VARIABLE, find_library
 from localchat_llamacpp.rebuild.comparison import (
+    MOST_ROUNDS,
+    ROUNDS,
     TrialFailed,
     Verdict,
     compare,
@@ -102,11 +104,34 @@ def test_where_there_is_no_library_one_that_works_is_taken() -> None:
     assert verdict.better
 
 
-def test_progress_counts_every_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_every_trial() -> None:
     seen: list[tuple[int, int]] = []
     report: Callable[[int, int], None] = lambda done, total: seen.append((done, total))  # noqa: E731
     compare(OLD, NEW, REQUEST, report, lambda path, asked: PLAIN)
-    assert [done for done, _ in seen] == list(range(seen[0][1]))
+    assert [done for done, _ in seen] == list(range(2 * ROUNDS))
+    assert all(done < total for done, total in seen)
+
+
+def test_on_a_busy_machine_trials_go_on_until_the_best_of_each_agree() -> None:
+    """The first rounds of the new library are disturbed: on their word it would be slower."""
+    disturbed = iter([50.0, 30.0, 70.0, 150.0])
+    tried: list[Path] = []
+
+    def try_(path: Path, asked: TrialRequest) -> TrialResult:
+        tried.append(path)
+        return speed(next(disturbed, 149.0), 20.0) if path == NEW else PLAIN
+
+    assert compare(OLD, NEW, REQUEST, lambda done, total: None, try_).better
+    assert tried.count(NEW) == 5
+    endless = iter(range(100, 10_000, 10))
+    tried.clear()
+
+    def restless(path: Path, asked: TrialRequest) -> TrialResult:
+        tried.append(path)
+        return speed(float(next(endless)), 20.0)
+
+    compare(OLD, NEW, REQUEST, lambda done, total: None, restless)
+    assert tried.count(NEW) == MOST_ROUNDS
 
 
 def test_a_library_is_tried_by_the_program_itself(monkeypatch: pytest.MonkeyPatch) -> None:
