@@ -85,6 +85,10 @@ def test_import_of_a_checkpoint_names_the_folder_where_it_lies(
     assert rows(verb)["qwen"]["context_tokens"] == 32768
     assert not any(models_dir.iterdir())
     again = verb("import", folder)
+    assert again.code == 0 and "imported already" in again.err
+    (tmp_path / "b").mkdir()
+    other = write(tmp_path / "b" / "qwen", {"a": ("BF16", (1000, 100), 200_000)})
+    again = verb("import", other)
     assert again.code == 2 and "there is a model qwen already" in again.err
     assert "used in place" in verb("import", folder, "other").err
     assert verb("import", folder, "third", "--copy").code == 2
