@@ -11,8 +11,6 @@ from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.memory_plan import rounded
 from localchat.model_files.architecture import ModelShape, Weight
 
-SCRATCH_CELLS = 16
-"""Cells after the promised context: deterministic mode pads steps with rows of a scratch sequence."""
 PROCESS_BYTES = 80_000_000
 """The engine process before it reads a model: interpreter, numpy, llama.cpp's libraries."""
 TOKEN_BYTES = 400
@@ -27,7 +25,7 @@ class Steps(NamedTuple):
     """Parameters of a native context."""
 
     slots: int
-    """Sequences at once, without the scratch one."""
+    """Sequences at once, without that of the warm-up."""
     tokens: int
     """Most tokens of a step."""
 
@@ -49,7 +47,7 @@ class Steps(NamedTuple):
 
 def context_cells(context_tokens: int) -> int:
     """Cells of the cache for a context."""
-    return rounded(context_tokens + SCRATCH_CELLS)
+    return rounded(context_tokens)
 
 
 def window_cells(shape: ModelShape, cells: int, steps: Steps) -> int:

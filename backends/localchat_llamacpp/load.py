@@ -9,7 +9,7 @@ from localchat.backend_api.interface import Capabilities, LoadRequest, MemoryRep
 from localchat.errors import ModelInvalid
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
-from localchat_llamacpp.compute_buffers import SCRATCH_CELLS, context_cells
+from localchat_llamacpp.compute_buffers import context_cells
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
     KV_TYPES,
@@ -163,8 +163,8 @@ def _capabilities(
     cells = context_cells(spec.context_tokens)
     return Capabilities(
         context_tokens=spec.context_tokens,
-        # What the padding adds beyond the context is not promised to anyone.
-        kv_tokens=min(cells - SCRATCH_CELLS, spec.context_tokens),
+        # The cells beyond the context, to a round number, are not promised to anyone.
+        kv_tokens=spec.context_tokens,
         max_slots=spec.slots,
         max_rows=1 if alone else spec.slots,
         max_step_tokens=spec.step_tokens,
