@@ -54,7 +54,7 @@ async def pictures(folder: Path) -> None:
         async with app.run_test(size=SIZE, notifications=True, tooltips=True) as pilot:
             app.chat.composer.editor.cursor_blink = False
             await until(pilot, lambda: app.session.status.info is not None)
-            await until(pilot, lambda: len(app.chat.query_one("#welcome").offers) > 1)  # type: ignore[attr-defined]
+            await until(pilot, lambda: len(app.chat.query_one("#welcome").offers) > 3)  # type: ignore[attr-defined]
             save("first-run")
             app.chat.composer.write("What is a KV cache, and why is decoding slower than prefill?")
             await pilot.press("enter")
