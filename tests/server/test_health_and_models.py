@@ -68,6 +68,7 @@ def test_properties_have_what_llamacpps_clients_read(stage: Stage, query: str) -
 def test_properties_load_nothing_and_keep_nothing(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert chat(stage).status == 200  # it was loaded once, so its context is known
     monkeypatch.setattr(SingleEngine, "loaded", lambda self: [])
     monkeypatch.delattr(SingleEngine, "lease")
     props = ask(stage, "/props").json

@@ -108,11 +108,11 @@ def model_name(service: Service, name: str) -> str:
 
 
 async def _load(
-    request: Request, service: Service, model: str, piece: "Callable[[Piece], Json]"
+    request: Request, service: Service, model: str, piece: "Callable[[AnswerPiece], Json]"
 ) -> Response:
     """Load a model and answer nothing, as programs ask at their start."""
     async with await service.lease(model_name(service, model), request):
-        whole = {"model": model, "created_at": _now(), **piece(Piece()), "done": True}
+        whole = {"model": model, "created_at": _now(), **piece(AnswerPiece()), "done": True}
         return json_response({**whole, "done_reason": "load"})
 
 
@@ -125,7 +125,7 @@ class OllamaEndpoint(ConversationEndpoint):
 
     name: str
     """Of the model."""
-    piece: "Callable[[Piece], Json]"
+    piece: "Callable[[AnswerPiece], Json]"
     """Writes a piece of the answer in the form of its route."""
 
     @property
@@ -142,7 +142,7 @@ class OllamaEndpoint(ConversationEndpoint):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """A piece of an answer, or the whole."""
 
     text: str = ""
@@ -150,7 +150,7 @@ class Piece:
     calls: tuple[ContentBlock, ...] = ()
 
 
-def _in_message(piece: Piece) -> Json:
+def _in_message(piece: AnswerPiece) -> Json:
     message: Json = {"role": "assistant", "content": piece.text}
     if piece.thinking:
         message["thinking"] = piece.thinking
@@ -159,14 +159,16 @@ def _in_message(piece: Piece) -> Json:
     return {"message": message}
 
 
-def _in_response(piece: Piece) -> Json:
+def _in_response(piece: AnswerPiece) -> Json:
     return {"response": piece.text, **({"thinking": piece.thinking} if piece.thinking else {})}
 
 
 class OllamaFormatter:
     """Answers of Ollama's API, as lines of JSON or as one object."""
 
-    def __init__(self, model: str, piece: Callable[[Piece], Json], with_logprobs: bool) -> None:
+    def __init__(
+        self, model: str, piece: Callable[[AnswerPiece], Json], with_logprobs: bool
+    ) -> None:
         self._model = model
         self._piece = piece
         self._with_logprobs = with_logprobs
@@ -179,7 +181,7 @@ class OllamaFormatter:
         return b"".join(self._change(change) for change in self._blocks.add(event))
 
     def finish(self, usage: Usage, done: Done | None) -> bytes:
-        return _line(self._whole(Piece(), self._blocks.end, usage, done))
+        return _line(self._whole(AnswerPiece(), self._blocks.end, usage, done))
 
     def error(self, error: ApiError) -> bytes:
         return _line({"error": error.message})
@@ -189,28 +191,30 @@ class OllamaFormatter:
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
         (choice,) = answer.choices
-        piece = Piece(choice.text, choice.reasoning, tuple(choice.calls))
+        piece = AnswerPiece(choice.text, choice.reasoning, tuple(choice.calls))
         logprobs = self._logprobs(choice.logprobs)
         return msgspec.json.encode(self._whole(piece, choice.end, usage, done) | logprobs)
 
     def _change(self, change: BlockEvent) -> bytes:
         match change:
             case BlockDelta(block, text, logprobs) if block.kind == "text":
-                return self._part(Piece(text=text), logprobs) if text or logprobs else b""
+                return self._part(AnswerPiece(text=text), logprobs) if text or logprobs else b""
             case BlockDelta(block, text) if block.kind == "reasoning":
-                return self._part(Piece(thinking=text)) if text else b""
+                return self._part(AnswerPiece(thinking=text)) if text else b""
             case BlockClosed(block) if block.kind == "call":
-                return self._part(Piece(calls=(block,)))
+                return self._part(AnswerPiece(calls=(block,)))
         return b""
 
-    def _part(self, piece: Piece, logprobs: tuple[TokenLogprob, ...] = ()) -> bytes:
+    def _part(self, piece: AnswerPiece, logprobs: tuple[TokenLogprob, ...] = ()) -> bytes:
         head = {"model": self._model, "created_at": _now()}
         return _line({**head, **self._piece(piece), "done": False, **self._logprobs(logprobs)})
 
     def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> Json:
         return {"logprobs": chat_logprobs(logprobs)} if self._with_logprobs and logprobs else {}
 
-    def _whole(self, piece: Piece, end: ChoiceEnd | None, usage: Usage, done: Done | None) -> Json:
+    def _whole(
+        self, piece: AnswerPiece, end: ChoiceEnd | None, usage: Usage, done: Done | None
+    ) -> Json:
         return {
             "model": self._model,
             "created_at": _now(),
