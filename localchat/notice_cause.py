@@ -7,5 +7,5 @@ _NUMBER: Final = re.compile(r"\d[\d,.]*")
 
 
 def notice_cause(sentence: str) -> str:
-    """What a remark is about: its first sentence without numbers, which change from one to the next."""
+    """Cause of a remark: its first sentence without numbers, which change from one to the next."""
     return _NUMBER.sub("0", sentence.partition(". ")[0])

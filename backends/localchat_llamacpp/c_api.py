@@ -352,7 +352,7 @@ def _returned(
 
 
 def _batch_problem(native: ctypes.CDLL) -> str:
-    """What is wrong with a batch that the library makes; empty: nothing."""
+    """Problem with a batch that the library makes; empty: nothing."""
     room, written = _returned(native, "llama_batch_init", 4, 0, 1)
     made = NativeBatch.from_buffer_copy(room)
     lists = made.token, made.pos, made.n_seq_id, made.seq_id, made.logits

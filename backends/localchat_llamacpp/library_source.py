@@ -130,7 +130,7 @@ def _named(path: Path) -> Search:
 
 
 def _state(file: Path) -> str:
-    """What tells a file from others under its path."""
+    """State of a file, which tells it from others under its path."""
     state = file.stat()
     return f"{state.st_size:x}-{state.st_mtime_ns:x}"
 

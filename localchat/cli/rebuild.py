@@ -164,7 +164,7 @@ def offer_once(setup: "Setup", info: "EngineInfo | None") -> str:
     except OSError:
         return ""  # it would come after every answer
     return (
-        f"a llama.cpp built for this machine {offer.gain}. `localchat doctor --rebuild` builds it in about "
+        f"A llama.cpp built for this machine {offer.gain}. `localchat doctor --rebuild` builds it in about "
         f"{_minutes(offer.minutes)} and keeps it only if it is faster. This is said once."
     )
 

@@ -82,7 +82,7 @@ def _program() -> tuple[str, ...]:
 
 
 def _arguments(ctx: click.Context) -> Iterator[str]:
-    """What the command line gave, with absolute paths. The flag that prints the unit is left out."""
+    """Arguments of the command line, with absolute paths. The flag that prints the unit is left out."""
     words: list[str] = []
     for param in ctx.command.params:
         name, value = param.name or "", ctx.params.get(param.name or "")
@@ -115,7 +115,7 @@ def _absolute(word: str) -> str:
 
 
 def cautions(environ: Mapping[str, str]) -> Iterator[str]:
-    """What the user should know before installing the service."""
+    """Warnings before the service is installed."""
     for name in _SECRETS:
         if environ.get(name):
             yield f"{name} is not in this file, because others can read it: use --api-key-file FILE"

@@ -140,7 +140,7 @@ def fingerprint(
 
 
 def _limits(info: ModelInfo, can: Capabilities | None) -> tuple[str, ...]:
-    """What the model cannot do."""
+    """Limits of the model."""
     if info.pooling:
         return (ONLY_RANKS if info.pooling == RANK else ONLY_EMBEDS,)
     return can.limits if can else ()

@@ -93,7 +93,7 @@ _RESERVE_BYTES = 500_000_000
 
 
 def all_advice(plan: MemoryPlan) -> tuple[str, ...]:
-    """What would help a load that does not fit, best first, and the way past the verdict."""
+    """Remedies for a load that does not fit, best first, and the way past the verdict."""
     if plan.fits or plan.missing or not plan.reserve_bytes:
         return plan.advice  # without a reserve, the user asked for it anyway
     return (*plan.advice, ANYWAY)

@@ -218,7 +218,7 @@ def _guide(why: str) -> Path:
 
 
 def _chosen(why: str) -> str:
-    """Who chose a model, for a message; empty if the command itself did: its user knows."""
+    """Source of the choice of a model, for a message; empty if the command itself did: its user knows."""
     return "" if why in ("", IN_COMMAND, "--model") else f" ({why})"
 
 

@@ -93,7 +93,7 @@ def _template_has_tools(engine: Engine) -> bool:
 
 
 async def slots(request: Request) -> Response:
-    """What the models are computing, in the form of llama.cpp's slots; never a text. A model that computes
+    """Requests under way, in the form of llama.cpp's slots; never a text. A model that computes
     nothing has one idle slot, as its slots are made when they are needed."""
     made: list[dict[str, Any]] = []
     for name, engine in service_of(request).engines.loaded():

@@ -158,7 +158,7 @@ def _bare(line: str) -> str:
 
 
 def missing_tools(kind: str) -> str:
-    """What has to be installed before a build of this kind can begin, as a sentence; empty: nothing."""
+    """Requirements that are missing for a build of this kind, as a sentence; empty: nothing."""
     if not _has_compiler():
         how = "xcode-select --install" if sys.platform == "darwin" else _COMPILER_PACKAGES
         return f"It needs a C++ compiler: {how}."

@@ -38,7 +38,7 @@ _ALL_LAYERS: Final = 999
 
 
 class TrialRequest(msgspec.Struct, frozen=True):
-    """What to try."""
+    """Options of a trial."""
 
     threads: int
     gpu: bool = False

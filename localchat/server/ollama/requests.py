@@ -87,7 +87,7 @@ def engine_request(chat: ChatBody, limits: ServerLimits, client: Client) -> Gene
 
 
 def _body(body: AnswerBody) -> ChatBody:
-    """What chats and prompts share, as a chat without messages."""
+    """Fields that chats and prompts share, as a chat without messages."""
     options = body.options or _NO_OPTIONS
     limit = options.num_predict
     return ChatBody(

@@ -197,7 +197,7 @@ def reference(
 
 
 def _shift(scale: float, eps: float) -> float:
-    """What makes a group's part of mean + eps that of the unscaled row, times the square of the scale."""
+    """Correction of a group's part of mean + eps to that of the unscaled row, times the square of the scale."""
     return (scale**2 - 1.0) * eps * GROUP
 
 
