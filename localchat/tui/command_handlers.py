@@ -25,6 +25,7 @@ from localchat.tui.themes import textual_name
 if TYPE_CHECKING:
     from textual.screen import Screen
 
+    from localchat.fit.memory_plan import MemoryPlan
     from localchat.session.session import ChatSession
     from localchat.tui.transcript.widget import Transcript
     from localchat.tui.widgets.composer import Composer
@@ -225,9 +226,8 @@ class CommandHandlers:
         async def fit() -> None:
             from localchat.fit.report import verdict
 
-            setup = session.context.resolve(word or session.setup.model.word, session.changes)
-            plan = await asyncio.to_thread(session.context.plan, setup, setup.options.load)
-            self._screen.reply(f"{setup.model.name}\n" + "\n".join(verdict(plan)))
+            name, plan = await asyncio.to_thread(_planned, session, word)
+            self._screen.reply(f"{name}\n" + "\n".join(verdict(plan)))
 
         self._screen.start_work(fit())
 
@@ -438,6 +438,25 @@ class CommandHandlers:
             screen.composer.replace_text(written)
         else:
             screen.hint(f"{command} ended with {status}; the message is as it was")
+
+
+def _planned(session: "ChatSession", word: str) -> "tuple[str, MemoryPlan]":
+    """Name and memory plan of a model that is here or in the catalogue; of the one in use without a word.
+
+    Raises LocalchatError.
+    """
+    context = session.context
+    try:
+        setup = context.resolve(word or session.setup.model.word, session.changes)
+    except ModelMissing as missing:
+        try:
+            estimate = context.estimate(word)
+        except LocalchatError:
+            estimate = None
+        if estimate is None:
+            raise missing from None
+        return word, estimate.plan
+    return setup.model.name, context.plan(setup, setup.options.load)
 
 
 def _export_name(conversation: Conversation) -> str:
