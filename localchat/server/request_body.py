@@ -26,6 +26,7 @@ _SURROGATES: Final = re.compile(
 _PATH: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
 _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]+)`")
 _MAX_EXACT: Final = float(1 << 53)
+_CURL_TYPE: Final = "application/x-www-form-urlencoded"
 """Below it a float holds every whole number exactly."""
 _LARGE_BYTES: Final = 32 << 10
 """Compressed bodies above this size are decompressed on a thread."""
@@ -78,15 +79,27 @@ async def _receive(request: Request, limits: ServerLimits) -> bytes:
 
 
 def _check_type(request: Request) -> None:
-    """Accept JSON only: browsers let pages of other sites send other types without a preflight."""
+    """Accept JSON only: browsers let pages of other sites send other types without a preflight.
+
+    A program may also say what curl says of any body: Ollama's own examples do.
+    """
     given = request.headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if kind != "application/json" and (kind != _CURL_TYPE or _is_browser(request.headers)):
         raise ApiError(
             415,
             "unsupported_media_type",
             f"The content type is {given[:100]!r}; it must be application/json.",
         )
+
+
+def _is_browser(headers: Mapping[str, str]) -> bool:
+    """True for the headers of a browser: it sends Origin or Sec-Fetch-Site with a POST, old ones the name."""
+    return (
+        "origin" in headers
+        or "sec-fetch-site" in headers
+        or "mozilla" in headers.get("user-agent", "").lower()
+    )
 
 
 # ---------------------------------------------------------------------------- JSON

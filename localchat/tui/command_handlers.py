@@ -317,13 +317,15 @@ class CommandHandlers:
 
     def _copy_code(self, blocks: list[str], number: str) -> None:
         """Copy a code block by the number above it; the last one without a number."""
+        if not blocks:
+            raise UsageError("/copy code: no answer has a code block yet")
         if number and not (number.isdigit() and 1 <= int(number) <= len(blocks)):
             raise UsageError(
-                f"/copy code {number}: the last answer with code has {len(blocks)} of them",
-                hint="the number stands above each one",
+                f"/copy code {number}: the last answer with code has blocks 1 to {len(blocks)}",
+                hint="the number stands above each block",
             )
         at = int(number) if number else len(blocks)
-        self._screen.copy(blocks[at - 1] if blocks else "", f"code {at} of {len(blocks)}")
+        self._screen.copy(blocks[at - 1], f"code {at} of {len(blocks)}")
 
     def _do_export(self, name: str) -> None:
         from localchat.chat.export import as_json_text, as_markdown

@@ -286,10 +286,28 @@ def test_a_wrong_method_is_a_405_in_json(stage: Stage) -> None:
     assert reply.headers["allow"] == "POST"
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_what_a_form_could_send_is_a_415(stage: Stage, kind: str) -> None:
-    reply = ask(stage, "/v1/chat/completions", {"messages": USER}, headers={"content-type": kind})
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("kind", "headers"),
+    [
+        ("text/plain", {}),
+        ("", {}),
+        (FORM, {"sec-fetch-site": "none"}),
+        (FORM, {"user-agent": "Mozilla/4.0 (compatible)"}),
+    ],
+)
+def test_what_a_form_could_send_is_a_415(stage: Stage, kind: str, headers: dict[str, str]) -> None:
+    headers = {**headers, "content-type": kind}
+    reply = ask(stage, "/v1/chat/completions", {"messages": USER}, headers=headers)
     assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
+
+
+def test_curl_may_leave_the_content_type_out(stage: Stage) -> None:
+    """It says of every body that it is a form."""
+    headers = {"content-type": FORM, "user-agent": "curl/8.5.0"}
+    assert ask(stage, "/v1/chat/completions", {"messages": USER}, headers=headers).status == 200
 
 
 def test_a_content_type_may_have_parameters(stage: Stage) -> None:

@@ -250,7 +250,7 @@ def test_copying_exporting_and_figures(tmp_path: Path) -> None:
         await command(pilot, "/copy code 1")
         assert copied.pop().strip() == "ls"
         await command(pilot, "/copy code 2")
-        assert "has 1 of them" in notices(pilot)[-1]
+        assert "has blocks 1 to 1" in notices(pilot)[-1]
         await command(pilot, "/copy nothing")
         assert "a number of messages" in notices(pilot)[-1]
         await command(pilot, f"/export {tmp_path / 'talk.md'}")
