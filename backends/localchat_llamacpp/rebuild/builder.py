@@ -220,12 +220,26 @@ def _compilers(kind: str) -> dict[str, str]:
 # ---------------------------------------------------------------------------- the process
 
 
+_SUPERVISED: Final = """
+import os, signal, subprocess, sys, threading
+
+def end_with_parent():
+    os.read(0, 1)
+    os.killpg(0, signal.SIGKILL)
+
+threading.Thread(target=end_with_parent, daemon=True).start()
+sys.exit(subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL) != 0)
+"""
+"""Runs a command, and ends the group when stdin does: when this program was killed."""
+
+
 @contextmanager
 def _running(command: tuple[str, ...], environment: dict[str, str]) -> Iterator["_Process"]:
-    """The command in a group of its own, which is gone when the block ends: compilers outlive pip."""
+    """The command in a group of its own, which is gone when the block or this program ends: compilers outlive
+    pip, and pip an output that nobody reads."""
     process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
+        (sys.executable, "-c", _SUPERVISED, *command),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -252,8 +266,9 @@ def _end(process: _Process) -> None:
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_S)
-    if process.stdout is not None:
-        process.stdout.close()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
 
 
 def _cause(lines: "deque[str]") -> str:
