@@ -11,7 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 
 PACKAGES = ("localchat", "localchat_llamacpp", "localchat_cuda")
-GERUNDS = {"embedding", "onboarding", "pooling", "sampling", "serving", "streaming", "tiling"}
+GERUNDS = {"embedding", "onboarding", "pooling", "sampling"}
 """Words of the field or nouns of their own; every other module is named by a plain noun."""
 
 

@@ -6,22 +6,22 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
 
-from localchat.server.anthropic.serving import count_tokens, messages
+from localchat.server.anthropic.endpoints import count_tokens, messages
 from localchat.server.config import ServerConfig
 from localchat.server.errors import ApiError
 from localchat.server.exception_handlers import HANDLERS
 from localchat.server.health import health, metrics, props, root, slots
 from localchat.server.leases import AsyncEnginePool
-from localchat.server.llamacpp.serving import completion, infill
+from localchat.server.llamacpp.endpoints import completion, infill
 from localchat.server.middleware.access_log import AccessLogMiddleware
 from localchat.server.middleware.security import SecurityMiddleware
 from localchat.server.ollama import answers as ollama
-from localchat.server.ollama.serving import running, show, tags, unsupported, version
+from localchat.server.ollama.endpoints import running, show, tags, unsupported, version
 from localchat.server.openai.chat import chat
 from localchat.server.openai.completions import completions
 from localchat.server.openai.embeddings import embeddings
 from localchat.server.openai.models import model, models
-from localchat.server.openai_responses.serving import responses
+from localchat.server.openai_responses.endpoints import responses
 from localchat.server.rerank import rerank
 from localchat.server.state import Service
 from localchat.server.tokenize import (

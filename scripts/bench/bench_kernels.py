@@ -29,8 +29,8 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "backends"))
 from localchat_cuda.kernels import skinny_gemm
 from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.kernels.int4 import tiling as w4_tiling
-from localchat_cuda.kernels.int4.tiling import TileConfig
+from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
+from localchat_cuda.kernels.int4.tile_config import TileConfig
 from scripts.bench.kernels.awkward import awkward
 from scripts.bench.kernels.bytes import as_cut, other_cuts
 from scripts.bench.kernels.chain import chain
@@ -91,7 +91,7 @@ def products() -> Results:
     for name in SHAPES:
         bench = Bench(name)
         for m in PRODUCT_ROWS:
-            variant = w4_tiling.variant_for(m)
+            variant = w4_tile_config.variant_for(m)
             shape, tile = cut_of(variant, m, bench.n, bench.k)
             us, off = bench.time(variant, m, shape, tile)
             rate = bench.weights[0].bytes / us / 1e6
@@ -110,7 +110,7 @@ def jobs() -> list[tuple[str, str, int, TileConfig, int, bool]]:
     found: list[tuple[str, str, int, TileConfig, int, bool]] = []
     for name, (n, k) in SHAPES.items():
         for m in PRODUCT_ROWS:
-            variant = w4_tiling.variant_for(m)
+            variant = w4_tile_config.variant_for(m)
             shape, tile = cut_of(variant, m, n, k)
             found.append((variant, name, m, shape, tile, False))
             if name in ("gate_up", "qkv") and m <= 128:

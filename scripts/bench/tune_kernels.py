@@ -4,7 +4,7 @@
 
 Each argument is a weight of Qwen2.5-7B and a number of rows. The best config alone is often not the
 best in the chain of a whole model: try winners there (bench_kernels.py chain) before you change
-kernels/int4/tiling.py.
+kernels/int4/tile_config.py.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import triton
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "backends"))
 
-from localchat_cuda.kernels.int4.tiling import GemmVariant, TileConfig, variant_for
+from localchat_cuda.kernels.int4.tile_config import GemmVariant, TileConfig, variant_for
 from scripts.bench.kernels.timing import SHAPES, SMS, Bench, compile_ahead
 
 SPLITS = {"gate_up": (1, 2, 3), "down": (5, 9, 14), "qkv": (4, 7, 14), "o": (4, 7, 14)}

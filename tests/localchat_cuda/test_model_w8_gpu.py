@@ -12,10 +12,10 @@ from localchat_cuda.kernels.fp8_int8 import gemm_small as w8_small
 from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled
 from localchat_cuda.kernels.fp8_int8 import gemv as w8_gemv
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8 import tile_config as w8_tile_config
 from localchat_cuda.kernels.fp8_int8 import tile_ops as w8_tile_ops
-from localchat_cuda.kernels.fp8_int8 import tiling as w8_tiling
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.kernels.fp8_int8.tiling import gemv_config, small_config, tiled_config
+from localchat_cuda.kernels.fp8_int8.tile_config import gemv_config, small_config, tiled_config
 from localchat_cuda.kernels.launch import traits
 from tests.support import tiny_models
 from tests.support.fp8_checkpoints import save_fp8
@@ -73,7 +73,7 @@ def test_gemms_match_their_references(kind: str, n: int, k: int, half: str) -> N
         x = torch.randn(m, k, device=GPU).to(HALVES[half])
         wanted = w8_small.reference(x, weight)
         cuts = [small_config(m, n, k, sms)] if m <= w8_small.MAX_ROWS else []
-        cuts += [tiled_config(m, n, k, sms)] if m > w8_tiling.SMALL_ROWS else []
+        cuts += [tiled_config(m, n, k, sms)] if m > w8_tile_config.SMALL_ROWS else []
         for cut, decoder in product(cuts, ways(x.dtype, whole=weight.whole)):
             call = w8_tiled.gemm if cut.stages else w8_small.gemm
             for _ in range(5):  # a race shows now and then

@@ -29,6 +29,7 @@ from localchat.server.content_blocks import (
 from localchat.server.errors import ApiError, bad_request
 from localchat.server.formatters import json_response
 from localchat.server.generation import ChoiceEnd, Generation, GenerationSpec, OutputEvent
+from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
 from localchat.server.ollama.protocol import OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
 from localchat.server.ollama.requests import as_chat, as_generation, engine_request
@@ -38,7 +39,6 @@ from localchat.server.openai.protocol import chat_logprobs
 from localchat.server.request_body import read_json
 from localchat.server.sse import NDJSON
 from localchat.server.state import Service, client_of, service_of
-from localchat.server.streaming import GenerationResponse
 
 Json: TypeAlias = dict[str, Any]
 

@@ -28,6 +28,7 @@ from localchat.server.generation import (
     PromptProgress,
     Reason,
 )
+from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
 from localchat.server.openai.custom_tools import input_of
 from localchat.server.openai.messages import (
@@ -63,7 +64,6 @@ from localchat.server.openai.requests import chat_request
 from localchat.server.request_body import read_json
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, fingerprint, service_of
-from localchat.server.streaming import GenerationResponse
 
 
 async def chat(request: Request) -> ASGIApp:

@@ -18,6 +18,7 @@ from localchat.server.generation import (
     OutputEvent,
     PromptEcho,
 )
+from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
 from localchat.server.openai.protocol import (
     CompletionBody,
@@ -28,7 +29,6 @@ from localchat.server.openai.protocol import (
 from localchat.server.openai.requests import completion_requests
 from localchat.server.request_body import read_json
 from localchat.server.state import client_of, fingerprint, service_of
-from localchat.server.streaming import GenerationResponse
 
 
 async def completions(request: Request) -> ASGIApp:

@@ -23,13 +23,7 @@ from localchat.chat.conversation import Inclusion, Node
 from localchat.chat.titles import title_for
 from localchat.errors import EngineClosed, LocalchatError
 from localchat.sanitize import sanitize_line
-from localchat.session.blocks import (
-    OVERFLOW_PREFIX,
-    RETRY,
-    NoticeBlock,
-    Offer,
-    ToolCallBlock,
-)
+from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, NoticeBlock, Offer, ToolCallBlock
 from localchat.session.session import ChatSession
 from localchat.session.view import SessionView, node_of
 from localchat.tui import clipboard

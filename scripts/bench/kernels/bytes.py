@@ -20,7 +20,7 @@ from localchat_cuda.kernels.fp8_int8 import gemm_small as w8_small
 from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.kernels.fp8_int8.tiling import (
+from localchat_cuda.kernels.fp8_int8.tile_config import (
     SMALL_ROWS,
     W8TileConfig,
     small_config,

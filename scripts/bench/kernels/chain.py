@@ -13,7 +13,7 @@ from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.kernels.int4 import tiling as w4_tiling
+from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from scripts.bench.kernels.timing import (
     EPS,
     GPU,
@@ -117,7 +117,7 @@ class Chain:
         """`parts`: what of the layer runs; `products`: only the gemms, repeatedly on the same activations."""
         if parts == "products":
             for name in SHAPES:
-                if name == "gate_up" and w4_tiling.variant_for(self.m) == "tiled":
+                if name == "gate_up" and w4_tile_config.variant_for(self.m) == "tiled":
                     self.activated(layer.weights[name])
                 else:
                     self.product(name, layer.weights[name])

@@ -12,7 +12,7 @@ import torch
 from localchat_cuda.kernels import permute_columns
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.int4 import activations as w4_activations
-from localchat_cuda.kernels.int4 import tiling as w4_tiling
+from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from scripts.bench.kernels.timing import GPU, HEADS, HIDDEN, D, Results, error, rows_for, timed
 
 ROWS, PROMPT = (1, 8, 16, 32, 128), 2048
@@ -40,7 +40,7 @@ def ordered() -> Results:
 
 def calls(m: int, order: torch.Tensor | None) -> dict[str, Callable[[], None]]:
     """The norm after `down`, and the merge of attention, for so many rows."""
-    variant = w4_tiling.variant_for(m)
+    variant = w4_tile_config.variant_for(m)
     rows, wanted = rows_for(variant, m, HIDDEN), rows_for(variant, m, HIDDEN)
     sums = torch.randn(5, m, HIDDEN, device=GPU)
     gain = torch.rand(HIDDEN, device=GPU).half()

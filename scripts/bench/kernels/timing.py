@@ -16,8 +16,8 @@ from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
 from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.kernels.int4 import tiling as w4_tiling
-from localchat_cuda.kernels.int4.tiling import TileConfig
+from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
+from localchat_cuda.kernels.int4.tile_config import TileConfig
 
 HIDDEN, FEED, HEADS, KEY_HEADS, D, VOCABULARY, LAYERS = 3584, 18944, 28, 4, 128, 152064, 28
 SHAPES = {
@@ -80,7 +80,7 @@ def cut_of(variant: str, m: int, n: int, k: int) -> tuple[TileConfig, int]:
     if variant == "tiled":
         config = w4_tiled.tile_config_for(m, n, k, SMS)
         return config.shape, config.rows
-    return w4_tiling.tile_config_for(variant, m, n, k, SMS), 0
+    return w4_tile_config.tile_config_for(variant, m, n, k, SMS), 0
 
 
 def multiply(

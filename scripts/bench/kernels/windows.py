@@ -13,7 +13,7 @@ from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.int4 import activations as w4_activations
-from localchat_cuda.kernels.int4 import tiling as w4_tiling
+from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from localchat_cuda.rope_config import Rotation
 from scripts.bench.kernels.awkward import scene
 from scripts.bench.kernels.timing import EPS, GPU, PAGE, SMS, Results, error, rows_for, timed
@@ -157,7 +157,7 @@ def norms() -> Results:
     found = Results()
     post, weight = torch.rand(2, HIDDEN, device=GPU).unbind(0)
     for m in (1, 8, 16, 32, 64):
-        variant = w4_tiling.variant_for(m)
+        variant = w4_tile_config.variant_for(m)
         rows = rows_for(variant, m, HIDDEN)
         y, residual = torch.randn(8, m, HIDDEN, device=GPU), torch.randn(m, HIDDEN, device=GPU)
         squares = torch.empty(m, HIDDEN // 128, device=GPU)

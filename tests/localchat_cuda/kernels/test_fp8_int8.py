@@ -11,10 +11,10 @@ from localchat_cuda.kernels.fp8_int8 import gemm_small as w8_small
 from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled
 from localchat_cuda.kernels.fp8_int8 import gemv as w8_gemv
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8 import tile_config as w8_tile_config
 from localchat_cuda.kernels.fp8_int8 import tile_ops as w8_tile_ops
-from localchat_cuda.kernels.fp8_int8 import tiling as w8_tiling
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.kernels.fp8_int8.tiling import GemvConfig, W8TileConfig
+from localchat_cuda.kernels.fp8_int8.tile_config import GemvConfig, W8TileConfig
 
 KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
 CODES = torch.arange(256).to(torch.uint8)
@@ -229,10 +229,10 @@ def test_weights_join_only_if_their_scales_do() -> None:
 
 def test_tile_config_is_equal_within_a_row_class() -> None:
     for n, k in ((37888, 3584), (3584, 18944), (4608, 3584), (152064, 3584), (64, 128)):
-        assert len({w8_tiling.small_config(m, n, k, 132) for m in range(2, 9)}) == 1
+        assert len({w8_tile_config.small_config(m, n, k, 132) for m in range(2, 9)}) == 1
         for config in (
-            w8_tiling.small_config(16, n, k, 132),
-            w8_tiling.tiled_config(64, n, k, 132),
+            w8_tile_config.small_config(16, n, k, 132),
+            w8_tile_config.tiled_config(64, n, k, 132),
         ):
             config.check(n, k)
 

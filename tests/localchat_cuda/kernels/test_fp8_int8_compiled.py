@@ -17,7 +17,8 @@ import json, re, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from localchat_cuda.kernels.fp8_int8 import gemm_dequant as w8_dequant, gemm_fp8, gemm_small as w8_small
-from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled, gemv as w8_gemv, tiling as w8_tiling
+from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled, gemv as w8_gemv
+from localchat_cuda.kernels.fp8_int8 import tile_config as w8_tile_config
 
 def compiled(kernel, types, warps, **values):
     names = kernel.arg_names
@@ -38,11 +39,11 @@ for x, blocks, parts, shared, weights in (
         w8_small._small_kernel, dict(types, x=x), 1, PARTS=parts, BLOCKS=blocks, WARPS=1, SHARED=shared,
         WHOLE=weights, DECODER=decoder, **whole)
 for x, rows, shared in (("*bf16", 64, False),):
-    config = w8_tiling.tiled_config(rows, 4608, 3584, 132)
+    config = w8_tile_config.tiled_config(rows, 4608, 3584, 132)
     made[f"tiled {x}"] = compiled(
         w8_tiled._tiled_kernel, dict(types, x=x), config.warps, MP=rows, BN=16 * config.blocks,
         STAGES=config.stages, SHARED=shared, WHOLE=False, DECODER=decoder, FOUR=not hopper, **whole)
-one = w8_tiling.gemv_config(4608, 3584, 132)
+one = w8_tile_config.gemv_config(4608, 3584, 132)
 made["gemv"] = compiled(
     w8_gemv._gemv_kernel, dict(types, x="*bf16", N="constexpr"), one.warps, N=4608, K=3584, ROWS=one.rows,
     RUN=one.run, UNROLL=one.unroll, SHARED=True, WHOLE=False, DECODER=decoder, PDL=hopper)

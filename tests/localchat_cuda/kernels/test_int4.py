@@ -9,7 +9,12 @@ from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
 from localchat_cuda.kernels.int4.pack import GROUP
-from localchat_cuda.kernels.int4.tiling import GemmVariant, TileConfig, tile_config_for, variant_for
+from localchat_cuda.kernels.int4.tile_config import (
+    GemmVariant,
+    TileConfig,
+    tile_config_for,
+    variant_for,
+)
 from tests.support.int4_activations import compare_prepare
 from tests.support.int4_weights import CPU, relative, values, weight
 

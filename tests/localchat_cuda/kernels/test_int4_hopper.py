@@ -16,9 +16,9 @@ from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
 from localchat_cuda.kernels.int4 import gemm_hopper as w4_hopper
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
-from localchat_cuda.kernels.int4 import hopper_tiling
-from localchat_cuda.kernels.int4 import tiling as w4_tiling
-from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
+from localchat_cuda.kernels.int4 import hopper_tile_config
+from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
+from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
 from localchat_cuda.kernels.launch import Traits
 from tests.support import gluon_emulation
 from tests.support.gluon_emulation import Boxes, Pointer
@@ -65,17 +65,17 @@ def test_chosen_config_fits_and_keeps_most_multiprocessors_busy(
     n: int, k: int, fused: bool
 ) -> None:
     for rows in (33, 64, 65, 100, 129, 300, 512, 1024):
-        config = hopper_tiling.tile_config_for(rows, n, k, 132, fused)
+        config = hopper_tile_config.tile_config_for(rows, n, k, 132, fused)
         assert config is not None
         assert config.fits(n, k, fused=fused)
         assert config.items(rows, n) >= (132 if config.even else 60)
-    assert hopper_tiling.tile_config_for(32, n, k, 132, fused) is None
-    assert hopper_tiling.tile_config_for(1025, n, k, 132, fused) is None
+    assert hopper_tile_config.tile_config_for(32, n, k, 132, fused) is None
+    assert hopper_tile_config.tile_config_for(1025, n, k, 132, fused) is None
 
 
 def test_small_weights_get_no_hopper_config() -> None:
     for n, k, fused in ((64, 128, False), (896, 896, False), (384, 512, True), (832, 4096, True)):
-        assert hopper_tiling.tile_config_for(64, n, k, 132, fused) is None
+        assert hopper_tile_config.tile_config_for(64, n, k, 132, fused) is None
 
 
 def test_even_runs_share_a_tile_between_at_most_two_programs() -> None:
@@ -152,7 +152,7 @@ def test_emulated_kernel_matches_the_reference_and_clears_its_flags(
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(w4_hopper, "serves", lambda device: True)
     monkeypatch.setattr(int4, "traits", lambda device: Traits(True, True, 132))
-    ruled = hopper_tiling.tile_config_for
+    ruled = hopper_tile_config.tile_config_for
 
     def tile_config_for(
         rows: int, n: int, k: int, sms: int, fused: bool
@@ -161,7 +161,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         small = EVEN if fused else HopperTileConfig(64, 1, 3)
         return small if rows <= 256 and (n, k) == (512, 384) else ruled(rows, n, k, sms, fused)
 
-    monkeypatch.setattr(hopper_tiling, "tile_config_for", tile_config_for)
+    monkeypatch.setattr(hopper_tile_config, "tile_config_for", tile_config_for)
 
 
 @pytest.mark.usefixtures("on_hopper")
@@ -170,7 +170,7 @@ def test_tile_config_selects_the_hopper_kernel_only_where_it_serves(
 ) -> None:
     device = torch.device("cuda", 0)
     assert int4.tile_config_for(40, 512, 384, device, fused=True) == EVEN
-    assert isinstance(int4.tile_config_for(16, 4608, 3584, device), w4_tiling.TileConfig)
+    assert isinstance(int4.tile_config_for(16, 4608, 3584, device), w4_tile_config.TileConfig)
     assert isinstance(int4.tile_config_for(32, 4608, 3584, device), w4_tiled.TiledGemmConfig)
     assert isinstance(int4.tile_config_for(33, 4608, 3584, device), HopperTileConfig)
     assert isinstance(
@@ -250,7 +250,7 @@ import json, re, subprocess, tempfile, triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from localchat_cuda.kernels.int4 import gemm_hopper as w4_hopper
-from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
+from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
 
 def boxes(kind, rows, columns, swizzle, bits):
     layout = f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={bits}, rank=2)"

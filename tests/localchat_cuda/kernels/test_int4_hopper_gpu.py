@@ -13,9 +13,9 @@ from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.activations import HalfRows
-from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
+from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
 from localchat_cuda.kernels.int4.pack import GROUP, W4
-from localchat_cuda.kernels.int4.tiling import TileConfig
+from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import traits
 from tests.support.tiny_engine_core import ON_GPU
 

@@ -8,7 +8,7 @@ import torch
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.attention import prefill
 from localchat_cuda.kernels.int4 import packed_rows
-from localchat_cuda.kernels.int4.tiling import TileConfig, tile_config_for
+from localchat_cuda.kernels.int4.tile_config import TileConfig, tile_config_for
 from localchat_cuda.kernels.launch import Traits
 
 META = torch.device("meta")

@@ -16,7 +16,7 @@ from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
 from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows, Rows
-from localchat_cuda.kernels.int4.tiling import TileConfig
+from localchat_cuda.kernels.int4.tile_config import TileConfig
 from tests.support.attention_scenes import numbers, scene
 from tests.support.int4_weights import CPU, values, weight
 

@@ -12,7 +12,7 @@ from localchat.engine.request import TextPrompt as Prompt
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, UsageError
 from localchat.server.leases import AsyncLease
-from localchat.server.llamacpp.serving import projected
+from localchat.server.llamacpp.endpoints import projected
 from tests.support.http_server import Reply, Stage, Wire, ask, settled
 from tests.support.llamavim import VIM, VIM_CHECK, VIM_FIELDS, VIM_WARM
 

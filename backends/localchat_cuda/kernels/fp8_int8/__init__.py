@@ -11,14 +11,14 @@ from localchat_cuda.kernels.fp8_int8 import gemm_small as w8_small
 from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled
 from localchat_cuda.kernels.fp8_int8 import gemv as w8_gemv
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.kernels.fp8_int8.tile_ops import NATIVE, PACKED, PLAIN
-from localchat_cuda.kernels.fp8_int8.tiling import (
+from localchat_cuda.kernels.fp8_int8.tile_config import (
     TILED_ROWS,
     gemv_config,
     small_config,
     tiled_config,
     variant_for,
 )
+from localchat_cuda.kernels.fp8_int8.tile_ops import NATIVE, PACKED, PLAIN
 from localchat_cuda.kernels.launch import traits
 
 

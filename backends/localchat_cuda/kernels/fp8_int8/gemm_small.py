@@ -17,7 +17,7 @@ One warp owns `blocks` times 16 output features and 128 input features at a time
 neighbouring parts of K and add up at the end. Grid (N / (16 * blocks), S). Row scales multiply the result,
 block scales the sum of each 128. Accumulation in fp32; the only rounding is that of x to its own type.
 With PDL the first chunk of weights is loaded before the kernel waits for x. Not supported: more than 32
-rows; tiling.py chooses the variant for 9 to 32.
+rows; tile_config.py chooses the variant for 9 to 32.
 """
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
@@ -28,8 +28,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8, dense
+from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.fp8_int8.tiling import W8TileConfig
 from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 MAX_ROWS = 32

@@ -14,8 +14,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.fp8_int8.tiling import W8TileConfig
 from localchat_cuda.kernels.launch import options, power_of_two, traits
 
 MAX_ROWS = 64

@@ -20,8 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8
+from localchat_cuda.kernels.fp8_int8.tile_config import GemvConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.fp8_int8.tiling import GemvConfig
 from localchat_cuda.kernels.launch import options, set_carveout, traits
 
 

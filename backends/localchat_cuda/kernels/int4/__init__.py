@@ -15,8 +15,8 @@ from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
 from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
 from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
-from localchat_cuda.kernels.int4 import hopper_tiling
-from localchat_cuda.kernels.int4 import tiling as w4_tiling
+from localchat_cuda.kernels.int4 import hopper_tile_config
+from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from localchat_cuda.kernels.int4.pack import W4, dense
 from localchat_cuda.kernels.launch import traits
 
@@ -33,7 +33,7 @@ except ImportError:
     hopper = None
 
 AnyTileConfig: TypeAlias = (
-    w4_tiling.TileConfig | w4_tiled.TiledGemmConfig | hopper_tiling.HopperTileConfig
+    w4_tile_config.TileConfig | w4_tiled.TiledGemmConfig | hopper_tile_config.HopperTileConfig
 )
 
 
@@ -50,11 +50,11 @@ def tile_config_for(
 
     fused: the gemm applies act_and_mul to gate and up itself.
     """
-    variant, sms = w4_tiling.variant_for(rows), traits(device).sms
+    variant, sms = w4_tile_config.variant_for(rows), traits(device).sms
     if variant != "tiled":
-        return w4_tiling.tile_config_for(variant, rows, n, k, sms)
+        return w4_tile_config.tile_config_for(variant, rows, n, k, sms)
     if hopper is not None and hopper.serves(device):
-        config = hopper_tiling.tile_config_for(rows, n, k, sms, fused)
+        config = hopper_tile_config.tile_config_for(rows, n, k, sms, fused)
         if config is not None:
             return config
     return (
@@ -66,7 +66,7 @@ def tile_config_for(
 
 def empty_activations(m: int, k: int, device: torch.device) -> w4_activations.Rows:
     """Allocate activations in the format of the variant for `m` rows. ValueError above `packed_rows`."""
-    variant, most = w4_tiling.variant_for(m), packed_rows(device)
+    variant, most = w4_tile_config.variant_for(m), packed_rows(device)
     if m > most or variant == "dequant":
         raise ValueError(f"rows: at most {most} wanted, {m} given")
     if variant == "int8":
@@ -94,7 +94,7 @@ def gemm(
     device, n, k = rows.x.device, weight.features_out, weight.features_in
     m = rows.x.shape[0] // (2 if isinstance(rows, w4_activations.Int8Rows) else 1)
     config = tile_config_for(m, n, k, device)
-    if isinstance(config, w4_tiling.TileConfig):
+    if isinstance(config, w4_tile_config.TileConfig):
         out = torch.empty(config.splits, m, n, device=device)
         if isinstance(rows, w4_activations.Int8Rows):
             w4_int8.gemm(rows.x, rows.factors, weight, out, config, squares=squares, eps=eps)
@@ -127,7 +127,7 @@ def gemm_silu_mul(
 
     `into` [M, N / 2] has its columns in `order`. One kernel where the variant supports that, else two.
     """
-    if kernels and order is None and w4_tiling.variant_for(rows.x.shape[0]) == "tiled":
+    if kernels and order is None and w4_tile_config.variant_for(rows.x.shape[0]) == "tiled":
         assert isinstance(rows, w4_activations.HalfRows)
         assert isinstance(into, w4_activations.HalfRows)
         m, n, k = rows.x.shape[0], weight.features_out, weight.features_in

@@ -24,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.int4.activations import HalfRows, check_rows, natural_order, padded
 from localchat_cuda.kernels.int4.pack import GROUP, W4, dense
+from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import (
     halves,
     inverse_rms,
@@ -32,7 +33,6 @@ from localchat_cuda.kernels.int4.tile_ops import (
     scale_of,
     zero_of,
 )
-from localchat_cuda.kernels.int4.tiling import TileConfig
 from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 MAX_ROWS = 16

@@ -54,6 +54,7 @@ from localchat_cuda.kernels.gluon_compat import (
     warpgroup_mma_wait,
 )
 from localchat_cuda.kernels.int4.activations import HalfRows
+from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
 from localchat_cuda.kernels.int4.hopper_tile_ops import (
     dequantized,
     finish,
@@ -62,7 +63,6 @@ from localchat_cuda.kernels.int4.hopper_tile_ops import (
     items_here,
     take_over,
 )
-from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
 from localchat_cuda.kernels.int4.pack import GROUP, W4
 from localchat_cuda.kernels.launch import power_of_two, require, traits
 

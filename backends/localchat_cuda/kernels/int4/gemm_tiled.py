@@ -28,8 +28,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.activation import activation, to_half
 from localchat_cuda.kernels.int4.activations import HalfRows
 from localchat_cuda.kernels.int4.pack import GROUP, W4
+from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import SCALED_ASM, inverse_rms
-from localchat_cuda.kernels.int4.tiling import TileConfig
 from localchat_cuda.kernels.launch import options, power_of_two, require, traits
 
 
@@ -37,7 +37,7 @@ class TiledGemmConfig(NamedTuple):
     """Tile config of a weight, and the rows of a tile."""
 
     shape: TileConfig
-    """As in tiling.py; its `depth` is the number of pipeline stages."""
+    """As in tile_config.py; its `depth` is the number of pipeline stages."""
     rows: int
 
 

@@ -18,6 +18,7 @@ from localchat.server.content_blocks import (
 )
 from localchat.server.errors import ApiError
 from localchat.server.generation import Generation, OutputEvent
+from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
 from localchat.server.openai.chat import ConversationEndpoint
 from localchat.server.openai.custom_tools import input_of
@@ -38,7 +39,6 @@ from localchat.server.openai_responses.response_object import (
 from localchat.server.request_body import read_json
 from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of
-from localchat.server.streaming import GenerationResponse
 
 _DELTAS = {"reasoning": "reasoning_summary_text", "call": "function_call_arguments"}
 """Name of a delta event, by the kind of block."""

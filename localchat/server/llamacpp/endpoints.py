@@ -25,6 +25,7 @@ from localchat.server.generation import (
     OutputEvent,
     PromptProgress,
 )
+from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
 from localchat.server.llamacpp.early_stop import LineStop
 from localchat.server.llamacpp.protocol import NativeBody
@@ -32,7 +33,6 @@ from localchat.server.llamacpp.requests import completion_request, infill_reques
 from localchat.server.request_body import read_json
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, service_of
-from localchat.server.streaming import GenerationResponse
 
 
 async def infill(request: Request) -> ASGIApp:

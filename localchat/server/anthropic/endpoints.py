@@ -24,6 +24,7 @@ from localchat.server.error_formats import anthropic_error
 from localchat.server.errors import ApiError
 from localchat.server.formatters import json_response, new_id
 from localchat.server.generation import REPETITION, ChoiceEnd, Generation, OutputEvent
+from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
 from localchat.server.middleware.access_log import request_id
 from localchat.server.openai.chat import ConversationEndpoint
@@ -32,7 +33,6 @@ from localchat.server.openai.structure import with_format_field
 from localchat.server.request_body import read_json
 from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of
-from localchat.server.streaming import GenerationResponse
 from localchat.server.token_counts import count_prompt_tokens, estimated_tokens
 
 _PING: Final = named_event(b"ping", b'{"type":"ping"}')

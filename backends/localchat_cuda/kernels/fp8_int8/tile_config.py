@@ -1,8 +1,8 @@
 """Kernel variant by row count, and tile configs of the 8-bit gemms.
 
-The configs for one row are measured on an H200. The others follow the rule of int4/tiling.py: the whole grid in
-one wave, 35 to 50 KB of weights in flight for each multiprocessor, splits of K where N alone gives too few
-programs.
+The configs for one row are measured on an H200. The others follow the rule of int4/tile_config.py: the whole
+grid in one wave, 35 to 50 KB of weights in flight for each multiprocessor, splits of K where N alone gives
+too few programs.
 """
 
 from dataclasses import dataclass
