@@ -3,11 +3,18 @@
 The lowest layer: nothing of localchat is imported. JSON output and `/metrics` carry plain numbers instead.
 """
 
+import re
 from typing import Final
 
 _BYTE_UNITS: Final = ("kB", "MB", "GB", "TB")
 _NO_DECIMALS_FROM: Final = 9.95
 """kB and MB from here on are whole: `640 MB`. GB and TB keep one decimal, which is 100 MB of memory."""
+
+
+_UNSPACED: Final = "\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff"
+"""Characters of Chinese and Japanese, which have no spaces between words."""
+_WORD: Final = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+_LETTER: Final = re.compile(rf"[^\s{_UNSPACED}]")
 
 
 def size(count_bytes: float) -> str:
@@ -75,3 +82,16 @@ def used_of(used: int, total: int) -> str:
 def decimal(value: float | None, digits: int) -> str:
     """The value with this many decimals; a dash where nothing was measured."""
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def words(text: str, before: str = "") -> int:
+    """How many words begin in `text`, which follows the text `before`. Where words have no spaces between them,
+    each character counts, as in word processors."""
+    goes_on = bool(before and _LETTER.match(before[-1]) and _LETTER.match(text))
+    return len(_WORD.findall(text)) - goes_on
+
+
+def brief_seconds(seconds: float) -> str:
+    """`0.05 s`, `0.4 s`, `12 s`."""
+    digits = 2 if seconds < 0.095 else 1 if seconds < 9.95 else 0
+    return f"{seconds:.{digits}f} s"

@@ -95,6 +95,12 @@ _SWITCHES = (
     _Flag(
         "reduced_motion", ("--reduced-motion/--no-reduced-motion",), "", "Nothing moves or blinks."
     ),
+    _Flag(
+        "technical_metrics",
+        ("--technical-metrics/--plain-metrics",),
+        "",
+        "TTFT, tok/s and KV on the screen.",
+    ),
 )
 _LOAD_SWITCHES = tuple(
     flag

@@ -64,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     history: bool = True
     theme: Literal["dark", "light", "high-contrast", "ansi", "ansi-light"] = "dark"
     reduced_motion: bool = False
+    technical_metrics: bool = False
 
 
 class Key(NamedTuple):
@@ -185,6 +186,9 @@ KEYS: Final[Mapping[str, Key]] = {
         "Colours of the screen; ansi ones are the terminal's own.",
     ),
     "reduced_motion": Key("--reduced-motion", _YES_NO, "Nothing moves or blinks on the screen."),
+    "technical_metrics": Key(
+        "--technical-metrics", _YES_NO, "TTFT, tok/s and KV on the screen instead of plain words."
+    ),
 }
 
 SAMPLING_KEYS: Final = (

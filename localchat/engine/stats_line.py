@@ -1,7 +1,12 @@
-"""The line that `--stats` prints after an answer."""
+"""The line of metrics after an answer: in the terms of the field, as `--stats` prints it, or in plain words."""
+
+from typing import Final
 
 from localchat.engine.events import Done
-from localchat.units import decimal, used_of
+from localchat.units import brief_seconds, decimal, percent, used_of
+
+_MIN_TOKENS: Final = 8
+"""Fewer tokens say nothing about words per second."""
 
 
 def stats_line(done: Done) -> str:
@@ -16,3 +21,39 @@ def stats_line(done: Done) -> str:
     if drafts.drafted:
         parts.append(f"drafts {drafts.accepted}/{drafts.drafted}")
     return " · ".join(parts)
+
+
+def plain_stats_line(done: Done, words: int) -> str:
+    """The same in plain words, as the screen shows it. `words`: of the answer and its reasoning."""
+    timings, drafts = done.timings, done.speculation
+    rate, count = timings.decode_tokens_per_s, done.usage.completion_tokens
+    parts = [
+        plain_ttft(timings.ttft_s) if timings.ttft_s is not None else "",
+        plain_rate(rate, words, count),
+        plain_kv(done.kv_used_tokens, done.kv_total_tokens) if done.kv_total_tokens else "",
+        plain_drafts(drafts.accepted, drafts.drafted) if drafts.drafted else "",
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def plain_ttft(seconds: float) -> str:
+    """`first word 0.4 s`."""
+    return f"first word {brief_seconds(seconds)}"
+
+
+def plain_rate(tokens_per_s: float | None, words: int, tokens: int) -> str:
+    """`49 words/s`, by the words and tokens so far; empty where they are too few."""
+    if tokens_per_s is None or tokens < _MIN_TOKENS or not words:
+        return ""
+    speed = tokens_per_s * words / tokens
+    return f"{speed:.0f} words/s" if speed >= 9.5 else f"{speed:.1f} words/s"
+
+
+def plain_kv(used: int, total: int) -> str:
+    """`memory 5%`."""
+    return f"memory {percent(used, total)}"
+
+
+def plain_drafts(accepted: int, drafted: int) -> str:
+    """`34 of 51 guesses right`."""
+    return f"{accepted} of {drafted} guesses right"

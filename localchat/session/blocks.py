@@ -46,6 +46,8 @@ class AnswerBlock(NamedTuple):
     footer: str = ""
     """One line below the answer: its metrics, and why it stopped."""
     dimmed: bool = False
+    other_footer: str = ""
+    """The same line with metrics in plain words; a front end may swap both."""
 
 
 class ReasoningBlock(NamedTuple):

@@ -21,7 +21,7 @@ from localchat.engine.events import (
 )
 from localchat.engine.interface import EngineInfo
 from localchat.metrics import prefill_rate
-from localchat.units import sizes
+from localchat.units import sizes, words
 
 State: TypeAlias = Literal[
     "starting", "ready", "sent", "queued", "loading", "prefill", "thinking", "writing", "broken"
@@ -56,6 +56,9 @@ class EngineStatus:
     """When its prefill began, as far as events say."""
     prefill_at_s: float = 0.0
     """When its last `Prefill` event came."""
+    words: int = 0
+    """Words of its answer so far, reasoning included."""
+    _last_letter: str = ""
 
     @property
     def busy(self) -> bool:
@@ -67,6 +70,7 @@ class EngineStatus:
         self.state = "sent"
         self.queued = self.loading = self.prefill = self.metrics = self.done = None
         self.rates.clear()
+        self.words, self._last_letter = 0, ""
         self.sent_s = self.prefill_since_s = self.prefill_at_s = time.monotonic()
 
     def update(self, event: Event) -> bool:
@@ -83,8 +87,12 @@ class EngineStatus:
                 self.prefill, self.state = event, "prefill"
                 self.prefill_at_s = time.monotonic()
             case Reasoning():
+                self._count_words(event.text)
                 self.state = "thinking"
-            case Text() | ToolCall():
+            case Text():
+                self._count_words(event.text)
+                self.state = "writing"
+            case ToolCall():
                 self.state = "writing"
             case MetricsSnapshot():
                 self._update_metrics(event)
@@ -97,6 +105,11 @@ class EngineStatus:
             case _:
                 return False
         return self.state != before or isinstance(event, Queued | Loading | Prefill)
+
+    def _count_words(self, piece: str) -> None:
+        """Count the words of a piece; one that an earlier piece began counts once."""
+        self.words += words(piece, self._last_letter)
+        self._last_letter = piece[-1:] or self._last_letter
 
     def _update_metrics(self, event: MetricsSnapshot) -> None:
         self.metrics = event
@@ -130,6 +143,13 @@ class EngineStatus:
         if self.done is not None:
             return self.done.timings.decode_tokens_per_s
         return self.metrics.decode_tokens_per_s if self.metrics else None
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        if self.done is not None:
+            return self.done.usage.completion_tokens
+        return self.metrics.completion_tokens if self.metrics else 0
 
     @property
     def prefill_tokens_per_s(self) -> float | None:

@@ -6,7 +6,7 @@ from typing import Protocol
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.overflow import unsent_sentence
 from localchat.chat.prompt_messages import left_out, unsent_ids
-from localchat.engine.stats_line import stats_line
+from localchat.engine.stats_line import plain_stats_line, stats_line
 from localchat.session.blocks import (
     AnswerBlock,
     Block,
@@ -18,6 +18,7 @@ from localchat.session.blocks import (
     ToolCallBlock,
     UserBlock,
 )
+from localchat.units import words
 
 
 class SessionView(Protocol):
@@ -99,6 +100,7 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
             branch,
             footer_of(node, other_model=_model_changed(conversation, node)),
             dimmed,
+            footer_of(node, other_model=_model_changed(conversation, node), plain=True),
         )
     if node.error:
         yield NoticeBlock(error_id(node.id), node.error, "error")
@@ -130,15 +132,17 @@ _ENDED = {
 }
 
 
-def footer_of(node: Node, *, other_model: bool = False) -> str:
+def footer_of(node: Node, *, other_model: bool = False, plain: bool = False) -> str:
     """The line below an answer: its metrics, and why it stopped. `other_model`: name the model, because the
-    answer before came from another one."""
+    answer before came from another one. `plain`: metrics in plain words."""
     parts = []
     if node.metrics is not None:
         if other_model:
             parts.append(node.metrics.model)
         if node.metrics.done is not None:
-            parts.append(stats_line(node.metrics.done))
+            done, message = node.metrics.done, node.message
+            count = words(message.content) + words(message.reasoning)
+            parts.append(plain_stats_line(done, count) if plain else stats_line(done))
     if node.state in _ENDED:
         parts.append(_ENDED[node.state])
     return " · ".join(part for part in parts if part)

@@ -14,13 +14,15 @@ from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation
 from localchat.chat.titles import title_for
 from localchat.config.settings import KEYS, check_key
+from localchat.config.settings_file import write_setting
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.session.blocks import AnswerBlock, Offer, UserBlock
+from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, AnswerBlock, Offer, UserBlock
 from localchat.session.commands import parse
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.themes import textual_name
+from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX
 
 if TYPE_CHECKING:
     from textual.screen import Screen
@@ -140,6 +142,21 @@ class CommandHandlers:
             self._screen.reveal_end()
             self._screen.session.show_error(problem)
 
+    def take_offer(self, action: str) -> None:
+        """Do what a notice or the welcome offers."""
+        screen = self._screen
+        if action == RETRY:
+            screen.start_work(screen.session.retry())
+        elif action.startswith(OVERFLOW_PREFIX):
+            screen.start_work(screen.session.take_offer(action))
+        elif action.startswith(ASK_PREFIX):
+            screen.composer.ask(action.removeprefix(ASK_PREFIX))
+        elif action.startswith(FETCH_PREFIX):
+            name, _, about = action.removeprefix(FETCH_PREFIX).partition(" ")
+            self.confirm_pull(name, about)
+        else:
+            self.run(f"/{action}")
+
     def _refuse_while_busy(self) -> None:
         if self._screen.session.busy:
             raise UsageError("an answer is under way", hint="Esc stops it")
@@ -204,6 +221,14 @@ class CommandHandlers:
                 self.change(None, changes)
 
         self._screen.open_dialog(ParameterScreen(self._screen.session), chosen)
+
+    def save_setting(self, key: str, value: str) -> None:
+        """Write a setting to the file, and use it at once."""
+        self.change(None, {key: value})
+        try:
+            write_setting(self._screen.session.context.paths.settings_file, key, value)
+        except LocalchatError as problem:
+            self._screen.session.show_error(problem)
 
     def _do_think(self, choice: str) -> None:
         choice = choice.lower() or "on"
@@ -368,6 +393,8 @@ class CommandHandlers:
                 return
             if theme := changed.get("theme"):
                 self._screen.use_theme(textual_name(theme))
+            for key in changed:  # what /set said before
+                self._screen.session.changes.pop(key, None)
             self.change(None, {})  # everything else is resolved anew, also where a key is gone
 
         self._screen.open_dialog(SettingsScreen(self._screen.session), closed)

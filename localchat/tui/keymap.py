@@ -68,6 +68,7 @@ KEYS: Final = (
     KeyBinding("view.down", "pagedown", "page(1)", "Page down"),
     KeyBinding("view.end", "ctrl+end", "to_end", "Go to the end"),
     KeyBinding("view.panel", "ctrl+o", "panel", "Show or hide the panel of metrics"),
+    KeyBinding("view.terms", "f12", "metric_terms", "Metrics in plain words or terms"),
     KeyBinding("screen.help", "f1", "command('/help')", "Keys and commands"),
     KeyBinding("screen.settings", "f2", "open_screen('settings')", "Settings"),
     KeyBinding("screen.models", "f3", "command('/model')", "Models"),

@@ -4,7 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from localchat.sanitize import sanitize_line
-from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, Block, NoticeBlock, UserBlock
+from localchat.session.blocks import (
+    OVERFLOW_PREFIX,
+    RETRY,
+    AnswerBlock,
+    Block,
+    NoticeBlock,
+    UserBlock,
+)
 
 if TYPE_CHECKING:
     from localchat.tui.transcript.widget import Transcript
@@ -31,6 +38,11 @@ class BlockScreen(Protocol):
         """How many offers the welcome may number."""
         ...
 
+    @property
+    def technical_metrics(self) -> bool:
+        """Whether metrics are shown in the terms of the field."""
+        ...
+
     def blocks_changed(self) -> None:
         """Show the welcome or the transcript."""
         ...
@@ -52,11 +64,11 @@ class TranscriptView:
         self._offer_key = offer_key
 
     def show(self, blocks: Sequence[Block]) -> None:
-        self._screen.transcript.show(blocks)
+        self._screen.transcript.show([self._worded(block) for block in blocks])
         self._screen.blocks_changed()
 
     def put(self, block: Block) -> None:
-        transcript = self._screen.transcript
+        transcript, block = self._screen.transcript, self._worded(block)
         if isinstance(block, NoticeBlock):
             block = self._with_keys(block)
         elif isinstance(block, UserBlock):
@@ -73,7 +85,7 @@ class TranscriptView:
         self._screen.transcript.append_text(id_, text)
 
     def finish(self, block: Block) -> None:
-        self._screen.transcript.put(block)
+        self._screen.transcript.put(self._worded(block))
         self._screen.transcript.finish(block.id)
 
     def remove(self, id_: str) -> None:
@@ -82,6 +94,11 @@ class TranscriptView:
 
     def status_changed(self) -> None:
         self._screen.status_changed()
+
+    def _worded(self, block: Block) -> Block:
+        """The block with its metrics in the words that the screen uses."""
+        plain = isinstance(block, AnswerBlock) and not self._screen.technical_metrics
+        return with_other_footer(block) if plain else block
 
     def _with_keys(self, block: NoticeBlock) -> NoticeBlock:
         """The notice with the keys of its offers, which follow those of the welcome."""
@@ -101,6 +118,13 @@ class TranscriptView:
                 )
                 if kept != block.offers:
                     self._screen.transcript.put(block._replace(offers=kept))
+
+
+def with_other_footer(block: Block) -> Block:
+    """An answer with its metrics in the other words."""
+    if not isinstance(block, AnswerBlock):
+        return block
+    return block._replace(footer=block.other_footer, other_footer=block.footer)
 
 
 def _is_about_question(action: str) -> bool:

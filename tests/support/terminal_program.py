@@ -44,7 +44,7 @@ _FRAMES = 2026
 """The mode of a terminal in which it shows nothing until it is left: a frame is drawn in it."""
 _ASKS_FOR_FRAMES = b"\x1b[?%d$p" % _FRAMES
 _HAS_FRAMES = b"\x1b[?%d;2$y" % _FRAMES
-_AFTER_AN_ANSWER = re.compile(r"\n +(?:TTFT |interrupted|[●▲✕] )")
+_AFTER_AN_ANSWER = re.compile(r"\n +(?:TTFT |first word |interrupted|[●▲✕] )")
 """Its figures, how it ended, or a notice."""
 _COMPOSER = "\n ▌"
 _HALF_WRITTEN_S = 1.0

@@ -354,7 +354,7 @@ def test_a_long_paste_is_a_chip_that_opens_and_goes_as_a_whole(tmp_path: Path) -
 
 
 def test_other_keys_can_be_given(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, keys={"composer.send": "ctrl+s", "screen.help": "f12"})
+    stage = Stage(tmp_path, keys={"composer.send": "ctrl+s", "screen.help": "f11"})
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
@@ -362,7 +362,7 @@ def test_other_keys_can_be_given(tmp_path: Path) -> None:
         assert app.chat.composer.text == "a\nb"
         await pilot.press("ctrl+s")
         await until(pilot, lambda: stage.engine.requests and not app.session.busy)
-        await pilot.press("f12")
+        await pilot.press("f11")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
 
     play(stage, what)

@@ -11,6 +11,7 @@ from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import EngineDied, NetworkError
 from localchat.session.blocks import NoticeBlock
 from localchat.session.engine_status import EngineStatus
+from localchat.tui.metric_words import MetricWords
 from localchat.tui.progress import PROGRESS_ID, progress_block, time_left
 from localchat.tui.screens.confirm import ConfirmScreen
 from localchat.tui.screens.models import ModelScreen
@@ -35,6 +36,9 @@ from tests.support.tui_stage import (
 )
 
 LONG = "\n\n".join(f"Line {n} of an answer." for n in range(200))
+
+
+TERMS = MetricWords(technical=True)
 
 
 def visible(app: Any) -> str:
@@ -209,10 +213,10 @@ def test_tokens_from_the_cache_are_no_part_of_the_rate() -> None:
 
 def test_panel_and_foot_show_the_progress_of_a_prompt() -> None:
     status = reading(1344, 64.0)
-    foot = " ".join(part.text for part in status_parts(status))
+    foot = " ".join(part.text for part in status_parts(status, TERMS))
     assert "prefill 1,344/3,278" in foot
     assert "21.0 tok/s" in foot
-    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40)]
+    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40, TERMS)]
     assert any("prefill" in row and "21.0 tok/s" in row for row in rows)
 
 
@@ -246,8 +250,8 @@ def test_foot_and_panel_agree_on_the_kv_cache() -> None:
     status = EngineStatus()
     status.done, status.stats = DONE, STATS
     status.state = "ready"
-    foot = next(part.text for part in status_parts(status) if part.text.startswith("KV"))
-    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40)]
+    foot = next(part.text for part in status_parts(status, TERMS) if part.text.startswith("KV"))
+    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40, TERMS)]
     (heading,) = (row for row in rows if row.startswith("KV cache"))
     assert heading.split()[-2:] == foot.split()[-2:] == ["6,412/32,768", "(20%)"]
 

@@ -19,23 +19,25 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widgets import Static
 
-from localchat.chat.conversation import Inclusion, Node
+from localchat.chat.conversation import Inclusion
 from localchat.chat.titles import title_for
 from localchat.errors import EngineClosed, LocalchatError
 from localchat.sanitize import sanitize_line
-from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, NoticeBlock, Offer, ToolCallBlock
+from localchat.session.blocks import NoticeBlock, Offer
 from localchat.session.session import ChatSession
-from localchat.session.view import SessionView, node_of
+from localchat.session.view import SessionView
 from localchat.tui import clipboard
 from localchat.tui.attachments import ComposerText, contract, expand
+from localchat.tui.focused_message import FocusedMessage
 from localchat.tui.footer_keys import FooterState, footer_keys
 from localchat.tui.keymap import bindings, offer_key
 from localchat.tui.message_queue import MessageQueue
+from localchat.tui.metric_words import MetricWords
 from localchat.tui.progress import PROGRESS_ID, progress_block
 from localchat.tui.textual_internals.compositor import redraw_changes_only
 from localchat.tui.textual_internals.driver import alert, terminal_released, terminal_writer
 from localchat.tui.transcript.widget import Transcript
-from localchat.tui.transcript_view import TranscriptView
+from localchat.tui.transcript_view import TranscriptView, with_other_footer
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
@@ -43,7 +45,7 @@ from localchat.tui.widgets.find_bar import FindBar
 from localchat.tui.widgets.key_footer import KeyFooter
 from localchat.tui.widgets.metrics_panel import MetricsPanel
 from localchat.tui.widgets.status_bar import StatusBar
-from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX, Welcome, greeting
+from localchat.tui.widgets.welcome import Welcome, greeting
 
 if TYPE_CHECKING:
     from localchat.tui.command_handlers import CommandHandlers
@@ -76,7 +78,6 @@ class ChatScreen(Screen[None]):
         """The composer's text from before a sent message was put into it."""
         self._fetching_stats = False
         self._labels: dict[str, str] = {}
-        self._code_at: dict[str, int] = {}
         self._queue = MessageQueue()
 
     def compose(self) -> ComposeResult:
@@ -118,6 +119,10 @@ class ChatScreen(Screen[None]):
         return self.query_one(MetricsPanel)
 
     @cached_property
+    def focused_message(self) -> FocusedMessage:
+        return FocusedMessage(self.session, self.transcript)
+
+    @cached_property
     def commands(self) -> "CommandHandlers":
         # Imported late: the first frame needs no commands.
         from localchat.tui.command_handlers import CommandHandlers
@@ -136,6 +141,7 @@ class ChatScreen(Screen[None]):
         session = self.session
         self._show_keys()
         self._show_progress()
+        self._show_metric_words()
         self.status.refresh_metrics()
         self.panel.refresh_metrics()
         title = sanitize_line(title_for(session.conversation)) or "New conversation"
@@ -144,12 +150,26 @@ class ChatScreen(Screen[None]):
         thinking = "" if think == "auto" else f" · think {think}"
         self._set_label("#model", f"{sanitize_line(session.status.model)}{thinking}")
 
+    @property
+    def technical_metrics(self) -> bool:
+        """Whether metrics are shown in the terms of the field."""
+        return self.status.words.technical
+
+    def _show_metric_words(self) -> None:
+        """Take the words for metrics from the settings; what is on the screen changes, too."""
+        technical = self.session.setup.settings.technical_metrics
+        if technical != self.technical_metrics:
+            self.status.words = self.panel.words = MetricWords(technical=technical)
+            for block in self.transcript.blocks:
+                self.transcript.put(with_other_footer(block))
+
     def _show_keys(self) -> None:
         """Show the keys that are of use: in the footer, or one of them in the status bar of a low window."""
         session, focus = self.session, getattr(self.focused, "id", None) or ""
         queue, offers = bool(self._queue), self.transcript.open_offers
         covered, continues = self.is_covered, session.can_continue
-        state = FooterState(focus, session.busy, covered, queue, continues, offers)
+        panel = self.technical_metrics if self.panel.display else None
+        state = FooterState(focus, session.busy, covered, queue, continues, offers, panel)
         keys = footer_keys(state, self.session.context.keys)
         self.query_one(KeyFooter).show(keys)
         first = keys[:1] if state.is_urgent or state.is_covered else keys[-1:]
@@ -406,7 +426,7 @@ class ChatScreen(Screen[None]):
         self.app.push_screen(ViewerScreen(event.attachment.label, event.attachment.text))
 
     def on_transcript_offer_taken(self, event: Transcript.OfferTaken) -> None:
-        self.take_offer(event.action)
+        self.commands.take_offer(event.action)
 
     def on_transcript_link_clicked(self, event: Transcript.LinkClicked) -> None:
         self.app.open_url(event.url)
@@ -418,23 +438,7 @@ class ChatScreen(Screen[None]):
         self.composer.editor.focus()
 
     def on_welcome_taken(self, event: Welcome.Taken) -> None:
-        self.take_offer(event.action)
-
-    def take_offer(self, action: str) -> None:
-        """Do what a notice offers."""
-        if action == RETRY:
-            self.start_work(self.session.retry())
-        elif action.startswith(OVERFLOW_PREFIX):
-            self.start_work(self.session.take_offer(action))
-        elif action.startswith(ASK_PREFIX):
-            question = action.removeprefix(ASK_PREFIX)
-            self.composer.sent.append(ComposerText(question))
-            self.on_composer_sent(Composer.Sent(question, ()))
-        elif action.startswith(FETCH_PREFIX):
-            name, _, about = action.removeprefix(FETCH_PREFIX).partition(" ")
-            self.commands.confirm_pull(name, about)
-        else:
-            self.commands.run(f"/{action}")
+        self.commands.take_offer(event.action)
 
     # ------------------------------------------------------------------ actions of keys
 
@@ -485,8 +489,7 @@ class ChatScreen(Screen[None]):
         if session.busy:
             self.hint(_BUSY)
             return
-        focused = self.transcript.focused_id
-        node = session.conversation.nodes.get(node_of(focused)) if focused else None
+        node = self.focused_message.node
         for candidate in [node] if node else [session.last_answer(), session.last_question()]:
             if candidate is not None and session.switch_version(candidate.id, step) is not None:
                 return
@@ -507,6 +510,12 @@ class ChatScreen(Screen[None]):
         elif self.focused is None or self.focused is self.panel:
             self.composer.editor.focus()
         self.status_changed()
+
+    def action_metric_terms(self) -> None:
+        """Show metrics in plain words, or in the terms of the field; the settings keep it."""
+        technical = not self.session.setup.settings.technical_metrics
+        self.commands.save_setting("technical_metrics", "true" if technical else "false")
+        self.hint(f"Metrics in {'technical terms' if technical else 'plain words'}")
 
     def action_palette(self) -> None:
         self.app.action_command_palette()
@@ -538,39 +547,22 @@ class ChatScreen(Screen[None]):
             self.composer.editor.focus()
 
     def action_copy_marked(self) -> None:
-        focused = self.transcript.focused_id
-        block = self.transcript.block(focused) if focused is not None else None
-        if block is not None:
-            text = block.arguments if isinstance(block, ToolCallBlock) else block.text
-            self.copy(text, "message")
+        self.copy(self.focused_message.text, "message")
 
     def action_copy_code(self) -> None:
         """Copy the next code block of the focused message."""
-        focused = self.transcript.focused_id or ""
-        blocks = self.transcript.code_blocks(focused)
-        at = self._code_at.get(focused, 0) % max(1, len(blocks))
-        self._code_at = {focused: at + 1}
-        self.copy(blocks[at] if blocks else "", f"code {at + 1} of {len(blocks)}")
+        self.copy(*self.focused_message.next_code())
 
     def action_edit_marked(self) -> None:
-        question = self._focused_question()
+        question = self.focused_message.question
         self.edit(question.id if question else None)
 
     def action_regenerate_marked(self) -> None:
         if self.session.busy:
             self.hint(_BUSY)
             return
-        question = self._focused_question()
+        question = self.focused_message.question
         self.start_work(self.session.regenerate(question.id if question else None))
-
-    def _focused_question(self) -> Node | None:
-        """The question that has the focus, or whose answer has it."""
-        nodes = self.session.conversation.nodes
-        focused = self.transcript.focused_id
-        node = nodes.get(node_of(focused)) if focused else None
-        while node is not None and node.message.role != "user":
-            node = nodes.get(node.parent or "")
-        return node
 
     def edit(self, id_: str | None) -> None:
         """Put a sent message into the composer; the last question if `id_` is None."""

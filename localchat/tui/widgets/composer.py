@@ -137,6 +137,11 @@ class Composer(Vertical):
         self.editor.insert_paste(text)
         self.editor.focus()
 
+    def ask(self, question: str) -> None:
+        """Send a question besides what is being written."""
+        self.sent.append(ComposerText(question))
+        self.post_message(self.Sent(question, ()))
+
     def _send(self) -> None:
         written = self.written
         if not written.text.strip():

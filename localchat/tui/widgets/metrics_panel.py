@@ -23,6 +23,7 @@ from localchat.metrics import METRICS
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.keymap import bindings
+from localchat.tui.metric_words import MetricWords
 from localchat.tui.progress import time_left
 from localchat.tui.transcript.markdown.rows import Look, Piece
 from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
@@ -35,6 +36,8 @@ class MetricRow(NamedTuple):
     pieces: tuple[Piece, ...]
     metric: str = ""
     """Name in the table of metrics, which explains it; empty for rules and headings."""
+    term: str = ""
+    """Its label among the terms of the field."""
 
 
 def _piece(text: str, style: str = "plain") -> Piece:
@@ -51,58 +54,69 @@ _MEMORY: Final = (
 )
 
 
-def panel_rows(status: EngineStatus, width: int) -> tuple[MetricRow, ...]:
+class _Panel(NamedTuple):
+    """How rows are written."""
+
+    width: int
+    words: MetricWords
+
+
+def panel_rows(status: EngineStatus, width: int, words: MetricWords) -> tuple[MetricRow, ...]:
     """All rows of a panel that is `width` cells wide inside."""
     sections = (_memory, _kv, _speed, _speculation, _prefix, _engine)
     rows: list[MetricRow] = []
     for section in sections:
-        found = list(section(status, width))
+        found = list(section(status, _Panel(width, words)))
         if found:
             rows += [_BLANK, *found] if rows else found
     return tuple(rows)
 
 
-def _heading(left: str, right: str, width: int) -> MetricRow:
-    space = max(1, width - len(left) - len(right))
+def _heading(term: str, right: str, panel: _Panel) -> MetricRow:
+    left = panel.words.label(term)
+    space = max(1, panel.width - len(left) - len(right))
     return MetricRow((_piece(left, "heading"), _piece(" " * space), _piece(right, "quiet")))
 
 
-def _line(label: str, value: str, metric: str, width: int, style: str = "plain") -> MetricRow:
-    space = max(1, width - len(label) - len(value))
-    return MetricRow((_piece(label, "quiet"), _piece(" " * space), _piece(value, style)), metric)
+def _line(term: str, value: str, metric: str, panel: _Panel, style: str = "plain") -> MetricRow:
+    label = panel.words.label(term)
+    space = max(1, panel.width - len(label) - len(value))
+    pieces = (_piece(label, "quiet"), _piece(" " * space), _piece(value, style))
+    return MetricRow(pieces, metric, term)
 
 
-def _words(text: str, metric: str, width: int, style: str = "quiet") -> Iterator[MetricRow]:
-    for line in wrap(sanitize_line(text), width):
+def _words(text: str, metric: str, panel: _Panel, style: str = "quiet") -> Iterator[MetricRow]:
+    for line in wrap(sanitize_line(text), panel.width):
         yield MetricRow((_piece(line, style),), metric)
 
 
 # ---------------------------------------------------------------------------- memory
 
 
-def _memory(status: EngineStatus, width: int) -> Iterator[MetricRow]:
+def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     info = status.info
     if info is None:
-        yield _heading("Memory", "after the load", width)
+        yield _heading("Memory", "after the load", panel)
         return
     if info.backend == "remote":
         return
     actual, predicted = info.actual, info.predicted
     total = info.actual_bytes or info.predicted_bytes
-    yield _heading("Memory", f"{size(total)} of {size(info.free_bytes)}" if total else "-", width)
+    yield _heading("Memory", f"{size(total)} of {size(info.free_bytes)}" if total else "-", panel)
     if actual is not None:
-        yield _stacked(actual, info.free_bytes, width, "actual", "actual_bytes")
+        yield _stacked(actual, info.free_bytes, panel, "actual", "actual_bytes")
     if predicted is not None:
-        yield _stacked(predicted, info.free_bytes, width, "planned", "predicted_bytes")
+        yield _stacked(predicted, info.free_bytes, panel, "planned", "predicted_bytes")
     shown = actual or predicted
     if shown is None:
         return
-    for label, name, style in _MEMORY:
+    for term, name, style in _MEMORY:
         now = getattr(shown, name)
         planned = getattr(predicted, name) if predicted is not None else -1
         plan_note = f"  planned {size(planned)}" if actual is not None and planned >= 0 else ""
         value = "-" if now < 0 else size(now)
-        space = max(1, width - 2 - len(label) - len(value) - len(plan_note))
+        label = panel.words.label(term)
+        space = max(1, panel.width - 2 - len(label) - len(value) - len(plan_note))
         yield MetricRow(
             (
                 _piece("█ ", style),
@@ -112,15 +126,16 @@ def _memory(status: EngineStatus, width: int) -> Iterator[MetricRow]:
                 _piece(plan_note, "quiet"),
             ),
             name,
+            term,
         )
     left = info.free_bytes - total
     if info.free_bytes:
-        yield _line("· free", size(max(0, left)), "free_bytes", width)
+        yield _line("· free", size(max(0, left)), "free_bytes", panel)
 
 
-def _stacked(parts: MemoryParts, free: int, width: int, label: str, metric: str) -> MetricRow:
+def _stacked(parts: MemoryParts, free: int, panel: _Panel, label: str, metric: str) -> MetricRow:
     """One bar of weights, KV, buffers and free memory."""
-    room = width - len(label) - 1
+    room = panel.width - len(label) - 1
     counts = [max(0, getattr(parts, name)) for _, name, _ in _MEMORY]
     counts.append(max(0, free - sum(counts)))
     cells = shares(counts, room)
@@ -133,11 +148,11 @@ def _stacked(parts: MemoryParts, free: int, width: int, label: str, metric: str)
 # ---------------------------------------------------------------------------- KV
 
 
-def _kv(status: EngineStatus, width: int) -> Iterator[MetricRow]:
+def _kv(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     used, total = status.kv
     if not total:
         return
-    yield _heading("KV cache", units.used_of(used, total), width)  # as in the status bar
+    yield _heading("KV cache", panel.words.kv_share(used, total), panel)
     now = status.metrics or (status.stats.now if status.stats else None)
     if status.stats is not None and not status.busy:
         now = status.stats.now
@@ -145,7 +160,7 @@ def _kv(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     shared = now.kv_shared_tokens if now else 0
     cached = now.kv_cached_tokens if now else 0
     swapped = now.kv_parked_tokens if now else 0
-    cells = shares([used, cached, max(0, total - used - cached)], width)
+    cells = shares([used, cached, max(0, total - used - cached)], panel.width)
     yield MetricRow(
         (
             _piece("█" * cells[0], "kv"),
@@ -154,47 +169,50 @@ def _kv(status: EngineStatus, width: int) -> Iterator[MetricRow]:
         ),
         "kv_total_tokens",
     )
-    yield _line("live", f"{used:,} tok", "kv_used_tokens", width)
-    yield _line("  shared of it", f"{shared:,} tok", "kv_shared_tokens", width)
-    yield _line("cached", f"{cached:,} tok", "kv_cached_tokens", width)
-    yield _line("swapped to RAM", f"{swapped:,} tok", "kv_parked_tokens", width)
+    yield _line("live", panel.words.tokens(f"{used:,}"), "kv_used_tokens", panel)
+    yield _line("  shared of it", panel.words.tokens(f"{shared:,}"), "kv_shared_tokens", panel)
+    yield _line("cached", panel.words.tokens(f"{cached:,}"), "kv_cached_tokens", panel)
+    yield _line("swapped to RAM", panel.words.tokens(f"{swapped:,}"), "kv_parked_tokens", panel)
     if status.stats is not None and status.stats.evictions:
-        yield _line("evictions", f"{status.stats.evictions:,}", "evictions", width)
+        yield _line("evictions", f"{status.stats.evictions:,}", "evictions", panel)
 
 
 # ---------------------------------------------------------------------------- speed
 
 
-def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
+def _speed(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     rate = status.decode_tokens_per_s
     times = status.stats.tpot_ms if status.stats else ()
     prefill = status.prefill_tokens_per_s
     if status.ttft_s is None and rate is None and prefill is None and not times:
         return
-    yield _heading("Speed", status.state, width)
+    yield _heading("Speed", panel.words.phase(status.state), panel)
     if prefill is not None and status.prefill is not None:
-        yield _line("prefill", units.rate(prefill), "prefill_tokens_per_s", width, "metric")
-        drawn = bar(status.prefill.done, status.prefill.total, width)
+        yield _line(
+            "prefill", panel.words.prefill_rate(prefill), "prefill_tokens_per_s", panel, "metric"
+        )
+        drawn = bar(status.prefill.done, status.prefill.total, panel.width)
         yield MetricRow((_piece(drawn, "bar"),), "prefill_done_tokens")
         left = time_left(status, time.monotonic()).removesuffix(" left")
-        yield _line("  time left", left or "-", "prefill_done_tokens", width)
+        yield _line("  time left", left or "-", "prefill_done_tokens", panel)
         return  # figures of the answer before would be read as those of this one
-    yield _line("TTFT", f"{units.decimal(status.ttft_s, 2)} s", "ttft_s", width)
-    yield _line("decode", f"{units.decimal(rate, 1)} tok/s", "decode_tokens_per_s", width, "metric")
-    spark = sparkline(status.rates, width)
+    yield _line("TTFT", f"{units.decimal(status.ttft_s, 2)} s", "ttft_s", panel)
+    speed = panel.words.decode_rate(status) or "-"
+    yield _line("decode", speed, "decode_tokens_per_s", panel, "metric")
+    spark = sparkline(status.rates, panel.width)
     if spark:
         yield MetricRow((_piece(spark, "spark"),), "decode_tokens_per_s")
     done = status.done
     if done is not None and done.timings.prefill_tokens_per_s is not None:
-        measured = units.rate(done.timings.prefill_tokens_per_s)
-        yield _line("prefill", measured, "prefill_tokens_per_s", width)
+        measured = panel.words.prefill_rate(done.timings.prefill_tokens_per_s)
+        yield _line("prefill", measured, "prefill_tokens_per_s", panel)
     for name, value in _percentiles(status, times):
-        yield _line(f"TPOT {name}", f"{units.decimal(value, 1)} ms", f"tpot_ms_{name}", width)
-    drawn, low, high = histogram(times, width)
+        yield _line(f"TPOT {name}", f"{units.decimal(value, 1)} ms", f"tpot_ms_{name}", panel)
+    drawn, low, high = histogram(times, panel.width)
     if drawn:
         yield MetricRow((_piece(drawn, "spark"),), "tpot_ms")
         left, right = f"{low:.1f}", f"{high:.1f} ms"
-        space = " " * max(1, width - len(left) - len(right))
+        space = " " * max(1, panel.width - len(left) - len(right))
         yield MetricRow((_piece(left + space + right, "quiet"),), "tpot_ms")
 
 
@@ -210,61 +228,68 @@ def _percentiles(
 # ---------------------------------------------------------------------------- speculation, prefix, engine
 
 
-def _speculation(status: EngineStatus, width: int) -> Iterator[MetricRow]:
+def _speculation(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     accepted, drafted = status.drafts
     off = status.metrics.speculation_off if status.metrics else ""
     off = status.done.speculation.off if status.done else off
     if not drafted and not off:
         return
     share = metrics.acceptance(drafted, accepted)
-    yield _heading("Speculation", "off" if off and not drafted else "on", width)
+    yield _heading("Speculation", "off" if off and not drafted else "on", panel)
     if drafted:
         value = f"{accepted}/{drafted} ({percent(accepted, drafted)})" if share is not None else "-"
-        yield _line("accepted", value, "acceptance", width)
-        yield MetricRow((_piece(bar(accepted, drafted, width), "bar"),), "acceptance")
+        yield _line("accepted", value, "acceptance", panel)
+        yield MetricRow((_piece(bar(accepted, drafted, panel.width), "bar"),), "acceptance")
     stats = status.stats
     if stats is not None and stats.draft_steps:
-        length = f"{stats.accepted / stats.draft_steps:.2f} tok"
-        yield _line("mean accepted", length, "accepted_length", width)
+        length = panel.words.tokens(f"{stats.accepted / stats.draft_steps:.2f}")
+        yield _line("mean accepted", length, "accepted_length", panel)
     if status.done is not None and status.done.speculation.speedup is not None:
-        yield _line("net gain", f"× {status.done.speculation.speedup:.2f}", "speedup", width)
+        yield _line("net gain", f"× {status.done.speculation.speedup:.2f}", "speedup", panel)
     if off:
-        yield from _words(off, "speculation_off", width)
+        yield from _words(off, "speculation_off", panel)
 
 
-def _prefix(status: EngineStatus, width: int) -> Iterator[MetricRow]:
+def _prefix(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     prefill = status.prefill
     if prefill is None:
         return
-    yield _heading("Prefix cache", f"{prefill.cached:,}/{prefill.total:,} tok", width)
-    yield MetricRow((_piece(bar(prefill.cached, prefill.total, width), "bar"),), "cached_tokens")
+    yield _heading(
+        "Prefix cache", panel.words.tokens(f"{prefill.cached:,}/{prefill.total:,}"), panel
+    )
+    yield MetricRow(
+        (_piece(bar(prefill.cached, prefill.total, panel.width), "bar"),), "cached_tokens"
+    )
     if prefill.why_missed:
-        yield from _words(f"missed: {prefill.why_missed}", "why_missed", width)
+        yield from _words(f"missed: {prefill.why_missed}", "why_missed", panel)
 
 
-def _engine(status: EngineStatus, width: int) -> Iterator[MetricRow]:
+def _engine(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     info, stats = status.info, status.stats
     if info is None:
         return
-    yield _heading("Engine", sanitize_line(info.backend), width)
-    yield _line("model", sanitize_line(info.model)[: width - 8], "fingerprint", width)
+    yield _heading("Engine", sanitize_line(info.backend), panel)
+    yield _line("model", sanitize_line(info.model)[: panel.width - 8], "fingerprint", panel)
     if info.context_tokens:
-        yield _line("context", f"{info.context_tokens:,} tok", "context_tokens", width)
+        yield _line(
+            "context", panel.words.tokens(f"{info.context_tokens:,}"), "context_tokens", panel
+        )
     if info.backend == "remote":
         return  # a server reports no more
-    yield _line("threads", f"{info.threads}", "threads", width)
-    yield _line("layers on the GPU", f"{info.gpu_layers}/{info.layers}", "gpu_layers", width)
+    yield _line("threads", f"{info.threads}", "threads", panel)
+    yield _line("layers on the GPU", f"{info.gpu_layers}/{info.layers}", "gpu_layers", panel)
     if stats is not None:
-        yield from _clients(status, stats, width)
+        yield from _clients(status, stats, panel)
 
 
-def _clients(status: EngineStatus, stats: EngineStats, width: int) -> Iterator[MetricRow]:
-    yield _line("running", f"{stats.now.running}", "running", width)
-    yield _line("waiting", f"{stats.now.waiting}", "waiting", width)
+def _clients(status: EngineStatus, stats: EngineStats, panel: _Panel) -> Iterator[MetricRow]:
+    yield _line("running", f"{stats.now.running}", "running", panel)
+    yield _line("waiting", f"{stats.now.waiting}", "waiting", panel)
     for one in stats.requests:
         user = sanitize_line(one.user) or "this chat"
-        value = f"{one.phase} {_tokens_of(one, status)} tok, {units.duration(one.age_s)}"
-        yield _line(f"  {user}"[: width - len(value) - 1], value, "running", width)
+        count = panel.words.tokens(_tokens_of(one, status))
+        value = f"{panel.words.phase(one.phase)} {count}, {units.duration(one.age_s)}"
+        yield _line(f"  {user}"[: panel.width - len(value) - 1], value, "running", panel)
 
 
 def _tokens_of(request: RunningRequest, status: EngineStatus) -> str:
@@ -299,6 +324,7 @@ class MetricsPanel(Widget, can_focus=True):
     def __init__(self, status: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
         self._status = status
+        self.words = MetricWords(technical=False)
         self._rows: tuple[MetricRow, ...] = ()
         self._style_cache: dict[str, Style] = {}
         self._top = 0
@@ -307,7 +333,7 @@ class MetricsPanel(Widget, can_focus=True):
         """Redraw if the rows changed."""
         if not self.display:
             return
-        rows = panel_rows(self._status, max(8, self._column_width - 3))
+        rows = panel_rows(self._status, max(8, self._column_width - 3), self.words)
         if rows != self._rows:
             self._rows = rows
             self.refresh()
@@ -417,7 +443,8 @@ class MetricsPanel(Widget, can_focus=True):
         if not self.metric:
             hint = "Point at one, or press Tab until ▎ shows."
             return (_piece(hint[:width], "quiet"),) if line == 1 else ()
-        sentences = wrap(METRICS[self.metric].about, width)
+        term = self._rows[self.marked].term
+        sentences = wrap(self.words.explained(term, METRICS[self.metric].about), width)
         rows = self._about_rows - 1
         if line - 1 >= len(sentences):
             return ()

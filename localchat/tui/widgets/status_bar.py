@@ -11,10 +11,11 @@ from textual.widget import Widget
 
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
+from localchat.tui.metric_words import MetricWords
 from localchat.tui.progress import time_left
 from localchat.tui.textual_internals.flat_widget import rows_in
 from localchat.tui.widgets.charts import bar, sparkline
-from localchat.units import decimal, rate, used_of
+from localchat.units import rate
 
 _KV_CELLS: Final = 6
 _SPARK_CELLS: Final = 12
@@ -47,32 +48,33 @@ _MARKS: Final = {
 }
 
 
-def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
+def status_parts(status: EngineStatus, words: MetricWords) -> tuple[StatusPart, ...]:
     """All parts, in order."""
     mark, style = _MARKS[status.state]
-    found = [StatusPart(mark, style), StatusPart(status.label, "state", glued=True)]
+    found = [StatusPart(mark, style), StatusPart(words.state(status), "state", glued=True)]
     if status.pulling:
         found.append(StatusPart(status.pulling, "busy", 6))
     if status.prefill_tokens_per_s is not None:
-        found.append(StatusPart(rate(status.prefill_tokens_per_s), "metric", 4))
+        if words.technical:
+            found.append(StatusPart(rate(status.prefill_tokens_per_s), "metric", 4))
         if left := time_left(status, time.monotonic()):
             found.append(StatusPart(left, rank=1))
     if status.ttft_s is not None:
-        found.append(StatusPart(f"TTFT {decimal(status.ttft_s, 2)} s", rank=3))
-    if status.decode_tokens_per_s is not None:
-        found.append(StatusPart(f"{decimal(status.decode_tokens_per_s, 1)} tok/s", "metric", 1))
+        found.append(StatusPart(words.ttft(status.ttft_s), rank=3))
+    if speed := words.decode_rate(status):
+        found.append(StatusPart(speed, "metric", 1))
         spark = sparkline(status.rates, _SPARK_CELLS)
         if spark:
             found.append(StatusPart(spark, "spark", 8, glued=True))
     used, total = status.kv
     if total:
-        found.append(StatusPart(f"KV {used_of(used, total)}", rank=2))
+        found.append(StatusPart(words.kv(used, total), rank=2))
         found.append(StatusPart(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
     accepted, drafted = status.drafts
     if drafted:
-        found.append(StatusPart(f"drafts {accepted}/{drafted}", rank=5))
+        found.append(StatusPart(words.drafts(accepted, drafted), rank=5))
     if status.placement:
-        found.append(StatusPart(status.placement, rank=9))
+        found.append(StatusPart(words.placement(status), rank=9))
     return tuple(found)
 
 
@@ -118,6 +120,7 @@ class StatusBar(Widget):
         self._shown: tuple[StatusPart, ...] = ()
         self._style_cache: dict[str, Style] = {}
         self._shown_hint = ""
+        self.words = MetricWords(technical=False)
         self.hint = ""
         """Keys that are of use now."""
         self.urgent = False
@@ -126,7 +129,7 @@ class StatusBar(Widget):
     def refresh_metrics(self) -> None:
         """Redraw if the text changed."""
         hint = self.hint if self.urgent else ""
-        parts = fit_with_hint(hint, status_parts(self._status), self.size.width - 2)
+        parts = fit_with_hint(hint, status_parts(self._status, self.words), self.size.width - 2)
         if (parts, self.hint) != (self._shown, self._shown_hint):
             self._shown, self._shown_hint = parts, self.hint
             self.refresh(Region(0, 0, self.size.width, 1))

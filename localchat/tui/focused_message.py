@@ -1,0 +1,50 @@
+"""The message that has the focus in the transcript: its question, its text and its code blocks."""
+
+from typing import TYPE_CHECKING
+
+from localchat.session.blocks import ToolCallBlock
+from localchat.session.view import node_of
+
+if TYPE_CHECKING:
+    from localchat.chat.conversation import Node
+    from localchat.session.session import ChatSession
+    from localchat.tui.transcript.widget import Transcript
+
+
+class FocusedMessage:
+    """Reads the block that has the focus."""
+
+    def __init__(self, session: "ChatSession", transcript: "Transcript") -> None:
+        self._session = session
+        self._transcript = transcript
+        self._code_at: dict[str, int] = {}
+
+    @property
+    def text(self) -> str:
+        """Its text, or the arguments of a tool call; empty without a focus."""
+        focused = self._transcript.focused_id
+        block = self._transcript.block(focused) if focused is not None else None
+        if block is None:
+            return ""
+        return block.arguments if isinstance(block, ToolCallBlock) else block.text
+
+    @property
+    def node(self) -> "Node | None":
+        focused = self._transcript.focused_id
+        return self._session.conversation.nodes.get(node_of(focused)) if focused else None
+
+    @property
+    def question(self) -> "Node | None":
+        """The question that has the focus, or whose answer has it."""
+        nodes, node = self._session.conversation.nodes, self.node
+        while node is not None and node.message.role != "user":
+            node = nodes.get(node.parent or "")
+        return node
+
+    def next_code(self) -> tuple[str, str]:
+        """Its next code block and the name of it; both again from the first after the last."""
+        focused = self._transcript.focused_id or ""
+        blocks = self._transcript.code_blocks(focused)
+        at = self._code_at.get(focused, 0) % max(1, len(blocks))
+        self._code_at = {focused: at + 1}
+        return (blocks[at] if blocks else ""), f"code {at + 1} of {len(blocks)}"
