@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     color: bool = True
     offline: bool = False
     history: bool = True
-    theme: Literal["dark", "light", "high-contrast", "ansi", "ansi-light"] = "dark"
+    theme: Literal["auto", "dark", "light", "high-contrast", "ansi", "ansi-light"] = "auto"
     reduced_motion: bool = False
     technical_metrics: bool = False
 
@@ -182,8 +182,8 @@ KEYS: Final[Mapping[str, Key]] = {
     "history": Key("--no-history", _YES_NO, "Keep conversations on this machine's disk."),
     "theme": Key(
         "--theme",
-        "dark, light, high-contrast, ansi or ansi-light",
-        "Colours of the screen; ansi ones are the terminal's own.",
+        "auto, dark, light, high-contrast, ansi or ansi-light",
+        "Colours of the screen: auto is dark or light as the terminal; ansi ones are its own.",
     ),
     "reduced_motion": Key("--reduced-motion", _YES_NO, "Nothing moves or blinks on the screen."),
     "technical_metrics": Key(

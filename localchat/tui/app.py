@@ -29,13 +29,14 @@ from localchat.tui.daemon_threads import DaemonThreads
 from localchat.tui.keymap import KEYS, bindings, key_names, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.textual_internals.driver import is_invisible_character, terminal_writer
-from localchat.tui.themes import NAMES, THEMES, textual_name
+from localchat.tui.themes import AUTO, NAMES, THEMES, is_light_terminal, textual_name
 from localchat.tui.widgets.find_bar import FindBar
 from localchat.tui.widgets.welcome import first_greeting
 
 if TYPE_CHECKING:
     from localchat.history.queries import ConversationSummary
     from localchat.history.store import History
+    from localchat.tui.textual_internals.background import Background
 
 EXIT_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 _DOUBLE_PRESS_S = 2.0
@@ -68,7 +69,9 @@ class ChatApp(App[int]):
         self._first_frame_shown = self._leave_requested = False
         for theme in THEMES:
             self.register_theme(theme)
-        self.theme = textual_name(setup.settings.theme)
+        self._is_light_terminal = is_light_terminal(context.environ)
+        self._has_automatic_theme = False
+        self.action_use_theme(setup.settings.theme)
         self._css_variables = self.get_css_variables()
         self.stylesheet.set_variables(self._css_variables)
         if setup.settings.reduced_motion:
@@ -150,7 +153,9 @@ class ChatApp(App[int]):
     async def _greet(self) -> None:
         from localchat.tui.widgets.welcome import Welcome
 
-        welcome = self.chat.query_one(Welcome)
+        welcome = next(iter(self.chat.query(Welcome)), None)
+        if welcome is None:  # the screen is closed already
+            return
         if self.session.setup.model.word != GUIDE or self.session.conversation.nodes:
             return
         try:
@@ -179,8 +184,23 @@ class ChatApp(App[int]):
 
     # ------------------------------------------------------------------ themes and settings
 
+    def action_use_theme(self, name: str) -> None:
+        """Switch to a theme, by its name in the settings."""
+        self._has_automatic_theme = name == AUTO
+        self.theme = textual_name(name, is_light=self._is_light_terminal)
+
+    def terminal_background(self, background: "Background") -> None:
+        """Follow the terminal's background if no theme is chosen. May be called from any thread."""
+        self.call_later(self._follow_background, background.is_light)
+
+    def _follow_background(self, is_light: bool) -> None:
+        self._is_light_terminal = is_light
+        if self._has_automatic_theme:
+            self.action_use_theme(AUTO)
+
     def action_theme(self) -> None:
         """Switch to the next theme."""
+        self._has_automatic_theme = False
         ours = [textual_name(name) for name in NAMES]
         at = ours.index(self.theme) if self.theme in ours else -1
         self.theme = ours[(at + 1) % len(ours)]

@@ -21,7 +21,6 @@ from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, AnswerBlock, Offer,
 from localchat.session.commands import parse
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
-from localchat.tui.themes import textual_name
 from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class ChatActions(Protocol):
         ...
 
     def use_theme(self, name: str) -> None:
-        """Switch to a theme, by Textual's name."""
+        """Switch to a theme, by its name in the settings."""
         ...
 
     def terminal_released(self) -> AbstractContextManager[None]:
@@ -191,7 +190,7 @@ class CommandHandlers:
             new_setup.apply()
             after = screen.session.setup
             if after.settings.theme != before.settings.theme:
-                screen.use_theme(textual_name(after.settings.theme))
+                screen.use_theme(after.settings.theme)
             if after.options != before.options:
                 screen.composer.recount()
                 if after.model != before.model:
@@ -392,7 +391,7 @@ class CommandHandlers:
             if not changed:
                 return
             if theme := changed.get("theme"):
-                self._screen.use_theme(textual_name(theme))
+                self._screen.use_theme(theme)
             for key in changed:  # what /set said before
                 self._screen.session.changes.pop(key, None)
             self.change(None, {})  # everything else is resolved anew, also where a key is gone

@@ -33,10 +33,15 @@ def launch(context: "SessionContext", setup: "ModelSetup", conversation: "Conver
     engines = EngineHolder()
     _prepare(setup.settings.reduced_motion)
     from localchat.tui.app import EXIT_SIGNALS, ChatApp
+    from localchat.tui.textual_internals.background import asks_background
     from localchat.tui.textual_internals.driver import hangup_safe
+    from localchat.tui.themes import AUTO
 
     app = ChatApp(context, setup, engines, conversation)
     app.driver_class = hangup_safe(app.driver_class)
+    if setup.settings.theme == AUTO:
+        term = context.environ.get("TERM", "")
+        app.driver_class = asks_background(app.driver_class, term, app.terminal_background)
     problem: LocalchatError | None = None
     received: list[int] = []
     try:

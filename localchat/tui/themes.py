@@ -1,5 +1,6 @@
 """Themes: quiet colours, one accent, and a contrast of at least 4.5 to 1 for text."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from textual.theme import Theme
@@ -73,6 +74,19 @@ ANSI: Final = {"ansi": "ansi-dark", "ansi-light": "ansi-light"}
 NAMES: Final = (*(theme.name for theme in THEMES), *ANSI)
 
 
-def textual_name(name: str) -> str:
-    """Textual's name of a theme."""
+AUTO: Final = "auto"
+"""The name of the theme that is light or dark as the terminal is."""
+_LIGHT_COLORS: Final = ("7", *map(str, range(9, 16)))
+
+
+def textual_name(name: str, *, is_light: bool = False) -> str:
+    """Textual's name of a theme. `is_light`: whether the terminal has a light background."""
+    if name == AUTO:
+        return "light" if is_light else "dark"
     return ANSI.get(name, name)
+
+
+def is_light_terminal(environ: Mapping[str, str]) -> bool:
+    """Whether the environment says that the terminal is light: COLORFGBG ends with the number of the
+    background, as in `0;15`."""
+    return environ.get("COLORFGBG", "").rpartition(";")[2] in _LIGHT_COLORS

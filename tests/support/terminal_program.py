@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ _FRAMES = 2026
 """The mode of a terminal in which it shows nothing until it is left: a frame is drawn in it."""
 _ASKS_FOR_FRAMES = b"\x1b[?%d$p" % _FRAMES
 _HAS_FRAMES = b"\x1b[?%d;2$y" % _FRAMES
+_ASKS_FOR_BACKGROUND = b"\x1b]11;?\x1b\\"
 _AFTER_AN_ANSWER = re.compile(r"\n +(?:TTFT |first word |interrupted|[●▲✕] )")
 """Its figures, how it ended, or a notice."""
 _COMPOSER = "\n ▌"
@@ -93,7 +94,8 @@ class _Screen(pyte.Screen):
 
 
 class Program:
-    """`localchat` in a window of `width` by `height`. `raw`: every byte that it wrote."""
+    """`localchat` in a window of `width` by `height`. `raw`: every byte that it wrote. `background`: what the
+    terminal replies where it is asked for its background; an empty one says nothing."""
 
     def __init__(
         self,
@@ -102,12 +104,15 @@ class Program:
         width: int = 100,
         height: int = 30,
         editor: str = "vi",
+        background: bytes = b"",
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self._screen = _Screen(width, height, self._look)
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
+        self._background = background
         self._watched, self._noting = "", False
         self._samples: list[tuple[float, str]] = []
         self.process = subprocess.Popen(
@@ -124,6 +129,7 @@ class Program:
                 "VISUAL": editor,
                 "LOCALCHAT_DATA_DIR": str(data),
                 "LOCALCHAT_CONFIG": str(data / "settings.toml"),
+                **(environ or {}),
             },
         )
         os.close(slave)
@@ -180,6 +186,11 @@ class Program:
     def text(self) -> str:
         """Current text of the screen."""
         return self._screen.text
+
+    @property
+    def ground(self) -> str:
+        """The background of the first cell that the program fills, as six digits."""
+        return str(self._screen.buffer[1][1].bg)
 
     @property
     def modes(self) -> tuple[int, ...]:
@@ -245,6 +256,8 @@ class Program:
             data = os.read(self._master, _LOOK_BYTES)
             asked = (self.raw[1 - len(_ASKS_FOR_FRAMES) :] + data).count(_ASKS_FOR_FRAMES)
             os.write(self._master, _HAS_FRAMES * asked)
+            seen = self.raw[1 - len(_ASKS_FOR_BACKGROUND) :] + data
+            os.write(self._master, self._background * seen.count(_ASKS_FOR_BACKGROUND))
             self.raw += data
             self._stream.feed(data)
 

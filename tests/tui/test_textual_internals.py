@@ -47,6 +47,8 @@ PRIVATE_NAMES = (
     "textual.drivers.linux_driver:LinuxDriver._must_signal_resume",
     "textual.drivers.linux_driver:LinuxDriver._sigcont_application",
     "textual.drivers.linux_driver:LinuxDriver._writer_thread",
+    "textual.drivers.linux_driver:XTermParser.feed",
+    "textual.drivers.linux_driver:XTermParser.tick",
     "textual.drivers._writer_thread:WriterThread._queue",
     "textual.screen:Screen._compositor",
     "textual.widget:Widget._vertical_scrollbar",

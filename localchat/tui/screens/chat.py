@@ -356,8 +356,8 @@ class ChatScreen(Screen[None]):
         self.app.push_screen(dialog, closed)
 
     def use_theme(self, name: str) -> None:
-        """Switch to a theme, by Textual's name."""
-        self.app.theme = name
+        """Switch to a theme, by its name in the settings."""
+        self.run_worker(self.app.run_action(f"app.use_theme({name!r})"))
 
     def terminal_released(self) -> AbstractContextManager[None]:
         """Leave the terminal to another program inside the block, which must not raise."""
