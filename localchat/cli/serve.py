@@ -1,5 +1,6 @@
 """Command `localchat serve`: serves models to editors and programs over HTTP."""
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from localchat.units import size
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from localchat.cli.resolve import Setup
     from localchat.config.paths import Paths
@@ -77,6 +78,11 @@ _EDITOR_S = 8 * 3600
 @load_flags
 @click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="Do not log requests.")
 @click.option(
+    "--private",
+    is_flag=True,
+    help="For the program that starts it: other commands do not find it, and it ends when its stdin is closed.",
+)
+@click.option(
     "--print-unit",
     is_flag=False,
     flag_value=default_format(),
@@ -98,6 +104,7 @@ def command(
     no_loop_guard: bool,
     longest: int | None,
     parallel: int,
+    private: bool,
     print_unit: str | None,
     **_: object,
 ) -> None:
@@ -135,7 +142,7 @@ def command(
         if print_unit:
             _print_unit(ctx, setup, print_unit)
         else:
-            _serve(setup, config, sockets, parallel)
+            _serve(setup, config, sockets, parallel, private=private)
     finally:
         for each in sockets:
             each.close()
@@ -189,9 +196,15 @@ def _check_open(
 
 
 def _serve(
-    setup: "Setup", config: "ServerConfig", sockets: "Sequence[socket.socket]", parallel: int
+    setup: "Setup",
+    config: "ServerConfig",
+    sockets: "Sequence[socket.socket]",
+    parallel: int,
+    *,
+    private: bool,
 ) -> None:
     """Start the server, print its address, and answer until a signal arrives."""
+    from contextlib import nullcontext
 
     from localchat.server.app import create_app
     from localchat.server.bootstrap import ServerSpec, open_server_context, startup_task
@@ -216,12 +229,31 @@ def _serve(
         app = create_app(context.engines, config, context.private)
         _log_requests(setup)
         announce = partial(_announce, setup, config, sockets, info)
-        with context.registered(_local_url(sockets[0])):
+        on_stop = _stop_at_end_of_input if private else context.on_stop
+        with nullcontext() if private else context.registered(_local_url(sockets[0])):
             serve(
                 app,
                 sockets,
-                background=startup_task(app, announce, setup.terminal.notify, context.on_stop),
+                background=startup_task(app, announce, setup.terminal.notify, on_stop),
             )
+
+
+def _stop_at_end_of_input(stop: "Callable[[], None]") -> None:
+    """Call `stop` on the running event loop once stdin is closed."""
+    import asyncio
+    import os
+    import threading
+
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        # Not by the buffer of sys.stdin, whose lock would be held when the interpreter ends.
+        while os.read(0, 4096):
+            pass
+        with suppress(RuntimeError):  # the loop ended before
+            loop.call_soon_threadsafe(stop)
+
+    threading.Thread(target=wait, name="end-of-input", daemon=True).start()
 
 
 def _local_url(listening: "socket.socket") -> str:

@@ -5,6 +5,7 @@ see a sliding window only, which carry a recurrent state. An architecture that i
 attention in every layer, which is never too little.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal, NamedTuple
@@ -146,6 +147,23 @@ class ModelShape:
     def weights_bytes(self) -> int:
         """Bytes of all weights."""
         return sum(weight.size_bytes for weight in self.weights)
+
+    def read_weights(self) -> Iterator[tuple[Weight, int]]:
+        """Matrices that one token reads, with the bytes that it reads of them.
+
+        Of experts those in use, and of an input embedding nothing unless it is the output too."""
+        tied = self.tied
+        for weight in self.weights:
+            if len(weight.shape) < 2 or (weight.part == "embedding" and not tied):
+                continue
+            shared = not (weight.routed and self.experts)
+            size = weight.size_bytes
+            yield weight, size if shared else size * self.experts_used // self.experts
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of weights that one token reads."""
+        return sum(read for _, read in self.read_weights())
 
     @property
     def parameters(self) -> int:

@@ -175,19 +175,10 @@ def _ratio(measured: Sequence[float]) -> float:
 
 
 def bytes_per_token(shape: ModelShape) -> dict[int, int]:
-    """Bytes of weights that one token reads, by ggml's type number; vectors are left out.
-
-    Of experts those in use, and of an input embedding nothing unless it is the output too.
-    """
-    tied = shape.tied
+    """Bytes of weights that one token reads, by ggml's type number; vectors are left out."""
     codes = {format_.name: code for code, format_ in NUMBER_FORMATS.items()}
     found: dict[int, int] = {}
-    for weight in shape.weights:
-        if len(weight.shape) < 2 or (weight.part == "embedding" and not tied):
-            continue
-        read = weight.size_bytes
-        if weight.routed and shape.experts:
-            read = read * shape.experts_used // shape.experts
+    for weight, read in shape.read_weights():
         code = codes[weight.format.name]
         found[code] = found.get(code, 0) + read
     return found

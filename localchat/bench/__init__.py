@@ -1,0 +1,1 @@
+"""Load of a server by simulated clients: workloads, measurement, comparison and records."""

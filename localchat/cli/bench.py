@@ -1,0 +1,249 @@
+"""Command `localchat bench`: measures models and servers under load, and compares what was measured."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.cli.context import AppContext
+from localchat.cli.options import load_flags
+from localchat.cli.streams import Terminal
+from localchat.errors import ExitCode, LocalchatError, UsageError
+
+if TYPE_CHECKING:
+    from localchat.bench.record import BenchStore
+    from localchat.bench.statistics import LatencyTarget
+    from localchat.bench.sweep import SweepSpec
+
+_ALL = "all"
+_DURATION = re.compile(r"([\d.]+)\s*(ms|s|)")
+
+
+@click.command("bench")
+@click.argument("words", metavar="[MODEL...]", nargs=-1)
+@click.option(
+    "--shape",
+    "shape_words",
+    multiple=True,
+    metavar="NAME",
+    help="chat, prompt, writing, prefix, edit, all, or tokens of prompt and answer as 512+128; repeatable.",
+)
+@click.option(
+    "--context", metavar="LIST", help="Tokens of conversation before each request: 0,2k,8k."
+)
+@click.option("--clients", metavar="LIST", help="Numbers of clients, as 1,4,16; otherwise a sweep.")
+@click.option(
+    "--max-clients",
+    type=click.IntRange(1, 4096),
+    default=64,
+    metavar="N",
+    help="End of the sweep; 64.",
+)
+@click.option(
+    "--requests", type=click.IntRange(1), metavar="N", help="Requests of each client; else by time."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    metavar="S",
+    help="Clients send new requests for this long at each point; 10.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, 99), metavar="N", help="Repetitions; 1, or 3 with variants."
+)
+@click.option(
+    "--vary", multiple=True, metavar="KEY=A,B", help="A setting's values side by side; repeatable."
+)
+@click.option(
+    "--ttft", metavar="TIME", help="Target of goodput, as 500ms: most time to first token."
+)
+@click.option("--tpot", metavar="TIME", help="Target of goodput, as 50ms: most time per token.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 255),
+    metavar="N",
+    help="Requests at once in the server; 16.",
+)
+@click.option(
+    "--temperature", type=click.FloatRange(0, 10), default=0.0, metavar="X", help="Randomness; 0."
+)
+@load_flags
+@click.option(
+    "--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
+)
+@click.option("--keep/--no-keep", default=True, help="Keep the result on this machine; on.")
+@click.option("--list", "as_list", is_flag=True, help="List the results that are kept.")
+@click.option("--show", metavar="N", help="Show a result again: its number, last, or a file.")
+@click.option("--compare", nargs=2, metavar="A B", help="Show two results side by side.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No progress.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    svg: Path | None,
+    keep: bool,
+    as_list: bool,
+    show: str | None,
+    compare: tuple[str, str] | None,
+    as_json: bool,
+    **_: object,
+) -> int:
+    """Measure a model or a server under load.
+
+    MODEL is a model of this machine, which gets a server of its own for as long as it is measured; the address
+    of a running server, as http://127.0.0.1:8114; or remote:NAME of the settings. Several models are measured
+    in turns. Clients send request after request over HTTP, more and more of them, until more bring no more
+    tokens a second. Ctrl+C ends it and keeps what was measured.
+    """
+    from localchat.bench.record import BenchStore
+    from localchat.cli.bench_results import compare_records, list_records, present
+    from localchat.config.paths import find_paths
+
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    store = BenchStore(find_paths(app.environ).data_dir)
+    chosen = [as_list, show is not None, compare is not None, bool(words)]
+    if sum(chosen) > 1:
+        raise UsageError("--list, --show, --compare and a model exclude each other")
+    if as_list:
+        list_records(app, store, as_json=as_json)
+    elif compare is not None:
+        compare_records(app, store, compare, as_json=as_json)
+    elif show is not None:
+        present(app, store.find(show), svg, as_json=as_json)
+    else:
+        return _measure(ctx, app, store if keep else None, svg, as_json=as_json)
+    return ExitCode.OK
+
+
+# ---------------------------------------------------------------------------- measuring
+
+
+def _measure(
+    ctx: click.Context,
+    app: AppContext,
+    store: "BenchStore | None",
+    svg: Path | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Run the sweep; an interrupted one is kept and shown as far as it came."""
+    from localchat.bench.record import BenchRecord, MachineRecord, now
+    from localchat.bench.sweep import Sweep
+    from localchat.cli.bench_progress import progress_for
+    from localchat.cli.bench_results import present
+    from localchat.cli.bench_servers import BenchServers
+    from localchat.cli.signals import terminate_gracefully
+    from localchat.models.assess import usable_machine
+
+    spec = sweep_spec(ctx)
+    terminal = Terminal(app.environ, quiet=bool(ctx.params.get("quiet")))
+    servers = BenchServers(ctx, terminal)
+    if svg is not None and not svg.absolute().parent.is_dir():
+        raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
+    at, problem, interrupted = now(), None, False
+    with progress_for(terminal) as progress, terminate_gracefully():
+        sweep = Sweep(spec, servers.open, progress.show)
+        try:
+            sweep.run()
+        except LocalchatError as trouble:
+            problem = trouble
+        except KeyboardInterrupt:
+            interrupted = True
+    if not sweep.points:
+        if problem is not None:
+            raise problem
+        return ExitCode.INTERRUPTED if interrupted else ExitCode.ERROR
+    record = BenchRecord(
+        at=at,
+        machine=MachineRecord.of(usable_machine()),
+        spec=spec,
+        served=tuple(sweep.served.values()),
+        points=tuple(sweep.points),
+        energy=sweep.meter.sources,
+        complete=problem is None and not interrupted,
+    )
+    record = store.keep(record) if store is not None else record
+    present(app, record, svg, as_json=as_json)
+    if problem is not None:
+        raise problem
+    return ExitCode.INTERRUPTED if interrupted else ExitCode.OK
+
+
+# ---------------------------------------------------------------------------- what was asked
+
+
+def sweep_spec(ctx: click.Context) -> "SweepSpec":
+    """The sweep that the command line asks for. Raises UsageError."""
+    from localchat.bench.sweep import SweepSpec
+    from localchat.bench.variants import parse_vary, variants
+    from localchat.bench.workload import SHAPES, parse_shape
+
+    asked = ctx.params
+    words = asked["words"] or (_default_model(ctx),)
+    names = asked["shape_words"] or ("chat",)
+    if _ALL in names:
+        names = tuple(SHAPES)
+    found = variants(words, parse_vary(asked["vary"]), asked["parallel"])
+    return SweepSpec(
+        variants=found,
+        shapes=tuple(parse_shape(name) for name in dict.fromkeys(names)),
+        contexts=_counts(asked["context"], "--context", least=0) or (0,),
+        clients=_counts(asked["clients"], "--clients", least=1),
+        max_clients=asked["max_clients"],
+        rounds=asked["rounds"] or (3 if len(found) > 1 else 1),
+        requests=asked["requests"],
+        seconds=asked["seconds"],
+        target=_target(asked["ttft"], asked["tpot"]),
+        temperature=asked["temperature"],
+    )
+
+
+def _default_model(ctx: click.Context) -> str:
+    """The model that a prompt would go to."""
+    from localchat.cli.resolve import resolve_setup
+
+    model = resolve_setup(ctx).model
+    return model.remote.word if model.remote is not None else model.word
+
+
+def _counts(text: str | None, flag: str, *, least: int) -> tuple[int, ...]:
+    """`1,4,16` or `0,2k` as numbers. Raises UsageError."""
+    found = []
+    for word in (text or "").split(",") if text is not None else ():
+        digits = word.strip().lower()
+        thousands = digits.endswith("k")
+        digits = digits.removesuffix("k")
+        if not (digits.isascii() and digits.isdecimal()) or int(digits) < least:
+            raise UsageError(
+                f"{flag} {text}: {word.strip()!r} is no number from {least} on",
+                hint=f"as in {flag} {'0,2k,8k' if least == 0 else '1,4,16'}",
+            )
+        found.append(int(digits) * (1024 if thousands else 1))
+    return tuple(dict.fromkeys(found))
+
+
+def _target(ttft: str | None, tpot: str | None) -> "LatencyTarget":
+    from localchat.bench.statistics import LatencyTarget
+
+    return LatencyTarget(_milliseconds(ttft, "--ttft"), _milliseconds(tpot, "--tpot"))
+
+
+def _milliseconds(text: str | None, flag: str) -> float | None:
+    """`500ms`, `0.5s` or `500` in milliseconds. Raises UsageError."""
+    if text is None:
+        return None
+    found = _DURATION.fullmatch(text.strip().lower())
+    try:
+        value = float(found[1]) if found else 0.0
+    except ValueError:
+        value = 0.0
+    if found is None or value <= 0:
+        raise UsageError(
+            f"{flag} is {text!r}, which is no time", hint=f"as in {flag} 500ms or {flag} 0.5s"
+        )
+    return value * 1000 if found[2] == "s" else value

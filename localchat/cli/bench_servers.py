@@ -1,0 +1,97 @@
+"""Servers of a benchmark: child processes with the settings of the command line, or running ones."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.cli.context import AppContext
+from localchat.cli.options import given_flags
+from localchat.cli.streams import Terminal
+from localchat.errors import LocalchatError, UsageError
+
+if TYPE_CHECKING:
+    from localchat.bench.endpoint import BenchEndpoint
+    from localchat.bench.memory_roof import MemoryRoof
+    from localchat.bench.sweep import BenchVariant
+
+_OWN_KEYS = ("quiet", "color", "model", "temperature")
+"""Settings of the command alone, not of the servers that it starts."""
+
+
+class BenchServers:
+    """Opens the server of a variant: a child process, or the address of one that runs."""
+
+    def __init__(self, ctx: click.Context, terminal: Terminal) -> None:
+        from localchat.config.settings import KEYS
+
+        self._ctx = ctx
+        self._terminal = terminal
+        self._environ = dict(ctx.find_object(AppContext).environ)  # type: ignore[union-attr]
+        self._flags = {
+            key: _text(given.value)
+            for key, given in given_flags(ctx).items()
+            if key in KEYS and key not in _OWN_KEYS
+        }
+
+    @contextmanager
+    def open(self, variant: "BenchVariant") -> "Iterator[tuple[BenchEndpoint, MemoryRoof | None]]":
+        """Serve the variant during the block. Raises LocalchatError."""
+        from localchat.bench.endpoint import BenchEndpoint
+        from localchat.bench.server_process import ServerCommand, server_process
+        from localchat.bench.variants import is_running
+
+        if is_running(variant.model):
+            yield self._remote(variant.model), None
+            return
+        settings = {**self._flags, **variant.settings}
+        roof = self._roof(variant.model, settings, variant.parallel)
+        command = ServerCommand(variant.model, settings, variant.parallel)
+        with server_process(command, self._environ) as url:
+            yield BenchEndpoint(url, own=True), roof
+
+    def _remote(self, word: str) -> "BenchEndpoint":
+        from localchat.bench.endpoint import BenchEndpoint
+        from localchat.cli.resolve import Inputs
+        from localchat.config.remotes import find_remote
+
+        inputs = Inputs.of(self._ctx)
+        remote = find_remote(word, inputs.remotes)
+        if inputs.settings().settings.offline and not remote.here:
+            raise UsageError(f"{word} is on another machine, and offline is set")
+        return BenchEndpoint(remote.url, remote.model, remote.key(self._environ))
+
+    def _roof(
+        self, word: str, settings: Mapping[str, str], parallel: int | None
+    ) -> "MemoryRoof | None":
+        """The memory roof under these settings; None where the planner cannot tell.
+
+        Raises ModelMissing, DoesNotFit and UsageError before a server is started in vain."""
+        from localchat.bench.memory_roof import memory_roof
+        from localchat.cli.resolve import Inputs, resolve_inputs
+        from localchat.config.settings import Given
+        from localchat.engine.options import load_options
+        from localchat.errors import ModelMissing
+        from localchat.model_files.checkpoint import read_summary
+        from localchat.models.assess import Subject, assess, usable_machine
+
+        given = {key: Given(value, key) for key, value in settings.items()}
+        app = self._ctx.find_object(AppContext)
+        assert app is not None
+        setup = resolve_inputs(Inputs(app, given, word), self._terminal)
+        try:
+            model = read_summary(setup.model.path, dummy_weights=setup.settings.dummy_weights)
+            machine = usable_machine()
+            options = load_options(setup.settings, max_slots=parallel or 16)
+            subject = Subject(setup.model.name, model, setup.model.path, setup.settings.backend)
+            plan = assess(subject, options, machine, None, speed=False).plan
+            return memory_roof(setup.model.path, model, plan, machine)
+        except (ModelMissing, UsageError):
+            raise
+        except LocalchatError:  # a model of a backend whose files we cannot read
+            return None
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,145 @@
+"""bench: what it measures over a server process of its own, and how its results are kept and refused."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli_program import SCENARIOS
+from tests.support.http_server import running
+from tests.support.terminal_screen import Call, Outcome, Screen
+
+SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
+Bench = Callable[..., Outcome]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A model of the scripted backend."""
+    path = tmp_path / "tiny.script"
+    path.write_text(json.dumps({"reply": "word " * 200, "step_s": 0.002}))
+    return path
+
+
+@pytest.fixture
+def bench(call: Call) -> Bench:
+    """`localchat bench`, in this process."""
+    return lambda *args: call(SCENARIOS["hello"], "bench", *args, named=False)
+
+
+SHORT = ("--shape", "300+20", "--requests", "2", "--backend", SCRIPTED)
+
+
+def test_a_model_is_measured_by_a_server_of_its_own(
+    bench: Bench, script: Path, tmp_path: Path
+) -> None:
+    chart = tmp_path / "chart.svg"
+    outcome = bench(script, *SHORT, "--clients", "1,2", "--ttft", "10s", "--svg", chart)
+    assert outcome.code == 0, outcome.err
+    rows = [line.split() for line in outcome.out.splitlines() if re.match(r" +[12] ", line)]
+    assert [row[0] for row in rows] == ["1", "2", "1", "2"]
+    assert "GOOD" in outcome.out and "100%" in outcome.out
+    assert "Kept as number 1" in outcome.out
+    assert "2 clients: " in outcome.err
+    ElementTree.fromstring(chart.read_text())
+    again = bench("--show", "last", "--json")
+    record = json.loads(again.out)
+    figures = [point["figures"] for point in record["points"]]
+    assert [(one["requests"], one["completion_tokens"]) for one in figures] == [(2, 20), (4, 20)]
+    assert figures[0]["prompt_tokens"] == pytest.approx(300, rel=0.05)
+    assert figures[0]["preemptions"] == 0
+    assert record["machine"]["cores"] >= 1
+    assert bench("--list").out.splitlines()[1].split()[0] == "1"
+
+
+def test_settings_beside_each_other_reach_their_servers(bench: Bench, script: Path) -> None:
+    outcome = bench(
+        script, *SHORT, "--clients", "1", "--rounds", "2", "--vary", "kv-type=f16,q8_0", "--json"
+    )
+    record = json.loads(outcome.out)
+    types = {one["variant"]["name"]: one["properties"]["kv_type"] for one in record["served"]}
+    assert types == {"kv-type=f16": "f16", "kv-type=q8_0": "q8_0"}
+    assert [point["round"] for point in record["points"]] == [0, 0, 1, 1]
+    shown = bench("--show", "1").out
+    assert "AGAINST kv-type=f16" in shown
+    assert "noise" in shown
+
+
+def test_a_running_server_is_measured_by_its_address(bench: Bench) -> None:
+    from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
+
+    engine = ScriptedEngine(script=lambda request: ScriptedAnswer(("a", "b", "c")))
+    with running(engine) as (port, _):
+        outcome = bench(
+            f"http://127.0.0.1:{port}", "--clients", "2", "--requests", "1", "--no-keep", "--json"
+        )
+    record = json.loads(outcome.out)
+    assert record["id"] == 0
+    assert record["served"][0]["url"] == f"http://127.0.0.1:{port}"
+    assert record["points"][0]["figures"]["completion_tokens"] == 3
+    assert "No benchmark is kept yet." in bench("--list").out
+
+
+def test_two_results_are_compared(bench: Bench, script: Path) -> None:
+    for _ in range(2):
+        assert bench(script, *SHORT, "--clients", "1").code == 0
+    outcome = bench("--compare", "1", "last")
+    assert outcome.code == 0
+    assert "300+20" in outcome.out and "%" in outcome.out
+    other = bench(script, *SHORT, "--clients", "3")
+    assert other.code == 0
+    refused = bench("--compare", "1", "3")
+    assert refused.code == 2
+    assert "nothing at the same place" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("nothing-here",), 3, "no model 'nothing-here'"),
+        (("http://127.0.0.1:9",), 5, "127.0.0.1:9"),
+        (("guide", "--shape", "chta"), 2, "512+128"),
+        (("guide", "--ttft", "soon"), 2, "--ttft 500ms"),
+        (("guide", "--tpot", "0ms"), 2, "which is no time"),
+        (("guide", "--context", "0,x"), 2, "--context 0,2k,8k"),
+        (("guide", "--clients", "0"), 2, "--clients 1,4,16"),
+        (("guide", "--vary", "kv-typ=f16,q8_0"), 2, "did you mean kv-type"),
+        (("guide", "--svg", "/nowhere/at/all.svg"), 2, "no folder /nowhere/at"),
+        (("guide", "--list"), 2, "exclude each other"),
+        (("--show", "7"), 2, "there is no benchmark '7'"),
+        (("--compare", "1", "2"), 2, "there is no benchmark '1'"),
+        (("remote:box",), 2, "there is no remote 'box'"),
+    ],
+)
+def test_wrong_input_is_refused_with_what_to_do(
+    bench: Bench, args: tuple[str, ...], code: int, words: str
+) -> None:
+    outcome = bench(*args)
+    assert outcome.code == code
+    assert words in outcome.err
+    assert outcome.out == ""
+
+
+def test_a_server_that_cannot_load_says_why(bench: Bench, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.script"
+    broken.write_text("{")
+    outcome = bench(broken, *SHORT)
+    assert outcome.code == 1
+    assert "is no script" in outcome.err
+
+
+def test_an_interrupted_benchmark_keeps_what_it_measured(
+    on_terminal: Callable[..., Screen], script: Path
+) -> None:
+    shown = on_terminal(
+        *("-m", "localchat", "bench", str(script), "--shape", "100+100", "--backend", SCRIPTED),
+        *("--clients", "1,2,4,8,16", "--seconds", "1"),
+    )
+    shown.wait_for("1 client: ")
+    shown.press("\x03")
+    code, rest = shown.finish()
+    assert code == 130
+    assert "Kept as number 1, interrupted" in rest
