@@ -73,16 +73,25 @@ def test_a_pasted_text_with_a_task_beyond_the_guide_is_refused_honestly() -> Non
         question, answer = WRITER.pasting.draw(rng)
         assert "{w}" not in question
         assert "{n}" not in question
-        assert answer.startswith("I cannot explain or judge")
+        assert answer.startswith("I cannot work on texts")
 
 
-def test_other_languages_get_a_topic_or_a_word_in_that_language() -> None:
+def test_a_task_on_a_line_of_text_keeps_the_text_and_is_refused() -> None:
+    rng = Random(8)
+    for _ in range(600):
+        question = WRITER.pasting._task(rng)
+        assert "{" not in question.replace("{}", "")
+        assert len(question.split()) > 1
+
+
+def test_other_languages_get_a_line_in_that_language_and_english() -> None:
     foreign, rng = Foreign(FACTS), Random(4)
-    own = {t["answer"] for t in FACTS["foreign"].values()}
-    topics = {t["answer"] for t in FACTS["topics"]}
-    seen = [foreign.draw(rng)[1] for _ in range(600)]
-    assert all(answer in own | topics for answer in seen)
-    assert own <= set(seen)
+    lines = {tongue["answer"] for tongue in foreign.tongues.values()}
+    english = {t["answer"] for t in FACTS["topics"]} | {FACTS["foreign"]["english"]}
+    seen = [foreign.draw(rng)[1].split("\n\n", 1) for _ in range(1500)]
+    assert {line for line, _ in seen} == lines
+    assert {rest for _, rest in seen} <= english
+    assert {*foreign.tongues, "english"} == set(FACTS["foreign"])
 
 
 def test_a_detail_read_from_a_text_is_in_it() -> None:

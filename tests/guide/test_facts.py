@@ -28,7 +28,14 @@ OF_OTHERS = (
     "--find-links",
     "--tensor-parallel-size",
     "--install",
-)  # pip, vLLM, xcode-select
+    "--target",
+    "--gpus",
+    "--device",
+    "--user",
+    "--now",
+    "--max-model-len",
+    "--max-num-seqs",
+)  # pip, vLLM, xcode-select, docker, podman, systemctl
 OF_CLICK = ("No such option", "Got unexpected extra argument", "Missing argument")
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS: list[dict[str, Any]] = FACTS["topics"]
@@ -40,7 +47,7 @@ def answers() -> list[tuple[str, str]]:
     found += [(t["id"], f"`{t['example']}`") for t in TOPICS if "example" in t]
     found += [(g, a) for g, ps in FACTS["leaning"]["groups"].items() for _, a in ps if a[0] != "@"]
     found += [("any", a) for _, a in FACTS["leaning"]["any"] if a[0] not in "@="]
-    found += [(name, t["answer"]) for name, t in FACTS["foreign"].items()]
+    found += [(n, t["answer"] if isinstance(t, dict) else t) for n, t in FACTS["foreign"].items()]
     found += [("pastes", FACTS["pastes"]["answer"])]
     found += [(name, r["answer"]) for name, r in FACTS["refusals"].items()]
     return [*found, *(("memory", a) for kind in ("memory", "coding") for a in FACTS[kind].values())]
@@ -96,6 +103,8 @@ def test_every_pattern_parses_and_names_only_what_exists() -> None:
 def test_questions_in_other_languages_lead_to_topics() -> None:
     known = {topic["id"] for topic in TOPICS}
     for name, tongue in FACTS["foreign"].items():
+        if not isinstance(tongue, dict):
+            continue
         for pattern, topic in tongue["asks"]:
             parse(pattern)
             assert topic in known, (name, topic)

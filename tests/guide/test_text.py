@@ -108,7 +108,7 @@ def test_refusals_are_honest_and_name_what_the_guide_is() -> None:
     for _ in range(300):
         question, answer = refusals.draw(rng)
         assert question.strip()
-        assert re.search(r"cannot|do not know|know no", answer)
+        assert re.search(r"cannot|do not know|know no|did not understand", answer)
 
 
 def test_a_phrase_comes_from_the_pattern() -> None:

@@ -97,6 +97,13 @@ SEVERAL: Final = {
     ),
 }
 """Names of families without a version, and what to pull."""
+USUAL: Final = {
+    "qwen2.5": "7b", "qwen3": "8b", "qwen2.5-coder": "7b", "gemma3": "4b", "deepseek-r1": "7b",
+    "smollm2": "1.7b",
+}  # fmt: skip
+"""The size of a family that is meant where none is named."""
+BARE_NAMES: Final = {"llama|llama3|llama 3|llama-3": "llama3.1:8b", "qwen": "qwen2.5:7b"}
+"""Families without a version, and the model that is meant."""
 ALONE: Final = frozenset(("talk", "absent", "self"))  # never half of a double question
 PAIR_CHARS: Final = 420  # limit of each half of a double answer
 FEW: Final = ("", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -124,6 +131,8 @@ def slot(kind: str, rng: Random) -> tuple[str, str]:
         return said, str(few)
     if kind == "family":
         return family(rng)
+    if kind == "run_name":
+        return run_name(rng)
     if kind == "absent":
         name = rng.choice(ABSENT)
         return name, name
@@ -147,11 +156,22 @@ def family(rng: Random) -> tuple[str, str]:
         names, told = rng.choice(list(SEVERAL.items()))
         return rng.choice(names.split("|")), told
     name, (said, sizes) = list(FAMILIES.items())[at]
-    usual = {"qwen2.5": "7b", "qwen3": "8b", "qwen2.5-coder": "7b", "gemma3": "4b", "deepseek-r1": "7b",
-             "smollm2": "1.7b"}.get(name, sizes.split()[0])  # fmt: skip
+    usual = USUAL.get(name, sizes.split()[0])
     there = ", ".join(f"`{size}`" for size in sizes.split())
     told = f"`localchat pull {name}:{usual}`" + (f". Sizes: {there}." if " " in sizes else "")
     return rng.choice(said.split("|")), told
+
+
+def run_name(rng: Random) -> tuple[str, str]:
+    """A model as other programs name it, and its name here: a family, or a family with a size."""
+    if rng.random() < 0.2:
+        said, name = rng.choice(list(BARE_NAMES.items()))
+        return rng.choice(said.split("|")), name
+    name, (said, sizes) = rng.choice(list(FAMILIES.items()))
+    if rng.random() < 0.5:
+        exact = f"{name}:{rng.choice(sizes.split())}"
+        return exact, exact
+    return rng.choice(said.split("|")), f"{name}:{USUAL.get(name, sizes.split()[0])}"
 
 
 def _inline(text: str, rng: Random) -> str:

@@ -20,10 +20,10 @@ from refusing import Refusals
 from sums import Sums
 
 Conversation = list[tuple[str, str]]
-SHARES: Final = {"topic": 42, "sum": 10, "refusal": 13, "copy": 18, "chain": 15, "infill": 2}
-PASTED: Final = 0.16  # of refusals: a pasted text with a task that the guide cannot do
+SHARES: Final = {"topic": 45, "sum": 9, "refusal": 15, "copy": 15, "chain": 14, "infill": 2}
+PASTED: Final = 0.34  # of refusals: a text with a task that the guide cannot do
 PAIRS: Final = 0.06  # of topics: two questions in one
-FOREIGN: Final = 0.05  # of topics: in another language
+FOREIGN: Final = 0.1  # of topics: in another language
 SYSTEM: Final = [
     "You are a helpful assistant.",
     "You are the guide of localchat.",

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final, TypeAlias
 
-from noise import typo
 from scraps import Scraps, count, front, renamed
 
 Turns: TypeAlias = list[tuple[str, str]]
@@ -35,7 +34,6 @@ class Editing:
             self._unlist: 2,
             self._change_list: 2,
             self._csv: 2.5,
-            self._mend: 1.5,
         }
 
     def draw(self, rng: Random) -> Turns:
@@ -220,16 +218,6 @@ class Editing:
             for row in rows
         ]
         return [(self._asked("csv_json", shown, rng), json.dumps(records, ensure_ascii=False))]
-
-    def _mend(self, rng: Random) -> Turns:
-        """A known word with a typo in it, corrected."""
-        words = [rng.choice(self.scraps.known) for _ in range(rng.randint(2, 7))]
-        long = [i for i, word in enumerate(words) if len(word) >= 5]
-        if not long:
-            return self._case(rng)
-        at = rng.choice(long)
-        slipped = [*words[:at], typo(words[at], rng), *words[at + 1 :]]
-        return [(self._asked("mend", " ".join(slipped), rng), " ".join(words))]
 
 
 def _fenced(text: str) -> str:

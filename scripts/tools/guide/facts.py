@@ -2,9 +2,6 @@
 
 Sources: topics/*.toml (a topic is one fact with its answer and the ways to ask for it) and the tables of
 arithmetic.py. `python scripts/tools/guide/facts.py` writes facts.json, which is all that training needs.
-
-The texts are newer than localchat/guide/guide.gguf: its next training brings in the wording and the messages
-of 2026-11-23. Until then it answers with the older ones, such as "parked" for KV that is swapped to RAM.
 """
 
 import json
@@ -31,7 +28,7 @@ HERE: Final = Path(__file__).resolve().parent
 TOPIC_FILES: Final = (
     "commands", "flags", "interface", "program", "field",
     "setup", "daily", "editors", "service", "basics",
-    "moving", "absent", "trouble", "manners", "cuda",
+    "moving", "absent", "trouble", "manners", "cuda", "novelties",
 )  # fmt: skip
 WORD_FILES: Final = (
     "lexicon", "words", "frames", "sums", "refusals", "copying", "leaning", "foreign", "pastes",
@@ -54,11 +51,13 @@ VERBS: Final = [
     "doctor",
     "history",
     "config",
+    "preset",
     "completion",
 ]
 SUBCOMMANDS: Final = {
     "history": ["list", "search", "show", "export", "rename", "rm", "restore"],
     "config": ["show", "keys", "path", "set", "unset"],
+    "preset": ["list", "show", "add", "edit", "rm"],
     "completion": ["bash", "zsh", "fish"],
 }
 FLAGS: Final = [
@@ -134,6 +133,17 @@ FLAGS: Final = [
     "--theme",
     "--reduced-motion",
     "--for",
+    "--anyway",
+    "--think-budget",
+    "--technical-metrics",
+    "--llamacpp-library",
+    "--template",
+    "--temp",
+    "--verbose",
+    "--output",
+    "-v",
+    "-V",
+    "-n",
     "--help",
     "--version",
 ]

@@ -119,6 +119,7 @@ WEAK: Final = {
     "in",
     "on",
 }
+CARELESS: Final = 0.34
 ROWS: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 SHORT: Final = {
     "what is": "what's", "do not": "don't", "does not": "doesn't", "can not": "can't",
@@ -151,6 +152,43 @@ HASTY: Final = {
     "your": "ur", "does": "dos", "memory": "mem", "message": "msg", "please": "plz", "length": "lenght",
 }  # fmt: skip
 """How people write in a hurry."""
+
+
+TAILS: Final = (
+    " pls", " plz", " help", " bro", " sir", " thx", " ty", " pls help", " idk", " lol", " asap", " quick", " man",
+    " dude", " please help me", " help me", " no idea", " i dont know", " ???", " !!", " how", " not working",
+)  # fmt: skip
+HEADS: Final = (
+    "pls ", "plz ", "bro ", "sir ", "hey ", "help ", "yo ", "ok so ", "hi how ", "pls tell ", "i not know ",
+    "dear sir ", "need help ", "im new ", "noob question ",
+)  # fmt: skip
+HELPERS: Final = frozenset(
+    "do does did is are was am be the a an to of it its i my me can could would should will that this there in "
+    "on for please".split()
+)
+"""Words without which a question is still understood."""
+BROKEN: Final = (
+    ("i want to ", ("i want ", "want ", "me want ", "i wanna ", "wanna ")),
+    ("how do i ", ("how i ", "how ", "how to ", "how me ", "how does i ", "how can ", "how do ")),
+    ("how can i ", ("how i ", "how can ", "how to ", "how me can ")),
+    ("how to ", ("how ", "hw to ", "how for ")),
+    ("can i ", ("can ", "possible ", "i can ", "is possible ", "can me ")),
+    ("is it possible to ", ("possible ", "is possible ", "it possible ")),
+    ("does not ", ("not ", "no ", "dont ", "doesnt ", "is not ")),
+    ("do not ", ("dont ", "not ", "no ")),
+    ("is not ", ("not ", "isnt ", "no ")),
+    ("cannot ", ("cant ", "can not ", "no can ")),
+    ("what does ", ("what ", "what is ", "wat does ", "what do ")),
+    ("does it ", ("it ", "do it ", "is it ", "it does ")),
+    ("why is ", ("why ", "why it is ", "y is ")),
+    ("what is the ", ("what ", "wich is the ", "what is ", "the ")),
+    ("where are ", ("where ", "where is ", "were are ")),
+    ("where is ", ("where ", "were is ", "wheres ")),
+    ("which model ", ("wich model ", "what model ", "which one model ")),
+    ("is there a ", ("is there ", "there is ", "exist ", "have ", "has it ")),
+    ("the model ", ("model ", "modell ", "ai ")),
+)
+"""How beginners in English and people on a phone leave words out."""
 
 
 def _strange(text: str, rng: Random) -> str:
@@ -195,6 +233,50 @@ def _weaken(text: str, rng: Random) -> str:
     return " ".join(kept) or text
 
 
+def _broken(text: str, rng: Random) -> str:
+    for usual, others in BROKEN:
+        if usual in text and rng.random() < 0.75:
+            text = text.replace(usual, rng.choice(others), 1)
+    return text
+
+
+def _bare(text: str, rng: Random) -> str:
+    """The words that carry the meaning, most of the others left out."""
+    kept = [w for w in text.split(" ") if w not in HELPERS or rng.random() < 0.12]
+    return " ".join(kept) if len(kept) > 1 else text
+
+
+def _careless(text: str, rng: Random) -> str:
+    """A question by someone with little English, little time or a small keyboard: much at once."""
+    if "\n" in text or len(text) > 160:
+        return _typos(text, rng)
+    draw = rng.random()
+    if draw < 0.4:
+        text = _broken(_weaken(text, rng) if rng.random() < 0.5 else text, rng)
+    elif draw < 0.7:
+        text = _bare(text, rng)
+    elif draw < 0.85:
+        text = _strange(text, rng)
+    if rng.random() < 0.3:
+        text = _hasty(text, rng)
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        text = _typos(text, rng)
+    if rng.random() < 0.7:
+        text = text.replace("'", "").replace(",", "")
+    if rng.random() < 0.12:
+        text += rng.choice(TAILS)
+    if rng.random() < 0.06:
+        text = rng.choice(HEADS) + text
+    named = any(w.isupper() and len(w) > 1 for w in text.split(" "))  # names in capitals stay as they are
+    if not named and rng.random() < 0.5:
+        text = text.lower()
+    if rng.random() < 0.15:
+        text = text[:1].upper() + text[1:]
+    elif rng.random() < 0.03 and not any(c in text for c in "-/_.:"):
+        text = text.upper()
+    return text
+
+
 def _shorten(text: str, rng: Random) -> str:
     padded = f" {text} "
     for long, short in SHORT.items():
@@ -223,7 +305,11 @@ def _case(text: str, rng: Random) -> str:
 
 
 def roughen(text: str, rng: Random, *, dress: bool = True) -> str:
-    """The text as a person in a hurry might type it. With `dress`, greetings and politeness may be added."""
+    """The text as a person in a hurry might type it. With `dress`, greetings and politeness may be added.
+    A third is careless: bad English, several typing errors, words left out.
+    """
+    if rng.random() < CARELESS:
+        return _careless(text, rng) + rng.choices(("", "?", "??", "!", " ?"), (72, 22, 3, 2, 1))[0]
     if dress and rng.random() < 0.12:
         text = rng.choice(BEFORE) + text
     if dress and rng.random() < 0.14:

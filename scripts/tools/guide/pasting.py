@@ -1,9 +1,10 @@
-"""Pasted text (code, diffs, logs, mails, tables) with a task that the guide cannot do."""
+"""Texts with a task that the guide cannot do: pasted code, diffs, logs, mails, tables, or a line of text."""
 
 from random import Random
 from typing import Any
 
 from grammar import phrase
+from noise import roughen, typo
 from scraps import Scraps
 
 
@@ -14,10 +15,17 @@ class Pasting:
         self.words: dict[str, Any] = facts["pastes"]
         self.lexicon = lexicon
         self.scraps = Scraps(facts)
+        answers = [t["answer"] for t in facts["topics"] if "\n" not in t["answer"]]
+        self.about_localchat = [
+            part for answer in answers for part in answer.split(". ") if 20 < len(part) < 120 and "{" not in part
+        ]
+        self.abroad = [pattern for t in facts["foreign"].values() if isinstance(t, dict) for pattern in t["other"]]
 
     def draw(self, rng: Random) -> tuple[str, str]:
         """A text with a task that the guide cannot do, and the refusal."""
-        kind = rng.choices(("code", "log", "prose", "table"), (5, 4, 4, 1.5))[0]
+        kind = rng.choices(("task", "code", "log", "prose", "table"), (14, 5, 4, 4, 1.5))[0]
+        if kind == "task":
+            return self._task(rng), self.words["answer"]
         text = {"code": self._code, "log": self._log, "prose": self.prose, "table": self._table}[
             kind
         ](rng)
@@ -30,6 +38,40 @@ class Pasting:
             f"{ask}:\n{text}",
         )
         return rng.choice(forms), self.words["answer"]
+
+    def _task(self, rng: Random) -> str:
+        """A task with its text in one line, in the words of people in a hurry."""
+        task = phrase(rng.choice(self.words["tasks"]), self.lexicon, rng)
+        before, _, after = task.partition("{t}")
+        if before:
+            before = roughen(before.strip(), rng, dress=False).rstrip("?!. ")
+            before += rng.choice((" ", " ", " ", "\n", ""))  if before[-1:] == ":" else " "
+        if after and rng.random() < 0.3:
+            after = " " + roughen(after.strip(), rng, dress=False)
+        text = self._line(rng)
+        text = rng.choice((text, text, text, f'"{text}"', f"'{text}'"))
+        return f"{before}{text}{after}"
+
+    def _line(self, rng: Random) -> str:
+        """A sentence or two of any kind: about life, about localchat, in another language, or random words."""
+        draw = rng.random()
+        if draw < 0.35:
+            text = rng.choice(self.words["subjects_of_tasks"])
+        elif draw < 0.6:
+            text = " ".join(self.scraps.said(rng) for _ in range(rng.choice((1, 1, 2, 3))))
+        elif draw < 0.78:
+            text = rng.choice(self.about_localchat)
+        elif draw < 0.86:
+            text = phrase(rng.choice(self.abroad), self.lexicon, rng)
+        else:
+            text = self.scraps.words_text(rng, 2, 9)
+        if rng.random() < 0.3:
+            words = text.split(" ")
+            at = rng.randrange(len(words))
+            if len(words[at]) >= 4 and words[at].isalpha():
+                words[at] = typo(words[at], rng)
+            text = " ".join(words)
+        return text.lower().rstrip(".") if rng.random() < 0.35 else text
 
     def prose(self, rng: Random) -> str:
         """A few sentences, sometimes as a mail."""

@@ -17,7 +17,7 @@ import click  # noqa: E402 - from here on the checkout's own localchat counts
 from localchat.cli.context import AppContext  # noqa: E402
 from localchat.cli.group import VERBS  # noqa: E402
 from localchat.cli.main import root  # noqa: E402
-from localchat.cli.verb_words import ALIASES  # noqa: E402
+from localchat.cli.verb_words import ALIASES, spoken  # noqa: E402
 from localchat.engine.events import Finished, Text  # noqa: E402
 from localchat.engine.local.engine import LocalEngine  # noqa: E402
 from localchat.engine.options import EngineOptions  # noqa: E402
@@ -82,13 +82,16 @@ def refusal(command: str) -> str:
     Everything after a pipe or a redirection belongs to the shell; `a|b` in an example means either.
     """
     command = re.split(r"\s(?:[|>&<]|&&|2>)(?:\s|$)", command)[0]
-    first = re.match(r"localchat ([a-z]+)(?= |$)", command)
-    if first and first[1] not in (*VERBS, *ALIASES):
-        return f"{first[1]!r} is not a verb, and a prompt would be in quotes"
     try:
         words = shlex.split(command.rstrip(": "))[1:]
     except ValueError as problem:
         return str(problem)
+    verb_words, prompt = spoken(words, VERBS) if words else (None, None)
+    first = re.match(r"localchat ([a-z]+)(?= |$)", command)
+    if verb_words is not None or prompt is not None:
+        words = verb_words or prompt or []
+    elif first and first[1] not in (*VERBS, *ALIASES):
+        return f"{first[1]!r} is not a verb, and a prompt would be in quotes"
     words = [_STANDS_FOR.get(word, re.sub(r"(?<=\w)\|.*", "", word)) for word in words]
     try:
         with (

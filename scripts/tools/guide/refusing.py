@@ -94,8 +94,8 @@ SYLLABLES: Final = [
 ]
 UNKNOWN: Final = {
     "command": (
-        "build", "generate", "ask", "open", "logs", "kill", "restart", "embed", "tokenize", "talk",
-        "explain", "summarize", "web", "gui", "install", "remove", "browse", "upload", "edit", "write",
+        "build", "generate", "open", "logs", "kill", "restart", "embed", "tokenize", "talk",
+        "explain", "summarize", "web", "gui", "browse", "upload", "edit", "write", "translate", "learn",
     ),
     "flag": (
         "fast", "gpu", "cuda", "debug", "output", "voice", "web", "stream", "batch", "language",
@@ -109,9 +109,29 @@ UNKNOWN: Final = {
 """Words that sound as if localchat had them, and it has not; a test asks the program."""
 
 
+FRAGMENTS: Final = (
+    "the", "and", "or", "but", "so", "then", "this", "that", "it", "you", "we", "them", "if", "because", "when",
+    "maybe", "ok", "well", "hmm", "um", "of", "with", "not", "also", "too", "again", "there", "here", "yes", "no",
+)  # fmt: skip
+
+
 def pseudo_word(rng: Random) -> str:
     """A pronounceable word that exists in no language."""
     return "".join(rng.choices(SYLLABLES, k=rng.randint(2, 4)))
+
+
+def noise_text(rng: Random) -> str:
+    """What a cat on the keyboard types, or a fragment without sense."""
+    draw = rng.random()
+    if draw < 0.4:
+        return "".join(rng.choices("asdfjklghqwertyuiopzxcvbnm", k=rng.randint(2, 12)))
+    if draw < 0.55:
+        return "".join(rng.choices(".,?!;:-_#+*~%&=/()", k=rng.randint(1, 5)))
+    if draw < 0.65:
+        return rng.choice("abcdefghijklmnopqrstuvwxyz0123456789") * rng.randint(1, 7)
+    if draw < 0.8:
+        return str(rng.randint(0, 10 ** rng.randint(1, 8)))
+    return " ".join(rng.sample(FRAGMENTS, rng.randint(1, 4)))
 
 
 class Refusals:
@@ -121,6 +141,7 @@ class Refusals:
         words = {
             k: v.split(" ") if "|" not in v else v.split("|") for k, v in facts["words"].items()
         }
+        self.unclear: str = next(t["answer"] for t in facts["topics"] if t["id"] == "talk.unclear")
         self.frames = [(r["answer"], p) for r in facts["refusals"].values() for p in r["ask"]]
         self.lexicon = {
             "thing": words["things"], "person": words["people"], "place": words["places"],
@@ -135,6 +156,8 @@ class Refusals:
         """A question and the refusal. about: a word in the pattern; empty: any question."""
         if not about and rng.random() < 0.06:
             return self._unknown_part(rng)
+        if not about and rng.random() < 0.04:
+            return noise_text(rng), self.unclear
         answer, pattern = rng.choice([frame for frame in self.frames if about in frame[1]])
         lexicon = self.lexicon | {
             "n": [str(rng.randint(2, 999)) for _ in range(3)],

@@ -10,7 +10,7 @@ later, on any machine).
 Muon trains the matrices (Jordan et al. 2024: momentum, orthogonalized by five Newton-Schulz steps),
 with the update scaled to AdamW's size (Liu et al. 2025); AdamW trains embedding, norms and biases. The
 learning rate rises for 2 % of the run, stays, and falls to zero over the last half. `--seconds`
-shortens the schedule if the machine is too slow for `--steps`.
+shortens the schedule if the machine is too slow for `--steps`, and `--within` does so for the whole call.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from torch.nn import functional as F
 HERE: Final = Path(__file__).resolve().parent
 SEED: Final = 20261121
 HELD_OUT_SEED: Final = 77
+ENDING_S: Final = 35  # the loss by kind and the files, after the last step
 USER_WEIGHT: Final = 0.1  # questions teach a little language; answers are what counts
 TINY: Final = Shape(width=128, layers=2, heads=2, kv_heads=1, inner=256)
 
@@ -181,6 +182,9 @@ def main() -> None:
     parser.add_argument("--facts", type=Path, default=HERE / "facts.json")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument(
+        "--within", type=float, default=0, help="seconds for all of it, where a limit ends the call; 0: none"
+    )
     parser.add_argument("--tokens", type=int, default=131072, help="tokens in a step")
     parser.add_argument("--length", type=int, default=1024, help="tokens in a short row")
     parser.add_argument(
@@ -226,14 +230,18 @@ def main() -> None:
         f"text: {sum(f.ids.numel() for f in feeds):,} tokens, {time.monotonic() - begun:.0f} s",
         flush=True,
     )
+    if args.within:
+        left = args.within - (time.monotonic() - begun) - ENDING_S
+        args.seconds = min(args.seconds, max(60.0, left))
+        print(f"training for at most {args.seconds:.0f} s", flush=True)
     with (args.out / "train_log.jsonl").open("w") as log:
         optimize(model, compiled, feeds, args, log)
+        save(model, args.out)
         kinds = loss_per_kind(model, args.facts, coder, device, 20 if args.tiny else 400)
         log.write(
             json.dumps({"held_out": kinds, "seconds": round(time.monotonic() - begun, 1)}) + "\n"
         )
     print(json.dumps({"held_out": kinds}), flush=True)
-    save(model, args.out)
     if importlib.util.find_spec("gguf"):
         from export import export
 
