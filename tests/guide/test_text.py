@@ -111,6 +111,20 @@ def test_refusals_are_honest_and_name_what_the_guide_is() -> None:
         assert re.search(r"cannot|do not know|know no|did not understand", answer)
 
 
+def test_an_unknown_word_is_copied_as_it_was_written() -> None:
+    rng, refusals = Random(3), Refusals(FACTS)
+    for _ in range(300):
+        question, answer = refusals._unknown_part(rng)
+        assert answer.split("`")[1] in question
+
+
+def test_careless_questions_are_a_third_and_keep_something() -> None:
+    text = "how do i download a model from the hub and where is it stored on my machine"
+    drawn = [roughen(text, Random(n), dress=False) for n in range(600)]
+    assert all(len(one.split()) >= 3 for one in drawn)
+    assert sum(len(one.split()) < 13 for one in drawn) > 120
+
+
 def test_a_phrase_comes_from_the_pattern() -> None:
     seen = {phrase("(a|b) <x>[?]", {"x": ["c", "d"]}, Random(n)) for n in range(40)}
     assert seen == {"a c?", "a d?", "b c?", "b d?"}

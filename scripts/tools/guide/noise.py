@@ -156,15 +156,45 @@ HASTY: Final = {
 
 TAILS: Final = (
     " pls", " plz", " help", " bro", " sir", " thx", " ty", " pls help", " idk", " lol", " asap", " quick", " man",
-    " dude", " please help me", " help me", " no idea", " i dont know", " ???", " !!", " how", " not working",
+    " dude", " please help me", " help me", " no idea", " i dont know", " ???", " !!",
 )  # fmt: skip
 HEADS: Final = (
     "pls ", "plz ", "bro ", "sir ", "hey ", "help ", "yo ", "ok so ", "hi how ", "pls tell ", "i not know ",
     "dear sir ", "need help ", "im new ", "noob question ",
 )  # fmt: skip
 HELPERS: Final = frozenset(
-    "do does did is are was am be the a an to of it its i my me can could would should will that this there in "
-    "on for please".split()
+    [
+        "do",
+        "does",
+        "did",
+        "is",
+        "are",
+        "was",
+        "am",
+        "be",
+        "the",
+        "a",
+        "an",
+        "to",
+        "of",
+        "it",
+        "its",
+        "i",
+        "my",
+        "me",
+        "can",
+        "could",
+        "would",
+        "should",
+        "will",
+        "that",
+        "this",
+        "there",
+        "in",
+        "on",
+        "for",
+        "please",
+    ]
 )
 """Words without which a question is still understood."""
 BROKEN: Final = (
@@ -267,7 +297,9 @@ def _careless(text: str, rng: Random) -> str:
         text += rng.choice(TAILS)
     if rng.random() < 0.06:
         text = rng.choice(HEADS) + text
-    named = any(w.isupper() and len(w) > 1 for w in text.split(" "))  # names in capitals stay as they are
+    named = any(
+        w.isupper() and len(w) > 1 for w in text.split(" ")
+    )  # names in capitals stay as they are
     if not named and rng.random() < 0.5:
         text = text.lower()
     if rng.random() < 0.15:

@@ -17,9 +17,17 @@ class Pasting:
         self.scraps = Scraps(facts)
         answers = [t["answer"] for t in facts["topics"] if "\n" not in t["answer"]]
         self.about_localchat = [
-            part for answer in answers for part in answer.split(". ") if 20 < len(part) < 120 and "{" not in part
+            part
+            for answer in answers
+            for part in answer.split(". ")
+            if 20 < len(part) < 120 and "{" not in part
         ]
-        self.abroad = [pattern for t in facts["foreign"].values() if isinstance(t, dict) for pattern in t["other"]]
+        self.abroad = [
+            pattern
+            for t in facts["foreign"].values()
+            if isinstance(t, dict)
+            for pattern in t["other"]
+        ]
 
     def draw(self, rng: Random) -> tuple[str, str]:
         """A text with a task that the guide cannot do, and the refusal."""
@@ -45,7 +53,7 @@ class Pasting:
         before, _, after = task.partition("{t}")
         if before:
             before = roughen(before.strip(), rng, dress=False).rstrip("?!. ")
-            before += rng.choice((" ", " ", " ", "\n", ""))  if before[-1:] == ":" else " "
+            before += rng.choice((" ", " ", " ", "\n", "")) if before[-1:] == ":" else " "
         if after and rng.random() < 0.3:
             after = " " + roughen(after.strip(), rng, dress=False)
         text = self._line(rng)
@@ -55,6 +63,7 @@ class Pasting:
     def _line(self, rng: Random) -> str:
         """A sentence or two of any kind: about life, about localchat, in another language, or random words."""
         draw = rng.random()
+        text: str
         if draw < 0.35:
             text = rng.choice(self.words["subjects_of_tasks"])
         elif draw < 0.6:

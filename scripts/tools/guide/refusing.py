@@ -175,15 +175,16 @@ class Refusals:
         shown = before + word
         text = rng.choice(
             (
-                f"what does {shown} do",
-                f"what is {shown}",
-                f"{shown}",
-                f"how do i use {shown}",
-                f"explain {shown}",
-                f"what is {shown} for",
-                f"is there {shown}",
-                f"{shown} does not work",
+                "what does {0} do",
+                "what is {0}",
+                "{0}",
+                "how do i use {0}",
+                "explain {0}",
+                "what is {0} for",
+                "is there {0}",
+                "{0} does not work",
             )
         )
         where = "`/help` lists them" if kind == "slash command" else "`localchat --help` lists them"
-        return roughen(text, rng, dress=False), f"I know no {kind} `{shown}`; {where}."
+        asked = roughen(text, rng, dress=False).replace("{0}", shown)  # without noise: it is copied
+        return asked, f"I know no {kind} `{shown}`; {where}."

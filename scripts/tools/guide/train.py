@@ -183,7 +183,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument(
-        "--within", type=float, default=0, help="seconds for all of it, where a limit ends the call; 0: none"
+        "--within",
+        type=float,
+        default=0,
+        help="seconds for all of it, where a limit ends the call; 0: none",
     )
     parser.add_argument("--tokens", type=int, default=131072, help="tokens in a step")
     parser.add_argument("--length", type=int, default=1024, help="tokens in a short row")
