@@ -23,12 +23,18 @@ _MAX_THOUGHT = 262_144
 class AnswerParser:
     """Chains a parser of reasoning and one of calls. `late`: finds calls in unclosed reasoning."""
 
-    def __init__(self, reasoning: Parser, calls: Parser, late: CallParser | None = None) -> None:
+    def __init__(
+        self, reasoning: Parser, calls: CallParser, late: CallParser | None = None
+    ) -> None:
         self._reasoning = reasoning
         self._calls = calls
         self._late_parser = late
         self._thoughts: list[str] = []
         self._thought_characters = 0
+
+    @property
+    def thinking(self) -> bool:
+        return self._reasoning.thinking
 
     def feed(self, text: str) -> list[Part]:
         return self._parse_answers(self._reasoning.feed(text))

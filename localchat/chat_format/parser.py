@@ -37,6 +37,11 @@ Part: TypeAlias = Answer | Thought | Call
 class Parser(Protocol):
     """Turns streamed text into parts. One parser for each choice; it never raises."""
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside reasoning."""
+        ...
+
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain now; pieces are never empty."""
         ...

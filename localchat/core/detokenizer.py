@@ -121,6 +121,8 @@ class ChoiceOutput:
         self._emitted_chars = 0
         self._outside_answer = False
         self.has_tool_calls = False
+        self.reasoning_tokens = 0
+        """Tokens of reasoning so far, with the tag that ends it."""
 
     def push(self, token: int, logprob: TokenLogprob | None) -> OutputDelta:
         """Take the next token."""
@@ -131,6 +133,8 @@ class ChoiceOutput:
         if logprob is not None or self._pending_logprobs:
             self._complete(completed)
         scan = self._stops.push(text)
+        if self._parser is not None and self._parser.thinking:
+            self.reasoning_tokens += 1
         events = self._emit(scan.text)
         if scan.stop:
             events += self._close()

@@ -138,6 +138,7 @@ class EventSender:
                     request_state.prompt_tokens,
                     request_state.cached,
                     request_state.completion_tokens,
+                    request_state.reasoning_tokens,
                 ),
                 timings=timings,
                 kv_used_tokens=usage.live,

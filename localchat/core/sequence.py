@@ -159,3 +159,7 @@ class RequestState:
     @property
     def completion_tokens(self) -> int:
         return sum(sequence.known - self.prompt_tokens for sequence in self.sequences)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(sequence.output.reasoning_tokens for sequence in self.sequences)

@@ -125,6 +125,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
+    """Of the completion tokens those of reasoning, with the tag that ends it."""
 
 
 class Timings(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from localchat.engine.events import (
 from localchat.engine.interface import EngineInfo, Vectors
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
-from localchat.errors import EngineClosed, LocalchatError
+from localchat.errors import ContextExceeded, EngineClosed, LocalchatError
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,14 @@ class ScriptedEngine:
         threading.Thread(target=self._answer, args=arguments, daemon=True).start()
         return stream
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
+        if truncate:
+            texts = [text[: self.context_tokens] for text in texts]
+        longest = max(map(len, texts), default=0)
+        if longest > self.context_tokens:
+            raise ContextExceeded(
+                "a text is too long", prompt_tokens=longest, context_tokens=self.context_tokens
+            )
         return Vectors(
             ([float(len(text)), 1.0] for text in texts), [len(text.encode()) for text in texts]
         )
@@ -158,10 +165,11 @@ class ScriptedEngine:
             stream.put(answer.error)
             return
         tokens = sum(isinstance(event, Text | Reasoning) for event in events)
+        thoughts = sum(isinstance(event, Reasoning) for event in events)
         seconds = max(time.monotonic() - began_s, 1e-6)
         stream.put(
             Done(
-                usage=Usage(prompt_tokens, 0, tokens),
+                usage=Usage(prompt_tokens, 0, tokens, thoughts),
                 timings=Timings(
                     load_s=0.0,
                     queue_s=0.0,

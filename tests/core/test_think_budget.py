@@ -80,9 +80,11 @@ def test_reasoning_has_as_many_tokens_as_its_budget_in_every_family(
     family: ReasoningFamily, opened: bool, kind: dict[str, Any]
 ) -> None:
     stage = bench(family, thinker(family, opened=opened), opened=opened, **kind)
+    longest_end = len(TOKENIZER.encode(family.closing(again=True), special=True))
     for budget in (1, 7, 30):
         received = stage.say(asked(budget))
         assert thoughts(received) == ("abc" * 20)[:budget]
+        assert budget < received.done.usage.reasoning_tokens <= budget + longest_end
         assert received.text() == ANSWER
         assert received.finished()[0].reason == "stop"
 
@@ -108,11 +110,12 @@ def test_reasoning_that_ends_by_itself_is_left_alone() -> None:
 
     received = bench(THINK, logits, opened=True).say(asked(3))
     assert (thoughts(received), received.text()) == ("ab", "Yes.")
+    assert received.done.usage.reasoning_tokens == len([*"ab", "</think>"])
 
 
 def test_without_a_budget_reasoning_goes_on_to_the_limit() -> None:
     received = bench(THINK, thinker(THINK, opened=True), opened=True).say(asked(None))
-    assert len(thoughts(received)) == 300
+    assert len(thoughts(received)) == received.done.usage.reasoning_tokens == 300
     assert received.finished()[0].reason == "length"
 
 
@@ -131,6 +134,7 @@ def test_each_choice_has_a_budget_of_its_own(kind: dict[str, Any]) -> None:
     received = bench(THINK, thinker(THINK, opened=True), opened=True, **kind).say(asked(5, n=3))
     for choice in range(3):
         assert (thoughts(received, choice), received.text(choice)) == ("abcab", ANSWER)
+    assert received.done.usage.reasoning_tokens == 3 * len([*"abcab", "</think>"])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead"])

@@ -65,7 +65,7 @@ def test_the_bytes_of_a_whole_stream(stage: Stage) -> None:
         head + '[{"index":0,"delta":{},"finish_reason":"stop"}]}',
         head
         + f'[],"usage":{{"prompt_tokens":{size},"completion_tokens":3,"total_tokens":{size + 3},'
-        '"prompt_tokens_details":{"cached_tokens":0}}}',
+        '"prompt_tokens_details":{"cached_tokens":0},"completion_tokens_details":{"reasoning_tokens":0}}}',
         "[DONE]",
     ]
     assert re.fullmatch("chatcmpl-[0-9a-f]{24}", frame["id"])

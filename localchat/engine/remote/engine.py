@@ -89,7 +89,7 @@ class RemoteEngine:
         ).start()
         return stream
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
         body = {"model": self._model(), "input": list(texts), "encoding_format": "float"}
         found = self._client.request_json("embeddings", body, timeout_s=self._options.silence_s)
         data = found.get("data")

@@ -234,7 +234,12 @@ class ResponseStream:
         ttft_s = self._times[0] - self._arrived_s if self._times else None
         prefill = metrics.prefill_rate(timings.prompt_tokens, timings.cached_tokens, ttft_s or 0.0)
         return Done(
-            usage=Usage(timings.prompt_tokens, timings.cached_tokens, self._tokens()),
+            usage=Usage(
+                timings.prompt_tokens,
+                timings.cached_tokens,
+                self._tokens(),
+                timings.reasoning_tokens,
+            ),
             timings=Timings(
                 load_s=timings.load_s,
                 queue_s=timings.queue_s,

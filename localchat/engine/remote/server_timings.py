@@ -20,6 +20,7 @@ class ServerTimings:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     load_s: float = 0.0
     queue_s: float = 0.0
     ttft_s: float | None = None
@@ -66,15 +67,22 @@ def _time(value: object) -> float | None:
 
 
 def _usage(timings: ServerTimings, usage: dict[str, Any]) -> ServerTimings:
-    details = usage.get("prompt_tokens_details")
     prompt = count(usage.get("prompt_tokens")) or timings.prompt_tokens
-    cached = count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    cached = _detail(usage.get("prompt_tokens_details"), "cached_tokens")
+    completion = count(usage.get("completion_tokens")) or timings.completion_tokens
+    reasoning = _detail(usage.get("completion_tokens_details"), "reasoning_tokens")
     return replace(
         timings,
         prompt_tokens=prompt,
         cached_tokens=min(cached or timings.cached_tokens, prompt),
-        completion_tokens=count(usage.get("completion_tokens")) or timings.completion_tokens,
+        completion_tokens=completion,
+        reasoning_tokens=min(reasoning or timings.reasoning_tokens, completion),
     )
+
+
+def _detail(details: object, name: str) -> int:
+    """One count of a usage's details; 0 if there is none."""
+    return count(details.get(name)) if isinstance(details, dict) else 0
 
 
 def _from_llamacpp(timings: ServerTimings, reported: dict[str, Any]) -> ServerTimings:

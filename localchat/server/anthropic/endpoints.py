@@ -121,7 +121,7 @@ class MessagesFormatter:
         return msgspec.json.encode(self._message(content, choice.end, self._usage(usage)))
 
     def _message(
-        self, content: list[dict[str, Any]], end: ChoiceEnd | None, usage: dict[str, int]
+        self, content: list[dict[str, Any]], end: ChoiceEnd | None, usage: dict[str, Any]
     ) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -133,7 +133,7 @@ class MessagesFormatter:
             "usage": usage,
         }
 
-    def _usage(self, usage: Usage) -> dict[str, int]:
+    def _usage(self, usage: Usage) -> dict[str, Any]:
         """In this protocol, input tokens leave out those from the cache."""
         prompt = usage.prompt_tokens or self._estimated_prompt_tokens
         return {
@@ -141,6 +141,7 @@ class MessagesFormatter:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         }
 
 

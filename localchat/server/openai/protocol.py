@@ -17,11 +17,16 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class UsageInfo(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 def usage_info(usage: Usage) -> UsageInfo:
@@ -30,6 +35,7 @@ def usage_info(usage: Usage) -> UsageInfo:
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
         PromptTokensDetails(usage.cached_tokens),
+        CompletionTokensDetails(usage.reasoning_tokens),
     )
 
 

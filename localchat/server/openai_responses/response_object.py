@@ -137,12 +137,12 @@ def final_status(end: ChoiceEnd | None) -> Literal["completed", "incomplete"]:
 
 
 def _usage(usage: Usage) -> Json:
-    """Reasoning tokens are part of the output tokens and are not counted separately."""
+    """Reasoning tokens are part of the output tokens."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

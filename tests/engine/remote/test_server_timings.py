@@ -10,6 +10,7 @@ from localchat.engine.events import (
     MetricsSnapshot,
     Speculation,
     Text,
+    Usage,
 )
 from localchat.engine.remote.engine import RemoteEngine
 from localchat.engine.request import GenerateRequest, Infill, Sampling
@@ -52,6 +53,7 @@ def test_unreported_values_are_not_shown(opened: Open) -> None:
         },
         {"prompt_tokens": None, "completion_tokens": 1.5},
         {"prompt_tokens_details": {"cached_tokens": 99}},
+        {"completion_tokens_details": {"reasoning_tokens": "2"}},
         {},
         [],
         None,
@@ -60,7 +62,13 @@ def test_unreported_values_are_not_shown(opened: Open) -> None:
 def test_a_usage_that_is_none_counts_for_nothing(opened: Open, usage: object) -> None:
     engine, _ = opened(lambda one: one.stream(piece("stop", content="a"), {"usage": usage}))
     found = done_of(engine).usage
-    assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens) == (0, 0, 1)
+    assert found == Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=1)
+
+
+def test_tokens_of_reasoning_are_taken_over(opened: Open) -> None:
+    usage = {"completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": 3}}
+    engine, _ = opened(lambda one: one.stream(piece("stop", content="a"), {"usage": usage}))
+    assert done_of(engine).usage.reasoning_tokens == 3
 
 
 def test_timings_of_llama_server_are_taken_over(opened: Open) -> None:

@@ -37,7 +37,7 @@ def test_the_bytes_of_a_whole_stream(stage: Stage) -> None:
     assert re.fullmatch("msg_[0-9a-f]{24}", id_)
     usage = (
         f'{{"input_tokens":{size},"cache_creation_input_tokens":0,"cache_read_input_tokens":0,'
-        '"output_tokens":%d}'
+        '"output_tokens":%d,"output_tokens_details":{"thinking_tokens":0}}'
     )
     delta = '{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"%s"}}'
     assert [block.partition("\ndata: ")[2] for block in reply.body.decode().split("\n\n")] == [
@@ -132,6 +132,7 @@ def test_a_whole_answer_is_one_message(stage: Stage) -> None:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 2,
+            "output_tokens_details": {"thinking_tokens": 1},
         },
     }
     assert b": " not in reply.body

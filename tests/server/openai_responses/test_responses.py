@@ -143,6 +143,7 @@ def test_a_whole_answer_is_the_object_that_ends_a_stream(stage: Stage) -> None:
             item.pop("id")
         made.pop("created_at")
     assert whole == ended
+    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}
     assert whole["error"] is None and whole["tools"] == [TOOL]
 
 
