@@ -54,17 +54,21 @@ class EmbeddingQueue:
         self._embedder: Embedder | None = None
         self._running = False
 
-    def submit(self, id_: int, texts: Sequence[str], query: str | None = None) -> None:
+    def submit(
+        self, id_: int, texts: Sequence[str], query: str | None = None, *, truncate: bool = False
+    ) -> None:
         """Tokenize a request and queue it, also before the model is loaded. Raises UsageError,
-        ContextExceeded. With `query`, each text is scored for it."""
+        ContextExceeded. With `query`, each text is scored for it. `truncate`: see Engine.embed."""
         try:
-            tokens = self._tokenize(texts, query)
+            tokens = self._tokenize(texts, query, truncate=truncate)
         except LocalchatError as error:
             self._counters.record_failure(error)
             raise
         self._waiting.put(_EmbedRequest(id_, tokens))
 
-    def _tokenize(self, texts: Sequence[str], query: str | None) -> list[list[int]]:
+    def _tokenize(
+        self, texts: Sequence[str], query: str | None, *, truncate: bool
+    ) -> list[list[int]]:
         if len(texts) > MOST_TEXTS:
             raise UsageError(f"a request may hold {MOST_TEXTS} texts; this one has {len(texts)}")
         read = []
@@ -77,6 +81,8 @@ class EmbeddingQueue:
                 which = f"the query with {which}"
             if not tokens:
                 raise UsageError(f"{which} is empty, so there is nothing to embed")
+            if truncate and query is None:
+                tokens = self._truncated(tokens)
             if len(tokens) > self._context:
                 raise ContextExceeded(
                     f"{which} has {len(tokens):,} tokens, and {self._name} reads {self._context:,} at once",
@@ -86,6 +92,17 @@ class EmbeddingQueue:
                 )
             read.append(tokens)
         return read
+
+    def _truncated(self, tokens: list[int]) -> list[int]:
+        """As many tokens as the model reads, with those that it was trained to end a text with."""
+        if len(tokens) <= self._context:
+            return tokens
+        end: list[int] = []
+        for token, last in zip(tokens[::-1], self._model.text_tokens("")[::-1], strict=False):
+            if token != last:
+                break
+            end.insert(0, token)
+        return [*tokens[: self._context - len(end)], *end]
 
     def run(self, embedder: Embedder) -> None:
         """Serve until `stop`."""

@@ -251,8 +251,8 @@ class EngineProcess:
                 self._reply(id_, lambda: protocol.TextReply(id_, processor.detokenize(tokens)))
             case protocol.Render(id_, messages):
                 self._reply(id_, lambda: protocol.TextReply(id_, processor.render(messages)))
-            case protocol.Embed(id_, texts, query):
-                self._submit(id_, lambda: self._embed(id_, texts, query))
+            case protocol.Embed(id_):
+                self._submit(id_, partial(self._embed, frame))
             case protocol.GetInfo(id_):
                 self._reply(id_, lambda: protocol.InfoReply(id_, self._info()))
             case protocol.GetStats(id_):
@@ -291,7 +291,8 @@ class EngineProcess:
 
     # ------------------------------------------------------------------------ requests
 
-    def _embed(self, id_: int, texts: tuple[str, ...], query: str | None) -> None:
+    def _embed(self, frame: protocol.Embed) -> None:
+        query = frame.query
         if query is not None and self._opened.model.info.pooling != RANK:
             raise UsageError(
                 f"{self._spec.name} is no reranker and scores no texts",
@@ -306,7 +307,7 @@ class EngineProcess:
                 hint="use an embedding model, such as nomic-embed-text or qwen3-embedding",
                 no_embeddings=True,
             )
-        self._opened.embedding.submit(id_, texts, query)
+        self._opened.embedding.submit(frame.id, frame.texts, query, truncate=frame.truncate)
 
     def _accept(self, frame: protocol.Generate) -> None:
         """Validate and tokenize a request in an input thread, and hand it to the core."""

@@ -79,8 +79,11 @@ class Engine(Protocol):
         """Begin to answer; returns at once. Errors are raised from the stream."""
         ...
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
         """A vector of length 1 (Euclidean) for each text, pooled as the model's file says.
+
+        truncate: of a longer text, read as much from its beginning as the model reads at once. A remote
+        server refuses such a text all the same.
 
         Raises ContextExceeded for a text that is longer than the model reads at once, UsageError where the
         model gives no embeddings.

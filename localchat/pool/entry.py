@@ -110,6 +110,8 @@ class PoolEntry:
     """Client names by lease number."""
     fills_gaps: bool = False
     """An editor completes code with it: see EnginePool's `editor_keep_alive_s`."""
+    keep_alive_s: float | None = None
+    """Its own `keep_alive_s`, as the last client that named one wished; None: that of the EnginePool."""
     free_at_rest: FreeMemory | None = None
     """Free memory when its ordinary idle time was over; None before that."""
     info: EngineInfo | None = None

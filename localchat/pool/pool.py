@@ -52,12 +52,15 @@ class Lease:
         engine: Engine,
         on_release: Callable[[], None],
         on_gap: Callable[[], None] = lambda: None,
+        on_keep_alive: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self.name = name
         self.engine = engine
         self._on_release: Callable[[], None] | None = on_release
         self.fill_gap = on_gap
         """Call it for a request of an editor that completes code: see `editor_keep_alive_s`."""
+        self.keep_alive = on_keep_alive
+        """Call it for a request that names its own keep-alive, in seconds as EnginePool's `keep_alive_s`."""
 
     def release(self) -> None:
         """Idempotent."""
@@ -195,7 +198,6 @@ class EnginePool:
                     spec, engine, verdict.needed_bytes, time.monotonic(), verdict.gpu_bytes
                 )
                 self._entries[spec.key] = entry
-                self._start_idle_thread()
                 return self._lease_entry(entry, user)
         finally:
             self._loading.release()
@@ -231,14 +233,24 @@ class EnginePool:
         def fill_gap() -> None:
             entry.fills_gaps = True
 
-        return Lease(entry.spec.name, entry.engine, lambda: self._release(entry, number), fill_gap)
+        def keep_alive(seconds: float) -> None:
+            entry.keep_alive_s = seconds
+
+        return Lease(
+            entry.spec.name,
+            entry.engine,
+            lambda: self._release(entry, number),
+            fill_gap,
+            keep_alive,
+        )
 
     def _release(self, entry: PoolEntry, number: int) -> None:
         with self._changed:
             entry.users.pop(number, None)
             if not entry.users:
                 entry.idle_since_s = time.monotonic()
-                if entry.idle_since_s + max(self._keep_s, 0) < self._sweep_s:
+                self._start_idle_thread()
+                if entry.idle_since_s + max(self._usual_keep_s(entry), 0) < self._sweep_s:
                     self._idle_changed.notify_all()
             self._changed.notify_all()
 
@@ -305,7 +317,9 @@ class EnginePool:
     # ------------------------------------------------------------------------ idle time
 
     def _start_idle_thread(self) -> None:
-        if self._idle_thread is None and self._keep_s != NEVER:
+        """Start the sweeper once there is something to wait for. Call with the lock held."""
+        timed = any(self._usual_keep_s(entry) != NEVER for entry in self._entries.values())
+        if self._idle_thread is None and timed:
             self._idle_thread = threading.Thread(
                 target=self._unload_idle, name="pool-sweeper", daemon=True
             )
@@ -340,7 +354,7 @@ class EnginePool:
     def _is_resting(self, entry: PoolEntry, now_s: float) -> bool:
         """True for an editor's engine between its ordinary idle time and its longest. Call with the lock
         held."""
-        ends_s = entry.expires_at_s(self._keep_s)
+        ends_s = entry.expires_at_s(self._usual_keep_s(entry))
         return ends_s is not None and ends_s <= now_s < entry.idle_since_s + self._keep_for(entry)
 
     def _is_due(self, entry: PoolEntry, now_s: float, free: FreeMemory | None) -> bool:
@@ -357,15 +371,20 @@ class EnginePool:
     def _next_sweep_s(self, now_s: float) -> float:
         """When the next engine may be due, in monotonic seconds. Call with the lock held."""
         entries = list(self._entries.values())
-        ends = [entry.expires_at_s(self._keep_s) for entry in entries]
+        ends = [entry.expires_at_s(self._usual_keep_s(entry)) for entry in entries]
         looks = [end_s if end_s > now_s else now_s + _LOOK_S for end_s in ends if end_s is not None]
         return min(looks, default=math.inf)
 
+    def _usual_keep_s(self, entry: PoolEntry) -> float:
+        """Seconds that this entry stays loaded without users, whether an editor uses it or not."""
+        return self._keep_s if entry.keep_alive_s is None else entry.keep_alive_s
+
     def _keep_for(self, entry: PoolEntry) -> float:
         """Seconds that this entry stays loaded without users."""
-        if self._keep_s < 0 or not entry.fills_gaps:
-            return self._keep_s
-        return max(self._keep_s, self._editor_keep_s)
+        usual_s = self._usual_keep_s(entry)
+        if usual_s < 0 or not entry.fills_gaps or entry.keep_alive_s is not None:
+            return usual_s
+        return max(usual_s, self._editor_keep_s)
 
     # ------------------------------------------------------------------------ status and unload
 

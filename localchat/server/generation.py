@@ -120,6 +120,10 @@ class GenerationSpec:
     """Report the progress of prompts."""
     early_stop: Callable[[], EarlyStop] | None = None
     """Makes the early stop of each choice."""
+    keep_alive_s: float | None = None
+    """How long the model then stays loaded without users; None: as the server was started."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers that say what of the request this server does otherwise."""
 
     @property
     def choices(self) -> int:
@@ -167,6 +171,7 @@ class _TokenCounts:
     prompt: int
     cached: int = 0
     completion: int = 0
+    reasoning: int = 0
 
 
 class Generation:
@@ -270,6 +275,7 @@ class Generation:
                 self.prompt_tokens,
                 sum(counts.cached for counts in self._counts),
                 sum(counts.completion for counts in self._counts),
+                sum(counts.reasoning for counts in self._counts),
             )
             self._tracked.done = self._done[0] if self._done else None
 
@@ -324,6 +330,7 @@ class Generation:
             case Text() | Reasoning() | ToolCall():
                 tracked.started = True
                 counts.completion += 1
+                counts.reasoning += isinstance(event, Reasoning)
                 if tracked.first_token_s is None:
                     tracked.first_token_s = time.perf_counter()
             case MetricsSnapshot(completion_tokens=tokens):
@@ -331,6 +338,7 @@ class Generation:
             case Done(usage=usage):
                 counts.prompt, counts.cached = usage.prompt_tokens, usage.cached_tokens
                 counts.completion = usage.completion_tokens
+                counts.reasoning = usage.reasoning_tokens
                 self._done.append(event)
 
     def _convert(self, base: int, event: Event) -> list[OutputEvent]:

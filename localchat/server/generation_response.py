@@ -115,6 +115,8 @@ class GenerationResponse:
                 )
             if spec.fills_gap:
                 lease.fill_gap()
+            if spec.keep_alive_s is not None:
+                lease.keep_alive(spec.keep_alive_s)
             formatter = self.endpoint.formatter(lease, generation)
             if self.endpoint.streams:
                 await self._stream(service, generation, formatter, tracked, send)
@@ -193,9 +195,10 @@ class GenerationResponse:
 
 def _headers(generation: Generation) -> list[tuple[bytes, bytes]]:
     """Headers that say how this answer differs from what was asked for."""
-    if not generation.relaxed:
-        return []
-    return [(SCHEMA_RELAXED, ", ".join(generation.relaxed).encode("ascii", "replace"))]
+    headers = list(generation.spec.headers)
+    if generation.relaxed:
+        headers.append((SCHEMA_RELAXED, ", ".join(generation.relaxed).encode("ascii", "replace")))
+    return headers
 
 
 async def _while_connected(

@@ -36,6 +36,10 @@ class AsyncLease:
         """Note that an editor completes code with this model, which then stays loaded for longer."""
         self._lease.fill_gap()
 
+    def keep_alive(self, seconds: float) -> None:
+        """Set how long this model stays loaded without users; see EnginePool's `keep_alive_s`."""
+        self._lease.keep_alive(seconds)
+
     def release(self) -> None:
         """Idempotent."""
         self._lease.release()

@@ -152,8 +152,12 @@ def _answer(engine: Engine, query: Query) -> msgspec.Struct:
             return protocol.TextReply(id_, engine.detokenize(tokens))
         case protocol.Render(id_, messages):
             return protocol.TextReply(id_, engine.render(messages))
-        case protocol.Embed(id_, texts, question):
-            vectors = engine.embed(texts) if question is None else engine.rerank(question, texts)
+        case protocol.Embed(id_, texts, question, truncate):
+            vectors = (
+                engine.embed(texts, truncate=truncate)
+                if question is None
+                else engine.rerank(question, texts)
+            )
             return protocol.VectorsReply(id_, vectors, vectors.tokens)
         case protocol.GetInfo(id_):
             return protocol.InfoReply(id_, engine.info())

@@ -287,11 +287,15 @@ def test_engine_embeds_counts_tokens_and_writes_no_text(
     with pytest.raises(ContextExceeded, match="text 2 of 2") as caught:
         engine.embed(["a", "b" * 100])
     assert caught.value.details == {"prompt_tokens": 102, "context_tokens": 64}
+    cut = engine.embed(["a", "b" * 100], truncate=True)
+    assert cut.tokens == (3, 64)
+    expected = pooled(bert(weights_of(path), [BEGIN, *[98] * 62, END]), "mean")
+    np.testing.assert_allclose(cut[1], expected, atol=2e-3)
     info = engine.info()
     assert info.loaded and info.context_tokens == 64 and info.actual_bytes > 0
     assert "embeddings" in info.limits[0]
     stats = engine.stats()
-    assert (stats.finished, stats.prompt_tokens) == (1, 7)
+    assert (stats.finished, stats.prompt_tokens) == (2, 7 + 67)
     assert stats.failed == {"usage": 1, "context_exceeded": 1}
     assert engine.embed([]) == []
 

@@ -135,6 +135,33 @@ def test_keep_alive_of_nothing_unloads_at_once_and_a_new_request_loads_again(sta
     assert machine.opened == ["a", "a"]
 
 
+@pytest.mark.parametrize("keep_alive_s", [NEVER, 3600])
+def test_a_client_may_have_an_engine_unloaded_at_once(start: Start, keep_alive_s: float) -> None:
+    pool, machine = start(keep_alive_s=keep_alive_s)
+    pool.lease("b").release()
+    held = pool.lease("a")
+    with pool.lease("a") as lease:
+        lease.keep_alive(0)
+    assert machine.alive() == ["b", "a"], "somebody uses it"
+    held.release()
+    until(lambda: machine.alive() == ["b"])
+
+
+def test_a_client_may_keep_an_engine_for_longer(start: Start) -> None:
+    pool, machine = start(FakeMachine({"a": 10, "b": 10, "c": 10}), keep_alive_s=0.02)
+    for name, seconds in (("a", NEVER), ("b", 3600.0)):
+        with pool.lease(name) as lease:
+            lease.keep_alive(seconds)
+    pool.lease("c").release()
+    until(lambda: machine.alive() == ["a", "b"])
+    never, later = pool.loaded()
+    assert never.unloads_in_s is None
+    assert 3590 < (later.unloads_in_s or 0) < 3600
+    with pool.lease("b") as lease:
+        lease.keep_alive(0)
+    until(lambda: machine.alive() == ["a"])
+
+
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localchat.pool.pool._LOOK_S", 0.005)

@@ -94,7 +94,7 @@ def test_tokens_of_a_text_and_of_a_conversation(stage: Stage) -> None:
 def test_model_without_embeddings_is_not_supported(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def embed(self: object, texts: object) -> None:
+    def embed(self: object, texts: object, *, truncate: bool) -> None:
         raise UsageError("any sentence", no_embeddings=True)
 
     monkeypatch.setattr(type(stage.engine), "embed", embed)

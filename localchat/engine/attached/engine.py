@@ -205,8 +205,9 @@ class AttachedEngine:
         with self._lock:
             self._calls.discard(call)
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        answer = self._query(protocol.Embed(0, tuple(texts)), protocol.VectorsReply)
+    def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
+        asked = protocol.Embed(0, tuple(texts), truncate=truncate)
+        answer = self._query(asked, protocol.VectorsReply)
         return Vectors(answer.vectors, answer.tokens)
 
     def rerank(self, query: str, texts: Sequence[str]) -> Vectors:

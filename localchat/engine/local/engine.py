@@ -124,8 +124,10 @@ class LocalEngine:
             self._fail(id_, error)
         return stream
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        answer = self._query(lambda id_: protocol.Embed(id_, tuple(texts)), protocol.VectorsReply)
+    def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
+        answer = self._query(
+            lambda id_: protocol.Embed(id_, tuple(texts), truncate=truncate), protocol.VectorsReply
+        )
         return Vectors(answer.vectors, answer.tokens)
 
     def rerank(self, query: str, texts: Sequence[str]) -> Vectors:

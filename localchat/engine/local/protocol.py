@@ -79,6 +79,8 @@ class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
     texts: tuple[str, ...]
     query: str | None = None
     """The texts are scored for it; None: they are embedded."""
+    truncate: bool = False
+    """Read the beginning of a text that is too long."""
 
 
 class GetInfo(msgspec.Struct, frozen=True, tag="info"):

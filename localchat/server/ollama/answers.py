@@ -7,7 +7,7 @@ as its arguments are complete.
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, TokenLogprob, Usage
-from localchat.engine.request import Messages
+from localchat.engine.request import GenerateRequest, Messages
 from localchat.server.content_blocks import (
     BlockClosed,
     BlockDelta,
@@ -31,11 +31,23 @@ from localchat.server.formatters import json_response
 from localchat.server.generation import ChoiceEnd, Generation, GenerationSpec, OutputEvent
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
-from localchat.server.ollama.protocol import OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
-from localchat.server.ollama.requests import as_chat, as_generation, engine_request
+from localchat.server.ollama.protocol import (
+    AnswerBody,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaGenerateBody,
+    OllamaOptions,
+)
+from localchat.server.ollama.requests import (
+    as_chat,
+    as_generation,
+    context_headers,
+    engine_request,
+    keep_alive_s,
+)
 from localchat.server.openai.chat import ConversationEndpoint
 from localchat.server.openai.embeddings import checked_texts, embed
-from localchat.server.openai.protocol import chat_logprobs
+from localchat.server.openai.protocol import ChatBody, chat_logprobs
 from localchat.server.request_body import read_json
 from localchat.server.sse import NDJSON
 from localchat.server.state import Service, client_of, service_of
@@ -49,11 +61,10 @@ async def chat(request: Request) -> ASGIApp:
     config = service.config
     body = await read_json(request, OllamaChatBody, config.limits)
     if not body.messages:
-        return await _load(request, service, body.model, _in_message)
+        return await _load(request, service, body, _in_message)
     translated = as_chat(body)
     prompt = engine_request(translated, config.limits, client_of(request))
-    model = model_name(service, body.model)
-    endpoint = OllamaEndpoint(translated, prompt, config.loop_guard, model, _in_message)
+    endpoint = _endpoint(service, body, translated, prompt, _in_message)
     return GenerationResponse(request, endpoint, NDJSON)
 
 
@@ -63,10 +74,9 @@ async def generate(request: Request) -> ASGIApp:
     config = service.config
     body = await read_json(request, OllamaGenerateBody, config.limits)
     if not body.prompt and not body.suffix:
-        return await _load(request, service, body.model, _in_response)
+        return await _load(request, service, body, _in_response)
     translated, prompt = as_generation(body, config.limits, client_of(request))
-    model = model_name(service, body.model)
-    endpoint = OllamaEndpoint(translated, prompt, config.loop_guard, model, _in_response)
+    endpoint = _endpoint(service, body, translated, prompt, _in_response)
     return GenerationResponse(request, endpoint, NDJSON)
 
 
@@ -80,13 +90,18 @@ async def embeddings(request: Request) -> Response:
         raise bad_request(
             "The field 'input' is required.", param="input", code="missing_required_parameter"
         )
-    began_s = time.perf_counter()
+    began_s, keep_s = time.perf_counter(), keep_alive_s(body.keep_alive)
+    truncate = body.input is not None and body.truncate is not False
     if not given:
         vectors, tokens = list[list[float]](), 0
     else:
         texts = checked_texts(given, limits)
         async with await service.lease(model_name(service, body.model), request) as lease:
-            vectors, tokens = await asyncio.to_thread(embed, lease.engine, texts, body.dimensions)
+            if keep_s is not None:
+                lease.keep_alive(keep_s)
+            vectors, tokens = await asyncio.to_thread(
+                embed, lease.engine, texts, body.dimensions, truncate=truncate
+            )
     if body.input is None:
         return json_response({"embedding": vectors[0] if vectors else []})
     return json_response(
@@ -108,12 +123,23 @@ def model_name(service: Service, name: str) -> str:
 
 
 async def _load(
-    request: Request, service: Service, model: str, piece: "Callable[[AnswerPiece], Json]"
+    request: Request,
+    service: Service,
+    body: AnswerBody,
+    piece: "Callable[[AnswerPiece], Json]",
 ) -> Response:
-    """Load a model and answer nothing, as programs ask at their start."""
-    async with await service.lease(model_name(service, model), request):
-        whole = {"model": model, "created_at": _now(), **piece(AnswerPiece()), "done": True}
-        return json_response({**whole, "done_reason": "load"})
+    """Load a model and answer nothing, as programs ask at their start; unload it with a keep-alive of 0."""
+    name, keep_s = model_name(service, body.model), keep_alive_s(body.keep_alive)
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if keep_s != 0 or name in [loaded for loaded, _ in service.engines.loaded()]:
+        async with await service.lease(name, request) as lease:
+            headers = context_headers(body.options, lease.info.context_tokens)
+            if keep_s is not None:
+                lease.keep_alive(keep_s)
+    whole = {"model": body.model, "created_at": _now(), **piece(AnswerPiece()), "done": True}
+    answer = json_response({**whole, "done_reason": "unload" if keep_s == 0 else "load"})
+    answer.raw_headers.extend(headers)
+    return answer
 
 
 # ---------------------------------------------------------------------------- endpoint
@@ -127,18 +153,40 @@ class OllamaEndpoint(ConversationEndpoint):
     """Of the model."""
     piece: "Callable[[AnswerPiece], Json]"
     """Writes a piece of the answer in the form of its route."""
+    options: OllamaOptions | None = None
+    keep_alive_s: float | None = None
 
     @property
     def model(self) -> str | None:
         return self.name
 
     async def spec(self, lease: AsyncLease) -> GenerationSpec:
+        spec = GenerationSpec([[self.request]], loop_guard=self.loop_guard)
         if isinstance(self.request.prompt, Messages):
-            return await ConversationEndpoint.spec(self, lease)
-        return GenerationSpec([[self.request]], loop_guard=self.loop_guard)
+            spec = await ConversationEndpoint.spec(self, lease)
+        headers = context_headers(self.options, lease.info.context_tokens)
+        return replace(spec, keep_alive_s=self.keep_alive_s, headers=headers)
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "OllamaFormatter":
         return OllamaFormatter(self.body.model or lease.name, self.piece, bool(self.body.logprobs))
+
+
+def _endpoint(
+    service: Service,
+    body: AnswerBody,
+    chat: ChatBody,
+    prompt: GenerateRequest,
+    piece: "Callable[[AnswerPiece], Json]",
+) -> OllamaEndpoint:
+    return OllamaEndpoint(
+        chat,
+        prompt,
+        service.config.loop_guard,
+        model_name(service, body.model),
+        piece,
+        body.options,
+        keep_alive_s(body.keep_alive),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Request types of Ollama's API. Unknown fields are ignored, null means "not given"."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -26,8 +26,7 @@ class OllamaMessage(msgspec.Struct, frozen=True):
 
 
 class OllamaOptions(msgspec.Struct, frozen=True):
-    """Sampling and limits. `num_ctx` and what else belongs to the load is ignored: the model is loaded with
-    the longest context that fits."""
+    """Sampling and limits. What else belongs to the load is ignored, such as `num_gpu`."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -41,6 +40,13 @@ class OllamaOptions(msgspec.Struct, frozen=True):
     num_predict: int | None = None
     """Below 0: no limit."""
     stop: str | list[str] | None = None
+    num_ctx: int | None = None
+    """A context that the client wants. The model is loaded with the longest that fits; a header says if
+    that is shorter."""
+
+
+KeepAlive: TypeAlias = float | str | None
+"""How long the model stays loaded after the answer: seconds, or `5m`; 0: unload it, below 0: keep it."""
 
 
 class AnswerBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +62,7 @@ class AnswerBody(msgspec.Struct, frozen=True, kw_only=True):
     """A switch, or an effort."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    keep_alive: KeepAlive = None
 
 
 class OllamaChatBody(AnswerBody, frozen=True, kw_only=True):
@@ -85,3 +92,7 @@ class OllamaEmbedBody(msgspec.Struct, frozen=True, kw_only=True):
     input: str | list[str] | None = None
     prompt: str | None = None
     dimensions: int | None = None
+    truncate: bool | None = None
+    """Cut a text that is too long for the model. True if absent, but at the older route, which refuses it."""
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive = None

@@ -1,14 +1,19 @@
 """Translates requests of Ollama's API to chats and prompts, which openai/requests.py validates."""
 
-from typing import Any
+import logging
+import math
+import re
+from typing import Any, Final
 
 import msgspec
 
 from localchat.engine.request import GenerateRequest, Infill, Prompt, TextPrompt
+from localchat.pool.entry import NEVER
 from localchat.server.config import ServerLimits
-from localchat.server.errors import bad_request
+from localchat.server.errors import ApiError, bad_request
 from localchat.server.ollama.protocol import (
     AnswerBody,
+    KeepAlive,
     OllamaChatBody,
     OllamaGenerateBody,
     OllamaMessage,
@@ -34,7 +39,17 @@ from localchat.server.openai.requests import (
 )
 from localchat.server.openai.structure import with_format_field
 
+log = logging.getLogger("localchat.server")
+
+CONTEXT_TOKENS: Final = b"x-localchat-context-tokens"
+"""Header with the context of a model that was loaded with a shorter one than the request asks for."""
 _NO_OPTIONS = OllamaOptions()
+_UNITS_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_NUMBER: Final = r"\d+(?:\.\d*)?|\.\d+"
+_DURATION: Final = re.compile(rf"([-+]?)((?:(?:{_NUMBER})(?:h|ms|m|s|us|µs|ns))+|(?:{_NUMBER}))")
+_TIME: Final = re.compile(rf"({_NUMBER})(h|ms|m|s|us|µs|ns)")
+_LONGEST_S: Final = 10 * 365 * 86_400.0
+_MOST_DIGITS: Final = 64
 
 
 def as_chat(body: OllamaChatBody) -> ChatBody:
@@ -84,6 +99,51 @@ def as_generation(
 def engine_request(chat: ChatBody, limits: ServerLimits, client: Client) -> GenerateRequest:
     """The engine request of a translated chat. Raises ApiError."""
     return with_format_field(chat_request(chat, limits, client), "format")
+
+
+def keep_alive_s(given: KeepAlive) -> float | None:
+    """Seconds as EnginePool's `keep_alive_s`; None if none are given. Raises ApiError."""
+    seconds = _seconds(given) if isinstance(given, str) else given
+    if seconds is None:
+        return None
+    if not math.isfinite(seconds):
+        raise _no_duration(str(given))
+    return NEVER if seconds < 0 or seconds > _LONGEST_S else seconds
+
+
+def _seconds(given: str) -> float | None:
+    if not given:
+        return None
+    found = _DURATION.fullmatch(given) if len(given) <= _MOST_DIGITS else None
+    if found is None:
+        raise _no_duration(given)
+    times = _TIME.findall(found[2])
+    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in times)
+    return (-1.0 if found[1] == "-" else 1.0) * (seconds if times else float(found[2]))
+
+
+def _no_duration(given: str) -> ApiError:
+    return bad_request(
+        f"The field 'keep_alive' is {given[:50]!r}; it must be a number of seconds or a time such as "
+        "'5m' or '1h30m'; -1 keeps the model loaded, 0 unloads it.",
+        param="keep_alive",
+    )
+
+
+def context_headers(
+    options: OllamaOptions | None, context_tokens: int
+) -> tuple[tuple[bytes, bytes], ...]:
+    """The header of an answer with less context than the options ask for."""
+    wanted = options.num_ctx if options is not None else None
+    if wanted is None or wanted <= context_tokens:
+        return ()
+    log.warning(
+        "num_ctx %d is more than the context of %d tokens with which the model is loaded; serve "
+        "--ctx sets it",
+        wanted,
+        context_tokens,
+    )
+    return ((CONTEXT_TOKENS, str(context_tokens).encode()),)
 
 
 def _body(body: AnswerBody) -> ChatBody:

@@ -62,11 +62,11 @@ def checked_texts(source: str | Sequence[str | int | list[int]], limits: ServerL
 
 
 def embed(
-    engine: Engine, texts: Sequence[str], dimensions: int | None
+    engine: Engine, texts: Sequence[str], dimensions: int | None, *, truncate: bool = False
 ) -> tuple[list[list[float]], int]:
     """Vectors and the number of tokens that they took. Raises ApiError, LocalchatError."""
     try:
-        vectors = engine.embed(texts)
+        vectors = engine.embed(texts, truncate=truncate)
     except UsageError as error:
         if error.details.get("no_embeddings"):
             message = "This model does not give embeddings; load an embedding model and name it in 'model'."

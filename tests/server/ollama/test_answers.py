@@ -1,7 +1,7 @@
 """Ollama's /api/chat, /api/generate and /api/embed: lines of JSON, whole answers, every option."""
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,10 +15,15 @@ from localchat.engine.request import (
     Sampling,
     TextPrompt,
 )
-from localchat.engine.scripted import ScriptedAnswer
+from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.errors import EngineDied
+from localchat.pool.entry import NEVER
+from localchat.pool.pool import Lease
 from localchat.server.config import ServerConfig
-from tests.support.http_server import NAME, Reply, Stage, ask, serving
+from localchat.server.leases import AsyncLease
+from localchat.server.ollama.requests import keep_alive_s
+from tests.support.http_server import NAME, Reply, Stage, Wire, ask, running, serving
+from tests.support.single_engine import SingleEngine
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 METRICS = {
@@ -175,6 +180,106 @@ def test_a_request_for_nothing_loads_the_model(stage: Stage, path: str) -> None:
     whole = ask(stage, path, {"model": NAME, "keep_alive": 300}).json
     assert (whole["done"], whole["done_reason"]) == (True, "load")
     assert len(stage.engine.requests) == asked
+
+
+def test_a_keep_alive_of_nothing_unloads_without_a_question(stage: Stage) -> None:
+    for model in (NAME, "not here"):
+        whole = ask(stage, "/api/generate", {"model": model, "keep_alive": 0}).json
+        assert (whole["done"], whole["done_reason"]) == (True, "unload")
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        (0, 0),
+        (90, 90),
+        (1.5, 1.5),
+        (-1, NEVER),
+        (1e300, NEVER),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5s", 1.5),
+        ("300ms", 0.3),
+        ("-1m", NEVER),
+        ("-1", NEVER),
+        ("60", 60),
+        ("0", 0),
+    ],
+)
+def test_a_keep_alive_is_a_number_or_a_time(given: Any, seconds: float | None) -> None:
+    assert keep_alive_s(given) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("given", ["soon", "5 m", "5x", "--1", "1" * 99, "nan", [], {}])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "a"}]}),
+        ("chat", {}),
+        ("generate", {"prompt": "a"}),
+        ("embed", {"input": "a"}),
+    ],
+)
+def test_another_keep_alive_is_refused(stage: Stage, path: str, fields: Any, given: Any) -> None:
+    reply = ask(stage, f"/api/{path}", {"model": NAME, "keep_alive": given, **fields})
+    assert reply.status == 400 and "keep_alive" in reply.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "a"}]}),
+        ("chat", {"messages": [{"role": "user", "content": "a"}], "stream": False}),
+        ("chat", {}),
+        ("generate", {"prompt": "a", "raw": True}),
+        ("generate", {}),
+    ],
+)
+def test_a_context_shorter_than_asked_for_is_said(stage: Stage, path: str, fields: Any) -> None:
+    for wanted, said in ((4096, None), (4097, "4096"), (-1, None)):
+        body = {"model": NAME, "options": {"num_ctx": wanted}, **fields}
+        reply = ask(stage, f"/api/{path}", body)
+        assert reply.status == 200
+        assert reply.headers.get("x-localchat-context-tokens") == said
+
+
+class Keeper(SingleEngine):
+    """Notes the keep-alive of each request that named one."""
+
+    kept: ClassVar[list[float]] = []
+
+    async def lease(self, model: str, *, user: str = "") -> AsyncLease:
+        lease = await SingleEngine.lease(self, model, user=user)
+        inner = Lease(self.name, self.engine, lambda: None, on_keep_alive=self.kept.append)
+        return AsyncLease(inner, lease.info)
+
+
+def test_a_keep_alive_reaches_the_pool() -> None:
+    with running(ScriptedEngine(model=NAME), engines=Keeper) as (port, _), Wire(port) as wire:
+        for path, fields in (
+            ("chat", {"messages": [{"role": "user", "content": "a"}], "keep_alive": "1m"}),
+            ("chat", {"keep_alive": 2}),
+            ("generate", {"prompt": "a", "keep_alive": -1}),
+            ("generate", {"prompt": "a"}),
+            ("embed", {"input": "a", "keep_alive": "3s"}),
+        ):
+            wire.ask(f"/api/{path}", {"model": NAME, "stream": False, **fields})
+            assert wire.reply().status == 200
+    assert Keeper.kept == [60, 2, NEVER, 3]
+
+
+def test_a_text_that_is_too_long_is_cut_unless_the_client_forbids_it(stage: Stage) -> None:
+    body = {"model": NAME, "input": ["a" * 5000, "b"]}
+    for fields in ({}, {"truncate": True}, {"truncate": None}):
+        whole = ask(stage, "/api/embed", {**body, **fields}).json
+        assert whole["embeddings"] == [[4096.0, 1.0], [1.0, 1.0]]
+    refused = ask(stage, "/api/embed", {**body, "truncate": False})
+    assert refused.status == 400 and "4096" in refused.json["error"]
+    older = ask(stage, "/api/embeddings", {"model": NAME, "prompt": "a" * 5000})
+    assert older.status == 400
+    assert ask(stage, "/v1/embeddings", {"input": "a" * 5000}).status == 400
 
 
 def test_embeddings_are_lists_by_both_routes(stage: Stage) -> None:
