@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from localchat.chat_format.harmony_parser import ChannelParser
-from localchat.chat_format.parser import Parser, Rendered
+from localchat.chat_format.parser import ChoiceParser, Rendered
 from localchat.chat_format.plain_format import PlainFormat
 from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.render_process import RenderProcess
@@ -37,7 +37,7 @@ class ChatFormat(Protocol):
         """The prompt. Raises TemplateError if the template refuses, fails, or takes too long (2 s)."""
         ...
 
-    def answer_parser(self, rendered: Rendered) -> Parser:
+    def answer_parser(self, rendered: Rendered) -> ChoiceParser:
         """Make a parser for one choice of the answer to `rendered`."""
         ...
 

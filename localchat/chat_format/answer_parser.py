@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localchat.chat_format.harmony_parser import FUNCTIONARY, HARMONY, MUSE, ChannelParser
-from localchat.chat_format.parser import Answer, Call, Parser, Part, Thought
+from localchat.chat_format.parser import Answer, Call, ChoiceParser, Part, Thought
 from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.tool_calls.family import ToolCallFamily
 from localchat.chat_format.tool_calls.parser import CallParser, name_and_parameters
@@ -24,7 +24,10 @@ class AnswerParser:
     """Chains a parser of reasoning and one of calls. `late`: finds calls in unclosed reasoning."""
 
     def __init__(
-        self, reasoning: Parser, calls: CallParser, late: CallParser | None = None
+        self,
+        reasoning: ReasoningParser | ChannelParser,
+        calls: CallParser,
+        late: CallParser | None = None,
     ) -> None:
         self._reasoning = reasoning
         self._calls = calls
@@ -93,7 +96,7 @@ def make_answer_parser(
     tools: Sequence[Mapping[str, Any]],
     *,
     opened: bool,
-) -> Parser:
+) -> ChoiceParser:
     """Make the parser of a whole answer. `opened`: the prompt ends inside a block of reasoning.
 
     Without tools, nothing is taken for a call.

@@ -37,17 +37,21 @@ Part: TypeAlias = Answer | Thought | Call
 class Parser(Protocol):
     """Turns streamed text into parts. One parser for each choice; it never raises."""
 
-    @property
-    def thinking(self) -> bool:
-        """Whether the text so far ends inside reasoning."""
-        ...
-
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain now; pieces are never empty."""
         ...
 
     def finish(self) -> list[Part]:
         """Parts of the text that was held back, at the end of the answer."""
+        ...
+
+
+class ChoiceParser(Parser, Protocol):
+    """Parses everything that a choice has: reasoning, answer and calls."""
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside reasoning."""
         ...
 
 

@@ -6,7 +6,7 @@ nobody would know why. Plain labels work a little with any model, base models to
 
 from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
 from localchat.chat_format.harmony_parser import ChannelParser
-from localchat.chat_format.parser import Parser, Rendered
+from localchat.chat_format.parser import ChoiceParser, Rendered
 from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.tool_calls.families import UNKNOWN
 from localchat.engine.request import Message, Messages
@@ -46,7 +46,7 @@ class PlainFormat:
             tools=tools,
         )
 
-    def answer_parser(self, rendered: Rendered) -> Parser:
+    def answer_parser(self, rendered: Rendered) -> ChoiceParser:
         """Make a parser that finds a `<think>` block at the beginning, and tool calls.
 
         A grammar may force the answer to be a call.

@@ -9,7 +9,7 @@ from typing import Any
 
 from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
 from localchat.chat_format.harmony_parser import ChannelParser
-from localchat.chat_format.parser import Parser, Rendered
+from localchat.chat_format.parser import ChoiceParser, Rendered
 from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.render_process import RenderProcess
 from localchat.chat_format.template import ChatTemplate
@@ -111,7 +111,7 @@ class TemplateFormat:
         """Whether the template knows reasoning and the prompt does not already close it."""
         return self._reasons and not prompt.rstrip().endswith(self.reasoning_family.closes)
 
-    def answer_parser(self, rendered: Rendered) -> Parser:
+    def answer_parser(self, rendered: Rendered) -> ChoiceParser:
         """Make a parser that splits off reasoning and finds calls of the offered tools."""
         return make_answer_parser(
             self.reasoning_family,

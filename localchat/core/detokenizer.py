@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from localchat.chat_format.parser import Answer, Call, Parser, Part
+from localchat.chat_format.parser import Answer, Call, ChoiceParser, Part
 from localchat.core.stop_strings import StopPatterns, StopScanner
 from localchat.engine.events import Event, Reasoning, Text, TokenLogprob, ToolCall
 
@@ -106,7 +106,7 @@ class ChoiceOutput:
         choice: int,
         piece: Callable[[int], bytes],
         stops: StopPatterns,
-        parser: Parser | None,
+        parser: ChoiceParser | None,
         *,
         strip_leading_space: bool = False,
     ) -> None:

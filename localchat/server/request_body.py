@@ -26,8 +26,9 @@ _SURROGATES: Final = re.compile(
 _PATH: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
 _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]+)`")
 _MAX_EXACT: Final = float(1 << 53)
-_CURL_TYPE: Final = "application/x-www-form-urlencoded"
 """Below it a float holds every whole number exactly."""
+_TYPES_OF_PROGRAMS: Final = ("", "application/x-www-form-urlencoded")
+"""Programs that post JSON without its type: LiteLLM names none, curl that of a form."""
 _LARGE_BYTES: Final = 32 << 10
 """Compressed bodies above this size are decompressed on a thread."""
 _GZIP: Final = 31
@@ -81,11 +82,13 @@ async def _receive(request: Request, limits: ServerLimits) -> bytes:
 def _check_type(request: Request) -> None:
     """Accept JSON only: browsers let pages of other sites send other types without a preflight.
 
-    A program may also say what curl says of any body: Ollama's own examples do.
+    A program may also name none, or what curl says of any body, as in Ollama's own examples.
     """
     given = request.headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
-    if kind != "application/json" and (kind != _CURL_TYPE or _is_browser(request.headers)):
+    if kind != "application/json" and (
+        kind not in _TYPES_OF_PROGRAMS or _is_browser(request.headers)
+    ):
         raise ApiError(
             415,
             "unsupported_media_type",

@@ -293,7 +293,8 @@ FORM = "application/x-www-form-urlencoded"
     ("kind", "headers"),
     [
         ("text/plain", {}),
-        ("", {}),
+        ("", {"origin": "http://localhost:3000"}),
+        ("", {"sec-fetch-site": "same-origin"}),
         (FORM, {"sec-fetch-site": "none"}),
         (FORM, {"user-agent": "Mozilla/4.0 (compatible)"}),
     ],
@@ -304,9 +305,13 @@ def test_what_a_form_could_send_is_a_415(stage: Stage, kind: str, headers: dict[
     assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
 
 
-def test_curl_may_leave_the_content_type_out(stage: Stage) -> None:
-    """It says of every body that it is a form."""
-    headers = {"content-type": FORM, "user-agent": "curl/8.5.0"}
+@pytest.mark.parametrize(
+    "headers",
+    [{"content-type": FORM, "user-agent": "curl/8.5.0"}, {"user-agent": "litellm/1.83.0"}],
+)
+def test_a_program_may_leave_the_content_type_out(stage: Stage, headers: dict[str, str]) -> None:
+    """For curl, every body is a form then."""
+    headers = {"content-type": "", **headers}
     assert ask(stage, "/v1/chat/completions", {"messages": USER}, headers=headers).status == 200
 
 
