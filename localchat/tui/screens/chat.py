@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal
 from textual.content import Content
 from textual.css.query import NoMatches
 from textual.screen import Screen
@@ -28,6 +28,7 @@ from localchat.session.session import ChatSession
 from localchat.session.view import SessionView
 from localchat.tui import clipboard
 from localchat.tui.attachments import ComposerText, contract, expand
+from localchat.tui.column import Talk, place_column
 from localchat.tui.focused_message import FocusedMessage
 from localchat.tui.footer_keys import FooterState, footer_keys
 from localchat.tui.keymap import bindings, offer_key
@@ -85,7 +86,7 @@ class ChatScreen(Screen[None]):
             yield Static("", id="title", markup=False)
             yield Static("", id="model", markup=False)
         with Horizontal(id="body"):
-            with Vertical(id="talk"):
+            with Talk(id="talk"):
                 yield FindBar(id="finder")
                 keys = self.session.context.keys
                 yield Welcome(greeting(self.session.setup), keys, id="welcome")
@@ -255,6 +256,7 @@ class ChatScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")
         self.set_class(event.size.height < 20, "-short")
+        place_column(self, event.size.width, has_panel=self.panel.display)
         self.status_changed()
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
@@ -504,6 +506,7 @@ class ChatScreen(Screen[None]):
 
     def action_panel(self) -> None:
         self.panel.display = not self.panel.display
+        place_column(self, self.size.width, has_panel=self.panel.display)
         if self.panel.display:
             self.panel.refresh_metrics()
             self._watch_stats()
