@@ -7,6 +7,7 @@ from pathlib import Path
 
 import awq
 import checkpoint
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -51,6 +52,11 @@ def test_weights_come_back_from_the_gguf(tiny: tuple[Path, Guide]) -> None:
     weights, _ = checkpoint.read_gguf(path)
     for name, p in model.named_parameters():
         assert np.array_equal(weights[name], p.detach().numpy()), name
+
+
+def test_the_file_asks_for_greedy_answers(tiny: tuple[Path, Guide]) -> None:
+    field = gguf.GGUFReader(tiny[0]).fields["general.sampling.temp"]
+    assert field.contents() == 0
 
 
 def test_transformers_reads_the_checkpoint_and_agrees(

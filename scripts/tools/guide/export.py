@@ -94,6 +94,7 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_vocab_size(shape.vocabulary)
+    writer.add_float32("general.sampling.temp", 0.0)  # facts are not a matter of chance
     add_tokenizer(writer, tokenizer)
     for name, value in weights.items():
         if value.ndim == 2:

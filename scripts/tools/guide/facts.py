@@ -52,6 +52,7 @@ VERBS: Final = [
     "history",
     "config",
     "preset",
+    "bench",
     "completion",
 ]
 SUBCOMMANDS: Final = {
@@ -141,6 +142,12 @@ FLAGS: Final = [
     "--temp",
     "--verbose",
     "--output",
+    "--vary",
+    "--list",
+    "--show",
+    "--compare",
+    "--svg",
+    "--clients",
     "-v",
     "-V",
     "-n",
