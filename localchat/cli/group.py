@@ -30,6 +30,7 @@ VERBS: Final = {
     "show": Verb("localchat.cli.show", "Say what a model is and what it can do."),
     "fit": Verb("localchat.cli.fit", "Say whether a model fits into memory, and what would help."),
     "bench": Verb("localchat.cli.bench", "Measure a model or a server under load."),
+    "tune": Verb("localchat.cli.tune", "Find the fastest settings of a model on this machine."),
     "cp": Verb("localchat.cli.cp", "Give a model another name."),
     "rm": Verb("localchat.cli.rm", "Remove models, aliases and imported links."),
     "import": Verb(

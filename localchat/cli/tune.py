@@ -1,0 +1,189 @@
+"""Command `localchat tune`: finds the fastest settings of a model on this machine."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.cli.context import AppContext
+from localchat.cli.options import given_flags, load_flags
+from localchat.cli.output import confirm, print_json, print_lines, table
+from localchat.cli.streams import Terminal
+from localchat.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from localchat.bench.sweep import SweepEvent
+    from localchat.bench.tuned_settings import TunedSettings
+    from localchat.bench.tuner import Trial, Tuner, Tuning
+    from localchat.cli.resolve import Setup
+
+_WORTH = 0.05
+_HEAD = ("SETTING", "INSTEAD OF", "SPEED", "")
+
+
+@click.command("tune")
+@click.argument("word", metavar="MODEL")
+@click.option(
+    "--clients", type=click.IntRange(1, 255), default=1, metavar="N", help="Requests at once; 1."
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(2, 99),
+    default=3,
+    metavar="N",
+    help="Repetitions; more find smaller differences. 3.",
+)
+@click.option("--undo", is_flag=True, help="Take back what an earlier tuning wrote.")
+@click.option("-y", "--yes", is_flag=True, help="Write the settings without asking.")
+@load_flags
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No progress.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    word: str,
+    clients: int,
+    rounds: int,
+    undo: bool,
+    yes: bool,
+    as_json: bool,
+    **_: object,
+) -> int:
+    """Find the fastest settings of a model on this machine.
+
+    Measures threads, KV type, drafts and layers on the GPU beside the settings as they are, and shows what
+    each brings. What is faster by more than the noise can be written into the settings of this model. A flag
+    such as --kv-type f16 keeps that setting as it is given.
+    """
+    from localchat.bench.tuned_settings import TunedSettings
+    from localchat.bench.variants import is_running
+    from localchat.cli.resolve import resolve_setup
+    from localchat.cli.signals import terminate_gracefully
+
+    if is_running(word):
+        raise UsageError(
+            f"the settings of {word} are those of its server", hint="tune the model on that machine"
+        )
+    setup = resolve_setup(ctx, word)
+    kept = TunedSettings(setup.paths.settings_file, setup.paths.state_dir)
+    if undo:
+        _take_back(setup, kept)
+        return ExitCode.OK
+    tuner = _tuner(ctx, setup, clients, rounds)
+    with terminate_gracefully():
+        found = tuner.run()
+    if as_json:
+        print_json(setup.app.environ, found)
+    else:
+        print_lines(setup.app.environ, result_lines(found))
+    if found.settings and _agreed(setup, found, yes=yes, as_json=as_json):
+        kept.write(setup.model.name, found.settings)
+        setup.terminal.print_line(
+            f"localchat: wrote {setup.paths.settings_file}; localchat tune {word} --undo takes it back"
+        )
+    return ExitCode.OK
+
+
+def _tuner(ctx: click.Context, setup: "Setup", clients: int, rounds: int) -> "Tuner":
+    """The trials for this model on this machine. Raises LocalchatError where it does not fit as it is."""
+    from localchat.bench.tuner import Tuner, knobs
+    from localchat.cli.bench_servers import BenchServers
+    from localchat.engine.options import load_options
+    from localchat.fit.memory_plan import demand
+    from localchat.model_files.checkpoint import read_summary
+    from localchat.models.assess import Subject, assess, usable_machine
+
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    machine = usable_machine()
+    model = read_summary(setup.model.path, dummy_weights=setup.settings.dummy_weights)
+    subject = Subject(setup.model.name, model, setup.model.path, setup.settings.backend)
+    options = load_options(setup.settings)
+    plan = demand(assess(subject, options, machine, None, speed=False).plan, setup.model.name)
+    present = {
+        "gpu_layers": str(plan.gpu_layers),
+        "threads": str(setup.settings.threads or machine.cores),
+        "kv_cache_type": plan.kv_type,
+        "speculation": str(setup.settings.speculation).lower(),
+    }
+    servers = BenchServers(ctx, setup.terminal)
+
+    @contextmanager
+    def watch(what: str) -> "Iterator[Callable[[SweepEvent], None]]":
+        from localchat.cli.bench_progress import progress_for
+
+        setup.terminal.notify(f"measuring {what}")
+        with progress_for(setup.terminal) as progress:
+            yield progress.show
+
+    return Tuner(
+        setup.model.word,
+        knobs(setup.settings, given_flags(ctx), plan, machine),
+        present,
+        servers.open,
+        watch,
+        clients,
+        rounds,
+    )
+
+
+def result_lines(found: "Tuning") -> Iterator[str]:
+    """What each setting brought, and what is worth to be kept."""
+    from localchat.bench.variants import flag_word
+
+    yield from table(_HEAD, [_cells(one) for one in found.trials], right=(2,))
+    if any(_unclear(one) for one in found.trials):
+        yield (
+            "Within noise there may be a difference: a quiet machine or --rounds 6 shows smaller ones."
+        )
+    if found.gain is None:
+        yield "The settings are the fastest that was found."
+        return
+    changes = ", ".join(f"{flag_word(key)} {value}" for key, value in found.settings.items())
+    margin = f" ±{found.gain.margin:.1%}" if found.gain.margin is not None else ""
+    yield f"Faster by {found.gain.share:.1%}{margin}: {changes}."
+
+
+def _unclear(one: "Trial") -> bool:
+    """Whether the noise hid what would be worth a setting."""
+    return one.gain is not None and not one.gain.beyond_noise and one.gain.share > _WORTH
+
+
+def _cells(one: "Trial") -> tuple[str, ...]:
+    from localchat.bench.variants import flag_word
+
+    name = f"{flag_word(one.key)} {one.value}"
+    if one.gain is None:
+        return name, one.against, "-", one.problem
+    margin = f" ±{one.gain.margin:.1%}" if one.gain.margin is not None else ""
+    words = "taken" if one.taken else "" if one.gain.beyond_noise else "within noise"
+    return name, one.against, f"{one.gain.share:+.1%}{margin}", words
+
+
+def _agreed(setup: "Setup", found: "Tuning", *, yes: bool, as_json: bool) -> bool:
+    """Whether to write the settings. Without a terminal, the commands that do so are printed."""
+    import sys
+
+    if yes:
+        return True
+    if as_json or sys.stdin is None or not sys.stdin.isatty():
+        for key, value in found.settings.items():
+            setup.terminal.notify(f"localchat config set {key} {value} --for {setup.model.name}")
+        return False
+    return confirm(f"Write this for {setup.model.name}?", yes=False, verb="tune")
+
+
+def _take_back(setup: "Setup", kept: "TunedSettings") -> None:
+    back, left = kept.undo(setup.model.name)
+    terminal: Terminal = setup.terminal
+    if not back and not left:
+        terminal.print_line(f"localchat: no tuning of {setup.model.name} is written")
+    for one in back:
+        now = "unset" if one.before is None else one.before
+        terminal.print_line(f"localchat: {one.key} is {now} again")
+    for one in left:
+        terminal.print_line(
+            f"localchat: {one.key} stays: it was changed since the tuning wrote {one.written}"
+        )
