@@ -35,7 +35,7 @@ class _Curve(NamedTuple):
     dashed: bool = False
 
 
-class _Panel(NamedTuple):
+class _ChartPanel(NamedTuple):
     title: str
     value: Callable[[Point], float | None]
     tail: Callable[[Point], float | None] = lambda point: None
@@ -43,13 +43,13 @@ class _Panel(NamedTuple):
 
 
 _PANELS: Final = (
-    _Panel("Tokens a second", lambda point: point.figures.tokens_per_s),
-    _Panel(
+    _ChartPanel("Tokens a second", lambda point: point.figures.tokens_per_s),
+    _ChartPanel(
         "Time to first token, ms: p50, p99 dashed",
         lambda point: point.figures.ttft_ms.p50,
         lambda point: point.figures.ttft_ms.p99,
     ),
-    _Panel(
+    _ChartPanel(
         "Time per token, ms: p50, p99 dashed",
         lambda point: point.figures.tpot_ms.p50 if point.figures.tpot_ms else None,
         lambda point: point.figures.tpot_ms.p99 if point.figures.tpot_ms else None,
@@ -86,7 +86,7 @@ def _title(record: BenchRecord) -> str:
     )
 
 
-def _panel(panel: _Panel, lines: Sequence[list[Point]]) -> str:
+def _panel(panel: _ChartPanel, lines: Sequence[list[Point]]) -> str:
     curves = []
     for at, line in enumerate(lines):
         color = _COLORS[at % len(_COLORS)]
