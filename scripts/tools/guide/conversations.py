@@ -74,7 +74,7 @@ class Writer:
         self.refusals = Refusals(facts)
         self.copying = Copying(facts)
         self.foreign = Foreign(facts)
-        self.pasting = Pasting(facts, self.refusals.lexicon)
+        self.pasting = Pasting(facts, self.refusals.lexicon, abroad=foreign > 0)
 
     def draw(self, rng: Random) -> tuple[str, Conversation]:
         """(kind, conversation)."""

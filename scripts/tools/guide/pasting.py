@@ -9,9 +9,11 @@ from scraps import Scraps
 
 
 class Pasting:
-    """Draws pasted texts. `facts`: the parsed facts.json."""
+    """Draws pasted texts. `facts`: the parsed facts.json. `abroad`: some are in other languages."""
 
-    def __init__(self, facts: dict[str, Any], lexicon: dict[str, list[str]]) -> None:
+    def __init__(
+        self, facts: dict[str, Any], lexicon: dict[str, list[str]], *, abroad: bool = True
+    ) -> None:
         self.words: dict[str, Any] = facts["pastes"]
         self.lexicon = lexicon
         self.scraps = Scraps(facts)
@@ -22,12 +24,8 @@ class Pasting:
             for part in answer.split(". ")
             if 20 < len(part) < 120 and "{" not in part
         ]
-        self.abroad = [
-            pattern
-            for t in facts["foreign"].values()
-            if isinstance(t, dict)
-            for pattern in t["other"]
-        ]
+        tongues = facts["foreign"].values() if abroad else ()
+        self.abroad = [p for t in tongues if isinstance(t, dict) for p in t["other"]]
 
     def draw(self, rng: Random) -> tuple[str, str]:
         """A text with a task that the guide cannot do, and the refusal."""
@@ -70,7 +68,7 @@ class Pasting:
             text = " ".join(self.scraps.said(rng) for _ in range(rng.choice((1, 1, 2, 3))))
         elif draw < 0.78:
             text = rng.choice(self.about_localchat)
-        elif draw < 0.86:
+        elif draw < 0.86 and self.abroad:
             text = phrase(rng.choice(self.abroad), self.lexicon, rng)
         else:
             text = self.scraps.words_text(rng, 2, 9)
