@@ -28,7 +28,11 @@ from localchat.tui import clipboard
 from localchat.tui.daemon_threads import DaemonThreads
 from localchat.tui.keymap import KEYS, bindings, key_names, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
-from localchat.tui.textual_internals.driver import is_invisible_character, terminal_writer
+from localchat.tui.textual_internals.driver import (
+    can_suspend,
+    is_invisible_character,
+    terminal_writer,
+)
 from localchat.tui.themes import AUTO, NAMES, THEMES, is_light_terminal, textual_name
 from localchat.tui.widgets.find_bar import FindBar
 from localchat.tui.widgets.welcome import first_greeting
@@ -116,6 +120,7 @@ class ChatApp(App[int]):
         for number in EXIT_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self.leave)
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self.chat.call_after_refresh(self._after_first_frame)
 
     def _after_first_frame(self) -> None:
@@ -249,11 +254,14 @@ class ChatApp(App[int]):
     # ------------------------------------------------------------------ copying and leaving
 
     async def action_interrupt(self) -> None:
-        """Copy the selection, else stop the answer; quit when pressed twice."""
-        text = self._selected()
-        if text:
+        """Copy the selection, else close a dialog, stop the answer or clear the draft; else quit when pressed
+        twice."""
+        if text := self._selected():
             self.chat.copy(text, "selection")
             self.screen.clear_selection()
+            return
+        if self.screen is not self.chat:
+            self.simulate_key("escape")
             return
         now = time.monotonic()
         twice, self._last_interrupt_s = now - self._last_interrupt_s < _DOUBLE_PRESS_S, now
@@ -261,8 +269,19 @@ class ChatApp(App[int]):
             await self.action_quit()
         elif self.session.stop():
             self.chat.hint("Stopped; Ctrl+C again to quit")
+        elif self.chat.clear_draft():
+            self._last_interrupt_s = float("-inf")
+            undo = key_names("composer.undo", self._session_context.keys).partition(", ")[0]
+            self.chat.hint(f"Cleared; Up or {undo} brings it back")
         else:
             self.chat.hint("Ctrl+C again to quit; everything is saved")
+
+    def action_suspend(self) -> None:
+        """Go back to the shell, whose `fg` shows the screen again."""
+        if can_suspend(self):
+            self.action_suspend_process()
+        else:
+            self.chat.hint("There is no shell to go back to; Ctrl+Q quits")
 
     def _selected(self) -> str:
         focused = self.screen.focused

@@ -51,8 +51,16 @@ KEYS: Final = (
         "Open the file or paste at the cursor",
         "composer",
     ),
+    KeyBinding("composer.undo", "ctrl+underscore", "undo", "Undo in the input", "composer"),
     KeyBinding("chat.stop", "escape", "stop", "Stop the answer; close what is open", first=False),
-    KeyBinding("chat.interrupt", "ctrl+c", "interrupt", "Copy or stop; twice: quit", "app"),
+    KeyBinding(
+        "chat.interrupt",
+        "ctrl+c",
+        "interrupt",
+        "Copy the selection, stop the answer, clear the input; twice: quit",
+        "app",
+    ),
+    KeyBinding("chat.suspend", "ctrl+z", "app.suspend", "Back to the shell; fg returns"),
     KeyBinding("chat.leave", "ctrl+d", "leave_if_empty", "Quit if the input is empty"),
     KeyBinding("chat.new", "ctrl+n", "command('/new')", "New conversation"),
     KeyBinding("chat.regenerate", "f5", "command('/regen')", "Answer the last question again"),
@@ -211,6 +219,7 @@ _SIGNS: Final = {
     "pagedown": "PgDn",
     "shift+\r": "Shift+Enter",
     "comma": ",",
+    "underscore": "_",
 }
 
 

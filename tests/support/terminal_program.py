@@ -21,6 +21,7 @@ import pyte
 from gguf import GGUFReader
 
 PATIENCE_S = 120.0
+PROGRAM = (sys.executable, "-m", "localchat")
 _GUIDE = Path(__file__).parents[2] / "localchat/guide/guide.gguf"
 NEVER_ENDING = json.dumps({str(token): -100 for token in range(7)})
 """A logit bias against what the guide ends an answer with."""
@@ -54,7 +55,7 @@ _LOOK_BYTES = 1024
 _OWN_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
@@ -95,7 +96,8 @@ class _Screen(pyte.Screen):
 
 class Program:
     """`localchat` in a window of `width` by `height`. `raw`: every byte that it wrote. `background`: what the
-    terminal replies where it is asked for its background; an empty one says nothing."""
+    terminal replies where it is asked for its background; an empty one says nothing. `shell`: a command to run
+    instead."""
 
     def __init__(
         self,
@@ -106,6 +108,7 @@ class Program:
         editor: str = "vi",
         background: bytes = b"",
         environ: Mapping[str, str] | None = None,
+        shell: Sequence[str] = (),
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
@@ -116,7 +119,7 @@ class Program:
         self._watched, self._noting = "", False
         self._samples: list[tuple[float, str]] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _OWN_TERMINAL, "-m", "localchat", *args],
+            [sys.executable, "-c", _OWN_TERMINAL, *(shell or (*PROGRAM, *args))],
             stdin=slave,
             stdout=slave,
             stderr=slave,

@@ -370,6 +370,10 @@ class ChatScreen(Screen[None]):
         if self.app.is_running:
             self.app.call_later(callback, *arguments)
 
+    def clear_draft(self) -> bool:
+        """Clear the input, or stop changing a sent message. False if there is nothing to clear."""
+        return self.leave_editing() or self.composer.clear_draft()
+
     def quit(self) -> None:
         """Leave the program."""
         self.run_worker(self.app.run_action("quit"))

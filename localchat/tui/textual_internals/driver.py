@@ -8,6 +8,7 @@ Private Textual API: `App._driver`, `Driver._auto_restart`, `LinuxDriver._writer
 
 import os
 import signal
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,15 @@ def alert(app: "App[Any]", text: str) -> None:
     """Draw attention to the window: the bell, and a notification (OSC 9) where the terminal shows them."""
     app.bell()
     terminal_writer(app)(f"\x1b]9;{sanitize(text)}\x1b\\")
+
+
+def can_suspend(app: "App[Any]") -> bool:
+    """Whether a shell waits that can show the program again: it is not there for a program that leads its
+    session, as in `xterm -e` or a container."""
+    driver = app._driver
+    if driver is None or not driver.can_suspend or sys.platform == "win32":
+        return False
+    return os.getsid(0) != os.getpid()
 
 
 @contextmanager

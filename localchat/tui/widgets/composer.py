@@ -131,6 +131,16 @@ class Composer(Vertical):
         self.editor.write(text, attachments)
         self.editor.focus()
 
+    def clear_draft(self) -> bool:
+        """Clear the message; the up key and undo bring it back. False if it was empty."""
+        written = self.written
+        if not written.text.strip():
+            return False
+        self.sent.append(written)
+        self._recalled = None
+        self.editor.clear()
+        return True
+
     def replace_text(self, text: str) -> None:
         """Replace the message with text from the external editor. Long text becomes one attachment."""
         self.editor.write("")
