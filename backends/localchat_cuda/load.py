@@ -22,7 +22,7 @@ from localchat.errors import DoesNotFit
 from localchat.fit.kv_types import FP8
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
-from localchat_cuda.kernels.launch import set_safe_mode
+from localchat_cuda.kernels.launch import set_safe_mode, trust_callers
 from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
@@ -36,11 +36,11 @@ from localchat_cuda.runner.input_batch import (
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import DEPTH, CudaRunner
-from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.loader import load, with_unpacked
 from localchat_cuda.weights.source import CheckpointWeights, RandomWeights, WeightSource
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_STEP_S, _SHARED_STEP_S = 0.2, 0.018
+_STEP_S, _SHARED_STEP_S = 0.2, 0.021
 """Longest step with prompt chunks, alone and while other sequences decode. 0.2 s, not 0.1: one step for 7,000
 tokens of a 7B model dequantizes the weights once instead of twice, and no other request waits for it."""
 _LIMITS = (
@@ -76,7 +76,14 @@ def load_runner(
         return progress(min(total * done // (layers + 1), total - 1), total)
 
     with (
-        CompileAhead(config, caps, device, notify, head_int8=request.options.head_int8) as ahead,
+        CompileAhead(
+            config,
+            caps,
+            device,
+            notify,
+            head_int8=request.options.head_int8,
+            unpacked=plan.unpacked_bytes > 0,
+        ) as ahead,  # fmt: skip
         _advise_on_out_of_memory(request),
     ):
         source: WeightSource = (
@@ -92,6 +99,9 @@ def load_runner(
             progress=report_layer,
             notify=notify,
         )
+        ahead.wait()
+        if plan.unpacked_bytes:
+            weights = with_unpacked(weights, _DTYPES[config.dtype])
         blocks = caps.kv_tokens // caps.block_tokens
         pages = Pages(
             config, blocks + 1, caps.context_tokens, device, _DTYPES[config.dtype], caps.block_tokens,
@@ -99,8 +109,8 @@ def load_runner(
         )  # fmt: skip
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
-        ahead.wait()
         graph_bytes = max(0, plan.overhead_bytes - OVERHEAD_BYTES)
+        trust_callers()
         runner = CudaRunner(model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes)
         warm_up(runner)
     return runner

@@ -122,6 +122,15 @@ def dummy_bytes(config: ModelConfig) -> int:
     return config.layers * layer + plain * float_bytes
 
 
+def unpacked_bytes(config: ModelConfig) -> int:
+    """Bytes of unpacked copies of all 4-bit linear layers; 0 for a model without."""
+    if config.quantization is None or not config.quantization.packed:
+        return 0
+    width, heads = config.hidden, config.heads * config.head_dim
+    layer = width * (config.qkv_columns + heads + 3 * config.intermediate)
+    return config.layers * layer * _HALF
+
+
 def head_int8_bytes(config: ModelConfig) -> int:
     """Bytes that an 8-bit head takes more than the floating one: negative, unless the embedding is the head,
     too, and stays."""
@@ -293,6 +302,10 @@ class _LoadPlanner:
         if possible > max(longest, LEAST_CONTEXT_TOKENS):
             yield f"FP8 KV would give {tokens(possible)} (--kv-type {FP8})."
 
+    def _all_slots_fit(self, context: int) -> bool:
+        """True if every slot can hold the whole context."""
+        return self.kv(context) * self.options.max_slots <= self.kv_available()
+
     def _kv_budget(self, context: int) -> int:
         """Bytes for the KV cache: enough for all slots, or all that is left; one sequence at least."""
         useful = self.kv(context) * self.options.max_slots
@@ -304,9 +317,13 @@ class _LoadPlanner:
     ) -> MemoryPlan:
         kv = self._kv_budget(context) if fits else self.kv(context)
         total = self.weights + kv + self.workspace + self.overhead
+        # The cache comes first: what it cannot use may hold the weights a second time.
+        unpacked = unpacked_bytes(self.config) if self._all_slots_fit(context) else 0
+        unpacked = unpacked if total + unpacked <= self.free else 0
+        total += unpacked
         return MemoryPlan(
             backend="cuda",
-            weights_bytes=self.weights,
+            weights_bytes=self.weights + unpacked,
             kv_bytes=kv,
             compute_bytes=self.workspace,
             overhead_bytes=self.overhead,
@@ -327,6 +344,7 @@ class _LoadPlanner:
             missing="" if fits else self._limit_exceeded(context, total),
             kv_types=self.kv_types,
             reserve_bytes=self.reserve,
+            unpacked_bytes=unpacked,
         )
 
     def _limit_exceeded(self, context: int, total: int) -> str:

@@ -169,6 +169,10 @@ class LlamaCppRunner:
         """End the running step at its next operation (milliseconds on a CPU). From any thread."""
         self._stop.set()
 
+    def warm_up_next(self) -> bool:
+        """Nothing: the load warmed up."""
+        return False
+
     def memory(self) -> MemoryReport:
         """Allocations that the library reported at the load; other: the output buffer and saved slots."""
         other = self._report.other_bytes + self._slots.saved_bytes

@@ -225,6 +225,13 @@ class Runner(Protocol):
         """End the running step early; its result has what was computed. Best effort."""
         ...
 
+    def warm_up_next(self) -> bool:
+        """Do a small part of the work that makes later steps faster; no step is in flight.
+
+        False: nothing is left to do. Raises DeviceFault.
+        """
+        ...
+
     def memory(self) -> MemoryReport: ...
 
     def close(self) -> None:

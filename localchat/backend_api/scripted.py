@@ -214,6 +214,9 @@ class ScriptedRunner:
     def abort(self) -> None:
         self._abort = True
 
+    def warm_up_next(self) -> bool:
+        return False
+
     def memory(self) -> MemoryReport:
         return MemoryReport(1000, 100, 10, 1)
 

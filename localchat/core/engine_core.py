@@ -142,6 +142,8 @@ class EngineCore:
         """Serve until `stop`."""
         while not self._stopped:
             if not self._in_flight and self._scheduler.idle:
+                while self._commands.empty() and self._runner.warm_up_next():
+                    pass
                 self._execute(self._commands.get())
             self.step()
         while self._in_flight:

@@ -61,6 +61,8 @@ class MemoryPlan:
     """KV types that this model can have, best first; empty: unknown."""
     reserve_bytes: int = 0
     """Free memory that is kept for other programs; not within `free_bytes`."""
+    unpacked_bytes: int = 0
+    """Within `weights_bytes`: a copy of packed weights for the gemms of prompts, where memory is plentiful."""
 
     @property
     def total_bytes(self) -> int:

@@ -84,6 +84,9 @@ class EchoRunner:
     def abort(self) -> None:
         pass
 
+    def warm_up_next(self) -> bool:
+        return False
+
     def memory(self) -> MemoryReport:
         return MemoryReport(0, 0, 0, 0)
 

@@ -1,5 +1,6 @@
 """The engine core, case by case: ends, failures, drafts, exact mode, events."""
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -310,3 +311,20 @@ def test_a_prompt_advances_while_decoding_takes_the_whole_budget() -> None:
     late = bench.ask(request("z" * 200, max_tokens=2))
     bench.step(30)
     assert bench.received[late].text()
+
+
+def test_an_idle_engine_warms_up_until_nothing_is_left_and_no_longer_than_it_is_idle() -> None:
+    bench, calls = Bench(), []
+
+    def warm_up_next() -> bool:
+        calls.append(bench.runner.steps[-1:])
+        if len(calls) == 2:
+            bench.ask(request("abc", max_tokens=2))
+        if len(calls) < 4:
+            return True
+        threading.Timer(0.05, bench.core.stop).start()
+        return False
+
+    bench.runner.warm_up_next = warm_up_next  # type: ignore[method-assign]
+    bench.core.run()
+    assert [bool(steps) for steps in calls] == [False, False, True, True]

@@ -72,7 +72,7 @@ def test_prompt_logprobs_are_transformers(kind: str, tmp_path: Path) -> None:
     logs = compute_logits(model, tokens).log_softmax(-1)[:-1]
     wanted = logs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
     found = torch.tensor([entry.logprob for entry in told.prompt_logprobs])
-    assert torch.allclose(found, wanted, atol=0.15 if ON_GPU else 2e-3)
+    assert float((found - wanted).abs().max()) < (0.15 if ON_GPU else 2e-3)
 
 
 def test_windows_wider_than_the_context_keep_their_own_rotation(

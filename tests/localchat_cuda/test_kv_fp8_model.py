@@ -54,6 +54,7 @@ def test_a_copied_page_continues_like_its_original(folder: Path) -> None:
     assert torch.equal(copied, ours.step(Stretch(0, 30, text[30:])))
 
 
+@pytest.mark.skipif(ON_GPU, reason="for the interpreter")
 @pytest.mark.parametrize("folder", ["phi3-long"], indirect=True)
 def test_kernels_are_their_references(folder: Path) -> None:
     tokens, found = tokens_of(9, 18), []

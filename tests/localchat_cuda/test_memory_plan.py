@@ -246,3 +246,17 @@ def test_fp8_plans_memory_for_dequantized_pages_on_possible_hopper_gpus() -> Non
             for name in (None, "fp8")
         ]
         assert held[1] - held[0] == extra
+
+
+@pytest.mark.parametrize(("total_gb", "copied"), [(141, True), (40, False), (24, False)])
+def test_4_bit_weights_are_kept_unpacked_too_where_the_cache_leaves_room(
+    total_gb: int, copied: bool
+) -> None:
+    config = parse_config(QWEN25 | {"quantization_config": AWQ}, "it")
+    found = plan(config, [], LoadOptions(max_slots=8), gpu((total_gb - 1) * GB, total_gb * GB))
+    linears = 28 * 3584 * (4608 + 3584 + 3 * 18944)
+    assert found.unpacked_bytes == (2 * linears if copied else 0)
+    assert found.fits and found.total_bytes <= found.free_bytes
+    assert found.weights_bytes > found.unpacked_bytes
+    bf16 = plan(CONFIG, [header(15 * GB)], LoadOptions(), gpu(140 * GB, 141 * GB))
+    assert not bf16.unpacked_bytes

@@ -71,7 +71,8 @@ SAVED: dict[str, Callable[[Any, Path], None]] = {
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
 @pytest.mark.parametrize("stored", sorted(SAVED))
-def test_graphs_change_no_bit(kind: str, stored: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("penalised", [False, True])
+def test_graphs_change_no_bit(kind: str, stored: str, tmp_path: Path, penalised: bool) -> None:
     wide = {"hidden_size": 256, "intermediate_size": 384} if "order" in stored else {}
     model = tiny_models.reference(kind, **wide)
     SAVED[stored](model, tmp_path)
@@ -79,7 +80,15 @@ def test_graphs_change_no_bit(kind: str, stored: str, tmp_path: Path) -> None:
     for graphs in (False, True):
         loop = TinyLoop(tiny_runner(tmp_path, graphs=graphs))
         ids = [
-            loop.ask(request(tokens_of(60 + i, 30), max_tokens=40, temperature=0.7, seed=i))
+            loop.ask(
+                request(
+                    tokens_of(60 + i, 30),
+                    max_tokens=40,
+                    temperature=0.7,
+                    seed=i,
+                    repetition_penalty=1.0 + 0.1 * penalised,
+                )
+            )
             for i in range(3)
         ]
         loop.run_until_idle()

@@ -53,7 +53,7 @@ from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.loader import LayerWeights, ModelWeights, linear_shapes
+from localchat_cuda.weights.loader import LayerWeights, ModelWeights, linear_shapes, with_unpacked
 
 META = torch.device("meta")
 _GREEDY = SamplingParams(temperature=0.0)
@@ -72,6 +72,8 @@ class CompileJob(NamedTuple):
     capabilities: Capabilities
     gpu: launch.Traits
     head_int8: bool = False
+    unpacked: bool = False
+    """The weights are in memory unpacked, too."""
     claims: str = ""
     """Folder with a file for every kernel, made by the process that compiles it; empty: compile all here."""
 
@@ -141,6 +143,8 @@ def meta_runner(job: CompileJob) -> CudaRunner:
         getattr(torch, config.dtype), capabilities.block_tokens, fp8=capabilities.kv_type == FP8,
     )  # fmt: skip
     weights = meta_weights(config, head_int8=job.head_int8)
+    if job.unpacked:
+        weights = with_unpacked(weights, pages.dtype)
     return CudaRunner(DeviceModel(config, weights, pages, kernels=True), capabilities, graphs=False)
 
 

@@ -47,6 +47,7 @@ class Traits(NamedTuple):
         return self.capability >= (8, 9)
 
 
+@lru_cache(maxsize=1)
 def interpreted() -> bool:
     """Return whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), on a CPU."""
     return bool(triton.knobs.runtime.interpret)
@@ -151,6 +152,17 @@ def _is_hopper(kernel: object) -> bool:
     return getattr(target, "arch", 0) // 10 == 9
 
 
+_trusted: list[bool] = []
+
+
+def trust_callers() -> None:
+    """Check no more arguments in this process: steps come from one caller, whose shapes tests know.
+
+    The checks are an eighth of the host's time for a step that is launched kernel by kernel.
+    """
+    _trusted[:] = [True]
+
+
 def require(
     name: str,
     tensor: torch.Tensor,
@@ -165,6 +177,8 @@ def require(
     `shape`: None stands for any extent. `device`: the required device, None for any.
     `contiguous`: False requires only that the last dimension is dense.
     """
+    if _trusted:
+        return
     found = tuple(tensor.shape)
     fits = len(found) == len(shape) and all(
         expected is None or expected == extent

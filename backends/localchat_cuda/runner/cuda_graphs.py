@@ -24,8 +24,8 @@ from localchat_cuda.runner.input_batch import StepShape
 RUNS_BEFORE_CAPTURE = 2
 """Of few rows: a kernel's carve-out (launch.settle) holds from its second launch on. Others need one."""
 
-GRAPHS = 128
-"""Most graphs at once: the shapes of one kind of load are a few dozen."""
+GRAPHS = 256
+"""Most graphs at once: those that are captured while nothing runs (common_steps.py), and as many others."""
 LEAST_GRAPHS = 16
 """So many are not to blame where memory ran out, and with fewer the shapes of a load would drive each other
 out."""
@@ -70,7 +70,7 @@ class CudaGraphs:
         """The least recently used first."""
         self._seen: Counter[_Key] = Counter()
         self._too_large: set[_Key] = set()
-        self._pool = torch.cuda.graph_pool_handle() if enabled else None
+        self._pool: tuple[int, int] | None = None
         self.steady = True
         """The last run was a replay, or never will be one, so its time is typical. Before, kernels may have
         been compiled, and the GPU waited for the CPU."""
@@ -84,10 +84,14 @@ class CudaGraphs:
         """Memory that the driver took for the graphs; torch does not count it."""
         return sum(one.bytes for one in self._captured.values())
 
+    def has(self, kind: str, shape: StepShape) -> bool:
+        """Whether the next run of this kind and shape is a replay, or will never be one."""
+        key = kind, shape
+        return not self.enabled or key in self._captured or key in self._too_large
+
     def clear(self) -> None:
         """Drop all graphs, because a tensor that they read has moved. Their memory goes with the last one."""
         self._captured.clear()
-        self._pool = torch.cuda.graph_pool_handle() if self.enabled else None
 
     def shrink(self) -> None:
         """Drop all graphs, because memory ran out. Where they were many, keep half as many from now on."""
@@ -124,6 +128,9 @@ class CudaGraphs:
         while self._captured and (self.count >= self._most or self.bytes >= self._limit_bytes):
             dropped, _ = self._captured.popitem(last=False)
             self._seen[dropped] = 0
+        if not self._captured:
+            # A pool goes with its last graph, also with one whose capture failed, and cannot be used again.
+            self._pool = torch.cuda.graph_pool_handle()
         try:
             captured = self._captured[key] = self._capture(body)
         except Exception as error:

@@ -35,10 +35,10 @@ PREFILL_BUCKETS = (
     *range(1280, LARGEST_CAPTURED + 1, 256),
 )
 """Row counts of steps with prompt chunks, up to the largest that is captured."""
-MIXED_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
+MIXED_BUCKETS = (64, 128, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 2048, 3072, 4096)
 """The same with decoding sequences in the step: fewer, since a shape's first steps are launched kernel by
 kernel, 35 ms of the host each, and such steps come in as many shapes as there are numbers of sequences."""
-MIXED_DECODE_BUCKETS = (0, 8, 32, 128, 256)
+MIXED_DECODE_BUCKETS = (0, 8, 32, 64, 128, 256)
 """Rows of decoding sequences in a step with prompt chunks: coarse, since every combination is a graph."""
 MAX_DECODE_WIDTH = 2 * WIDEST
 """Sequences with more new tokens are prompt chunks."""

@@ -22,7 +22,8 @@ class DeviceModel:
 
     def hidden_states(self, inputs: ModelInputs) -> torch.Tensor:
         """Last states [P, hidden] of the tokens in `logits_indices`; writes keys and values to the pages."""
-        packed = self.weights.packed and inputs.ids.shape[0] <= packed_rows(self.pages.device)
+        most = packed_rows(self.pages.device, unpacked=self.weights.unpacked)
+        packed = self.weights.packed and inputs.ids.shape[0] <= most
         layers = PackedW4Layers if packed else DenseLayers
         states: torch.Tensor = self._forward(
             layers(self.config, inputs, self.pages, kernels=self.kernels), self.weights

@@ -21,8 +21,9 @@ from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_tile_config
 from localchat_cuda.kernels.launch import interpreted, traits
 from localchat_cuda.memory_plan import logit_rows
+from localchat_cuda.runner.common_steps import common_steps
 from localchat_cuda.runner.cuda_errors import describe_device, is_device_fault, is_out_of_memory
-from localchat_cuda.runner.cuda_graphs import CudaGraphs
+from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs
 from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig
 from localchat_cuda.runner.model import DeviceModel
@@ -85,6 +86,8 @@ class CudaRunner:
             model, self.table, self._buffer, self._sampler, batch_config, self.graphs, max_rows
         )
         self._pending: deque[PendingStep] = deque()
+        self._common_steps = common_steps(capabilities, self.table.scratch)
+        """Those that `warm_up_next` still has to run."""
 
     def _buffer_words(self) -> int:
         """Words of any step but for logit biases and many forks: 16 a token and 1,024 a slot."""
@@ -206,6 +209,34 @@ class CudaRunner:
         if self._gpu:
             self.graphs.shrink()
             torch.cuda.empty_cache()
+
+    # ------------------------------------------------------------------------ while nothing runs
+
+    def warm_up_next(self) -> bool:
+        """Run a common step of padding, and capture its graph; see backend_api.interface.Runner."""
+        if not self.graphs.enabled or self._model is None:
+            return False
+        assert not self._pending, "a step is in flight"
+        step = PendingStep(StepPlan(0, ()), time.perf_counter())
+        with self._on_stream(), self._faults(step):
+            for spans in self._common_steps:
+                self._buffer.begin_step()
+                prepared = self._executor.prepare_padding(spans)
+                step.shape = prepared.batch.shape
+                if self._executor.captured(prepared):
+                    continue
+                self._buffer.send()
+                self._guarded(step, partial(self._run_padding, prepared))
+                torch.cuda.current_stream().synchronize()
+                return step.status == "ok"
+        return False
+
+    def _run_padding(self, prepared: PreparedStep, step: PendingStep) -> None:
+        """Run a step of padding until it was captured, or will never be."""
+        for _ in range(RUNS_BEFORE_CAPTURE + 1):
+            self._executor.compute(step, prepared)
+            if self.graphs.steady:
+                return
 
     # ------------------------------------------------------------------------ collect
 

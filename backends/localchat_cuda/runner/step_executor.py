@@ -1,9 +1,10 @@
 """Runs one step on the device: forward pass, sampling, and the copies of results to the host.
 
-In the common case (one sampled position per token at most, no masks, no penalties) one graph holds everything
-from the token ids to the sampled tokens. Otherwise, if a plan only decodes or verifies drafts, the graph ends
-at the logits of all tokens. With prompt chunks in the step it ends at the last states, and logits are computed
-only where the plan asks for them, a few rows at a time: 2,048 rows of 152k logits would take 1.2 GB.
+If a plan only decodes or verifies drafts, one graph holds everything from the token ids to the sampled tokens
+(one sampled position per token at most, no masks); otherwise it ends at the logits of all tokens. With prompt
+chunks in the step it ends at the last states of a fixed number of tokens: those take milliseconds, in which the
+host queues the rest. Logits are computed only where the plan asks for them, a few rows at a time: 2,048 rows of
+152k logits would take 1.2 GB.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +32,8 @@ from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBu
 from localchat_cuda.runner.step_output import PendingStep, TopLogprobs
 
 _GREEDY = SamplingParams(temperature=0.0)
-_GRAPH_SAMPLES = 8
-"""Most positions that the graph of a step with prompt chunks samples: it holds their logits for good."""
+_PROMPT_ENDS = 8
+"""Positions that the graph of a step with prompt chunks has room for, besides one for each decoding row."""
 
 
 class PreparedStep(NamedTuple):
@@ -47,6 +48,8 @@ class PreparedStep(NamedTuple):
     """By number of a position in the plan, its row of the logits."""
     graph_kind: str
     """Of the graph that holds the whole step, one sample batch included; empty: none can."""
+    padded: bool = False
+    """`logits_indices` has the length that graphs of this shape have, and no fewer entries than are needed."""
 
 
 class StepExecutor:
@@ -90,54 +93,70 @@ class StepExecutor:
             rank = {token: i for i, token in enumerate(indices)}
             rows = {number: rank[token] for number, token in enumerate(tokens)}
             total = len(indices)
+        logits_indices, padded = self._write_logits_indices(batch, indices)
         sampled.sort(key=rows.__getitem__)
         samples = self._write_samples(plan, sampled, rows, total, all_logits=batch.all_logits)
-        logits_indices = self._buffer.write(indices, int64=True)
-        return PreparedStep(batch, slices, logits_indices, samples, rows, "")
+        return PreparedStep(batch, slices, logits_indices, samples, rows, "", padded)
+
+    def prepare_padding(self, spans: Sequence[TokenSpan]) -> PreparedStep:
+        """Lay out a step of padding alone, with the shape of a plan that has such spans; as `prepare`."""
+        batch = build_input_batch(spans, self._config, self._table.scratch)
+        table = self._table
+        slices = write_batch(batch, self._buffer, table.columns, table.scratch, table.padding_index)
+        plan = StepPlan(0, ())
+        if self._fits_graph(plan, batch, []):
+            return self._write_for_graph(plan, batch, slices, {})
+        logits_indices, padded = self._write_logits_indices(batch, [])
+        return PreparedStep(batch, slices, logits_indices, [], {}, "", padded)
+
+    def _write_logits_indices(
+        self, batch: InputBatch, indices: list[int]
+    ) -> tuple[BufferSlice, bool]:
+        """Write them before all that follows the layout, and whether they were padded for a graph."""
+        room = batch.shape.decode_tokens + _PROMPT_ENDS
+        padded = batch.captured and not batch.all_logits and len(indices) <= room
+        missing = room - len(indices) if padded else 0
+        return self._buffer.write(indices + [0] * missing, int64=True), padded
 
     def _fits_graph(self, plan: StepPlan, batch: InputBatch, sampled: list[int]) -> bool:
-        if batch.all_logits:
-            few_enough = batch.shape.tokens <= self._max_rows
-        else:
-            few_enough = 0 < len(sampled) <= _GRAPH_SAMPLES
         return (
-            few_enough
-            and batch.captured
+            batch.all_logits
+            and batch.shape.tokens <= self._max_rows
             and not plan.masks
             and len(sampled) == len(plan.positions) == len(set(sampled))
-            and not any(self._table.sequences[p.seq].sampling.penalised for p in plan.positions)
         )
 
     def _write_for_graph(
         self, plan: StepPlan, batch: InputBatch, slices: BatchSlices, numbers: dict[int, int]
     ) -> PreparedStep:
-        """One sample batch: every token of a step that only decodes, else the ones in `numbers` (position in
-        the plan by token), padded to a power of two, so that graphs are few. Padding is discarded."""
-        table = self._table
-        tokens = list(range(batch.shape.tokens)) if batch.all_logits else sorted(numbers)
-        kind = "sampled"
-        if not batch.all_logits:
-            tokens += [-1] * ((1 << (len(tokens) - 1).bit_length()) - len(tokens))
-            kind = f"sampled {len(tokens)}"
-        logits_indices = self._buffer.write([max(0, token) for token in tokens], int64=True)
+        """One sample batch: every token of a step that only decodes, those in `numbers` (position in the plan by
+        token) among them. The others are padding, and discarded."""
+        table, count = self._table, batch.shape.tokens
         sequences, positions, targets = [], [], []
-        for token in tokens:
+        slots = []
+        for token in range(count):
             number = numbers.get(token, -1)
             if number < 0:
                 sequences.append(self._padding)
                 positions.append(0)
                 targets.append(table.discard_index)
+                slots.append(table.scratch)
                 continue
             logits_position = plan.positions[number]
+            row = plan.rows[logits_position.row]
             sequences.append(table.sequences[logits_position.seq])
-            positions.append(plan.rows[logits_position.row].start + logits_position.offset + 1)
+            positions.append(row.start + logits_position.offset + 1)
             targets.append(self._target(plan, logits_position, sequences[-1], positions[-1]))
-        results = {numbers[token]: i for i, token in enumerate(tokens) if token in numbers}
+            slots.append(row.slot)
+        results = {number: token for token, number in numbers.items()}
+        penalised = any(one.sampling.penalised for one in sequences)
         samples = self._write_sample_batch(
-            (0, len(tokens)), results, range(len(tokens)), sequences, positions,
-            [None] * len(tokens), targets, (),
+            (0, count), results, range(count), sequences, positions, [None] * count, targets,
+            slots if penalised else (),
         )  # fmt: skip
-        return PreparedStep(batch, slices, logits_indices, [samples], results, kind)
+        unused = BufferSlice(slices.ids.device, 0, 0, int64=True)
+        kind = "penalised" if penalised else "sampled"
+        return PreparedStep(batch, slices, unused, [samples], results, kind)
 
     def _write_samples(
         self, plan: StepPlan, sampled: Sequence[int], rows: dict[int, int], total: int, *,
@@ -204,6 +223,11 @@ class StepExecutor:
 
     # ------------------------------------------------------------------------ compute
 
+    def captured(self, prepared: PreparedStep) -> bool:
+        """True if the step's graph is there already, or no graph holds such a step."""
+        kind = prepared.graph_kind or ("last states" if prepared.padded else "")
+        return not kind or self.graphs.has(kind, prepared.batch.shape)
+
     def compute(self, step: PendingStep, prepared: PreparedStep) -> None:
         """Queue the forward pass, the sampling and the copies to the host. May run out of memory
         (cuda_errors.is_out_of_memory)."""
@@ -219,8 +243,7 @@ class StepExecutor:
             return (model.logits(states, self._graph_logits.rows(states.shape[0])),)
 
         def whole_step() -> tuple[torch.Tensor, torch.Tensor]:
-            indices = None if batch.all_logits else prepared.logits_indices.view()
-            states = model.hidden_states(inputs(indices))
+            states = model.hidden_states(inputs(None))
             logits = model.logits(states, self._graph_logits.rows(states.shape[0]))
             return logits, self._sample(prepared.samples[0], logits)
 
@@ -245,6 +268,13 @@ class StepExecutor:
         indices = prepared.logits_indices.view()
         if not prepared.batch.captured:
             return self._model.hidden_states(inputs(indices))
+
+        def last_states() -> tuple[torch.Tensor]:
+            states = self._model.hidden_states(inputs(indices))
+            return (self._graph_states.rows(states.shape[0]).copy_(states),)
+
+        if prepared.padded:
+            return self.graphs.run("last states", prepared.batch.shape, last_states)[0]
 
         def all_states() -> tuple[torch.Tensor]:
             states = self._model.hidden_states(inputs(None))

@@ -6,13 +6,14 @@ the model and one tensor.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 
 from localchat.errors import EngineClosed, ModelInvalid
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.weights.formats import Unquantized, weight_format
@@ -75,6 +76,14 @@ class ModelWeights:
         return total
 
     @property
+    def unpacked(self) -> bool:
+        """True if int4 layers are in memory unpacked, too."""
+        return any(
+            isinstance(weight, w4_pack.W4) and weight.unpacked is not None
+            for weight in self.layers[0].linears.values()
+        )
+
+    @property
     def packed(self) -> bool:
         """True if all linear layers are int4: steps of few rows use PackedW4Layers then."""
         return all(
@@ -82,6 +91,26 @@ class ModelWeights:
             for layer in self.layers
             for weight in layer.linears.values()
         )
+
+
+def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
+    """Add an unpacked copy in `dtype` of every int4 linear layer; see W4.unpacked."""
+
+    def unpacked(weight: Weight) -> Weight:
+        if not isinstance(weight, w4_pack.W4):
+            return weight
+        device = weight.codes.device
+        if device.type == "cpu":
+            return weight._replace(unpacked=w4_pack.dense(weight, dtype))
+        out = torch.empty(weight.features_out, weight.features_in, dtype=dtype, device=device)
+        gemm_dequant.dequantize(weight, out)
+        return weight._replace(unpacked=out)
+
+    layers = tuple(
+        replace(layer, linears={name: unpacked(each) for name, each in layer.linears.items()})
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers)
 
 
 def linear_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int]]:

@@ -263,6 +263,10 @@ class Scheduler:
         """
         width = min(sequence.needs, share or step.tokens_left, step.tokens_left)
         if not sequence.request_state.seeded:
+            # A rest of a few tokens would take a step of its own, padded to many more.
+            missing = self._shares.min_tokens - (sequence.needs - width)
+            if width < sequence.needs and 0 < missing <= width - self._shares.min_tokens:
+                width -= missing
             return width
         chunk = self._seeded_chunk - sequence.launched % self._seeded_chunk
         if len(self.running) == 1 and not self._short_of_memory:

@@ -28,7 +28,7 @@ from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.sampler import SampleBatch, SampledTokens, TritonSampler
-from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.loader import load, with_unpacked
 from localchat_cuda.weights.source import RandomWeights
 from scripts.bench.cuda.shapes import QWEN, STORED
 
@@ -43,17 +43,18 @@ def config_of(stored: str = "") -> ModelConfig:
 
 def runner_of(
     config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 8192,
-    graphs: bool = True, head_int8: bool = False, kv_type: str | None = None,
+    graphs: bool = True, head_int8: bool = False, kv_type: str | None = None, unpacked: bool = True,
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights."""
     architecture = ARCHITECTURES[config.architecture]
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
     can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
-    with CompileAhead(config, can, GPU, print, head_int8=head_int8) as ahead:
+    with CompileAhead(config, can, GPU, print, head_int8=head_int8, unpacked=unpacked) as ahead:
         weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU, head_int8=head_int8)
         ahead.wait()
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
+    weights = with_unpacked(weights, dtype) if unpacked else weights
     pages = Pages(config, blocks + 1, context, GPU, dtype, fp8=kv_type == FP8)
     model = DeviceModel(config, weights, pages, kernels=GPU.type == "cuda")
     runner = CudaRunner(model, can, graphs=graphs)

@@ -62,3 +62,19 @@ def test_as_many_share_a_step_as_get_their_least_part(left: int, wanted: int) ->
 def test_the_least_part_is_no_more_than_a_step() -> None:
     assert PromptShares(capabilities(max_step_tokens=8)).min_tokens == 8
     assert PromptShares(capabilities(max_step_tokens=512)).min_tokens == 32
+
+
+def test_no_prompt_leaves_a_rest_of_a_few_tokens() -> None:
+    """Its step would be padded to many more."""
+    bench = Bench(
+        capabilities(
+            kv_tokens=8192, max_step_tokens=256, step_target_s=1e9, context_tokens=2048,
+            widths=Widths((64, 128, 256), (0, 8), (64, 128, 256)),
+        ),
+        hashed,
+    )  # fmt: skip
+    id_ = bench.ask(request("abcdefgh" * 65 + "ijkl", max_tokens=2))  # 2 steps of 256 and 12 tokens
+    bench.run_until_idle()
+    pieces = [row.width for plan in bench.runner.steps for row in plan.rows if row.width > 1]
+    assert sum(pieces) == 524 and min(pieces) >= 64, pieces
+    check_received(bench, id_, hashed)

@@ -22,10 +22,13 @@ from localchat.backend_api.interface import (
 )
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
+from localchat.engine.events import Done
 from localchat.engine.request import GenerateRequest
 from localchat.errors import DeviceFault
+from localchat_cuda.runner.common_steps import common_steps
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.step_output import PendingStep
+from localchat_cuda.weights.loader import with_unpacked
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import ON_GPU, Received, TinyLoop, request, tiny_runner
 from tests.support.tiny_models import KINDS, VOCABULARY, tokens_of
@@ -446,3 +449,60 @@ def test_a_step_that_waited_for_the_host_is_not_typical(
     assert CudaRunner._is_typical(runner, step_, elapsed_s) == wanted  # type: ignore[arg-type]
     step_.typical = False
     assert not CudaRunner._is_typical(runner, step_, elapsed_s)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------- before they are needed
+
+
+def test_common_steps_of_padding_write_where_no_sequence_reads(folder: Path) -> None:
+    """They run while prefixes of earlier requests are in the cache."""
+    runner = tiny_runner(folder)
+    loop = TinyLoop(runner)
+    asked = request(tokens_of(31, 60), max_tokens=10)
+    first = loop.say(asked)
+    model = runner._model
+    assert model is not None
+    steps = list(common_steps(runner.capabilities, runner.table.scratch))
+    for spans in steps:
+        with torch.inference_mode():
+            runner._buffer.begin_step()
+            prepared = runner._executor.prepare_padding(spans)
+            runner._buffer.send()
+            runner._executor.compute(PendingStep(StepPlan(0, ()), 0.0), prepared)
+    assert {len(spans) for spans in steps} >= {1, 2, 4, 8}
+    again = loop.say(asked)
+    assert isinstance(again.events[-1], Done) and again.events[-1].usage.cached_tokens > 0
+    assert apart(first, again) < NEAR
+
+
+@pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU, or TRITON_INTERPRET is not 0")
+def test_common_steps_are_captured_while_nothing_runs(folder: Path) -> None:
+    loop = TinyLoop(tiny_runner(folder))
+    asked = request(
+        tokens_of(32, 60), max_tokens=10, temperature=0.8, frequency_penalty=0.3, seed=3
+    )
+    told = loop.say(asked)
+    while loop.runner.warm_up_next():
+        pass
+    graphs = loop.runner.graphs
+    count = graphs.count
+    assert count > 10 and not loop.runner.warm_up_next()
+    loop.say(request(tokens_of(33, 40), max_tokens=20))
+    assert graphs.count == count
+    assert loop.say(asked).tokens() == told.tokens()
+
+
+def test_prompts_read_unpacked_weights_and_say_the_same(tmp_path: Path) -> None:
+    tiny_models.save_awq(tiny_models.reference("qwen3"), tmp_path)
+    asked = request(tokens_of(34, 250), max_tokens=1, prompt_logprobs=0)
+    found = []
+    for unpacked in (False, True):
+        runner = tiny_runner(tmp_path, step=256)
+        model = runner._model
+        assert model is not None
+        if unpacked:
+            model.weights = with_unpacked(model.weights, model.pages.dtype)
+            assert model.weights.unpacked
+        told = TinyLoop(runner).say(asked)
+        found.append(torch.tensor([entry.logprob for entry in told.prompt_logprobs]))
+    assert float((found[0] - found[1]).abs().max()) < 0.1  # activations of packed steps are rounded

@@ -11,6 +11,9 @@ from localchat.backend_api.sampling.reference import Sampler
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.sampler import SampleBatch, SampledTokens, TritonSampler
 from localchat_cuda.runner.step_buffer import StepBuffer
+from tests.support.tiny_engine_core import ON_GPU
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="for the interpreter")
 
 CPU, VOCABULARY = torch.device("cpu"), 1500
 SLOTS, CHOICES = 2, 64

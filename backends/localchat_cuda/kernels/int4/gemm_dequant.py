@@ -99,15 +99,15 @@ def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) 
         part = scratch[: count * k].view(count, k)
         dequantize(weight, part, first)
         if count == n:
-            _multiply(x, part, out)
+            multiply(x, part, out)
         else:
             columns = torch.empty(x.shape[0], count, dtype=out.dtype, device=device)
-            _multiply(x, part, columns)
+            multiply(x, part, columns)
             out[:, first : first + count] = columns
 
 
-def _multiply(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """out = x w^T by the library, which on a CPU writes x's dtype alone."""
+def multiply(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """out[M, N] = x[M, K] w^T by the library, of one dtype; `out` has it, too, or is fp32."""
     if out.dtype == x.dtype:
         torch.matmul(x, weight.t(), out=out)
     elif x.device.type == "cpu":

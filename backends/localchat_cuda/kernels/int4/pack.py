@@ -47,6 +47,9 @@ class W4(NamedTuple):
     order: torch.Tensor | None = None
     """int32 [K] if the columns were sorted to make each group contiguous: stored column k is column order[k] of
     the layer, and x must have its columns in that order. None: the layer's order."""
+    unpacked: torch.Tensor | None = None
+    """The same weight [N, K] in fp16 or bf16, its columns in stored order, where memory is plentiful: the gemms of
+    prompts need not dequantize it."""
 
     @property
     def features_out(self) -> int:
@@ -59,7 +62,8 @@ class W4(NamedTuple):
     @property
     def bytes(self) -> int:
         order = 0 if self.order is None else 4 * self.order.numel()
-        return self.codes.numel() + 4 * self.scale_zeros.numel() + order
+        unpacked = 0 if self.unpacked is None else 2 * self.unpacked.numel()
+        return self.codes.numel() + 4 * self.scale_zeros.numel() + order + unpacked
 
 
 def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:

@@ -1,0 +1,46 @@
+"""Steps whose graphs are captured while nothing runs, the likeliest first.
+
+A shape's first steps are launched kernel by kernel, 30 ms of the host each, and a burst of requests would meet a
+dozen new ones. vLLM captures its shapes before it serves; here a request need not wait for that.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+from localchat.backend_api.interface import Capabilities
+from localchat_cuda.runner.input_batch import (
+    DECODE_BUCKETS,
+    MIXED_BUCKETS,
+    MIXED_DECODE_BUCKETS,
+    PREFILL_BUCKETS,
+    TokenSpan,
+)
+
+_HISTORIES = (100, 300, 700, 1500, 3000, 6000, 12_000, 24_000)
+"""Lengths of texts: how many ranges a history is cut into depends on the longest."""
+_MIXED_HISTORIES = _HISTORIES[1:4:2]
+_DRAFT_SEQUENCES, _DRAFT_WIDTHS, _DRAFT_TOKENS = (1, 2, 4, 8), (2, 4, 8, 16), 64
+_MIXED_TOKENS, _PREFILL_TOKENS = 1024, 2048
+"""Wider steps take so long that a launch kernel by kernel ends before they do."""
+
+
+def common_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[TokenSpan]]:
+    """Steps of padding in the slot `scratch`. Several may have the same shape."""
+    room = capabilities.context_tokens - 1
+    widest = min(capabilities.max_step_tokens, room)
+    histories = [each for each in _HISTORIES if each < room] or [1]
+    rows = [each for each in DECODE_BUCKETS if each < 2 * capabilities.max_slots]
+    for sequences in rows:
+        for history in histories:
+            yield [TokenSpan(scratch, history, 1)] * sequences
+    for tokens in PREFILL_BUCKETS:
+        if tokens <= min(_PREFILL_TOKENS, widest):
+            yield [TokenSpan(scratch, 0, tokens)]
+    for sequences, width in product(_DRAFT_SEQUENCES, _DRAFT_WIDTHS):
+        if sequences <= capabilities.max_slots and sequences * width <= _DRAFT_TOKENS:
+            yield [TokenSpan(scratch, min(_HISTORIES[1], room - width), width)] * sequences
+    decoding = [each for each in MIXED_DECODE_BUCKETS[1:] if each < 4 * capabilities.max_slots]
+    for sequences, tokens, history in product(decoding, MIXED_BUCKETS, _MIXED_HISTORIES):
+        chunk = tokens - sequences
+        if tokens <= min(_MIXED_TOKENS, widest) and chunk > 0 and history < room:
+            yield [*[TokenSpan(scratch, history, 1)] * sequences, TokenSpan(scratch, 0, chunk)]
