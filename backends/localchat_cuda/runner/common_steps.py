@@ -1,7 +1,7 @@
 """Steps whose graphs are captured while nothing runs, the likeliest first.
 
-A shape's first steps are launched kernel by kernel, 30 ms of the host each, and a burst of requests would meet a
-dozen new ones. vLLM captures its shapes before it serves; here a request need not wait for that.
+A shape's first steps are launched kernel by kernel, 30 ms of the host each, and a burst of requests would meet
+a dozen new ones. vLLM captures its shapes before it serves; here a request need not wait for that.
 """
 
 from collections.abc import Iterator

@@ -129,8 +129,8 @@ class StepExecutor:
     def _write_for_graph(
         self, plan: StepPlan, batch: InputBatch, slices: BatchSlices, numbers: dict[int, int]
     ) -> PreparedStep:
-        """One sample batch: every token of a step that only decodes, those in `numbers` (position in the plan by
-        token) among them. The others are padding, and discarded."""
+        """One sample batch: every token of a step that only decodes, those in `numbers` (position in the plan
+        by token) among them. The others are padding, and discarded."""
         table, count = self._table, batch.shape.tokens
         sequences, positions, targets = [], [], []
         slots = []

@@ -48,8 +48,8 @@ class W4(NamedTuple):
     """int32 [K] if the columns were sorted to make each group contiguous: stored column k is column order[k] of
     the layer, and x must have its columns in that order. None: the layer's order."""
     unpacked: torch.Tensor | None = None
-    """The same weight [N, K] in fp16 or bf16, its columns in stored order, where memory is plentiful: the gemms of
-    prompts need not dequantize it."""
+    """The same weight [N, K] in fp16 or bf16, its columns in stored order, where memory is plentiful: the gemms
+    of prompts need not dequantize it."""
 
     @property
     def features_out(self) -> int:
