@@ -70,7 +70,7 @@ class CudaGraphs:
         """The least recently used first."""
         self._seen: Counter[_Key] = Counter()
         self._too_large: set[_Key] = set()
-        self._pool: tuple[int, int] | None = None
+        self._pool = torch.cuda.graph_pool_handle() if enabled else None
         self.steady = True
         """The last run was a replay, or never will be one, so its time is typical. Before, kernels may have
         been compiled, and the GPU waited for the CPU."""
