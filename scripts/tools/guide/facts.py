@@ -53,6 +53,7 @@ VERBS: Final = [
     "config",
     "preset",
     "bench",
+    "tune",
     "completion",
 ]
 SUBCOMMANDS: Final = {
@@ -143,6 +144,7 @@ FLAGS: Final = [
     "--verbose",
     "--output",
     "--vary",
+    "--undo",
     "--list",
     "--show",
     "--compare",
