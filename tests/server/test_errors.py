@@ -293,7 +293,7 @@ FORM = "application/x-www-form-urlencoded"
     ("kind", "headers"),
     [
         ("text/plain", {}),
-        ("", {"origin": "http://localhost:3000"}),
+        ("", {"user-agent": "Mozilla/5.0"}),
         ("", {"sec-fetch-site": "same-origin"}),
         (FORM, {"sec-fetch-site": "none"}),
         (FORM, {"user-agent": "Mozilla/4.0 (compatible)"}),
