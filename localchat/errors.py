@@ -93,6 +93,8 @@ class DoesNotFit(LocalchatError):
 
 
 class NetworkError(LocalchatError):
+    """`details`: unreachable, where no server answered at all."""
+
     code = "network"
     exit_code = ExitCode.NETWORK
 

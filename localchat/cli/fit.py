@@ -130,7 +130,14 @@ def _elsewhere(
         )
         return Subject(published.name, published, None, settings.backend)
     hub, patience = hub_from_environment(inputs.app.environ), RetryPolicy()
-    choice = select_files(reference, hub, show, patience)
+    try:
+        choice = select_files(reference, hub, show, patience)
+    except NetworkError as problem:
+        published = published_model(reference)
+        if published is None or not problem.details.get("unreachable"):
+            raise
+        terminal.notify(f"{problem.message}; using the published shape of {published.name}")
+        return Subject(published.name, published, None, settings.backend)
     terminal.notify(
         f"{choice.name} is not here; its headers are read from {choice.listing.repository}"
     )

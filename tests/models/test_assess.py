@@ -117,6 +117,17 @@ def test_fit_of_the_catalogue_needs_no_network(call: Call, hub: FakeHub) -> None
     assert 390e6 < json.loads(out)["weights_bytes"] < 900e6
 
 
+def test_fit_without_a_network_takes_the_published_shape(call: Call, hub: FakeHub) -> None:
+    hub.close()
+    code, out, err = call("fit", "qwen2.5:0.5b", "--json")
+    assert code == 0
+    assert "using the published shape of qwen2.5:0.5b-q4_k_m" in err
+    assert 390e6 < json.loads(out)["weights_bytes"] < 900e6
+    code, _, err = call("fit", NAME)
+    assert code == 5
+    assert "check your connection" in err
+
+
 def test_fit_of_a_checkpoint_of_the_catalogue_needs_no_network(
     call: Call, hub: FakeHub, cuda: None, machine: Callable[[Machine], None]
 ) -> None:

@@ -6,10 +6,13 @@ endpoint sees the token.
 """
 
 import re
+import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
+from urllib.request import getproxies
 
 import httpx2
 
@@ -23,6 +26,8 @@ MOST_FILES: Final = 20_000
 _MOST_REDIRECTS: Final = 10
 _CONNECT_S: Final = 15.0
 _LISTING_S: Final = 30.0
+_FIRST_CONNECT_S: Final = 2.0
+"""For the listing, with which every pull begins: without a network a user should know soon."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SHA1: Final = re.compile(r"[0-9a-f]{40}")
 _DENIED: Final = frozenset({401, 403})
@@ -73,8 +78,10 @@ class HubClient:
         )
 
         api = HfApi(endpoint=self.endpoint, token=self._token or False)
+        timeout: Any = httpx2.Timeout(_LISTING_S, connect=_FIRST_CONNECT_S)
         try:
-            info = api.model_info(repository, files_metadata=True, timeout=_LISTING_S)
+            self._find_host()
+            info = api.model_info(repository, files_metadata=True, timeout=timeout)
             return _listing(repository, info.id, info.sha, info.siblings)
         except GatedRepoError as problem:
             raise self._gated(repository) from problem
@@ -85,8 +92,7 @@ class HubClient:
         except HfHubHTTPError as problem:
             raise self._refused(repository, problem.response) from problem
         except httpx2.HTTPError as problem:
-            reached = not isinstance(problem, httpx2.ConnectError)
-            raise RetryableError(_words(problem, self.endpoint), reached=reached) from problem
+            raise self._failed(problem) from problem
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             raise NetworkError(
                 f"{self.endpoint} answers for {repository}, and not with a listing: {problem}",
@@ -113,8 +119,7 @@ class HubClient:
         try:
             response = self._follow(url, headers)
         except httpx2.HTTPError as problem:
-            reached = not isinstance(problem, httpx2.ConnectError)
-            raise RetryableError(_words(problem, self.endpoint), reached=reached) from problem
+            raise self._failed(problem) from problem
         try:
             if response.status_code not in (200, 206, 416):
                 raise self._refused(listing.repository, response)
@@ -150,7 +155,34 @@ class HubClient:
             url = following
         raise NetworkError(f"{self.endpoint} redirects more than {_MOST_REDIRECTS} times")
 
+    def _find_host(self) -> None:
+        """Look up the address of the hub, for which a request would wait without a limit. Raises
+        RetryableError."""
+        if getproxies():
+            return  # a proxy looks it up
+        host = httpx2.URL(self.endpoint).host
+        failed: list[OSError] = []
+
+        def look_up() -> None:
+            try:
+                socket.getaddrinfo(host, None)
+            except OSError as problem:
+                failed.append(problem)
+
+        thread = threading.Thread(target=look_up, daemon=True)
+        thread.start()
+        thread.join(_FIRST_CONNECT_S)
+        if failed:
+            raise self._failed(httpx2.ConnectError(str(failed[0])))
+        if thread.is_alive():
+            raise self._failed(httpx2.ConnectTimeout(""))
+
     # ------------------------------------------------------------------ words
+
+    def _failed(self, problem: httpx2.HTTPError) -> RetryableError:
+        """The error for a request without an answer."""
+        reached = not isinstance(problem, httpx2.ConnectError | httpx2.ConnectTimeout)
+        return RetryableError(_words(problem, self.endpoint), reached=reached)
 
     def _refused(self, repository: str, response: httpx2.Response) -> Exception:
         """The error for a status other than success."""

@@ -146,15 +146,19 @@ def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink, ser
         slow.start()
         try:
             return read()
-        except RetryableError as problem:
-            failures += 1
-            if retry.ends(failures, problem.asked_s, reached=problem.reached):
-                raise NetworkError(str(problem), hint="check your connection") from problem
-            wait = retry.wait_s(failures, problem.asked_s)
-            emit(Note(f"{problem}; next try in {wait:.0f} s"))
-            retry.sleep(wait)
+        except RetryableError as caught:
+            problem = caught
         finally:
             slow.cancel()
+        failures += 1
+        if retry.ends(failures, problem.asked_s, reached=problem.reached):
+            unreachable = {} if problem.reached else {"unreachable": True}
+            raise NetworkError(
+                str(problem), hint="check your connection", **unreachable
+            ) from problem
+        wait = retry.wait_s(failures, problem.asked_s)
+        emit(Note(f"{problem}; next try in {wait:.0f} s"))
+        retry.sleep(wait)
 
 
 def _strong(etag: str | None) -> str:

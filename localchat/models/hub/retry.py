@@ -16,8 +16,8 @@ class RetryPolicy:
 
     tries: int = 8
     """Failures in a row, without progress, before it gives up."""
-    first_tries: int = 4
-    """The same where no server was reached yet: no network or no such host, which should be known soon."""
+    first_tries: int = 1
+    """The same where no server was reached yet: no network or no such host, which is said at once."""
     first_wait_s: float = 1.0
     longest_wait_s: float = 30.0
     """The longest wait of our own."""

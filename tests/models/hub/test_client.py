@@ -109,11 +109,42 @@ def test_answer_that_is_no_listing_is_said(pull: Puller, hub: FakeHub, body: byt
         pull(NAME)
 
 
-def test_hub_that_nobody_reaches_is_said_soon(pull: Puller, hub: FakeHub) -> None:
+def test_hub_that_nobody_reaches_is_said_at_once(pull: Puller, hub: FakeHub) -> None:
     hub.close()
-    with pytest.raises(NetworkError, match="connection"):
+    with pytest.raises(NetworkError, match="connection") as caught:
         pull(NAME)
-    assert len(pull.waits) == RetryPolicy().first_tries - 1
+    assert (pull.waits, pull.events) == ([], [])
+    assert caught.value.details == {"unreachable": True}
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_name_server_that_does_not_answer_is_not_waited_for(
+    pull: Puller, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    monkeypatch.setattr("localchat.models.hub.client._FIRST_CONNECT_S", 60.0 if found else 0.01)
+    over = threading.Event()
+
+    def look_up(*_: object) -> None:
+        assert found or over.wait(60)
+        raise OSError("no such host")
+
+    monkeypatch.setattr("localchat.models.hub.client.socket.getaddrinfo", look_up)
+    said = "no such host" if found else "does not answer in time"
+    with pytest.raises(NetworkError, match=said) as caught:
+        pull(NAME)
+    over.set()
+    assert caught.value.details == {"unreachable": True}
+
+
+def test_proxy_looks_up_the_name(
+    pull: Puller, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*_: object) -> None:
+        raise AssertionError("this machine knows no names")
+
+    monkeypatch.setenv("http_proxy", hub.url)
+    monkeypatch.setattr("localchat.models.hub.client.socket.getaddrinfo", look_up)
+    HubClient("http://hub.invalid")._find_host()
 
 
 def test_hub_that_is_busy_is_given_time(pull: Puller, hub: FakeHub) -> None:
