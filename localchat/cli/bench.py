@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from localchat.bench.sweep import SweepSpec
 
 _ALL = "all"
-_DURATION = re.compile(r"([\d.]+)\s*(ms|s|)")
+_DURATION = re.compile(r"([\d.]+)\s*(ms|s|min|h|)")
+_UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
 
 
 @click.command("bench")
@@ -230,11 +231,11 @@ def _counts(text: str | None, flag: str, *, least: int) -> tuple[int, ...]:
 def _target(ttft: str | None, tpot: str | None) -> "LatencyTarget":
     from localchat.bench.statistics import LatencyTarget
 
-    return LatencyTarget(_milliseconds(ttft, "--ttft"), _milliseconds(tpot, "--tpot"))
+    return LatencyTarget(milliseconds(ttft, "--ttft"), milliseconds(tpot, "--tpot"))
 
 
-def _milliseconds(text: str | None, flag: str) -> float | None:
-    """`500ms`, `0.5s` or `500` in milliseconds. Raises UsageError."""
+def milliseconds(text: str | None, flag: str) -> float | None:
+    """`500ms`, `0.5s`, `2min` or `500` in milliseconds. Raises UsageError."""
     if text is None:
         return None
     found = _DURATION.fullmatch(text.strip().lower())
@@ -246,4 +247,4 @@ def _milliseconds(text: str | None, flag: str) -> float | None:
         raise UsageError(
             f"{flag} is {text!r}, which is no time", hint=f"as in {flag} 500ms or {flag} 0.5s"
         )
-    return value * 1000 if found[2] == "s" else value
+    return value * _UNITS_MS[found[2]]

@@ -31,6 +31,7 @@ VERBS: Final = {
     "fit": Verb("localchat.cli.fit", "Say whether a model fits into memory, and what would help."),
     "bench": Verb("localchat.cli.bench", "Measure a model or a server under load."),
     "tune": Verb("localchat.cli.tune", "Find the fastest settings of a model on this machine."),
+    "plan": Verb("localchat.cli.plan", "Say how many people a model serves, and what that costs."),
     "cp": Verb("localchat.cli.cp", "Give a model another name."),
     "rm": Verb("localchat.cli.rm", "Remove models, aliases and imported links."),
     "import": Verb(

@@ -15,8 +15,12 @@
     [presets.sum]
     template = "Sum this up: {input}"
 
+    [prices]
+    kwh = 0.30
+
 A section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their names
-(tui/keymap.py). `[remotes]` names engines on other machines (remotes.py), `[presets]` ways to ask (presets.py).
+(tui/keymap.py). `[remotes]` names engines on other machines (remotes.py), `[presets]` ways to ask (presets.py),
+`[prices]` what energy, machines and hosted APIs cost (prices.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,13 +29,15 @@ from pathlib import Path
 from typing import Any
 
 from localchat.config.presets import TEMPLATE, Preset, check_name, read_presets
+from localchat.config.prices import Prices, read_prices
 from localchat.config.remotes import Remote, read_remotes
 from localchat.config.settings import Given, check_key, convert
 from localchat.errors import LocalchatError, UsageError, reason
 
 _SECTIONS = (
     'settings stand under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
-    "[keys]; engines on other machines under [remotes.NAME]; presets under [presets.NAME]"
+    "[keys]; engines on other machines under [remotes.NAME]; presets under [presets.NAME]; "
+    "prices under [prices]"
 )
 
 
@@ -45,6 +51,7 @@ class SettingsFile:
     keys: Mapping[str, str] = field(default_factory=dict)
     remotes: Mapping[str, Remote] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
+    prices: Prices = field(default_factory=Prices)
 
     def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
         """The settings for a model with any of these names; a later name overrides an earlier one."""
@@ -69,7 +76,7 @@ def read_settings(path: Path) -> SettingsFile:
     except TOMLDecodeError as problem:
         raise UsageError(f"the settings file {path} is not TOML: {problem}") from problem
     for name in table:
-        if name not in ("defaults", "models", "keys", "remotes", "presets"):
+        if name not in ("defaults", "models", "keys", "remotes", "presets", "prices"):
             raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
     models = _table(path, "[models]", table.get("models", {}))
     return SettingsFile(
@@ -79,6 +86,7 @@ def read_settings(path: Path) -> SettingsFile:
         _keys(path, table.get("keys", {})),
         read_remotes(path, table.get("remotes", {})),
         read_presets(path, table.get("presets", {})),
+        read_prices(path, table.get("prices", {})),
     )
 
 

@@ -1,0 +1,258 @@
+"""Plan of a service: copies of a model for a number of users, their waiting, memory, energy and money."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from localchat.bench.capacity import (
+    CostModel,
+    QueueFigures,
+    RequestLengths,
+    capacity,
+    cost_model,
+    highest_rate,
+    simulate,
+    turn_s,
+)
+from localchat.bench.memory_roof import MemoryRoof
+from localchat.bench.record import BenchRecord
+from localchat.bench.statistics import LatencyTarget
+from localchat.bench.sweep import Point, series
+from localchat.config.prices import Prices
+from localchat.errors import UsageError
+from localchat.fit.memory_plan import MemoryPlan
+
+DEFAULT_SLOTS: Final = 16
+_GPU_BUDGET_S, _CPU_BUDGET_S = 0.1, 0.25
+"""Time of a step of the engine core that reads prompts too."""
+_MOST_LOAD: Final = 0.8
+"""Of the capacity, so that a copy has headroom."""
+_MOST_COPIES: Final = 10_000
+_THOUSAND: Final = 1000
+_HOUR_S: Final = 3600.0
+_KWH_J: Final = 3.6e6
+_MILLION: Final = 1e6
+_GUESSED_PREFILL: Final = {True: 40.0, False: 4.0}
+"""Prompt tokens that are read in the time of one decoded token, on a GPU and on a CPU."""
+_GUESSED_SLOPE: Final = {True: 0.03, False: 0.5}
+"""What one more running request adds to a decode step, as a share of it, on a GPU and on a CPU."""
+
+
+class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is asked of the service."""
+
+    requests_per_s: float | None = None
+    """None: as many as one copy answers."""
+    every_s: float = 60.0
+    """Time between two requests of one user."""
+    prompt_tokens: float
+    output_tokens: float
+    target: LatencyTarget = LatencyTarget()
+
+    @property
+    def users(self) -> float | None:
+        """Users who make these requests."""
+        return None if self.requests_per_s is None else self.requests_per_s * self.every_s
+
+
+class AnswerCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a thousand answers cost. None: the hardware or the prices do not tell."""
+
+    joules: float | None = None
+    joules_by_path: dict[str, float] = {}
+    """Of `prefill`, `decode`, and within it `wasted drafts`; `saved by prefix hits` is not in the sum."""
+    machine_money: float | None = None
+    energy_money: float | None = None
+    hosted_money: float | None = None
+    """Of a hosted API at the given price."""
+
+
+class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan."""
+
+    model: str
+    basis: str
+    """Where the costs of a request come from, a phrase."""
+    measured: bool
+    demand: ServiceDemand
+    costs: CostModel
+    copies: int
+    requests_per_s: float
+    """Of all copies: what is asked, or else the most that one copy answers within the target."""
+    capacity_per_s: float
+    """Requests a second of one copy at saturation."""
+    running_at_capacity: int
+    queue: QueueFigures | None
+    """Of one copy; None: no number of copies meets the target."""
+    memory_bytes: int | None
+    """Of one copy."""
+    conversations: int | None
+    """Of this length that fit into the memory of one copy at once."""
+    price: AnswerCosts
+
+    @property
+    def headroom(self) -> float | None:
+        """Share of the capacity that is left."""
+        return None if self.queue is None else 1 - self.queue.load
+
+
+class CostSource(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a model on a machine."""
+
+    model: str
+    basis: str
+    costs: CostModel
+    line: tuple[Point, ...] = ()
+    """Empty: nothing was measured."""
+    kv_tokens: int | None = None
+    """Room in the KV cache."""
+    memory_bytes: int | None = None
+
+
+def measured_source(record: BenchRecord, model: str | None = None) -> CostSource:
+    """What a benchmark shows: its first series of this model without context. Raises UsageError."""
+    served = {one.variant.name: one for one in record.served}
+    for line in series(record.points):
+        place = line[0].place
+        one = served[place.variant]
+        if place.context_tokens or (model is not None and one.variant.model != model):
+            continue
+        slots = one.variant.parallel or (DEFAULT_SLOTS if not one.url else line[-1].place.clients)
+        budget_s = _GPU_BUDGET_S if record.machine.gpus else _CPU_BUDGET_S
+        kv = [total for point in line if (total := point.figures.kv_total_tokens)]
+        return CostSource(
+            model=one.model or one.variant.model,
+            basis=f"measured: benchmark {record.id} of {record.at[:10]}, shape {place.shape}",
+            costs=cost_model(line, slots, budget_s),
+            line=tuple(line),
+            kv_tokens=max(kv, default=None),
+        )
+    of = f" of {model}" if model is not None else ""
+    raise UsageError(
+        f"benchmark {record.id} has no series{of} without context to plan from",
+        hint=f"it has {', '.join(record.models)}; localchat bench --list shows the others",
+    )
+
+
+def predicted_source(
+    model: str, tokens_per_s: float, plan: MemoryPlan, roof: MemoryRoof | None, slots: int
+) -> CostSource:
+    """What an estimate of the decode speed lets expect. Rough: nothing was measured."""
+    on_gpu = plan.gpu_layers > 0
+    step_s = 1 / tokens_per_s
+    costs = CostModel(
+        prefill_s=step_s / _GUESSED_PREFILL[on_gpu],
+        steps_s=tuple(
+            (count, step_s * (1 + _GUESSED_SLOPE[on_gpu] * (count - 1)))
+            for count in range(1, slots + 1)
+        ),
+        slots=slots,
+        budget_s=_GPU_BUDGET_S if on_gpu else _CPU_BUDGET_S,
+    )
+    kv_tokens = (
+        plan.kv_bytes // roof.kv_bytes_per_token if roof and roof.kv_bytes_per_token else None
+    )
+    return CostSource(
+        model=model,
+        basis="predicted from the expected speed; localchat bench measures it",
+        costs=costs,
+        kv_tokens=kv_tokens,
+        memory_bytes=plan.total_bytes,
+    )
+
+
+def make_plan(source: CostSource, demand: ServiceDemand, prices: Prices) -> ServicePlan:
+    """Copies, waiting, memory and costs for a demand."""
+    lengths = RequestLengths(demand.prompt_tokens, demand.output_tokens)
+    length = max(int(demand.prompt_tokens + demand.output_tokens), 1)
+    room = None if source.kv_tokens is None else source.kv_tokens // length
+    if room is not None and room < source.costs.slots:
+        costs = msgspec.structs.replace(source.costs, slots=max(room, 1))
+        source = msgspec.structs.replace(source, costs=costs)
+    most_of_one = capacity(source.costs, lengths)
+    most = highest_rate(source.costs, lengths, demand.target, _MOST_LOAD)
+    rate = demand.requests_per_s if demand.requests_per_s is not None else most
+    copies = _copies(rate, most) if most else 0
+    queue = simulate(source.costs, lengths, rate / copies) if copies and rate else None
+    return ServicePlan(
+        model=source.model,
+        basis=source.basis,
+        measured=bool(source.line),
+        demand=demand,
+        costs=source.costs,
+        copies=copies,
+        requests_per_s=rate,
+        capacity_per_s=most_of_one.requests_per_s,
+        running_at_capacity=most_of_one.running,
+        queue=queue,
+        memory_bytes=source.memory_bytes,
+        conversations=room,
+        price=_price(source, lengths, prices, rate / copies if copies else 0.0),
+    )
+
+
+def _copies(rate: float, most: float) -> int:
+    return min(max(-int(-rate // most), 1), _MOST_COPIES)
+
+
+def _price(
+    source: CostSource, lengths: RequestLengths, prices: Prices, requests_per_s: float
+) -> AnswerCosts:
+    """Costs of a thousand answers. requests_per_s: of one copy, which is paid for while it idles too."""
+    joules, by_path = _joules(source, lengths)
+    answers_per_hour = requests_per_s * _HOUR_S
+    machine = prices.machine_hour
+    hosted = None
+    if prices.hosted_in is not None and prices.hosted_out is not None:
+        each = lengths.prompt * prices.hosted_in + lengths.output * prices.hosted_out
+        hosted = each / _MILLION * _THOUSAND
+    return AnswerCosts(
+        joules=joules,
+        joules_by_path=by_path,
+        machine_money=(
+            machine / answers_per_hour * _THOUSAND
+            if machine is not None and answers_per_hour
+            else None
+        ),
+        energy_money=None if joules is None or prices.kwh is None else joules / _KWH_J * prices.kwh,
+        hosted_money=hosted,
+    )
+
+
+def _joules(source: CostSource, lengths: RequestLengths) -> tuple[float | None, dict[str, float]]:
+    """Energy of a thousand answers at the best measured point, by what it is spent on."""
+    if not source.line:
+        return None, {}
+    point = max(source.line, key=lambda one: one.figures.tokens_per_s)
+    found = point.figures
+    if found.joules is None:
+        return None, {}
+    watts = found.joules / found.duration_s
+    running = min(point.place.clients, source.costs.slots)
+    whole = turn_s(source.costs, lengths, running) / running * watts * _THOUSAND
+    prefill = lengths.prompt * source.costs.prefill_s * watts * _THOUSAND
+    by_path = {"prefill": prefill, "decode": whole - prefill}
+    if found.drafted:
+        made = found.completion_tokens * found.requests
+        wasted = (found.drafted - (found.accepted or 0)) / (made + found.drafted)
+        by_path["wasted drafts"] = (whole - prefill) * wasted
+    if found.prefix_hits:
+        saved = found.prefix_hits * found.prompt_tokens * source.costs.prefill_s
+        by_path["saved by prefix hits"] = saved * watts * _THOUSAND
+    return whole, by_path
+
+
+def parse_price(word: str, known: Mapping[str, float | str | None]) -> tuple[str, float]:
+    """`kwh=0.30` as a name and a number. Raises UsageError."""
+    name, equals, text = word.partition("=")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if name.strip() not in known or not equals or not 0 <= value < float("inf"):
+        raise UsageError(
+            f"--price {word}: it is no price",
+            hint=f"there are {', '.join(known)}, as --price kwh=0.30",
+        )
+    return name.strip(), value

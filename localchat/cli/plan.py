@@ -1,0 +1,256 @@
+"""Command `localchat plan`: how many people a model serves, with how many copies, and what it costs."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.cli.context import AppContext
+from localchat.cli.options import load_flags
+from localchat.cli.output import print_json, print_lines, table
+from localchat.errors import ExitCode, LocalchatError, UsageError
+from localchat.units import size
+
+if TYPE_CHECKING:
+    from localchat.bench.record import BenchStore
+    from localchat.bench.service_plan import CostSource, ServicePlan
+    from localchat.config.prices import Prices
+
+_SLOTS = 16
+
+
+@click.command("plan")
+@click.argument("word", metavar="[MODEL]", required=False)
+@click.option(
+    "--users", type=click.FloatRange(0, min_open=True), metavar="N", help="People who use it."
+)
+@click.option(
+    "--every", metavar="TIME", default="60s", help="Time between two requests of one person; 60s."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="R",
+    help="Requests a second of all people.",
+)
+@click.option(
+    "--in", "prompt_tokens", type=click.IntRange(1), metavar="N", help="Tokens of a prompt; 200."
+)
+@click.option(
+    "--out", "output_tokens", type=click.IntRange(1), metavar="N", help="Tokens of an answer; 200."
+)
+@click.option(
+    "--ttft", metavar="TIME", help="Most time to first token for 95 of 100 requests, as 2s."
+)
+@click.option(
+    "--tpot", metavar="TIME", help="Most time per token for 95 of 100 requests, as 100ms."
+)
+@click.option(
+    "--from", "number", metavar="N", help="Benchmark to plan from; the newest of the model."
+)
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="NAME=X",
+    help="kwh, machine_hour, hosted_in, hosted_out.",
+)
+@click.option(
+    "--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once in a copy; 16."
+)
+@load_flags
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    word: str | None,
+    users: float | None,
+    every: str,
+    rate: float | None,
+    prompt_tokens: int | None,
+    output_tokens: int | None,
+    number: str | None,
+    as_json: bool,
+    **_: object,
+) -> int:
+    """Say how many people a model serves, and what that costs.
+
+    From a benchmark of this model (localchat bench MODEL) or, without one, from an estimate, which it says.
+    With --users or --rate it finds the copies that are needed; otherwise what one copy can do. Times are those
+    of requests that arrive at random. Prices are flags, or stand in the settings file under [prices].
+    """
+    from localchat.bench.record import BenchStore
+    from localchat.bench.service_plan import ServiceDemand, make_plan
+    from localchat.bench.statistics import LatencyTarget
+    from localchat.cli.bench import milliseconds
+    from localchat.config.paths import find_paths
+
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    if users is not None and rate is not None:
+        raise UsageError("--users and --rate say the same", hint="give one of them")
+    asked = ctx.params
+    every_s = (milliseconds(every, "--every") or 0.0) / 1e3
+    if users is not None:
+        rate = users / every_s
+    demand = ServiceDemand(
+        requests_per_s=rate,
+        every_s=every_s,
+        prompt_tokens=prompt_tokens or 200,
+        output_tokens=output_tokens or 200,
+        target=LatencyTarget(
+            milliseconds(asked["ttft"], "--ttft"), milliseconds(asked["tpot"], "--tpot")
+        ),
+    )
+    prices = _prices(app, asked["prices"])
+    source = _source(ctx, BenchStore(find_paths(app.environ).data_dir), word, number)
+    found = make_plan(source, demand, prices)
+    if as_json:
+        print_json(app.environ, found)
+    else:
+        print_lines(app.environ, plan_lines(found))
+    return ExitCode.OK if found.copies else ExitCode.ERROR
+
+
+def _prices(app: AppContext, words: tuple[str, ...]) -> "Prices":
+    """Prices of the settings file, and those of flags over them. Raises UsageError."""
+    import msgspec
+
+    from localchat.bench.service_plan import parse_price
+    from localchat.config.paths import find_paths
+    from localchat.config.settings_file import read_settings
+
+    held = read_settings(find_paths(app.environ).settings_file).prices
+    known = msgspec.structs.asdict(held)
+    return msgspec.structs.replace(held, **dict(parse_price(word, known) for word in words))
+
+
+def _source(
+    ctx: click.Context, store: "BenchStore", word: str | None, number: str | None
+) -> "CostSource":
+    """What is known of the model: the named benchmark, its newest, or an estimate. Raises LocalchatError."""
+    from localchat.bench.service_plan import measured_source
+
+    if number is not None:
+        return measured_source(store.find(number), word)
+    for record in reversed(list(store.records())):
+        if word is None or word in record.models:
+            try:
+                return measured_source(record, word)
+            except UsageError:
+                continue  # it has nothing to plan from; an older one may have
+    return _estimate(ctx, word)
+
+
+def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
+    """An estimate from the planner of a load. Raises LocalchatError."""
+    from localchat.bench.memory_roof import memory_roof
+    from localchat.bench.service_plan import predicted_source
+    from localchat.bench.variants import is_running
+    from localchat.cli.resolve import resolve_setup
+    from localchat.engine.options import load_options
+    from localchat.fit.memory_plan import demand
+    from localchat.fit.speed_history import SpeedHistory
+    from localchat.model_files.checkpoint import read_summary
+    from localchat.models.assess import Subject, assess, usable_machine
+
+    if word is not None and is_running(word):
+        raise UsageError(
+            f"nothing was measured of {word}, and a server elsewhere cannot be estimated",
+            hint=f"localchat bench {word}",
+        )
+    setup = resolve_setup(ctx, word)
+    slots = ctx.params["parallel"] or _SLOTS
+    machine = usable_machine()
+    model = read_summary(setup.model.path, dummy_weights=setup.settings.dummy_weights)
+    subject = Subject(setup.model.name, model, setup.model.path, setup.settings.backend)
+    options = load_options(setup.settings, max_slots=slots)
+    report = assess(subject, options, machine, SpeedHistory(setup.paths.state_dir))
+    plan = demand(report.plan, setup.model.name)
+    if report.expected_speed is None:
+        raise LocalchatError(
+            f"nothing was measured of {setup.model.name}, and its speed cannot be estimated here",
+            hint=f"localchat bench {setup.model.word}",
+        )
+    roof = memory_roof(setup.model.path, model, plan, machine)
+    speed = report.expected_speed.tokens_per_s
+    return predicted_source(setup.model.name, speed, plan, roof, slots)
+
+
+def plan_lines(found: "ServicePlan") -> Iterator[str]:
+    """The plan in words."""
+    demand = found.demand
+    lengths = f"{demand.prompt_tokens:,.0f} + {demand.output_tokens:,.0f} tokens"
+    yield f"{found.model}, {lengths} a request ({found.basis})"
+    yield (
+        f"One copy answers {_rate(found.capacity_per_s)} at most, with "
+        f"{found.running_at_capacity} running at once."
+    )
+    if not found.copies or found.queue is None:
+        yield (
+            "No number of copies meets the target: a single request takes longer. A smaller model, a faster "
+            "machine or a looser target would."
+        )
+        return
+    users = found.requests_per_s * demand.every_s
+    copies = f"{found.copies:,} cop{'y' if found.copies == 1 else 'ies'}"
+    serves = "need" if demand.requests_per_s is not None else "are served by"
+    yield (
+        f"{users:,.0f} people who ask every {demand.every_s:g} s ({_rate(found.requests_per_s)}) {serves} "
+        f"{copies}, {found.queue.load:.0%} loaded; {found.headroom:.0%} is headroom."
+    )
+    yield from _waiting(found)
+    yield from _memory(found)
+    yield from _money(found)
+
+
+def _waiting(found: "ServicePlan") -> Iterator[str]:
+    queue = found.queue
+    assert queue is not None
+    rows = [
+        (name, *(f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" for value in values))
+        for name, values in (
+            ("to the first token", (queue.ttft_ms.p50, queue.ttft_p95_ms, queue.ttft_ms.p99)),
+            ("per token", (queue.tpot_ms.p50, queue.tpot_p95_ms, queue.tpot_ms.p99)),
+        )
+    ]
+    yield from table(("TIME", "P50", "P95", "P99"), rows, right=(1, 2, 3))
+    yield f"{queue.running:.1f} requests are in a copy on average."
+
+
+def _memory(found: "ServicePlan") -> Iterator[str]:
+    length = found.demand.prompt_tokens + found.demand.output_tokens
+    if found.conversations is not None:
+        room = f"{found.conversations:,} conversations of {length:,.0f} tokens"
+        yield f"Its KV cache has room for {room} at once."
+    if found.memory_bytes is not None:
+        yield f"A copy takes {size(found.memory_bytes)} of memory."
+
+
+def _money(found: "ServicePlan") -> Iterator[str]:
+    price = found.price
+    if price.joules is not None:
+        paths = ", ".join(
+            f"{name} {joules / 1e3:,.1f} kJ" for name, joules in price.joules_by_path.items()
+        )
+        yield f"A thousand answers take {price.joules / 1e3:,.1f} kJ: {paths}."
+    money = [
+        f"{name} {value:,.2f}"
+        for name, value in (
+            ("energy", price.energy_money),
+            ("machines", price.machine_money),
+            ("the hosted API instead", price.hosted_money),
+        )
+        if value is not None
+    ]
+    if money:
+        yield f"A thousand answers cost: {', '.join(money)}."
+
+
+def _rate(per_second: float) -> str:
+    return (
+        f"{per_second:.2f} requests a second"
+        if per_second < 100
+        else f"{per_second:,.0f} requests a second"
+    )

@@ -1,0 +1,42 @@
+"""Prices: the `[prices]` section of the settings file, in any one currency.
+
+[prices]
+kwh = 0.30             # electricity
+machine_hour = 2.50    # a machine, rented or written off
+hosted_in = 0.15       # a hosted API, for a million tokens of prompts
+hosted_out = 0.60      # and of answers
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from localchat.errors import UsageError
+
+FIELDS = ("kwh", "machine_hour", "hosted_in", "hosted_out")
+
+
+class Prices(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Prices that are known. None: not given."""
+
+    kwh: float | None = None
+    machine_hour: float | None = None
+    hosted_in: float | None = None
+    """For a million tokens."""
+    hosted_out: float | None = None
+
+
+def read_prices(path: Path, section: object) -> Prices:
+    """Check the `[prices]` table of a settings file. Raises UsageError naming what is wrong."""
+    if not isinstance(section, dict):
+        raise UsageError(f"{path}: prices is not a section", hint="as in [prices]")
+    for name, value in section.items():
+        if name not in FIELDS:
+            raise UsageError(
+                f"{path} [prices]: there is no {name!r}", hint=f"there are {', '.join(FIELDS)}"
+            )
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
+            raise UsageError(
+                f"{path} [prices]: {name} must be a number from 0 on, not {value!r:.80}"
+            )
+    return Prices(**{name: float(value) for name, value in section.items()})

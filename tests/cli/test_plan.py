@@ -1,0 +1,97 @@
+"""plan: from a benchmark that is kept, or from an estimate, to people, copies and money."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localchat.bench.record import BenchStore
+from localchat.config.paths import find_paths
+from tests.support.bench_samples import point, record
+from tests.support.cli_program import SCENARIOS
+from tests.support.gguf_files import Q4_0, Size, llama
+from tests.support.speed_benchmark import put_rates
+from tests.support.terminal_screen import Call, Outcome
+
+Plan = Callable[..., Outcome]
+
+
+@pytest.fixture
+def plan(call: Call) -> Plan:
+    return lambda *args: call(SCENARIOS["hello"], "plan", *args, named=False)
+
+
+@pytest.fixture
+def kept() -> None:
+    """A benchmark of the model m."""
+    import os
+
+    store = BenchStore(find_paths(os.environ).data_dir)
+    store.keep(record(point(80, 1), point(150, 2), point(160, 4)))
+
+
+@pytest.mark.usefixtures("kept")
+def test_people_need_copies(plan: Plan) -> None:
+    outcome = plan("m", "--users", "100", "--every", "1min", "--ttft", "2s")
+    assert outcome.code == 0, outcome.err
+    assert "measured: benchmark 1" in outcome.out
+    assert "100 people who ask every 60 s (1.67 requests a second) need" in outcome.out
+    assert "P95" in outcome.out
+    found = json.loads(plan("m", "--users", "100", "--json").out)
+    assert found["copies"] >= 2
+    assert found["queue"]["load"] <= 0.81
+
+
+@pytest.mark.usefixtures("kept")
+def test_one_copy_serves_so_many(plan: Plan) -> None:
+    assert "are served by 1 copy" in plan("m").out
+    priced = plan(
+        "--from",
+        "1",
+        "--price",
+        "machine_hour=2",
+        "--price",
+        "hosted_in=1",
+        "--price",
+        "hosted_out=2",
+    )
+    assert "machines " in priced.out and "the hosted API instead 0.60" in priced.out
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_target_that_nothing_meets_is_said(plan: Plan) -> None:
+    outcome = plan("m", "--ttft", "1ms")
+    assert outcome.code == 1
+    assert "No number of copies meets the target" in outcome.out
+
+
+def test_without_a_benchmark_it_is_an_estimate(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = llama(Size(4, 256, 4, 4, 64, 512, 256, 2048, Q4_0)).sparse(tmp_path / "tiny.gguf")
+    put_rates(monkeypatch, {Q4_0: 20_000_000_000})
+    outcome = plan(model)
+    assert outcome.code == 0, outcome.err
+    assert "predicted from the expected speed" in outcome.out
+    assert "conversations of 400 tokens at once" in outcome.out
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("m", "--users", "1", "--rate", "1"), "give one of them"),
+        (("m", "--every", "often"), "which is no time"),
+        (("m", "--price", "gold=1"), "kwh, machine_hour"),
+        (("m", "--from", "9"), "there is no benchmark '9'"),
+        (("other", "--from", "1"), "no series of other"),
+        (("http://127.0.0.1:1",), "localchat bench"),
+    ],
+)
+def test_wrong_input_is_refused_with_what_to_do(
+    plan: Plan, args: tuple[str, ...], words: str
+) -> None:
+    outcome = plan(*args)
+    assert outcome.code in (2, 3)
+    assert words in outcome.err
