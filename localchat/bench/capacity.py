@@ -28,7 +28,7 @@ _MOST_LOAD: Final = 0.98
 """Of the capacity: above, a queue has no length that a short simulation could find."""
 
 
-class CostModel(msgspec.Struct, frozen=True, kw_only=True):
+class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Time that a server needs for tokens."""
 
     prefill_s: float
@@ -61,7 +61,7 @@ class RequestLengths(msgspec.Struct, frozen=True):
     output: float
 
 
-def cost_model(line: Sequence[Point], slots: int, budget_s: float) -> CostModel:
+def cost_model(line: Sequence[Point], slots: int, budget_s: float) -> ServerCosts:
     """The costs that a series of points shows.
 
     n clients in a closed loop take turns of n prefills and the steps of an answer; the throughput tells how
@@ -82,10 +82,10 @@ def cost_model(line: Sequence[Point], slots: int, budget_s: float) -> CostModel:
         step_s = max((turn_s - prompts_s) / found.completion_tokens, steps[-1][1] if steps else 0.0)
         if not steps or clients > steps[-1][0]:
             steps.append((clients, max(step_s, _LEAST_PREFILL_S)))
-    return CostModel(prefill_s=prefill_s, steps_s=tuple(steps), slots=slots, budget_s=budget_s)
+    return ServerCosts(prefill_s=prefill_s, steps_s=tuple(steps), slots=slots, budget_s=budget_s)
 
 
-def turn_s(costs: CostModel, lengths: RequestLengths, running: int) -> float:
+def turn_s(costs: ServerCosts, lengths: RequestLengths, running: int) -> float:
     """Time in which each of so many running requests is answered once."""
     prefill_s = running * lengths.prompt * costs.prefill_s
     return prefill_s + lengths.output * costs.step_s(running)
@@ -99,7 +99,7 @@ class Capacity(NamedTuple):
     """The least number of running requests that reaches nearly as much."""
 
 
-def capacity(costs: CostModel, lengths: RequestLengths) -> Capacity:
+def capacity(costs: ServerCosts, lengths: RequestLengths) -> Capacity:
     """The requests a second of a server whose slots are all taken: more make the queue grow forever."""
 
     def rate(running: int) -> float:
@@ -140,7 +140,7 @@ class _Running:
 class _Simulation:
     """A server between two events: prompts are read one after the other, running requests decode together."""
 
-    costs: CostModel
+    costs: ServerCosts
     lengths: RequestLengths
     now_s: float = 0.0
     decoded: float = 0.0
@@ -210,7 +210,7 @@ class _Simulation:
 
 
 def simulate(
-    costs: CostModel, lengths: RequestLengths, requests_per_s: float, *, requests: int = _REQUESTS
+    costs: ServerCosts, lengths: RequestLengths, requests_per_s: float, *, requests: int = _REQUESTS
 ) -> QueueFigures | None:
     """Times of requests that arrive at random at one server; None where they come faster than it answers."""
     load = requests_per_s / capacity(costs, lengths).requests_per_s
@@ -247,7 +247,7 @@ def _p95(seconds: list[float]) -> float:
 
 
 def highest_rate(
-    costs: CostModel, lengths: RequestLengths, target: LatencyTarget, most_load: float
+    costs: ServerCosts, lengths: RequestLengths, target: LatencyTarget, most_load: float
 ) -> float:
     """The most requests a second of one server that keep to the target; 0: not even a single one does."""
     high = capacity(costs, lengths).requests_per_s * min(most_load, _MOST_LOAD)
@@ -266,7 +266,7 @@ def highest_rate(
 
 
 def _holds(
-    costs: CostModel, lengths: RequestLengths, requests_per_s: float, target: LatencyTarget
+    costs: ServerCosts, lengths: RequestLengths, requests_per_s: float, target: LatencyTarget
 ) -> bool:
     found = simulate(costs, lengths, requests_per_s)
     return found is not None and found.meets(target)

@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 
 from localchat.bench.capacity import (
-    CostModel,
     QueueFigures,
     RequestLengths,
+    ServerCosts,
     capacity,
     cost_model,
     highest_rate,
@@ -76,7 +76,7 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where the costs of a request come from, a phrase."""
     measured: bool
     demand: ServiceDemand
-    costs: CostModel
+    costs: ServerCosts
     copies: int
     requests_per_s: float
     """Of all copies: what is asked, or else the most that one copy answers within the target."""
@@ -102,7 +102,7 @@ class CostSource(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     basis: str
-    costs: CostModel
+    costs: ServerCosts
     line: tuple[Point, ...] = ()
     """Empty: nothing was measured."""
     kv_tokens: int | None = None
@@ -141,7 +141,7 @@ def predicted_source(
     """What an estimate of the decode speed lets expect. Rough: nothing was measured."""
     on_gpu = plan.gpu_layers > 0
     step_s = 1 / tokens_per_s
-    costs = CostModel(
+    costs = ServerCosts(
         prefill_s=step_s / _GUESSED_PREFILL[on_gpu],
         steps_s=tuple(
             (count, step_s * (1 + _GUESSED_SLOPE[on_gpu] * (count - 1)))

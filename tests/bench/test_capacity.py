@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from localchat.bench.capacity import (
-    CostModel,
     RequestLengths,
+    ServerCosts,
     capacity,
     cost_model,
     highest_rate,
@@ -31,17 +31,17 @@ from tests.support.bench_samples import record
 from tests.support.memory_plans import PLAN
 
 LENGTHS = RequestLengths(200, 100)
-TRUE = CostModel(
+TRUE = ServerCosts(
     prefill_s=0.001, steps_s=((1, 0.01), (2, 0.012), (4, 0.016), (8, 0.032)), slots=8, budget_s=0.1
 )
 
 
-def points(costs: CostModel, lengths: RequestLengths = LENGTHS) -> list[Point]:
+def points(costs: ServerCosts, lengths: RequestLengths = LENGTHS) -> list[Point]:
     """What a closed loop of clients would measure of a server with these costs."""
     return [measured(costs, lengths, clients) for clients, _ in costs.steps_s]
 
 
-def measured(costs: CostModel, lengths: RequestLengths, clients: int) -> Point:
+def measured(costs: ServerCosts, lengths: RequestLengths, clients: int) -> Point:
     whole_s = turn_s(costs, lengths, clients)
     step_ms = costs.step_s(clients) * 1e3
     ttft_ms = (lengths.prompt * costs.prefill_s + costs.step_s(1)) * 1e3
@@ -86,7 +86,7 @@ def test_the_capacity_is_that_of_full_slots() -> None:
 
 def test_a_server_of_one_slot_is_the_queue_of_the_textbook() -> None:
     """M/D/1: requests wait on average load / (2 (1 - load)) services."""
-    costs = CostModel(prefill_s=1e-9, steps_s=((1, 0.01),), slots=1, budget_s=0.1)
+    costs = ServerCosts(prefill_s=1e-9, steps_s=((1, 0.01),), slots=1, budget_s=0.1)
     service_s = 1.0  # a hundred steps
     found = simulate(costs, RequestLengths(1, 101), 0.6 / service_s, requests=20_000)
     assert found is not None
