@@ -38,7 +38,9 @@ class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     """Requests that run at once; others wait."""
     budget_s: float
-    """Time of a step that decodes and reads a prompt."""
+    """The longest step that decodes and reads a prompt."""
+    overhead_s: float = 0.0
+    """Of each request before its prompt is read: requests pass one after the other, while others decode."""
 
     def step_s(self, running: int) -> float:
         """Time of a decode step: between two known points on a line. Beyond the last one, where a sweep ends
@@ -64,25 +66,42 @@ class RequestLengths(msgspec.Struct, frozen=True):
 def cost_model(line: Sequence[Point], slots: int, budget_s: float) -> ServerCosts:
     """The costs that a series of points shows.
 
-    n clients in a closed loop take turns of n prefills and the steps of an answer; the throughput tells how
-    long a turn is, and the TTFT of the smallest number of clients how long a prefill."""
-    first = line[0].figures
-    computed = first.prompt_tokens * (1 - (first.prefix_hits or 0.0))
-    single_s = first.tpot_ms.p50 / 1e3 if first.tpot_ms else 0.0
-    waits = line[0].place.clients
-    prefill_s = max(
-        (first.ttft_ms.p50 / 1e3 - single_s) / max(computed, 1.0) / waits, _LEAST_PREFILL_S
-    )
+    A stream pauses for a step; what its tokens take beyond that, the prompts of the other clients took, one
+    for each of its answers. The rest of the TTFT of the smallest number of clients delays nobody else."""
+    within = [one for one in line if one.place.clients <= slots] or [line[0]]
+    first, last = within[0], within[-1]
     steps: list[tuple[int, float]] = []
-    for point in line:
-        found, clients = point.figures, min(point.place.clients, slots)
-        turn_s = clients * found.completion_tokens / found.tokens_per_s
-        prompts_s = clients * prefill_s * found.prompt_tokens * (1 - (found.prefix_hits or 0.0))
-        # A step of more requests is never shorter; noise of the prefill must not make it so.
-        step_s = max((turn_s - prompts_s) / found.completion_tokens, steps[-1][1] if steps else 0.0)
-        if not steps or clients > steps[-1][0]:
-            steps.append((clients, max(step_s, _LEAST_PREFILL_S)))
-    return ServerCosts(prefill_s=prefill_s, steps_s=tuple(steps), slots=slots, budget_s=budget_s)
+    for point in within:
+        # A step of more requests is never shorter, whatever the noise says.
+        steps.append((point.place.clients, max(_step_s(point), steps[-1][1] if steps else 0.0)))
+    wait_s = max(first.figures.ttft_ms.p50 / 1e3 - steps[0][1], _LEAST_PREFILL_S)
+    prefill_s = wait_s / max(_computed(first), 1.0) / first.place.clients
+    if last.place.clients > 1 and last.figures.step_ms is not None and last.figures.tpot_ms:
+        delay_s = last.figures.tpot_ms.mean / 1e3 - steps[-1][1]
+        prompts = (last.place.clients - 1) * _computed(last) / last.figures.completion_tokens
+        prefill_s = min(prefill_s, delay_s / max(prompts, _LEAST_PREFILL_S))
+    prefill_s = max(prefill_s, _LEAST_PREFILL_S)
+    return ServerCosts(
+        prefill_s=prefill_s,
+        steps_s=tuple(steps),
+        slots=slots,
+        budget_s=budget_s,
+        overhead_s=max(wait_s - first.place.clients * prefill_s * _computed(first), 0.0),
+    )
+
+
+def _step_s(point: Point) -> float:
+    """Time of a decode step for each token that it gives."""
+    found = point.figures
+    if found.step_ms is not None:
+        return max(found.step_ms / 1e3, _LEAST_PREFILL_S)
+    return max(found.tpot_ms.p50 / 1e3 if found.tpot_ms else 0.0, _LEAST_PREFILL_S)
+
+
+def _computed(point: Point) -> float:
+    """Tokens of a prompt that the prefix cache does not hold."""
+    found = point.figures
+    return found.prompt_tokens * (1 - (found.prefix_hits or 0.0))
 
 
 def turn_s(costs: ServerCosts, lengths: RequestLengths, running: int) -> float:
@@ -106,6 +125,8 @@ def capacity(costs: ServerCosts, lengths: RequestLengths) -> Capacity:
         return running / turn_s(costs, lengths, running)
 
     most = rate(costs.slots)
+    if costs.overhead_s:
+        most = min(most, 1 / costs.overhead_s)
     running = next(count for count in range(1, costs.slots + 1) if rate(count) >= most * _NEARLY)
     return Capacity(most, running)
 
@@ -161,7 +182,8 @@ class _Simulation:
         if not running:
             return 0.0, 1 / self.costs.prefill_s
         step_s = self.costs.step_s(running)
-        whole_s = max(self.costs.budget_s, step_s / (1 - _LEAST_CHUNK))
+        prompt_s = self.lengths.prompt * self.costs.prefill_s
+        whole_s = max(min(self.costs.budget_s, step_s + prompt_s), step_s / (1 - _LEAST_CHUNK))
         return 1 / whole_s, (whole_s - step_s) / self.costs.prefill_s / whole_s
 
     def advance(self, arrival_s: float) -> _Running | None:
@@ -184,10 +206,10 @@ class _Simulation:
             self._begin_answer()
         return None
 
-    def arrive(self) -> None:
-        """A request arrives now."""
+    def arrive(self, arrived_s: float) -> None:
+        """A request is ready to be read now. arrived_s: when it came."""
         self.held += 1
-        self.waiting.append(_Running(self.now_s, self.lengths.prompt))
+        self.waiting.append(_Running(arrived_s, self.lengths.prompt))
         self._admit()
 
     def _admit(self) -> None:
@@ -218,20 +240,22 @@ def simulate(
         return None
     draw = random.Random(0)
     server = _Simulation(costs, lengths)
-    arrival_s, arrived, ended = draw.expovariate(requests_per_s), 0, 0
+    came_s = draw.expovariate(requests_per_s)
+    ready_s, arrived, ended = came_s + costs.overhead_s, 0, 0
     ttft: list[float] = []
     tpot: list[float] = []
     while ended < requests:
-        done = server.advance(arrival_s if arrived < requests else float("inf"))
+        done = server.advance(ready_s if arrived < requests else float("inf"))
         if done is not None:
             ended += 1
             if ended > requests // 5:
                 ttft.append(done.first_s - done.arrived_s)
                 tpot.append((server.now_s - done.first_s) / max(lengths.output - 1, 1.0))
-        elif server.now_s == arrival_s and arrived < requests:
-            server.arrive()
+        elif server.now_s == ready_s and arrived < requests:
+            server.arrive(came_s)
             arrived += 1
-            arrival_s += draw.expovariate(requests_per_s)
+            came_s += draw.expovariate(requests_per_s)
+            ready_s = max(came_s, ready_s) + costs.overhead_s
     return QueueFigures(
         percentiles(ttft),
         _p95(ttft),

@@ -16,6 +16,9 @@ from msgspec import Meta
 from localchat.bench.client import RequestSample
 from localchat.metrics import acceptance
 
+_SAME_ARRIVAL_S: Final = 0.5e-3
+"""Events closer than this were sent together."""
+
 
 class Percentiles(msgspec.Struct, frozen=True):
     """Distribution of a time, in milliseconds."""
@@ -61,6 +64,8 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     ttft_ms: Percentiles
     tpot_ms: Percentiles | None = None
     gap_ms: Percentiles | None = None
+    step_ms: float | None = None
+    """Time per token while no prompt of another request delays it: of the median pause of a stream."""
     good_requests_per_s: float | None = None
     """Requests a second that met the target."""
     good_share: float | None = None
@@ -115,6 +120,7 @@ def figures(result: LoadResult, target: LatencyTarget) -> PointFigures:
         ttft_ms=percentiles([one.ttft_s for one in samples]),
         tpot_ms=percentiles(tpots) if tpots else None,
         gap_ms=percentiles(gaps) if (gaps := _gaps(samples)) else None,
+        step_ms=_step_ms(samples, gaps),
         good_requests_per_s=None if good is None else good / duration_s,
         good_share=None if good is None else good / (len(samples) + result.failed),
         prefix_hits=sum(one.cached_tokens for one in samples) / read if read else None,
@@ -142,6 +148,15 @@ def _gaps(samples: Sequence[RequestSample]) -> list[float]:
         for one in samples
         for earlier, later in zip(one.arrivals_s, one.arrivals_s[1:], strict=False)
     ]
+
+
+def _step_ms(samples: Sequence[RequestSample], gaps: Sequence[float]) -> float | None:
+    """The median pause, shared by the tokens that arrive after one: several, where drafts were accepted."""
+    pauses = [gap for gap in gaps if gap > _SAME_ARRIVAL_S]
+    tokens = sum(one.completion_tokens - 1 for one in samples)
+    if not pauses or tokens < 1:
+        return None
+    return statistics.median(pauses) * min(len(pauses) / tokens, 1.0) * 1e3
 
 
 # ---------------------------------------------------------------------------- differences

@@ -44,7 +44,8 @@ def points(costs: ServerCosts, lengths: RequestLengths = LENGTHS) -> list[Point]
 def measured(costs: ServerCosts, lengths: RequestLengths, clients: int) -> Point:
     whole_s = turn_s(costs, lengths, clients)
     step_ms = costs.step_s(clients) * 1e3
-    ttft_ms = (lengths.prompt * costs.prefill_s + costs.step_s(1)) * 1e3
+    ttft_ms = (costs.overhead_s + lengths.prompt * costs.prefill_s + costs.step_s(1)) * 1e3
+    others_ms = (clients - 1) * lengths.prompt * costs.prefill_s / lengths.output * 1e3
     found = PointFigures(
         requests=clients,
         duration_s=whole_s,
@@ -54,7 +55,8 @@ def measured(costs: ServerCosts, lengths: RequestLengths, clients: int) -> Point
         prompt_tokens=lengths.prompt,
         completion_tokens=lengths.output,
         ttft_ms=Percentiles(*[ttft_ms] * 4),
-        tpot_ms=Percentiles(*[step_ms] * 4),
+        tpot_ms=Percentiles(*[step_ms + others_ms] * 4),
+        step_ms=step_ms,
         kv_total_tokens=3000,
         joules=50 * whole_s,
         drafted=100,
@@ -70,6 +72,23 @@ def test_the_costs_of_a_server_are_found_again() -> None:
     assert [step for _, step in found.steps_s] == pytest.approx(
         [step for _, step in TRUE.steps_s], rel=0.01
     )
+
+
+def test_time_that_delays_nobody_is_overhead() -> None:
+    delayed = msgspec.structs.replace(TRUE, overhead_s=0.3)
+    found = cost_model(points(delayed), slots=8, budget_s=0.1)
+    assert found.prefill_s == pytest.approx(TRUE.prefill_s, rel=0.01)
+    assert found.overhead_s == pytest.approx(0.3, rel=0.02)
+
+
+def test_without_pauses_the_time_per_token_is_the_step() -> None:
+    line = [
+        msgspec.structs.replace(one, figures=msgspec.structs.replace(one.figures, step_ms=None))
+        for one in points(TRUE)[:1]
+    ]
+    found = cost_model(line, slots=8, budget_s=0.1)
+    assert found.steps_s == ((1, pytest.approx(0.01)),)
+    assert (found.prefill_s, found.overhead_s) == (pytest.approx(0.001), pytest.approx(0, abs=1e-9))
 
 
 def test_requests_beyond_the_last_point_share_its_throughput() -> None:
@@ -100,6 +119,17 @@ def test_an_idle_server_answers_as_a_single_request() -> None:
     assert found is not None
     assert found.ttft_ms.p50 == pytest.approx(200, rel=0.01)
     assert found.tpot_ms.p50 == pytest.approx(10, rel=0.02)
+
+
+def test_requests_pass_the_overhead_one_after_the_other() -> None:
+    costs = msgspec.structs.replace(TRUE, overhead_s=0.5)
+    assert capacity(costs, LENGTHS).requests_per_s == pytest.approx(8 / (8 * 0.2 + 3.2))
+    slow = msgspec.structs.replace(TRUE, overhead_s=2.0)
+    assert capacity(slow, LENGTHS).requests_per_s == pytest.approx(0.5)
+    found = simulate(slow, LENGTHS, 0.3, requests=20_000)
+    assert found is not None
+    # M/D/1: load 0.6 waits 0.75 services, then its own, a prefill and hardly anything else.
+    assert found.ttft_ms.mean / 1e3 == pytest.approx(1.5 + 2.0 + 0.2, rel=0.08)
 
 
 def test_more_requests_than_the_capacity_have_no_queue() -> None:
