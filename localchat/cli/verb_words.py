@@ -25,6 +25,7 @@ _INSTEAD: Final = {
     "remove": "localchat rm NAME",
     "delete": "localchat rm NAME",
     "info": "localchat show NAME",
+    "benchmark": "localchat bench NAME",
     "status": "localchat ps, or localchat doctor",
     "settings": "localchat config",
     "create": "localchat preset add NAME, or localchat cp MODEL NAME",

@@ -87,8 +87,10 @@ def test_without_pauses_the_time_per_token_is_the_step() -> None:
         for one in points(TRUE)[:1]
     ]
     found = cost_model(line, slots=8, budget_s=0.1)
-    assert found.steps_s == ((1, pytest.approx(0.01)),)
-    assert (found.prefill_s, found.overhead_s) == (pytest.approx(0.001), pytest.approx(0, abs=1e-9))
+    ((clients, step_s),) = found.steps_s
+    assert (clients, step_s) == (1, pytest.approx(0.01))
+    assert found.prefill_s == pytest.approx(0.001)
+    assert found.overhead_s == pytest.approx(0, abs=1e-9)
 
 
 def test_requests_beyond_the_last_point_share_its_throughput() -> None:
