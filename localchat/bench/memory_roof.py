@@ -56,7 +56,7 @@ def memory_roof(
     if isinstance(model, ModelShape):
         weights, kv = model.token_bytes, _kv_bytes(model, plan.kv_type)
     else:
-        weights = plan.weights_bytes
+        weights = plan.weights_bytes - plan.unpacked_bytes
         kv = describe_checkpoint(path, model).kv_bytes_per_token
         kv = kv // 2 if plan.kv_type.startswith("fp8") else kv
     if plan.gpu_layers == 0:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from localchat.backend_api.interface import Runner, Tokenizer
@@ -24,6 +25,8 @@ from localchat.engine.events import EngineStats, Event
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 
 _METRICS_INTERVAL_S = 0.05
+_WARM_UP_AFTER_S = 0.25
+"""An engine that is idle for so long warms up its runner: requests that follow each other need not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +145,21 @@ class EngineCore:
         """Serve until `stop`."""
         while not self._stopped:
             if not self._in_flight and self._scheduler.idle:
-                while self._commands.empty() and self._runner.warm_up_next():
-                    pass
-                self._execute(self._commands.get())
+                self._execute(self._wait_for_command())
             self.step()
         while self._in_flight:
             self._in_flight.popleft()
             self._runner.collect()
         for request_state in list(self.output_processor.requests.values()):
             self.output_processor.fail(request_state, EngineClosed("the engine was closed"))
+
+    def _wait_for_command(self) -> "RequestState | _CancelCommand | _StopCommand":
+        """The next command; the runner warms up until it comes, unless it follows at once."""
+        with suppress(queue.Empty):
+            return self._commands.get(timeout=_WARM_UP_AFTER_S)
+        while self._commands.empty() and self._runner.warm_up_next():
+            pass
+        return self._commands.get()
 
     def step(self) -> None:
         """Collect at most one step, and launch as many as the runner takes."""

@@ -108,11 +108,6 @@ class Sequence:
         return self.in_prompt or (self.was_preempted and self.needs > 1)
 
     @property
-    def is_decoding(self) -> bool:
-        """Whether it has generated a token."""
-        return len(self.tokens) > self.request_state.prompt_tokens
-
-    @property
     def free_tokens(self) -> int | None:
         """Tokens after the known ones that the engine certainly does not replace by a forced one, at least.
 

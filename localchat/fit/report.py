@@ -62,8 +62,9 @@ def parts(plan: "MemoryPlan") -> str:
 
 
 def _shares(plan: "MemoryPlan") -> str:
+    copied = f" ({size(plan.unpacked_bytes)} of it unpacked)" if plan.unpacked_bytes else ""
     return (
-        f"weights {size(plan.weights_bytes)} · KV {size(plan.kv_bytes)} ({plan.kv_type}) · "
+        f"weights {size(plan.weights_bytes)}{copied} · KV {size(plan.kv_bytes)} ({plan.kv_type}) · "
         f"compute {size(plan.compute_bytes)} · overhead {size(plan.overhead_bytes)}"
     )
 

@@ -155,7 +155,9 @@ class Scheduler:
             self._shrink_pending = False
             self._preempt(victim)
         self._preempt_for_priority()
-        budget = self._token_budget.next_step(shared=any(one.is_decoding for one in self.running))
+        # Also those decode from now on whose prompt ends in a step that is still in flight.
+        shared = any(one.launched >= one.request_state.prompt_tokens for one in self.running)
+        budget = self._token_budget.next_step(shared=shared)
         step = StepBuilder(budget, self._shares.min_tokens)
         self._schedule_shared(step)
         if step.rows:

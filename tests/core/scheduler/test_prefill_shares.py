@@ -78,3 +78,24 @@ def test_no_prompt_leaves_a_rest_of_a_few_tokens() -> None:
     pieces = [row.width for plan in bench.runner.steps for row in plan.rows if row.width > 1]
     assert sum(pieces) == 524 and min(pieces) >= 64, pieces
     check_received(bench, id_, hashed)
+
+
+def test_a_prompt_behind_one_that_ends_in_flight_takes_a_step_that_others_can_wait_for() -> None:
+    """The first's next token would wait for a step of the longest kind."""
+    bench = Bench(
+        capabilities(
+            block_tokens=4, depth=2, max_rows=4, max_slots=4, kv_tokens=20480, max_step_tokens=512,
+            context_tokens=2048, step_target_s=100.0, shared_step_target_s=1e-6,
+        ),
+        hashed,
+    )  # fmt: skip
+    bench.say(request("warm" * 100, max_tokens=2))
+    first = len(bench.runner.steps)
+    bench.ask(request("a" * 400, max_tokens=4, salt="a"))
+    bench.core.step()
+    bench.ask(request("b" * 1500, max_tokens=4, salt="b"))
+    bench.run_until_idle()
+    widths = [
+        max(row.width for row in plan.rows) for plan in bench.runner.steps[first:] if plan.rows
+    ]
+    assert widths[0] >= 400 and max(widths[1:4]) <= 64, widths
