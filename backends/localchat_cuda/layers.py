@@ -307,22 +307,22 @@ class DenseLayers(_LayersBase):
 
 
 class PackedActivations:
-    """Activations of one int4 gemm, written when its weight, and so their order, is known."""
+    """Activations of one int4 gemm, written when its weight, and so their order and groups, are known."""
 
     def __init__(
         self,
-        write: Callable[[torch.Tensor | None], w4_activations.Rows],
+        write: Callable[[w4_pack.W4], w4_activations.Rows],
         squares: torch.Tensor | None = None,
     ) -> None:
         """`squares` [T, K / 128]: sums of squares, from which the gemm takes the rms of a row to divide by."""
-        self._write: Callable[[torch.Tensor | None], w4_activations.Rows] | None = write
+        self._write: Callable[[w4_pack.W4], w4_activations.Rows] | None = write
         self.squares = squares
 
-    def rows(self, order: torch.Tensor | None) -> w4_activations.Rows:
-        """Write them, once: writing may add to the residual. `order`: of the weight's columns."""
+    def rows(self, weight: w4_pack.W4) -> w4_activations.Rows:
+        """Write them, once: writing may add to the residual. In the order and for the groups of `weight`."""
         write, self._write = self._write, None
         assert write is not None, "a second gemm of the same activations"
-        return write(order)
+        return write(weight)
 
 
 class PackedW4Layers(_LayersBase):
@@ -332,15 +332,15 @@ class PackedW4Layers(_LayersBase):
         self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
     ) -> None:
         super().__init__(config, inputs, pages, kernels=kernels)
-        self._rows_by_width: dict[tuple[int, bool], w4_activations.Rows] = {}
+        self._buffers: dict[tuple[int, int, bool], w4_activations.Rows] = {}
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor) -> PackedActivations:
-        return self._write_packed("embed", table, self.config.hidden, gain)
+        return self._write_packed("embed", table, gain)
 
     def gemm(self, x: PackedActivations, weight: Weight) -> torch.Tensor:
         assert isinstance(weight, w4_pack.W4)
         return int4.gemm(
-            x.rows(weight.order), weight, squares=x.squares, eps=self.config.eps,
+            x.rows(weight), weight, squares=x.squares, eps=self.config.eps,
             kernels=self.kernels,
         )  # fmt: skip
 
@@ -353,44 +353,44 @@ class PackedW4Layers(_LayersBase):
             # Merging the partial sums writes the rows of the next gemm: one kernel fewer.
             partials = self.decode_attention(layer)
 
-            def merge(order: torch.Tensor | None) -> w4_activations.Rows:
-                rows = self._rows(self.config.heads * self.config.head_dim)
-                decode_attention.merge(partials, rows, order=order)
+            def merge(reader: w4_pack.W4) -> w4_activations.Rows:
+                rows = self._rows(reader)
+                decode_attention.merge(partials, rows, order=reader.order)
                 return rows
 
             return PackedActivations(merge)
         out = self.attention(layer)
         if drops:
             out = self.drop_rows(out)
-            self._rows_by_width.clear()
-        return self._write_packed("plain", out[None], out.shape[1])
+            self._buffers.clear()
+        return self._write_packed("plain", out[None])
 
     def add_norm(
         self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
     ) -> PackedActivations:
         if post is None:
-            return self._write_packed("norm", y, self.config.hidden, gain)
-        k, eps, first = self.config.hidden, self.config.eps, post
-        squares = self._squares(k)
+            return self._write_packed("norm", y, gain)
+        eps, first = self.config.eps, post
+        squares = self._squares()
         call = rms_norm_post.prepare if self.kernels else rms_norm_post.prepare_reference
 
-        def write(order: torch.Tensor | None) -> w4_activations.Rows:
-            rows = self._rows(k)
-            call(y, self.residual, first, gain, rows, squares, eps, order=order)
+        def write(reader: w4_pack.W4) -> w4_activations.Rows:
+            rows = self._rows(reader)
+            call(y, self.residual, first, gain, rows, squares, eps, order=reader.order)
             return rows
 
         return PackedActivations(write, squares)
 
     def gemm_act_mul(self, x: PackedActivations, weight: Weight) -> PackedActivations:
         assert isinstance(weight, w4_pack.W4)
-        read = x.rows(weight.order)
+        read = x.rows(weight)
         gelu = self.config.activation == "gelu_tanh"
 
-        def write(order: torch.Tensor | None) -> w4_activations.Rows:
-            rows = self._rows(weight.features_out // 2, activated=True)
+        def write(reader: w4_pack.W4) -> w4_activations.Rows:
+            rows = self._rows(reader, activated=True)
             int4.gemm_silu_mul(
-                read, weight, rows, squares=x.squares, eps=self.config.eps, gelu=gelu, order=order,
-                kernels=self.kernels,
+                read, weight, rows, squares=x.squares, eps=self.config.eps, gelu=gelu,
+                order=reader.order, kernels=self.kernels,
             )  # fmt: skip
             return rows
 
@@ -400,11 +400,10 @@ class PackedW4Layers(_LayersBase):
         self,
         mode: w4_activations.Mode,
         source: torch.Tensor,
-        k: int,
         gain: torch.Tensor | None = None,
     ) -> PackedActivations:
         call = w4_activations.prepare if self.kernels else w4_activations.reference
-        squares = None if gain is None else self._squares(k)
+        squares = None if gain is None else self._squares()
         embeds = mode == "embed"
 
         def factor(rows: w4_activations.Rows) -> float:
@@ -413,25 +412,27 @@ class PackedW4Layers(_LayersBase):
             scaled = mode == "norm" and isinstance(rows, w4_activations.HalfRows)
             return w4_activations.HALF_RESIDUAL if scaled else 1.0
 
-        def write(order: torch.Tensor | None) -> w4_activations.Rows:
-            rows = self._rows(k)
+        def write(reader: w4_pack.W4) -> w4_activations.Rows:
+            rows = self._rows(reader)
             call(
                 mode, source, rows, ids=self.inputs.ids if embeds else None,
                 residual=None if gain is None else self.residual, weight=gain, squares=squares,
-                factor=factor(rows), eps=self.config.eps, order=order,
+                factor=factor(rows), eps=self.config.eps, order=reader.order,
             )  # fmt: skip
             return rows
 
         return PackedActivations(write, squares)
 
-    def _squares(self, k: int) -> torch.Tensor:
-        return torch.empty(self.tokens, k // w4_pack.GROUP, device=self.device)
+    def _squares(self) -> torch.Tensor:
+        return torch.empty(self.tokens, self.config.hidden // w4_pack.BLOCK_K, device=self.device)
 
-    def _rows(self, k: int, *, activated: bool = False) -> w4_activations.Rows:
-        """One buffer per width: a gemm has read it before the next kernel writes it, and its padding is zeroed
-        once. `activated` rows have buffers of their own: the gemm that writes them still reads others, which
-        may be as wide."""
-        key = k, activated
-        if key not in self._rows_by_width:
-            self._rows_by_width[key] = int4.empty_activations(self.tokens, k, self.device)
-        return self._rows_by_width[key]
+    def _rows(self, reader: w4_pack.W4, *, activated: bool = False) -> w4_activations.Rows:
+        """One buffer per width and group of the weight that reads it: a gemm has read it before the next kernel
+        writes it, and its padding is zeroed once. `activated` rows have buffers of their own: the gemm that
+        writes them still reads others, which may be as wide."""
+        key = reader.features_in, reader.group, activated
+        if key not in self._buffers:
+            self._buffers[key] = int4.empty_activations(
+                self.tokens, reader.features_in, self.device, reader.group
+            )
+        return self._buffers[key]

@@ -87,7 +87,7 @@ def load_runner(
         _advise_on_out_of_memory(request),
     ):
         source: WeightSource = (
-            RandomWeights(device) if folder is None else CheckpointWeights(folder, device)
+            random_weights(config, device) if folder is None else CheckpointWeights(folder, device)
         )
         names = ARCHITECTURES[config.architecture].NAMES
         weights = load(
@@ -114,6 +114,14 @@ def load_runner(
         runner = CudaRunner(model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes)
         warm_up(runner)
     return runner
+
+
+def random_weights(config: ModelConfig, device: torch.device) -> RandomWeights:
+    """Random weights in the groups of the config."""
+    quantization = config.quantization
+    return (
+        RandomWeights(device, group=quantization.group) if quantization else RandomWeights(device)
+    )
 
 
 def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:

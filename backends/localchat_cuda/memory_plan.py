@@ -20,7 +20,7 @@ from localchat.fit.memory_plan import (
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
 from localchat_cuda.model_config import FloatType, ModelConfig
-from localchat_cuda.quantization_config import PACKED_GROUP, floating_bytes
+from localchat_cuda.quantization_config import floating_bytes
 from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
 from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
@@ -376,7 +376,7 @@ class _LoadPlanner:
         if self.config.quantization is None:
             quarter = self.weights // 4 + self.workspace + self.overhead + self.kv(least)
             if quarter <= self.free:
-                yield f"An AWQ quantization of this model (groups of {PACKED_GROUP}) takes a third."
+                yield "An AWQ or GPTQ quantization of this model takes a third."
         yield "A GGUF of this model: llama.cpp can leave some layers in RAM."
 
 

@@ -19,14 +19,14 @@ Method = Literal["awq", "gptq", "int4", "fp8"]
 Unsupported = Callable[[str], ModelInvalid]
 """Makes the error for an unsupported setting; its text ends a sentence."""
 
-PACKED_GROUP = 128
-"""Input features that share a scale and a zero in the packed form (kernels/int4/pack.py)."""
+PACKED_GROUPS = (128, 64, 32)
+"""Input features that share a scale and a zero in the packed form (kernels/int4/pack.py), largest first."""
 _FP8_BLOCK = 128
 """Output and input features of a block that shares a scale."""
 STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 bits or FP8"
 """Supported storage of a layer, for messages."""
 _SCALE_BYTES = 4
-"""Of one packed scale and zero, or one scale of FP8 weights."""
+"""Of one scale of FP8 weights."""
 _LABELS: dict[Method, str] = {"awq": "AWQ", "gptq": "GPTQ", "int4": "int4", "fp8": "FP8"}
 _PACKED_TENSORS = {"awq": ".qweight", "gptq": ".qweight", "int4": ".weight_packed"}
 """Name of the tensor of codes, by method."""
@@ -52,7 +52,7 @@ class Quantization:
     """Whose layout the tensors have."""
     bits: int = 4
     """Of a weight."""
-    group: int = PACKED_GROUP
+    group: int = PACKED_GROUPS[0]
     """Input features of one scale; 0: all of them."""
     symmetric: bool = False
     act_order: bool = False
@@ -72,19 +72,24 @@ class Quantization:
         """For display: AWQ 4-bit, FP8."""
         return f"{_LABELS[self.method]} 4-bit" if self.packed else _LABELS[self.method]
 
+    @property
+    def packed_group(self) -> int:
+        """Input features of one scale in the packed form: a checkpoint's group is one of those or several."""
+        return next(each for each in PACKED_GROUPS if self.group % each == 0)
+
     def linear_bytes(self, n: int, k: int) -> int:
         """Bytes of a loaded layer of N x K weights."""
         if self.packed:
             order = 4 * k if self.act_order else 0
-            return n * k // 2 + n * (k // PACKED_GROUP) * _SCALE_BYTES + order
+            return n * k // 2 + _side_bytes(n, k, self.packed_group) + order
         scales = -(-n // self.group) * -(-k // self.group) if self.group else n
         return n * k + scales * _SCALE_BYTES
 
     def loaded_bytes(self, tensor: Tensor, float_bytes: int) -> int:
         """Bytes of a stored tensor once loaded: codes as stored, floating numbers in `float_bytes` each.
 
-        Packed layers take four bytes of scale and zero for every 128 codes, counted with the codes; FP8 layers
-        four bytes for every scale."""
+        Scales and zeros of packed layers are counted with the codes; FP8 layers take four bytes for every
+        scale."""
         if self.method not in _PACKED_TENSORS:
             return floating_bytes(
                 tensor, _SCALE_BYTES if tensor.name.endswith(_SCALE_NAMES) else float_bytes
@@ -98,6 +103,13 @@ class Quantization:
             self.method, (rows, 8 * words)
         )
         return self.linear_bytes(n, k)
+
+
+def _side_bytes(n: int, k: int, group: int) -> int:
+    """Bytes of packed scales and zeros: four for each group of 128. Smaller ones take two for the scale, and
+    eight in a row four for their zeros."""
+    groups = k // group
+    return 4 * n * groups if group == PACKED_GROUPS[0] else n * (2 * groups + 4 * -(-groups // 8))
 
 
 def parse_quantization(raw: object, name: str, unsupported: Unsupported) -> Quantization | None:
@@ -124,9 +136,9 @@ def _awq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     ).lower()
     if bits != 4 or version != "gemm":
         raise unsupported(f"weights quantized as awq, {bits or 'unsaid'} bits, version {version}")
-    if size != PACKED_GROUP or not raw.get("zero_point", True):
-        raise unsupported(f"AWQ in groups of {size} (128 with zero points are possible)")
-    return Quantization("awq")
+    if size not in PACKED_GROUPS or not raw.get("zero_point", True):
+        raise unsupported(f"AWQ in groups of {size} (32, 64 or 128 with zero points are possible)")
+    return Quantization("awq", group=size)
 
 
 def _gptq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
@@ -241,8 +253,10 @@ def _group(size: object, what: str, unsupported: Unsupported) -> int:
     """Input features of a scale; 0: all."""
     if size == -1:
         return 0
-    if not isinstance(size, int) or size < 1 or size % PACKED_GROUP:
-        raise unsupported(f"{what} in groups of {size} (128, a multiple, or -1 are possible)")
+    if not isinstance(size, int) or size < 1 or size % PACKED_GROUPS[-1]:
+        raise unsupported(
+            f"{what} in groups of {size} (multiples of {PACKED_GROUPS[-1]}, or -1 are possible)"
+        )
     return size
 
 

@@ -97,6 +97,10 @@ def test_packed_scales_and_tied_heads_are_counted_as_they_will_lie() -> None:
     )
     held = SafetensorsHeader("m", {}, tensors, 0)
     assert weights_bytes(awq, [held]) == 524288 + 4 * 8 * 1024
+    for group, sides in ((64, 2 * 16 + 4 * 2), (32, 2 * 32 + 4 * 4), (192, 2 * 16 + 4 * 2)):
+        quantization = replace(awq.quantization, group=group)  # type: ignore[type-var]
+        small = replace(awq, quantization=quantization)
+        assert weights_bytes(small, [held]) == 524288 + sides * 1024
     assert weights_bytes(CONFIG, [held]) == 524288 + 4096 + 16384 + 200
 
 

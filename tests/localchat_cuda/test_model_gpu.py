@@ -42,13 +42,17 @@ def test_logprobs_are_within_twice_the_error_of_torch(
 
 
 @pytest.mark.parametrize("half", sorted(HALVES))
-@pytest.mark.parametrize(("version", "floating"), [(0, "-"), (1, "-"), (1, "o_proj")])
+@pytest.mark.parametrize(
+    ("version", "floating", "size"),
+    [(0, "-", 128), (1, "-", 128), (1, "o_proj", 128), (1, "-", 32), (0, "-", 64)],
+)
 def test_scattered_groups_are_within_twice_the_error_of_torch(
-    version: int, floating: str, half: str, tmp_path: Path
+    version: int, floating: str, size: int, half: str, tmp_path: Path
 ) -> None:
     """Also where some layers stay floating."""
     model = tiny_models.reference("qwen3", **{**quantizers.WIDE, "num_hidden_layers": 2})
-    quantizers.save(model, tmp_path, quantizers.Way(ordered=True), version, floating=floating)
+    way = quantizers.Way(size=size, ordered=True)
+    quantizers.save(model, tmp_path, way, version, floating=floating)
     tokens = tokens_of(53, 200)
     exact = logs_of(model, tokens)
     theirs = logs_of(model.to(HALVES[half]).cuda(), tokens) - exact
@@ -64,6 +68,8 @@ def test_scattered_groups_are_within_twice_the_error_of_torch(
 SAVED: dict[str, Callable[[Any, Path], None]] = {
     "plain": tiny_models.save,
     "awq": tiny_models.save_awq,
+    "awq-32": partial(quantizers.save, way=quantizers.Way(size=32), version="awq"),
+    "awq-64": partial(quantizers.save, way=quantizers.Way(size=64), version="awq"),
     "order": partial(quantizers.save, way=quantizers.Way(ordered=True)),
     "order-mixed": partial(quantizers.save, way=quantizers.Way(ordered=True), floating="o_proj"),
 }
@@ -73,7 +79,9 @@ SAVED: dict[str, Callable[[Any, Path], None]] = {
 @pytest.mark.parametrize("stored", sorted(SAVED))
 @pytest.mark.parametrize("penalised", [False, True])
 def test_graphs_change_no_bit(kind: str, stored: str, tmp_path: Path, penalised: bool) -> None:
-    wide = {"hidden_size": 256, "intermediate_size": 384} if "order" in stored else {}
+    wide = (
+        {"hidden_size": 256, "intermediate_size": 384} if "-" in stored or stored == "order" else {}
+    )
     model = tiny_models.reference(kind, **wide)
     SAVED[stored](model, tmp_path)
     texts = []

@@ -30,7 +30,7 @@ class Pointer:
 
 class Boxes:
     """Rows that boxes of so many are copied from: whole, or with `columns` so many of each, where what lies
-    past the last row is zero."""
+    past the last row or column is zero."""
 
     def __init__(self, flat: torch.Tensor, rows: int, columns: int = 0) -> None:
         self.flat, self.rows, self.columns, self.dtype = flat, rows, columns, flat.dtype
@@ -40,10 +40,10 @@ class Boxes:
         if not self.columns:
             assert 0 <= first <= len(self.flat) - self.rows, "a box outside of what there is"
             return self.flat[first : first + self.rows]
-        assert 0 <= left <= self.flat.shape[1] - self.columns and 0 <= first < len(self.flat)
+        assert 0 <= left < self.flat.shape[1] and 0 <= first < len(self.flat)
         found = torch.zeros(self.rows, self.columns, dtype=self.dtype)
         there = self.flat[first : first + self.rows, left : left + self.columns]
-        found[: len(there)] = there
+        found[: there.shape[0], : there.shape[1]] = there
         return found
 
 

@@ -8,8 +8,9 @@ from tests.support.int4_weights import values
 
 
 def compare_prepare(
-    mode: w4_activations.Mode, kind: str, rows: int, ordered: bool, device: torch.device
-) -> None:
+    mode: w4_activations.Mode, kind: str, rows: int, ordered: bool, device: torch.device,
+    group: int = 128,
+) -> None:  # fmt: skip
     """Assert that kernel and reference write equal rows, residual and squares."""
     k, splits = 384, 3
     order = (
@@ -27,9 +28,9 @@ def compare_prepare(
     wanted: list[torch.Tensor] = []
     for call, held in ((w4_activations.prepare, found), (w4_activations.reference, wanted)):
         out: w4_activations.Rows = (
-            Int8Rows.empty(rows, k, device)
+            Int8Rows.empty(rows, k, device, group)
             if kind == "int8"
-            else HalfRows.empty(rows, k, device, "lanes" if kind == "lanes" else "slots")
+            else HalfRows.empty(rows, k, device, "lanes" if kind == "lanes" else "slots", group)
         )
         residual = values(rows, k).to(device) + 1
         squares = torch.full((rows, 3), float("nan"), device=device)

@@ -3,16 +3,16 @@
 import torch
 
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.kernels.int4.pack import GROUP, W4
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 
 CPU = torch.device("cpu")
 
 
-def weight(n: int, k: int, seed: int = 0) -> W4:
+def weight(n: int, k: int, seed: int = 0, group: int = BLOCK_K) -> W4:
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 16, (n, k), generator=generator)
-    scales = torch.rand(n, k // GROUP, generator=generator) * 0.01 + 0.005
-    zeros = torch.randint(0, 16, (n, k // GROUP), generator=generator)
+    scales = torch.rand(n, k // group, generator=generator) * 0.01 + 0.005
+    zeros = torch.randint(0, 16, (n, k // group), generator=generator)
     return w4_pack.pack(codes, scales, zeros)
 
 

@@ -5,10 +5,11 @@ Letters: N output and K input features, G groups along K.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from localchat_cuda.kernels.int4.pack import to_awq
 from tests.support.tiny_models import Layer, save_layers
 
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}
@@ -90,6 +91,13 @@ def gptq(found: Rounded, version: int, *, borrowed: bool = True) -> Layer:
     return Layer(tensors, found.weight)
 
 
+def awq(found: Rounded) -> Layer:
+    """As AutoAWQ stores it."""
+    names = ("qweight", "qzeros", "scales")
+    parts = zip(names, to_awq(found.codes, found.scales, found.zeros), strict=True)
+    return Layer(dict(parts), found.weight)
+
+
 def compressed(found: Rounded, *, symmetric: bool, ordered: bool) -> Layer:
     """As llm-compressor stores it: pack-quantized."""
     n, k = found.codes.shape
@@ -112,6 +120,12 @@ def gptq_config(way: Way, version: int = 1, **changed: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def awq_config(way: Way) -> dict[str, Any]:
+    return {
+        "quant_method": "awq", "bits": 4, "group_size": way.size, "version": "gemm", "zero_point": True,
+    }  # fmt: skip
+
+
 def compressed_config(way: Way) -> dict[str, Any]:
     weights = {
         "num_bits": 4, "type": "int", "symmetric": way.symmetric,
@@ -126,17 +140,22 @@ def compressed_config(way: Way) -> dict[str, Any]:
 
 
 def save(
-    model: Any, folder: Path, way: Way, version: int = 1, stored: int | None = None,
-    floating: str = "-",
+    model: Any, folder: Path, way: Way, version: int | Literal["awq"] = 1,
+    stored: int | None = None, floating: str = "-",
 ) -> None:  # fmt: skip
-    """A checkpoint of GPTQ, or with version 0 of compressed-tensors. stored: the version of the zeros, where
-    the label lies. floating: in the names of layers that are not quantized."""
+    """A checkpoint of GPTQ, with version 0 of compressed-tensors, or of AWQ. stored: the version of the zeros,
+    where the label lies. floating: in the names of layers that are not quantized."""
 
     def layer(prefix: str, weight: torch.Tensor) -> Layer:
         found = way.rounded(prefix, weight)
+        if version == "awq":
+            return awq(found)
         if not version:
             return compressed(found, symmetric=way.symmetric, ordered=way.ordered)
         return gptq(found, stored or version)
 
-    config = gptq_config(way, version) if version else compressed_config(way)
+    if version == "awq":
+        config = awq_config(way)
+    else:
+        config = gptq_config(way, version) if version else compressed_config(way)
     save_layers(model, folder, layer, config, floating)

@@ -122,10 +122,12 @@ def _meta_linear(config: ModelConfig, field: str, n: int, k: int) -> Weight:
     if quantization.packed:
         # gate and up compute in the order that `down` reads, so `down` needs none (weights/loader.py)
         act_order = quantization.act_order and field != "down"
+        group = quantization.packed_group
         return w4_pack.W4(
-            _empty(n // 16, k // w4_pack.GROUP, 1024, dtype=torch.int8),
-            _empty(n // 16, k // w4_pack.GROUP, 16, dtype=torch.int32),
+            _empty(n // 16, k // w4_pack.BLOCK_K, 1024, dtype=torch.int8),
+            _empty(*w4_pack.side_shape(n, k, group), dtype=torch.int32),
             _empty(k, dtype=torch.int32) if act_order else None,
+            group=group,
         )
     scales = _empty(-(-n // 128), k // 128) if quantization.group else _empty(n)
     return w8_pack.W8(_empty(n, k, dtype=w8_pack.E4M3), scales)

@@ -7,8 +7,8 @@ Letters: T rows, H columns, S partial sums, G = H / 128.
 `post_norm`, for gemms that read [T, H]: one program a row does all of it in fp32. y [S, T, H] fp32,
 fp16 or bf16; residual fp32 [T, H], read and written; post and weight [H]; out fp16 or bf16 [T, H].
 
-`prepare`, for int4 gemms: programs of one group of 128 columns, as in int4/activations.py, in two kernels,
-since y's rms is of the whole row. The first writes y [T, H] and four sums of each group; the second adds,
+`prepare`, for int4 gemms: programs of one block of 128 columns, as in int4/activations.py, in two kernels,
+since y's rms is of the whole row. The first writes y [T, H] and four sums of each block; the second adds,
 writes rows, and leaves 1/rms of the residual to the gemm, as int4/activations.py does. Residuals of such models
 grow beyond the range of fp16, the format of some rows, so the rows are scaled down by a power of two near their
 rms. The four sums give that rms well enough before the residual is computed; the squares are those of the
@@ -35,7 +35,7 @@ from localchat_cuda.kernels.int4.activations import (
     sum_partials,
     write_rows,
 )
-from localchat_cuda.kernels.int4.pack import GROUP
+from localchat_cuda.kernels.int4.pack import BLOCK_K
 from localchat_cuda.kernels.launch import (
     options,
     own_carveout,
@@ -85,7 +85,7 @@ def prepare_reference(
     scaled = residual * torch.exp2(-torch.floor(0.5 * torch.log2(mean)))
     if order is not None:
         scaled, weight = scaled[:, order.long()], weight[order.long()]
-    squares.copy_(scaled.square().view(residual.shape[0], -1, GROUP).sum(-1))
+    squares.copy_(scaled.square().view(residual.shape[0], -1, BLOCK_K).sum(-1))
     quantize(scaled * weight.float(), rows)
 
 
@@ -225,6 +225,7 @@ def _prepare_kernel(
     ROWS: tl.constexpr,
     ORDER: tl.constexpr,
     PDL: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
@@ -257,7 +258,7 @@ def _prepare_kernel(
     tl.store(residual + at, v, mask=inside)
     v = v * scale[:, None]
     tl.store(squares + t * G + group, tl.sum(v * v, 1), mask=there)
-    write_rows(v * gain[None, :], x, factors, group, t, there, H, MQ, FORMAT)
+    write_rows(v * gain[None, :], x, factors, group, t, there, H, MQ, FORMAT, GROUP)
 
 
 def prepare(
@@ -274,24 +275,24 @@ def prepare(
 ) -> None:
     """Normalize `y` [S, T, H], add it to the residual, write the inputs of an int4 gemm.
 
-    These are `rows` and `squares` fp32 [T, G], from which the gemm divides by the rms. H in groups of 128.
+    These are `rows` and `squares` fp32 [T, G], from which the gemm divides by the rms. H in 128s.
     order int32 [H]: of the columns of rows, as in int4/activations.py. Algorithm in the module docstring.
     """
     t, h = residual.shape
     device = residual.device
-    if h % GROUP:
-        raise ValueError(f"residual: columns in groups of {GROUP} wanted, {h} given")
+    if h % BLOCK_K:
+        raise ValueError(f"residual: columns in {BLOCK_K}s wanted, {h} given")
     require("residual", residual, (t, h), (torch.float32,), device)
     require("y", y, (y.shape[0], t, h), _FLOATS, device)
     require("post", post, (h,), _FLOATS, device)
     require("weight", weight, (h,), _FLOATS, device)
-    require("squares", squares, (t, h // GROUP), (torch.float32,), device)
+    require("squares", squares, (t, h // BLOCK_K), (torch.float32,), device)
     check_rows(rows, t, h, device)
     if order is not None:
         require("order", order, (h,), (torch.int32,), device)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
-    splits, groups = y.shape[0], h // GROUP
+    splits, groups = y.shape[0], h // BLOCK_K
     several = rows_per_program(t)
     total = torch.empty(t, h, device=device)
     sums = torch.empty(t, groups, 4, device=device)
@@ -306,6 +307,6 @@ def prepare(
         total, sums, residual, post, weight, squares, rows.x, rows.factors,
         total if order is None else order, eps, t,
         H=h, G_POW2=power_of_two(groups), MQ=room, FORMAT=format_of(rows), ROWS=several,
-        ORDER=order is not None, PDL=pdl, **options(pdl, 1),
+        ORDER=order is not None, PDL=pdl, GROUP=rows.group, **options(pdl, 1),
     )  # fmt: skip
     set_carveout(kernel, t)

@@ -22,7 +22,6 @@ _OPTIONAL = (
     *("g_idx", "weight_shape", "weight_zero_point", "input_zero_point"),
 )
 """Ends of names of tensors that may stay unread: redundant ones, and scales of roundings that are not done."""
-_GROUP = 128
 _CODES = (
     *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
     *(torch.float8_e5m2, torch.float8_e5m2fnuz),
@@ -150,8 +149,9 @@ def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
 class RandomWeights:
     """Random weights, small enough that a deep model stays finite: for measuring speed."""
 
-    def __init__(self, device: torch.device, seed: int = 0) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, seed: int = 0, group: int = 128) -> None:
+        """group: columns of a group, where groups are scattered."""
+        self.device, self.group = device, group
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def has(self, name: str) -> bool:
@@ -175,9 +175,9 @@ class RandomWeights:
         return []
 
     def _groups(self, k: int) -> torch.Tensor:
-        """Scattered groups of 128 columns, equal for all layers of K: they read the same activations."""
+        """Scattered groups of columns, equal for all layers of K: they read the same activations."""
         draw = torch.Generator(self.device).manual_seed(k)
-        return torch.randperm(k, device=self.device, generator=draw).to(torch.int32) // _GROUP
+        return torch.randperm(k, device=self.device, generator=draw).to(torch.int32) // self.group
 
     def _draw(
         self, make: Callable[..., torch.Tensor], *sizes: object, dtype: torch.dtype

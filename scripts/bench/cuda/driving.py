@@ -21,7 +21,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
-from localchat_cuda.load import capabilities, warm_up
+from localchat_cuda.load import capabilities, random_weights, warm_up
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.runner.kv_pages import Pages
@@ -29,7 +29,6 @@ from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.sampler import SampleBatch, SampledTokens, TritonSampler
 from localchat_cuda.weights.loader import load, with_unpacked
-from localchat_cuda.weights.source import RandomWeights
 from scripts.bench.cuda.shapes import QWEN, STORED
 
 GPU = torch.device("cuda", 0)
@@ -51,7 +50,8 @@ def runner_of(
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
     can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
     with CompileAhead(config, can, GPU, print, head_int8=head_int8, unpacked=unpacked) as ahead:
-        weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU, head_int8=head_int8)
+        source = random_weights(config, GPU)
+        weights = load(config, architecture.NAMES, source, GPU, head_int8=head_int8)
         ahead.wait()
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
     weights = with_unpacked(weights, dtype) if unpacked else weights

@@ -24,6 +24,8 @@ BLOCKS = {**FP8, "weight_block_size": [128, 128]}
 STORED: dict[str, dict[str, object]] = {
     "": {},
     "awq": {"quantization_config": AWQ},
+    "awq_64": {"quantization_config": {**AWQ, "group_size": 64}},
+    "awq_32": {"quantization_config": {**AWQ, "group_size": 32}},
     "gptq": {"quantization_config": GPTQ},
     "fp8": {"quantization_config": FP8, "torch_dtype": "bfloat16"},
     "fp8_blocks": {"quantization_config": BLOCKS, "torch_dtype": "bfloat16"},

@@ -17,7 +17,7 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.quantization_config import PACKED_GROUP
+from localchat_cuda.quantization_config import PACKED_GROUPS
 from localchat_cuda.weights.loader import linear_shapes
 from localchat_cuda.weights.source import RandomWeights
 from scripts.bench.cuda.driving import GPU, config_of
@@ -48,8 +48,10 @@ def write_checkpoint(folder: Path) -> int:
                 prefix = begin + name
                 tensors |= {
                     f"{prefix}.qweight": source.tensor("", (k, n // 8), torch.int32),
-                    f"{prefix}.qzeros": source.tensor("", (k // PACKED_GROUP, n // 8), torch.int32),
-                    f"{prefix}.scales": source.tensor(".scales", (k // PACKED_GROUP, n), half),
+                    f"{prefix}.qzeros": source.tensor(
+                        "", (k // PACKED_GROUPS[0], n // 8), torch.int32
+                    ),
+                    f"{prefix}.scales": source.tensor(".scales", (k // PACKED_GROUPS[0], n), half),
                 }
                 if field in names.biased:
                     tensors[f"{prefix}.bias"] = source.tensor("", (n,), half)

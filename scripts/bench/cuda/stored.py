@@ -5,14 +5,14 @@ import torch
 from scripts.bench.cuda.driving import Engine, config_of, runner_of
 from scripts.bench.cuda.speed import MetricsSnapshot, decode_rate, first_token_ms, half_precision
 
-FOUR_BITS = ("awq", "gptq", "gptq_order")
+FOUR_BITS = ("awq", "awq_64", "awq_32", "gptq", "gptq_order")
 EIGHT_BITS = ("fp8", "fp8_blocks")
 STREAMS = (1, 8, 32)
 
 
 def four_bits(results: MetricsSnapshot) -> None:
-    """gptq_bs*, gptq_ttft_ms_2048, the same for gptq_order (act-order), each also as a share of AWQ's
-    rate.
+    """gptq_bs*, gptq_ttft_ms_2048, the same for gptq_order (act-order) and for AWQ in groups of 64 and 32, each
+    also as a share of the rate of AWQ in groups of 128.
     """
     for stored in FOUR_BITS:
         figures(stored, results)

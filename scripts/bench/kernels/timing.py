@@ -58,21 +58,20 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
-def random_w4(n: int, k: int) -> w4_pack.W4:
+def random_w4(n: int, k: int, group: int = 128) -> w4_pack.W4:
     """Random 4-bit values; zeros near the middle and small scales keep a deep chain finite."""
     t, g = n // 16, k // 128
     codes = torch.randint(-128, 128, (t, g, 1024), dtype=torch.int8, device=GPU)
-    scales = ((torch.rand(t, g, 16, device=GPU) + 0.5) * 0.2 / k**0.5).half().view(
-        torch.int16
-    ).int() & 0xFFFF
-    zeros = torch.randint(7, 9, (t, g, 16), device=GPU).half().view(torch.int16).int()
-    return w4_pack.W4(codes, (scales | (zeros << 16)).contiguous())
+    scales = (torch.rand(n, k // group, device=GPU) + 0.5) * 0.2 / k**0.5
+    zeros = torch.randint(7, 9, (n, k // group), device=GPU)
+    return w4_pack.W4(codes, w4_pack.pack_sides(scales, zeros, group), group=group)
 
 
-def rows_for(variant: str, m: int, k: int) -> w4_activations.Rows:
+def rows_for(variant: str, m: int, k: int, group: int = 128) -> w4_activations.Rows:
     if variant == "int8":
-        return w4_activations.Int8Rows.empty(m, k, GPU)
-    return w4_activations.HalfRows.empty(m, k, GPU, "lanes" if variant == "fp16" else "slots")
+        return w4_activations.Int8Rows.empty(m, k, GPU, group)
+    order: w4_activations.Order = "lanes" if variant == "fp16" else "slots"
+    return w4_activations.HalfRows.empty(m, k, GPU, order, group)
 
 
 def cut_of(variant: str, m: int, n: int, k: int) -> tuple[TileConfig, int]:
@@ -104,19 +103,19 @@ def multiply(
 class Bench:
     """Rotating copies of one weight, and its inputs."""
 
-    def __init__(self, name: str, rows: int = 512) -> None:
-        self.name = name
+    def __init__(self, name: str, rows: int = 512, group: int = 128) -> None:
+        self.name, self.group = name, group
         self.n, self.k = SHAPES[name]
-        first = random_w4(self.n, self.k)
+        first = random_w4(self.n, self.k, group)
         self.weights = [first]
         while len(self.weights) * first.bytes < FLUSH_BYTES:
-            self.weights.append(random_w4(self.n, self.k))
+            self.weights.append(random_w4(self.n, self.k, group))
         self.x = torch.randn(rows, self.k, device=GPU)
         self.wanted = self.x @ w4_pack.dense(first).t()
 
     def time(self, variant: str, m: int, shape: TileConfig, tile: int = 0) -> tuple[float, float]:
         """(microseconds, worst error of five runs); infinite time if the result is wrong."""
-        rows = rows_for(variant, m, self.k)
+        rows = rows_for(variant, m, self.k, self.group)
         w4_activations.quantize(self.x[:m], rows)
         out = torch.empty(shape.splits, m, self.n, device=GPU)
         off = 0.0

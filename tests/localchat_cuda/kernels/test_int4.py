@@ -1,6 +1,9 @@
+from typing import get_args
+
 import pytest
 import torch
 
+from localchat_cuda.kernels import int4
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
 from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
@@ -8,7 +11,7 @@ from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
-from localchat_cuda.kernels.int4.pack import GROUP
+from localchat_cuda.kernels.int4.pack import BLOCK_K, GROUPS
 from localchat_cuda.kernels.int4.tile_config import (
     GemmVariant,
     TileConfig,
@@ -19,20 +22,34 @@ from tests.support.int4_activations import compare_prepare
 from tests.support.int4_weights import CPU, relative, values, weight
 
 
-def test_unpack_inverts_pack() -> None:
-    codes = torch.randint(0, 16, (48, 384))
-    scales, zeros = torch.rand(48, 3).half(), torch.randint(0, 16, (48, 3))
-    found = w4_pack.unpack(w4_pack.pack(codes, scales, zeros))
+@pytest.mark.parametrize("group", GROUPS)
+def test_unpack_inverts_pack(group: int) -> None:
+    codes = torch.randint(0, 16, (48, 640))
+    groups = 640 // group
+    scales, zeros = torch.rand(48, groups).half(), torch.randint(0, 16, (48, groups))
+    packed = w4_pack.pack(codes, scales, zeros)
+    found = w4_pack.unpack(packed)
+    assert packed.group == group
+    assert packed.scale_zeros.shape == w4_pack.side_shape(48, 640, group)
     assert torch.equal(found[0], codes.to(torch.uint8))
     assert torch.equal(found[1], scales)
     assert torch.equal(found[2], zeros.half())
 
 
-def test_repacked_awq_layer_keeps_its_values() -> None:
+@pytest.mark.parametrize(("group", "words"), [(128, 5), (64, 5 + 2), (32, 10 + 3)])
+def test_scales_and_zeros_of_small_groups_take_less_than_a_word_each(
+    group: int, words: int
+) -> None:
+    """Five column blocks: two scales a word, and eight zeros."""
+    assert weight(16, 640, group=group).scale_zeros.numel() == 16 * words
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_repacked_awq_layer_keeps_its_values(group: int) -> None:
     codes, scales, zeros = (
         torch.randint(0, 16, (32, 256)),
-        torch.rand(32, 2).half(),
-        torch.randint(0, 16, (32, 2)),
+        torch.rand(32, 256 // group).half(),
+        torch.randint(0, 16, (32, 256 // group)),
     )
     qweight, qzeros, awq_scales = w4_pack.to_awq(codes, scales, zeros)
     assert qweight.shape == (256, 4)
@@ -40,12 +57,17 @@ def test_repacked_awq_layer_keeps_its_values() -> None:
     # 7)[i]
     assert int(qweight[5, 2] >> 4) & 15 == int(codes[16 + 2, 5])
     packed = w4_pack.from_awq(qweight, qzeros, awq_scales)
-    wanted = (codes - zeros.repeat_interleave(128, 1)) * scales.float().repeat_interleave(128, 1)
+    spread = codes - zeros.repeat_interleave(group, 1)
+    wanted = spread * scales.float().repeat_interleave(group, 1)
     assert torch.equal(w4_pack.dense(packed), wanted)
 
 
-def test_rows_sorted_reorders_the_dense_rows() -> None:
-    w, rows = weight(64, 384), torch.randperm(64, generator=torch.Generator().manual_seed(4))
+@pytest.mark.parametrize("group", GROUPS)
+def test_rows_sorted_reorders_the_dense_rows(group: int) -> None:
+    w, rows = (
+        weight(64, 384, group=group),
+        torch.randperm(64, generator=torch.Generator().manual_seed(4)),
+    )
     assert torch.equal(w4_pack.dense(w4_pack.rows_sorted(w, rows)), w4_pack.dense(w)[rows])
 
 
@@ -67,9 +89,11 @@ def test_pack_refuses_shapes_that_do_not_divide() -> None:
     with pytest.raises(ValueError, match="AWQ layer"):
         w4_pack.from_awq(
             torch.zeros(128, 4, dtype=torch.int32),
-            torch.zeros(2, 4, dtype=torch.int32),
-            torch.zeros(2, 32),
+            torch.zeros(8, 4, dtype=torch.int32),
+            torch.zeros(8, 32),
         )
+    with pytest.raises(ValueError, match="scales and zeros: one for each 32, 64 or 128"):
+        w4_pack.pack(torch.zeros(16, 128), torch.zeros(16, 8), torch.zeros(16, 8))
 
 
 @pytest.mark.parametrize(
@@ -84,10 +108,11 @@ def test_pack_refuses_shapes_that_do_not_divide() -> None:
         (8, TileConfig(2, 2, 1, 2)),
     ],
 )
-def test_int8_gemm_matches_the_reference(rows: int, shape: TileConfig) -> None:
-    w = weight(32, 640 if shape.warps == 1 else 512)
+@pytest.mark.parametrize("group", GROUPS)
+def test_int8_gemm_matches_the_reference(rows: int, shape: TileConfig, group: int) -> None:
+    w = weight(32, 640 if shape.warps == 1 else 512, group=group)
     x = values(rows, w.features_in)
-    held = Int8Rows.empty(rows, w.features_in, CPU)
+    held = Int8Rows.empty(rows, w.features_in, CPU, group)
     w4_activations.quantize(x, held)
     out = torch.full((shape.splits, rows, 32), float("nan"))
     w4_int8.gemm(held.x, held.factors, w, out, shape)
@@ -104,10 +129,11 @@ def test_int8_gemm_matches_the_reference(rows: int, shape: TileConfig) -> None:
         (16, TileConfig(2, 2, 1, 2)),
     ],
 )
-def test_fp16_gemm_matches_the_reference(rows: int, shape: TileConfig) -> None:
-    w = weight(32, 640 if shape.warps == 1 else 512)
+@pytest.mark.parametrize("group", GROUPS)
+def test_fp16_gemm_matches_the_reference(rows: int, shape: TileConfig, group: int) -> None:
+    w = weight(32, 640 if shape.warps == 1 else 512, group=group)
     x = values(rows, w.features_in)
-    held = HalfRows.empty(rows, w.features_in, CPU)
+    held = HalfRows.empty(rows, w.features_in, CPU, group=group)
     w4_activations.quantize(x, held)
     out = torch.full((shape.splits, rows, 32), float("nan"))
     w4_fp16.gemm(held, w, out, shape)
@@ -115,21 +141,22 @@ def test_fp16_gemm_matches_the_reference(rows: int, shape: TileConfig) -> None:
     assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-3
 
 
+@pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize("variant", ["int8", "fp16", "tiled"])
-def test_every_variant_applies_the_norm_of_each_row(variant: GemmVariant) -> None:
-    w, rows = weight(64, 256), 3
+def test_every_variant_applies_the_norm_of_each_row(variant: GemmVariant, group: int) -> None:
+    w, rows = weight(64, 256, group=group), 3
     x = values(rows, 256)
     squares = x.square().view(rows, 2, 128).sum(-1)
     wanted = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) @ w4_pack.dense(w).t()
     out = torch.empty(1, rows, 64)
     if variant == "int8":
-        held = Int8Rows.empty(rows, 256, CPU)
+        held = Int8Rows.empty(rows, 256, CPU, group)
         w4_activations.quantize(x, held)
         w4_int8.gemm(
             held.x, held.factors, w, out, TileConfig(1, 2, 1, 1), squares=squares, eps=1e-6
         )
     else:
-        half = HalfRows.empty(rows, 256, CPU, "slots" if variant == "tiled" else "lanes")
+        half = HalfRows.empty(rows, 256, CPU, "slots" if variant == "tiled" else "lanes", group)
         w4_activations.quantize(x, half)
         if variant == "tiled":
             tiled = w4_tiled.TiledGemmConfig(TileConfig(1, 4, 2, 1), 16)
@@ -157,20 +184,22 @@ def test_a_scaled_residual_is_normed_as_if_it_were_not(size: float, kernel: bool
     assert relative(found, wanted @ w4_pack.dense(w).t()) < 2e-3
 
 
-def test_int8_gemm_with_an_outlier_keeps_the_precision_of_its_group() -> None:
-    w = weight(16, 256)
+@pytest.mark.parametrize("group", GROUPS)
+def test_int8_gemm_with_an_outlier_keeps_the_precision_of_its_block(group: int) -> None:
+    w = weight(16, 256, group=group)
     x = values(1, 256)
     x[0, 7] = 300.0
-    held = Int8Rows.empty(1, 256, CPU)
+    held = Int8Rows.empty(1, 256, CPU, group)
     w4_activations.quantize(x, held)
     out = torch.empty(1, 1, 16)
     w4_int8.gemm(held.x, held.factors, w, out, TileConfig(1, 1, 1, 1))
     assert relative(out[0], x @ w4_pack.dense(w).t()) < 2e-4
 
 
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_dequantize_matches_the_dense_weight(dtype: torch.dtype) -> None:
-    w = weight(64, 640)
+def test_dequantize_matches_the_dense_weight(dtype: torch.dtype, group: int) -> None:
+    w = weight(64, 640, group=group)
     out = torch.full((32, 640), float("nan"), dtype=dtype)
     w4_dequant.dequantize(w, out, 16)
     # Triton's interpreter truncates to bf16 where a GPU rounds: one unit in the last place
@@ -203,6 +232,38 @@ def test_prepare_matches_the_reference(
     compare_prepare(mode, kind, rows, ordered, CPU)
 
 
+@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize(
+    ("kind", "rows", "ordered"), [("int8", 5, True), ("lanes", 2, False), ("slots", 45, True)]
+)
+def test_prepare_for_small_groups_matches_the_reference(
+    kind: str, rows: int, ordered: bool, group: int
+) -> None:
+    compare_prepare("norm", kind, rows, ordered, CPU, group)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("order", ["lanes", "slots"])
+def test_natural_order_inverts_ordered(order: w4_activations.Order, group: int) -> None:
+    x = torch.arange(512.0).view(2, 256)
+    assert torch.equal(
+        w4_activations.natural_order(w4_activations.ordered(x, order, group), order, group), x
+    )
+
+
+def test_rows_for_other_groups_are_refused() -> None:
+    w = weight(64, 256, group=32)
+    with pytest.raises(ValueError, match="groups of 32 wanted, 64 given"):
+        int4.gemm(int4.empty_activations(1, 256, CPU, 64), w)
+    lanes, slots = (HalfRows.empty(9, 256, CPU, order) for order in get_args(w4_activations.Order))
+    out = torch.empty(1, 9, 64)
+    with pytest.raises(ValueError, match="groups of 32 wanted, 128 given"):
+        w4_fp16.gemm(lanes, w, out, TileConfig(1, 1, 1, 1))
+    tiled = w4_tiled.TiledGemmConfig(TileConfig(1, 4, 2, 1), 16)
+    with pytest.raises(ValueError, match="groups of 32 wanted, 128 given"):
+        w4_tiled.gemm(slots, w, out, tiled)
+
+
 @pytest.mark.parametrize("mode", ["embed", "norm", "act_and_mul"])
 def test_prepare_with_several_rows_per_program_writes_no_row_past_the_last(
     mode: w4_activations.Mode,
@@ -212,8 +273,8 @@ def test_prepare_with_several_rows_per_program_writes_no_row_past_the_last(
     source = values(50, k) if mode == "embed" else values(rows, 2 * k)[None]
     source = source[:, :, :k].contiguous() if mode == "norm" else source
     half = torch.full((more, k), 7.0, dtype=torch.float16)
-    factors = torch.full((2, k // GROUP, more), 7.0)
-    residual, squares = torch.full((more, k), 7.0), torch.full((more, k // GROUP), 7.0)
+    factors = torch.full((2, k // BLOCK_K, more), 7.0)
+    residual, squares = torch.full((more, k), 7.0), torch.full((more, k // BLOCK_K), 7.0)
     w4_activations.prepare(
         mode, source, HalfRows(half[:rows], factors, "slots"),
         ids=torch.arange(rows) if mode == "embed" else None, residual=residual[:rows],
@@ -269,10 +330,13 @@ def test_wrong_arguments_raise_with_their_name() -> None:
         (40, 64, TileConfig(2, 4, 2, 3)),
     ],
 )
-def test_tiled_gemm_matches_the_fp16_reference(rows: int, tile: int, shape: TileConfig) -> None:
-    w = weight(128, 384)
+@pytest.mark.parametrize("group", GROUPS)
+def test_tiled_gemm_matches_the_fp16_reference(
+    rows: int, tile: int, shape: TileConfig, group: int
+) -> None:
+    w = weight(128, 384, group=group)
     x = values(rows, w.features_in)
-    held = HalfRows.empty(rows, w.features_in, CPU, "slots")
+    held = HalfRows.empty(rows, w.features_in, CPU, "slots", group)
     w4_activations.quantize(x, held)
     out = torch.full((shape.splits, rows, 128), float("nan"))
     squares = x.square().view(rows, 3, 128).sum(-1)
@@ -286,15 +350,27 @@ def test_tiled_rule_divides_every_shape() -> None:
             w4_tiled.tile_config_for(rows, n, k, 132).shape.check(n, k, wide=True)
 
 
-@pytest.mark.parametrize(("rows", "tile", "warps"), [(70, 64, 4), (33, 64, 8), (140, 128, 4)])
-@pytest.mark.parametrize("gelu", [False, True])
-def test_fused_gemm_applies_act_and_mul(rows: int, tile: int, warps: int, gelu: bool) -> None:
-    w = weight(512, 384)
+@pytest.mark.parametrize(
+    ("rows", "tile", "warps", "gelu", "group", "into"),
+    [
+        *((70, 64, 4, gelu, 128, 128) for gelu in (False, True)),
+        *((33, 64, 8, gelu, 128, 128) for gelu in (False, True)),
+        *((140, 128, 4, gelu, 128, 32) for gelu in (False, True)),
+        (70, 64, 4, False, 32, 32),
+        (33, 64, 8, True, 64, 64),
+        (33, 64, 8, False, 32, 64),
+    ],
+)
+def test_fused_gemm_applies_act_and_mul(
+    rows: int, tile: int, warps: int, gelu: bool, group: int, into: int
+) -> None:
+    """into: the group of the weight that reads the result."""
+    w = weight(512, 384, group=group)
     x = values(rows, w.features_in) / 30
-    held = HalfRows.empty(rows, w.features_in, CPU, "slots")
+    held = HalfRows.empty(rows, w.features_in, CPU, "slots", group)
     w4_activations.quantize(x, held)
     squares = x.square().view(rows, 3, 128).sum(-1)
-    found, wanted = (HalfRows.empty(rows, 256, CPU, "slots") for _ in range(2))
+    found, wanted = (HalfRows.empty(rows, 256, CPU, "slots", into) for _ in range(2))
     found.x.fill_(float("nan"))
     config = w4_tiled.TiledGemmConfig(TileConfig(2, warps, 3, 1), tile)
     w4_tiled.gemm_silu_mul(held, w, found, config, squares=squares, eps=0.5, gelu=gelu)

@@ -30,16 +30,19 @@ def compiled(kernel, types, warps, **values):
     target = GPUTarget("cuda", 90, 32)
     return triton.compile(source, target=target, options=dict(num_warps=warps)).asm
 
-ptx = compiled(w4_int8._int8_kernel, TYPES, 1, N=4608, K=3584, MQ=4, SPLITS=14, BLOCKS=2, WARPS=1,
-               DEPTH=1, NORM=False, G_POW2=32, ASM=True, PDL=True)["ptx"]
+def counted(group):
+    ptx = compiled(w4_int8._int8_kernel, TYPES, 1, N=4608, K=3584, MQ=4, SPLITS=14, BLOCKS=2, WARPS=1,
+                   DEPTH=1, NORM=False, G_POW2=32, ASM=True, PDL=True, GROUP=group)["ptx"]
+    return dict(
+        products=ptx.count("mma.sync.aligned.m16n8k32"), shared=ptx.count(".shared"),
+        wait=ptx.count("griddepcontrol.wait"), wide=ptx.count("v4.b32") + ptx.count("v4.u32"),
+        unpacked=ptx.count("0x0f0f0f0f") + ptx.count("0xf0f0f0f0"))
 tiled = compiled(w4_tiled._tiled_kernel, dict(TYPES, x="*fp16", codes="*i16"), 8, N=4608, K=3584,
                 TILE=128, SPLITS=1, BLOCKS=1, WARPS=8, STAGES=3, NORM=False, G_POW2=32, ASM=True,
-                PDL=True)["ttgir"]
+                PDL=True, GROUP=128, INTO=128)["ttgir"]
 loop = tiled[tiled.index("scf.for"):tiled.index("scf.yield")]
 print(json.dumps(dict(
-    products=ptx.count("mma.sync.aligned.m16n8k32"), shared=ptx.count(".shared"),
-    wait=ptx.count("griddepcontrol.wait"), wide=ptx.count("v4.b32") + ptx.count("v4.u32"),
-    unpacked=ptx.count("0x0f0f0f0f") + ptx.count("0xf0f0f0f0"),
+    groups={group: counted(group) for group in (32, 64, 128)},
     dots=loop.count("ttng.warp_group_dot "), waits=loop.count("ttng.warp_group_dot_wait "))))
 """
 
@@ -59,14 +62,16 @@ def found() -> dict[str, Any]:
     return result
 
 
-def test_int8_loop_has_wide_loads_and_no_shared_memory(found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("group", ["32", "64", "128"])
+def test_int8_loop_has_wide_loads_and_no_shared_memory(found: dict[str, Any], group: str) -> None:
     # two chunks are in the code, the peeled one and the loop's, each of two row blocks; a block
     # is four products of 32 k, two wide loads and eight words a lane, unpacked by two ANDs each
-    assert found["products"] == 2 * 2 * 4
-    assert found["shared"] == 0
-    assert found["wait"] == 1
-    assert found["wide"] >= 2 * 2 * 2
-    assert found["unpacked"] == 2 * 2 * 8 * 2
+    made = found["groups"][group]
+    assert made["products"] == 2 * 2 * 4
+    assert made["shared"] == 0
+    assert made["wait"] == 1
+    assert made["wide"] >= 2 * 2 * 2
+    assert made["unpacked"] == 2 * 2 * 8 * 2
 
 
 def test_tiled_loop_waits_for_products_before_overwriting_weights(

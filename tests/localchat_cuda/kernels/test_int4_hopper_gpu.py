@@ -14,7 +14,7 @@ from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.activations import HalfRows
 from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
-from localchat_cuda.kernels.int4.pack import GROUP, W4
+from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import traits
 from tests.support.tiny_engine_core import ON_GPU
@@ -51,28 +51,28 @@ EVEN = [HopperTileConfig(64, 2, even=True), HopperTileConfig(128, 2, even=True)]
 
 
 @lru_cache(maxsize=2)
-def weight(n: int, k: int) -> tuple[W4, torch.Tensor]:
+def weight(n: int, k: int, group: int = 128) -> tuple[W4, torch.Tensor]:
     """Return a packed weight and its values, fp32."""
     generator = torch.Generator(device="cuda").manual_seed(n + k)
 
     def drawn(low: int, high: int, *extents: int) -> torch.Tensor:
         return torch.randint(low, high, extents, device="cuda", generator=generator)
 
-    scales = drawn(8, 24, n, k // GROUP) / (128 * k**0.5)
-    found = w4_pack.pack(drawn(0, 16, n, k), scales, drawn(6, 10, n, k // GROUP))
+    scales = drawn(8, 24, n, k // group) / (128 * k**0.5)
+    found = w4_pack.pack(drawn(0, 16, n, k), scales, drawn(6, 10, n, k // group))
     return found, w4_pack.dense(found)
 
 
 class Scene:
     """Rows, their squares, and the expected result."""
 
-    def __init__(self, rows: int, n: int, k: int, normed: bool = True) -> None:
-        self.weight, whole = weight(n, k)
+    def __init__(self, rows: int, n: int, k: int, normed: bool = True, group: int = 128) -> None:
+        self.weight, whole = weight(n, k, group)
         generator = torch.Generator(device="cuda").manual_seed(rows)
         x = (torch.randn(rows, k, device="cuda", generator=generator) * 2).half().float()
-        self.rows = HalfRows.empty(rows, k, x.device, "slots")
+        self.rows = HalfRows.empty(rows, k, x.device, "slots", group)
         w4_activations.quantize(x, self.rows)
-        self.squares = x.square().view(rows, -1, GROUP).sum(-1) if normed else None
+        self.squares = x.square().view(rows, -1, 128).sum(-1) if normed else None
         self.sums = x @ whole.t()
         if normed:
             self.sums *= torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
@@ -96,16 +96,34 @@ def gemm(scene: Scene, config: HopperTileConfig) -> torch.Tensor:
     return out
 
 
-def fused(scene: Scene, config: HopperTileConfig, gelu: bool = False) -> torch.Tensor:
-    into = HalfRows.empty(
-        scene.rows.x.shape[0], scene.weight.features_out // 2, scene.rows.x.device, "slots"
-    )
+def fused(
+    scene: Scene, config: HopperTileConfig, gelu: bool = False, group: int = 128
+) -> torch.Tensor:
+    """group: of the weight that reads the result."""
+    rows, n = scene.rows.x.shape[0], scene.weight.features_out
+    into = HalfRows.empty(rows, n // 2, scene.rows.x.device, "slots", group)
     into.x.fill_(float("nan"))
     assert int4.hopper is not None
     int4.hopper.gemm_silu_mul(
         scene.rows, scene.weight, into, config, squares=scene.squares, eps=EPS, gelu=gelu
     )
-    return w4_activations.natural_order(into.x, "slots")
+    return w4_activations.natural_order(into.x, "slots", group)
+
+
+@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize(("n", "k", "rows"), [(*SMALL, 65), (*GATE_UP, 129)])
+def test_repeated_gemms_of_small_groups_match_the_reference(
+    n: int, k: int, rows: int, group: int
+) -> None:
+    scene = Scene(rows, n, k, group=group)
+    for config in (SUMS[0], SUMS[3], EVEN[1]):
+        first = gemm(scene, config)
+        assert off(first.sum(0), scene.sums) < 1e-3
+        assert all(torch.equal(gemm(scene, config), first) for _ in range(3))
+    for config in (FUSED[0], FUSED[3]):
+        first = fused(scene, config, group=group)
+        assert off(first, scene.activated(False)) < 1e-3
+        assert all(torch.equal(fused(scene, config, group=group), first) for _ in range(3))
 
 
 @pytest.mark.parametrize("config", [*SUMS, *EVEN], ids=str)

@@ -96,7 +96,7 @@ def test_wrong_arguments_raise_with_their_name() -> None:
         rms_norm_post.prepare(y, residual, gain[:64], gain, rows, squares, EPS)
     with pytest.raises(ValueError, match="squares"):
         rms_norm_post.prepare(y, residual, gain, gain, rows, squares[:1], EPS)
-    with pytest.raises(ValueError, match="groups of 128"):
+    with pytest.raises(ValueError, match="columns in 128s"):
         rms_norm_post.prepare(y[..., :64], residual[:, :64], gain, gain, rows, squares, EPS)
     with pytest.raises(ValueError, match="out"):
         rms_norm_post.post_norm(y, residual, gain, gain, torch.empty(2, 64), EPS)

@@ -11,6 +11,7 @@ import torch
 from localchat.errors import ModelInvalid
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels import permute_columns
+from localchat_cuda.load import random_weights
 from localchat_cuda.memory_plan import weights_bytes
 from localchat_cuda.model_config import read_config
 from localchat_cuda.quantization_config import Quantization
@@ -18,7 +19,7 @@ from localchat_cuda.weights.formats.gptq import Gptq
 from localchat_cuda.weights.formats.int4 import Int4
 from localchat_cuda.weights.formats.weight import dequantized
 from localchat_cuda.weights.loader import ModelWeights, load
-from localchat_cuda.weights.source import CheckpointWeights, LoadTarget, RandomWeights
+from localchat_cuda.weights.source import CheckpointWeights, LoadTarget
 from tests.support import quantizers, tiny_models
 from tests.support.quantizers import WIDE, Way
 from tests.support.tiny_models import CPU, Tiny, tokens_of
@@ -30,6 +31,10 @@ SAVED: dict[str, Any] = {
     "gptq-rows": (Way(size=0), 1), "gptq-rows-order": (Way(size=0, ordered=True), 1),
     "int4": (PLAIN, 0), "int4-sym": (SYMMETRIC, 0), "int4-rows": (Way(size=0, symmetric=True), 0),
     "int4-order": (Way(ordered=True), 0),
+    "gptq-64": (Way(size=64), 1), "gptq-32-sym": (Way(size=32, symmetric=True), 1),
+    "gptq-32-order": (Way(size=32, ordered=True), 2),
+    "int4-32": (Way(size=32), 0), "int4-64-order": (Way(size=64, ordered=True), 0),
+    "awq-32": (Way(size=32), "awq"), "awq-64": (Way(size=64), "awq"),
 }  # fmt: skip
 
 
@@ -79,6 +84,18 @@ def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> No
     quantizers.save(model, tmp_path, Way(ordered=True), 1)
     tokens, ours = tokens_of(32, 3), Tiny(tmp_path, torch.float16, kernels=True)
     found = ours.prompt(tokens, 3, packed=True)
+    assert distance(found, wanted_of(model, tokens)) < 2e-2
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(3, "gptq-32-order"), (12, "awq-32"), (40, "awq-64")])
+def test_kernels_read_small_groups_as_their_references(
+    rows: int, kind: str, tmp_path: Path
+) -> None:
+    """One row count of each form."""
+    model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
+    quantizers.save(model, tmp_path, *SAVED[kind])
+    tokens, ours = tokens_of(37, rows), Tiny(tmp_path, torch.float16, kernels=True)
+    found = ours.prompt(tokens, rows, packed=True)
     assert distance(found, wanted_of(model, tokens)) < 2e-2
 
 
@@ -141,14 +158,22 @@ def test_what_is_planned_is_what_is_held(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "quantization",
-    [Quantization("gptq", act_order=True), Quantization("gptq", group=0), Quantization("int4")],
+    [
+        *(
+            Quantization("gptq", act_order=True),
+            Quantization("gptq", group=0),
+            Quantization("int4"),
+        ),
+        *(Quantization("gptq", group=32, act_order=True), Quantization("awq", group=64)),
+    ],
 )
 def test_random_weights_run(quantization: Quantization, tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference("qwen3", **WIDE), tmp_path)
     ours = Tiny(tmp_path, torch.float32)
     ours.config = replace(ours.config, quantization=quantization)
     names = ARCHITECTURES["qwen3"].NAMES
-    ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
+    source = random_weights(ours.config, CPU)
+    ours.weights = load(ours.config, names, source, CPU, dtype=torch.float32)
     assert ours.weights.packed
     found = ours.prompt(tokens_of(35, 9), 9)
     assert bool(found.isfinite().all())
@@ -169,7 +194,9 @@ def test_unpacked_zeros_of_early_versions_are_read(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- zeros
 
 
-@pytest.mark.parametrize("way", [SYMMETRIC, PLAIN, Way(size=0), Way(ordered=True)])
+@pytest.mark.parametrize(
+    "way", [SYMMETRIC, PLAIN, Way(size=0), Way(ordered=True), Way(size=32), Way(size=64)]
+)
 @pytest.mark.parametrize("stored", [1, 2])
 @pytest.mark.parametrize("label", [1, 2])
 def test_the_zeros_are_read_as_they_are_stored_whatever_the_label_says(
@@ -211,9 +238,17 @@ def test_a_zero_of_nothing_is_read_in_both_ways_to_take_one(borrowed: bool, tmp_
     assert torch.equal(found, made.weight)
 
 
+@pytest.mark.parametrize("size", [96, 192, 384])
+def test_groups_of_several_packed_ones_are_read(size: int, tmp_path: Path) -> None:
+    made = Way(size=size).rounded("o_proj", torch.randn(64, 768))
+    found, _ = one_layer(made, tmp_path, 1, stored=1, size=size)
+    assert torch.equal(found, made.weight)
+
+
 def one_layer(
-    made: quantizers.Rounded, folder: Path, label: int, *, stored: int, borrowed: bool = True
-) -> tuple[torch.Tensor, list[str]]:
+    made: quantizers.Rounded, folder: Path, label: int, *, stored: int, borrowed: bool = True,
+    size: int = 128,
+) -> tuple[torch.Tensor, list[str]]:  # fmt: skip
     """A layer by itself, through its file: the weight, and what was said."""
     tensors = quantizers.gptq(made, stored, borrowed=borrowed).tensors
     named = {f"it.{name}": each.contiguous() for name, each in tensors.items()}
@@ -221,7 +256,8 @@ def one_layer(
     said: list[str] = []
     target = LoadTarget(CheckpointWeights(folder, CPU), CPU, torch.float32, said.append)
     n, k = made.codes.shape
-    weight = Gptq(target, Quantization("gptq", zeros_minus_one=label == 1)).part("it", n, k)
+    quantization = Quantization("gptq", group=size, zeros_minus_one=label == 1)
+    weight = Gptq(target, quantization).part("it", n, k)
     return dequantized(weight, torch.float32), said
 
 

@@ -267,6 +267,7 @@ def _merge_kernel(
     FORMAT: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
@@ -301,7 +302,7 @@ def _merge_kernel(
         tl.store(out + t * (H * D) + i, value.to(out.dtype.element_ty), mask=columns)
     else:
         row = t + tl.arange(0, 1)
-        write_rows(value[None, :], out, factors, group, row, row < T, H * D, MQ, FORMAT)
+        write_rows(value[None, :], out, factors, group, row, row < T, H * D, MQ, FORMAT, GROUP)
 
 
 def attend(
@@ -401,6 +402,7 @@ def merge(
         FORMAT=variant,
         ROOMY=own_carveout(t),
         PDL=pdl,
+        GROUP=128 if isinstance(out, torch.Tensor) else out.group,
         **options(pdl, 1 if splits <= 8 else 4),
     )
     set_carveout(kernel, t)

@@ -17,7 +17,7 @@ from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import hopper_tile_config
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
-from localchat_cuda.kernels.int4.pack import W4, dense
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
 from localchat_cuda.kernels.launch import traits
 
 _PACKED_ROWS, _HOPPER_ROWS = 512, 1024
@@ -73,15 +73,20 @@ def tile_config_for(
     )
 
 
-def empty_activations(m: int, k: int, device: torch.device) -> w4_activations.Rows:
-    """Allocate activations in the format of the variant for `m` rows. ValueError above `packed_rows`."""
+def empty_activations(
+    m: int, k: int, device: torch.device, group: int = BLOCK_K
+) -> w4_activations.Rows:
+    """Allocate activations in the format of the variant for `m` rows. ValueError above `packed_rows`.
+
+    group: columns that share a scale in the weight that reads them.
+    """
     variant, most = w4_tile_config.variant_for(m), packed_rows(device)
     if m > most or variant == "dequant":
         raise ValueError(f"rows: at most {most} wanted, {m} given")
     if variant == "int8":
-        return w4_activations.Int8Rows.empty(m, k, device)
+        return w4_activations.Int8Rows.empty(m, k, device, group)
     order: w4_activations.Order = "lanes" if variant == "fp16" else "slots"
-    return w4_activations.HalfRows.empty(m, k, device, order, factored=variant != "tiled")
+    return w4_activations.HalfRows.empty(m, k, device, order, group, factored=variant != "tiled")
 
 
 def gemm(
@@ -94,8 +99,10 @@ def gemm(
 ) -> torch.Tensor:
     """Compute partial sums fp32 [S, M, N] of activations in the weight's order.
 
-    squares as in gemm_int8.py. `kernels` False: the reference.
+    squares as in gemm_int8.py. `kernels` False: the reference. ValueError for activations of other groups.
     """
+    if rows.group != weight.group:
+        raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
     if not kernels:
         if isinstance(rows, w4_activations.Int8Rows):
             return w4_int8.reference(rows.x, rows.factors, weight, squares, eps)[None]
@@ -163,7 +170,7 @@ def gemm_of(
     m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
     held = weight.unpacked
     if kernels and 1 <= m <= packed_rows(x.device, unpacked=held is not None):
-        rows = empty_activations(m, k, x.device)
+        rows = empty_activations(m, k, x.device, weight.group)
         w4_activations.prepare("plain", x[None], rows, order=order)
         return gemm(rows, weight)
     if order is not None:

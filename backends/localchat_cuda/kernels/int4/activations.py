@@ -1,11 +1,13 @@
 """Prepares the activations of int4 gemms between two layers.
 
 The kernel sums partial products, applies the elementwise step of the layer, and writes the format that the next
-gemm reads. A program has one group of 128 columns and one or several rows, so nothing is reduced over a whole
+gemm reads. A program has one block of 128 columns and one or several rows, so nothing is reduced over a whole
 row: the next gemm applies the norm's 1/rms, from 28 partial sums. With `order` the columns are written as the
-weight stores them (pack.W4): column j of the result is column order[j] of the computed row, group by group.
+weight stores them (pack.W4): column j of the result is column order[j] of the computed row, block by block.
 
 Letters: M rows, K columns of the result, G = K / 128, S splits, N columns of the partial products.
+`group`: columns that share a scale in the weight that reads the result; sums of x are of such groups, while
+the 16-bit blocks and the sums of squares are of 128 columns always.
 
 Modes
     embed        v = table[id] * factor          residual = v, squares, v * weight
@@ -15,12 +17,13 @@ Modes
     plain        v = sum of partials             the first K columns of N
 
 Formats of the result
-    Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4]       gemm_int8.py
-    HalfRows  x fp16 [M, K], factors fp32 [2, G, MP]        gemm_fp16.py
+    Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4 or 8]  gemm_int8.py
+    HalfRows  x fp16 [M, K], factors fp32 [2, G, MP] or
+              [1, K / group, MP]                            gemm_fp16.py
               x alone                                       gemm_tiled.py, gemm_hopper.py
 
 All sums in fp32; values outside fp16 are clamped to its range in HalfRows. NaN stays NaN, in Int8Rows as the
-scale of its group. Group-local quantization
+scale of its block. Group-local quantization
 after the idea of SmoothQuant-style block scaling; the split norm is our own.
 """
 
@@ -34,8 +37,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import activation, to_half
 from localchat_cuda.kernels.activation import reference as act_and_mul_reference
-from localchat_cuda.kernels.int4.gemm_int8 import lanes
-from localchat_cuda.kernels.int4.pack import GROUP
+from localchat_cuda.kernels.int4.gemm_int8 import factors_of, lanes
+from localchat_cuda.kernels.int4.pack import BLOCK_K
 from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 Order = Literal["lanes", "slots"]
@@ -59,12 +62,14 @@ class Int8Rows:
 
     x: torch.Tensor
     factors: torch.Tensor
+    group: int = BLOCK_K
 
     @staticmethod
-    def empty(rows: int, k: int, device: torch.device) -> "Int8Rows":
+    def empty(rows: int, k: int, device: torch.device, group: int = BLOCK_K) -> "Int8Rows":
         x = torch.empty(2 * rows, k, dtype=torch.int8, device=device)
         # Zeros: the kernel multiplies lanes past the last row too and drops their results.
-        return Int8Rows(x, torch.zeros(k // GROUP, lanes(rows), 4, device=device))
+        factors = torch.zeros(k // BLOCK_K, lanes(rows), factors_of(group), device=device)
+        return Int8Rows(x, factors, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +79,23 @@ class HalfRows:
     x: torch.Tensor
     factors: torch.Tensor
     """Per group and row, the sum of x, and minus the sum of x times the constant that unpacking leaves in each
-    weight (1024 in the lower half of a group, 64 in the upper); [2, G, 0] for a variant that subtracts that
-    constant itself."""
+    weight (1024 in the lower half of a block, 64 in the upper); of groups below 128, within one half each, the
+    sum alone. No rows, [2, G, 0], for a variant that subtracts that constant itself."""
     order: Order = "lanes"
-    """Order of k within a group, each 32 columns being one operand (plane and h, which of two pairs): `lanes` -
+    """Order of k within a block, each 32 columns being one operand (plane and h, which of two pairs): `lanes` -
     the eight values of a lane contiguous (gemm_fp16.py); `slots` - as the instruction counts k, for operands in
     shared memory (gemm_tiled.py, gemm_hopper.py)."""
+    group: int = BLOCK_K
 
     @staticmethod
     def empty(
-        rows: int, k: int, device: torch.device, order: Order = "lanes", *, factored: bool = True
-    ) -> "HalfRows":
+        rows: int, k: int, device: torch.device, order: Order = "lanes", group: int = BLOCK_K,
+        *, factored: bool = True,
+    ) -> "HalfRows":  # fmt: skip
         x = torch.empty(rows, k, dtype=torch.float16, device=device)
+        sums = 2 if group == BLOCK_K else 1
         room = padded(rows) if factored else 0
-        return HalfRows(x, torch.zeros(2, k // GROUP, room, device=device), order)
+        return HalfRows(x, torch.zeros(sums, k // group, room, device=device), order, group)
 
 
 Rows: TypeAlias = Int8Rows | HalfRows
@@ -114,48 +122,70 @@ def padded(rows: int) -> int:
     return max(8, power_of_two(rows))
 
 
-# a group's 128 columns as (plane, quad, half, pair, h, i), and the axes in each order
+# a block's 128 columns as (plane, quad, half, pair, h, i), and the axes in each order
 _ORDERS: dict[Order, tuple[int, ...]] = {"lanes": (0, 4, 1, 2, 3, 5), "slots": (0, 4, 2, 3, 1, 5)}
 _EXTENTS = (2, 4, 2, 2, 2, 2)
 
 
-def ordered(values: torch.Tensor, order: Order) -> torch.Tensor:
+def _packed_order(values: torch.Tensor, group: int) -> torch.Tensor:
+    """Permute [M, K] to the order of packed columns: groups of 32 have half before quad (pack.py)."""
+    if group != 32:
+        return values
+    m, k = values.shape
+    return values.reshape(m, k // 64, 2, 4, 8).transpose(2, 3).reshape(m, k)
+
+
+def ordered(values: torch.Tensor, order: Order, group: int = BLOCK_K) -> torch.Tensor:
     """Permute [M, K] from natural order to `order`."""
     m, k = values.shape
-    tile = values.view(m, k // GROUP, *_EXTENTS)
+    tile = _packed_order(values, group).view(m, k // BLOCK_K, *_EXTENTS)
     return tile.permute(0, 1, *(2 + axis for axis in _ORDERS[order])).reshape(m, k)
 
 
-def natural_order(values: torch.Tensor, order: Order) -> torch.Tensor:
+def natural_order(values: torch.Tensor, order: Order, group: int = BLOCK_K) -> torch.Tensor:
     """Invert `ordered`."""
     m, k = values.shape
     axes = _ORDERS[order]
-    tile = values.view(m, k // GROUP, *(_EXTENTS[axis] for axis in axes))
-    return tile.permute(0, 1, *(2 + axes.index(axis) for axis in range(6))).reshape(m, k)
+    tile = values.view(m, k // BLOCK_K, *(_EXTENTS[axis] for axis in axes))
+    found = tile.permute(0, 1, *(2 + axes.index(axis) for axis in range(6))).reshape(m, k)
+    if group != 32:
+        return found
+    return found.view(m, k // 64, 4, 2, 8).transpose(2, 3).reshape(m, k)
 
 
 def quantize(values: torch.Tensor, rows: Rows) -> None:
     """Write fp32 values [M, K] into `rows` with plain torch, as the last part of every mode."""
     m, k = values.shape
-    groups = values.float().view(m, k // GROUP, GROUP)
     if isinstance(rows, Int8Rows):
-        scale = (groups.abs().amax(-1) / INT16_MOST).clamp_min(1e-30)
-        whole = torch.floor(groups / scale[..., None] + 0.5)
-        high = torch.floor((whole + 128) / 256)
-        pair = torch.stack((high, whole - 256 * high), 1).view(m, 2, k // 4, 4)
-        rows.x.copy_(pair[..., [0, 2, 1, 3]].reshape(2 * m, k).to(torch.int8))
-        factors = torch.stack(
-            (scale / 16, scale * whole.sum(-1), 8 * scale * whole[..., 64:].sum(-1)), -1
-        )
-        rows.factors[:, :m, :3] = factors.transpose(0, 1)
+        _quantize_int8(values.float(), rows)
         return
     x = values.clamp(-65504.0, 65504.0).to(torch.float16)
-    rows.x.copy_(ordered(x, rows.order))
+    rows.x.copy_(ordered(x, rows.order, rows.group))
     if not rows.factors.shape[2]:
         return
-    halves = x.float().view(m, k // GROUP, 2, 64).sum(-1)
+    if rows.group != BLOCK_K:
+        rows.factors[0, :, :m] = x.float().view(m, k // rows.group, rows.group).sum(-1).t()
+        return
+    halves = x.float().view(m, k // BLOCK_K, 2, 64).sum(-1)
     rows.factors[0, :, :m] = halves.sum(-1).t()
     rows.factors[1, :, :m] = -(1024 * halves[..., 0] + 64 * halves[..., 1]).t()
+
+
+def _quantize_int8(values: torch.Tensor, rows: Int8Rows) -> None:
+    m, k = values.shape
+    blocks = values.view(m, k // BLOCK_K, BLOCK_K)
+    scale = (blocks.abs().amax(-1) / INT16_MOST).clamp_min(1e-30)
+    whole = torch.floor(blocks / scale[..., None] + 0.5)
+    stored = _packed_order(whole.view(m, k), rows.group)
+    high = torch.floor((stored + 128) / 256)
+    pair = torch.stack((high, stored - 256 * high), 1).view(m, 2, k // 4, 4)
+    rows.x.copy_(pair[..., [0, 2, 1, 3]].reshape(2 * m, k).to(torch.int8))
+    if rows.group == BLOCK_K:
+        sums = torch.stack((scale * whole.sum(-1), 8 * scale * whole[..., 64:].sum(-1)), -1)
+    else:
+        sums = scale[..., None] * whole.view(m, k // BLOCK_K, -1, rows.group).sum(-1)
+    factors = torch.cat((scale[..., None] / 16, sums), -1)
+    rows.factors[:, :m, : factors.shape[-1]] = factors.transpose(0, 1)
 
 
 def reference(
@@ -191,28 +221,40 @@ def reference(
     assert weight is not None
     assert squares is not None
     residual.copy_(total if mode == "embed" else residual + total)
-    sums = in_order(residual).square().view(residual.shape[0], -1, GROUP).sum(-1)
+    sums = in_order(residual).square().view(residual.shape[0], -1, BLOCK_K).sum(-1)
     squares.copy_(sums * scale**2 + _shift(scale, eps))
     quantize(in_order(residual * weight.float() * scale), rows)
 
 
 def _shift(scale: float, eps: float) -> float:
-    """Correction of a group's part of mean + eps to that of the unscaled row, times the square of the scale."""
-    return (scale**2 - 1.0) * eps * GROUP
+    """Correction of a block's part of mean + eps to that of the unscaled row, times the square of the scale."""
+    return (scale**2 - 1.0) * eps * BLOCK_K
+
+
+@triton.jit
+def _group_sum(v, j, s: tl.constexpr, GROUP: tl.constexpr):
+    """Sum of the columns of group s: of v [R, 128] where j [128] lies in it."""
+    return tl.sum(tl.where((j // GROUP == s)[None, :], v, 0), 1)
 
 
 @triton.jit
 def write_rows(
-    v, x, factors, group, m, there, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr
-):
-    """Write one group of 128 values of some rows: v [R, 128] of the rows m [R] where `there` [R].
+    v, x, factors, block, m, there, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """Write one block of 128 values of some rows: v [R, 128] of the rows m [R] where `there` [R].
 
     FORMAT 0: int8. 1: fp16 in lane order. 2: fp16 in slot order. 3: fp32 unchanged. 4: as 2 without factors.
     """
     j = tl.arange(0, 128)
     inside = there[:, None]
+    # p: packed columns. Those of groups of 32 have half before quad.
+    if GROUP == 32:
+        p = (j & 71) + ((j & 24) << 1) + ((j & 32) >> 2)
+    else:
+        p = j
     if FORMAT == 3:
-        tl.store(x + m[:, None] * K + group * 128 + j[None, :], v, mask=inside)
+        tl.store(x + m[:, None] * K + block * 128 + j[None, :], v, mask=inside)
     elif FORMAT == 0:
         # As integers sizes keep their order, with NaN above all, which a maximum of floats would drop.
         most = tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1).to(tl.float32, bitcast=True)
@@ -220,30 +262,41 @@ def write_rows(
         whole = tl.floor(v * (1.0 / scale)[:, None] + 0.5).to(tl.int32)
         high = (whole + 128) >> 8
         low = whole - high * 256
-        swapped = group * 128 + (j & ~3) + ((j & 1) << 1) + ((j >> 1) & 1)
+        swapped = block * 128 + (p & ~3) + ((p & 1) << 1) + ((p >> 1) & 1)
         cell = (2 * m)[:, None] * K + swapped[None, :]
         tl.store(x + cell, high.to(tl.int8), mask=inside)
         tl.store(x + cell + K, low.to(tl.int8), mask=inside)
-        at = factors + (group * MQ + m) * 4
-        tl.store(at, scale * 0.0625, mask=there)
-        tl.store(at + 1, scale * tl.sum(whole, 1), mask=there)
-        upper = tl.sum(tl.where((j >= 64)[None, :], whole, 0), 1)
-        tl.store(at + 2, 8 * scale * upper, mask=there)
+        if GROUP == 128:
+            at = factors + (block * MQ + m) * 4
+            tl.store(at, scale * 0.0625, mask=there)
+            tl.store(at + 1, scale * tl.sum(whole, 1), mask=there)
+            upper = tl.sum(tl.where((j >= 64)[None, :], whole, 0), 1)
+            tl.store(at + 2, 8 * scale * upper, mask=there)
+        else:
+            at = factors + (block * MQ + m) * (8 if GROUP == 32 else 4)
+            tl.store(at, scale * 0.0625, mask=there)
+            for s in tl.static_range(128 // GROUP):
+                tl.store(at + 1 + s, scale * _group_sum(whole, j, s, GROUP), mask=there)
     else:
         half = to_half(v)
-        # j = plane(64) quad(16) half(8) pair(4) h(2) i
-        cell = (j & 64) + ((j & 2) << 4) + (j & 1)
+        # p = plane(64) quad(16) half(8) pair(4) h(2) i
+        cell = (p & 64) + ((p & 2) << 4) + (p & 1)
         if FORMAT == 1:
-            cell += ((j & 48) >> 1) + ((j & 12) >> 1)
+            cell += ((p & 48) >> 1) + ((p & 12) >> 1)
         else:
-            cell += ((j & 12) << 1) + ((j & 48) >> 3)
-        tl.store(x + m[:, None] * K + group * 128 + cell[None, :], half, mask=inside)
+            cell += ((p & 12) << 1) + ((p & 48) >> 3)
+        tl.store(x + m[:, None] * K + block * 128 + cell[None, :], half, mask=inside)
         if FORMAT != 4:
             f = half.to(tl.float32)
-            tl.store(factors + group * MQ + m, tl.sum(f, 1), mask=there)
-            offset = tl.where(j < 64, 1024.0, 64.0)
-            less = -tl.sum(f * offset[None, :], 1)
-            tl.store(factors + (K // 128 + group) * MQ + m, less, mask=there)
+            if GROUP == 128:
+                tl.store(factors + block * MQ + m, tl.sum(f, 1), mask=there)
+                offset = tl.where(j < 64, 1024.0, 64.0)
+                less = -tl.sum(f * offset[None, :], 1)
+                tl.store(factors + (K // 128 + block) * MQ + m, less, mask=there)
+            else:
+                for s in tl.static_range(128 // GROUP):
+                    at = factors + (block * (128 // GROUP) + s) * MQ + m
+                    tl.store(at, _group_sum(f, j, s, GROUP), mask=there)
 
 
 @triton.jit
@@ -261,14 +314,15 @@ def _prepare_kernel(
     source, ids, residual, weight, squares, x, factors, factor, shift, order, M, N: tl.constexpr,
     K: tl.constexpr, MQ: tl.constexpr, S: tl.constexpr, MODE: tl.constexpr, FORMAT: tl.constexpr,
     ROWS: tl.constexpr, GELU: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
-    group = tl.program_id(0)
+    block = tl.program_id(0)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     there = m < M
     inside = there[:, None]
-    i = group * 128 + tl.arange(0, 128)
+    i = block * 128 + tl.arange(0, 128)
     if ORDER:
         i = tl.load(order + i)
     w = tl.full((128,), 1.0, tl.float32)
@@ -295,8 +349,8 @@ def _prepare_kernel(
         if MODE == 1:
             square = square * factor * factor + shift
             v = v * factor
-        tl.store(squares + m * (K // 128) + group, square, mask=there)
-    write_rows(v, x, factors, group, m, there, K, MQ, FORMAT)
+        tl.store(squares + m * (K // 128) + block, square, mask=there)
+    write_rows(v, x, factors, block, m, there, K, MQ, FORMAT, GROUP)
 
 
 def rows_per_program(rows: int) -> int:
@@ -324,12 +378,13 @@ def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> 
         require("rows.x", rows.x, (m, k), (torch.float32,), device)
     elif isinstance(rows, Int8Rows):
         require("rows.x", rows.x, (2 * m, k), (torch.int8,), device)
-        require("rows.factors", rows.factors, (k // GROUP, lanes(m), 4), (torch.float32,), device)
+        room = k // BLOCK_K, lanes(m), factors_of(rows.group)
+        require("rows.factors", rows.factors, room, (torch.float32,), device)
     else:
         require("rows.x", rows.x, (m, k), (torch.float16,), device)
         none = rows.order == "slots" and not rows.factors.shape[2]
-        room = 0 if none else padded(m)
-        require("rows.factors", rows.factors, (2, k // GROUP, room), (torch.float32,), device)
+        room = 2 if rows.group == BLOCK_K else 1, k // rows.group, 0 if none else padded(m)
+        require("rows.factors", rows.factors, room, (torch.float32,), device)
 
 
 def prepare(
@@ -358,8 +413,8 @@ def prepare(
     device = source.device
     floats = (torch.float32, torch.float16, torch.bfloat16)
     k = rows.x.shape[1]
-    if k % GROUP:
-        raise ValueError(f"rows.x: columns in groups of {GROUP} wanted, {k} given")
+    if k % BLOCK_K:
+        raise ValueError(f"rows.x: columns in {BLOCK_K}s wanted, {k} given")
     if mode == "embed":
         if ids is None:
             raise ValueError("ids: wanted by mode embed")
@@ -377,7 +432,7 @@ def prepare(
             raise ValueError(f"residual, weight, squares: wanted by mode {mode}")
         require("residual", residual, (m, k), (torch.float32,), device)
         require("weight", weight, (k,), floats, device)
-        require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+        require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
     if order is not None:
         require("order", order, (k,), (torch.int32,), device)
         if mode == "norm" and m >= TWICE:
@@ -391,7 +446,7 @@ def prepare(
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     several = rows_per_program(m)
-    kernel = _prepare_kernel[(k // GROUP, triton.cdiv(m, several))](
+    kernel = _prepare_kernel[(k // BLOCK_K, triton.cdiv(m, several))](
         source,
         source if ids is None else ids,
         source if residual is None else residual,
@@ -413,6 +468,7 @@ def prepare(
         GELU=gelu,
         ORDER=order is not None,
         PDL=pdl,
+        GROUP=BLOCK_K if isinstance(rows, FloatRows) else rows.group,
         **options(pdl, 1),
     )
     set_carveout(kernel, m)

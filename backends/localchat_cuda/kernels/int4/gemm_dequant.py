@@ -4,21 +4,24 @@ Dequantizing costs 0.5 bytes read and 2 written for each weight, once for any nu
 the gemm then runs at the library's rate. The weight goes through a scratch buffer of `columns` output
 features at a time, small enough to stay in the L2 cache between the two.
 
-Grid of the kernel (G / 4, T): four groups of one row block, 16 x 512; the next program continues in the same
-rows. Exact up to the rounding of scale * (code - zero) to the output dtype. Two-step approach: exllamav3's
-`reconstruct` and vLLM's AWQ path.
+Grid of the kernel (G / 4, T): four column blocks of one row block, 16 x 512; the next program continues in the
+same rows. Exact up to the rounding of scale * (code - zero) to the output dtype. Two-step approach:
+exllamav3's `reconstruct` and vLLM's AWQ path.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.int4.pack import GROUP, ROWS, W4
+from localchat_cuda.kernels.int4.pack import BLOCK_K, ROWS, W4
 from localchat_cuda.kernels.int4.tile_ops import (
     halves,
     load_pairs,
     load_scale_zeros,
+    load_sides,
     scale_of,
+    side_scale,
+    side_zero,
     zero_of,
 )
 from localchat_cuda.kernels.launch import require, traits
@@ -34,21 +37,48 @@ def _plane(out, even, odd, scale, zero, offset: tl.constexpr, at):
 
 
 @triton.jit
+def _plane_of_groups(
+    out, even, odd, first, second, zeros, offset: tl.constexpr, s: tl.constexpr,
+    GROUP: tl.constexpr, at,
+):  # fmt: skip
+    """`_plane` with the scales and zeros of groups s and, of 32, s + 1."""
+    w = tl.reshape(tl.join(even, odd), (16, 2, 2, 4, 2, 2))
+    scale = side_scale(first, second, s)[:, None]
+    zero = side_zero(zeros, s).to(tl.float32)[:, None]
+    if GROUP == 32:
+        w = tl.reshape(tl.permute(w, (0, 1, 3, 2, 5, 4)), (16, 64)).to(tl.float32)
+        low = (tl.arange(0, 64) < 32)[None, :]
+        scale = tl.where(low, scale, side_scale(first, second, s + 1)[:, None])
+        zero = tl.where(low, zero, side_zero(zeros, s + 1).to(tl.float32)[:, None])
+    else:
+        w = tl.reshape(tl.permute(w, (0, 3, 1, 2, 5, 4)), (16, 64)).to(tl.float32)
+    tl.store(out + at, ((w - offset - zero) * scale).to(out.dtype.element_ty))
+
+
+@triton.jit
 def _dequantize_kernel(
-    codes, scale_zeros, out, first, G: tl.constexpr, ASM: tl.constexpr, BLOCKS: tl.constexpr
-):
+    codes, scale_zeros, out, first, G: tl.constexpr, ASM: tl.constexpr, BLOCKS: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
     block = tl.program_id(1)
     row = (block * 16 + tl.arange(0, 16)).to(tl.int64) * (G * 128)
     for r in tl.static_range(BLOCKS):
         group = tl.program_id(0) * BLOCKS + r
         if group < G:
-            scale_zero = load_scale_zeros(scale_zeros, ((first + block) * G + group) * 16, 1)
-            scale = scale_of(scale_zero)
-            zero = zero_of(scale_zero)
-            a, b, c, d = halves(load_pairs(codes, ((first + block) * G + group) * 512, 1), ASM)
-            at = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
-            _plane(out, a, b, scale, zero, 1024, at)
-            _plane(out, c, d, scale, zero, 64, at + 64)
+            if GROUP == 128:
+                scale_zero = load_scale_zeros(scale_zeros, ((first + block) * G + group) * 16, 1)
+                scale = scale_of(scale_zero)
+                zero = zero_of(scale_zero)
+                a, b, c, d = halves(load_pairs(codes, ((first + block) * G + group) * 512, 1), ASM)
+                at = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
+                _plane(out, a, b, scale, zero, 1024, at)
+                _plane(out, c, d, scale, zero, 64, at + 64)
+            else:
+                one, two, zeros = load_sides(scale_zeros, first + block, group, G, GROUP, 1)
+                a, b, c, d = halves(load_pairs(codes, ((first + block) * G + group) * 512, 1), ASM)
+                at = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
+                _plane_of_groups(out, a, b, one, two, zeros, 1024, 0, GROUP, at)
+                _plane_of_groups(out, c, d, one, two, zeros, 64, 64 // GROUP, GROUP, at + 64)
 
 
 def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
@@ -63,7 +93,7 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
         raise ValueError(
             f"first: {n} features from {first} of {weight.features_out}, in 16s, wanted"
         )
-    groups = weight.features_in // GROUP
+    groups = weight.features_in // BLOCK_K
     blocks = 4
     _dequantize_kernel[(triton.cdiv(groups, blocks), n // ROWS)](
         weight.codes.view(torch.int16),
@@ -73,6 +103,7 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
         G=groups,
         ASM=traits(device).asm,
         BLOCKS=blocks,
+        GROUP=weight.group,
         num_warps=1,
     )
 

@@ -8,10 +8,11 @@ scale and zero are applied once per group in fp32:
     y = sum_g scale * (sum_k (offset + q) x - offset * sum x - zero * sum x)
 
     x       fp16 [M, K] in lane order (activations.HalfRows)     factors fp32 [2, G, MP], MP = 8 or 16
+            Groups of 32 and 64 are of one offset each, which is added to their zero: factors [1, K / group, MP]
     out     fp32 [splits, M, N] partial sums; `squares` as in gemm_int8.py
 
 Grid and tile config as in gemm_int8.py. Accumulation in fp32; error against fp32 activations 2.1e-4
-(fp16's own). Not supported: more than 16 rows, groups other than 128. The masked unpacking is that of
+(fp16's own). Not supported: more than 16 rows. The masked unpacking is that of
 FasterTransformer's and Marlin's fast conversion, arranged for our byte order.
 """
 # mypy: disable-error-code="assignment"
@@ -23,14 +24,18 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.int4.activations import HalfRows, check_rows, natural_order, padded
-from localchat_cuda.kernels.int4.pack import GROUP, W4, dense
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import (
     halves,
     inverse_rms,
+    load_half_pairs,
     load_pairs,
     load_scale_zeros,
+    load_sides,
     scale_of,
+    side_scale,
+    side_zero,
     zero_of,
 )
 from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
@@ -41,7 +46,7 @@ MAX_ROWS = 16
 def reference(rows: HalfRows, weight: W4, squares: torch.Tensor | None, eps: float) -> torch.Tensor:
     """Compute the gemm [M, N] in fp32 from fp16 rows in either order, with plain torch."""
     k = rows.x.shape[1]
-    x = natural_order(rows.x, rows.order).float()
+    x = natural_order(rows.x, rows.order, rows.group).float()
     if squares is not None:
         x = x * torch.rsqrt(squares.sum(1, keepdim=True) / k + eps)
     return x @ dense(weight).t()
@@ -67,13 +72,31 @@ def _columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _factor(factors, group, part, MP: tl.constexpr, WARPS: tl.constexpr):
+def _half_columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
+    """As `_columns`, but half of that, [16, 8] or [WARPS, 16, 8]: 8 bytes a lane."""
+    k = tl.arange(0, 16)
+    k = k // 4 * 8 + k % 4
+    m = (first + tl.arange(0, 8)) % rows
+    if WARPS == 1:
+        tile = tl.load(x + m[:, None] * K + k[None, :])
+        tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2)), (2, 1, 3, 0))
+        return tl.reshape(tile, (16, 8))
+    else:
+        warp = tl.arange(0, WARPS)
+        tile = tl.load(x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :])
+        tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2)), (1, 3, 2, 4, 0))
+        return tl.reshape(tile, (WARPS, 16, 8))
+
+
+@triton.jit
+def _factor(factors, group, part, MP: tl.constexpr, S: tl.constexpr, WARPS: tl.constexpr):
+    """Load factors of eight rows; those of neighbouring column blocks are S groups apart."""
     m = tl.arange(0, 8)
     if WARPS == 1:
         return tl.load(factors + group * MP + part * 8 + m)
     else:
         warp = tl.arange(0, WARPS)[:, None]
-        return tl.load(factors + (group + warp) * MP + part * 8 + m[None, :])
+        return tl.load(factors + (group + warp * S) * MP + part * 8 + m[None, :])
 
 
 @triton.jit
@@ -92,6 +115,16 @@ def _accumulate(out, a, b, c, d, scale, zero, total, offset, xa, xb, xc, xd, WAR
 
 
 @triton.jit
+def _accumulate_group(out, a, b, xa, xb, scale, zero, total, WARPS: tl.constexpr):
+    """Add the products of one group; `zero` includes the offset of its unpacked codes."""
+    acc = tl.dot(b, xb, tl.dot(a, xa))
+    if WARPS == 1:
+        return out + scale[:, None] * (acc - zero[:, None] * total[None, :])
+    else:
+        return out + scale[:, :, None] * (acc - zero[:, :, None] * total[:, None, :])
+
+
+@triton.jit
 def _load(
     codes,
     scale_zeros,
@@ -101,19 +134,30 @@ def _load(
     BLOCKS: tl.constexpr,
     DEPTH: tl.constexpr,
     WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
+    """Return tiles of codes, two of a block for groups of 32, and words of scales and zeros, one or three."""
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
         for r in tl.static_range(BLOCKS):
             at = (block + r) * G + (chunk + d) * WARPS
-            ws = ws + (load_pairs(codes, at * 512, WARPS),)
-            ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+            if GROUP == 32:
+                ws = ws + (
+                    load_half_pairs(codes, at * 512, WARPS),
+                    load_half_pairs(codes, at * 512 + 256, WARPS),
+                )
+            else:
+                ws = ws + (load_pairs(codes, at * 512, WARPS),)
+            if GROUP == 128:
+                ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+            else:
+                ss = ss + load_sides(scale_zeros, block + r, (chunk + d) * WARPS, G, GROUP, WARPS)
     return ws, ss
 
 
 @triton.jit
-def _multiply(
+def _multiply_blocks(
     outs,
     ws,
     ss,
@@ -134,8 +178,8 @@ def _multiply(
         side = ()
         for p in tl.static_range(PARTS):
             side = side + (
-                _factor(factors, group, p, MP, WARPS),
-                _factor(factors + (K // 128) * MP, group, p, MP, WARPS),
+                _factor(factors, group, p, MP, 1, WARPS),
+                _factor(factors + (K // 128) * MP, group, p, MP, 1, WARPS),
                 _columns(x + group * 128, 8 * p, rows, K, WARPS),
                 _columns(x + group * 128 + 32, 8 * p, rows, K, WARPS),
                 _columns(x + group * 128 + 64, 8 * p, rows, K, WARPS),
@@ -169,6 +213,113 @@ def _multiply(
     return outs
 
 
+@triton.jit
+def _add_group(
+    sums,
+    a,
+    b,
+    side,
+    first,
+    second,
+    zeros,
+    s: tl.constexpr,
+    OFFSET: tl.constexpr,
+    PARTS: tl.constexpr,
+    S: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """Add the products of group s to the sums of all parts; a and b hold OFFSET + code."""
+    scale = side_scale(first, second, s)
+    zero = (side_zero(zeros, s) + OFFSET).to(tl.float32)
+    added = ()
+    for p in tl.static_range(PARTS):
+        total = side[3 * (p * S + s)]
+        xa = side[3 * (p * S + s) + 1]
+        xb = side[3 * (p * S + s) + 2]
+        added = added + (_accumulate_group(sums[p], a, b, xa, xb, scale, zero, total, WARPS),)
+    return added
+
+
+@triton.jit
+def _multiply_groups(
+    outs,
+    ws,
+    ss,
+    x,
+    factors,
+    rows,
+    chunk,
+    K: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    ASM: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """`_multiply_blocks` for S groups of a column block, half of them low nibbles, half high ones."""
+    PARTS: tl.constexpr = MP // 8
+    S: tl.constexpr = 128 // GROUP
+    H: tl.constexpr = S // 2
+    for d in tl.static_range(DEPTH):
+        group = (chunk + d) * WARPS
+        side = ()
+        for p in tl.static_range(PARTS):
+            for s in tl.static_range(S):
+                at = x + group * 128 + s // H * 64 + s % H * 4
+                if GROUP == 32:
+                    xa = _half_columns(at, 8 * p, rows, K, WARPS)
+                    xb = _half_columns(at + 32, 8 * p, rows, K, WARPS)
+                else:
+                    xa = _columns(at, 8 * p, rows, K, WARPS)
+                    xb = _columns(at + 32, 8 * p, rows, K, WARPS)
+                side = side + (_factor(factors, group * S + s, p, MP, S, WARPS), xa, xb)
+        grown = ()
+        for r in tl.static_range(BLOCKS):
+            sums = ()
+            for p in tl.static_range(PARTS):
+                sums = sums + (outs[r * PARTS + p],)
+            first = ss[3 * (d * BLOCKS + r)]
+            second = ss[3 * (d * BLOCKS + r) + 1]
+            zeros = ss[3 * (d * BLOCKS + r) + 2]
+            for h in tl.static_range(H):
+                e, f, g, i = halves(ws[(d * BLOCKS + r) * H + h], ASM)
+                sums = _add_group(sums, e, f, side, first, second, zeros, h, 1024, PARTS, S, WARPS)
+                sums = _add_group(
+                    sums, g, i, side, first, second, zeros, H + h, 64, PARTS, S, WARPS
+                )
+            grown = grown + sums
+        outs = grown
+    return outs
+
+
+@triton.jit
+def _multiply(
+    outs,
+    ws,
+    ss,
+    x,
+    factors,
+    rows,
+    chunk,
+    K: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    ASM: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    if GROUP == 128:
+        return _multiply_blocks(
+            outs, ws, ss, x, factors, rows, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM
+        )
+    else:
+        return _multiply_groups(
+            outs, ws, ss, x, factors, rows, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM, GROUP
+        )
+
+
 @triton.jit(do_not_specialize=["M"])
 def _fp16_kernel(
     x,
@@ -190,6 +341,7 @@ def _fp16_kernel(
     G_POW2: tl.constexpr,
     ASM: tl.constexpr,
     PDL: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     G: tl.constexpr = K // 128
     CHUNKS: tl.constexpr = G // WARPS
@@ -207,19 +359,23 @@ def _fp16_kernel(
         else:
             outs = outs + (tl.zeros((WARPS, 16, 8), tl.float32),)
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
-    ws, ss = _load(codes, scale_zeros, block, first, G, BLOCKS, DEPTH, WARPS)
+    ws, ss = _load(codes, scale_zeros, block, first, G, BLOCKS, DEPTH, WARPS, GROUP)
     if PDL:
         gdc_wait()
-    outs = _multiply(outs, ws, ss, x, factors, M, first, K, MP, BLOCKS, DEPTH, WARPS, ASM)
+    outs = _multiply(outs, ws, ss, x, factors, M, first, K, MP, BLOCKS, DEPTH, WARPS, ASM, GROUP)
     first += DEPTH
     whole = first + (last - first) // DEPTH * DEPTH
     for chunk in tl.range(first, whole, DEPTH, num_stages=1):
-        wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS)
-        outs = _multiply(outs, wl, sl, x, factors, M, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM)
+        wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS, GROUP)
+        outs = _multiply(
+            outs, wl, sl, x, factors, M, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM, GROUP
+        )
     if DEPTH > 1:
         for chunk in tl.range(whole, last, 1, num_stages=1):
-            wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS)
-            outs = _multiply(outs, wr, sr, x, factors, M, chunk, K, MP, BLOCKS, 1, WARPS, ASM)
+            wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS, GROUP)
+            outs = _multiply(
+                outs, wr, sr, x, factors, M, chunk, K, MP, BLOCKS, 1, WARPS, ASM, GROUP
+            )
     m = tl.arange(0, 8)
     n = tl.arange(0, 16)
     for r in tl.static_range(BLOCKS):
@@ -250,9 +406,11 @@ def gemm(
     if not 1 <= m <= MAX_ROWS or rows.order != "lanes":
         raise ValueError(f"rows: 1 to {MAX_ROWS} in lane order wanted, {m} in {rows.order}")
     check_rows(rows, m, k, device)
+    if rows.group != weight.group:
+        raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
     require("out", out, (shape.splits, m, n), (torch.float32,), device)
     if squares is not None:
-        require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+        require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
     shape.check(n, k)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
@@ -273,9 +431,10 @@ def gemm(
         WARPS=shape.warps,
         DEPTH=shape.depth,
         NORM=squares is not None,
-        G_POW2=power_of_two(k // GROUP),
+        G_POW2=power_of_two(k // BLOCK_K),
         ASM=gpu.asm,
         PDL=pdl,
+        GROUP=weight.group,
         **options(pdl, shape.warps, registers=shape.registers),
     )
     set_carveout(kernel)

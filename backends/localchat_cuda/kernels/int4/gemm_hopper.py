@@ -4,27 +4,26 @@ The same arithmetic as gemm_tiled.py, weights scaled in fp16 before the multipli
 specialized by warp so that its parts overlap:
 
     one loading warp      copies boxes of x, of packed weights and of their scales with TMA, up to `stages`
-    groups
-                          of 128 k ahead, into a ring in shared memory; the weights of the first groups are
+                          column blocks of 128 k ahead, into a ring in shared memory; the first weights are
                           loaded before the kernel's predecessor has ended (launch.py: PDL)
-    two warpgroups        one or two blocks of 64 features each. Per group: issue the products of block 0,
-                          dequantized before; dequantize block 1 while they run, and issue its products; load
-                          the packed words of the next group's block 0 while those run
+    two warpgroups        one or two blocks of 64 features each. Per column block: issue the products of
+                          block 0, dequantized before; dequantize block 1 while they run, and issue its
+                          products; load the next packed words of block 0 while those run
 
 The weights are the left operand and come from registers, so nothing dequantized is ever written to shared
 memory. A warpgroup cannot overlap dequantizing the next block 0 with its own products; those of the other
 warpgroup cover it. Each stage has a barrier `full`, which signals that its bytes have arrived, and a barrier
 `empty`, which signals that both warpgroups have finished with them.
 
-Tiles are wide because of the L2 cache, not of the tensor cores: a group of 128 x 128 outputs moves 324 bytes
-for each k and 16,384 products, of 256 x 128 only 392 for 32,768; and gemm_tiled.py at 512 rows moves the 5.8
-TB/s that L2 has. Their sums, 128 registers a thread, are the most that fits.
+Tiles are wide because of the L2 cache, not of the tensor cores: for each k, 128 x 128 outputs move 324 bytes
+and take 16,384 products, 256 x 128 only 392 for 32,768; and gemm_tiled.py at 512 rows moves the 5.8 TB/s that
+L2 has. Their sums, 128 registers a thread, are the most that fits.
 
 Wide tiles are few: gate and up of a 7B model are 148 of them, two rounds on 132 multiprocessors. With `even`
-the groups of all tiles are divided into runs of one length, a program each. A run is at least a tile long, so
-at most two programs share a tile: the second begins with that tile's later groups, leaves the sums in a
-workspace and sets a flag; the first comes to the tile's first groups last, adds those sums, and clears the
-flag. Work is assigned from the last program to the first, so a program only waits for one that was started
+the column blocks of all tiles are divided into runs of one length, a program each. A run is at least a tile
+long, so at most two programs share a tile: the second begins with that tile's later column blocks, leaves the
+sums in a workspace and sets a flag; the first comes to the tile's first ones last, adds those sums, and clears
+the flag. Work is assigned from the last program to the first, so a program only waits for one that was started
 before it. (The idea is Stream-K's, Osama et al., 2023.)
 
 Letters: M rows, N output and K input features, G = K / 128, TILE rows of a tile.
@@ -63,33 +62,43 @@ from localchat_cuda.kernels.int4.hopper_tile_ops import (
     items_here,
     take_over,
 )
-from localchat_cuda.kernels.int4.pack import GROUP, W4
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.launch import power_of_two, require, traits
 
 
 @gluon.jit
 def _fetch_weights(
-    w_boxes, s_boxes, ws, ss, bar, stage, column, g, N: gl.constexpr, BLOCKS: gl.constexpr,
-    FUSED: gl.constexpr,
+    w_boxes, s_boxes, ws, ss, bar, stage, column, g, N: gl.constexpr, K: gl.constexpr,
+    BLOCKS: gl.constexpr, FUSED: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Load a group of a tile, 64 features a box; FUSED: of gate and of up in turn."""
+    """Load a column block of a tile, 64 features a box; FUSED: of gate and of up in turn."""
+    SIDES: gl.constexpr = 1 if GROUP == 128 else 64 // GROUP + 1
     for q in gl.static_range(2 * BLOCKS):
         if FUSED:
             row = column * 8 + (q // 2) * 4 + (q % 2) * (N // 32)
         else:
             row = column * (8 * BLOCKS) + q * 4
         load_box(w_boxes, [row, g * 256], bar, ws.index(stage * (2 * BLOCKS) + q))
-        load_box(s_boxes, [row, g * 16], bar, ss.index(stage * (2 * BLOCKS) + q))
+        if GROUP == 128:
+            load_box(s_boxes, [row, g * 16], bar, ss.index(stage * (2 * BLOCKS) + q))
+        else:
+            here = (stage * (2 * BLOCKS) + q) * SIDES
+            for i in gl.static_range(SIDES - 1):
+                at = (g * (SIDES - 1) + i) * 16
+                load_box(s_boxes, [row, at], bar, ss.index(here + i))
+            zeros = K // 128 * (SIDES - 1) + g * (128 // GROUP) // 8
+            load_box(s_boxes, [row, zeros * 16], bar, ss.index(here + SIDES - 1))
 
 
 @gluon.jit
 def _load(
     x_boxes, w_boxes, s_boxes, xs, ws, ss, full, empty, items, tiles, splits, N: gl.constexpr,
     K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
-    FUSED: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
+    FUSED: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Loading warp. x is fp16 in two boxes of 64 k, as the shared-memory operand requires."""
-    BYTES: gl.constexpr = TILE * 256 + 2 * BLOCKS * 4352
+    SIDES: gl.constexpr = 1 if GROUP == 128 else 64 // GROUP + 1
+    BYTES: gl.constexpr = TILE * 256 + 2 * BLOCKS * (4096 + 256 * SIDES)
     ahead = 0
     if PDL:
         # Weights depend on no other kernel, so those of the first stages are loaded before the wait.
@@ -98,8 +107,9 @@ def _load(
             if first + s < last:
                 mbarrier.expect(full.index(s), BYTES)
                 _fetch_weights(
-                    w_boxes, s_boxes, ws, ss, full.index(s), s, column, first + s, N, BLOCKS, FUSED
-                )
+                    w_boxes, s_boxes, ws, ss, full.index(s), s, column, first + s, N, K, BLOCKS, FUSED,
+                    GROUP,
+                )  # fmt: skip
         ahead = gl.minimum(last - first, STAGES)
         gdc_wait()
     it = 0
@@ -111,7 +121,9 @@ def _load(
             if it >= ahead:
                 mbarrier.wait(empty.index(stage), ((it // STAGES) & 1) ^ 1)
                 mbarrier.expect(bar, BYTES)
-                _fetch_weights(w_boxes, s_boxes, ws, ss, bar, stage, column, g, N, BLOCKS, FUSED)
+                _fetch_weights(
+                    w_boxes, s_boxes, ws, ss, bar, stage, column, g, N, K, BLOCKS, FUSED, GROUP
+                )
             load_box(x_boxes, [row * TILE, g * 128], bar, xs.index(stage * 2))
             load_box(x_boxes, [row * TILE, g * 128 + 64], bar, xs.index(stage * 2 + 1))
             it += 1
@@ -122,7 +134,8 @@ def _multiply(
     out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles, splits,
     WG: gl.constexpr, N: gl.constexpr, K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
     STAGES: gl.constexpr, NORM: gl.constexpr, FUSED: gl.constexpr, GELU: gl.constexpr,
-    G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
+    G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr, GROUP: gl.constexpr,
+    INTO: gl.constexpr,
 ):  # fmt: skip
     """Compute warpgroup. `lo` and `hi` are the planes of block 0's weights, `lo2` and `hi2` of block 1's.
 
@@ -142,26 +155,35 @@ def _multiply(
         total += last - first
     it = 0
     mbarrier.wait(full.index(0), 0)
-    lo, hi = dequantized(ws, ss, Q, P_L)
+    # The column block of the weights that are dequantized next: its zeros are one of several runs in a box.
+    g = 0
+    if GROUP != 128:
+        _, _, _, g, _ = item(0, items, tiles, splits, N, K, BLOCKS, EVEN)
+    lo, hi = dequantized(ws, ss, Q, g, P_L, GROUP)
     for i in range(items_here(items, tiles, K, EVEN)):
         row, column, split, first, last = item(i, items, tiles, splits, N, K, BLOCKS, EVEN)
+        if GROUP != 128:
+            _, _, _, later, _ = item(i + 1, items, tiles, splits, N, K, BLOCKS, EVEN)
         acc = gl.zeros((64, TILE), gl.float32, M_L)
         acc2 = acc
-        for _ in range(first, last):
+        for g in range(first, last):
             stage = it % STAGES
             x_lo = xs.index(stage * 2).permute((1, 0))
             x_hi = xs.index(stage * 2 + 1).permute((1, 0))
             now = warpgroup_mma(lo, x_lo, acc, is_async=True)
             now = warpgroup_mma(hi, x_hi, now, is_async=True)
             if BLOCKS == 2:
-                lo2, hi2 = dequantized(ws, ss, stage * 4 + Q + 1, P_L)
+                lo2, hi2 = dequantized(ws, ss, stage * 4 + Q + 1, g, P_L, GROUP)
                 now2 = warpgroup_mma(lo2, x_lo, acc2, is_async=True)
                 now2 = warpgroup_mma(hi2, x_hi, now2, is_async=True)
                 acc, lo, hi = warpgroup_mma_wait(2, deps=[now, lo, hi])
             it += 1
             following = it % STAGES
             mbarrier.wait(full.index(following), (it // STAGES) & 1, pred=it < total)
-            lo_next, hi_next = dequantized(ws, ss, following * (2 * BLOCKS) + Q, P_L)
+            g_next = g
+            if GROUP != 128:
+                g_next = gl.where(g + 1 < last, g + 1, later)
+            lo_next, hi_next = dequantized(ws, ss, following * (2 * BLOCKS) + Q, g_next, P_L, GROUP)
             if BLOCKS == 2:
                 acc2, lo2, hi2, lo, hi = warpgroup_mma_wait(
                     0, deps=[now2, lo2, hi2, lo_next, hi_next]
@@ -178,12 +200,12 @@ def _multiply(
                     acc, acc2 = take_over(work, flags, acc, acc2, WG, TILE, BLOCKS, M_L)
                 finish(
                     out, squares, eps, M, acc, acc2, row, column, split, WG, N, K, TILE, BLOCKS,
-                    NORM, FUSED, GELU, G_POW2, M_L,
+                    NORM, FUSED, GELU, G_POW2, M_L, INTO,
                 )  # fmt: skip
         else:
             finish(
                 out, squares, eps, M, acc, acc2, row, column, split, WG, N, K, TILE, BLOCKS, NORM,
-                FUSED, GELU, G_POW2, M_L,
+                FUSED, GELU, G_POW2, M_L, INTO,
             )  # fmt: skip
 
 
@@ -192,15 +214,17 @@ def _hopper_kernel(
     x_boxes, w_boxes, s_boxes, out, work, flags, squares, eps, M, items, tiles, splits,
     N: gl.constexpr, K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
     STAGES: gl.constexpr, NORM: gl.constexpr, FUSED: gl.constexpr, GELU: gl.constexpr,
-    G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
+    G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr, GROUP: gl.constexpr,
+    INTO: gl.constexpr,
 ):  # fmt: skip
+    SIDES: gl.constexpr = 1 if GROUP == 128 else 64 // GROUP + 1
     if PDL:
         gdc_launch_dependents()
     X_L: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     F_L: gl.constexpr = gl.NVMMASharedLayout(0, 32, 2)
     xs = gl.allocate_shared_memory(gl.float16, [STAGES * 2, TILE, 64], X_L)
     ws = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * BLOCKS, 4, 256], F_L)
-    ss = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * BLOCKS, 4, 16], F_L)
+    ss = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * BLOCKS * SIDES, 4, 16], F_L)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     # Every barrier is waited for: the compiler would give the memory of an unused one to other data, and when
@@ -214,12 +238,12 @@ def _hopper_kernel(
         [
             (_multiply, (out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles,
                          splits, gl.constexpr(0), N, K, TILE, BLOCKS, STAGES, NORM, FUSED, GELU,
-                         G_POW2, PDL, EVEN)),
+                         G_POW2, PDL, EVEN, GROUP, INTO)),
             (_multiply, (out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles,
                          splits, gl.constexpr(1), N, K, TILE, BLOCKS, STAGES, NORM, FUSED, GELU,
-                         G_POW2, PDL, EVEN)),
+                         G_POW2, PDL, EVEN, GROUP, INTO)),
             (_load, (x_boxes, w_boxes, s_boxes, xs, ws, ss, full, empty, items, tiles, splits, N, K,
-                     TILE, BLOCKS, STAGES, FUSED, PDL, EVEN)),
+                     TILE, BLOCKS, STAGES, FUSED, PDL, EVEN, GROUP)),
         ],
         [4, 1],
         [240, 24],
@@ -261,7 +285,7 @@ _BOXES_OF_WEIGHTS = WeakTensorKeyDictionary()
 
 
 def _boxes(weight: W4) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """Describe codes and scales of [T, G] as matrices for boxes of 64 features and a group.
+    """Describe codes and scales of T row blocks as matrices, for boxes of 64 features.
 
     A launch copies descriptors, which are only addresses and sizes, into its arguments; graphs need none of
     them.
@@ -272,11 +296,10 @@ def _boxes(weight: W4) -> tuple[TensorDescriptor, TensorDescriptor]:
         layout = gl.NVMMASharedLayout(0, 32, 2)
         # detached: a view would keep alive the tensor whose release must drop these descriptors
         words, scale_zeros = weight.codes.detach().view(torch.int32), weight.scale_zeros.detach()
+        line = scale_zeros[0].numel()
         found = (
             TensorDescriptor(words.view(t, g * 256), [t, g * 256], [g * 256, 1], [4, 256], layout),
-            TensorDescriptor(
-                scale_zeros.view(t, g * 16), [t, g * 16], [g * 16, 1], [4, 16], layout
-            ),
+            TensorDescriptor(scale_zeros.view(t, line), [t, line], [line, 1], [4, 16], layout),
         )
         _BOXES_OF_WEIGHTS[weight.codes] = found
     return found
@@ -316,7 +339,18 @@ def gemm_silu_mul(
     if into.order != "slots":
         raise ValueError(f"into: slot order wanted, {into.order} given")
     require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
-    _launch(rows, weight, into.x, config, squares, eps, pdl, fused=True, gelu=gelu)
+    _launch(
+        rows,
+        weight,
+        into.x,
+        config,
+        squares,
+        eps,
+        pdl,
+        fused=True,
+        gelu=gelu,
+        into_group=into.group,
+    )
 
 
 def _launch(
@@ -330,14 +364,17 @@ def _launch(
     *,
     fused: bool = False,
     gelu: bool = False,
+    into_group: int = BLOCK_K,
 ) -> None:
     m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
     device = weight.codes.device
     if m < 1 or rows.order != "slots":
         raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
+    if rows.group != weight.group:
+        raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
     require("rows.x", rows.x, (m, k), (torch.float16,), device)
     if squares is not None:
-        require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+        require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
     held = _workspace(device) if config.even else None
     items, layout = config.items(m, n), gl.NVMMASharedLayout(128, 16, 2)
     _hopper_kernel[(min(items, traits(device).sms),)](
@@ -360,9 +397,11 @@ def _launch(
         NORM=squares is not None,
         FUSED=fused,
         GELU=gelu,
-        G_POW2=power_of_two(k // GROUP),
+        G_POW2=power_of_two(k // BLOCK_K),
         PDL=pdl,
         EVEN=config.even,
+        GROUP=weight.group,
+        INTO=into_group,
         num_warps=4,
         maxnreg=168,
         launch_pdl=pdl,

@@ -1,28 +1,29 @@
 """W4A16 gemm for 1 to 8 rows on the integer tensor cores: y = x w^T, weights read once.
 
-Letters: M rows, N output and K input features, G = K / 128 groups. A row of x comes as 16-bit block
-fixed point: one x_scale per group and row, and each value split into two signed bytes, value =
+Letters: M rows, N output and K input features, G = K / 128 column blocks. A row of x comes as 16-bit block
+fixed point: one x_scale per column block and row, and each value split into two signed bytes, value =
 x_scale * (256*high + low). Then sum_k code*x is a sum of small integers and exact; scale and zero
 are applied once per group:
 
     y = sum_g scale * (x_scale * sum_k code*value - zero * x_scale * sum_k value)
 
-The error is therefore that of rounding x to 16 bits within its group (2.5e-5 relative on random x;
+The error is therefore that of rounding x to 16 bits within its column block (2.5e-5 relative on random x;
 fp16: 2.1e-4).
 
     x       int8 [2M, K]: high bytes of row m in row 2m, low bytes in 2m+1, k in the packed order
     factors fp32 [G, MQ, 4], MQ = 4 for M <= 4, else 8: x_scale/16, x_scale * sum of values,
-            8 * x_scale * sum over the group's upper half (which undoes the -8 of the high nibbles),
-            unused
+            8 * x_scale * sum over the block's upper half (which undoes the -8 of the high nibbles),
+            unused. Groups of 64: x_scale/16, x_scale * sum of values of each group, unused; of 32 so, too,
+            but [G, MQ, 8]
     out     fp32 [splits, M, N]: partial sums over ranges of K; the reader adds them, always in the
             same order; optionally scaled by 1/rms of the row, from `squares` fp32 [M, G]
 
 Grid (N / (16*blocks), splits); a program owns `blocks` row blocks of 16, its `warps` warps take
-neighbouring groups of 128 and are summed at the end; `depth` chunks of `warps` groups are loaded
+neighbouring column blocks and are summed at the end; `depth` chunks of `warps` column blocks are loaded
 before the first is used. The eight columns of the integer `mma` are (high, low) of four rows: 1 to
-4 rows cost the same, and give the same bits. Not supported: groups other than 128, more than 8
-rows. The integer arithmetic is our own, in the spirit of LLM.int8() and QServe; loads before the
-wait: CUTLASS's use of programmatic dependent launch.
+4 rows cost the same, and give the same bits. One `mma` takes 32 k, so the sums of smaller groups are
+scaled apart with no more of them. Not supported: more than 8 rows. The integer arithmetic is our own, in the
+spirit of LLM.int8() and QServe; loads before the wait: CUTLASS's use of programmatic dependent launch.
 """
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
@@ -32,14 +33,18 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.int4.pack import GROUP, W4, dense
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import (
     inverse_rms,
     load_bytes,
+    load_half_bytes,
     load_scale_zeros,
+    load_sides,
     nibbles,
     scale_of,
+    side_scale,
+    side_zero,
     zero_of,
 )
 from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
@@ -53,13 +58,20 @@ def lanes(rows: int) -> int:
     return 4 if rows <= 4 else 8
 
 
+def factors_of(group: int) -> int:
+    """Return the last extent of `factors`."""
+    return 8 if group == 32 else 4
+
+
 def reference(
     x: torch.Tensor, factors: torch.Tensor, weight: W4, squares: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
     """Compute the gemm [M, N] in fp32 from the quantized rows, with plain torch."""
     m, k = x.shape[0] // 2, x.shape[1]
     pair = x.view(m, 2, k // 4, 4)[..., list(_SWAP)].reshape(m, 2, k).float()
-    scale_zeros = 16.0 * factors[:, :m, 0].t().repeat_interleave(GROUP, 1)
+    if weight.group == 32:  # half and quad in the order of the layer
+        pair = pair.view(m, 2, k // 64, 4, 2, 8).transpose(3, 4).reshape(m, 2, k)
+    scale_zeros = 16.0 * factors[:, :m, 0].t().repeat_interleave(BLOCK_K, 1)
     rows = (256.0 * pair[:, 0] + pair[:, 1]) * scale_zeros
     if squares is not None:
         rows = rows * torch.rsqrt(squares.sum(1, keepdim=True) / k + eps)
@@ -67,13 +79,13 @@ def reference(
 
 
 @triton.jit
-def _factor(factors, group, part, MQ: tl.constexpr, WARPS: tl.constexpr):
+def _factor(factors, group, part, MQ: tl.constexpr, F: tl.constexpr, WARPS: tl.constexpr):
     m = tl.arange(0, 4)
     if WARPS == 1:
-        return tl.load(factors + group * (MQ * 4) + part * 16 + m * 4)
+        return tl.load(factors + group * (MQ * F) + part * (4 * F) + m * F)
     else:
         warp = tl.arange(0, WARPS)[:, None]
-        return tl.load(factors + (group + warp) * (MQ * 4) + part * 16 + m[None, :] * 4)
+        return tl.load(factors + (group + warp) * (MQ * F) + part * (4 * F) + m[None, :] * F)
 
 
 @triton.jit
@@ -94,6 +106,38 @@ def _columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
         tile = tl.load(x + n3 + warp[None, :, None] * 128 + k[None, None, :])
         tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 4)), (1, 3, 4, 2, 5, 0))
         return tl.reshape(tile, (WARPS, 64, 8))
+
+
+@triton.jit
+def _half_columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
+    """As `_columns`, but half of a plane, [32, 8] or [WARPS, 32, 8]: 8 bytes a lane."""
+    k = tl.arange(0, 32)
+    k = k // 8 * 16 + k % 8
+    n = tl.arange(0, 8)
+    if WARPS == 1:
+        tile = tl.load(x + ((first + n) % rows2)[:, None] * K + k[None, :])
+        tile = tl.permute(tl.reshape(tile, (8, 4, 2, 4)), (2, 1, 3, 0))
+        return tl.reshape(tile, (32, 8))
+    else:
+        warp = tl.arange(0, WARPS)
+        n3 = ((first + n) % rows2)[:, None, None] * K
+        tile = tl.load(x + n3 + warp[None, :, None] * 128 + k[None, None, :])
+        tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4)), (1, 3, 2, 4, 0))
+        return tl.reshape(tile, (WARPS, 32, 8))
+
+
+@triton.jit
+def _accumulate_group(out, w, x, scale, zero, a, b, WARPS: tl.constexpr):
+    """Add the products of one group. a: scale of the products of x and codes as unpacked."""
+    total = tl.dot(w, x, out_dtype=tl.int32)
+    if WARPS == 1:
+        upper, lower = tl.split(tl.reshape(total, (16, 4, 2)))
+        value = (upper * 256 + lower).to(tl.float32)
+        return out + scale[:, None] * (value * a[None, :] - zero[:, None] * b[None, :])
+    else:
+        upper, lower = tl.split(tl.reshape(total, (WARPS, 16, 4, 2)))
+        value = (upper * 256 + lower).to(tl.float32)
+        return out + scale[:, :, None] * (value * a[:, None, :] - zero[:, :, None] * b[:, None, :])
 
 
 @triton.jit
@@ -120,19 +164,109 @@ def _load(
     BLOCKS: tl.constexpr,
     DEPTH: tl.constexpr,
     WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
+    """Return tiles of codes, two of a block for groups of 32, and words of scales and zeros, one or three."""
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
         for r in tl.static_range(BLOCKS):
             at = (block + r) * G + (chunk + d) * WARPS
-            ws = ws + (load_bytes(codes, at * 1024, WARPS),)
-            ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+            if GROUP == 32:
+                ws = ws + (
+                    load_half_bytes(codes, at * 1024, WARPS),
+                    load_half_bytes(codes, at * 1024 + 512, WARPS),
+                )
+            else:
+                ws = ws + (load_bytes(codes, at * 1024, WARPS),)
+            if GROUP == 128:
+                ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+            else:
+                ss = ss + load_sides(scale_zeros, block + r, (chunk + d) * WARPS, G, GROUP, WARPS)
     return ws, ss
 
 
 @triton.jit
-def _multiply(
+def _add_group(
+    sums,
+    w,
+    side,
+    first,
+    second,
+    zeros,
+    s: tl.constexpr,
+    LESS: tl.constexpr,
+    PARTS: tl.constexpr,
+    S: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """Add the products of group s to the sums of all parts; `w` holds codes, or 16 * (code - LESS)."""
+    scale = side_scale(first, second, s)
+    zero = (side_zero(zeros, s) - LESS).to(tl.float32)
+    added = ()
+    for p in tl.static_range(PARTS):
+        a = side[p * (1 + 2 * S)]
+        if LESS == 0:
+            a = a * 16.0
+        b = side[p * (1 + 2 * S) + 1 + 2 * s]
+        x = side[p * (1 + 2 * S) + 2 + 2 * s]
+        added = added + (_accumulate_group(sums[p], w, x, scale, zero, a, b, WARPS),)
+    return added
+
+
+@triton.jit
+def _multiply_groups(
+    outs,
+    ws,
+    ss,
+    x,
+    factors,
+    rows2,
+    chunk,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    ASM: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """`_multiply_blocks` for S groups of a column block, half of them low nibbles, half high ones."""
+    PARTS: tl.constexpr = MQ // 4
+    S: tl.constexpr = 128 // GROUP
+    H: tl.constexpr = S // 2
+    F: tl.constexpr = 8 if GROUP == 32 else 4
+    for d in tl.static_range(DEPTH):
+        group = (chunk + d) * WARPS
+        side = ()
+        for p in tl.static_range(PARTS):
+            side = side + (_factor(factors, group, p, MQ, F, WARPS),)
+            for s in tl.static_range(S):
+                at = x + group * 128 + s // H * 64 + s % H * 8
+                if GROUP == 32:
+                    column = _half_columns(at, 8 * p, rows2, K, WARPS)
+                else:
+                    column = _columns(at, 8 * p, rows2, K, WARPS)
+                side = side + (_factor(factors + 1 + s, group, p, MQ, F, WARPS), column)
+        grown = ()
+        for r in tl.static_range(BLOCKS):
+            sums = ()
+            for p in tl.static_range(PARTS):
+                sums = sums + (outs[r * PARTS + p],)
+            first = ss[3 * (d * BLOCKS + r)]
+            second = ss[3 * (d * BLOCKS + r) + 1]
+            zeros = ss[3 * (d * BLOCKS + r) + 2]
+            for h in tl.static_range(H):
+                low, high = nibbles(ws[(d * BLOCKS + r) * H + h], ASM)
+                sums = _add_group(sums, low, side, first, second, zeros, h, 0, PARTS, S, WARPS)
+                sums = _add_group(sums, high, side, first, second, zeros, H + h, 8, PARTS, S, WARPS)
+            grown = grown + sums
+        outs = grown
+    return outs
+
+
+@triton.jit
+def _multiply_blocks(
     outs,
     ws,
     ss,
@@ -153,9 +287,9 @@ def _multiply(
         side = ()
         for p in tl.static_range(PARTS):
             side = side + (
-                _factor(factors, group, p, MQ, WARPS),
-                _factor(factors + 1, group, p, MQ, WARPS),
-                _factor(factors + 2, group, p, MQ, WARPS),
+                _factor(factors, group, p, MQ, 4, WARPS),
+                _factor(factors + 1, group, p, MQ, 4, WARPS),
+                _factor(factors + 2, group, p, MQ, 4, WARPS),
                 _columns(x + group * 128, 8 * p, rows2, K, WARPS),
                 _columns(x + group * 128 + 64, 8 * p, rows2, K, WARPS),
             )
@@ -184,6 +318,33 @@ def _multiply(
     return outs
 
 
+@triton.jit
+def _multiply(
+    outs,
+    ws,
+    ss,
+    x,
+    factors,
+    rows2,
+    chunk,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    ASM: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    if GROUP == 128:
+        return _multiply_blocks(
+            outs, ws, ss, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM
+        )
+    else:
+        return _multiply_groups(
+            outs, ws, ss, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM, GROUP
+        )
+
+
 @triton.jit(do_not_specialize=["M"])
 def _int8_kernel(
     x,
@@ -205,6 +366,7 @@ def _int8_kernel(
     G_POW2: tl.constexpr,
     ASM: tl.constexpr,
     PDL: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     G: tl.constexpr = K // 128
     CHUNKS: tl.constexpr = G // WARPS
@@ -223,19 +385,25 @@ def _int8_kernel(
         else:
             outs = outs + (tl.zeros((WARPS, 16, 4), tl.float32),)
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
-    ws, ss = _load(codes, scale_zeros, block, first, G, BLOCKS, DEPTH, WARPS)
+    ws, ss = _load(codes, scale_zeros, block, first, G, BLOCKS, DEPTH, WARPS, GROUP)
     if PDL:
         gdc_wait()
-    outs = _multiply(outs, ws, ss, x, factors, rows2, first, K, MQ, BLOCKS, DEPTH, WARPS, ASM)
+    outs = _multiply(
+        outs, ws, ss, x, factors, rows2, first, K, MQ, BLOCKS, DEPTH, WARPS, ASM, GROUP
+    )
     first += DEPTH
     whole = first + (last - first) // DEPTH * DEPTH
     for chunk in tl.range(first, whole, DEPTH, num_stages=1):
-        wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS)
-        outs = _multiply(outs, wl, sl, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM)
+        wl, sl = _load(codes, scale_zeros, block, chunk, G, BLOCKS, DEPTH, WARPS, GROUP)
+        outs = _multiply(
+            outs, wl, sl, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM, GROUP
+        )
     if DEPTH > 1:
         for chunk in tl.range(whole, last, 1, num_stages=1):
-            wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS)
-            outs = _multiply(outs, wr, sr, x, factors, rows2, chunk, K, MQ, BLOCKS, 1, WARPS, ASM)
+            wr, sr = _load(codes, scale_zeros, block, chunk, G, BLOCKS, 1, WARPS, GROUP)
+            outs = _multiply(
+                outs, wr, sr, x, factors, rows2, chunk, K, MQ, BLOCKS, 1, WARPS, ASM, GROUP
+            )
     m = tl.arange(0, 4)
     n = tl.arange(0, 16)
     for r in tl.static_range(BLOCKS):
@@ -270,10 +438,16 @@ def gemm(
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"x: 1 to {MAX_ROWS} rows wanted, {rows} given")
     require("x", x, (2 * rows, k), (torch.int8,), device)
-    require("factors", factors, (k // GROUP, lanes(rows), 4), (torch.float32,), device)
+    require(
+        "factors",
+        factors,
+        (k // BLOCK_K, lanes(rows), factors_of(weight.group)),
+        (torch.float32,),
+        device,
+    )
     require("out", out, (shape.splits, rows, n), (torch.float32,), device)
     if squares is not None:
-        require("squares", squares, (rows, k // GROUP), (torch.float32,), device)
+        require("squares", squares, (rows, k // BLOCK_K), (torch.float32,), device)
     shape.check(n, k)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
@@ -294,9 +468,10 @@ def gemm(
         WARPS=shape.warps,
         DEPTH=shape.depth,
         NORM=squares is not None,
-        G_POW2=power_of_two(k // GROUP),
+        G_POW2=power_of_two(k // BLOCK_K),
         ASM=gpu.asm,
         PDL=pdl,
+        GROUP=weight.group,
         **options(pdl, shape.warps, registers=shape.registers),
     )
     set_carveout(kernel)

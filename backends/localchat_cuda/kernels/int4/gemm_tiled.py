@@ -27,9 +27,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import activation, to_half
 from localchat_cuda.kernels.int4.activations import HalfRows
-from localchat_cuda.kernels.int4.pack import GROUP, W4
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.int4.tile_ops import SCALED_ASM, inverse_rms
+from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM, inverse_rms
 from localchat_cuda.kernels.launch import options, power_of_two, require, traits
 
 
@@ -79,7 +79,7 @@ def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
         waves = -(-programs * splits // (2 * sms))
         return waves / splits + splits * 0.08 * 3584 / k
 
-    most = min(2 if programs >= sms else 8, k // GROUP)
+    most = min(2 if programs >= sms else 8, k // BLOCK_K)
     splits = min((s for s in (1, 2, 4, 8) if s <= most), key=cost)
     return TiledGemmConfig(TileConfig(1, warps, 3, splits), tile)
 
@@ -88,7 +88,7 @@ def _small_config(n: int, k: int, sms: int) -> TileConfig:
     """Up to 32 rows: few programs, each with many weights in flight; three per multiprocessor."""
     blocks = 2 if n % 128 == 0 else 1
     target = max(1, round(3 * sms / (n // (64 * blocks))))
-    return TileConfig(blocks, 4, 4, min(target, k // GROUP, 8))
+    return TileConfig(blocks, 4, 4, min(target, k // BLOCK_K, 8))
 
 
 def fused_tile_config_for(rows: int, n: int) -> TiledGemmConfig:
@@ -134,6 +134,73 @@ def _scaled(w, zero, scale, ASM: tl.constexpr):
 
 
 @triton.jit
+def _scaled_planes(w, zero, scale, zero_high, scale_high, ASM: tl.constexpr):
+    """`_scaled` with a zero and a scale for low nibbles, and others for high nibbles."""
+    if ASM:
+        a, b, c, d = tl.inline_asm_elementwise(
+            PLANES_ASM,
+            "=&r,=&r,=&r,=&r,r,r,r,r,r",
+            [w, zero, scale, zero_high, scale_high],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        a, b, _, _ = _scaled(w, zero, scale, ASM)
+        _, _, c, d = _scaled(w, zero_high, scale_high, ASM)
+    return a, b, c, d
+
+
+@triton.jit
+def _low_half(word):
+    """The fp16 in the low half of each word."""
+    return (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _offset_zero(zeros, s: tl.constexpr):
+    """fp16(1024 + zero) of group s: the code of a zero is the lowest bits of that number."""
+    return ((zeros >> (4 * s)) & 15 | 0x6400).to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _spread(low, high, w, GROUP: tl.constexpr):
+    """Give each column of w [BN, 32] the value [BN] of its group.
+
+    `low` in the first half, `high` in the second; groups of 64: `low` in both.
+    """
+    if GROUP == 64:
+        return tl.broadcast_to(low[:, None], w.shape)
+    else:
+        first = tl.broadcast_to((tl.arange(0, 32) < 16)[None, :], w.shape)
+        low = tl.broadcast_to(low[:, None], w.shape)
+        return tl.where(first, low, tl.broadcast_to(high[:, None], w.shape))
+
+
+@triton.jit
+def _scaled_groups(w, line, g, row, G: tl.constexpr, GROUP: tl.constexpr, ASM: tl.constexpr):
+    """`_scaled` for groups of 32 and 64.
+
+    line: start of scales and zeros of the first row block. row: offset [BN] of a row in it.
+    """
+    S: tl.constexpr = 128 // GROUP
+    first = tl.load(line + g * (8 * S) + row)
+    zeros = tl.load(line + G * 8 * S + g * S // 8 * 16 + row) >> (g * S % 8 * 4)
+    if S == 4:
+        second = tl.load(line + g * (8 * S) + 16 + row)
+        zero = _spread(_offset_zero(zeros, 0), _offset_zero(zeros, 1), w, GROUP)
+        zero_high = _spread(_offset_zero(zeros, 2), _offset_zero(zeros, 3), w, GROUP)
+        scale = _spread(_low_half(first), _low_half(first >> 16), w, GROUP)
+        scale_high = _spread(_low_half(second), _low_half(second >> 16), w, GROUP)
+    else:
+        zero = _spread(_offset_zero(zeros, 0), zeros, w, GROUP)
+        zero_high = _spread(_offset_zero(zeros, 1), zeros, w, GROUP)
+        scale = _spread(_low_half(first), first, w, GROUP)
+        scale_high = _spread(_low_half(first >> 16), first, w, GROUP)
+    return _scaled_planes(w, zero, scale, zero_high, scale_high, ASM)
+
+
+@triton.jit
 def _landed(acc, ASM: tl.constexpr):
     """Return acc unchanged, but make Triton (3.6 to 3.9) wait for the multiplication.
 
@@ -170,6 +237,8 @@ def _tiled_kernel(
     G_POW2: tl.constexpr,
     ASM: tl.constexpr,
     PDL: tl.constexpr,
+    GROUP: tl.constexpr,
+    INTO: tl.constexpr,
 ):
     G: tl.constexpr = K // 128
     BN: tl.constexpr = 16 * BLOCKS * WARPS
@@ -185,7 +254,10 @@ def _tiled_kernel(
     i = tl.arange(0, BN * 32)
     run = i % 256 + i // 256 % WARPS * (G * 512) + i // (256 * WARPS) % 2 * 256
     run += i // (512 * WARPS) * (ASIDE * G * 512)
-    scale_zero_at = n // 16 % WARPS * (G * 16) + n // (16 * WARPS) * (ASIDE * G * 16) + n % 16
+    # Words of scales and zeros of a row block.
+    S: tl.constexpr = 128 // GROUP
+    LINE: tl.constexpr = G * 16 if S == 1 else G * 8 * S + (G * S + 7) // 8 * 16
+    scale_zero_at = n // 16 % WARPS * LINE + n // (16 * WARPS) * (ASIDE * LINE) + n % 16
     row_at = tl.minimum(m, M - 1)[None, :] * K + k[:, None]
     acc = tl.zeros((BN, TILE), tl.float32)
     if PDL:
@@ -194,13 +266,17 @@ def _tiled_kernel(
         w = tl.load(codes + (first_block * G + g) * 512 + run)
         w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
         w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
-        scale_zero = tl.load(scale_zeros + (first_block * G + g) * 16 + scale_zero_at)
-        scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-        zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
-        zero, scale = zero.to(tl.float16)[:, None], scale[:, None]
-        a, b, c, d = _scaled(
-            w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
-        )
+        if GROUP == 128:
+            scale_zero = tl.load(scale_zeros + (first_block * G + g) * 16 + scale_zero_at)
+            scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+            zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
+            zero, scale = zero.to(tl.float16)[:, None], scale[:, None]
+            a, b, c, d = _scaled(
+                w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
+            )
+        else:
+            line = scale_zeros + first_block * LINE
+            a, b, c, d = _scaled_groups(w, line, g, scale_zero_at, G, GROUP, ASM)
         xg = x + g * 128 + row_at
         acc = tl.dot(a, tl.load(xg), acc)
         acc = tl.dot(b, tl.load(xg + 32), acc)
@@ -211,9 +287,14 @@ def _tiled_kernel(
     if FUSED:
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, TILE)), (1, 2, 0)))
         v = to_half(activation(gate, GELU) * up)
-        # columns of half a group, (quad, half, pair, h, i), in slot order: (h, half, pair, quad, i)
-        v = tl.reshape(v, (WARPS // 4, 4, 2, 2, 2, 2, TILE))
-        v = tl.reshape(tl.permute(v, (6, 0, 4, 2, 3, 1, 5)), (TILE, BN // 2))
+        # columns of half a block, (quad, half, pair, h, i), or (half, quad, pair, h, i) for a weight in groups
+        # of 32, in slot order: (h, half, pair, quad, i)
+        if INTO == 32:
+            v = tl.reshape(v, (WARPS // 4, 2, 4, 2, 2, 2, TILE))
+            v = tl.reshape(tl.permute(v, (6, 0, 4, 1, 3, 2, 5)), (TILE, BN // 2))
+        else:
+            v = tl.reshape(v, (WARPS // 4, 4, 2, 2, 2, 2, TILE))
+            v = tl.reshape(tl.permute(v, (6, 0, 4, 2, 3, 1, 5)), (TILE, BN // 2))
         cell = first_block * 16 + tl.arange(0, BN // 2)
         tl.store(out + m.to(tl.int64)[:, None] * (N // 2) + cell[None, :], v, mask=(m < M)[:, None])
     else:
@@ -261,7 +342,18 @@ def gemm_silu_mul(
     if into.x.data_ptr() == rows.x.data_ptr() != 0:
         raise ValueError("into: memory of its own wanted, other programs still read these rows")
     require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
-    _launch(rows, weight, into.x, config, squares, eps, pdl, fused=True, gelu=gelu)
+    _launch(
+        rows,
+        weight,
+        into.x,
+        config,
+        squares,
+        eps,
+        pdl,
+        fused=True,
+        gelu=gelu,
+        into_group=into.group,
+    )
 
 
 def _launch(
@@ -275,14 +367,17 @@ def _launch(
     *,
     fused: bool = False,
     gelu: bool = False,
+    into_group: int = BLOCK_K,
 ) -> None:
     m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
     device, shape = weight.codes.device, config.shape
     if m < 1 or rows.order != "slots":
         raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
+    if rows.group != weight.group:
+        raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
     require("rows.x", rows.x, (m, k), (torch.float16,), device)
     if squares is not None:
-        require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+        require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
     shape.check(n, k, wide=True)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
@@ -305,8 +400,10 @@ def _launch(
         NORM=squares is not None,
         FUSED=fused,
         GELU=gelu,
-        G_POW2=power_of_two(k // GROUP),
+        G_POW2=power_of_two(k // BLOCK_K),
         ASM=gpu.asm,
         PDL=pdl,
+        GROUP=weight.group,
+        INTO=into_group,
         **options(pdl, shape.warps, registers=shape.registers),
     )

@@ -6,7 +6,7 @@ Letters: M rows, N output and K input features, G = K / 128.
 from functools import lru_cache
 from typing import NamedTuple
 
-from localchat_cuda.kernels.int4.pack import GROUP
+from localchat_cuda.kernels.int4.pack import BLOCK_K
 
 FEWEST, MOST = 33, 1024
 """Row counts of the kernel. Smaller counts are bound by the weights' bytes, and have variants of their own."""
@@ -54,7 +54,7 @@ class HopperTileConfig(NamedTuple):
         sound = self.rows in (64, 128) and self.blocks in (1, 2) and n % self.features == 0
         halves = not fused or (self.blocks == 2 and self.splits == 1)
         whole = self.splits == 1 or not self.even
-        return sound and halves and whole and k % GROUP == 0 and 1 <= self.splits <= k // GROUP
+        return sound and halves and whole and k % BLOCK_K == 0 and 1 <= self.splits <= k // BLOCK_K
 
     def check(self, n: int, k: int, *, fused: bool) -> None:
         if not self.fits(n, k, fused=fused):
@@ -68,7 +68,7 @@ class HopperTileConfig(NamedTuple):
         """
         group = _GROUP_US[self.rows, self.blocks]
         end = _END_US * self.rows * self.blocks / 64
-        items, groups = self.items(rows, n), k // GROUP
+        items, groups = self.items(rows, n), k // BLOCK_K
         if self.even:
             return _START_US + -(-items * groups // sms) * group * _EVEN + 2 * end
         read = self.splits * rows * n * 4 / _READ_BYTES_US

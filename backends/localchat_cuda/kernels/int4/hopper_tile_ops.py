@@ -4,7 +4,7 @@ Letters as there. M_L is the layout of a warpgroup's sums, P_L that of its left 
 """
 
 from localchat_cuda.kernels.gluon_compat import barrier, gl, gluon
-from localchat_cuda.kernels.int4.tile_ops import SCALED_ASM
+from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM
 
 
 @gluon.jit
@@ -65,6 +65,74 @@ def _scaled(w, zero, scale):
 
 
 @gluon.jit
+def _scaled_planes(w, zero, scale, zero_high, scale_high):
+    """`_scaled` with a zero and a scale for low nibbles, and others for high nibbles."""
+    return gl.inline_asm_elementwise(
+        PLANES_ASM,
+        "=&r,=&r,=&r,=&r,r,r,r,r,r",
+        [w, zero, scale, zero_high, scale_high],
+        dtype=(gl.float16, gl.float16, gl.float16, gl.float16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
+def _features(held, at, P_L: gl.constexpr):
+    """Load a word for each of 64 features, as each thread needs them."""
+    S_L: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 8]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[1, 0], [2, 0]], [], [4, 16]
+    )
+    words = gl.reshape(held.index(at).load(S_L), (64,))
+    return gl.convert_layout(words, gl.SliceLayout(1, P_L), assert_trivial=True)
+
+
+@gluon.jit
+def _low_half(word):
+    """The fp16 in the low half of each word."""
+    return (word & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True)
+
+
+@gluon.jit
+def _offset_zero(zeros, s: gl.constexpr):
+    """fp16(1024 + zero) of group s: the code of a zero is the lowest bits of that number."""
+    return ((zeros >> (4 * s)) & 15 | 0x6400).to(gl.int16).to(gl.float16, bitcast=True)
+
+
+@gluon.jit
+def _spread(low, high, w, GROUP: gl.constexpr, P_L: gl.constexpr):
+    """Give each column of w [64, 32] the value [64] of its group.
+
+    `low` in the first half, `high` in the second; groups of 64: `low` in both.
+    """
+    low = gl.broadcast(low[:, None], w)[0]
+    if GROUP == 32:
+        first = (gl.arange(0, 32, gl.SliceLayout(0, P_L)) < 16)[None, :]
+        low = gl.where(gl.broadcast(first, w)[0], low, gl.broadcast(high[:, None], w)[0])
+    return low
+
+
+@gluon.jit
+def _scaled_groups(w, held, at, g, GROUP: gl.constexpr, P_L: gl.constexpr):
+    """`_scaled` for groups of 32 and 64 of column block g."""
+    SIDES: gl.constexpr = 64 // GROUP + 1
+    first = _features(held, at * SIDES, P_L)
+    zeros = _features(held, at * SIDES + SIDES - 1, P_L) >> (g * (128 // GROUP) % 8 * 4)
+    if GROUP == 32:
+        second = _features(held, at * SIDES + 1, P_L)
+        zero = _spread(_offset_zero(zeros, 0), _offset_zero(zeros, 1), w, GROUP, P_L)
+        zero_high = _spread(_offset_zero(zeros, 2), _offset_zero(zeros, 3), w, GROUP, P_L)
+        scale = _spread(_low_half(first), _low_half(first >> 16), w, GROUP, P_L)
+        scale_high = _spread(_low_half(second), _low_half(second >> 16), w, GROUP, P_L)
+    else:
+        zero = _spread(_offset_zero(zeros, 0), zeros, w, GROUP, P_L)
+        zero_high = _spread(_offset_zero(zeros, 1), zeros, w, GROUP, P_L)
+        scale = _spread(_low_half(first), first, w, GROUP, P_L)
+        scale_high = _spread(_low_half(first >> 16), first, w, GROUP, P_L)
+    return _scaled_planes(w, zero, scale, zero_high, scale_high)
+
+
+@gluon.jit
 def _concat(a, b, P_L: gl.constexpr):
     """Concatenate 32 columns and 32 more."""
     both = gl.reshape(gl.permute(gl.join(a, b), (0, 2, 1)), (64, 64))
@@ -72,29 +140,31 @@ def _concat(a, b, P_L: gl.constexpr):
 
 
 @gluon.jit
-def dequantized(words_held, scale_zeros_held, at, P_L: gl.constexpr):
-    """Dequantize 64 features of a group to two operands [64, 64].
+def dequantized(words_held, scale_zeros_held, at, g, P_L: gl.constexpr, GROUP: gl.constexpr):
+    """Dequantize 64 features of a column block to two operands [64, 64].
 
     These are the planes of low and of high nibbles. The layouts define which thread reads what, so that no data
-    moves after the loads; `assert_trivial` enforces that in the compiler.
+    moves after the loads; `assert_trivial` enforces that in the compiler. g: number of the column block, for
+    groups below 128.
     """
     W_L: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 128]], [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]], [[1, 0], [2, 0]],
         [], [4, 256],
     )  # fmt: skip
-    S_L: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 8]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[1, 0], [2, 0]], [], [4, 16]
-    )
     words = words_held.index(at).load(W_L)
-    scale_zero = gl.reshape(scale_zeros_held.index(at).load(S_L), (64,))
-    scale_zero = gl.convert_layout(scale_zero, gl.SliceLayout(1, P_L), assert_trivial=True)
+    if GROUP == 128:
+        scale_zero = _features(scale_zeros_held, at, P_L)
     w = gl.join(words.to(gl.int16), (words >> 16).to(gl.int16))
     w = gl.permute(gl.reshape(w, (4, 2, 8, 4, 2, 2, 2)), (0, 5, 2, 1, 4, 3, 6))
     w = gl.convert_layout(gl.reshape(w, (64, 32)), P_L, assert_trivial=True)
-    scale = (scale_zero & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True)
-    zero = (scale_zero >> 16).to(gl.int16).to(gl.float16, bitcast=True) + 1024.0
-    zero = zero.to(gl.float16)
-    a, b, c, d = _scaled(w, gl.broadcast(zero[:, None], w)[0], gl.broadcast(scale[:, None], w)[0])
+    if GROUP == 128:
+        scale = (scale_zero & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True)
+        zero = (scale_zero >> 16).to(gl.int16).to(gl.float16, bitcast=True) + 1024.0
+        zero = zero.to(gl.float16)
+        zero, scale = gl.broadcast(zero[:, None], w)[0], gl.broadcast(scale[:, None], w)[0]
+        a, b, c, d = _scaled(w, zero, scale)
+    else:
+        a, b, c, d = _scaled_groups(w, scale_zeros_held, at, g, GROUP, P_L)
     return _concat(a, b, P_L), _concat(c, d, P_L)
 
 
@@ -158,7 +228,7 @@ def _inverse_rms(squares, row, M, eps, TILE: gl.constexpr, G: gl.constexpr, G_PO
 @gluon.jit
 def _store_activated(
     out, M, gate, up, row, column, WG: gl.constexpr, N: gl.constexpr, TILE: gl.constexpr,
-    GELU: gl.constexpr,
+    GELU: gl.constexpr, INTO: gl.constexpr,
 ):  # fmt: skip
     """Store act_and_mul (activation.py) of gate and up, fp16 in slot order."""
     slope = gate
@@ -168,8 +238,12 @@ def _store_activated(
     v = gate / (1.0 + gl.exp(-slope)) * up
     # The comparison keeps NaN, which the clamp would make a number.
     v = gl.where(v == v, gl.minimum(gl.maximum(v, -65504.0), 65504.0), v).to(gl.float16)
-    # columns of half a group, (quad, half, pair, h, i), in slot order: (h, half, pair, quad, i)
-    v = gl.permute(gl.reshape(v, (4, 2, 2, 2, 2, TILE)), (5, 3, 1, 2, 0, 4))
+    # columns of half a block, (quad, half, pair, h, i), or (half, quad, pair, h, i) for a weight in groups of
+    # 32, in slot order: (h, half, pair, quad, i)
+    if INTO == 32:
+        v = gl.permute(gl.reshape(v, (2, 4, 2, 2, 2, TILE)), (5, 3, 0, 2, 1, 4))
+    else:
+        v = gl.permute(gl.reshape(v, (4, 2, 2, 2, 2, TILE)), (5, 3, 1, 2, 0, 4))
     O_L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     v = gl.convert_layout(gl.reshape(v, (TILE, 64)), O_L)
     m = row * TILE + gl.arange(0, TILE, gl.SliceLayout(1, O_L))
@@ -181,8 +255,8 @@ def _store_activated(
 def finish(
     out, squares, eps, M, acc, acc2, row, column, split, WG: gl.constexpr, N: gl.constexpr,
     K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, NORM: gl.constexpr,
-    FUSED: gl.constexpr, GELU: gl.constexpr, G_POW2: gl.constexpr,
-    M_L: gl.constexpr,
+    FUSED: gl.constexpr, GELU: gl.constexpr, G_POW2: gl.constexpr, M_L: gl.constexpr,
+    INTO: gl.constexpr,
 ):  # fmt: skip
     """Divide a tile's sums by the rms of their rows, and store them or their act_and_mul."""
     if NORM:
@@ -192,7 +266,7 @@ def finish(
         if BLOCKS == 2:
             acc2 = acc2 * shrink
     if FUSED:
-        _store_activated(out, M, acc, acc2, row, column, WG, N, TILE, GELU)
+        _store_activated(out, M, acc, acc2, row, column, WG, N, TILE, GELU, INTO)
     else:
         # Stored from registers in pieces of 32 bytes: transposing in shared memory first, into pieces of 256,
         # takes as long.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from localchat_cuda.kernels.int4.pack import GROUP
+from localchat_cuda.kernels.int4.pack import BLOCK_K
 
 GemmVariant = Literal["int8", "fp16", "tiled", "dequant"]
 
@@ -35,7 +35,7 @@ class TileConfig:
 
     def fits(self, n: int, k: int, *, wide: bool = False) -> bool:
         """Return whether the config divides a weight of N x K (`wide`: the tiled variant, warps along N)."""
-        groups = k // GROUP
+        groups = k // BLOCK_K
         if wide:
             return n % (16 * self.blocks * self.warps) == 0 and self.splits <= groups
         chunks = groups // self.warps
@@ -119,7 +119,7 @@ def tile_config_for(variant: GemmVariant, rows: int, n: int, k: int, sms: int) -
 
 def _narrow(size: int, n: int, k: int, sms: int) -> TileConfig:
     """int8 and fp16: about 10 warps per multiprocessor, no split longer than that requires."""
-    groups = k // GROUP
+    groups = k // BLOCK_K
     blocks = 2 if size > 4 and n % 32 == 0 else 1
     warps = next(w for w in ((2, 1) if size > 4 else (4, 2, 1)) if groups % w == 0)
     programs = n // (16 * blocks)

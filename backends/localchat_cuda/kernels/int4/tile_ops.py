@@ -28,6 +28,26 @@ SCALED_ASM = tl.constexpr("""{
 }""")
 """Two words of packed weights, fp16(1024 + zero) and scales -> four pairs of scaled fp16 weights."""
 
+PLANES_ASM = tl.constexpr("""{
+    .reg .b32 odd, z, q;
+    mov.b32 q, 0x63806380;
+    shr.u32 odd, $4, 8;
+    sub.rn.f16x2 z, $7, q;
+    lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
+    lop3.b32 $1, odd, 0x000f000f, 0x64006400, 0xea;
+    lop3.b32 $2, $4, 0x00f000f0, 0x54805480, 0x6a;
+    lop3.b32 $3, odd, 0x00f000f0, 0x54805480, 0x6a;
+    sub.rn.f16x2 $0, $0, $5;
+    sub.rn.f16x2 $1, $1, $5;
+    sub.rn.f16x2 $2, $2, z;
+    sub.rn.f16x2 $3, $3, z;
+    mul.rn.f16x2 $0, $0, $6;
+    mul.rn.f16x2 $1, $1, $6;
+    mul.rn.f16x2 $2, $2, $8;
+    mul.rn.f16x2 $3, $3, $8;
+}""")
+"""As SCALED_ASM, with a zero and a scale for low nibbles, then a zero and a scale for high nibbles."""
+
 
 @triton.jit
 def load_bytes(codes, block, WARPS: tl.constexpr):
@@ -63,6 +83,34 @@ def load_pairs(codes, block, WARPS: tl.constexpr):
 
 
 @triton.jit
+def load_half_bytes(codes, block, WARPS: tl.constexpr):
+    """Load half a row block, `WARPS` groups from byte offset `block`: int8 [16, 32] or [WARPS, 16, 32]."""
+    i = tl.arange(0, WARPS * 512)
+    if WARPS == 1:
+        w = tl.load(codes + block + i, eviction_policy="evict_first")
+        w = tl.permute(tl.reshape(w, (8, 4, 2, 2, 4)), (3, 0, 2, 1, 4))
+        return tl.reshape(w, (16, 32))
+    else:
+        w = tl.load(codes + block + i % 512 + i // 512 * 1024, eviction_policy="evict_first")
+        w = tl.permute(tl.reshape(w, (WARPS, 8, 4, 2, 2, 4)), (0, 4, 1, 3, 2, 5))
+        return tl.reshape(w, (WARPS, 16, 32))
+
+
+@triton.jit
+def load_half_pairs(codes, block, WARPS: tl.constexpr):
+    """As `load_half_bytes`, but int16 of two bytes each: [16, 16] or [WARPS, 16, 16]."""
+    i = tl.arange(0, WARPS * 256)
+    if WARPS == 1:
+        w = tl.load(codes + block + i, eviction_policy="evict_first")
+        w = tl.permute(tl.reshape(w, (8, 4, 2, 2, 2)), (3, 0, 2, 1, 4))
+        return tl.reshape(w, (16, 16))
+    else:
+        w = tl.load(codes + block + i % 256 + i // 256 * 512, eviction_policy="evict_first")
+        w = tl.permute(tl.reshape(w, (WARPS, 8, 4, 2, 2, 2)), (0, 4, 1, 3, 2, 5))
+        return tl.reshape(w, (WARPS, 16, 16))
+
+
+@triton.jit
 def load_scale_zeros(scale_zeros, block, WARPS: tl.constexpr):
     """Load scale and zero of 16 rows: int32 [16] or [WARPS, 16]."""
     n = tl.arange(0, 16)
@@ -80,6 +128,44 @@ def scale_of(scale_zero):
 @triton.jit
 def zero_of(scale_zero):
     return (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def load_sides(
+    scale_zeros, block, column, G: tl.constexpr, GROUP: tl.constexpr, WARPS: tl.constexpr
+):
+    """Load words of scales and zeros of 16 rows and one or `WARPS` column blocks, for groups below 128.
+
+    Returns int32 [16] or [WARPS, 16]: scales of groups 0 and 1, of groups 2 and 3 (those of 0 and 1 again for
+    groups of 64), and zeros, those of group 0 in the lowest bits.
+    """
+    S: tl.constexpr = 128 // GROUP
+    line = scale_zeros + block * (G * 8 * S + (G * S + 7) // 8 * 16)
+    n = tl.arange(0, 16)
+    if WARPS == 1:
+        at = column
+    else:
+        at = column + tl.arange(0, WARPS)[:, None]
+        n = n[None, :]
+    first = tl.load(line + at * (8 * S) + n)
+    second = first
+    if S == 4:
+        second = tl.load(line + at * (8 * S) + 16 + n)
+    zeros = tl.load(line + G * 8 * S + at * S // 8 * 16 + n) >> (at * S % 8 * 4)
+    return first, second, zeros
+
+
+@triton.jit
+def side_scale(first, second, s: tl.constexpr):
+    """Extract the scale of group `s` of a column block as fp32."""
+    word = first if s < 2 else second
+    return scale_of(word) if s % 2 == 0 else zero_of(word)
+
+
+@triton.jit
+def side_zero(zeros, s: tl.constexpr):
+    """Extract the zero of group `s` of a column block as int32."""
+    return (zeros >> (4 * s)) & 15
 
 
 @triton.jit

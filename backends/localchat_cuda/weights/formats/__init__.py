@@ -30,7 +30,7 @@ def weight_format(quantization: Quantization | None, target: LoadTarget) -> Weig
     if quantization is None:
         return Unquantized(target)
     if quantization.method == "awq":
-        return Awq(target)
+        return Awq(target, quantization)
     if quantization.method == "gptq":
         return Gptq(target, quantization)
     if quantization.method == "int4":

@@ -1,6 +1,6 @@
-"""AutoAWQ's format (version gemm): 4 bits, groups of 128, zero points.
+"""AutoAWQ's format (version gemm): 4 bits, groups of 32, 64 or 128, zero points.
 
-Letters: N output and K input features, G = K / 128.
+Letters: N output and K input features, G groups along K.
 
     qweight  int32 [K, N/8]     eight output features in a word, in the order of int4.pack.AWQ_COLUMNS
     qzeros   int32 [G, N/8]     in the same order
@@ -13,20 +13,21 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.source import LoadTarget
 
 
 class Awq:
     """See formats.WeightFormat."""
 
-    def __init__(self, target: LoadTarget) -> None:
-        self.target = target
+    def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
+        self.target, self.quantization = target, quantization
 
     def holds(self, prefix: str) -> bool:
         return self.target.source.has(f"{prefix}.qweight")
 
     def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
-        groups, tensor = k // w4_pack.GROUP, self.target.tensor
+        groups, tensor = k // self.quantization.group, self.target.tensor
         codes = tensor(f"{prefix}.qweight", (k, n // 8), torch.int32)
         zeros = tensor(f"{prefix}.qzeros", (groups, n // 8), torch.int32)
         scales = tensor(f"{prefix}.scales", (groups, n), torch.float16)
@@ -35,5 +36,5 @@ class Awq:
         except ValueError as error:
             raise ModelInvalid(
                 f"{prefix} cannot be packed: {error}.",
-                hint="AWQ layers need inputs in groups of 128 and outputs in 16s here.",
+                hint="AWQ layers need inputs in 128s and outputs in 16s here.",
             ) from error

@@ -2,8 +2,8 @@
 
 Letters: N output and K input features, G groups of the checkpoint along K.
 
-A group of the packed form is a run of 128 columns. A checkpoint's group may be longer: then a scale and a
-zero are repeated. It may also be scattered (act-order): then columns are sorted by their group, and the
+A group of the packed form is a run of 32, 64 or 128 columns. A checkpoint's group may be longer: then a scale
+and a zero are repeated. It may also be scattered (act-order): then columns are sorted by their group, and the
 weight records the order of its activations.
 """
 
@@ -11,6 +11,7 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.quantization_config import PACKED_GROUPS
 
 _BITS = 4
 
@@ -51,8 +52,9 @@ def pack_weight(
     order: torch.Tensor | None,
 ) -> w4_pack.W4:
     """Pack a weight. `codes` [N, K] in 0..15, their columns sorted by `order` already; `scales` and `zeros`
-    [N, G], G dividing K / 128. Raises ModelInvalid for shapes that the gemms do not take."""
-    times = codes.shape[1] // w4_pack.GROUP // scales.shape[1]
+    [N, G], of groups that group_size allows. Raises ModelInvalid for shapes that the gemms do not take."""
+    size = codes.shape[1] // scales.shape[1]
+    times = size // next((each for each in PACKED_GROUPS if size % each == 0), size)
     if times > 1:
         scales, zeros = (each.repeat_interleave(times, 1) for each in (scales, zeros))
     try:
@@ -60,7 +62,7 @@ def pack_weight(
     except ValueError as error:
         raise ModelInvalid(
             f"{prefix} cannot be packed: {error}.",
-            hint="4-bit layers need inputs in groups of 128 and outputs in 16s here.",
+            hint="4-bit layers need inputs in 128s and outputs in 16s here.",
         ) from error
     return found if order is None else found._replace(order=order.to(torch.int32))
 
@@ -68,9 +70,9 @@ def pack_weight(
 def group_size(prefix: str, k: int, group: int) -> int:
     """Columns of a group in a layer of K (`group` 0: all). Raises ModelInvalid if they do not divide K."""
     size = group or k
-    if k % size or size % w4_pack.GROUP:
+    if k % size or k % w4_pack.BLOCK_K or size % PACKED_GROUPS[-1]:
         raise ModelInvalid(
             f"{prefix}: {k} inputs in groups of {size} cannot be packed.",
-            hint="4-bit layers need inputs in groups of 128 here.",
+            hint=f"4-bit layers need inputs in 128s, in groups of multiples of {PACKED_GROUPS[-1]} here.",
         )
     return size

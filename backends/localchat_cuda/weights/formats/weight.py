@@ -63,10 +63,10 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
         return _concat_floating([first, *rest], n, dtype)
     if not all(_same_order(first, each) for each in packed):
         raise ValueError("parts of one gemm have their columns sorted differently")
-    return w4_pack.W4(
-        torch.cat([each.codes for each in packed]),
-        torch.cat([each.scale_zeros for each in packed]),
-        first.order,
+    return first._replace(
+        codes=torch.cat([each.codes for each in packed]),
+        scale_zeros=torch.cat([each.scale_zeros for each in packed]),
+        unpacked=None,
     )
 
 
