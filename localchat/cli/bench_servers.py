@@ -29,6 +29,8 @@ class BenchServers:
         self._ctx = ctx
         self._terminal = terminal
         self._environ = dict(ctx.find_object(AppContext).environ)  # type: ignore[union-attr]
+        self._roofs: dict[str, MemoryRoof | None] = {}
+        """By the names of variants, because each is opened in every round."""
         self._flags = {
             key: _text(given.value)
             for key, given in given_flags(ctx).items()
@@ -46,10 +48,11 @@ class BenchServers:
             yield self._remote(variant.model), None
             return
         settings = {**self._flags, **variant.settings}
-        roof = self._roof(variant.model, settings, variant.parallel)
+        if variant.name not in self._roofs:
+            self._roofs[variant.name] = self._roof(variant.model, settings, variant.parallel)
         command = ServerCommand(variant.model, settings, variant.parallel)
         with server_process(command, self._environ) as url:
-            yield BenchEndpoint(url, own=True), roof
+            yield BenchEndpoint(url, own=True), self._roofs[variant.name]
 
     def _remote(self, word: str) -> "BenchEndpoint":
         from localchat.bench.endpoint import BenchEndpoint

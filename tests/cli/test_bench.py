@@ -1,13 +1,17 @@
 """bench: what it measures over a server process of its own, and how its results are kept and refused."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from localchat.bench.server_process import ServerCommand, server_process
 from tests.support.cli_program import SCENARIOS
 from tests.support.http_server import running
 from tests.support.terminal_screen import Call, Outcome, Screen
@@ -121,6 +125,30 @@ def test_wrong_input_is_refused_with_what_to_do(
     assert outcome.code == code
     assert words in outcome.err
     assert outcome.out == ""
+
+
+def test_a_private_server_is_found_by_nobody_and_ends_with_its_program(
+    call: Call, script: Path
+) -> None:
+    command = ServerCommand(str(script), {"backend": SCRIPTED})
+    with server_process(command, os.environ) as url:
+        assert url.startswith("http://127.0.0.1:")
+        assert "No server is running" in call(SCENARIOS["hello"], "ps", named=False).out
+    process = subprocess.Popen(
+        [sys.executable, *command.arguments(), "--backend", SCRIPTED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline().startswith(b"http://127.0.0.1:")
+        process.communicate(
+            timeout=60
+        )  # closes stdin, as the end of the program that holds it does
+        assert process.returncode == 0
+    finally:
+        process.kill()
 
 
 def test_a_server_that_cannot_load_says_why(bench: Bench, tmp_path: Path) -> None:

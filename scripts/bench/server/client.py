@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import re
 import time
 from collections.abc import Sequence
@@ -10,12 +9,6 @@ from typing import Any, NamedTuple
 
 _TEXT = re.compile(rb'"(?:reasoning_)?content":"[^"]')
 _USAGE = re.compile(rb'"usage":\{')
-_WORDS = (
-    *("alpha", "beta", "gamma", "delta", "river", "stone", "cloud", "amber", "quiet", "forest"),
-    *("engine", "window", "copper", "silver", "marble", "valley", "summer", "winter", "garden"),
-    *("tunnel", "bridge", "market", "planet", "signal"),
-)
-
 Body = dict[str, Any]
 
 
@@ -34,12 +27,6 @@ class Answer(NamedTuple):
     def tokens_per_s(self) -> float:
         """Rate after the first token."""
         return (self.tokens - 1) / (self.end_s - self.first_s)
-
-
-def prose(words: int, seed: int) -> str:
-    """Text that no other seed shares a prefix with; a word takes about two tokens."""
-    draw = random.Random(seed)
-    return " ".join(f"{draw.choice(_WORDS)}{draw.randrange(10)}" for _ in range(words))
 
 
 def chat(text: str, tokens: int, **fields: object) -> Body:

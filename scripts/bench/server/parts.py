@@ -4,7 +4,8 @@ import statistics
 import zlib
 from collections.abc import Callable, Sequence
 
-from scripts.bench.server.client import Body, alone, chat, prose, together
+from localchat.bench.workload import prose
+from scripts.bench.server.client import Body, alone, chat, together
 from scripts.bench.server.servers import Served
 
 Figures = dict[str, dict[str, float]]
