@@ -147,9 +147,11 @@ def _message(at: int, message: ChatMessage) -> Message:
     calls = message.tool_calls or (
         [ToolCallParam(message.function_call)] if message.function_call is not None else []
     )
+    role = engine_role(message.role, f"messages[{at}].role")
+    content = text_of(message.content, f"messages[{at}].content", role=role)
     return Message(
-        role=engine_role(message.role, f"messages[{at}].role"),
-        content=text_of(message.content, f"messages[{at}].content") or message.refusal or "",
+        role=role,
+        content=content or message.refusal or "",
         reasoning=message.reasoning_content or message.reasoning or "",
         tool_calls=tuple(_call(call) for call in calls),
         tool_call_id=message.tool_call_id or "",
@@ -182,11 +184,16 @@ def _call(call: ToolCallParam) -> CalledTool:
     return CalledTool(call.function.name, arguments or "{}", call.id or "")
 
 
-def text_of(content: Content, param: str) -> str:
-    """The text of a message's content. Raises ApiError for images, audio and files."""
+def text_of(content: Content, param: str, *, role: str = "user") -> str:
+    """The text of a message's content. Raises ApiError for images, audio and files.
+
+    A user's parts are lines of their own; those of an assistant are pieces of one answer.
+    """
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(_text(part, f"{param}[{at}]") for at, part in enumerate(content))
+    return ("" if role == "assistant" else "\n").join(
+        _text(part, f"{param}[{at}]") for at, part in enumerate(content)
+    )
 
 
 def _text(part: ContentPart | str, param: str) -> str:

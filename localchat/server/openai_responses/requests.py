@@ -160,7 +160,7 @@ class _MessageBuilder:
         """Add an item. Raises ApiError."""
         match item.type:
             case "message" | None if item.role == "assistant":
-                self._add_text(text_of(item.content, f"{path}.content"))
+                self._add_text(text_of(item.content, f"{path}.content", role="assistant"))
             case "message" | None:
                 role = engine_role(_required(item.role, f"{path}.role"), f"{path}.role")
                 content = text_of(item.content, f"{path}.content")

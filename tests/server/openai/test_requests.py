@@ -229,6 +229,17 @@ def test_neighbours_of_one_role_are_joined(stage: Stage) -> None:
     ]
 
 
+def test_parts_of_a_user_are_lines_and_those_of_an_assistant_one_text(stage: Stage) -> None:
+    parts = [{"type": "text", "text": "Wh"}, {"type": "text", "text": "ill"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}]
+    chat(stage, messages=messages)
+    assert [each.content for each in stage.prompt.messages] == ["Wh\nill", "Whill"]
+    outputs = [{"type": "output_text", "text": each["text"]} for each in parts]
+    items = [{"role": "user", "content": "x"}, {"role": "assistant", "content": outputs}]
+    assert ask(stage, "/v1/responses", {"input": items}).status == 200
+    assert stage.prompt.messages[-1].content == "Whill"
+
+
 def test_results_of_tools_and_calls_are_never_joined(stage: Stage) -> None:
     calls = [{"id": id_, "function": {"name": id_}} for id_ in "ab"]
     given: list[dict[str, Any]] = [
