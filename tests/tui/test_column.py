@@ -89,3 +89,16 @@ def test_the_wheel_beside_the_column_scrolls_it(tmp_path: Path) -> None:
 
     long = "\n\n".join(f"Line {n}." for n in range(100))
     play(Stage(tmp_path, script=lambda request: told(long)), what, 200, 40)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_widgets_have_their_styles_at_the_first_frame(tmp_path: Path, width: int) -> None:
+    """They are applied once, and applying them again changes nothing."""
+
+    async def what(pilot: Pilot[int]) -> None:
+        chat = app_of(pilot).chat
+        before = {widget: widget.styles.css for widget in chat.walk_children()}
+        chat.update_node_styles(animate=False)
+        assert {widget: widget.styles.css for widget in chat.walk_children()} == before
+
+    play(Stage(tmp_path), what, width=width)

@@ -78,6 +78,8 @@ class ChatScreen(Screen[None]):
         self._saved_draft = ComposerText()
         """The composer's text from before a sent message was put into it."""
         self._fetching_stats = False
+        self._resumed = False
+        """It was shown before."""
         self._labels: dict[str, str] = {}
         self._queue = MessageQueue()
 
@@ -96,6 +98,11 @@ class ChatScreen(Screen[None]):
         yield Composer(id="composer")
         yield StatusBar(self.session.status, id="status")
         yield KeyFooter(id="footer")
+
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
+        """Apply no styles before the first frame: every widget got them when it was mounted, and applying
+        them again takes a tenth of the time to that frame."""
+        event.refresh_styles, self._resumed = self._resumed, True
 
     def on_mount(self) -> None:
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
