@@ -75,14 +75,17 @@ def load_runner(
         # The head still follows the last layer; `progress(total, total)` comes after it.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
+    head_int8 = request.options.head_int8
+    head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
     with (
         CompileAhead(
             config,
             caps,
             device,
             notify,
-            head_int8=request.options.head_int8,
+            head_int8=head_int8,
             unpacked=plan.unpacked_bytes > 0,
+            head_bounds=head_bounds,
         ) as ahead,  # fmt: skip
         _advise_on_out_of_memory(request),
     ):
@@ -95,7 +98,8 @@ def load_runner(
             names,
             source,
             device,
-            head_int8=request.options.head_int8,
+            head_int8=head_int8,
+            head_bounds=head_bounds,
             progress=report_layer,
             notify=notify,
         )

@@ -37,6 +37,8 @@ LOGIT_ROWS = 64
 """Rows of logits at once, and positions of one sample batch; more slots raise it."""
 LARGEST_DECODE, LARGEST_CAPTURED = 256, 4096
 """Rows of the largest step that only decodes or verifies, and of the largest that is captured."""
+HEAD_BOUNDS = False
+"""Whether a load may keep an int8 copy of its head that finds the tokens to compute exactly."""
 HEAD_COLUMNS = 128
 """The gemm of an 8-bit head takes columns in runs of these."""
 _DEQUANT_PAGES, _DEQUANT_BYTES = 512, 1 << 27
@@ -139,6 +141,11 @@ def head_int8_bytes(config: ModelConfig) -> int:
     return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * float_bytes)
 
 
+def head_bounds_bytes(config: ModelConfig) -> int:
+    """Bytes of an int8 copy of the head, with a scale and a bound for each token."""
+    return config.vocabulary * (config.hidden + 2 * _FLOAT)
+
+
 def step_tokens(free_bytes: int) -> int:
     """Most tokens of a step if so many bytes of the GPU may be used."""
     return next((most for least, most in _LARGE_STEPS if free_bytes >= least), STEP_TOKENS)
@@ -221,6 +228,21 @@ class _LoadPlanner:
         if options.head_int8:
             self.weights += head_int8_bytes(config)
             self.notes.append("The output head is rounded to 8 bits.")
+        self.head_bounds = self._takes_head_bounds()
+        if self.head_bounds:
+            self.weights += head_bounds_bytes(config)
+
+    def _takes_head_bounds(self) -> bool:
+        """Whether the head can have an int8 copy, and there is room: it shortens no context, and takes at
+        most a quarter of the memory for the KV cache."""
+        config, options = self.config, self.options
+        if not HEAD_BOUNDS or options.head_int8 or config.dtype == "float32":
+            return False
+        if config.head_cap or config.hidden % HEAD_COLUMNS:
+            return False
+        more, room = head_bounds_bytes(config), self.kv_available()
+        context = options.context_tokens or config.context_train
+        return more <= room // 4 and self.kv(context) <= room - more
 
     def _check(self) -> None:
         options = self.options
@@ -345,6 +367,7 @@ class _LoadPlanner:
             kv_types=self.kv_types,
             reserve_bytes=self.reserve,
             unpacked_bytes=unpacked,
+            head_bounds=self.head_bounds,
         )
 
     def _limit_exceeded(self, context: int, total: int) -> str:

@@ -63,6 +63,8 @@ class MemoryPlan:
     """Free memory that is kept for other programs; not within `free_bytes`."""
     unpacked_bytes: int = 0
     """Within `weights_bytes`: a copy of packed weights for the gemms of prompts, where memory is plentiful."""
+    head_bounds: bool = False
+    """The weights count an int8 copy of the output head, which saves most reads of the head itself."""
 
     @property
     def total_bytes(self) -> int:

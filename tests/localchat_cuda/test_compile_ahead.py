@@ -109,6 +109,7 @@ def by_format() -> dict[str, dict[str, int]]:
         "fp8 before": job_of(stored(**fp8), AMPERE),
         "bf16": floating,
         "head": floating._replace(head_int8=True),
+        "bounded": floating._replace(head_bounds=True),
         "coded": job_of(QWEN25, HOPPER, kv_type="fp8"),
     })  # fmt: skip
 
@@ -125,6 +126,10 @@ def test_every_kernel_variant_of_a_gemm_is_met(by_format: dict[str, dict[str, in
     assert small | {"fp8_int8.gemm_dequant"} <= by_format["fp8 before"].keys()
     assert {"skinny_gemm", "activation", "rms_norm"} <= by_format["bf16"].keys()
     assert not any(name.startswith(("int4.gemm", "fp8_int8")) for name in by_format["bf16"])
+    assert {"skinny_gemm", "fp8_int8.gemv", "fp8_int8.gemm_small"} <= by_format["bounded"].keys()
+    # The bound with penalties, with masks and without; the floor; a row count of 1, 2, 4 and 8.
+    assert by_format["bounded"]["sampling.rescore"] >= 8
+    assert "sampling.rescore" not in by_format["bf16"]
     assert {"fp8_int8.gemv", "fp8_int8.gemm_tiled"} <= by_format["head"].keys()
 
 

@@ -75,12 +75,15 @@ def tiny_runner(
     graphs: bool = True,
     fp8_kv: bool = False,
     head_int8: bool = False,
+    head_bounds: bool = False,
 ) -> CudaRunner:
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them."""
     config = read_config(folder)
     names = ARCHITECTURES[config.architecture].NAMES
     source = CheckpointWeights(folder, device)
-    weights = load(config, names, source, device, dtype=dtype, head_int8=head_int8)
+    weights = load(
+        config, names, source, device, dtype=dtype, head_int8=head_int8, head_bounds=head_bounds
+    )
     pages = Pages(config, blocks + 1, context, device, dtype, PAGE, fp8=fp8_kv)
     spoil(pages)
     can = Capabilities(

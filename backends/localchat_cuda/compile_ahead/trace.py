@@ -40,6 +40,7 @@ from localchat.fit.kv_types import FP8
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.input_batch import (
@@ -58,6 +59,8 @@ from localchat_cuda.weights.loader import LayerWeights, ModelWeights, linear_sha
 META = torch.device("meta")
 _GREEDY = SamplingParams(temperature=0.0)
 _PENALISED = SamplingParams(temperature=0.7, frequency_penalty=0.1)
+_TOP_K = SamplingParams(temperature=0.7, frequency_penalty=0.1, top_k=20)
+"""Decided by likely tokens (kernels/sampling/rescore.py), which the one before is not."""
 _DRAFTS = (0, 1, 3, 7, 15)
 _HISTORIES = (1, 130, 260, 520, 1040)
 """One for each number of ranges that a history is cut into."""
@@ -74,6 +77,7 @@ class CompileJob(NamedTuple):
     head_int8: bool = False
     unpacked: bool = False
     """The weights are in memory unpacked, too."""
+    head_bounds: bool = False
     claims: str = ""
     """Folder with a file for every kernel, made by the process that compiles it; empty: compile all here."""
 
@@ -89,7 +93,7 @@ def one_layer_per_kind(config: ModelConfig) -> ModelConfig:
     return replace(config, layers=len(kept), windows=kept if config.windows else ())
 
 
-def meta_weights(config: ModelConfig, *, head_int8: bool) -> ModelWeights:
+def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> ModelWeights:
     """All weights in the types and shapes of a load, without memory."""
     names, half = ARCHITECTURES[config.architecture].NAMES, getattr(torch, config.dtype)
     widths = {"q_norm": config.head_dim, "k_norm": config.head_dim}
@@ -108,11 +112,13 @@ def meta_weights(config: ModelConfig, *, head_int8: bool) -> ModelWeights:
     )
     head: torch.Tensor | w8_pack.W8 = _empty(config.vocabulary, config.hidden, dtype=half)
     embedding = _empty(config.vocabulary, config.hidden, dtype=half)
+    codes = _empty(config.vocabulary, config.hidden, dtype=torch.uint8)
+    rounded = w8_pack.W8(codes, _empty(config.vocabulary))
     if head_int8:
-        codes = _empty(config.vocabulary, config.hidden, dtype=torch.uint8)
-        head = w8_pack.W8(codes, _empty(config.vocabulary))
+        head = rounded
+    copy = BoundedHead(rounded, _empty(config.vocabulary)) if head_bounds else None
     last_norm = _empty(config.hidden, dtype=norm)
-    return ModelWeights(embedding, (layer,) * config.layers, last_norm, head)
+    return ModelWeights(embedding, (layer,) * config.layers, last_norm, head, copy)
 
 
 def _meta_linear(config: ModelConfig, field: str, n: int, k: int) -> Weight:
@@ -144,7 +150,7 @@ def meta_runner(job: CompileJob) -> CudaRunner:
         config, capabilities.kv_tokens // capabilities.block_tokens + 1, capabilities.context_tokens, META,
         getattr(torch, config.dtype), capabilities.block_tokens, fp8=capabilities.kv_type == FP8,
     )  # fmt: skip
-    weights = meta_weights(config, head_int8=job.head_int8)
+    weights = meta_weights(config, head_int8=job.head_int8, head_bounds=job.head_bounds)
     if job.unpacked:
         weights = with_unpacked(weights, pages.dtype)
     return CudaRunner(DeviceModel(config, weights, pages, kernels=True), capabilities, graphs=False)
@@ -200,6 +206,7 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
             if rows > 0 and MAX_DECODE_WIDTH < size <= widest - own:
                 yield CompileShape((*((history, 1 + drafts, drafts),) * rows, (0, size, 0)))
     yield CompileShape(((1, 1, 0),), _PENALISED)
+    yield CompileShape(((1, 1, 0),), _TOP_K)
     yield CompileShape(((1, 1, 0),), masked=True)
 
 

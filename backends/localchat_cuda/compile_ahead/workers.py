@@ -40,12 +40,15 @@ class CompileAhead:
     def __init__(
         self, config: ModelConfig, capabilities: Capabilities, device: torch.device,
         notify: Callable[[str], None], *, head_int8: bool = False, unpacked: bool = False,
+        head_bounds: bool = False,
     ) -> None:  # fmt: skip
         self._processes: list[subprocess.Popen[bytes]] = []
         self._claims: tempfile.TemporaryDirectory[str] | None = None
         if device.type != "cuda" or launch.interpreted():
             return
-        job = CompileJob(config, capabilities, launch.traits(device), head_int8, unpacked)
+        job = CompileJob(
+            config, capabilities, launch.traits(device), head_int8, unpacked, head_bounds
+        )
         self._done_file = Path(triton.knobs.cache.dir) / f"localchat-{_digest(job)}"
         if self._done_file.exists():
             return

@@ -32,6 +32,12 @@ def reference(
 
 
 @triton.jit
+def add_products(w, x, acc):
+    """Add products of rows w [BN, BK] and x [BK] to acc, rounding once: so every kernel has the same sums."""
+    return tl.fma(w.to(tl.float32), x.to(tl.float32)[None, :], acc)
+
+
+@triton.jit
 def _one_row_kernel(
     x,
     weight,
@@ -55,7 +61,7 @@ def _one_row_kernel(
     )
     if PDL:
         gdc_wait()
-    acc = first.to(tl.float32) * tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
+    acc = add_products(first, tl.load(x + k, mask=k < K, other=0.0), tl.zeros((BN, BK), tl.float32))
     for c in tl.range(BK, K, BK, num_stages=1):
         at = c + k
         if K % BK == 0:
@@ -66,7 +72,7 @@ def _one_row_kernel(
                 row + at[None, :], mask=(at < K)[None, :], other=0.0, eviction_policy="evict_first"
             )
             xs = tl.load(x + at, mask=at < K, other=0.0)
-        acc += w.to(tl.float32) * xs.to(tl.float32)[None, :]
+        acc = add_products(w, xs, acc)
     y = tl.sum(acc, 1)
     if BIAS:
         y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)

@@ -3,7 +3,9 @@
 import torch
 
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.kernels import fp8_int8
 from localchat_cuda.kernels.int4 import packed_rows
+from localchat_cuda.kernels.sampling.rescore import MAX_ROWS, Rescoring
 from localchat_cuda.layers import DenseLayers, PackedW4Layers, compute_logits
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
@@ -34,3 +36,18 @@ class DeviceModel:
         """Logits fp32 [P, vocabulary], in `out` if it is given."""
         head, cap = self.weights.head, self.config.head_cap
         return compute_logits(states, head, cap, kernels=self.kernels, out=out)
+
+    @property
+    def approximate_rows(self) -> int:
+        """Most rows of `approximate_logits`; 0: there is no int8 copy of the head."""
+        return MAX_ROWS if self.kernels and self.weights.bounded_head is not None else 0
+
+    def approximate_logits(
+        self, states: torch.Tensor, out: torch.Tensor
+    ) -> tuple[torch.Tensor, Rescoring]:
+        """Logits fp32 [P, vocabulary] of the head's int8 copy, in `out`; and what exact ones are made from."""
+        head, copy = self.weights.head, self.weights.bounded_head
+        assert copy is not None
+        assert isinstance(head, torch.Tensor)
+        logits = fp8_int8.logits(states, copy.weight, out=out)
+        return logits, Rescoring(states, head, copy.bounds)

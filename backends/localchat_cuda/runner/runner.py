@@ -77,7 +77,9 @@ class CudaRunner:
             self._buffer = StepBuffer(self._buffer_words(), DEPTH + 1, self.device)
             max_rows = logit_rows(capabilities.max_slots)
             self._sampler: DeviceSampler = (
-                TritonSampler(self.table, config.vocabulary, max_rows)
+                TritonSampler(
+                    self.table, config.vocabulary, max_rows, rescores=model.approximate_rows > 0
+                )
                 if model.kernels
                 else ReferenceSampler(self.table, config.vocabulary)
             )

@@ -18,6 +18,7 @@ from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.step import Mask, SamplingParams
 from localchat_cuda.kernels.sampling import sample
 from localchat_cuda.kernels.sampling import state as sample_state
+from localchat_cuda.kernels.sampling.rescore import DISCARDED, RescoreScratch, Rescoring
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer
 
@@ -81,8 +82,12 @@ class DeviceSampler(Protocol):
         """Update the settings on the device, after the buffer was sent."""
         ...
 
-    def sample(self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens) -> None:
-        """Sample from logits [R, V], which are only read."""
+    def sample(
+        self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens,
+        rescoring: Rescoring | None = None,
+    ) -> None:  # fmt: skip
+        """Sample from logits [R, V], which are only read; with `rescoring` they are approximate, and those of
+        tokens that can be drawn become exact."""
         ...
 
 
@@ -104,7 +109,11 @@ class ReferenceSampler:
     def apply_settings(self) -> None:
         """Nothing."""
 
-    def sample(self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens) -> None:
+    def sample(
+        self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens,
+        rescoring: Rescoring | None = None,
+    ) -> None:  # fmt: skip
+        assert rescoring is None, "there are approximate logits with kernels only"
         table = self._table.tokens_by_slot
         each = zip(batch.rows, batch.sequences, batch.positions, batch.masks, strict=True)
         for i, (number, sequence, position, mask) in enumerate(each):
@@ -123,8 +132,10 @@ class ReferenceSampler:
 class TritonSampler:
     """The kernels of kernels/sampling/."""
 
-    def __init__(self, table: StateTable, vocabulary: int, max_positions: int) -> None:
-        """`max_positions`: of one sample batch."""
+    def __init__(
+        self, table: StateTable, vocabulary: int, max_positions: int, *, rescores: bool = False
+    ) -> None:
+        """`max_positions`: of one sample batch. `rescores`: logits may be approximate."""
         self._table, self._vocabulary, self._max_positions = table, vocabulary, max_positions
         self._device = table.device
         self._settings = sample_state.SamplingTensors.empty(
@@ -134,6 +145,12 @@ class TritonSampler:
             table.setting_rows, dtype=torch.int32, device=self._device
         )
         self._scratch = sample_state.Scratch.empty(max_positions, vocabulary, self._device)
+        # Padding: nothing is computed again for it, and no penalty divides by 0.
+        self._settings.top_k[table.scratch] = DISCARDED
+        self._settings.floats[table.scratch, sample_state.FIELDS.index("repetition")] = 1.0
+        self._rescore_scratch = (
+            RescoreScratch.empty(max_positions, vocabulary, self._device) if rescores else None
+        )
         self._counts: torch.Tensor | None = None
         self._new: dict[int, SequenceSlot] = {}
         """Sequences whose settings are not on the device yet, by row."""
@@ -234,7 +251,10 @@ class TritonSampler:
                 held.bias_values.index_copy_(0, copies, held.bias_values[sources])
         self._new.clear()
 
-    def sample(self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens) -> None:
+    def sample(
+        self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens,
+        rescoring: Rescoring | None = None,
+    ) -> None:  # fmt: skip
         p = len(batch.rows)
         whole = self._scratch
         known = None
@@ -261,7 +281,13 @@ class TritonSampler:
             known=known,
             masks=masks,
             mask_rows=mask_rows,
+            rescoring=rescoring,
+            rescore_scratch=None if rescoring is None else self._rescore_part(p),
         )
+
+    def _rescore_part(self, positions: int) -> RescoreScratch:
+        assert self._rescore_scratch is not None
+        return self._rescore_scratch.part(positions)
 
     def _count_scratch(self, positions: int) -> torch.Tensor:
         """Scratch for penalty counts, allocated for the first request with penalties."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from localchat.backend_api.interface import LogitsPosition, Mask, SamplingParams, StepPlan
+from localchat_cuda.kernels.sampling.rescore import Rescoring, decides
 from localchat_cuda.runner.cuda_graphs import CudaGraphs, ResultBuffer
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.input_batch import (
@@ -50,6 +51,8 @@ class PreparedStep(NamedTuple):
     """Of the graph that holds the whole step, one sample batch included; empty: none can."""
     padded: bool = False
     """`logits_indices` has the length that graphs of this shape have, and no fewer entries than are needed."""
+    approximate: bool = False
+    """The int8 copy of the head gives the logits, and the sampler makes those exact that matter."""
 
 
 class StepExecutor:
@@ -96,7 +99,8 @@ class StepExecutor:
         logits_indices, padded = self._write_logits_indices(batch, indices)
         sampled.sort(key=rows.__getitem__)
         samples = self._write_samples(plan, sampled, rows, total, all_logits=batch.all_logits)
-        return PreparedStep(batch, slices, logits_indices, samples, rows, "", padded)
+        approximate = batch.all_logits and self._decided(plan, total)
+        return PreparedStep(batch, slices, logits_indices, samples, rows, "", padded, approximate)
 
     def prepare_padding(self, spans: Sequence[TokenSpan]) -> PreparedStep:
         """Lay out a step of padding alone, with the shape of a plan that has such spans; as `prepare`."""
@@ -117,6 +121,15 @@ class StepExecutor:
         padded = batch.captured and not batch.all_logits and len(indices) <= room
         missing = room - len(indices) if padded else 0
         return self._buffer.write(indices + [0] * missing, int64=True), padded
+
+    def _decided(self, plan: StepPlan, rows: int) -> bool:
+        """True if the tokens of a step with so many rows of logits depend on the logits of likely tokens alone,
+        and those of all are not reported."""
+        sequences = self._table.sequences
+        return rows <= self._model.approximate_rows and all(
+            position.kind == "sample" and decides(sequences[position.seq].sampling)
+            for position in plan.positions
+        )
 
     def _fits_graph(self, plan: StepPlan, batch: InputBatch, sampled: list[int]) -> bool:
         return (
@@ -155,8 +168,12 @@ class StepExecutor:
             slots if penalised else (),
         )  # fmt: skip
         unused = BufferSlice(slices.ids.device, 0, 0, int64=True)
+        approximate = self._decided(plan, count)
         kind = "penalised" if penalised else "sampled"
-        return PreparedStep(batch, slices, unused, [samples], results, kind)
+        kind += " from approximate logits" if approximate else ""
+        return PreparedStep(
+            batch, slices, unused, [samples], results, kind, approximate=approximate
+        )
 
     def _write_samples(
         self, plan: StepPlan, sampled: Sequence[int], rows: dict[int, int], total: int, *,
@@ -238,14 +255,20 @@ class StepExecutor:
                 batch, prepared.slices, table.token_table, table.block_tables, logits_indices
             )
 
-        def all_logits() -> tuple[torch.Tensor]:
+        def logits_of_all() -> tuple[torch.Tensor, Rescoring | None]:
             states = model.hidden_states(inputs(None))
-            return (model.logits(states, self._graph_logits.rows(states.shape[0])),)
+            out = self._graph_logits.rows(states.shape[0])
+            if prepared.approximate:
+                return model.approximate_logits(states, out)
+            return model.logits(states, out), None
+
+        def all_logits() -> tuple[torch.Tensor, ...]:
+            logits, rescoring = logits_of_all()
+            return (logits,) if rescoring is None else (logits, *rescoring)
 
         def whole_step() -> tuple[torch.Tensor, torch.Tensor]:
-            states = model.hidden_states(inputs(None))
-            logits = model.logits(states, self._graph_logits.rows(states.shape[0]))
-            return logits, self._sample(prepared.samples[0], logits)
+            logits, rescoring = logits_of_all()
+            return logits, self._sample(prepared.samples[0], logits, rescoring)
 
         if prepared.graph_kind:
             logits, results = self.graphs.run(prepared.graph_kind, batch.shape, whole_step)
@@ -253,12 +276,15 @@ class StepExecutor:
             self._queue_results(step, prepared, results)
             return
         source: partial[torch.Tensor]
+        rescoring: Rescoring | None = None
         if batch.all_logits:
-            (logits,) = self.graphs.run("logits", batch.shape, all_logits)
+            kind = "approximate logits" if prepared.approximate else "logits"
+            logits, *exact = self.graphs.run(kind, batch.shape, all_logits)
+            rescoring = Rescoring(*exact) if exact else None
             source = partial(_part, logits)
         else:
             source = partial(_logits_part, model, self._selected_states(prepared, inputs))
-        self._sample_all(step, prepared, source)
+        self._sample_all(step, prepared, source, rescoring)
         self._queue_prompt_logprobs(step, prepared, source)
 
     def _selected_states(
@@ -284,15 +310,16 @@ class StepExecutor:
         return torch.index_select(states, 0, indices)
 
     def _sample_all(
-        self, step: PendingStep, prepared: PreparedStep, source: partial[torch.Tensor]
-    ) -> None:
+        self, step: PendingStep, prepared: PreparedStep, source: partial[torch.Tensor],
+        rescoring: Rescoring | None,
+    ) -> None:  # fmt: skip
         results = []
         # Batches of the same range share its logits.
         held: tuple[tuple[int, int], torch.Tensor] | None = None
         for samples in prepared.samples:
             if held is None or held[0] != samples.logits_range:
                 held = (samples.logits_range, source(*samples.logits_range))
-            results.append(self._sample(samples, held[1]))
+            results.append(self._sample(samples, held[1], rescoring))
             self._queue_top_logprobs(step, samples, held[1], results[-1])
         if len(results) == 1:
             self._queue_results(step, prepared, results[0])
@@ -301,7 +328,9 @@ class StepExecutor:
             used = [result[:, : len(samples.rows)] for result, samples in each]
             self._queue_results(step, prepared, torch.cat(used, 1))
 
-    def _sample(self, samples: SampleBatch, logits: torch.Tensor) -> torch.Tensor:
+    def _sample(
+        self, samples: SampleBatch, logits: torch.Tensor, rescoring: Rescoring | None
+    ) -> torch.Tensor:
         """Sample, and write the tokens where the next step looks for them: [3, P and more], tokens int32, and
         the bits of logprobs and normalizers. Each row begins at 16 bytes, as arrays of the step buffer do: so
         one compiled kernel serves all."""
@@ -310,7 +339,7 @@ class StepExecutor:
         results = torch.empty(3, width, dtype=torch.int32, device=logits.device)
         tokens, *floats = results[:, :count]
         out = SampledTokens(tokens, *(each.view(torch.float32) for each in floats))
-        self._sampler.sample(logits, samples, out)
+        self._sampler.sample(logits, samples, out, rescoring)
         # A position without usable logits gives -1, and the next step may be queued already.
         self._table.token_table.index_copy_(0, samples.target_slice.view(), tokens.clamp(min=0))
         return results

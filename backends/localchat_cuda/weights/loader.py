@@ -13,6 +13,7 @@ import torch
 
 from localchat.errors import EngineClosed, ModelInvalid
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead, bounded_head
 from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import ModelConfig
@@ -63,12 +64,15 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     last_norm: torch.Tensor
     head: torch.Tensor | w8_pack.W8
+    bounded_head: BoundedHead | None = None
+    """An int8 copy of a floating head."""
 
     @property
     def bytes(self) -> int:
         """Bytes on the device."""
         held = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
         total = sum(bytes_of(weight) for weight in held.values())
+        total += self.bounded_head.bytes if self.bounded_head is not None else 0
         for layer in self.layers:
             tensor = (*layer.norms.values(), *layer.biases.values())
             total += sum(t.numel() * t.element_size() for t in tensor)
@@ -245,14 +249,16 @@ def load(
     *,
     dtype: torch.dtype | None = None,
     head_int8: bool = False,
+    head_bounds: bool = False,
     progress: Progress = lambda done, total: True,
     notify: Callable[[str], None] = lambda text: None,
 ) -> ModelWeights:
     """Load all weights to `device` in `dtype` (None: the checkpoint's; packed layers stay packed).
 
-    `head_int8` rounds the head to 8 bits, and keeps the embedding if they are tied. `progress` is called after
-    each layer with (layers done, layers in all); False raises EngineClosed. `notify` gets sentences about the
-    checkpoint for the user. Raises ModelInvalid."""
+    `head_int8` rounds the head to 8 bits, and keeps the embedding if they are tied. `head_bounds` keeps the
+    head and adds an int8 copy with bounds. `progress` is called after each layer with (layers done, layers in
+    all); False raises EngineClosed. `notify` gets sentences about the checkpoint for the user.
+    Raises ModelInvalid."""
     loader = _Loader(
         config, names, LoadTarget(source, device, dtype or _DTYPES[config.dtype], notify)
     )
@@ -264,6 +270,7 @@ def load(
             raise EngineClosed("The load was stopped.")
     head = loader.head(embedding)
     stored_head = w8_pack.whole_rows(head) if head_int8 else head
+    copy = bounded_head(head) if head_bounds else None
     last_norm = loader.norm(names.last_norm, config.hidden)
     loader.report_unread()
-    return ModelWeights(embedding, tuple(layers), last_norm, stored_head)
+    return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy)

@@ -21,6 +21,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
+from localchat_cuda.kernels.sampling.rescore import Rescoring
 from localchat_cuda.load import capabilities, random_weights, warm_up
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig, parse_config
@@ -43,15 +44,21 @@ def config_of(stored: str = "") -> ModelConfig:
 def runner_of(
     config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 8192,
     graphs: bool = True, head_int8: bool = False, kv_type: str | None = None, unpacked: bool = True,
+    head_bounds: bool = False,
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights."""
     architecture = ARCHITECTURES[config.architecture]
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
     can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
-    with CompileAhead(config, can, GPU, print, head_int8=head_int8, unpacked=unpacked) as ahead:
+    with CompileAhead(
+        config, can, GPU, print, head_int8=head_int8, unpacked=unpacked, head_bounds=head_bounds
+    ) as ahead:
         source = random_weights(config, GPU)
-        weights = load(config, architecture.NAMES, source, GPU, head_int8=head_int8)
+        weights = load(
+            config, architecture.NAMES, source, GPU, head_int8=head_int8,
+            head_bounds=head_bounds,
+        )  # fmt: skip
         ahead.wait()
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
     weights = with_unpacked(weights, dtype) if unpacked else weights
@@ -164,8 +171,11 @@ class ReplaySampler(TritonSampler):
     recorded: torch.Tensor | None = None
     """The whole text int32, prompt included; None: nothing is replaced."""
 
-    def sample(self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens) -> None:
-        super().sample(logits, batch, out)
+    def sample(
+        self, logits: torch.Tensor, batch: SampleBatch, out: SampledTokens,
+        rescoring: Rescoring | None = None,
+    ) -> None:  # fmt: skip
+        super().sample(logits, batch, out, rescoring)
         if self.recorded is not None:
             positions = batch.position_slice.view()
             out.tokens.copy_(torch.index_select(self.recorded, 0, positions))

@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from localchat_cuda.kernels.attention import decode as decode_attention, prefill as prefill_attention
 from localchat_cuda.kernels import activation, permute_columns, rms_norm_post, rope
+from localchat_cuda.kernels.sampling import rescore
 from localchat_cuda.kernels.int4 import activations as w4_activations, gemm_fp16, gemm_int8, gemm_tiled
 
 def compiled(kernel, types, warps, cc, **values):
@@ -48,6 +49,19 @@ config = prefill_attention.tile_config_for(256)
 found["prefill"] = compiled(
     prefill_attention._prefill_kernel, paged, config.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
     M=config.rows, TILE=config.tile, STAGES=config.stages, **rules)
+rescored = dict(
+    logits="*fp32", states="*bf16", weight="*bf16", bounds="*fp32", rows="*i32", slots="*i32",
+    positions="*i32", floats="*fp32", top_k="*i32", keys="*i64", bias_counts="*i32", bias_ids="*i32",
+    bias_values="*fp32", masks="*i32", mask_rows="*i32", counts="*i32", upper="*fp32", peaks="*fp32",
+    floors="*fp32", V="i32", words="i32", width="i32", S="i32", P="i32", M="i32")
+found["bounds"] = compiled(
+    rescore._bound_kernel, rescored, 4, cc, K=3584, K_POW2=4096, BLOCK=1024, GROUP=64, MASKED=True,
+    TALLIED=True, PDL=pdl)
+found["floors"] = compiled(rescore._floor_kernel, rescored, 8, cc, S_POW2=4096, PDL=pdl)
+for rows in (1, 8):
+    found[f"rescore {rows}"] = compiled(
+        rescore._rescore_kernel, rescored, 4, cc, N=152064, K=3584, MP=rows, ROWS=min(rows, 2),
+        TOKENS=128, BN=4, BK=512, UNROLL=4, PDL=pdl)
 if cc == 90:  # the other kernels run in the tests on a GPU
     print(json.dumps(found))
     sys.exit()
@@ -119,6 +133,6 @@ def test_kernels_compile_and_fit_shared_memory(capability: int) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == (2 if capability == 90 else 25)
+    assert len(found) == (6 if capability == 90 else 29)
     wide = {name: held for name, held in found.items() if held > SHARED_BYTES[capability]}
     assert not wide, f"of {SHARED_BYTES[capability]} bytes"

@@ -33,6 +33,34 @@ def exp_mass(z, top):
     return tl.sum(tl.exp(z - tl.where(top == float("-inf"), 0.0, top)), 0)
 
 
+@triton.jit
+def changed(
+    x, i, p, slot, floats, bias_counts, bias_ids, bias_values, masks, mask_rows, counts, V, words, width,
+    MASKED: tl.constexpr, TALLIED: tl.constexpr,
+):  # fmt: skip
+    """Apply bias, mask and penalties to logits x of the tokens i. Each is a rising function of the logit, in
+    fp32 too: bounds of a logit become bounds of the result."""
+    for e in range(tl.load(bias_counts + slot)):
+        hit = i == tl.load(bias_ids + slot * width + e)
+        x = tl.where(hit, x + tl.load(bias_values + slot * width + e), x)
+    if MASKED:
+        mask_row = tl.load(mask_rows + p)
+        if mask_row >= 0:
+            word = i // 32
+            held = tl.load(masks + mask_row.to(tl.int64) * words + word, mask=word < words, other=0)
+            x = tl.where(((held >> (i % 32)) & 1) == 1, x, float("-inf"))
+    if TALLIED:
+        count = tl.load(counts + p * V + i, mask=i < V, other=0)
+        repetition = tl.load(floats + slot * 8 + 5)
+        output = count & (SEEN - 1)
+        minus = output.to(tl.float32) * tl.load(floats + slot * 8 + 6) + tl.load(
+            floats + slot * 8 + 7
+        )
+        repeated = tl.where(x > 0, x / repetition, x * repetition)
+        x = tl.where(count != 0, repeated - tl.where(output > 0, minus, 0.0), x)
+    return x
+
+
 @triton.jit(do_not_specialize=["V", "words", "width"])
 def process_kernel(
     logits,
@@ -71,24 +99,10 @@ def process_kernel(
     top = tl.max(raw, 0)
     tl.store(blocks + p * BLOCK_ROWS * last + b, top)
     tl.store(blocks + (p * BLOCK_ROWS + 1) * last + b, exp_mass(raw, top))
-    for e in range(tl.load(bias_counts + slot)):
-        hit = i == tl.load(bias_ids + slot * width + e)
-        x = tl.where(hit, x + tl.load(bias_values + slot * width + e), x)
-    if MASKED:
-        mask_row = tl.load(mask_rows + p)
-        if mask_row >= 0:
-            word = i // 32
-            held = tl.load(masks + mask_row.to(tl.int64) * words + word, mask=word < words, other=0)
-            x = tl.where(((held >> (i % 32)) & 1) == 1, x, float("-inf"))
-    if TALLIED:
-        count = tl.load(counts + p * V + i, mask=inside, other=0)
-        repetition = tl.load(floats + slot * 8 + 5)
-        output = count & (SEEN - 1)
-        minus = output.to(tl.float32) * tl.load(floats + slot * 8 + 6) + tl.load(
-            floats + slot * 8 + 7
-        )
-        repeated = tl.where(x > 0, x / repetition, x * repetition)
-        x = tl.where(count != 0, repeated - tl.where(output > 0, minus, 0.0), x)
+    x = changed(
+        x, i, p, slot, floats, bias_counts, bias_ids, bias_values, masks, mask_rows, counts, V, words,
+        width, MASKED, TALLIED,
+    )  # fmt: skip
     x = clean(x)
     x = tl.where(x == 0.0, 0.0, x)
     top = tl.max(x, 0)

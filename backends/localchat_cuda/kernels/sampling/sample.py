@@ -40,6 +40,7 @@ from localchat_cuda.kernels.sampling.candidates import (
     row_best,
     tally_kernel,
 )
+from localchat_cuda.kernels.sampling.rescore import RescoreScratch, Rescoring, rescore
 from localchat_cuda.kernels.sampling.state import (
     BLOCK,
     CANDIDATES,
@@ -285,15 +286,19 @@ def draw(
     known: PenaltyTokens | None = None,
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
+    rescoring: Rescoring | None = None,
+    rescore_scratch: RescoreScratch | None = None,
     pdl: bool = True,
 ) -> None:
     """Draw the tokens of P draws; reference: `localchat.backend_api.sampling.reference.Sampler.draw`.
 
-    logits [R, V] fp32, fp16 or bf16, only read. Per draw, int32 [P]: its row of logits, its slot
-    of `settings`, the position of the drawn token in its sequence. Results: tokens int32 [P] (-1:
-    nothing to draw), logprobs fp32 [P] of the raw logits, normalizers fp32 [P], so that row -
-    normalizer are all log probabilities. known: required if any draw is penalised. masks int32 [N,
-    words] with mask_rows int32 [P] (-1: no mask).
+    logits [R, V] fp32, fp16 or bf16, only read unless there is `rescoring`. Per draw, int32 [P]: its
+    row of logits, its slot of `settings`, the position of the drawn token in its sequence. Results:
+    tokens int32 [P] (-1: nothing to draw), logprobs fp32 [P] of the raw logits, normalizers fp32 [P],
+    so that row - normalizer are all log probabilities. known: required if any draw is penalised. masks
+    int32 [N, words] with mask_rows int32 [P] (-1: no mask). rescoring, with rescore_scratch: the logits
+    are approximate, and those of likely tokens become exact first; logprobs and normalizers are
+    approximate then.
     """
     check(logits, rows, slots, positions, settings, scratch)
     vocabulary, device = logits.shape[1], logits.device
@@ -322,6 +327,14 @@ def draw(
             vocabulary,
             BLOCK=BLOCK,
         )
+    if rescoring is not None:
+        assert rescore_scratch is not None, "rescoring needs its scratch"
+        rescore(
+            logits, rescoring, rows, slots, positions, settings, scratch.z, rescore_scratch,
+            known=known, masks=masks, mask_rows=mask_rows, pdl=pdl,
+        )  # fmt: skip
+    # Behind a kernel that releases its dependents.
+    chained = pdl and (known is None or rescoring is not None)
     process_kernel[(draws, blocks)](
         logits,
         rows,
@@ -342,8 +355,8 @@ def draw(
         BLOCK=BLOCK,
         MASKED=masks is not None,
         TALLIED=known is not None,
-        PDL=pdl and known is None,
-        **options(pdl and known is None, 4),
+        PDL=chained,
+        **options(chained, 4),
     )
     measure_kernel[(draws, blocks)](
         scratch.z,

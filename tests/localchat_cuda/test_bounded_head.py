@@ -1,0 +1,86 @@
+"""The int8 copy of the head that a runner draws with: when it is used, and what a load plans for it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localchat.engine.events import Text
+from localchat.fit.load_options import LoadOptions
+from localchat_cuda import memory_plan
+from localchat_cuda.memory_plan import head_bounds_bytes, plan
+from localchat_cuda.model_config import parse_config
+from localchat_cuda.runner.model import DeviceModel
+from tests.support import tiny_models
+from tests.support.cuda_configs import QWEN25
+from tests.support.cuda_machines import CONFIG, GB, gpu, header
+from tests.support.tiny_engine_core import TinyLoop, request, tiny_runner
+from tests.support.tiny_models import tokens_of
+
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "top-k": {"temperature": 0.9, "top_k": 3, "seed": 4},
+    "penalised": {"frequency_penalty": 0.5},
+}
+WHOLE: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": 0},
+    "top-p": {"temperature": 0.9, "top_p": 0.9, "seed": 4},
+}
+
+
+def said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], *, bounded: bool
+) -> tuple[str, int]:
+    """An answer of the kernels, and in how many steps the copy gave the logits."""
+    rows: list[int] = []
+    own = DeviceModel.approximate_logits
+
+    def counted(self: DeviceModel, states: torch.Tensor, out: torch.Tensor) -> Any:
+        rows.append(states.shape[0])
+        return own(self, states, out)
+
+    monkeypatch.setattr(DeviceModel, "approximate_logits", counted)
+    runner = tiny_runner(folder, dtype=torch.float16, kernels=True, head_bounds=bounded)
+    settings = {"logprobs": None, "max_tokens": 3, **how}
+    told = TinyLoop(runner, speculation=False).say(request(tokens_of(3, 9), **settings))
+    monkeypatch.undo()
+    assert set(rows) <= {1}
+    return "".join(one.text for one in told.events if isinstance(one, Text)), len(rows)
+
+
+@pytest.mark.parametrize("how", sorted(ASKED))
+def test_a_bounded_head_says_the_same(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_models.save(tiny_models.reference("qwen2"), tmp_path)
+    text, steps = said(tmp_path, monkeypatch, ASKED[how], bounded=True)
+    assert (text, 0) == said(tmp_path, monkeypatch, ASKED[how], bounded=False)
+    assert steps > 0
+    assert text
+
+
+@pytest.mark.parametrize("how", sorted(WHOLE))
+def test_what_needs_all_logits_is_computed_by_the_whole_head(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_models.save(tiny_models.reference("qwen2"), tmp_path)
+    assert said(tmp_path, monkeypatch, WHOLE[how], bounded=True)[1] == 0
+
+
+def test_the_plan_counts_the_copy_where_it_shortens_no_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    roomy, asked = gpu(140 * GB, 141 * GB), LoadOptions(max_slots=2)
+    usual = plan(CONFIG, [header(15 * GB)], asked, roomy)
+    monkeypatch.setattr(memory_plan, "HEAD_BOUNDS", True)
+    found = plan(CONFIG, [header(15 * GB)], asked, roomy)
+    assert (usual.head_bounds, found.head_bounds) == (False, True)
+    assert found.weights_bytes - usual.weights_bytes == head_bounds_bytes(CONFIG)
+    assert head_bounds_bytes(CONFIG) == CONFIG.vocabulary * (CONFIG.hidden + 8)
+    tight = gpu(19 * GB, 24 * GB)
+    assert not plan(CONFIG, [header(15 * GB)], asked, tight).head_bounds
+    rounded = LoadOptions(max_slots=2, head_int8=True)
+    assert not plan(CONFIG, [header(15 * GB)], rounded, roomy).head_bounds
+    odd = parse_config({**QWEN25, "hidden_size": 1792 + 64, "head_dim": 64}, "it")
+    assert not plan(odd, [header(15 * GB)], asked, roomy).head_bounds
