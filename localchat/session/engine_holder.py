@@ -7,9 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from localchat.errors import LocalchatError
 from localchat.notice_cause import notice_cause
 
 if TYPE_CHECKING:
+    from localchat.engine.events import EngineStats
     from localchat.engine.interface import Engine
 
 Notify = Callable[[str], None]
@@ -60,6 +62,14 @@ class EngineHolder:
     async def engine(self) -> "Engine":
         """The engine, once it is open. Raises LocalchatError."""
         return await asyncio.shield(asyncio.wrap_future(self._future))
+
+    async def stats(self) -> "EngineStats | None":
+        """Metrics of the engine itself; None if it is gone."""
+        try:
+            engine = await self.engine()
+            return await asyncio.to_thread(engine.stats)
+        except LocalchatError:
+            return None  # the next question starts another
 
     def listen(self, listener: Notify) -> None:
         """Pass sentences to `listener`, from threads of the engine; those that waited, at once."""

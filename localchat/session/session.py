@@ -131,6 +131,10 @@ class ChatSession:
             self.status.finish()
         self._view.status_changed()
 
+    async def fetch_stats(self) -> None:
+        """Update the engine's own metrics; there are none once it is gone."""
+        self.status.stats = await self._engines.stats()
+
     def _other_models(self) -> tuple[Offer, ...]:
         choose = Offer("choose another model", "model")
         guide = Offer("continue with the built-in guide", f"model {GUIDE}")

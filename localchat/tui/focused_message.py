@@ -41,6 +41,16 @@ class FocusedMessage:
             node = nodes.get(node.parent or "")
         return node
 
+    def step_question(self, step: int) -> bool:
+        """Give the focus to the previous question (`step` -1) or the next one (1); after the last one show the
+        end. False if there is no question before."""
+        if self._transcript.focus_question(step):
+            return True
+        if step > 0:
+            self._transcript.unfocus_block()
+            self._transcript.to_end()
+        return step > 0
+
     def next_code(self) -> tuple[str, str]:
         """Its next code block and the name of it; both again from the first after the last."""
         focused = self._transcript.focused_id or ""

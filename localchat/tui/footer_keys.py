@@ -40,7 +40,7 @@ def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey
         return FooterKey(shown.replace("Ctrl+", "^"), word, rank)
 
     metrics = key("view.panel", "metrics", 2)
-    terms = key("view.terms", "plain words" if state.technical_panel else "terms", 2)
+    terms = key("metrics.terms", "plain words" if state.technical_panel else "terms", 2)
     help_ = key("screen.help", "help", 1)
     if state.focus == "transcript":
         return (

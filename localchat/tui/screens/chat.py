@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 _STATS_EVERY_S = 0.5
 _BUSY = "an answer is under way; Esc stops it"
 _LONG_S = 8.0  # longer work is announced where the window is not looked at
-_COMPLETE = ("whole", "length")
 _EDITING = "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
 
 Result = TypeVar("Result")
@@ -234,21 +233,15 @@ class ChatScreen(Screen[None]):
         trouble = self.session.recorder.trouble
         if trouble is not None:
             self.hint(trouble.message)
-        if status.info is None or self._fetching_stats or not self.panel.display:
-            return
-        self._fetching_stats = True
-        self.run_worker(self._fetch_stats(), group="stats")
+        if status.info is not None and self.panel.display and not self._fetching_stats:
+            self._fetching_stats = True
+            self.run_worker(self._fetch_stats(), group="stats")
 
     async def _fetch_stats(self) -> None:
-        try:
-            engine = await self.session.engine()
-            self.session.status.stats = await asyncio.to_thread(engine.stats)
-            for panel in self.query(MetricsPanel):  # none once the screen is closed
-                panel.refresh_metrics()
-        except LocalchatError:
-            self.session.status.stats = None  # the engine is gone; the next question starts another
-        finally:
-            self._fetching_stats = False
+        await self.session.fetch_stats()
+        self._fetching_stats = False
+        for panel in self.query(MetricsPanel):  # none once the screen is closed
+            panel.refresh_metrics()
 
     # ------------------------------------------------------------------ banner above the composer
 
@@ -303,7 +296,7 @@ class ChatScreen(Screen[None]):
         if not self._queue:
             return
         last = self.session.last_answer()
-        if last and last.id == self.session.conversation.head and last.state in _COMPLETE:
+        if last and last.id == self.session.conversation.head and last.state in ("whole", "length"):
             self.transcript.to_end()
             self._ask(*self._queue.next())
         else:
@@ -445,7 +438,7 @@ class ChatScreen(Screen[None]):
         self.app.open_url(event.url)
 
     def on_transcript_copy_requested(self, event: Transcript.CopyRequested) -> None:
-        self.copy(event.text, "selection")
+        self.copy(event.text, event.what)
 
     def on_find_bar_closed(self, event: FindBar.Closed) -> None:
         self.composer.editor.focus()
@@ -511,6 +504,13 @@ class ChatScreen(Screen[None]):
     def action_page(self, step: int) -> None:
         scroll = self.transcript.scroll_page_up if step < 0 else self.transcript.scroll_page_down
         scroll(animate=False)
+
+    def action_question(self, step: int) -> None:
+        """Go to the previous question, or to the next one; after the last one to the end."""
+        if self.is_covered:
+            self.action_panel()
+        if not self.focused_message.step_question(step):
+            self.hint("there is no question before this one")
 
     def action_to_end(self) -> None:
         self.transcript.to_end()

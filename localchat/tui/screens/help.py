@@ -1,16 +1,16 @@
-"""Help screen: all keys and commands."""
+"""Help screen: the essentials first, then all commands and keys, with a filter."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from textwrap import wrap
-from typing import ClassVar
+from typing import ClassVar, Final, NamedTuple
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from localchat.session.commands import COMMANDS
 from localchat.tui.keymap import KEYS, key_names
@@ -26,57 +26,113 @@ _TITLES = {
 }
 
 
+_ESSENTIALS: Final = (
+    *("composer.send", "composer.newline", "chat.stop", "chat.interrupt"),
+    *("screen.models", "screen.history", "screen.palette", "view.panel", "app.quit"),
+)
+"""Ids of the keys to know first."""
 _CHANGE_KEYS = "Keys are changed in the settings file, under [keys], by the grey names:"
 _KEY_CELLS = 24
 _NARROW = 56
 """Width in cells below which the explanation stands under its key, not next to it."""
 
 
-class HelpScreen(ModalScreen[None]):
-    """Lists commands, then keys by the place where they work."""
+class HelpLine(NamedTuple):
+    """A key or a command, and what it does."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "leave", show=False)]
-    AUTO_FOCUS = "#help-text"
+    section: str
+    keys: str
+    about: str
+    name: str = ""
+    """Of a key, in the settings file."""
+
+    def matches(self, words: str) -> bool:
+        """Whether it has all these words."""
+        text = " ".join(self).lower()
+        return all(word in text for word in words.lower().split())
+
+
+def help_lines(table: Mapping[str, str]) -> Iterator[HelpLine]:
+    """Everything that helps, the essentials first. `table`: the keymap of the settings."""
+    known = {key.id: key for key in KEYS}
+    for id_ in _ESSENTIALS:
+        yield HelpLine("Essentials", key_names(id_, table), known[id_].about)
+    yield HelpLine("Essentials", "/", "Commands; type on to filter them")
+    yield HelpLine(
+        "Essentials", "@file", "Include a file; its size and tokens show before you send."
+    )
+    for command in COMMANDS:
+        yield HelpLine("Commands", f"/{command.name} {command.arguments}".strip(), command.about)
+    yield HelpLine("Commands", "␣/text", "A space before the slash: it is sent as text.")
+    section = ""
+    for scope, title in _TITLES.items():
+        section = title or section
+        for key in KEYS:
+            if key.scope == scope:
+                yield HelpLine(section, key_names(key.id, table), key.about, key.id)
+
+
+class HelpScreen(ModalScreen[None]):
+    """Lists what to know first, commands, then keys by the place where they work."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,f1", "leave", show=False, priority=True),
+        Binding("down", "scroll(1)", show=False, priority=True),
+        Binding("up", "scroll(-1)", show=False, priority=True),
+        Binding("pagedown", "scroll(12)", show=False, priority=True),
+        Binding("pageup", "scroll(-12)", show=False, priority=True),
+    ]
+    AUTO_FOCUS = "#filter"
     CSS_PATH = "dialog.tcss"
 
     def __init__(self, table: Mapping[str, str]) -> None:
         super().__init__()
-        self._keymap_table = table
+        self._lines = tuple(help_lines(table))
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as box:
             box.border_title = Content("Help")
-            box.border_subtitle = Content("Esc back")
-            with VerticalScroll(id="help-text"):
+            box.border_subtitle = Content("↑↓ PgDn scroll · Esc back")
+            yield Input(id="filter", placeholder="type to filter", compact=True)
+            with VerticalScroll(id="help-text", can_focus=False):
                 yield Static("", id="help-lines", markup=False)
 
     def on_resize(self) -> None:
-        width = self.query_one("#help-text").size.width - 2
-        self.query_one("#help-lines", Static).update(self._text(max(20, width)))
+        self._show()
 
-    def _text(self, width: int) -> Content:
-        lines: list[Content] = [Content.styled("Commands", "bold $primary")]
-        lines += [
-            _line(width, f"/{each.name} {each.arguments}".strip(), each.about) for each in COMMANDS
-        ]
-        lines += [
-            _line(width, "@file", "Include a file; its size and tokens show before you send."),
-            _line(width, "␣/text", "A space before the slash: it is sent as text."),
-        ]
-        for scope, title in _TITLES.items():
-            if title:
-                lines += [Content(""), Content.styled(title, "bold $primary")]
-            for key in KEYS:
-                if key.scope == scope:
-                    lines.append(
-                        _line(width, key_names(key.id, self._keymap_table), key.about, key.id)
-                    )
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._show()
+        self.query_one("#help-text").scroll_to(y=0, animate=False)
+
+    def _show(self) -> None:
+        width = max(20, self.query_one("#help-text").size.width - 2)
+        words = self.query_one("#filter", Input).value
+        self.query_one("#help-lines", Static).update(self._text(width, words))
+
+    def _text(self, width: int, words: str) -> Content:
+        lines: list[Content] = []
+        section = ""
+        shown: set[str] = set()  # a search needs no line twice
+        for line in self._lines:
+            if words.strip() and (not line.matches(words) or line.keys in shown):
+                continue
+            shown.add(line.keys)
+            if line.section != section:
+                lines += [Content("")] if lines else []
+                lines.append(Content.styled(line.section, "bold $primary"))
+            section = line.section
+            lines.append(_line(width, line.keys, line.about, line.name))
+        if words.strip():
+            return Content("\n").join(lines or [Content(f"nothing about {words.strip()}")])
         lines += [
             Content(""),
             *map(Content, wrap(_CHANGE_KEYS, width)),
             Content('[keys]\n"chat.new" = "ctrl+k"'),
         ]
         return Content("\n").join(lines)
+
+    def action_scroll(self, rows: int) -> None:
+        self.query_one("#help-text").scroll_relative(y=rows, animate=False)
 
     def action_leave(self) -> None:
         self.dismiss(None)

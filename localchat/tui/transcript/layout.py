@@ -8,7 +8,16 @@ from typing import Final, NamedTuple
 
 from rich.cells import cell_len
 
-from localchat.session.blocks import AnswerBlock, Block, ReasoningBlock, ToolCallBlock
+from localchat.session.blocks import (
+    AnswerBlock,
+    Block,
+    NoticeBlock,
+    Offer,
+    ReasoningBlock,
+    SummaryBlock,
+    ToolCallBlock,
+    UserBlock,
+)
 from localchat.tui.transcript.block_rows import (
     BlockRows,
     block_rows,
@@ -172,6 +181,27 @@ class BlockLayout:
 
     def find(self, id_: str) -> int | None:
         return self._index.get(id_)
+
+    def last_offers(self) -> NoticeBlock | None:
+        """The last notice that offers something."""
+        notices = (each.block for each in reversed(self.items))
+        return next((one for one in notices if isinstance(one, NoticeBlock) and one.offers), None)
+
+    def open_offers(self) -> tuple[Offer, ...]:
+        """The offers of the last notice that has some, while nothing was said after it."""
+        for item in reversed(self.items):
+            if not isinstance(item.block, NoticeBlock):
+                return ()
+            if item.block.offers:
+                return item.block.offers
+        return ()
+
+    def question(self, start: int, step: int) -> int | None:
+        """The nearest question before (`step` -1) or after (1) the block at index `start`; None if there is
+        none."""
+        end = -1 if step < 0 else len(self.items)
+        indices = range(start + step, end, step)
+        return next((n for n in indices if isinstance(self.items[n].block, UserBlock)), None)
 
     def put(self, block: Block) -> int:
         """Add a block, or replace the one with its id; returns its index."""
@@ -368,7 +398,7 @@ def code_blocks(block: Block) -> list[str]:
     """Contents of the code blocks of an answer, as the model wrote them."""
     from localchat.tui.transcript.markdown import parser
 
-    if not isinstance(block, AnswerBlock):
+    if not isinstance(block, AnswerBlock | SummaryBlock):
         return []
     tokens = parser.blocks(clean(block.text))
     return [token.content for token in tokens if token.type in ("fence", "code_block")]

@@ -23,6 +23,8 @@ _TINTS: Final[Mapping[str, str]] = {
     "bullet": "primary",
     "code.comment": "muted",
     "code.label": "muted",
+    "code.copy": "muted",
+    "code.copied": "success",
     "code.keyword": "primary",
     "code.function": "warning",
     "code.class": "warning",

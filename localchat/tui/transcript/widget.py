@@ -24,7 +24,7 @@ from textual.strip import Strip
 from textual.timer import Timer
 from textual.widget import Widget
 
-from localchat.session.blocks import Block, NoticeBlock, Offer
+from localchat.session.blocks import Block, Offer
 from localchat.tui.keymap import bindings
 from localchat.tui.textual_internals.driver import output_is_pending
 from localchat.tui.textual_internals.flat_widget import flat_vertical_scrollbar, rows_in
@@ -38,7 +38,9 @@ from localchat.tui.transcript.layout import (
     link_at,
 )
 from localchat.tui.transcript.markdown import EMPTY, Look, Piece, Row
+from localchat.tui.transcript.markdown.corner import code_at, copied
 from localchat.tui.transcript.redraw_rate import RedrawRate
+from localchat.tui.transcript.scrollbar import ScrollbarUpdates
 from localchat.tui.transcript.search import TranscriptSearch
 from localchat.tui.transcript.selection import ROWS_PER_BLOCK, selected_text, spans_of
 from localchat.tui.transcript.strips import Palette, StripRenderer
@@ -46,7 +48,7 @@ from localchat.tui.transcript.strips import Palette, StripRenderer
 _FOCUS_BAR: Final = Piece("▎ ", Look("user.bar"))
 _MEASURE_SLICE_S: Final = 0.008
 _MEASURE_EVERY_S: Final = 0.05
-_SCROLLBAR_EVERY_S: Final = 0.25
+_COPIED_S: Final = 1.5
 _SOON_S: Final = 0.01
 """A redraw due this soon happens at once, in the same frame as the metrics that arrived with the text."""
 
@@ -89,9 +91,10 @@ class Transcript(ScrollView, can_focus=True):
 
     @dataclass
     class CopyRequested(Message):
-        """Text to copy to the clipboard."""
+        """Text to copy to the clipboard, and its name."""
 
         text: str
+        what: str
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
@@ -111,9 +114,10 @@ class Transcript(ScrollView, can_focus=True):
         self._drawn_rows = 0
         self._end_slack = 0  # empty rows below the end, on a slow terminal
         self._measure_timer: Timer | None = None
-        self._scrollbar_s = float("-inf")
-        self._scrollbar_timer: Timer | None = None
+        self._scrollbar_updates = ScrollbarUpdates(self)
         self._is_moving = False
+        self._copied: tuple[str, int] = ("", 0)
+        """A code block that was just copied, by its answer and its number."""
 
     # ------------------------------------------------------------------ blocks
 
@@ -183,23 +187,15 @@ class Transcript(ScrollView, can_focus=True):
     @property
     def open_offers(self) -> tuple[Offer, ...]:
         """The offers of the last notice that has some, while nothing was said after it."""
-        for item in reversed(self._block_layout.items):
-            if not isinstance(item.block, NoticeBlock):
-                return ()
-            if item.block.offers:
-                return item.block.offers
-        return ()
+        return self._block_layout.open_offers()
 
     def take_offer(self, number: int) -> bool:
         """Accept an offer of the last notice that has any, by its number. False where there is none."""
-        for item in reversed(self._block_layout.items):
-            if isinstance(item.block, NoticeBlock) and item.block.offers:
-                at = number - item.block.first
-                if not 0 <= at < len(item.block.offers):
-                    return False
-                self.post_message(self.OfferTaken(item.block.offers[at].action))
-                return True
-        return False
+        notice = self._block_layout.last_offers()
+        if notice is None or not 0 <= number - notice.first < len(notice.offers):
+            return False
+        self.post_message(self.OfferTaken(notice.offers[number - notice.first].action))
+        return True
 
     def focus_block(self, delta: int) -> str | None:
         """Move the focus by `delta` blocks (from the end if none has it); returns the id of the block."""
@@ -212,6 +208,21 @@ class Transcript(ScrollView, can_focus=True):
         self._scroll_to_block(index)
         self.refresh()
         return self.focused_id
+
+    def focus_question(self, step: int) -> bool:
+        """Show the previous question (`step` -1) or the next one (1) at the top of the screen, and focus it.
+        False if there is none."""
+        layout, focused = self._block_layout, self.focused_id
+        at = layout.find(focused) if focused is not None else None
+        if at is None and (top := self._top_position()) is not None:
+            at = top.block + (step < 0 < top.row)
+        index = layout.question(len(layout.items) if at is None else at, step)
+        if index is None:
+            return False
+        self.focused_id, self.following = layout.items[index].block.id, False
+        self._reflow(RowPosition(index, 0))
+        self.refresh()
+        return True
 
     def unfocus_block(self) -> None:
         """Take the focus from the block that has it."""
@@ -262,9 +273,9 @@ class Transcript(ScrollView, can_focus=True):
     @property
     def is_idle(self) -> bool:
         """Whether everything is drawn and every height is known, so that no timer runs."""
-        return not (
-            self._changed_ids or self._redraw_timer or self._measure_timer or self._scrollbar_timer
-        )
+        bar = self._scrollbar_updates
+        timers = self._redraw_timer or self._measure_timer or bar.is_pending
+        return not (self._changed_ids or timers)
 
     def _mark_changed(self, id_: str, *, now: bool = False) -> None:
         """Redraw a block soon, together with others; at once with `now`."""
@@ -406,7 +417,7 @@ class Transcript(ScrollView, can_focus=True):
             self.scroll_target_y = float(top)
         finally:
             self._is_moving = False
-        self._update_scrollbar()
+        self._scrollbar_updates.update(following=self.following)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         if round(old_value) != round(new_value):
@@ -419,7 +430,7 @@ class Transcript(ScrollView, can_focus=True):
         if position is not None and not self.following:
             self._reflow(position)
         else:
-            self._update_scrollbar()
+            self._scrollbar_updates.update(following=self.following)
 
     def on_resize(self, event: events.Resize) -> None:
         layout, width = self._block_layout, self.scrollable_content_region.width
@@ -442,27 +453,6 @@ class Transcript(ScrollView, can_focus=True):
     @property
     def vertical_scrollbar(self) -> ScrollBar:
         return flat_vertical_scrollbar(self)
-
-    def _update_scrollbar(self) -> None:
-        """Update the scroll bar, at most four times a second while the end is followed: a redraw of it costs as
-        much as ten rows, and more bytes."""
-        now = time.monotonic()
-        if self.following and now - self._scrollbar_s < _SCROLLBAR_EVERY_S:
-            if self._scrollbar_timer is None and self.is_attached:
-                self._scrollbar_timer = self.set_timer(_SCROLLBAR_EVERY_S, self._scrollbar_is_due)
-            return
-        if self._scrollbar_timer is not None:
-            self._scrollbar_timer.stop()
-            self._scrollbar_timer = None
-        self._scrollbar_s = now
-        bar = self.vertical_scrollbar
-        bar.window_virtual_size = self.virtual_size.height
-        bar.window_size = self.size.height
-        bar.position = self.scroll_y
-
-    def _scrollbar_is_due(self) -> None:
-        self._scrollbar_timer, self._scrollbar_s = None, float("-inf")
-        self._update_scrollbar()
 
     # ------------------------------------------------------------------ work between redraws
 
@@ -546,6 +536,8 @@ class Transcript(ScrollView, can_focus=True):
         item = self._block_layout.items[position.block]
         if item.block.id == self.focused_id and row.pieces and position.row:
             row = row._replace(pieces=(_FOCUS_BAR, *row.pieces[1:]))
+        if item.block.id == self._copied[0]:
+            row = copied(row, self._copied[1])
         dimmed = bool(getattr(item.block, "dimmed", False))
         palette = renderer.palette
         overlays: list[tuple[int, int, Style]] = []
@@ -578,16 +570,28 @@ class Transcript(ScrollView, can_focus=True):
         item = self._block_layout.items[position.block]
         if (url := link_at(self._block_layout.row(position), event.x)) and event.button == 1:
             self.post_message(self.LinkClicked(url))
-        elif (hit := self._block_layout.rows(position.block).hits.get(position.row)) is not None:
-            self._activate(item, hit.action)
-        else:
+        elif number := code_at(self._block_layout.row(position), event.x):
+            self._copy_code(item.block.id, number)
+        elif (hit := self._block_layout.rows(position.block).hits.get(position.row)) is None:
             self.post_message(self.BlockClicked(item.block.id))
-
-    def _activate(self, item: LaidOutBlock, action: str) -> None:
-        if action:
-            self.post_message(self.OfferTaken(action))
+        elif hit.action:
+            self.post_message(self.OfferTaken(hit.action))
         else:
             self.toggle(item.block.id)
+
+    def _copy_code(self, id_: str, number: int) -> None:
+        """Copy a code block of an answer; its corner says so for a moment."""
+        blocks = self.code_blocks(id_)
+        if number > len(blocks):
+            return
+        name = f"code {number} of {len(blocks)}"
+        self.post_message(self.CopyRequested(blocks[number - 1], name))
+        self._show_copied((id_, number))
+        self.set_timer(_COPIED_S, lambda: self._show_copied(("", 0)))
+
+    def _show_copied(self, code: tuple[str, int]) -> None:
+        self._copied = code
+        self.refresh()
 
     def _position_at(self, y: int) -> RowPosition | None:
         """The row of a block at row `y` of the widget."""

@@ -226,7 +226,9 @@ def test_code_keeps_its_lines_and_is_coloured_whole_once_closed() -> None:
     before = growing.rows()
     growing.append('"""\n```\n')
     after = growing.rows()
-    assert [row.text for row in after] == ["  python · 1", '  x = """a', '  b"""']
+    assert [row.text for row in after[1:]] == ['  x = """a', '  b"""']
+    assert after[0].text.split() == ["python", "·", "1", "copy"]
+    assert len(after[0].text) == 59
     assert all(row.ground == "code" for row in (*before, *after))
     assert {piece.look.tint for piece in after[2].pieces[1:]} == {"code.string"}
 
@@ -272,8 +274,10 @@ def test_code_blocks_are_numbered_also_while_they_stream() -> None:
         growing.append(letter)
         growing.rows()
     for rows in (growing.rows(), growing.finish()):
-        labels = [row.text.strip(" •") for row in rows if " · " in row.text]
-        assert labels == ["sh · 1", "code · 2", "py · 3"]
+        labels = [row for row in rows if " · " in row.text]
+        names = [row.text.strip(" •").removesuffix("copy").rstrip() for row in labels]
+        assert names == ["sh · 1", "code · 2", "py · 3"]
+        assert [row.pieces[-1].look.code for row in labels] == [1, 2, 3]
 
 
 def test_a_list_of_5000_items_is_formatted() -> None:

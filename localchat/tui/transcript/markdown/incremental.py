@@ -124,7 +124,7 @@ class _OpenFence:
         marker = match.group(1)
         self._close = re.compile(rf" {{0,3}}{re.escape(marker[0])}{{{len(marker)},}}[ \t]*")
         self._indent = re.compile(rf" {{0,{match.start(1)}}}")
-        self._label = code.label(match.group(2), number)
+        self._label, self._number = code.label(match.group(2), number), number
         self._name = code.language(match.group(2))
         self._at = match.end()
         self._partial_line = ""
@@ -148,7 +148,7 @@ class _OpenFence:
     def rows(self, width: int, *, first: bool) -> list[Row]:
         if not self._rows:
             self._rows = [] if first else [EMPTY]
-            self._rows += code_rows([], self._label, width, ())
+            self._rows += code_rows([], self._label, width, (), None, self._number)
         self._rows += code_rows(self._new_lines, "", width, ())
         self._new_lines = []
         part = [self._highlighted(self._partial_line)] if self._partial_line else []

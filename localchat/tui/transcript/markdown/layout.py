@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rich.cells import cell_len
 
 from localchat.tui.transcript.markdown import code, parser
+from localchat.tui.transcript.markdown.corner import CORNER_CELLS, corner
 from localchat.tui.transcript.markdown.inline import Line, inline_lines, printable
 from localchat.tui.transcript.markdown.rows import PLAIN, Look, Piece, Row
 from localchat.tui.transcript.markdown.table import MAX_ROWS, Table, table_rows
@@ -117,7 +118,8 @@ class MarkdownLayout:
                     self._unfinished.append(highlighting)
                 self.code_blocks += 1
                 label = code.label(token.info, self.code_blocks)
-                yield from code_rows(highlighting.lines(), label, self.width, lead, later)
+                number = self.code_blocks
+                yield from code_rows(highlighting.lines(), label, self.width, lead, later, number)
             case "bullet_list_open" | "ordered_list_open":
                 yield from self._list(token, inside, lead, later, depth)
             case "blockquote_open":
@@ -219,19 +221,31 @@ def code_rows(
     width: int,
     lead: Lead,
     later: Lead | None = None,
+    number: int = 0,
 ) -> Iterator[Row]:
-    """Rows of a code block: its label (if any), then the lines."""
+    """Rows of a code block: its label (if any), then the lines. `number`: of the block that a click on the
+    corner of the label copies."""
     later = lead if later is None else later
     pad, wrapped = Piece("  ", Look("code.text")), Piece("↪ ", Look("code.label"))
     if label:
         words = [Piece(label, Look("code.label"))]
-        for row in wrap(words, width - 1, (*lead, pad), (*later, pad), "code"):
+        for at, row in enumerate(wrap(words, width - 1, (*lead, pad), (*later, pad), "code")):
+            row = row if at or not number else _with_corner(row, width - 1, number)
             yield row._replace(bare=len(lead), lead=len(row.pieces))
         lead = later
     for line in lines:
         for row in wrap(line, width - 1, (*lead, pad), (*later, wrapped), "code"):
             yield row._replace(bare=len(lead))
         lead = later
+
+
+def _with_corner(row: Row, width: int, number: int) -> Row:
+    """The label of a code block with a corner that copies it, if there is room for both."""
+    space = width - _cells(row.pieces) - CORNER_CELLS
+    if space < 1:
+        return row
+    blank = Piece(" " * space, Look("code.label"))
+    return row._replace(pieces=(*row.pieces, blank, corner(number)))
 
 
 def _close(tokens: "list[Token]", index: int) -> int:

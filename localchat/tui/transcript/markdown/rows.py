@@ -14,6 +14,8 @@ class Look(NamedTuple):
     underline: bool = False
     link: str = ""
     """An http or https URL in printable ASCII, or empty."""
+    code: int = 0
+    """Number of the code block that a click copies; 0 for none."""
 
 
 class Piece(NamedTuple):
