@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from localchat.fit.hardware import Machine
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
+    from localchat.fit.speed_history import SpeedHistory
+    from localchat.models.assess import FitReport
     from localchat.models.catalog import Catalog
     from localchat.models.onboarding import FirstRun
 
@@ -66,6 +68,7 @@ def session_context(
         request=request_for,
         plan=planner.plan,
         estimate=planner.estimate,
+        speed=planner.speed,
         first_run=lambda: _first_run(setup),
         remember=remember,
         keys=file.keys,
@@ -96,13 +99,30 @@ class LoadPlanner:
 
     def plan(self, setup: ModelSetup, options: "LoadOptions") -> "MemoryPlan":
         """Memory that a load takes, from the headers of the model. Raises LocalchatError."""
+        return self._report(setup, options, None).plan
+
+    def speed(self, setup: ModelSetup) -> float | None:
+        """Tokens a second of past runs, else by a benchmark of the memory. Raises LocalchatError."""
+        report = self._report(setup, setup.options.load, self._history())
+        return report.expected_speed.tokens_per_s if report.expected_speed is not None else None
+
+    def _report(
+        self, setup: ModelSetup, options: "LoadOptions", history: "SpeedHistory | None"
+    ) -> "FitReport":
+        """The planner's report on a local model, with its speed if there is a history."""
         from localchat.model_files.checkpoint import read_summary
         from localchat.models.assess import Subject, assess
 
         model = setup.model
         summary = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
         subject = Subject(model.name, summary, model.path, setup.settings.backend)
-        return assess(subject, options, self._usable_machine(), None, speed=False).plan
+        has_speed = history is not None
+        return assess(subject, options, self._usable_machine(), history, speed=has_speed)
+
+    def _history(self) -> "SpeedHistory":
+        from localchat.fit.speed_history import SpeedHistory
+
+        return SpeedHistory(self._setup.paths.state_dir)
 
     def estimate(self, name: str) -> CatalogEstimate | None:
         """Memory that a model of the catalogue takes; None if its shape is unknown. Raises LocalchatError."""
@@ -119,8 +139,9 @@ class LoadPlanner:
         settings = self._setup.settings_for((synthetic.name,))
         options = load_options(settings, max_slots=max(CHAT_SLOTS, settings.n))
         subject = Subject(synthetic.name, synthetic, None, settings.backend)
-        plan = assess(subject, options, self._usable_machine(), None, speed=False).plan
-        return CatalogEstimate(plan, synthetic.file_bytes)
+        report = assess(subject, options, self._usable_machine(), self._history())
+        speed = report.expected_speed.tokens_per_s if report.expected_speed is not None else None
+        return CatalogEstimate(report.plan, synthetic.file_bytes, speed)
 
     def _usable_machine(self) -> "Machine":
         from localchat.models.assess import usable_machine

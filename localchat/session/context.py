@@ -27,6 +27,8 @@ class CatalogEstimate(NamedTuple):
 
     plan: "MemoryPlan"
     file_bytes: int
+    tokens_per_s: float | None = None
+    """Expected decode rate; None if it is not known."""
 
 
 class ModelSetup(NamedTuple):
@@ -74,3 +76,6 @@ class SessionContext:
     """None: conversations are not saved."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
     """Of the settings file, by name."""
+    speed: "Callable[[ModelSetup], float | None]" = lambda setup: None
+    """Tokens a second that were measured here, or are expected; None if unknown. The first call may take a
+    second. Raises LocalchatError."""

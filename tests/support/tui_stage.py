@@ -191,6 +191,8 @@ class Stage:
     context_free_bytes: int = 11 * GB
     offer: str = ""
     """What `remember` returns."""
+    tokens_per_s: float | None = None
+    """Speed of every model."""
 
     @property
     def paths(self) -> Paths:
@@ -257,7 +259,7 @@ class Stage:
         if not name.startswith("qwen"):
             return None
         plan = self.plan(self.resolve(None, {}), LoadOptions())
-        return CatalogEstimate(plan, plan.weights_bytes)
+        return CatalogEstimate(plan, plan.weights_bytes, self.tokens_per_s)
 
     def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> str:
         self.remembered.append((model.word, info, done))
@@ -276,6 +278,7 @@ class Stage:
             keys=self.keys,
             history_file=self.tmp / "history.sqlite3",
             presets=self.presets,
+            speed=lambda setup: self.tokens_per_s,
         )
         settled = self.resolve(None, {})
         return ChatApp(context, settled, EngineHolder(), self.conversation)

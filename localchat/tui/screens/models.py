@@ -16,7 +16,7 @@ from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
 from localchat.tui.keymap import bindings
 from localchat.tui.screens.list_dialog import ListDialog
-from localchat.units import size, tokens
+from localchat.units import rate, size, tokens
 
 if TYPE_CHECKING:
     from localchat.fit.memory_plan import MemoryPlan
@@ -50,10 +50,13 @@ class FitVerdict(NamedTuple):
     size_bytes: int
     fits: bool | None = None
     """None if it is not known."""
+    tokens_per_s: float | None = None
+    """Measured or expected; None if it is not known."""
 
 
 _NARROW = 60
 _MAX_CELLS = 110
+_WITH_SPEED = 100
 _SECTIONS = {
     "here": "On this computer",
     "adopted": "From other programs",
@@ -132,8 +135,17 @@ class ModelScreen(ListDialog[ModelChoice]):
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
             f"{name:<{width}}",
             (f" {taken:>8}  ", "$foreground 60%"),
+            (self._speed_column(verdict), "$accent"),
             (words, style),
         )
+
+    def _speed_column(self, verdict: FitVerdict) -> str:
+        """The speed in a column of its own; none in a narrow window, or where no speed is known."""
+        speeds = (each.tokens_per_s for each in self._verdicts.values() if each.fits)
+        if self.app.size.width < _WITH_SPEED or not any(speeds):
+            return ""
+        known = verdict.fits and verdict.tokens_per_s
+        return f"{rate(verdict.tokens_per_s or 0) if known else '':>12}  "
 
     def about(self, id_: str) -> str:
         entry = self._models.get(id_)
@@ -141,6 +153,8 @@ class ModelScreen(ListDialog[ModelChoice]):
             return ""
         verdict = self._verdicts.get(id_)
         words = f"\n{verdict.words}" if verdict is not None and verdict.words else ""
+        if verdict is not None and verdict.fits and verdict.tokens_per_s:
+            words += f", about {rate(verdict.tokens_per_s)}"
         return f"{sanitize_line(entry.about)}{words}"
 
     def entry_chosen(self, id_: str) -> None:
@@ -247,12 +261,14 @@ def _verdict(context: "SessionContext", entry: ModelEntry, room_bytes: int) -> F
         if entry.kind != "catalogue":
             setup = context.resolve(entry.name, {})
             plan = context.plan(setup, setup.options.load)
-            return FitVerdict(_words(plan), entry.size_bytes, _fits(plan))
+            speed = context.speed(setup) if _fits(plan) else None
+            return FitVerdict(_words(plan), entry.size_bytes, _fits(plan), speed)
         estimate = context.estimate(entry.name)
     except LocalchatError as problem:
         return FitVerdict(problem.message, entry.size_bytes)
     if estimate is not None:
-        return FitVerdict(_words(estimate.plan), estimate.file_bytes, _fits(estimate.plan))
+        plan = estimate.plan
+        return FitVerdict(_words(plan), estimate.file_bytes, _fits(plan), estimate.tokens_per_s)
     # The shape is not published: estimate from the number of parameters.
     need = int(entry.size_bytes * _WITH_CACHE)
     fits = need <= room_bytes

@@ -44,7 +44,11 @@ def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = assess(
         Subject(drawn.name, drawn), LoadOptions(max_slots=2), LAPTOP, None, speed=False
     ).plan
-    assert planner.estimate("qwen2.5:7b") == CatalogEstimate(plan, drawn.file_bytes)
+    found = planner.estimate("qwen2.5:7b")
+    assert found is not None
+    assert (found.plan, found.file_bytes) == (plan, drawn.file_bytes)
+    assert found.tokens_per_s is not None
+    assert found.tokens_per_s > 0
     assert planner.estimate("nomic-embed-text:v1.5") is None
 
 
@@ -137,3 +141,21 @@ def test_leaving_the_list_ends_the_weighing(tmp_path: Path) -> None:
         assert len(asked) <= seen + 1
 
     play(Counting(tmp_path), what)
+
+
+@pytest.mark.parametrize(("width", "in_row"), [(120, True), (80, False)])
+def test_a_model_that_fits_has_its_speed(tmp_path: Path, width: int, in_row: bool) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("f3")
+        screen = pilot.app.screen
+        assert isinstance(screen, models.ModelScreen)
+        await until(pilot, lambda: screen.verdicts_complete)
+        rows = [str(option.prompt) for option in screen.entries.options if option.id]
+        fitting = [row for row in rows if " fits: " in row]
+        assert fitting
+        assert all(("41.5 tok/s" in row) == in_row for row in fitting)
+        assert not any("tok/s" in row for row in rows if "does not fit" in row)
+        assert screen.about(screen.marked or "").endswith(", about 41.5 tok/s")
+
+    stage = Stage(tmp_path, models=("tiny", "other", "guide"), tokens_per_s=41.5)
+    play(stage, what, width, 40)
