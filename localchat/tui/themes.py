@@ -42,6 +42,7 @@ _LIGHT: Final = Theme(
         "input-selection-background": "#245d93 25%",
         "block-cursor-text-style": "none",
         "border": "#c3beb2",
+        "panel-lighten-2": "#c3beb2",  # of scroll bars; computed, it is as light as the background
     },
 )
 _HIGH_CONTRAST: Final = Theme(
