@@ -55,7 +55,7 @@ def prepared(endpoint: BenchEndpoint, run: str, temperature: float = 0.0) -> Ben
 
     Loads the model, where the server does so at the first request. Raises LocalchatError."""
     url = base_url(endpoint.url)
-    model = endpoint.model or _first_model(url, endpoint.key)
+    model = endpoint.model or first_model(url, endpoint.key)
     named = replace(endpoint, url=url, model=model)
     sampling = {"temperature": temperature}
     attempts = (
@@ -82,7 +82,7 @@ def _probe(endpoint: BenchEndpoint, words: int, run: str) -> RequestSample:
     return ask_each(endpoint.client, [endpoint.body([{"role": "user", "content": text}], 2)])[0]
 
 
-def _first_model(url: str, key: str) -> str:
+def first_model(url: str, key: str) -> str:
     """The first model that the server lists; empty where it lists none. Raises LocalchatError."""
     client = RemoteClient(url, key, _QUERY_S)
     try:

@@ -47,10 +47,13 @@ class ServerCommand:
     """Values by key, over those of the settings file and the environment."""
     parallel: int | None = None
     """Requests computed at once; None: the server's default."""
+    loop_guard: bool = False
+    """End answers that repeat themselves forever."""
 
     def arguments(self) -> list[str]:
         """The command line behind the interpreter."""
         slots = [] if self.parallel is None else ["--parallel", str(self.parallel)]
+        guard = [] if self.loop_guard else ["--no-loop-guard"]
         return [
             "-P",
             "-m",
@@ -60,7 +63,7 @@ class ServerCommand:
             "--port",
             "0",
             "--private",
-            "--no-loop-guard",
+            *guard,
             *slots,
         ]
 

@@ -23,11 +23,13 @@ _OWN_KEYS = ("quiet", "color", "model", "temperature")
 class BenchServers:
     """Opens the server of a variant: a child process, or the address of one that runs."""
 
-    def __init__(self, ctx: click.Context, terminal: Terminal) -> None:
+    def __init__(self, ctx: click.Context, terminal: Terminal, *, loop_guard: bool = False) -> None:
+        """loop_guard: the servers end answers that repeat themselves forever."""
         from localchat.config.settings import KEYS
 
         self._ctx = ctx
         self._terminal = terminal
+        self._loop_guard = loop_guard
         self._environ = dict(ctx.find_object(AppContext).environ)  # type: ignore[union-attr]
         self._roofs: dict[str, MemoryRoof | None] = {}
         """By the names of variants, because each is opened in every round."""
@@ -50,7 +52,7 @@ class BenchServers:
         settings = {**self._flags, **variant.settings}
         if variant.name not in self._roofs:
             self._roofs[variant.name] = self._roof(variant.model, settings, variant.parallel)
-        command = ServerCommand(variant.model, settings, variant.parallel)
+        command = ServerCommand(variant.model, settings, variant.parallel, self._loop_guard)
         with server_process(command, self._environ) as url:
             yield BenchEndpoint(url, own=True), self._roofs[variant.name]
 

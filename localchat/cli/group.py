@@ -29,6 +29,7 @@ VERBS: Final = {
     "list": Verb("localchat.cli.list", "List the models on this machine."),
     "show": Verb("localchat.cli.show", "Say what a model is and what it can do."),
     "fit": Verb("localchat.cli.fit", "Say whether a model fits into memory, and what would help."),
+    "batch": Verb("localchat.cli.batch", "Answer a file of prompts, thousands of them."),
     "bench": Verb("localchat.cli.bench", "Measure a model or a server under load."),
     "tune": Verb("localchat.cli.tune", "Find the fastest settings of a model on this machine."),
     "plan": Verb("localchat.cli.plan", "Say how many people a model serves, and what that costs."),

@@ -1,0 +1,115 @@
+"""HTTP client of a batch: whole answers over connections that stay open, tried again where that may help."""
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+
+from localchat.engine.remote.client import CONNECT_S, base_url
+from localchat.engine.remote.errors import error_from_status
+from localchat.errors import LocalchatError, NetworkError
+
+_ANSWER_S: Final = 3600.0
+"""Nothing arrives of an answer before its end."""
+_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRIES: Final = 8
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 60.0
+_KEY_REFUSED: Final = (401, 403)
+
+
+class BatchReply(NamedTuple):
+    """What a server answered to one request."""
+
+    status: int
+    request_id: str
+    body: Any
+    """JSON, or the text of what is none."""
+
+
+class BatchClient:
+    """Posts requests to one server. An asynchronous context manager."""
+
+    def __init__(self, url: str, key: str, clients: int) -> None:
+        """clients: requests in flight at once."""
+        self.base = base_url(url)
+        headers = {"User-Agent": "localchat"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        host = urlsplit(self.base).hostname or ""
+        self._client = httpx2.AsyncClient(
+            headers=headers,
+            timeout=httpx2.Timeout(_ANSWER_S, connect=CONNECT_S, pool=None),
+            limits=httpx2.Limits(max_connections=clients, max_keepalive_connections=clients),
+            # A proxy of the environment does not lead back to this machine.
+            trust_env=not (host in ("localhost", "::1") or host.startswith("127.")),
+        )
+
+    async def __aenter__(self) -> "BatchClient":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._client.aclose()
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> BatchReply:
+        """Ask, up to eight times while the server is busy or failing or the connection breaks.
+
+        Raises NetworkError where no try reached the server, and what a refused key is."""
+        content = msgspec.json.encode(body)
+        trouble: Exception | None = None
+        for attempt in range(_TRIES):
+            last = attempt == _TRIES - 1
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
+            try:
+                reply = await self._client.post(
+                    f"{self.base}{path}",
+                    content=content,
+                    headers={"Content-Type": "application/json"},
+                )
+            except httpx2.HTTPError as problem:
+                trouble = problem
+            else:
+                if reply.status_code in _KEY_REFUSED:
+                    raise error_from_status(reply.status_code, reply.text, self.base)
+                if last or not _worth_trying(reply):
+                    return _reply(reply)
+                pause_s = max(pause_s, _retry_after_s(reply))
+            if not last:
+                await asyncio.sleep(pause_s)
+        raise self._unreachable(trouble)
+
+    def _unreachable(self, trouble: Exception | None) -> LocalchatError:
+        return NetworkError(
+            f"{self.base} cannot be reached ({type(trouble).__name__}: {trouble})",
+            hint="is the server running, and is its address right?",
+            unreachable=True,
+        )
+
+
+def _worth_trying(reply: httpx2.Response) -> bool:
+    """Whether the same request may succeed later: the server says so by the status or in a header."""
+    return reply.status_code in _AGAIN and reply.headers.get("x-should-retry") != "false"
+
+
+def _retry_after_s(reply: httpx2.Response) -> float:
+    text = reply.headers.get("retry-after", "")
+    return min(_LONGEST_PAUSE_S, float(text)) if text.isascii() and text.isdecimal() else 0.0
+
+
+def _reply(reply: httpx2.Response) -> BatchReply:
+    try:
+        body = msgspec.json.decode(reply.content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        body = reply.text
+    named = body.get("id") if isinstance(body, dict) else None
+    request_id = reply.headers.get("x-request-id") or (named if isinstance(named, str) else "")
+    return BatchReply(reply.status_code, request_id, body)

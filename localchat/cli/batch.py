@@ -1,0 +1,277 @@
+"""Command `localchat batch`: answers a file of prompts into a file of answers, and goes on where it stopped."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localchat.cli.context import AppContext
+from localchat.cli.options import load_flags
+from localchat.cli.output import print_json
+from localchat.cli.streams import Terminal
+from localchat.errors import ExitCode, LocalchatError, UsageError
+from localchat.units import duration, rate
+
+if TYPE_CHECKING:
+    from localchat.batch.input_file import LineDefaults
+    from localchat.batch.run import BatchRun, BatchServer
+    from localchat.cli.batch_progress import BatchLines
+
+_SLOTS = 16
+_GPU_SLOTS = 128
+"""Of a checkpoint on the CUDA backend: throughput still rises there."""
+_UNKNOWN_SLOTS = 16
+"""Of a server that does not say how many requests it computes at once."""
+
+
+@click.command("batch")
+@click.argument("source", metavar="IN.jsonl", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.jsonl",
+    help="Where the answers go; a file of the same input is continued.",
+)
+@click.option(
+    "-m",
+    "--model",
+    "word",
+    metavar="MODEL",
+    help="A model of this machine, remote:NAME, or the address of a server.",
+)
+@click.option("-s", "--system", "told", metavar="TEXT", help="Instructions before each prompt.")
+@click.option(
+    "--max-tokens",
+    "longest",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The longest answer, in tokens, where a line names none.",
+)
+@click.option(
+    "--temperature",
+    "--temp",
+    "randomness",
+    type=click.FloatRange(0, 10),
+    metavar="X",
+    help="Randomness, where a line names none.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Answer at most N lines now.")
+@click.option("--retry-errors", is_flag=True, help="Ask lines again whose answer is an error.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 255),
+    metavar="N",
+    help=f"Requests computed at once; {_SLOTS}, with CUDA {_GPU_SLOTS}.",
+)
+@click.option(
+    "--max-clients",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Requests in flight; otherwise enough to keep the server full.",
+)
+@load_flags
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
+@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No progress.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    source: Path,
+    target: Path,
+    limit: int | None,
+    retry_errors: bool,
+    as_json: bool,
+    quiet: bool | None,
+    **_: object,
+) -> int:
+    """Answer a file of prompts, thousands of them.
+
+    A line of IN.jsonl is a prompt as plain text; a JSON object with "prompt" or "messages", and perhaps
+    "schema", "system", "max_tokens" and other fields of a request; or a request in OpenAI's batch format, with
+    custom_id, url and body. Answers are lines in OpenAI's format, in the order in which they end. The same
+    command goes on after an interruption and answers no line twice.
+    """
+    from localchat.batch.input_file import BatchInput
+    from localchat.batch.output_file import BatchOutput
+    from localchat.batch.run import BatchRun
+
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    terminal = Terminal(app.environ, quiet=bool(quiet))
+    _check_paths(source, target)
+    with BatchOutput(target) as output:
+        batch = BatchRun(
+            BatchInput(source, _defaults(ctx)), output, retry_errors=retry_errors, limit=limit
+        )
+        problem, interrupted = _answer(ctx, terminal, batch)
+    if as_json:
+        print_json(app.environ, _summary(batch, target))
+    for sentence in _sentences(batch, target):
+        terminal.notify(sentence)
+    stopped = problem is not None or interrupted or batch.ending
+    if batch.left and (stopped or limit is not None):
+        terminal.print_line(
+            f"localchat: {batch.left:,} of {batch.lines:,} lines are left; go on with: {_again()}"
+        )
+    if problem is not None:
+        raise problem
+    if stopped and batch.left:
+        return ExitCode.INTERRUPTED
+    failed = batch.progress.failed + batch.progress.failed_before
+    return ExitCode.ERROR if failed else ExitCode.OK
+
+
+def _answer(
+    ctx: click.Context, terminal: Terminal, batch: "BatchRun"
+) -> tuple[LocalchatError | None, bool]:
+    """Run the batch. The error that ended it, and whether it was interrupted at once."""
+    from localchat.cli.batch_progress import batch_progress_for
+    from localchat.cli.signals import calling, terminate_gracefully
+
+    if not batch.progress.total:
+        return None, False
+    with batch_progress_for(terminal) as shown, terminate_gracefully():
+
+        def end() -> None:
+            batch.end()
+            shown.say(
+                f"ending after the {batch.progress.in_flight} lines that are being answered; "
+                "Ctrl+C again ends at once"
+            )
+
+        try:
+            with _server(ctx, terminal, shown) as server, calling(end):
+                batch.run(server, shown.show)
+        except LocalchatError as problem:
+            return problem, False
+        except KeyboardInterrupt:
+            return None, True
+    return None, False
+
+
+@contextmanager
+def _server(ctx: click.Context, terminal: Terminal, shown: "BatchLines") -> "Iterator[BatchServer]":
+    """The server that answers: a process of our own, or one that runs. Raises LocalchatError."""
+    from localchat.batch.run import BatchServer, clients_for
+    from localchat.bench.endpoint import first_model
+    from localchat.bench.server_process import server_properties
+    from localchat.bench.sweep import BenchVariant
+    from localchat.bench.variants import is_running
+    from localchat.cli.bench_servers import BenchServers
+    from localchat.engine.remote.client import base_url
+
+    asked = ctx.params
+    word, parallel = asked["word"] or _default_model(ctx), asked["parallel"]
+    running = is_running(word)
+    if running and parallel is not None:
+        raise UsageError(
+            f"--parallel: {word} runs already", hint="--max-clients sets the requests in flight"
+        )
+    if not running:
+        shown.status(f"loading {word}")
+        parallel = parallel or _slots(ctx, word)
+    servers = BenchServers(ctx, terminal, loop_guard=True)
+    with servers.open(BenchVariant(word, word, {}, parallel)) as (endpoint, _):
+        url = base_url(endpoint.url)
+        model = endpoint.model or first_model(url, endpoint.key)
+        found = server_properties(url, endpoint.key).get("total_slots") if running else parallel
+        slots = found if isinstance(found, int) and found > 0 else _UNKNOWN_SLOTS
+        yield BatchServer(
+            url=url,
+            model=model,
+            key=endpoint.key,
+            clients=asked["max_clients"] or clients_for(slots),
+            only_model=not running,
+        )
+
+
+def _slots(ctx: click.Context, word: str) -> int:
+    """Requests that the server of a model computes at once. Raises ModelMissing, UsageError."""
+    from localchat.cli.resolve import resolve_setup
+
+    return _GPU_SLOTS if resolve_setup(ctx, word).model.path.is_dir() else _SLOTS
+
+
+def _default_model(ctx: click.Context) -> str:
+    """The word for the model that a prompt would go to. Raises ModelMissing."""
+    from localchat.cli.resolve import resolve_setup
+
+    model = resolve_setup(ctx).model
+    return model.remote.word if model.remote is not None else model.word
+
+
+def _defaults(ctx: click.Context) -> "LineDefaults":
+    """What the command line says for every line."""
+    from localchat.batch.input_file import LineDefaults
+
+    given = {
+        "max_tokens": ctx.params["longest"],
+        "temperature": ctx.params["randomness"],
+    }
+    fields = {name: value for name, value in given.items() if value is not None}
+    return LineDefaults(ctx.params["told"] or "", fields)
+
+
+def _check_paths(source: Path, target: Path) -> None:
+    """Raises UsageError for an input that is none, and for an output in its place."""
+    if not source.is_file():
+        what = "is no file" if source.exists() else "does not exist"
+        raise UsageError(
+            f"{source} {what}", hint="the input is read more than once: a pipe cannot be used"
+        )
+    if target.exists() and target.samefile(source):
+        raise UsageError(f"-o {target} is the input", hint="name another file for the answers")
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"-o: there is no folder {target.absolute().parent}")
+
+
+# ---------------------------------------------------------------------------- what is said at the end
+
+
+def _summary(batch: "BatchRun", target: Path) -> dict[str, Any]:
+    progress = batch.progress
+    spent_s = progress.elapsed_s
+    return {
+        "output": str(target),
+        "lines": batch.lines,
+        "answered_before": progress.before - progress.failed_before,
+        "errors_before": progress.failed_before,
+        "answered": progress.answered,
+        "errors": progress.failed,
+        "left": batch.left,
+        "prompt_tokens": progress.prompt_tokens,
+        "cached_tokens": progress.cached_tokens,
+        "completion_tokens": progress.completion_tokens,
+        "seconds": round(spent_s, 3),
+        "tokens_per_s": round(progress.completion_tokens / spent_s, 2) if spent_s > 0 else 0.0,
+    }
+
+
+def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
+    progress = batch.progress
+    spent_s = progress.elapsed_s
+    if not progress.total:
+        yield f"all {batch.lines:,} lines of the input are in {target} already"
+    elif progress.done:
+        made = progress.completion_tokens or progress.prompt_tokens
+        yield (
+            f"{progress.answered:,} lines answered in {duration(spent_s)}, "
+            f"{rate(made / spent_s if spent_s else 0.0)}"
+        )
+    if failed := progress.failed + progress.failed_before:
+        yield (
+            f"{failed:,} of {batch.lines:,} lines are errors, which {target} explains; "
+            "--retry-errors asks them again"
+        )
+
+
+def _again() -> str:
+    """The command line that goes on."""
+    return shlex.join(["localchat", *(arg for arg in sys.argv[1:] if arg != "--retry-errors")])

@@ -1,0 +1,104 @@
+"""Progress of a batch: a bar on a terminal, occasional lines elsewhere."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from localchat.batch.run import BatchProgress
+from localchat.cli.streams import Terminal
+from localchat.units import duration, rate
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+_ENOUGH_LINES = 3
+"""Before so many answers the time left is a guess."""
+
+
+class BatchLines:
+    """Sentences on stderr. A context manager that lasts as long as the run."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+
+    def __enter__(self) -> "BatchLines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._terminal.progress("")
+
+    def status(self, words: str) -> None:
+        """Show what is waited for."""
+        self._terminal.progress(words)
+
+    def show(self, progress: BatchProgress) -> None:
+        """Show how far the run is; called after each line."""
+        self._terminal.progress(progress_words(progress))
+
+    def say(self, words: str) -> None:
+        """Show a sentence that stays."""
+        self._terminal.notify(words)
+
+
+class BatchBar(BatchLines):
+    """A bar over all lines of the run."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__(terminal)
+        self._bars: Bars | None = None
+        self._task: TaskID | None = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def status(self, words: str) -> None:
+        bars, task = self._drawn()
+        bars.update(task, text=words)
+
+    def show(self, progress: BatchProgress) -> None:
+        bars, task = self._drawn()
+        bars.update(
+            task, completed=progress.done, total=progress.total, text=progress_words(progress)
+        )
+
+    def say(self, words: str) -> None:
+        bars, _ = self._drawn()
+        bars.console.print(f"localchat: {words}", style="dim", markup=False, highlight=False)
+
+    def _drawn(self) -> "tuple[Bars, TaskID]":
+        if self._bars is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as Bars
+
+            console = Console(
+                file=sys.stderr, force_terminal=True, no_color=not self._terminal.colored
+            )
+            text = TextColumn("{task.fields[text]}", markup=False)
+            self._bars = Bars(BarColumn(bar_width=20), text, console=console, transient=True)
+            self._task = self._bars.add_task("", total=None, text="")
+            self._bars.start()
+        assert self._task is not None
+        return self._bars, self._task
+
+
+def batch_progress_for(terminal: Terminal) -> BatchLines:
+    """The progress that fits stderr."""
+    return BatchBar(terminal) if terminal.animated else BatchLines(terminal)
+
+
+def progress_words(progress: BatchProgress) -> str:
+    """`120 of 5,000 lines, 340.0 tok/s, 12m left, 2 failed`."""
+    spent_s = progress.elapsed_s
+    words = [f"{progress.done:,} of {progress.total:,} lines"]
+    if spent_s > 0 and progress.done:
+        made = progress.completion_tokens or progress.prompt_tokens
+        words.append(rate(made / spent_s))
+    if _ENOUGH_LINES <= progress.done < progress.total:
+        left_s = spent_s / progress.done * (progress.total - progress.done)
+        words.append(f"about {duration(left_s)} left")
+    if progress.failed:
+        words.append(f"{progress.failed:,} failed")
+    return ", ".join(words)
