@@ -40,7 +40,7 @@ def modules_after(code: str) -> set[str]:
         pytest.param("from localchat.cli.main import run; run(['run', '--help'])", id="verb-help"),
         *(
             pytest.param(f"from localchat.cli.main import run; run(['{verb}', '--help'])", id=verb)
-            for verb in ("list", "show", "cp", "rm", "import", "fit", "history", "bench")
+            for verb in ("list", "show", "cp", "rm", "import", "fit", "history", "bench", "batch")
         ),
         pytest.param("from localchat.cli.main import run; run(['dcotor'])", id="usage-error"),
     ],
