@@ -309,6 +309,18 @@ def test_row_class_shares_one_tile_config() -> None:
         )
 
 
+@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize(("variant", "rows"), [("int8", 1), ("int8", 8), ("fp16", 16)])
+def test_smaller_groups_have_configs_that_compile_soon(
+    variant: GemmVariant, rows: int, group: int
+) -> None:
+    """What was measured for groups of 128 takes minutes there."""
+    for n, k in ((37888, 3584), (3584, 18944), (4608, 3584), (3584, 3584)):
+        config = tile_config_for(variant, rows, n, k, 132, group)
+        config.check(n, k)
+        assert config.blocks <= 2 and config.depth == 1
+
+
 def test_wrong_arguments_raise_with_their_name() -> None:
     w = weight(32, 256)
     held = Int8Rows.empty(1, 256, CPU)

@@ -53,15 +53,15 @@ def packed_rows(device: torch.device, *, unpacked: bool = False) -> int:
 
 
 def tile_config_for(
-    rows: int, n: int, k: int, device: torch.device, *, fused: bool = False
+    rows: int, n: int, k: int, device: torch.device, *, group: int = BLOCK_K, fused: bool = False
 ) -> AnyTileConfig:
-    """Choose the tile config for a weight of N x K; its type selects the kernel variant.
+    """Choose the tile config for a weight of N x K in groups of `group`; its type selects the kernel variant.
 
     fused: the gemm applies act_and_mul to gate and up itself.
     """
     variant, sms = w4_tile_config.variant_for(rows), traits(device).sms
     if variant != "tiled":
-        return w4_tile_config.tile_config_for(variant, rows, n, k, sms)
+        return w4_tile_config.tile_config_for(variant, rows, n, k, sms, group)
     if hopper is not None and hopper.serves(device):
         config = hopper_tile_config.tile_config_for(rows, n, k, sms, fused)
         if config is not None:
@@ -109,7 +109,7 @@ def gemm(
         return w4_fp16.reference(rows, weight, squares, eps)[None]
     device, n, k = rows.x.device, weight.features_out, weight.features_in
     m = rows.x.shape[0] // (2 if isinstance(rows, w4_activations.Int8Rows) else 1)
-    config = tile_config_for(m, n, k, device)
+    config = tile_config_for(m, n, k, device, group=weight.group)
     if isinstance(config, w4_tile_config.TileConfig):
         out = torch.empty(config.splits, m, n, device=device)
         if isinstance(rows, w4_activations.Int8Rows):

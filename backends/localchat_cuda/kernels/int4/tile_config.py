@@ -104,15 +104,18 @@ def row_class(variant: GemmVariant, rows: int) -> int:
 
 
 @lru_cache(maxsize=512)
-def tile_config_for(variant: GemmVariant, rows: int, n: int, k: int, sms: int) -> TileConfig:
+def tile_config_for(
+    variant: GemmVariant, rows: int, n: int, k: int, sms: int, group: int = BLOCK_K
+) -> TileConfig:
     """Choose the tile config of the int8 and fp16 variants (tiled: gemm_tiled.tile_config_for) for a weight.
 
-    Depends on rows only through `row_class`, so that rows of a class are bit-equal. ValueError if no config
-    divides the weight.
+    Depends on rows only through `row_class`, so that rows of a class are bit-equal. Smaller groups follow the
+    rule: what was measured for groups of 128 takes minutes to compile for them, and spills. ValueError if no
+    config divides the weight.
     """
     size = row_class(variant, rows)
     found = _MEASURED.get((variant, size), {}).get((n, k))
-    if found is not None and sms == _MEASURED_SMS:
+    if found is not None and sms == _MEASURED_SMS and group == BLOCK_K:
         return found
     return _narrow(size, n, k, sms)
 
