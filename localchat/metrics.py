@@ -61,6 +61,7 @@ _TABLE: Final = (
     Metric("cached_tokens", "tok", "counter", "Prompt tokens that came from the prefix cache."),
     Metric("why_missed", "", "text", "Why the prefix cache helped less than it could have."),
     Metric("completion_tokens", "tok", "counter", "Tokens generated, all choices together."),
+    Metric("reasoning_tokens", "tok", "counter", "Generated tokens that are reasoning."),
     Metric("context_tokens", "tok", "gauge", "The longest conversation that this engine can hold."),
     Metric("kv_used_tokens", "tok", "gauge", "KV cache that running requests hold."),
     Metric("kv_shared_tokens", "tok", "gauge", "Part of the used KV that several requests share."),

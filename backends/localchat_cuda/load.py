@@ -114,7 +114,8 @@ def load_runner(
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
         graph_bytes = max(0, plan.overhead_bytes - OVERHEAD_BYTES)
-        trust_callers()
+        if device.type == "cuda":
+            trust_callers()
         runner = CudaRunner(model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes)
         warm_up(runner)
     return runner

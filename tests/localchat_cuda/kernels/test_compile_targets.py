@@ -108,10 +108,10 @@ for group in (128, 64, 32):
         gemm_int8._int8_kernel, dict(types, x="*i8", codes="*i8"), 2, cc, MQ=4, SPLITS=1, BLOCKS=1, WARPS=2,
         DEPTH=1, GROUP=group, **shape)
     found[f"fp16 {group}"] = compiled(
-        gemm_fp16._fp16_kernel, types, 1, cc, MP=16, SPLITS=1, BLOCKS=2, WARPS=1, DEPTH=2, GROUP=group,
+        gemm_fp16._fp16_kernel, types, 2, cc, MP=16, SPLITS=1, BLOCKS=2, WARPS=2, DEPTH=1, GROUP=group,
         **shape)
 for tile, warps, fused, group in ((32, 4, False, 128), (128, 8, False, 128), (128, 8, True, 128),
-                                  (32, 4, False, 64), (128, 8, True, 32)):
+                                  (32, 4, False, 64), (64, 4, True, 32)):
     found[f"tiled {tile} {fused} {group}"] = compiled(
         gemm_tiled._tiled_kernel, dict(types, out="*fp16" if fused else "*fp32"), warps, cc, TILE=tile,
         SPLITS=1, BLOCKS=1 + fused, WARPS=warps, STAGES=3, FUSED=fused, GELU=False, GROUP=group, INTO=group,

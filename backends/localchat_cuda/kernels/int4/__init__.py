@@ -67,7 +67,7 @@ def tile_config_for(
         if config is not None:
             return config
     return (
-        w4_tiled.fused_tile_config_for(rows, n)
+        w4_tiled.fused_tile_config_for(rows, n, group)
         if fused
         else w4_tiled.tile_config_for(rows, n, k, sms)
     )
@@ -147,7 +147,7 @@ def gemm_silu_mul(
         assert isinstance(rows, w4_activations.HalfRows)
         assert isinstance(into, w4_activations.HalfRows)
         m, n, k = rows.x.shape[0], weight.features_out, weight.features_in
-        config = tile_config_for(m, n, k, rows.x.device, fused=True)
+        config = tile_config_for(m, n, k, rows.x.device, group=weight.group, fused=True)
         if isinstance(config, w4_tiled.TiledGemmConfig):
             w4_tiled.gemm_silu_mul(rows, weight, into, config, squares=squares, eps=eps, gelu=gelu)
         else:

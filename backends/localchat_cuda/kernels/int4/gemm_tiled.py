@@ -91,18 +91,20 @@ def _small_config(n: int, k: int, sms: int) -> TileConfig:
     return TileConfig(blocks, 4, 4, min(target, k // BLOCK_K, 8))
 
 
-def fused_tile_config_for(rows: int, n: int) -> TiledGemmConfig:
+def fused_tile_config_for(rows: int, n: int, group: int = BLOCK_K) -> TiledGemmConfig:
     """Choose the tile config of `gemm_silu_mul`.
 
     64 features of gate and 64 of up a program, all of K. Up to 32 rows a fourth stage is worth 7 % of a decode
     step. Tiles of 64 rows leave room for three programs on a multiprocessor, whose last wave is fuller; those
     of 128 read weights less often. For 64, 128, 256 and 512 rows of a 7B model: 45, 74, 130 and 255 us, or from
-    128 rows on 96, 137 and 239.
+    128 rows on 96, 137 and 239. With smaller groups, tiles of 128 rows need more shared memory than small GPUs
+    have.
     """
     if n % 128:
         raise ValueError(f"weight of {n} features: gate and up in 64s wanted")
     depth = 4 if rows <= 32 else 3
-    return TiledGemmConfig(TileConfig(2, 4, depth, 1), _tile(rows, 64 if rows <= 256 else 128))
+    most = 128 if rows > 256 and group == BLOCK_K else 64
+    return TiledGemmConfig(TileConfig(2, 4, depth, 1), _tile(rows, most))
 
 
 def _tile(rows: int, most: int) -> int:
