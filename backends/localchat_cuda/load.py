@@ -79,16 +79,11 @@ def load_runner(
     head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
     with (
         CompileAhead(
-            config,
-            caps,
-            device,
-            notify,
-            head_int8=head_int8,
-            unpacked=plan.unpacked_bytes > 0,
+            config, caps, device, notify, head_int8=head_int8, unpacked=plan.unpacked_bytes > 0,
             head_bounds=head_bounds,
-        ) as ahead,  # fmt: skip
+        ) as ahead,
         _advise_on_out_of_memory(request),
-    ):
+    ):  # fmt: skip
         source: WeightSource = (
             random_weights(config, device) if folder is None else CheckpointWeights(folder, device)
         )

@@ -1,15 +1,9 @@
 """Progress of a batch: a bar on a terminal, occasional lines elsewhere."""
 
-import sys
-from typing import TYPE_CHECKING
-
 from localchat.batch.run import BatchProgress
 from localchat.cli.streams import Terminal
+from localchat.cli.terminal_bar import TerminalBar
 from localchat.units import duration, rate
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-    from rich.progress import TaskID
 
 _ENOUGH_LINES = 3
 """Before so many answers the time left is a guess."""
@@ -45,43 +39,19 @@ class BatchBar(BatchLines):
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
-        self._bars: Bars | None = None
-        self._task: TaskID | None = None
+        self._bar = TerminalBar(terminal)
 
     def __exit__(self, *_: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
+        self._bar.close()
 
     def status(self, words: str) -> None:
-        bars, task = self._drawn()
-        bars.update(task, text=words)
+        self._bar.update(words)
 
     def show(self, progress: BatchProgress) -> None:
-        bars, task = self._drawn()
-        bars.update(
-            task, completed=progress.done, total=progress.total, text=progress_words(progress)
-        )
+        self._bar.update(progress_words(progress), completed=progress.done, total=progress.total)
 
     def say(self, words: str) -> None:
-        bars, _ = self._drawn()
-        bars.console.print(f"localchat: {words}", style="dim", markup=False, highlight=False)
-
-    def _drawn(self) -> "tuple[Bars, TaskID]":
-        if self._bars is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as Bars
-
-            console = Console(
-                file=sys.stderr, force_terminal=True, no_color=not self._terminal.colored
-            )
-            text = TextColumn("{task.fields[text]}", markup=False)
-            self._bars = Bars(BarColumn(bar_width=20), text, console=console, transient=True)
-            self._task = self._bars.add_task("", total=None, text="")
-            self._bars.start()
-        assert self._task is not None
-        return self._bars, self._task
+        self._bar.say(words)
 
 
 def batch_progress_for(terminal: Terminal) -> BatchLines:

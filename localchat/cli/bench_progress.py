@@ -1,8 +1,6 @@
 """Progress of a benchmark: a bar on a terminal, occasional lines elsewhere."""
 
-import sys
 import time
-from typing import TYPE_CHECKING
 
 from localchat.bench.sweep import (
     PointAdvanced,
@@ -14,12 +12,8 @@ from localchat.bench.sweep import (
     SweepEvent,
 )
 from localchat.cli.streams import Terminal
-from localchat.sanitize import sanitize_line
+from localchat.cli.terminal_bar import TerminalBar
 from localchat.units import duration, rate
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-    from rich.progress import TaskID
 
 
 class SweepProgress:
@@ -70,50 +64,27 @@ class SweepBar(SweepProgress):
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(terminal)
-        self._bars: Bars | None = None
-        self._task: TaskID | None = None
+        self._bar = TerminalBar(terminal)
         self._at = self._total = 0
 
     def __exit__(self, *_: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
+        self._bar.close()
 
     def _begin(self, place: PointPlace, round_: int, at: int, total: int) -> None:
         self._at, self._total = at, total
         self._status(_words(place))
 
     def _status(self, words: str) -> None:
-        bars, task = self._drawn()
-        bars.update(task, completed=self._at, total=self._total or None, text=words + self._left())
+        self._bar.update(words + self._left(), completed=self._at, total=self._total or None)
 
     def _say(self, words: str) -> None:
-        bars, _ = self._drawn()
-        bars.console.print(
-            f"localchat: {sanitize_line(words)}", style="dim", markup=False, highlight=False
-        )
+        self._bar.say(words)
 
     def _left(self) -> str:
         if not self._at:
             return ""
         spent_s = time.monotonic() - self._began_s
         return f" · at most {duration(spent_s / self._at * (self._total - self._at))} left"
-
-    def _drawn(self) -> "tuple[Bars, TaskID]":
-        if self._bars is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn
-            from rich.progress import Progress as Bars
-
-            console = Console(
-                file=sys.stderr, force_terminal=True, no_color=not self._terminal.colored
-            )
-            text = TextColumn("{task.fields[text]}", markup=False)
-            self._bars = Bars(BarColumn(bar_width=20), text, console=console, transient=True)
-            self._task = self._bars.add_task("", total=None, text="")
-            self._bars.start()
-        assert self._task is not None
-        return self._bars, self._task
 
 
 def progress_for(terminal: Terminal) -> SweepProgress:

@@ -230,6 +230,8 @@ class CudaRunner:
                 self._buffer.send()
                 self._guarded(step, partial(self._run_padding, prepared))
                 torch.cuda.current_stream().synchronize()
+                if step.status != "ok":
+                    self._common_steps = iter(())  # memory is short: graphs are for steps that come
                 return step.status == "ok"
         return False
 

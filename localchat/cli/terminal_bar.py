@@ -1,0 +1,50 @@
+"""A bar with words beside it, at the foot of a terminal's stderr; made when it is first shown."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from localchat.cli.streams import Terminal
+from localchat.sanitize import sanitize_line
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+class TerminalBar:
+    """One bar, which is gone after `close`; sentences stay above it."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._shown: tuple[Progress, TaskID] | None = None
+
+    def update(
+        self, words: str, *, completed: float | None = None, total: float | None = None
+    ) -> None:
+        """Show the words, and how much is done; None: as before."""
+        bar, task = self._drawn()
+        bar.update(task, completed=completed, total=total, text=words)
+
+    def say(self, words: str) -> None:
+        """Print a sentence above the bar."""
+        bar, _ = self._drawn()
+        sentence = f"localchat: {sanitize_line(words)}"
+        bar.console.print(sentence, style="dim", markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Remove the bar. Idempotent."""
+        if self._shown is not None:
+            self._shown[0].stop()
+            self._shown = None
+
+    def _drawn(self) -> "tuple[Progress, TaskID]":
+        if self._shown is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            colored = self._terminal.colored
+            console = Console(file=sys.stderr, force_terminal=True, no_color=not colored)
+            text = TextColumn("{task.fields[text]}", markup=False)
+            bar = Progress(BarColumn(bar_width=20), text, console=console, transient=True)
+            self._shown = bar, bar.add_task("", total=None, text="")
+            bar.start()
+        return self._shown
