@@ -103,15 +103,15 @@ found["permute"] = compiled(
 types = dict(x="*fp16", factors="*fp32", codes="*i16", scale_zeros="*i32", out="*fp32", squares="*fp32",
              eps="fp32", M="i32")
 shape = dict(N=37888, K=3584, NORM=True, G_POW2=32, ASM=True, PDL=pdl)
-for group in (128, 64, 32):
+for group in (128, 64, 32) if cc == 120 else (128,):  # smaller groups compile long
     found[f"int8 {group}"] = compiled(
         gemm_int8._int8_kernel, dict(types, x="*i8", codes="*i8"), 2, cc, MQ=4, SPLITS=1, BLOCKS=1, WARPS=2,
         DEPTH=1, GROUP=group, **shape)
     found[f"fp16 {group}"] = compiled(
         gemm_fp16._fp16_kernel, types, 2, cc, MP=16, SPLITS=1, BLOCKS=2, WARPS=2, DEPTH=1, GROUP=group,
         **shape)
-for tile, warps, fused, group in ((32, 4, False, 128), (128, 8, False, 128), (128, 8, True, 128),
-                                  (32, 4, False, 64), (64, 4, True, 32)):
+tiles = [(32, 4, False, 128), (128, 8, False, 128), (128, 8, True, 128)]
+for tile, warps, fused, group in tiles + ([(32, 4, False, 64), (64, 4, True, 32)] if cc == 120 else []):
     found[f"tiled {tile} {fused} {group}"] = compiled(
         gemm_tiled._tiled_kernel, dict(types, out="*fp16" if fused else "*fp32"), warps, cc, TILE=tile,
         SPLITS=1, BLOCKS=1 + fused, WARPS=warps, STAGES=3, FUSED=fused, GELU=False, GROUP=group, INTO=group,
@@ -133,6 +133,6 @@ def test_kernels_compile_and_fit_shared_memory(capability: int) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == (6 if capability == 90 else 29)
+    assert len(found) == {90: 6, 120: 29}.get(capability, 23)
     wide = {name: held for name, held in found.items() if held > SHARED_BYTES[capability]}
     assert not wide, f"of {SHARED_BYTES[capability]} bytes"
