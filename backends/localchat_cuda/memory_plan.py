@@ -368,6 +368,7 @@ class _LoadPlanner:
             reserve_bytes=self.reserve,
             unpacked_bytes=unpacked,
             head_bounds=self.head_bounds,
+            kv_tokens=kv // self.kv(1) * PAGE_TOKENS,
         )
 
     def _limit_exceeded(self, context: int, total: int) -> str:

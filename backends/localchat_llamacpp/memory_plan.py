@@ -279,6 +279,7 @@ class _CandidateChooser:
             window_only=candidate.window_only,
             mapped_bytes=needs.mapped,
             kv_types=self.possible_types,
+            kv_tokens=context,
             reserve_bytes=self.memory.reserve_bytes,
         )
 

@@ -15,7 +15,6 @@ from localchat.bench.capacity import (
     simulate,
     turn_s,
 )
-from localchat.bench.memory_roof import MemoryRoof
 from localchat.bench.record import BenchRecord
 from localchat.bench.statistics import LatencyTarget
 from localchat.bench.sweep import Point, series
@@ -135,9 +134,7 @@ def measured_source(record: BenchRecord, model: str | None = None) -> CostSource
     )
 
 
-def predicted_source(
-    model: str, tokens_per_s: float, plan: MemoryPlan, roof: MemoryRoof | None, slots: int
-) -> CostSource:
+def predicted_source(model: str, tokens_per_s: float, plan: MemoryPlan, slots: int) -> CostSource:
     """What an estimate of the decode speed lets expect. Rough: nothing was measured."""
     on_gpu = plan.gpu_layers > 0
     step_s = 1 / tokens_per_s
@@ -150,14 +147,11 @@ def predicted_source(
         slots=slots,
         budget_s=_GPU_BUDGET_S if on_gpu else _CPU_BUDGET_S,
     )
-    kv_tokens = (
-        plan.kv_bytes // roof.kv_bytes_per_token if roof and roof.kv_bytes_per_token else None
-    )
     return CostSource(
         model=model,
         basis="predicted from the expected speed; localchat bench measures it",
         costs=costs,
-        kv_tokens=kv_tokens,
+        kv_tokens=plan.kv_tokens or None,
         memory_bytes=plan.total_bytes,
     )
 

@@ -101,6 +101,10 @@ class RootGroup(click.Group):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs (each has --help)"):
             formatter.write_dl([(name, verb.about) for name, verb in VERBS.items()])
+        from localchat.session.commands import QUESTIONS
+
+        with formatter.section("By question"):
+            formatter.write_dl([(one.asked, ", ".join(one.commands)) for one in QUESTIONS])
         flags = [param for param in _prompt_command().params if isinstance(param, click.Option)]
         records = [param.get_help_record(ctx) for param in (*flags, *self.get_params(ctx))]
         with formatter.section("Flags of a prompt"):

@@ -5,6 +5,7 @@ from typing import Any
 from localchat.cli.render_answer import ReceivedAnswer
 from localchat.engine.events import Timings
 from localchat.engine.interface import EngineInfo
+from localchat.fit.report import room
 
 _TIMINGS = (
     *("load_s", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s"),
@@ -48,6 +49,11 @@ def context_line(info: EngineInfo) -> str:
     """Describe the model, its backend and its context in one line."""
     trained = f" of {info.context_train:,}" if info.context_train > info.context_tokens else ""
     return f"{info.model} · {info.backend} · context {info.context_tokens:,}{trained} tokens"
+
+
+def room_line(info: EngineInfo) -> str:
+    """How many conversations the KV cache of the loaded model holds; empty where that is unknown."""
+    return room(info.kv_tokens, info.context_tokens)
 
 
 def _reason(answer: ReceivedAnswer, choice: int) -> str:

@@ -145,7 +145,6 @@ def _source(
 
 def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
     """An estimate from the planner of a load. Raises LocalchatError."""
-    from localchat.bench.memory_roof import memory_roof
     from localchat.bench.service_plan import predicted_source
     from localchat.bench.variants import is_running
     from localchat.cli.resolve import resolve_setup
@@ -173,9 +172,8 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
             f"nothing was measured of {setup.model.name}, and its speed cannot be estimated here",
             hint=f"localchat bench {setup.model.word}",
         )
-    roof = memory_roof(setup.model.path, model, plan, machine)
     speed = report.expected_speed.tokens_per_s
-    return predicted_source(setup.model.name, speed, plan, roof, slots)
+    return predicted_source(setup.model.name, speed, plan, slots)
 
 
 def plan_lines(found: "ServicePlan") -> Iterator[str]:

@@ -285,13 +285,15 @@ def _announce(
     info: "EngineInfo",
 ) -> None:
     """Print the address to stdout for programs, and notices to stderr."""
-    from localchat.cli.json_report import context_line
+    from localchat.cli.json_report import context_line, room_line
 
     host, port = sockets[0].getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     base = f"http://{shown}:{port}/v1"
     notify = setup.terminal.notify
     notify(context_line(info))
+    if held := room_line(info):
+        notify(held)
     notify(f"serving on {base}; Ctrl+C ends it. Try it:")
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
     notify(

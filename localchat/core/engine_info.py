@@ -122,6 +122,7 @@ def engine_info(
         actual=memory.actual,
         free_bytes=plan.free_bytes,
         kv_types=can.kv_types if can else plan.kv_types,
+        kv_tokens=can.kv_tokens if can else plan.kv_tokens,
         **state._asdict(),
     )
 

@@ -58,6 +58,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Memory that was free for the model before its load."""
     kv_types: tuple[str, ...] = ()
     """Types in which this model's KV cache can be stored, best first; empty where they are not known."""
+    kv_tokens: int = 0
+    """Room of the KV cache for all conversations together; 0: unknown."""
 
 
 class Vectors(list[list[float]]):

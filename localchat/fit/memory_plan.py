@@ -66,6 +66,13 @@ class MemoryPlan:
     head_bounds: bool = False
     """The weights count an int8 copy of the output head, which saves most reads of the head itself."""
 
+    kv_tokens: int = 0
+    """Room of the KV cache for all conversations together; 0: unknown."""
+
+    def conversations(self, length_tokens: int) -> int:
+        """The most conversations of this length that the KV cache holds at once; 0 if the load does not fit."""
+        return self.kv_tokens // max(length_tokens, 1) if self.fits else 0
+
     @property
     def total_bytes(self) -> int:
         """All memory of the load."""

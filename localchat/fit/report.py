@@ -69,6 +69,23 @@ def _shares(plan: "MemoryPlan") -> str:
     )
 
 
+USUAL_LENGTH: Final = 4096
+"""Tokens of a conversation that capacity is told for."""
+
+
+def room(kv_tokens: int, context_tokens: int) -> str:
+    """How many conversations fit into a KV cache at once, a sentence; empty where it is unknown."""
+    lengths = sorted({min(USUAL_LENGTH, context_tokens), context_tokens})
+    if kv_tokens < 1 or context_tokens < 1:
+        return ""
+    told = [
+        f"{count:,} {'conversation' if count == 1 else 'conversations'} of {tokens(length)}"
+        for length in lengths
+        if (count := kv_tokens // length)
+    ]
+    return f"Its KV cache holds {' or '.join(told)} at once." if told else ""
+
+
 def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
     """The plan in a few lines: whether it fits, its parts, and what would help."""
     from localchat.fit.memory_plan import all_advice  # and with it the probe of the hardware
@@ -95,6 +112,8 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
         )
     if plan.fits and plan.max_context_tokens > plan.context_tokens:
         lines.append(f"Up to {tokens(plan.max_context_tokens)} of context would fit.")
+    if plan.fits and (held := room(plan.kv_tokens, plan.context_tokens)):
+        lines.append(held)
     return (*lines, *plan.notes, *all_advice(plan))
 
 

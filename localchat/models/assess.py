@@ -13,7 +13,7 @@ from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.report import Kind, kind_name, placed, runner_name
+from localchat.fit.report import USUAL_LENGTH, Kind, kind_name, placed, runner_name
 from localchat.fit.speed_history import NO_MEASUREMENTS, SpeedHistory
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 
@@ -75,6 +75,11 @@ class FitReport:
             "expected_by": self.expected_speed.basis if self.expected_speed else None,
             "advice": plan.advice,
             "notes": plan.notes,
+            "kv_tokens": plan.kv_tokens if plan.fits else None,
+            "conversations": {
+                str(length): plan.conversations(length)
+                for length in sorted({min(USUAL_LENGTH, plan.context_tokens), plan.context_tokens})
+            },
         }
 
 

@@ -39,6 +39,23 @@ COMMANDS: Final = (
     Command("quit", "", "Quit; everything is saved.", aliases=("exit", "bye")),
 )
 
+
+class Question(NamedTuple):
+    """A question that a command of the shell answers."""
+
+    asked: str
+    commands: tuple[str, ...]
+    """Without the name of the program, in the order to run them."""
+
+
+QUESTIONS: Final = (
+    Question("Does it fit?", ("fit MODEL",)),
+    Question("Which quantization should I take?", ("fit MODEL", "bench A B")),
+    Question("How many users can it serve?", ("bench MODEL", "plan MODEL --users N")),
+    Question("Why is it slow?", ("doctor", "bench MODEL", "tune MODEL")),
+    Question("Is my build good?", ("doctor",)),
+)
+
 _BY_NAME: Final = {
     word: command for command in COMMANDS for word in (command.name, *command.aliases)
 }

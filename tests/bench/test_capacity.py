@@ -214,7 +214,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_an_estimate_says_so() -> None:
-    found = predicted_source("m", 50.0, PLAN, None, 16)
+    found = predicted_source("m", 50.0, PLAN, 16)
     assert found.costs.step_s(1) == pytest.approx(0.02)
     assert found.costs.step_s(8) > found.costs.step_s(4)
     plan = make_plan(found, demand(), Prices())

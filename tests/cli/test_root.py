@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from localchat import __version__
 from localchat.cli.group import VERBS
 from localchat.cli.verb_words import similar_verb
+from localchat.session.commands import QUESTIONS
 from scripts.tools import cli_reference
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.cli_questions import asked
@@ -261,3 +262,9 @@ def test_a_verb_with_verbs_takes_the_flags_of_its_first_one(call: Call) -> None:
     unknown = call((), "history", "--nope")
     assert unknown.code == 2
     assert "history list --help" in unknown.err
+
+
+def test_questions_lead_to_commands_that_exist() -> None:
+    for question in QUESTIONS:
+        assert question.commands
+        assert {command.split()[0] for command in question.commands} <= VERBS.keys()

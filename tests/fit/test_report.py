@@ -16,7 +16,7 @@ from localchat.fit.memory_plan import (
     rounded,
     spendable_ram,
 )
-from localchat.fit.report import verdict
+from localchat.fit.report import room, verdict
 
 PLAN = MemoryPlan(
     backend="llama.cpp",
@@ -85,3 +85,15 @@ def test_rounding_and_the_reserve() -> None:
     assert [ram_reserve_bytes(machine) for machine in machines] == [10**8, 5 * 10**8, 5 * 10**9]
     assert spendable_ram(machines[0]) == 1_500_000_000
     assert spendable_ram(machines[0], anyway=True) == 1_600_000_000
+
+
+def test_the_room_for_conversations_is_told_once_for_all_backends() -> None:
+    assert "conversation" not in " ".join(verdict(PLAN))  # its room is unknown
+    roomy = replace(PLAN, kv_tokens=151_552, context_tokens=32_768)
+    (line,) = (line for line in verdict(roomy) if "conversations" in line)
+    assert line == (
+        "Its KV cache holds 37 conversations of 4,096 tokens or 4 conversations of 32,768 tokens at once."
+    )
+    assert roomy.conversations(4096) == 37
+    assert replace(roomy, fits=False).conversations(4096) == 0
+    assert room(2048, 2048) == "Its KV cache holds 1 conversation of 2,048 tokens at once."

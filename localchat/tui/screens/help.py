@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from localchat.session.commands import COMMANDS
+from localchat.session.commands import COMMANDS, QUESTIONS
 from localchat.tui.keymap import KEYS, key_names
 
 _TITLES = {
@@ -70,6 +70,9 @@ def help_lines(table: Mapping[str, str]) -> Iterator[HelpLine]:
         for key in KEYS:
             if key.scope == scope:
                 yield HelpLine(section, key_names(key.id, table), key.about, key.id)
+    for question in QUESTIONS:
+        for line in question.commands:
+            yield HelpLine("Questions that a shell answers", f"localchat {line}", question.asked)
 
 
 class HelpScreen(ModalScreen[None]):
