@@ -26,6 +26,7 @@ from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
 from localchat.tui.daemon_threads import DaemonThreads
+from localchat.tui.early_keys import EarlyKeys
 from localchat.tui.keymap import KEYS, bindings, key_names, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.textual_internals.driver import (
@@ -71,6 +72,7 @@ class ChatApp(App[int]):
         self._engines = engines
         self._last_interrupt_s = float("-inf")
         self._first_frame_shown = self._leave_requested = False
+        self._early_keys = EarlyKeys(self, super().on_event)
         for theme in THEMES:
             self.register_theme(theme)
         self._is_light_terminal = is_light_terminal(context.environ)
@@ -109,10 +111,14 @@ class ChatApp(App[int]):
         super().action_command_palette()
 
     async def on_event(self, event: events.Event) -> None:
-        """Paste characters that widgets do not accept as keys."""
+        """Paste characters that widgets do not accept as keys, and hold what comes before a screen stands."""
         if isinstance(event, events.Key) and is_invisible_character(event.character):
             event = events.Paste(event.character or "")
-        await super().on_event(event)
+        if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
+            if not self._early_keys.hold(event):
+                await super().on_event(event)
+        else:
+            await super().on_event(event)
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
