@@ -3,13 +3,38 @@
 A module of its own because only the first run imports it, and what it imports.
 """
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
+from localchat.errors import LocalchatError
 from localchat.models.onboarding import FirstRun, Recommendation
 from localchat.sanitize import sanitize_line
 from localchat.units import duration, rate, size
 
 _MOST_EXTERNAL = 6
+_PATIENCE_S = 2.0
+"""The estimate of speeds takes a second on a quiet machine, and half a minute on a busy one."""
+
+
+def found_soon(find: Callable[[], FirstRun], patience_s: float = _PATIENCE_S) -> FirstRun | None:
+    """The first run, or None if that takes too long: nobody waits for it before the first question.
+
+    Raises LocalchatError."""
+    found: list[FirstRun] = []
+    failed: list[LocalchatError] = []
+
+    def look() -> None:
+        try:
+            found.append(find())
+        except LocalchatError as problem:
+            failed.append(problem)
+
+    thread = threading.Thread(target=look, name="first-run", daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if failed:
+        raise failed[0]
+    return found[0] if found else None
 
 
 def welcome(found: FirstRun) -> Iterator[str]:

@@ -95,13 +95,19 @@ def _greet(setup: Setup) -> None:
     if setup.model.word != GUIDE or setup.settings.quiet or not setup.terminal.animated:
         return
     # Only now: they look at the hardware and read the catalogue.
-    from localchat.cli.first_run import welcome
-    from localchat.models.onboarding import first_run, is_first_run
+    from localchat.cli.first_run import found_soon, welcome
+    from localchat.models.assess import usable_machine
+    from localchat.models.onboarding import first_run, hardware_line, is_first_run
 
     environ = setup.app.environ
     try:
         if is_first_run(setup.paths, environ):
-            for line in welcome(first_run(setup.paths, environ)):
+            found = found_soon(lambda: first_run(setup.paths, environ))
+            if found is None:
+                setup.terminal.print_line(hardware_line(usable_machine()))
+                setup.terminal.print_line("localchat run lists models to download")
+                return
+            for line in welcome(found):
                 setup.terminal.print_line(line)
     except LocalchatError as problem:
         setup.terminal.notify(f"cannot tell what could run here: {problem.message}")

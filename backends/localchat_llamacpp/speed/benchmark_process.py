@@ -9,8 +9,11 @@ Run as a module (helper_process.py), the request as JSON on stdin; prints a line
 comes.
 """
 
+import os
+import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +23,12 @@ from typing import Final
 
 import msgspec
 
-from localchat_llamacpp.speed.benchmark import BenchmarkRequest, BenchmarkResult, Layer
+from localchat_llamacpp.speed.benchmark import (
+    FOLDER_PREFIX,
+    BenchmarkRequest,
+    BenchmarkResult,
+    Layer,
+)
 from localchat_llamacpp.speed.synthetic_gguf import TOKENS, SyntheticModel, write
 
 CONTEXT_TOKENS: Final = 384
@@ -43,6 +51,8 @@ _MOST_AROUND: Final = 0.08
 _QUIET_S: Final = 1e-3
 _Q8_0: Final = 8
 _LEAST_LAYER_S: Final = 5e-6
+_LOOK_S: Final = 0.5
+"""Between two looks whether the process that asked still lives."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -173,10 +183,22 @@ def _best(step: Callable[[], None]) -> Timing:
     return Timing(min(times), stable=False)
 
 
+def _end_with(parent: int) -> None:
+    """End when the process that asked has ended: nobody reads the results, and models stay in its folder."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    folder = Path(tempfile.gettempdir())
+    if folder.name.startswith(FOLDER_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 def main() -> None:
     """Answer the request on stdin."""
+    parent = os.getppid()
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=BenchmarkRequest)
-    with tempfile.TemporaryDirectory(prefix="localchat-probe-") as folder:
+    threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
         for finding in run_benchmark(request, Path(folder)):
             sys.stdout.buffer.write(msgspec.json.encode(finding) + b"\n")
             sys.stdout.buffer.flush()

@@ -173,7 +173,7 @@ class HubClient:
         thread.start()
         thread.join(_FIRST_CONNECT_S)
         if failed:
-            raise self._failed(httpx2.ConnectError(str(failed[0])))
+            raise self._failed(httpx2.ConnectError(str(failed[0]))) from failed[0]
         if thread.is_alive():
             raise self._failed(httpx2.ConnectTimeout(""))
 
@@ -306,7 +306,17 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
 
 
+_NO_NAME = re.compile(
+    r"Name or service not known|nodename nor servname|name resolution|No address associated"
+    r"|Network is unreachable|getaddrinfo failed",
+    re.IGNORECASE,
+)
+"""What systems say of a name that they cannot look up, or of an address without a way there."""
+
+
 def _words(problem: httpx2.HTTPError, host: str) -> str:
     if isinstance(problem, httpx2.TimeoutException):
         return f"{host} does not answer in time"
+    if _NO_NAME.search(str(problem)):
+        return f"cannot reach {host}: this computer seems to be offline"
     return f"the connection to {host} failed: {problem or type(problem).__name__}"

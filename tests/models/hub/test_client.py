@@ -1,5 +1,6 @@
 """Hub client: tokens, gated repositories, endpoints, proxies, malformed answers."""
 
+import socket
 import threading
 
 import huggingface_hub
@@ -134,6 +135,27 @@ def test_name_server_that_does_not_answer_is_not_waited_for(
         pull(NAME)
     over.set()
     assert caught.value.details == {"unreachable": True}
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        socket.gaierror(-2, "Name or service not known"),
+        socket.gaierror(-3, "Temporary failure in name resolution"),
+        socket.gaierror(8, "nodename nor servname provided, or not known"),
+        OSError(101, "Network is unreachable"),
+    ],
+)
+def test_offline_is_said_in_plain_words(
+    pull: Puller, monkeypatch: pytest.MonkeyPatch, problem: OSError
+) -> None:
+    def look_up(*_: object) -> None:
+        raise problem
+
+    monkeypatch.setattr("localchat.models.hub.client.socket.getaddrinfo", look_up)
+    with pytest.raises(NetworkError, match="this computer seems to be offline") as caught:
+        pull(NAME)
+    assert "Errno" not in str(caught.value)
 
 
 def test_proxy_looks_up_the_name(
