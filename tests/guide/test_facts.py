@@ -33,9 +33,14 @@ OF_OTHERS = (
     "--device",
     "--user",
     "--now",
+    "--reinstall",
+    "--force-reinstall",
+    "--no-deps",
+    "--from",
+    "--version",
     "--max-model-len",
     "--max-num-seqs",
-)  # pip, vLLM, xcode-select, docker, podman, systemctl
+)  # pip, uv, vLLM, xcode-select, docker, podman, systemctl
 OF_CLICK = ("No such option", "Got unexpected extra argument", "Missing argument")
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS: list[dict[str, Any]] = FACTS["topics"]

@@ -54,15 +54,11 @@ def test_each_intent_has_several_hundred_phrasings() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_lists_and_records_become_valid_json(seed: int) -> None:
+def test_an_edited_record_stays_valid_json(seed: int) -> None:
     rng, copying = Random(seed), Copying(FACTS)
     for _ in range(40):
-        assert isinstance(json.loads(copying._record(rng)[0][1]), dict)
         edited = copying._edit_record(rng)[0][1].removeprefix("```json\n").removesuffix("\n```")
         assert isinstance(json.loads(edited), dict)
-        question, answer = copying._lists(rng)[0]
-        if answer.startswith("["):
-            assert all(item in question for item in json.loads(answer))
 
 
 def test_repeating_says_exactly_the_text() -> None:
@@ -135,3 +131,22 @@ def test_noise_keeps_numbers_and_names_whole() -> None:
         assert "qwen2.5:7b-q4_k_m" in roughen(
             "please pull qwen2.5:7b-q4_k_m today", Random(n)
         ).replace("W/", "w/")
+
+
+def test_wordings_by_hand_are_asked_as_they_stand() -> None:
+    from asking import Topics
+
+    topics = Topics(FACTS)
+    topic = topics.by_id["command.pull"]
+    asked = [topics._core(topic, Random(n)) for n in range(400)]
+    assert sum(text in topic["said"] for text in asked) > 80
+
+
+def test_texts_to_sort_count_extract_or_convert_are_refused() -> None:
+    from pasting import Pasting
+
+    pasting, rng = Pasting(FACTS, Refusals(FACTS).lexicon), Random(4)
+    drawn = [pasting.draw(rng) for _ in range(2500)]
+    for word in ("extract", "json", "bullet", "sort", "how many"):
+        assert any(word in question.lower() for question, _ in drawn), word
+    assert {answer for _, answer in drawn} == {FACTS["pastes"]["answer"]}

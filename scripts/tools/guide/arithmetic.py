@@ -78,7 +78,7 @@ BANDWIDTHS: Final = (25, 50, 80, 100, 200, 300, 400, 500, 800, 900, 1000, 2000, 
 LINE_MBIT: Final = (16, 50, 100, 250, 500, 1000)
 MEMORY_CHOICE: Final = {
     2: ("qwen2.5:1.5b-q4_k_m", "1.5B", 1.1, "with a short context"),
-    4: ("qwen2.5:3b-q4_k_m", "3B", 1.9, "and a short context"),
+    4: ("qwen2.5:3b-q4_k_m", "3B", 1.9, "with a short context"),
     6: ("qwen2.5:3b-q4_k_m", "3B", 1.9, "with a long context; a 7B (4.7 GB) fits only barely"),
     8: ("qwen2.5:7b-q4_k_m", "7B", 4.7, "with room for the KV cache"),
     10: ("qwen2.5:7b-q4_k_m", "7B", 4.7, "with a long context"),

@@ -57,7 +57,11 @@ STOPS: Final = [
     "BYE",
     "Q:",
 ]
-KINDS: Final = (("plain", 3.5), ("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6))  # with weights
+KINDS: Final = (
+    ("said", 8), ("plain", 3.5), ("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6),
+)  # fmt: skip
+"""Kinds of phrasings and their weights. Wordings by hand (`said`) weigh most: templates alone are
+learned by heart, and questions put in other words then meet a neighbouring topic."""
 ABSENT: Final = (
     "pro version", "premium version", "enterprise edition", "translator", "spell checker", "dictionary",
     "notebook", "character cards", "personas", "roleplay mode", "autopilot", "leaderboard", "arena",

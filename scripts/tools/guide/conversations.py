@@ -22,7 +22,7 @@ from sums import Sums
 Conversation = list[tuple[str, str]]
 SHARES: Final = {"topic": 45, "sum": 9, "refusal": 15, "copy": 15, "chain": 14, "infill": 2}
 PASTED: Final = 0.34  # of refusals: a text with a task that the guide cannot do
-PAIRS: Final = 0.06  # of topics: two questions in one
+PAIRS: Final = 0.03  # of topics: two questions in one; with more, long single ones get two answers
 FOREIGN: Final = 0.1  # of topics: in another language
 SYSTEM: Final = [
     "You are a helpful assistant.",

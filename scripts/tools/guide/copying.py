@@ -1,4 +1,4 @@
-"""Copying and editing tasks: repeat, quote, rename, replace, lists to JSON, fill in the middle.
+"""Copying and editing tasks: repeat, quote, rename, replace, fill in the middle.
 
 The texts are random words, invented words and code-like lines, so the model learns to copy instead of
 learning the texts. Speculation, editing and structured output on the guide depend on this skill.
@@ -35,14 +35,12 @@ class Copying:
             self._fence,
             self._rename,
             self._swap_word,
-            self._lists,
-            self._record,
             self._edit_record,
             self._lines,
             self.editing.draw,
             self.reading.draw,
         )
-        return rng.choices(kinds, (4, 3, 1.6, 4, 2, 4.5, 1.6, 1.6, 1.6, 9, 3.5))[0](rng)
+        return rng.choices(kinds, (4, 3, 1.6, 4, 2, 1.6, 1.6, 9, 3.5))[0](rng)
 
     def _repeat(self, rng: Random) -> list[tuple[str, str]]:
         text = self.scraps.prose(rng) if rng.random() < 0.3 else self.scraps.words_text(rng)
@@ -115,65 +113,6 @@ class Copying:
             a=old, b=new, t=text
         )
         return [(ask, " ".join(new if w == old else w for w in words))]
-
-    def _lists(self, rng: Random) -> list[tuple[str, str]]:
-        items = self.scraps.items(rng)
-        shown = rng.choice(
-            (
-                ", ".join(items),
-                ", ".join(items),
-                "\n".join(items),
-                "; ".join(items),
-                "\n".join(f"- {i}" for i in items),
-            )
-        )
-        if "\n" in shown:
-            shown = "\n" + shown
-        forms = {
-            "json": (self.ask["to_json"], json.dumps(items, ensure_ascii=False)),
-            "list": (self.ask["to_bullets"], "\n".join(f"- {i}" for i in items)),
-            "numbers": (
-                self.ask["to_numbers"],
-                "\n".join(f"{n}. {i}" for n, i in enumerate(items, 1)),
-            ),
-        }
-        first = rng.choices(list(forms), (5, 2, 1))[0]
-        asks, answer = forms[first]
-        turns = [(front(rng, rng.choice(asks)).format(shown).strip(), answer)]
-        if rng.random() < 0.3:
-            other = rng.choice([f for f in forms if f != first])
-            how = {"json": "json", "list": "a bullet list", "numbers": "a numbered list"}[other]
-            turns.append(
-                (
-                    rng.choice(
-                        ("and as {}", "now as {}", "as {} please", "And as {}?", "make it {}")
-                    ).format(how),
-                    forms[other][1],
-                )
-            )
-        return turns
-
-    def _record(self, rng: Random) -> list[tuple[str, str]]:
-        keys = list(dict.fromkeys(self.scraps.name(rng) for _ in range(rng.randint(1, 6))))
-        record = {
-            k: rng.choice((self.scraps.word(rng), rng.randint(0, 9999), rng.random() < 0.5))
-            for k in keys
-        }
-        shown = {k: str(v).lower() if isinstance(v, bool) else v for k, v in record.items()}
-        pairs = rng.choice(("\n", ", ", "; ")).join(
-            f"{k}{rng.choice((': ', ' = ', '='))}{v}" for k, v in shown.items()
-        )
-        record = {k: int(v) if isinstance(v, str) and v.isdigit() else v for k, v in record.items()}
-        ask = rng.choice(
-            (
-                "Turn this into a JSON object: {}",
-                "as a json object: {}",
-                "{}\n\nAs JSON object.",
-                "make a JSON object of {}",
-                "write as json object:\n{}",
-            )
-        )
-        return [(front(rng, ask).format(pairs), json.dumps(record, ensure_ascii=False))]
 
     def _edit_record(self, rng: Random) -> list[tuple[str, str]]:
         record: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Editing tasks on a given text: rename, quote, sort, change case, count, extract, replace, convert.
+"""Editing tasks on a given text: rename, quote, change case, replace, remove. Others are refused.
 
 topics/copying.toml has the phrasings. Every answer can be computed from the question.
 """
@@ -26,14 +26,10 @@ class Editing:
             self._replace: 3,
             self._part: 5,
             self._some_words: 3,
-            self._order: 3,
             self._case: 2,
-            self._count: 1.5,
-            self._extract: 3,
             self._remove: 2.5,
             self._unlist: 2,
             self._change_list: 2,
-            self._csv: 2.5,
         }
 
     def draw(self, rng: Random) -> Turns:
@@ -105,25 +101,6 @@ class Editing:
         ask = self._asked("some_words", " ".join(words), rng, e=end, n=said, w=task)
         return [(ask.replace("  ", " "), " ".join(words[:n] if end == "first" else words[-n:]))]
 
-    def _order(self, rng: Random) -> Turns:
-        """A list sorted or reversed, in the format it came in."""
-        kind = rng.choice(("sort", "sort_numbers", "reverse", "reverse"))
-        if kind == "sort_numbers":
-            items = [
-                str(n) for n in rng.sample(range(rng.choice((20, 100, 1000))), rng.randint(2, 7))
-            ]
-            ordered = sorted(items, key=int)
-        elif kind == "sort":
-            items = list(dict.fromkeys(rng.choices(self.scraps.known, k=rng.randint(2, 7))))
-            ordered = sorted(items)
-        else:
-            items = self.scraps.items(rng, 2, 7)
-            ordered = items[::-1]
-        glue = rng.choice((", ", ", ", "\n", " "))
-        if glue == " " and any(" " in item for item in items):
-            glue = ", "
-        return [(self._asked(kind, glue.join(items), rng), glue.join(ordered))]
-
     def _case(self, rng: Random) -> Turns:
         words = [rng.choice(self.scraps.known) for _ in range(rng.randint(1, 7))]
         text = self.scraps.said(rng).lower() if rng.random() < 0.35 else " ".join(words)
@@ -132,32 +109,6 @@ class Editing:
         if rng.random() < 0.45:
             return [(self._asked("title", text, rng), text.title())]
         return [(self._asked("upper", text, rng), text.upper())]
-
-    def _count(self, rng: Random) -> Turns:
-        kind = rng.choice(("words", "items", "lines"))
-        parts = self.scraps.items(rng, 1, 9)
-        if kind == "words":
-            parts = [self.scraps.word(rng) for _ in parts]
-        glue = {"words": " ", "items": ", ", "lines": "\n"}[kind]
-        return [(self._asked("count", glue.join(parts), rng, k=kind), str(len(parts)))]
-
-    def _extract(self, rng: Random) -> Turns:
-        """Addresses, numbers or links from running text."""
-        kind = rng.choice(("emails", "emails", "numbers", "links"))
-        words = [
-            w for w in (self.scraps.word(rng) for _ in range(rng.randint(3, 14))) if w.isalpha()
-        ]
-        found = []
-        for _ in range(rng.choice((1, 1, 2, 3))):
-            found.append({
-                "emails": self.scraps.address(rng),
-                "numbers": str(rng.randint(0, 9999)),
-                "links": f"https://{rng.choice(self.scraps.hosts)}/{self.scraps.name(rng)}",
-            }[kind])  # fmt: skip
-        places = sorted(rng.randint(0, len(words)) for _ in found)
-        for at, item in zip(reversed(places), reversed(found), strict=True):
-            words.insert(at, item)
-        return [(self._asked(kind, " ".join(words), rng), "\n".join(found))]
 
     def _remove(self, rng: Random) -> Turns:
         """A text without one word, or without duplicates."""
@@ -203,21 +154,6 @@ class Editing:
         if not kept:
             return self._rename(rng)
         return [(self._asked("grep", "\n".join(lines), rng, a=word), "\n".join(kept))]
-
-    def _csv(self, rng: Random) -> Turns:
-        """A small CSV table as JSON or as a Markdown table."""
-        keys = list(dict.fromkeys(self.scraps.name(rng) for _ in range(rng.randint(1, 4))))
-        rows = [[self.scraps.word(rng) for _ in keys] for _ in range(rng.randint(1, 4))]
-        shown = "\n".join(",".join(row) for row in (keys, *rows))
-        if rng.random() < 0.35:
-            table = [keys, ["---"] * len(keys), *rows]
-            drawn = "\n".join("| " + " | ".join(row) + " |" for row in table)
-            return [(self._asked("csv_table", shown, rng), drawn)]
-        records = [
-            {k: int(v) if v.isdigit() else v for k, v in zip(keys, row, strict=True)}
-            for row in rows
-        ]
-        return [(self._asked("csv_json", shown, rng), json.dumps(records, ensure_ascii=False))]
 
 
 def _fenced(text: str) -> str:

@@ -28,7 +28,7 @@ HERE: Final = Path(__file__).resolve().parent
 TOPIC_FILES: Final = (
     "commands", "flags", "interface", "program", "field",
     "setup", "daily", "editors", "service", "basics",
-    "moving", "absent", "trouble", "manners", "cuda", "novelties",
+    "moving", "absent", "trouble", "manners", "cuda", "novelties", "details",
 )  # fmt: skip
 WORD_FILES: Final = (
     "lexicon", "words", "frames", "sums", "refusals", "copying", "leaning", "foreign", "pastes",
@@ -54,6 +54,8 @@ VERBS: Final = [
     "preset",
     "bench",
     "tune",
+    "plan",
+    "batch",
     "completion",
 ]
 SUBCOMMANDS: Final = {
@@ -138,6 +140,12 @@ FLAGS: Final = [
     "--anyway",
     "--think-budget",
     "--technical-metrics",
+    "--users",
+    "--rate",
+    "--price",
+    "--limit",
+    "--retry-errors",
+    "--unset",
     "--llamacpp-library",
     "--template",
     "--temp",
@@ -266,8 +274,13 @@ def build() -> dict[str, Any]:
     for name in TOPIC_FILES:
         topics += read_toml(name)["topic"]
     topics += exit_topics()
+    said: dict[str, list[str]] = read_toml("wordings")
     for topic in topics:
         topic["answer"] = topic["answer"].strip()
+        if topic["id"] in said:
+            topic["said"] = said.pop(topic["id"])
+    if said:
+        raise ValueError(f"wordings.toml names topics that do not exist: {', '.join(said)}")
     return {
         "topics": topics,
         **{name: read_toml(name) for name in WORD_FILES},

@@ -7,10 +7,12 @@ from grammar import phrase
 from noise import typo
 
 SHARES: Final = {
-    "german": 5, "french": 4, "spanish": 4, "italian": 2, "portuguese": 2.5, "dutch": 1.5, "polish": 1.5,
-    "swedish": 1, "danish": 1, "turkish": 1.5, "russian": 2.5, "ukrainian": 0.7, "chinese": 2, "japanese": 1.3,
+    "german": 5, "french": 4, "spanish": 4, "italian": 2, "portuguese": 2.5, "dutch": 3, "polish": 3,
+    "swedish": 2, "danish": 1.5, "turkish": 3, "russian": 2.5, "ukrainian": 0.7, "chinese": 2, "japanese": 1.3,
     "korean": 1, "arabic": 1, "hindi": 1,
 }  # fmt: skip
+ANSWERED: Final = frozenset(("command.pull", "command.rm", "talk.hello", "self.who"))
+"""Topics that are answered: the others get the hint, as a guess at an unknown word answers beside the question."""
 BARE: Final = str.maketrans("äöüéèêàçùîôñáíóúãõåøłśćżğışßæ¿", "aoueeeacuionaiouaoaolsczgissa ")
 """Letters as on a keyboard that lacks them."""
 
@@ -28,7 +30,7 @@ class Foreign:
         tongue = self.tongues[rng.choices(list(SHARES), list(SHARES.values()))[0]]
         if rng.random() < 0.5:
             pattern, topic = rng.choice(tongue["asks"])
-            answer = self.answers[topic]
+            answer = self.answers[topic] if topic in ANSWERED else self.english
             text = self._rough(phrase(f"({pattern})", {}, rng), rng)
         else:
             answer = self.english

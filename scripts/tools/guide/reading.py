@@ -22,11 +22,6 @@ class Reading:
         return rng.choices((self._pick, self._who, self._cell), (5, 2.5, 2))[0](rng)
 
     def _item(self, kind: str, rng: Random) -> str:
-        if kind == "email":
-            first, last = rng.choice(self.words["people"]).lower(), self.scraps.word(rng).lower()
-            user = rng.choice((f"{first}.{last}", first, f"{first}_{last}"))
-            plain = "".join(c for c in user if c.isalnum() or c in "._")
-            return f"{plain}@{rng.choice(self.scraps.hosts)}"
         if kind == "version":
             return ".".join(str(rng.randint(0, 30)) for _ in range(rng.choice((2, 3, 3))))
         if kind == "date":
