@@ -20,7 +20,7 @@ from sums import Sums
 from localchat.errors import ExitCode
 
 FACTS = table.build()
-PATHS = ("/infill", "/metrics", "/health", "/props", "/tokenize", "/detokenize", "/apply")
+PATHS = ("/infill", "/metrics", "/health", "/props", "/tokenize", "/detokenize", "/apply", "/data")
 OF_OTHERS = (
     "--extra-index-url",
     "--init",
