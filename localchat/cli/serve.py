@@ -115,6 +115,7 @@ def command(
     """
     from dataclasses import replace
 
+    from localchat.batch.run import clients_for
     from localchat.cli.resolve import resolve_setup
     from localchat.server.config import ServerConfig, ServerLimits
     from localchat.server.middleware.security import checked_names, checked_origins, read_keys
@@ -127,7 +128,9 @@ def command(
     # A server that runs may have the port of the unit.
     sockets = bind_sockets(host, 0) if print_unit else _bound(setup, host, port)
     addresses = [str(each.getsockname()[0]) for each in sockets]
-    limits = replace(ServerLimits(), answer_tokens=longest) if longest else ServerLimits()
+    limits = replace(ServerLimits(), batch_requests=clients_for(parallel))
+    if longest:
+        limits = replace(limits, answer_tokens=longest)
     config = ServerConfig(
         hosts=frozenset((*names, *_names(host, addresses))),
         any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - asked for by the user
@@ -226,7 +229,8 @@ def _serve(
     with open_server_context(spec) as context:
         with context.engines.pool.lease("", "start") as lease:
             info = lease.engine.info()
-        app = create_app(context.engines, config, context.private)
+        batches = None if private else setup.paths.data_dir / "batches"
+        app = create_app(context.engines, config, context.private, batches)
         _log_requests(setup)
         announce = partial(_announce, setup, config, sockets, info)
         on_stop = _stop_at_end_of_input if private else context.on_stop

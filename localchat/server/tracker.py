@@ -17,6 +17,8 @@ class TrackedRequest:
     model: str = ""
     user: str = ""
     """The client's user agent."""
+    background: bool = False
+    """A line of a batch: no client waits for it."""
     guided: bool = False
     """A grammar, a schema or a tool constrains the answer."""
     work: "asyncio.Future[None] | None" = None
@@ -65,13 +67,13 @@ class RequestTracker:
 
     @property
     def waiting(self) -> int:
-        """Requests that no engine has started."""
-        return sum(not request.started for request in self._requests)
+        """Requests of clients that no engine has started."""
+        return sum(not one.started and not one.background for one in self._requests)
 
     @property
     def running(self) -> int:
-        """Requests that an engine has started."""
-        return len(self._requests) - self.waiting
+        """Requests of clients that an engine has started."""
+        return sum(one.started and not one.background for one in self._requests)
 
     def add(self, request: TrackedRequest) -> None:
         """Track a request. Raises ApiError if the queue is full or the server stops."""

@@ -46,6 +46,7 @@ class UvicornServer(uvicorn.Server):
         self._service = service
         self._drain_s = drain_s
         self._next_warning_s = 0.0
+        self._workers: list[asyncio.Task[None]] = []
         limits = service.config.limits
         super().__init__(
             uvicorn.Config(
@@ -72,6 +73,7 @@ class UvicornServer(uvicorn.Server):
         loop.set_default_executor(threads)
         loop.set_exception_handler(self._handle_loop_exception)
         raise_file_limit(self._service.config.limits.connections)
+        self._workers = [asyncio.create_task(work()) for work in self._service.workers]
         await super().serve(sockets)
 
     def _handle_loop_exception(
@@ -100,6 +102,9 @@ class UvicornServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         tracker = self._service.tracker
         tracker.stop_accepting()
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s
         while tracker.running + tracker.waiting and loop.time() < end_s and not self.force_exit:

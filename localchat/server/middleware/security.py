@@ -31,7 +31,7 @@ _NAME: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 PRIVATE: Final = "/localchat/"
 """Prefix of the private routes, which check a token of their own."""
 _OPEN: Final = frozenset({"/", "/health"})
-_METHODS: Final = "GET, HEAD, POST, OPTIONS"
+_METHODS: Final = "GET, HEAD, POST, DELETE, OPTIONS"
 _KEY_VARIABLE: Final = "LOCALCHAT_API_KEY"
 _MIN_KEY_LENGTH: Final = 8
 

@@ -1,0 +1,1 @@
+"""OpenAI's files and batches: requests in a file, answered when no one waits for the engine."""

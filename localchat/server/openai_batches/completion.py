@@ -1,0 +1,153 @@
+"""Begin and end of a batch: its input is checked, its answers become files. Blocking, and safe to do twice."""
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from localchat.batch.input_file import BatchInput
+from localchat.batch.output_file import BatchAnswer, BatchOutput, BatchProblem, answer_id
+from localchat.errors import UsageError
+from localchat.server.config import ServerLimits
+from localchat.server.openai_batches.protocol import BatchErrors, BatchLineError, FileObject
+from localchat.server.openai_batches.store import BatchRecord, BatchStore, FileRecord
+
+_MOST_ERRORS: Final = 100
+_Problem: TypeAlias = tuple[str, str, int | None]
+"""Code, sentence, line."""
+
+
+def validate(store: BatchStore, record: BatchRecord, limits: ServerLimits) -> None:
+    """Check the input: the batch is then in progress, or failed."""
+    source = BatchInput(store.content(record.batch.input_file_id))
+    problems: list[_Problem] = []
+    try:
+        hashes = source.hashes()
+        record.batch.request_counts.total = total = len(hashes) - hashes.count(0)
+        if not total:
+            problems.append(("empty_file", "The input file holds no request.", None))
+        elif total > limits.batch_lines:
+            sentence = f"The input has {total} lines; at most {limits.batch_lines} are allowed."
+            problems.append(("too_many_requests", sentence, None))
+        else:
+            problems += _line_problems(source, record.batch.endpoint)
+    except UsageError as problem:
+        # The sentence names the file by its path, which clients do not see.
+        sentence = problem.message.replace(str(source.path), "the input file")
+        problems.append(("invalid_file", f"{sentence[:1].upper()}{sentence[1:]}.", None))
+    begin(store, record, problems)
+
+
+def begin(store: BatchStore, record: BatchRecord, problems: Sequence[_Problem]) -> None:
+    """Set a batch in progress, or end it as failed where there are problems."""
+    batch, now_s = record.batch, int(time.time())
+    if problems:
+        batch.status, batch.failed_at = "failed", now_s
+        batch.errors = BatchErrors([BatchLineError(*one) for one in problems])
+        batch.request_counts.total = 0
+    elif batch.status == "validating":  # it may have been cancelled meanwhile
+        batch.status, batch.in_progress_at = "in_progress", now_s
+    store.save(record)
+
+
+def _line_problems(source: BatchInput, endpoint: str) -> list[_Problem]:
+    problems: list[_Problem] = []
+    for raw in source.lines():
+        line = source.parse(raw)
+        if line.problem:
+            sentence = f"{line.problem[:1].upper()}{line.problem[1:]}."
+            problems.append(("invalid_json_line", sentence, line.number))
+        elif line.path != endpoint:
+            sentence = f"The url of this line is {line.path}, and the batch is for {endpoint}."
+            problems.append(("mismatched_url", sentence, line.number))
+        if len(problems) == _MOST_ERRORS:
+            break
+    return problems
+
+
+# ---------------------------------------------------------------------------- end
+
+
+def end(store: BatchStore, record: BatchRecord) -> None:
+    """Make files of the answers, and close the batch: completed, expired or cancelled."""
+    batch, now_s = record.batch, int(time.time())
+    answers = store.answers(batch.id)
+    with BatchOutput(answers) as output:
+        source = BatchInput(store.content(batch.input_file_id))
+        hashes = source.hashes() if batch.request_counts.total else None
+        done = output.answered(hashes)[0] if hashes is not None else bytearray()
+        missing = batch.request_counts.total - sum(done)
+        expired = missing and batch.status == "finalizing"
+        good, bad = _AnswerFile(store), _AnswerFile(store)
+        for content, answer in _lines(answers):
+            (bad if answer.failed else good).write(content)
+        failed = bad.lines
+        for answer in _unanswered(source, done) if expired else ():
+            bad.write(msgspec.json.encode(answer) + b"\n")
+        batch.output_file_id = good.keep(record, "output")
+        batch.error_file_id = bad.keep(record, "error")
+    counts = batch.request_counts
+    counts.completed, counts.failed = good.lines, failed
+    if batch.status == "cancelling":
+        batch.status, batch.cancelled_at = "cancelled", now_s
+    elif expired:
+        batch.status, batch.expired_at = "expired", now_s
+    else:
+        batch.status, batch.completed_at = "completed", now_s
+    store.save(record)
+    answers.unlink(missing_ok=True)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, BatchAnswer]]:
+    decode = msgspec.json.Decoder(BatchAnswer).decode
+    with path.open("rb") as file:
+        for line in file:
+            yield line, decode(line)
+
+
+def _unanswered(source: BatchInput, done: bytearray) -> Iterator[BatchAnswer]:
+    problem = BatchProblem("batch_expired", "The batch expired before this line was answered.")
+    for raw in source.lines():
+        if not done[raw.number]:
+            custom_id = source.parse(raw).custom_id
+            yield BatchAnswer(answer_id(raw.number, raw.hash), custom_id, error=problem)
+
+
+class _AnswerFile:
+    """A file of answers that becomes one of the store."""
+
+    def __init__(self, store: BatchStore) -> None:
+        handle, name = tempfile.mkstemp(prefix=".answers.", dir=store.folder)
+        self.lines = 0
+        self._store, self._path, self._file = store, Path(name), os.fdopen(handle, "wb")
+
+    def write(self, line: bytes) -> None:
+        self._file.write(line)
+        self.lines += 1
+
+    def keep(self, record: BatchRecord, what: str) -> str | None:
+        """The id of the file, always the same for a batch; None without a line, and then there is no file."""
+        size = self._file.tell()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        if not size:
+            self._path.unlink()
+            return None
+        name = hashlib.sha256(f"{record.batch.id} {what}".encode()).hexdigest()[:24]
+        now_s = int(time.time())
+        file = FileObject(
+            id=f"file-{name}",
+            bytes=size,
+            created_at=now_s,
+            expires_at=now_s + record.output_kept_s,
+            filename=f"{record.batch.id}_{what}.jsonl",
+            purpose="batch_output",
+        )
+        self._store.add_file(FileRecord(record.owner, file), self._path)
+        return file.id
