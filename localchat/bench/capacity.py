@@ -6,6 +6,7 @@ from a simulation of requests that arrive at random.
 """
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ _REQUESTS: Final = 4000
 _LEAST_PREFILL_S: Final = 1e-6
 _LEAST_CHUNK: Final = 0.2
 """Share of a step that a waiting prompt gets at least."""
+_NO_TOKENS: Final = 1e-6
+"""Left of a prompt by rounding."""
 _NEARLY: Final = 0.95
 _PRECISION: Final = 0.02
 _MOST_LOAD: Final = 0.98
@@ -66,28 +69,41 @@ class RequestLengths(msgspec.Struct, frozen=True):
 def cost_model(line: Sequence[Point], slots: int, budget_s: float) -> ServerCosts:
     """The costs that a series of points shows.
 
-    A stream pauses for a step; what its tokens take beyond that, the prompts of the other clients took, one
-    for each of its answers. The rest of the TTFT of the smallest number of clients delays nobody else."""
+    The time from answer to answer of one client goes to the steps of its answer, to its overhead, and to the
+    prompts of all clients, one after the other. The TTFT of one client tells overhead and prompt together;
+    what more clients add to it are their prompts."""
     within = [one for one in line if one.place.clients <= slots] or [line[0]]
-    first, last = within[0], within[-1]
+    first = within[0]
+    clients = first.place.clients
+    wait_s = max(first.figures.ttft_ms.p50 / 1e3 - _step_s(first), _LEAST_PREFILL_S)
+    # Prompts that fill most pauses make a median pause too long and the rest too short: the most counts.
+    rests = [
+        (_turn_s(point) - _step_s(point) * point.figures.completion_tokens - wait_s)
+        / ((point.place.clients - clients) * max(_computed(point), 1.0))
+        for point in within[1:]
+    ]
+    alone_s = wait_s / max(_computed(first), 1.0) / clients
+    prefill_s = max(min(max(rests, default=alone_s), alone_s), _LEAST_PREFILL_S)
+    overhead_s = max(wait_s - clients * prefill_s * _computed(first), 0.0)
     steps: list[tuple[int, float]] = []
     for point in within:
+        read_s = point.place.clients * prefill_s * _computed(point) + overhead_s
+        most_s = (_turn_s(point) - read_s) / max(point.figures.completion_tokens, 1.0)
         # A step of more requests is never shorter, whatever the noise says.
-        steps.append((point.place.clients, max(_step_s(point), steps[-1][1] if steps else 0.0)))
-    wait_s = max(first.figures.ttft_ms.p50 / 1e3 - steps[0][1], _LEAST_PREFILL_S)
-    prefill_s = wait_s / max(_computed(first), 1.0) / first.place.clients
-    if last.place.clients > 1 and last.figures.step_ms is not None and last.figures.tpot_ms:
-        delay_s = last.figures.tpot_ms.mean / 1e3 - steps[-1][1]
-        prompts = (last.place.clients - 1) * _computed(last) / last.figures.completion_tokens
-        prefill_s = min(prefill_s, delay_s / max(prompts, _LEAST_PREFILL_S))
-    prefill_s = max(prefill_s, _LEAST_PREFILL_S)
+        least_s = steps[-1][1] if steps else _LEAST_PREFILL_S
+        steps.append((point.place.clients, max(min(_step_s(point), most_s), least_s)))
     return ServerCosts(
         prefill_s=prefill_s,
         steps_s=tuple(steps),
         slots=slots,
         budget_s=budget_s,
-        overhead_s=max(wait_s - first.place.clients * prefill_s * _computed(first), 0.0),
+        overhead_s=overhead_s,
     )
+
+
+def _turn_s(point: Point) -> float:
+    """Time from answer to answer of one client."""
+    return point.place.clients / point.figures.requests_per_s
 
 
 def _step_s(point: Point) -> float:
@@ -159,76 +175,75 @@ class _Running:
 
 @dataclass(slots=True)
 class _Simulation:
-    """A server between two events: prompts are read one after the other, running requests decode together."""
+    """A server that goes from step to step: a request that comes within one waits for its end."""
 
     costs: ServerCosts
     lengths: RequestLengths
     now_s: float = 0.0
-    decoded: float = 0.0
-    """Tokens that a request would have, if it had run from the beginning."""
+    steps: int = 0
+    """That have decoded a token of each running request."""
     waiting: deque[_Running] = field(default_factory=deque)
     prompts: deque[_Running] = field(default_factory=deque)
-    running: list[tuple[float, int, _Running]] = field(default_factory=list)
-    """By the value of `decoded` at which they end."""
+    running: list[tuple[int, int, _Running]] = field(default_factory=list)
+    """By the value of `steps` at which they end."""
     count: int = 0
-    held: int = 0
-    held_s: float = 0.0
 
-    def rates(self) -> tuple[float, float]:
-        """Decoded tokens a second of each running request, and prompt tokens a second of the first prompt."""
-        running = len(self.running)
-        if not self.prompts:
-            return (1 / self.costs.step_s(running) if running else 0.0), 0.0
-        if not running:
-            return 0.0, 1 / self.costs.prefill_s
-        step_s = self.costs.step_s(running)
-        prompt_s = self.lengths.prompt * self.costs.prefill_s
-        whole_s = max(min(self.costs.budget_s, step_s + prompt_s), step_s / (1 - _LEAST_CHUNK))
-        return 1 / whole_s, (whole_s - step_s) / self.costs.prefill_s / whole_s
-
-    def advance(self, arrival_s: float) -> _Running | None:
-        """Go on to the next event, at most to `arrival_s`. Returns a request that ended."""
-        decode, prefill = self.rates()
-        ends_s = (
-            self.now_s + (self.running[0][0] - self.decoded) / decode if decode else float("inf")
-        )
-        read_s = self.now_s + self.prompts[0].left_tokens / prefill if prefill else float("inf")
-        to_s = min(arrival_s, ends_s, read_s)
-        elapsed_s = max(to_s - self.now_s, 0.0)
-        self.held_s += elapsed_s * self.held
-        self.decoded += elapsed_s * decode
+    def advance(self, arrival_s: float) -> list[_Running]:
+        """Take a step, or all until a request ends or the next comes. Returns the requests that ended."""
+        self._admit()
         if self.prompts:
-            self.prompts[0].left_tokens -= elapsed_s * prefill
-        self.now_s = to_s
-        if to_s == ends_s:
-            return self._end()
-        if to_s == read_s:
-            self._begin_answer()
-        return None
+            return self._step_with_prompts()
+        if not self.running:
+            self.now_s = max(self.now_s, arrival_s)
+            return []
+        step_s = self.costs.step_s(len(self.running))
+        steps = self.running[0][0] - self.steps
+        if arrival_s - self.now_s < steps * step_s:
+            steps = max(math.ceil((arrival_s - self.now_s) / step_s), 1)
+        self.now_s += steps * step_s
+        self.steps += steps
+        return self._ended()
 
     def arrive(self, arrived_s: float) -> None:
-        """A request is ready to be read now. arrived_s: when it came."""
-        self.held += 1
+        """A request is ready to be read. arrived_s: when it came."""
         self.waiting.append(_Running(arrived_s, self.lengths.prompt))
-        self._admit()
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) + len(self.prompts) < self.costs.slots:
             self.prompts.append(self.waiting.popleft())
 
-    def _begin_answer(self) -> None:
-        one = self.prompts.popleft()
-        one.first_s = self.now_s
-        self.count += 1
-        heapq.heappush(
-            self.running, (self.decoded + max(self.lengths.output - 1, 0.0), self.count, one)
-        )
+    def _step_with_prompts(self) -> list[_Running]:
+        """One step that decodes, and reads as many prompts as its time allows."""
+        decode_s = self.costs.step_s(len(self.running)) if self.running else 0.0
+        least_s = decode_s * _LEAST_CHUNK / (1 - _LEAST_CHUNK)
+        room_s = max(self.costs.budget_s - decode_s, least_s, _LEAST_PREFILL_S)
+        left_s, read = room_s, []
+        while self.prompts and left_s > 0:
+            one = self.prompts[0]
+            taken_s = min(one.left_tokens * self.costs.prefill_s, left_s)
+            left_s -= taken_s
+            one.left_tokens -= taken_s / self.costs.prefill_s
+            if one.left_tokens > _NO_TOKENS:
+                break
+            read.append(self.prompts.popleft())
+        if read and not self.running:
+            decode_s = self.costs.step_s(1)  # the weights are read for a first token too
+        self.now_s += decode_s + room_s - left_s
+        if self.running:
+            self.steps += 1
+        ended = self._ended()
+        for one in read:
+            one.first_s = self.now_s
+            self.count += 1
+            more = max(round(self.lengths.output) - 1, 0)
+            heapq.heappush(self.running, (self.steps + more, self.count, one))
+        return [*ended, *self._ended()]
 
-    def _end(self) -> _Running:
-        _, _, one = heapq.heappop(self.running)
-        self.held -= 1
-        self._admit()
-        return one
+    def _ended(self) -> list[_Running]:
+        found = []
+        while self.running and self.running[0][0] <= self.steps:
+            found.append(heapq.heappop(self.running)[2])
+        return found
 
 
 def simulate(
@@ -241,27 +256,27 @@ def simulate(
     draw = random.Random(0)
     server = _Simulation(costs, lengths)
     came_s = draw.expovariate(requests_per_s)
-    ready_s, arrived, ended = came_s + costs.overhead_s, 0, 0
+    ready_s, arrived, ended, held_s = came_s + costs.overhead_s, 0, 0, 0.0
     ttft: list[float] = []
     tpot: list[float] = []
     while ended < requests:
-        done = server.advance(ready_s if arrived < requests else float("inf"))
-        if done is not None:
-            ended += 1
-            if ended > requests // 5:
-                ttft.append(done.first_s - done.arrived_s)
-                tpot.append((server.now_s - done.first_s) / max(lengths.output - 1, 1.0))
-        elif server.now_s == ready_s and arrived < requests:
+        while arrived < requests and ready_s <= server.now_s:
             server.arrive(came_s)
             arrived += 1
             came_s += draw.expovariate(requests_per_s)
             ready_s = max(came_s, ready_s) + costs.overhead_s
+        for done in server.advance(ready_s if arrived < requests else float("inf")):
+            ended += 1
+            held_s += server.now_s - done.arrived_s
+            if ended > requests // 5:
+                ttft.append(done.first_s - done.arrived_s)
+                tpot.append((server.now_s - done.first_s) / max(lengths.output - 1, 1.0))
     return QueueFigures(
         percentiles(ttft),
         _p95(ttft),
         percentiles(tpot),
         _p95(tpot),
-        server.held_s / server.now_s,
+        held_s / server.now_s,
         load,
     )
 
