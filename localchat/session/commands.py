@@ -40,7 +40,7 @@ COMMANDS: Final = (
 )
 
 
-class Question(NamedTuple):
+class ShellQuestion(NamedTuple):
     """A question that a command of the shell answers."""
 
     asked: str
@@ -49,11 +49,11 @@ class Question(NamedTuple):
 
 
 QUESTIONS: Final = (
-    Question("Does it fit?", ("fit MODEL",)),
-    Question("Which quantization should I take?", ("fit MODEL", "bench A B")),
-    Question("How many users can it serve?", ("bench MODEL", "plan MODEL --users N")),
-    Question("Why is it slow?", ("doctor", "bench MODEL", "tune MODEL")),
-    Question("Is my build good?", ("doctor",)),
+    ShellQuestion("Does it fit?", ("fit MODEL",)),
+    ShellQuestion("Which quantization should I take?", ("fit MODEL", "bench A B")),
+    ShellQuestion("How many users can it serve?", ("bench MODEL", "plan MODEL --users N")),
+    ShellQuestion("Why is it slow?", ("doctor", "bench MODEL", "tune MODEL")),
+    ShellQuestion("Is my build good?", ("doctor",)),
 )
 
 _BY_NAME: Final = {
