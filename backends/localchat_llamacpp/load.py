@@ -173,6 +173,7 @@ def _capabilities(
         share=rewind != "checkpoint",
         bytes_per_token=_size(buffers, "KV") // cells,
         state_bytes=_size(buffers, "RS") // (spec.slots + 1),
+        all_logprobs=True,
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
         step_target_s=0.1 if request.plan.gpu_layers else 0.25,

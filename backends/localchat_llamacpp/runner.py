@@ -313,7 +313,8 @@ class LlamaCppRunner:
             assert target.kind != "embedding", "this model gives no embeddings"
             if target.kind == "prompt":
                 given = self._sampler.logprobs(logits, target.token, target.top)
-                samples.append(Sample(number, given.token, given.logprob, given.top))
+                whole = self._sampler.all_logprobs(logits) if target.all else b""
+                samples.append(Sample(number, given.token, given.logprob, given.top, whole))
                 continue
             sample = self._sample_token(
                 number, target, plan.rows[target.row], logits, masks.get(number)

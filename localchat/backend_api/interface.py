@@ -132,6 +132,8 @@ class Capabilities:
     state_bytes: int = 0
     """Fixed part of a saved state (recurrent models)."""
     embeddings: bool = False
+    all_logprobs: bool = False
+    """True if a prompt's position can bring the log probabilities of all tokens."""
     kv_type: str = "f16"
     kv_types: tuple[str, ...] = ("f16",)
     step_target_s: float = 0.25

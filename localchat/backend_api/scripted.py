@@ -268,11 +268,12 @@ class ScriptedRunner:
         logits = self._logits(text, prompt_tokens)
         if target.kind == "prompt":
             drawn = self._sampler.logprobs(logits, target.token, target.top)
-        else:
-            counts = TokenCounts(text, prompt_tokens) if sampling.penalised else None
-            drawn = self._sampler.draw(logits, sampling, position, counts, self._masks.get(number))
-            if not row.drafts:
-                known[position:] = [drawn.token]
+            whole = self._sampler.all_logprobs(logits) if target.all else b""
+            return Sample(number, drawn.token, drawn.logprob, drawn.top, whole)
+        counts = TokenCounts(text, prompt_tokens) if sampling.penalised else None
+        drawn = self._sampler.draw(logits, sampling, position, counts, self._masks.get(number))
+        if not row.drafts:
+            known[position:] = [drawn.token]
         return Sample(number, drawn.token, drawn.logprob, drawn.top)
 
 
@@ -339,6 +340,7 @@ class ScriptedModel:
                 max_rows=request.options.max_slots,
                 max_step_tokens=request.plan.max_step_tokens,
                 bytes_per_token=4,
+                all_logprobs=True,
                 kv_type=request.plan.kv_type,
                 kv_types=_KV_TYPES,
             ),

@@ -168,6 +168,8 @@ class LogitsPosition(msgspec.Struct, frozen=True):
     pooled vector."""
     token: int = -1
     top: int = 0
+    all: bool = False
+    """The log probabilities of all tokens too, where Capabilities.all_logprobs says so."""
 
 
 class Mask(msgspec.Struct, frozen=True):
@@ -206,6 +208,8 @@ class Sample(msgspec.Struct, frozen=True):
     logprob: float | None = None
     """Of the raw logits; None if not requested."""
     top: tuple[tuple[int, float], ...] = ()
+    all: bytes = b""
+    """The log probabilities of all tokens, little-endian float16."""
     embedding: tuple[float, ...] = ()
 
 

@@ -11,7 +11,7 @@ from localchat.bench.sweep import Point, series
 
 _WIDTH, _HEIGHT = 420, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 40, 44
-_COLORS: Final = (
+COLORS: Final = (
     "#2563eb",
     "#d97706",
     "#059669",
@@ -21,7 +21,7 @@ _COLORS: Final = (
     "#be185d",
     "#4d7c0f",
 )
-_STYLE: Final = (
+STYLE: Final = (
     "text{font:12px system-ui,sans-serif;fill:#334155}.t{font-weight:600}.g{stroke:#e2e8f0}"
     ".a{stroke:#64748b}"
 )
@@ -60,11 +60,11 @@ _PANELS: Final = (
 def svg(record: BenchRecord) -> str:
     """A picture of every series of a record."""
     lines = list(series(record.points))
-    legend = [(heading(record, line), _COLORS[at % len(_COLORS)]) for at, line in enumerate(lines)]
+    legend = [(heading(record, line), COLORS[at % len(COLORS)]) for at, line in enumerate(lines)]
     height = 34 + _HEIGHT + 18 * len(legend) + 14
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH * 3}" height="{height}" '
-        f'viewBox="0 0 {_WIDTH * 3} {height}"><style>{_STYLE}</style>'
+        f'viewBox="0 0 {_WIDTH * 3} {height}"><style>{STYLE}</style>'
         f'<rect width="100%" height="100%" fill="#ffffff"/>'
         f'<text x="16" y="22" class="t">{escape(_title(record))}</text>'
     ]
@@ -89,7 +89,7 @@ def _title(record: BenchRecord) -> str:
 def _panel(panel: _ChartPanel, lines: Sequence[list[Point]]) -> str:
     curves = []
     for at, line in enumerate(lines):
-        color = _COLORS[at % len(_COLORS)]
+        color = COLORS[at % len(COLORS)]
         curves.append(_Curve(_values(line, panel.value), color))
         curves.append(_Curve(_values(line, panel.tail), color, dashed=True))
     curves = [curve for curve in curves if curve.points]

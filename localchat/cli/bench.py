@@ -185,7 +185,7 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
     from localchat.bench.workload import SHAPES, parse_shape
 
     asked = ctx.params
-    words = asked["words"] or (_default_model(ctx),)
+    words = asked["words"] or (default_model(ctx),)
     names = asked["shape_words"] or ("chat",)
     if _ALL in names:
         names = tuple(SHAPES)
@@ -193,8 +193,8 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
     return SweepSpec(
         variants=found,
         shapes=tuple(parse_shape(name) for name in dict.fromkeys(names)),
-        contexts=_counts(asked["context"], "--context", least=0) or (0,),
-        clients=_counts(asked["clients"], "--clients", least=1),
+        contexts=counts(asked["context"], "--context", least=0) or (0,),
+        clients=counts(asked["clients"], "--clients", least=1),
         max_clients=asked["max_clients"],
         rounds=asked["rounds"] or (3 if len(found) > 1 else 1),
         requests=asked["requests"],
@@ -204,7 +204,7 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
     )
 
 
-def _default_model(ctx: click.Context) -> str:
+def default_model(ctx: click.Context) -> str:
     """The model that a prompt would go to."""
     from localchat.cli.resolve import resolve_setup
 
@@ -212,7 +212,7 @@ def _default_model(ctx: click.Context) -> str:
     return model.remote.word if model.remote is not None else model.word
 
 
-def _counts(text: str | None, flag: str, *, least: int) -> tuple[int, ...]:
+def counts(text: str | None, flag: str, *, least: int) -> tuple[int, ...]:
     """`1,4,16` or `0,2k` as numbers. Raises UsageError."""
     found = []
     for word in (text or "").split(",") if text is not None else ():

@@ -31,6 +31,10 @@ VERBS: Final = {
     "fit": Verb("localchat.cli.fit", "Say whether a model fits into memory, and what would help."),
     "batch": Verb("localchat.cli.batch", "Answer a file of prompts, thousands of them."),
     "bench": Verb("localchat.cli.bench", "Measure a model or a server under load."),
+    "quality": Verb(
+        "localchat.cli.quality",
+        "Is the smaller model still good? Which quantization should I take?",
+    ),
     "tune": Verb("localchat.cli.tune", "Find the fastest settings of a model on this machine."),
     "plan": Verb("localchat.cli.plan", "Say how many people a model serves, and what that costs."),
     "cp": Verb("localchat.cli.cp", "Give a model another name."),

@@ -217,7 +217,9 @@ class InputProcessor:
                 )
             case TextPrompt(text, special):
                 return None, self._encode(text, special=special, add_bos=tokenizer.add_bos)
-            case TokenIds(tokens):
+            case TokenIds(tokens, first_bos):
+                if first_bos and tokenizer.add_bos and tokenizer.bos >= 0:
+                    tokens = (tokenizer.bos, *tokens[1:])
                 self._check_tokens(tokens, "prompt")
                 return None, tokens
             case Infill() as infill:
@@ -292,6 +294,7 @@ def _check(request: GenerateRequest) -> None:
         ("think_budget", budget, 1 << 31),
         ("logprobs", request.logprobs, _MOST_LOGPROBS),
         ("prompt_logprobs", request.prompt_logprobs, _MOST_LOGPROBS),
+        ("prompt_logprobs_from", request.prompt_logprobs_from, 1 << 31),
     ):
         low = 1 if name == "n" else 0
         if value is not None and not low <= value <= high:

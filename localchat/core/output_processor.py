@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 
 from localchat.backend_api.interface import Capabilities, Sample, StepResult, Tokenizer
 from localchat.backend_api.sampling.reference import NOTHING
@@ -21,6 +22,15 @@ from localchat.errors import DoesNotFit, LocalchatError, UsageError
 from localchat.fit.kv_types import smaller_kv_type
 
 _MAX_OUT_OF_MEMORY_STEPS = 4
+
+
+def _append(request_state: RequestState, rows: Iterable[bytes]) -> None:
+    """Append log probabilities of all tokens to the request's file. A failure leaves it short."""
+    try:
+        with Path(request_state.request.prompt_logprobs_file).open("ab") as file:
+            file.writelines(rows)
+    except OSError:
+        request_state.all_logprobs_failed = True
 
 
 class OutputProcessor:
@@ -218,7 +228,9 @@ class OutputProcessor:
             entry = self._logprob(samples[position])
             assert entry is not None
             request_state.prompt_logprobs.append(entry)
-        if len(request_state.prompt_logprobs) == request_state.prompt_tokens - 1:
+        if request_state.wants_all and row.prompt_positions:
+            _append(request_state, [samples[position].all for position in row.prompt_positions])
+        if len(request_state.prompt_logprobs) == request_state.prompt_logprobs_wanted:
             self._event_sender.prompt_logprobs(request_state)
 
     def _commit(self, sequence: Sequence, computed: int, earliest: int) -> None:

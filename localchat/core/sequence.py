@@ -140,12 +140,24 @@ class RequestState:
     why_missed: str = ""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs_sent: bool = False
+    all_logprobs_failed: bool = False
+    """The file of all log probabilities cannot be written."""
     prefill_sent: int = -1
     """Prompt tokens that the last Prefill event reported."""
     prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
+
+    @property
+    def prompt_logprobs_wanted(self) -> int:
+        """Prompt tokens whose log probabilities a request that wants them gets."""
+        return max(self.prompt_tokens - 1 - self.request.prompt_logprobs_from, 0)
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether the log probabilities of all tokens are wanted, and can be written."""
+        return bool(self.request.prompt_logprobs_file) and not self.all_logprobs_failed
 
     @property
     def ended(self) -> bool:

@@ -64,6 +64,8 @@ class TokenIds(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
     """Token ids, taken as they are."""
 
     tokens: tuple[int, ...]
+    first_bos: bool = False
+    """The first one becomes the BOS token, where texts of this model begin with one."""
 
 
 class Infill(msgspec.Struct, frozen=True, tag="infill", omit_defaults=True):
@@ -138,6 +140,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Alternatives per generated token (0: only its own log probability)."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
+    prompt_logprobs_from: int = 0
+    """Prompt tokens before the first whose successor's log probability is wanted."""
+    prompt_logprobs_file: str = ""
+    """A file of this machine, to which the log probabilities of all tokens are appended for each of these
+    positions: V little-endian float16 a position. It stays empty where the backend cannot. Only for engines
+    of this user's own: no server takes it from a client."""
     salt: str = ""
     """Separates prefix caches: equal text under another salt shares nothing."""
     priority: int = 0

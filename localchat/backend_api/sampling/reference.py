@@ -45,6 +45,7 @@ GREEDY_BELOW = 1e-5
 _GROUP = 128
 _SORTED_AT_ONCE = 4096
 _PIECE = 8192
+_LEAST_HALF = float(np.finfo(np.float16).min)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -112,6 +113,15 @@ class Sampler:
             order = np.lexsort((ids, -values))
             ranked = zip(ids[order].tolist(), values[order].tolist(), strict=True)
             return Draw(token, float(row[token]) - whole, tuple((t, z - whole) for t, z in ranked))
+
+    def all_logprobs(self, row: Row) -> bytes:
+        """Log probabilities of all tokens of `row` (V,), as little-endian float16."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            row = _cleaned(row)
+            best = float(row.max())
+            whole = best + math.log(self._mass(row, best)) if best > -math.inf else 0.0
+            found = np.clip(row - np.float32(whole), _LEAST_HALF, 0.0)
+            return found.astype("<f2").tobytes()
 
     def candidates(
         self,

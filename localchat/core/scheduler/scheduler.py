@@ -430,7 +430,7 @@ class Scheduler:
     def _find_prefix(self, sequence: Sequence) -> PrefixHit:
         request_state = sequence.request_state
         request = request_state.request
-        missing = len(request_state.prompt_logprobs) + 1 < len(request_state.tokens)
+        missing = len(request_state.prompt_logprobs) < request_state.prompt_logprobs_wanted
         if request.prompt_logprobs is not None and missing:
             nothing = self._kv_cache.find_prefix(sequence.tokens[:1], request.salt)
             return nothing._replace(why_missed="log probabilities of all its tokens were asked")

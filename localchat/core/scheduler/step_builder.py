@@ -105,14 +105,18 @@ class StepBuilder:
         """Request the missing log probabilities of a row's prompt tokens, where they were asked."""
         sequence = scheduled.sequence
         request_state = sequence.request_state
-        top = request_state.request.prompt_logprobs
+        request = request_state.request
+        top = request.prompt_logprobs
         if top is None or sequence is not request_state.sequences[0]:
             return
         for position in range(scheduled.start, scheduled.start + scheduled.width):
-            if len(request_state.prompt_logprobs) < position + 1 < request_state.prompt_tokens:
+            first = request.prompt_logprobs_from + len(request_state.prompt_logprobs)
+            if first <= position < request_state.prompt_tokens - 1:
                 token = request_state.tokens[position + 1]
                 offset = position - scheduled.start
-                logits_position = LogitsPosition(row, offset, sequence.number, "prompt", token, top)
+                logits_position = LogitsPosition(
+                    row, offset, sequence.number, "prompt", token, top, request_state.wants_all
+                )
                 scheduled.prompt_positions.append(self.add_position(logits_position))
 
     def add(self, row: StepRow, scheduled: ScheduledRow, *, is_decode: bool) -> None:

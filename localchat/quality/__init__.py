@@ -1,0 +1,1 @@
+"""Quality of models beside each other: perplexity, divergence, needles, JSON, tool calls and questions."""
