@@ -86,7 +86,9 @@ class LocalApi:
     async def _frames(self, call: GenerateCall) -> AsyncGenerator[msgspec.Struct, None]:
         try:
             async with await self._lease(call.model, call.request.user) as lease:
-                stream = await submit(lease.engine, call.request)
+                # The file would be written by this process, with its rights.
+                asked = msgspec.structs.replace(call.request, prompt_logprobs_file="")
+                stream = await submit(lease.engine, asked)
                 with stream:
                     async for batch in stream.batches():
                         yield protocol.Events(tuple((0, event) for event in batch))
