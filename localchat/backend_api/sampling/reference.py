@@ -120,10 +120,8 @@ class Sampler:
             row = _cleaned(row)
             best = float(row.max())
             whole = best + math.log(self._mass(row, best)) if best > -math.inf else 0.0
-            found: bytes = (
-                np.clip(row - np.float32(whole), _LEAST_HALF, 0.0).astype("<f2").tobytes()
-            )
-            return found
+            found = np.clip(row - np.float32(whole), _LEAST_HALF, 0.0).astype("<f2")
+            return bytes(found.tobytes())
 
     def candidates(
         self,
