@@ -1,8 +1,7 @@
-"""An opened checkpoint folder: its config and tokenizer, the memory plan of a load, and the load."""
+"""An opened checkpoint folder or GGUF file: its config, tokenizer, memory plan and load."""
 
-import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -12,44 +11,50 @@ from localchat.fit.hardware import Gpu, read_gpus, read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.checkpoint import weight_paths
-from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
+from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda import memory_plan as planner
 from localchat_cuda.environment import choose_gpu
+from localchat_cuda.gguf_files import OpenedFiles, digest_of, open_gguf
 from localchat_cuda.model_config import ModelConfig, read_config, runtime_config
-from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template, sampling_defaults
+from localchat_cuda.tokenizer import (
+    CheckpointTokenizer,
+    chat_template,
+    read_tokenizer_files,
+    sampling_defaults,
+)
 
 DeviceKind = Literal["cuda", "cpu"]
-_SAMPLES, _SAMPLE_BYTES = 16, 4096
 
 
 class CheckpointModel:
     """See backend_api.interface.OpenModel. No weights are read before `load`."""
 
-    def __init__(self, folder: Path, device: DeviceKind, notify: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, device: DeviceKind, notify: Callable[[str], None]) -> None:
         """Raises ModelMissing, ModelInvalid."""
-        self._folder, self._device, self._ordinal = folder, device, 0
-        self.config, notes = runtime_config(read_config(folder), gpu=device == "cuda")
+        self._path, self._device, self._ordinal = path, device, 0
+        opened = open_gguf(path) if path.is_file() else _open_folder(path)
+        self.config, notes = runtime_config(opened.config, gpu=device == "cuda")
         for note in notes:
             notify(note)
         if self.config.vision:
             notify(
                 "This model can read images, but only its text part is loaded; images are refused."
             )
-        self.headers = {path: read_safetensors(path) for path in weight_paths(folder)}
-        self.tokenizer: Tokenizer = CheckpointTokenizer(folder, self.config.vocabulary)
-        self.info = _info(folder, self.config, self.headers, self.tokenizer)
+        self.headers = opened.headers
+        self.tokenizer: Tokenizer = CheckpointTokenizer(opened.tokenizer, self.config.vocabulary)
+        self.info = _info(opened, self.config, self.tokenizer)
 
     def plan(self, options: LoadOptions) -> MemoryPlan:
         """Plan a load with the memory that is free now. Raises DoesNotFit with advice, ModelMissing without
         weights, UsageError for impossible options."""
         if not self.headers and not options.dummy_weights:
             raise ModelMissing(
-                f"{self._folder} holds no safetensors file.",
+                f"{self._path} holds no safetensors file.",
                 hint="Download the model again, or take a GGUF of it for llama.cpp; --dummy-weights "
                 "measures speed without weights.",
             )
         limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
-        headers = () if options.dummy_weights else tuple(self.headers.values())
+        headers = () if options.dummy_weights else self.headers
         plan = planner.plan(self.config, headers, options, self._target_gpu(), limits)
         return demand(plan, self.info.name)
 
@@ -72,45 +77,41 @@ class CheckpointModel:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         from localchat_cuda.load import load_runner
 
-        folder = None if request.options.dummy_weights else self._folder
-        if folder is None:
+        path = None if request.options.dummy_weights else self._path
+        if path is None:
             notify("The weights are random: the text is meaningless.")
         device = f"cuda:{self._ordinal}" if self._device == "cuda" else self._device
-        return load_runner(self.config, folder, device, request, progress, notify)
+        return load_runner(self.config, path, device, request, progress, notify)
 
     def close(self) -> None:
         """Nothing to release. Idempotent."""
 
 
-def _info(
-    folder: Path,
-    config: ModelConfig,
-    headers: Mapping[Path, SafetensorsHeader],
-    tokenizer: Tokenizer,
-) -> ModelInfo:
+def _open_folder(folder: Path) -> OpenedFiles:
+    config = read_config(folder)
+    headers = {path: read_safetensors(path) for path in weight_paths(folder)}
+    return OpenedFiles(
+        folder.name,
+        config,
+        tuple(headers.values()),
+        read_tokenizer_files(folder),
+        chat_template(folder),
+        sampling_defaults(folder),
+        digest_of((folder / "config.json").read_bytes(), headers),
+    )
+
+
+def _info(opened: OpenedFiles, config: ModelConfig, tokenizer: Tokenizer) -> ModelInfo:
     return ModelInfo(
-        name=folder.name,
+        name=opened.name,
         architecture=config.architecture,
         quantization=config.quantization.label if config.quantization else config.dtype,
         parameters=planner.parameters(config),
         context_train=config.context_train,
         vocab_size=tokenizer.vocab_size,
-        file_bytes=sum(header.file_bytes for header in headers.values()),
-        chat_template=chat_template(folder),
-        sampling=sampling_defaults(folder),
+        file_bytes=sum(header.file_bytes for header in opened.headers),
+        chat_template=opened.template,
+        sampling=opened.sampling,
         layers=config.layers + 1,
-        identity=_identity(folder, headers),
+        identity=opened.identity,
     )
-
-
-def _identity(folder: Path, headers: Mapping[Path, SafetensorsHeader]) -> str:
-    """A digest of the config and of samples of the weights: two fine-tunes have equal headers."""
-    digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
-    for path in headers:
-        size = path.stat().st_size
-        digest.update(size.to_bytes(8, "little"))
-        with path.open("rb") as file:
-            for piece in range(_SAMPLES):
-                file.seek(max(size - _SAMPLE_BYTES, 0) * piece // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()

@@ -18,6 +18,7 @@ import torch
 from localchat_cuda.kernels import (
     activation,
     fp8_int8,
+    ggml,
     int4,
     rms_norm,
     rms_norm_post,
@@ -275,10 +276,12 @@ class DenseLayers(_LayersBase):
             return fp8_int8.gemm(
                 x, weight, kernels=self.kernels, rounded=self.config.fp8_activations
             )
-        if not isinstance(weight, w4_pack.W4):
+        if isinstance(weight, torch.Tensor):
             return _dense_gemm(x, weight, kernels=self.kernels)[None]
         # What is added to the residual is as wide.
         added = weight.features_out == self.config.hidden
+        if isinstance(weight, ggml.GgmlWeight):
+            return ggml.gemm(x, weight, kernels=self.kernels, wide=added)
         return int4.gemm_of(x, weight, kernels=self.kernels, wide=added)
 
     def attend(

@@ -20,6 +20,7 @@ from localchat.backend_api.interface import (
 )
 from localchat.errors import DoesNotFit
 from localchat.fit.kv_types import FP8
+from localchat.model_files.open_gguf import read_header
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.kernels.launch import set_safe_mode, trust_callers
@@ -36,6 +37,7 @@ from localchat_cuda.runner.input_batch import (
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import DEPTH, CudaRunner
+from localchat_cuda.weights.gguf_source import GgufWeights
 from localchat_cuda.weights.loader import load, with_unpacked
 from localchat_cuda.weights.source import CheckpointWeights, RandomWeights, WeightSource
 
@@ -58,12 +60,13 @@ _WARM_POSITIONS = (1, 130, 260, 520, 1040)
 
 
 def load_runner(
-    config: ModelConfig, folder: Path | None, device_name: str, request: LoadRequest, progress: Progress,
+    config: ModelConfig, path: Path | None, device_name: str, request: LoadRequest, progress: Progress,
     notify: Callable[[str], None],
 ) -> CudaRunner:  # fmt: skip
-    """Load weights from `folder` (None: random ones) to the device, allocate pages and warm up. In safe mode
-    without CUDA graphs, PDL, and kernels in Gluon. Raises ModelInvalid, DoesNotFit, DeviceFault,
-    EngineClosed."""
+    """Load weights from the folder or GGUF file at `path` (None: random ones) to the device, allocate pages
+    and warm up. In safe mode without CUDA graphs, PDL, and kernels in Gluon.
+
+    Raises ModelInvalid, DoesNotFit, DeviceFault, EngineClosed."""
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -84,9 +87,7 @@ def load_runner(
         ) as ahead,
         _advise_on_out_of_memory(request),
     ):  # fmt: skip
-        source: WeightSource = (
-            random_weights(config, device) if folder is None else CheckpointWeights(folder, device)
-        )
+        source = _source(config, path, device)
         names = ARCHITECTURES[config.architecture].NAMES
         weights = load(
             config,
@@ -114,6 +115,14 @@ def load_runner(
         runner = CudaRunner(model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes)
         warm_up(runner)
     return runner
+
+
+def _source(config: ModelConfig, path: Path | None, device: torch.device) -> WeightSource:
+    if path is None:
+        return random_weights(config, device)
+    if path.is_file():
+        return GgufWeights(read_header(path), device)
+    return CheckpointWeights(path, device)
 
 
 def random_weights(config: ModelConfig, device: torch.device) -> RandomWeights:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import Tensor
 
-Method = Literal["awq", "gptq", "int4", "fp8"]
+Method = Literal["awq", "gptq", "int4", "fp8", "gguf"]
 Unsupported = Callable[[str], ModelInvalid]
 """Makes the error for an unsupported setting; its text ends a sentence."""
 
@@ -27,7 +27,13 @@ STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 bits or FP8"
 """Supported storage of a layer, for messages."""
 _SCALE_BYTES = 4
 """Of one scale of FP8 weights."""
-_LABELS: dict[Method, str] = {"awq": "AWQ", "gptq": "GPTQ", "int4": "int4", "fp8": "FP8"}
+_LABELS: dict[Method, str] = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "int4": "int4",
+    "fp8": "FP8",
+    "gguf": "GGUF",
+}
 _PACKED_TENSORS = {"awq": ".qweight", "gptq": ".qweight", "int4": ".weight_packed"}
 """Name of the tensor of codes, by method."""
 _SIDE_TENSORS = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape", "g_idx")
@@ -61,6 +67,8 @@ class Quantization:
     """The config claims that zeros are stored minus one."""
     fp8_activations: bool = False
     """Gemms of many rows may round activations to FP8, too: the checkpoint was made for that."""
+    mix: str = ""
+    """Of a GGUF file, the name of its mix of formats."""
 
     @property
     def packed(self) -> bool:
@@ -70,6 +78,8 @@ class Quantization:
     @property
     def label(self) -> str:
         """For display: AWQ 4-bit, FP8."""
+        if self.mix:
+            return self.mix
         return f"{_LABELS[self.method]} 4-bit" if self.packed else _LABELS[self.method]
 
     @property
@@ -249,6 +259,11 @@ def _modelopt(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     return Quantization("fp8", 8, 0, symmetric=True, fp8_activations=True)
 
 
+def _gguf(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
+    """Block formats of a GGUF file, one for each tensor (gguf_config.py writes this section)."""
+    return Quantization("gguf", 8, 0, mix=str(raw.get("mix") or ""))
+
+
 def _group(size: object, what: str, unsupported: Unsupported) -> int:
     """Input features of a scale; 0: all."""
     if size == -1:
@@ -269,5 +284,6 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], Unsupported], Quantization]] = 
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "modelopt": _modelopt,
+    "gguf": _gguf,
 }
 """By `quant_method` of the config."""

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -47,21 +47,48 @@ def _byte_of_letter() -> dict[str, int]:
     }
 
 
+class TokenizerFiles(NamedTuple):
+    """Contents of a checkpoint's files that describe its tokenizer."""
+
+    name: str
+    """For messages."""
+    text: str
+    """tokenizer.json."""
+    settings: Mapping[str, Any]
+    """tokenizer_config.json."""
+    eos_ids: tuple[int, ...]
+    """Tokens that end a generation, as other files state them."""
+
+
+def read_tokenizer_files(folder: Path) -> TokenizerFiles:
+    """Read a checkpoint's folder. Raises ModelMissing, ModelInvalid."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelMissing(
+            f"{folder} has no tokenizer.json.",
+            hint="Download the whole checkpoint again, or take a GGUF of the model for llama.cpp.",
+        )
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    files = ("generation_config.json", "config.json")
+    stated = [token_ids(_read_object(folder / name).get("eos_token_id")) for name in files]
+    ends = tuple(token for ids in stated for token in ids)
+    return TokenizerFiles(str(path), text, _read_object(folder / "tokenizer_config.json"), ends)
+
+
 class CheckpointTokenizer:
     """See localchat.backend_api.interface.Tokenizer."""
 
-    def __init__(self, folder: Path, vocab_size: int = 0) -> None:
-        """`vocab_size`: rows of the model's embedding; 0: as many as there are tokens. Rows beyond the
-        tokenizer's last token have no text; tokens added beyond the last row are plain text. Raises
-        ModelMissing, ModelInvalid."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ModelMissing(
-                f"{folder} has no tokenizer.json.",
-                hint="Download the whole checkpoint again, or take a GGUF of the model for llama.cpp.",
-            )
+    def __init__(self, source: Path | TokenizerFiles, vocab_size: int = 0) -> None:
+        """`source`: the folder of a checkpoint, or its files. `vocab_size`: rows of the model's embedding;
+        0: as many as there are tokens. Rows beyond the tokenizer's last token have no text; tokens added beyond
+        the last row are plain text. Raises ModelMissing, ModelInvalid."""
+        files = source if isinstance(source, TokenizerFiles) else read_tokenizer_files(source)
+        path = files.name
         try:
-            raw, text = _with_rows(path.read_text("utf-8"), vocab_size)
+            raw, text = _with_rows(files.text, vocab_size)
             self._without_special, self._with_special = (
                 Tokenizer.from_str(text),
                 Tokenizer.from_str(text),
@@ -70,7 +97,7 @@ class CheckpointTokenizer:
             raise _unreadable(path, error) from error
         # Control tokens that are written in a text stay plain text.
         self._without_special.encode_special_tokens = True
-        self.settings = _read_object(folder / "tokenizer_config.json")
+        self.settings = files.settings
         self.vocab_size = vocab_size or self._without_special.get_vocab_size(with_added_tokens=True)
         vocabulary = self._without_special.get_vocab()
         last_id = max(vocabulary.values(), default=0)
@@ -86,7 +113,7 @@ class CheckpointTokenizer:
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self.bos = self._token_of("bos_token")
         self.eos = self._token_of("eos_token")
-        self.eog = self._eog_ids(folder)
+        self.eog = self._eog_ids(files.eos_ids)
         configured = self.settings.get("add_bos_token")
         begun = self._with_special.encode("").ids[:1]
         self.add_bos = (
@@ -128,11 +155,9 @@ class CheckpointTokenizer:
         text = found.get("content") if isinstance(found, dict) else found
         return self._id(text) if isinstance(text, str) else -1
 
-    def _eog_ids(self, folder: Path) -> frozenset[int]:
-        files = ("generation_config.json", "config.json")
-        stated = [token_ids(_read_object(folder / name).get("eos_token_id")) for name in files]
+    def _eog_ids(self, stated: Iterable[int]) -> frozenset[int]:
         named = [self._id(text) for text in _EOG_TOKENS if self._id(text) in self._control]
-        found = {self.eos, *named, *(token for ids in stated for token in ids)}
+        found = {self.eos, *named, *stated}
         return frozenset(token for token in found if 0 <= token < self.vocab_size)
 
     def _bytes(self, token: int, special: bool) -> bytes:
@@ -203,7 +228,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _unreadable(path: Path, error: Exception) -> ModelInvalid:
+def _unreadable(path: Path | str, error: Exception) -> ModelInvalid:
     return ModelInvalid(f"{path} cannot be read: {reason(error)}.", hint=_DAMAGED_HINT)
 
 

@@ -139,7 +139,8 @@ class Header:
 def read_gguf(source: ByteSource, strings: Collection[str] = ()) -> Header:
     """The header of one GGUF file, its structure checked. Raises ModelInvalid.
 
-    Reads the header only, through `source.read`. strings: keys whose arrays of strings are kept.
+    Reads the header only, through `source.read`. strings: keys whose arrays are kept, also of strings and
+    of any length.
     """
     cursor = Cursor(source)
     try:
@@ -232,7 +233,7 @@ def _metadata(
         if kind == _STRING:
             found[key] = _string(source, cursor, LONGEST_STRING, key)
         elif kind == _ARRAY:
-            found[key] = array = _array(source, cursor, key, left, keep_strings=key in strings)
+            found[key] = array = _array(source, cursor, key, left, keep=key in strings)
             left -= array.length if array.values is None or key in strings else 0
         elif kind in _SCALARS:
             found[key] = cursor.value(_SCALARS[kind])
@@ -241,13 +242,11 @@ def _metadata(
     return found
 
 
-def _array(
-    source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, keep_strings: bool
-) -> Array:
+def _array(source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, keep: bool) -> Array:
     kind, length = _uint(cursor, _U32), _uint(cursor, _U64)
     if kind == _STRING:
         _bounded(source, f"strings in {key}", length, min(strings_left, cursor.remaining // 8))
-        if keep_strings:
+        if keep:
             return Array(
                 length, tuple(_string(source, cursor, LONGEST_STRING, key) for _ in range(length))
             )
@@ -259,7 +258,7 @@ def _array(
         )
     format_ = _SCALARS[kind]
     _bounded(source, f"values in {key}", length, cursor.remaining // format_.size)
-    if length > KEPT_ELEMENTS:
+    if length > KEPT_ELEMENTS and not keep:
         cursor.skip(length * format_.size)
         return Array(length)
     values = struct.unpack(f"<{length}{format_.format[1:]}", cursor.take(length * format_.size))

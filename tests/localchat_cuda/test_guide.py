@@ -1,4 +1,4 @@
-"""The built-in guide as safetensors says here what it says as GGUF through llama.cpp."""
+"""The built-in guide says here, as safetensors and as GGUF, what it says through llama.cpp."""
 
 import math
 import subprocess
@@ -20,20 +20,24 @@ QUESTIONS = ("What is localchat?", "How do I use another model?", "What does KV 
 REFERENCE = "localchat_cuda.backend:ReferenceBackend"
 
 
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEngine, LocalEngine]]:
-    """The guide through llama.cpp, and its fp32 checkpoint through this backend."""
+@pytest.fixture(scope="module", params=["checkpoint", "gguf"])
+def engines(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LocalEngine, LocalEngine]]:
+    """The guide through llama.cpp, and its fp32 checkpoint or the same file through this backend."""
     if not GUIDE.is_file():
         pytest.skip("this checkout has no guide")
     folder = tmp_path_factory.mktemp("guide")
     script = ROOT / "scripts" / "tools" / "guide" / "checkpoint.py"
-    subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
+    if request.param == "checkpoint":
+        subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
+    ours = GUIDE if request.param == "gguf" else folder
     load = LoadOptions(context_tokens=1024, threads=1, max_slots=2)
     opened = [
         LocalEngine(
             EngineOptions(path, load, backend=name, speculation=False), notify=lambda text: None
         )
-        for path, name in ((GUIDE, "llamacpp"), (folder, REFERENCE))
+        for path, name in ((GUIDE, "llamacpp"), (ours, REFERENCE))
     ]
     yield opened[0], opened[1]
     for engine in opened:

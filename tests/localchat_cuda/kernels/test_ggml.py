@@ -6,10 +6,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from localchat_cuda.ggml_forms import FORMS, packed_bytes
 from localchat_cuda.kernels import ggml
 from localchat_cuda.kernels.ggml import gemm_tiles
-from localchat_cuda.kernels.ggml.blocks import FORMS
-from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense, pack, packed_bytes
+from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense, pack
 from localchat_cuda.kernels.launch import interpreted
 from tests.support.ggml_blocks import random_rows
 

@@ -10,35 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat.model_files.ggml_types import NUMBER_FORMATS
-
-BLOCK = 256
-"""Columns of a column block of the repacked form, and of a block of the K formats."""
-
-
-class GgmlForm(NamedTuple):
-    """How a number format makes numbers of codes."""
-
-    bits: int
-    """Of a code."""
-    group: int
-    """Columns that share a scale: 16 or 32."""
-    offset: int = 0
-    """Subtracted from a code."""
-    factors: bool = False
-    """A scale is a number of 256 columns times an integer of the group."""
-    minimum: bool = False
-    """A group has a minimum, too, stored as the scale is."""
-    table: bool = False
-    """Values of codes stand in a table."""
-    block: int = BLOCK
-    """Columns of a stored block."""
-    block_bytes: int = 0
-
-    @property
-    def planes(self) -> tuple[int, int]:
-        """Bits of the two planes of a code; the second may be 0."""
-        return {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}[self.bits]
+from localchat_cuda.ggml_forms import FORMS
 
 
 class SplitRows(NamedTuple):
@@ -165,30 +137,23 @@ def _iq4_xs(b: torch.Tensor) -> SplitRows:
     return SplitRows(_flat(codes), _half(b, 0), _flat(factors))
 
 
-_TYPES: dict[str, tuple[GgmlForm, Callable[[torch.Tensor], SplitRows]]] = {
-    "Q4_0": (GgmlForm(4, 32, 8), _q4_0),
-    "Q4_1": (GgmlForm(4, 32, minimum=True), _q4_1),
-    "Q5_0": (GgmlForm(5, 32, 16), _q5_0),
-    "Q5_1": (GgmlForm(5, 32, minimum=True), _q5_1),
-    "Q8_0": (GgmlForm(8, 32, 128), _q8_0),
-    "Q2_K": (GgmlForm(2, 16, factors=True, minimum=True), _q2_k),
-    "Q3_K": (GgmlForm(3, 16, 4, factors=True), _q3_k),
-    "Q4_K": (GgmlForm(4, 32, factors=True, minimum=True), _q4_k),
-    "Q5_K": (GgmlForm(5, 32, factors=True, minimum=True), _q5_k),
-    "Q6_K": (GgmlForm(6, 16, 32, factors=True), _q6_k),
-    "IQ4_NL": (GgmlForm(4, 32, table=True), _q4_0),
-    "IQ4_XS": (GgmlForm(4, 32, factors=True, table=True), _iq4_xs),
+_READERS: dict[str, Callable[[torch.Tensor], SplitRows]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _q4_0,
+    "IQ4_XS": _iq4_xs,
 }
-_STORED = {each.name: each for each in NUMBER_FORMATS.values()}
-
-FORMS: dict[str, GgmlForm] = {
-    name: form._replace(block=_STORED[name].block, block_bytes=_STORED[name].block_bytes)
-    for name, (form, _) in _TYPES.items()
-}
-"""By ggml's name of the format."""
 
 
 def split(type_: str, raw: torch.Tensor) -> SplitRows:
     """SplitRows stored rows, uint8 [N, bytes of a row]."""
     form = FORMS[type_]
-    return _TYPES[type_][1](raw.view(raw.shape[0], -1, form.block_bytes))
+    return _READERS[type_](raw.view(raw.shape[0], -1, form.block_bytes))

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.ggml.blocks import BLOCK
-from localchat_cuda.kernels.ggml.pack import ROWS, TABLE, GgmlTensor, GgmlWeight, dense
+from localchat_cuda.ggml_forms import BLOCK, ROWS
+from localchat_cuda.kernels.ggml.pack import TABLE, GgmlTensor, GgmlWeight, dense
 from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 MAX_ROWS = 64

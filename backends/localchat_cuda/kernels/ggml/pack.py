@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.kernels.ggml.blocks import BLOCK, FORMS, GgmlForm, SplitRows, split
+from localchat_cuda.ggml_forms import BLOCK, FORMS, ROWS, GgmlForm
+from localchat_cuda.kernels.ggml.blocks import SplitRows, split
 
-ROWS = 16
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Values of the codes of IQ4_NL and IQ4_XS."""
 _SLICE_ROWS = 2048
@@ -35,7 +35,7 @@ class GgmlTensor(NamedTuple):
     """A repacked weight of one number format."""
 
     type: str
-    """Name of the number format, one of blocks.FORMS."""
+    """Name of the number format, one of ggml_forms.FORMS."""
     features_out: int
     features_in: int
     low: torch.Tensor
@@ -82,20 +82,10 @@ class GgmlWeight(NamedTuple):
         return sum(part.bytes for part in self.parts)
 
 
-def packed_bytes(type_: str, n: int, k: int) -> int:
-    """Bytes of a repacked weight of N x K."""
-    form = FORMS[type_]
-    numbers = -(-n // ROWS) * ROWS * -(-k // BLOCK)
-    groups = BLOCK // form.group
-    kinds = 2 if form.minimum else 1
-    side = (2 + groups if form.factors else 2 * groups) * kinds
-    return numbers * (BLOCK * form.bits // 8 + side)
-
-
 def pack(type_: str, raw: torch.Tensor, k: int) -> GgmlTensor:
     """Repack the stored bytes uint8 [N, bytes of a row] of a tensor with K columns.
 
-    ValueError for a format that is not in blocks.FORMS, or rows of another length.
+    ValueError for a format that is not in ggml_forms.FORMS, or rows of another length.
     """
     form = FORMS.get(type_)
     if form is None:

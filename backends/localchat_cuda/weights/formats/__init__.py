@@ -5,6 +5,7 @@ from typing import Protocol
 from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.formats.awq import Awq
 from localchat_cuda.weights.formats.fp8 import Fp8
+from localchat_cuda.weights.formats.ggml import Ggml
 from localchat_cuda.weights.formats.gptq import Gptq
 from localchat_cuda.weights.formats.int4 import Int4
 from localchat_cuda.weights.formats.unquantized import Unquantized
@@ -37,6 +38,8 @@ def weight_format(quantization: Quantization | None, target: LoadTarget) -> Weig
         return Int4(target, quantization)
     if quantization.method == "fp8":
         return Fp8(target, quantization)
+    if quantization.method == "gguf":
+        return Ggml(target)
     raise ValueError(f"quantization: no format reads {quantization.method}")
 
 

@@ -1,4 +1,4 @@
-"""Weights of a gemm: floating, int4 or 8-bit.
+"""Weights of a gemm: floating, int4, 8-bit, or in ggml's block formats.
 
 Letters: N output and K input features of y = x w^T.
 """
@@ -10,9 +10,10 @@ from typing import TypeAlias
 import torch
 
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
 
-Weight: TypeAlias = torch.Tensor | w4_pack.W4 | w8_pack.W8
+Weight: TypeAlias = torch.Tensor | w4_pack.W4 | w8_pack.W8 | ggml_pack.GgmlWeight
 """A tensor is [N, K] in the model's dtype."""
 
 
@@ -34,6 +35,8 @@ def dequantized(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
         return weight.to(dtype)
     if isinstance(weight, w8_pack.W8):
         return w8_pack.dense(weight, dtype)
+    if isinstance(weight, ggml_pack.GgmlWeight):
+        return ggml_pack.dense(weight, dtype)
     found = w4_pack.dense(weight, dtype)
     if weight.order is None:
         return found
@@ -58,6 +61,11 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
         bytes_ = [first, *(each for each in rest if isinstance(each, w8_pack.W8))]
         joined = w8_pack.joined(bytes_) if len(bytes_) > len(rest) else None
         return _concat_floating([first, *rest], n, dtype) if joined is None else joined
+    if isinstance(first, ggml_pack.GgmlWeight):
+        blocks = [first, *(each for each in rest if isinstance(each, ggml_pack.GgmlWeight))]
+        if len(blocks) <= len(rest):
+            return _concat_floating([first, *rest], n, dtype)
+        return ggml_pack.GgmlWeight(tuple(part for each in blocks for part in each.parts))
     packed = [first, *(each for each in rest if isinstance(each, w4_pack.W4))]
     if len(packed) <= len(rest):
         return _concat_floating([first, *rest], n, dtype)

@@ -1,0 +1,70 @@
+"""ggml's block formats that the kernels read, and their size once repacked. Imports no torch.
+
+Letters: N output and K input features.
+"""
+
+from typing import NamedTuple
+
+from localchat.model_files.ggml_types import NUMBER_FORMATS
+
+BLOCK = 256
+"""Columns of a column block of the repacked form, and of a block of the K formats."""
+ROWS = 16
+"""Output features of a row tile of the repacked form."""
+
+
+class GgmlForm(NamedTuple):
+    """How a number format makes numbers of codes."""
+
+    bits: int
+    """Of a code."""
+    group: int
+    """Columns that share a scale: 16 or 32."""
+    offset: int = 0
+    """Subtracted from a code."""
+    factors: bool = False
+    """A scale is a number of 256 columns times an integer of the group."""
+    minimum: bool = False
+    """A group has a minimum, too, stored as the scale is."""
+    table: bool = False
+    """Values of codes stand in a table."""
+    block: int = BLOCK
+    """Columns of a stored block."""
+    block_bytes: int = 0
+
+    @property
+    def planes(self) -> tuple[int, int]:
+        """Bits of the two planes of a code; the second may be 0."""
+        return {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}[self.bits]
+
+
+_FORMS: dict[str, GgmlForm] = {
+    "Q4_0": GgmlForm(4, 32, 8),
+    "Q4_1": GgmlForm(4, 32, minimum=True),
+    "Q5_0": GgmlForm(5, 32, 16),
+    "Q5_1": GgmlForm(5, 32, minimum=True),
+    "Q8_0": GgmlForm(8, 32, 128),
+    "Q2_K": GgmlForm(2, 16, factors=True, minimum=True),
+    "Q3_K": GgmlForm(3, 16, 4, factors=True),
+    "Q4_K": GgmlForm(4, 32, factors=True, minimum=True),
+    "Q5_K": GgmlForm(5, 32, factors=True, minimum=True),
+    "Q6_K": GgmlForm(6, 16, 32, factors=True),
+    "IQ4_NL": GgmlForm(4, 32, table=True),
+    "IQ4_XS": GgmlForm(4, 32, factors=True, table=True),
+}
+_STORED = {each.name: each for each in NUMBER_FORMATS.values()}
+
+FORMS: dict[str, GgmlForm] = {
+    name: form._replace(block=_STORED[name].block, block_bytes=_STORED[name].block_bytes)
+    for name, form in _FORMS.items()
+}
+"""By ggml's name of the format."""
+
+
+def packed_bytes(type_: str, n: int, k: int) -> int:
+    """Bytes of a repacked weight of N x K."""
+    form = FORMS[type_]
+    row_blocks = -(-n // ROWS) * ROWS * -(-k // BLOCK)
+    groups = BLOCK // form.group
+    sides = (2 + groups if form.factors else 2 * groups) * (2 if form.minimum else 1)
+    return row_blocks * (BLOCK * form.bits // 8 + sides)

@@ -1,0 +1,159 @@
+"""Configuration and tensor names of a GGUF file, as a Hugging Face checkpoint states them. Imports no torch."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from localchat.errors import ModelInvalid
+from localchat.model_files.gguf import Array, GgufTensor, Header
+from localchat.model_files.safetensors import SafetensorsHeader, Tensor
+from localchat_cuda.ggml_forms import FORMS, packed_bytes
+
+_CLASSES: Final = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""By `general.architecture`."""
+_FLOATING: Final = ("F32", "F16", "BF16")
+_ROPE_FACTORS: Final = "rope_freqs.weight"
+_NAMES: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
+
+
+def checkpoint_names(header: Header) -> dict[str, GgufTensor]:
+    """Tensors by their names in a checkpoint; unknown ones keep theirs."""
+    return {
+        _checkpoint_name(tensor.name): tensor
+        for tensor in header.tensors
+        if tensor.name != _ROPE_FACTORS
+    }
+
+
+def _checkpoint_name(name: str) -> str:
+    found = _LAYER.fullmatch(name)
+    begin, rest = (f"model.layers.{found[1]}.", found[2]) if found else ("", name)
+    stem, _, end = rest.rpartition(".")
+    return f"{begin}{_NAMES[stem]}.{end}" if stem in _NAMES else name
+
+
+def rotated_heads(header: Header) -> dict[str, int]:
+    """Heads of the projections whose rows llama.cpp's converter reordered, by name."""
+    if header.architecture != "llama":
+        return {}
+    heads = header.number("attention.head_count")
+    return {"q_proj": heads, "k_proj": header.number("attention.head_count_kv", heads)}
+
+
+def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str, Any]:
+    """The contents of config.json. `rope_factors`: of rope_freqs.weight. Raises ModelInvalid."""
+    architecture = header.architecture
+    if architecture not in _CLASSES:
+        raise _unsupported(header, f"the architecture {architecture}")
+    foreign = {each.format.name for each in header.tensors} - {*FORMS, *_FLOATING}
+    if foreign:
+        raise _unsupported(header, f"weights in {', '.join(sorted(foreign))}")
+    heads, names = header.number("attention.head_count"), {each.name for each in header.tensors}
+    config: dict[str, Any] = {
+        "architectures": [_CLASSES[architecture]],
+        "torch_dtype": "float16",
+        "hidden_size": header.number("embedding_length"),
+        "intermediate_size": header.number("feed_forward_length"),
+        "num_hidden_layers": header.number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": header.number("attention.head_count_kv", heads),
+        "vocab_size": _rows(header, "token_embd.weight"),
+        "max_position_embeddings": header.number("context_length"),
+        "rms_norm_eps": _float(header, "attention.layer_norm_rms_epsilon", 1e-5),
+        "rope_theta": _float(header, "rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in names,
+        "quantization_config": {"quant_method": "gguf", "mix": header.quantization},
+        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
+    }
+    if head_dim := header.number("attention.key_length"):
+        config["head_dim"] = head_dim
+    if scaling := _scaling(header, rope_factors):
+        config["rope_scaling"] = scaling
+    return config
+
+
+def _scaling(header: Header, factors: tuple[float, ...]) -> dict[str, Any]:
+    context = header.number("context_length")
+    if factors:
+        # Llama 3.1's scaling, as one factor for each pair of columns
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(factors),
+            "long_factor": list(factors),
+            "original_max_position_embeddings": max(context, 2),
+            "attention_factor": 1.0,
+        }
+    kind = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
+    if kind == "none":
+        return {}
+    return {
+        "rope_type": kind,
+        "factor": _float(header, "rope.scaling.factor", 1.0),
+        "original_max_position_embeddings": header.number(
+            "rope.scaling.original_context_length", context
+        ),
+    }
+
+
+def has_rope_factors(header: Header) -> GgufTensor | None:
+    """The tensor of factors by which rotations are slowed; None: there is none."""
+    return next((each for each in header.tensors if each.name == _ROPE_FACTORS), None)
+
+
+def loaded_header(header: Header) -> SafetensorsHeader:
+    """Tensors as they are in memory once loaded, for the memory plan: layers repacked, the rest floating."""
+    tensors = []
+    for name, each in checkpoint_names(header).items():
+        shape, type_ = each.shape[::-1], each.format.name
+        repacked = ".layers." in name and type_ in FORMS and len(shape) == 2
+        size = packed_bytes(type_, *shape) if repacked else 2 * each.elements
+        tensors.append(Tensor(name, shape, type_ if repacked else "F16", each.offset, size))
+    return SafetensorsHeader(header.name, {}, tuple(tensors), header.file_bytes)
+
+
+def strings_of(header: Header, key: str) -> tuple[str, ...]:
+    """An array of strings of the tokenizer's metadata that was kept; empty if there is none."""
+    found = header.metadata.get(key)
+    values: Mapping[int, Any] | tuple[Any, ...] = ()
+    if isinstance(found, Array) and found.values is not None:
+        values = found.values
+    return tuple(str(each) for each in values)
+
+
+def _rows(header: Header, name: str) -> int:
+    found = next((each for each in header.tensors if each.name == name), None)
+    return found.shape[-1] if found is not None else header.vocab_size
+
+
+def _float(header: Header, key: str, default: float) -> float:
+    found = header.metadata.get(f"{header.architecture}.{key}")
+    return float(found) if isinstance(found, int | float) else default
+
+
+def _unsupported(header: Header, what: str) -> ModelInvalid:
+    known = ", ".join(_CLASSES)
+    return ModelInvalid(
+        f"{header.name}: the CUDA backend cannot run {what} from a GGUF file.",
+        hint=f"Leave out --backend cuda: llama.cpp runs this file on the GPU too. The CUDA backend "
+        f"runs GGUF files of the architectures {known}, in {', '.join(FORMS)} and floating formats.",
+    )

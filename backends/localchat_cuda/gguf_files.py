@@ -1,0 +1,80 @@
+"""Opens a GGUF file as a checkpoint: config, tokenizer, template and the sizes of its tensors."""
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from localchat.model_files.gguf import Header
+from localchat.model_files.open_gguf import read_header
+from localchat.model_files.safetensors import SafetensorsHeader
+from localchat_cuda.gguf_config import config_of, has_rope_factors, loaded_header
+from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
+from localchat_cuda.model_config import ModelConfig, parse_config
+from localchat_cuda.tokenizer import TokenizerFiles
+
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
+_SAMPLING = (
+    ("temperature", "temp"),
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("repetition_penalty", "penalty_repeat"),
+)
+"""Our names of a file's own defaults, and theirs below `general.sampling.`."""
+
+
+class OpenedFiles(NamedTuple):
+    """Everything about a model that is read before its weights."""
+
+    name: str
+    config: ModelConfig
+    headers: tuple[SafetensorsHeader, ...]
+    """Tensors in memory; of a GGUF as they are once loaded."""
+    tokenizer: TokenizerFiles
+    template: str | None
+    sampling: tuple[tuple[str, float], ...]
+    identity: str
+
+
+def open_gguf(path: Path) -> OpenedFiles:
+    """Read a GGUF file, or all parts of a split one. Raises ModelMissing, ModelInvalid."""
+    header = read_header(path, ARRAYS)
+    raw = config_of(header, _rope_factors(header))
+    template = header.metadata.get("tokenizer.chat_template")
+    metadata = repr(sorted((key, str(value)[:4096]) for key, value in header.metadata.items()))
+    stated = (
+        (ours, header.metadata.get(f"general.sampling.{theirs}")) for ours, theirs in _SAMPLING
+    )
+    return OpenedFiles(
+        path.stem,
+        parse_config(raw, header.name),
+        (loaded_header(header),),
+        tokenizer_files(header),
+        template if isinstance(template, str) else None,
+        tuple((name, float(value)) for name, value in stated if isinstance(value, int | float)),
+        digest_of(metadata.encode(), header.parts),
+    )
+
+
+def _rope_factors(header: Header) -> tuple[float, ...]:
+    tensor = has_rope_factors(header)
+    if tensor is None or tensor.format.name != "F32":
+        return ()
+    with header.parts[tensor.part].open("rb") as file:
+        file.seek(tensor.offset)
+        return struct.unpack(f"<{tensor.elements}f", file.read(tensor.size_bytes))
+
+
+def digest_of(settings: bytes, paths: Iterable[Path]) -> str:
+    """A digest of the settings and of samples of the weights: two fine-tunes have equal headers."""
+    digest = hashlib.blake2b(settings, digest_size=16)
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            for piece in range(_SAMPLES):
+                file.seek(max(size - _SAMPLE_BYTES, 0) * piece // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

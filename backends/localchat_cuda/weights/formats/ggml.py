@@ -1,0 +1,22 @@
+"""Block formats of a GGUF file: each tensor has a number format of its own."""
+
+from localchat_cuda.kernels.ggml import pack as ggml_pack
+from localchat_cuda.weights.gguf_source import GgufWeights
+from localchat_cuda.weights.source import LoadTarget
+
+
+class Ggml:
+    """See formats.WeightFormat."""
+
+    def __init__(self, target: LoadTarget) -> None:
+        self.target = target
+
+    def holds(self, prefix: str) -> bool:
+        source = self.target.source
+        return isinstance(source, GgufWeights) and source.in_blocks(f"{prefix}.weight")
+
+    def part(self, prefix: str, n: int, k: int) -> ggml_pack.GgmlWeight:
+        source = self.target.source
+        assert isinstance(source, GgufWeights)
+        type_, raw = source.blocks(f"{prefix}.weight", (n, k))
+        return ggml_pack.GgmlWeight((ggml_pack.pack(type_, raw, k),))

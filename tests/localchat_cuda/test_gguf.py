@@ -1,0 +1,141 @@
+"""GGUF files on the CUDA backend: names, order of rows, tokenizer, refusals, and a whole model."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from localchat.errors import ModelInvalid
+from localchat.model_files.open_gguf import read_header
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.gguf_config import config_of
+from localchat_cuda.gguf_files import open_gguf
+from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
+from localchat_cuda.kernels.ggml import GgmlWeight
+from localchat_cuda.kernels.launch import interpreted
+from localchat_cuda.model_config import parse_config
+from localchat_cuda.tokenizer import CheckpointTokenizer
+from localchat_cuda.weights.gguf_source import GgufWeights
+from localchat_cuda.weights.loader import load
+from localchat_llamacpp.backend import LlamaCppBackend
+from tests.support.tiny_models import CPU, Tiny
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "localchat" / "guide" / "guide.gguf"
+TEXTS = (
+    "Hello, how's it going? 1234 x+y\n\n  def f():\n\treturn 3",
+    "ñ 日本語 🎉 <|im_end|>",
+    "  a ",
+)
+
+needs_guide = pytest.mark.skipif(not GUIDE.is_file(), reason="this checkout has no guide")
+
+
+def _tiny_llama(path: Path, kind: gguf.GGMLQuantizationType) -> dict[str, npt.NDArray[np.float32]]:
+    """Two projections as a checkpoint has them, written as llama.cpp's converter orders them."""
+    draw, heads, key_heads, d, hidden = np.random.default_rng(0), 4, 2, 64, 256
+    q, k = (draw.standard_normal((n * d, hidden)).astype(np.float32) for n in (heads, key_heads))
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(512)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(256)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(key_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_token_list([f"t{number}" for number in range(8)])
+    embedding = np.zeros((8, hidden), np.float32)
+    writer.add_tensor("token_embd.weight", embedding)
+    writer.add_tensor("rope_freqs.weight", np.linspace(1, 8, d // 2, dtype=np.float32))
+    for name, rows, count in (("attn_q", q, heads), ("attn_k", k, key_heads)):
+        turned = rows.reshape(count, 2, d // 2, hidden).swapaxes(1, 2).reshape(rows.shape)
+        stored = gguf.quants.quantize(turned, kind)
+        writer.add_tensor(f"blk.0.{name}.weight", stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return {"q_proj": q, "k_proj": k}
+
+
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0])
+def test_rows_of_queries_and_keys_are_in_the_order_of_a_checkpoint(
+    tmp_path: Path, kind: gguf.GGMLQuantizationType
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    expected = _tiny_llama(path, kind)
+    source = GgufWeights(read_header(path), CPU)
+    for name, rows in expected.items():
+        held = gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
+        full = f"model.layers.0.self_attn.{name}.weight"
+        found = source.tensor(full, rows.shape, torch.float32)
+        assert np.array_equal(found.numpy(), held)
+    with pytest.raises(ModelInvalid, match=r"should have the shape \(1, 1\)"):
+        source.tensor("model.embed_tokens.weight", (1, 1), torch.float32)
+
+
+def test_stored_rope_factors_slow_each_pair(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    _tiny_llama(path, gguf.GGMLQuantizationType.F32)
+    factors = tuple(float(each) for each in np.linspace(1, 8, 32, dtype=np.float32))
+    config = parse_config(config_of(read_header(path), factors), "m")
+    plain = replace(config.rotation, scaling=None).radians(64, 512)
+    assert config.rotation.radians(64, 512) == pytest.approx(
+        [each / factor for each, factor in zip(plain, factors, strict=True)]
+    )
+
+
+def test_other_architectures_formats_and_tokenizers_are_refused_for_llamacpp(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    _tiny_llama(path, gguf.GGMLQuantizationType.F32)
+    header = read_header(path)
+    with pytest.raises(ModelInvalid, match="tokenizer") as caught:
+        tokenizer_files(header)
+    assert "Leave out --backend cuda" in caught.value.hint
+    other = replace(header, metadata={**header.metadata, "general.architecture": "mamba"})
+    with pytest.raises(ModelInvalid, match="the architecture mamba"):
+        config_of(other)
+    foreign = header.tensors[0]._replace(format=header.tensors[0].format._replace(name="IQ2_XS"))
+    with pytest.raises(ModelInvalid, match="weights in IQ2_XS"):
+        config_of(replace(header, tensors=(foreign, *header.tensors[1:])))
+
+
+@needs_guide
+def test_the_tokenizer_is_llamacpps() -> None:
+    ours = CheckpointTokenizer(tokenizer_files(read_header(GUIDE, ARRAYS)))
+    opened = LlamaCppBackend().open(GUIDE, print)
+    theirs = opened.tokenizer
+    for text in TEXTS:
+        for special in (False, True):
+            tokens = theirs.encode(text, special=special)
+            assert ours.encode(text, special=special) == tokens
+            assert [ours.piece(each) for each in tokens] == [theirs.piece(each) for each in tokens]
+    assert (ours.bos, ours.eos, ours.add_bos) == (theirs.bos, theirs.eos, theirs.add_bos)
+    opened.close()
+
+
+@needs_guide
+@pytest.mark.skipif(not interpreted(), reason="runs in Triton's interpreter")
+def test_kernels_compute_the_logits_of_the_dequantized_model(tmp_path: Path) -> None:
+    script = ROOT / "scripts" / "tools" / "guide" / "checkpoint.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, capture_output=True)
+    plain, model = Tiny(tmp_path, torch.float32), Tiny(tmp_path, torch.float32, kernels=True)
+    config, names = open_gguf(GUIDE).config, ARCHITECTURES["qwen2"].NAMES
+    source = GgufWeights(read_header(GUIDE), CPU)
+    model.weights = load(config, names, source, CPU, dtype=torch.float32)
+    linears = model.weights.layers[0].linears
+    assert all(isinstance(weight, GgmlWeight) for weight in linears.values())
+    assert not source.unread()
+    for each in (plain, model):  # one layer: the interpreter is slow
+        each.config = replace(each.config, layers=1)
+        each.weights = replace(each.weights, layers=each.weights.layers[:1])
+    found, exact = (each.prompt((5, 900, 31), 256).log_softmax(-1) for each in (model, plain))
+    assert torch.allclose(found, exact, atol=1e-3)
