@@ -121,13 +121,15 @@ def _count(path: Path) -> int:
 def _compare(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     prompt_tokens, answer_tokens = map(int, asked.shape.split("+"))
     common = ["--parallel", str(_PARALLEL), "--json"]
+    scale = _scale(asked.model, folder)
     batches, benches = [], []
     for number in range(asked.rounds):
         bench = ["bench", asked.model, "--shape", asked.shape, "--clients", "8,16,20,24"]
         report = json.loads(_output([*bench, "--no-keep", "--quiet", *common]))
         benches.append(_best(report))
         source, target = folder / f"in{number}.jsonl", folder / f"out{number}.jsonl"
-        source.write_text(_bodies(asked.lines, prompt_tokens, answer_tokens, seed=number))
+        words = scale.words(prompt_tokens)
+        source.write_text(_bodies([words] * asked.lines, answer_tokens, seed=number))
         batch = ["batch", str(source), "-o", str(target), "-m", asked.model, "--quiet", *common]
         batches.append(json.loads(_output(batch))["tokens_per_s"])
         print(f"round {number + 1}: bench {benches[-1]}, batch {batches[-1]} tok/s", flush=True)
@@ -145,19 +147,29 @@ def _best(report: dict[str, Any]) -> float:
     return max(float(point["figures"]["tokens_per_s"]) for point in report["points"])
 
 
-def _bodies(lines: int, prompt_tokens: int, answer_tokens: int, seed: int) -> str:
-    """Lines whose prompts are as long as those of bench, and whose answers are never shorter."""
+def _scale(model: str, folder: Path) -> TokenScale:
+    """Tokens that the model makes of our words and of its template, as bench measures them."""
+    lengths, source, target = [16, 144], folder / "scale.jsonl", folder / "scale-out.jsonl"
+    source.write_text(_bodies(lengths, 1, seed=-1))
+    _output(["batch", str(source), "-o", str(target), "-m", model, "--quiet", "--json"])
+    answers = map(json.loads, target.read_text().splitlines())
+    tokens = sorted(one["response"]["body"]["usage"]["prompt_tokens"] for one in answers)
+    return TokenScale.of(zip(lengths, tokens, strict=True))
+
+
+def _bodies(lengths: list[int], answer_tokens: int, seed: int) -> str:
+    """Lines of prompts with so many words, and answers that are never shorter."""
     return "".join(
         json.dumps(
             {
-                "prompt": prose(TokenScale().words(prompt_tokens), f"{seed} {number}"),
+                "prompt": prose(words, f"{seed} {number}"),
                 "max_tokens": answer_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
             }
         )
         + "\n"
-        for number in range(lines)
+        for number, words in enumerate(lengths)
     )
 
 

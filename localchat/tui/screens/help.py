@@ -72,7 +72,7 @@ def help_lines(table: Mapping[str, str]) -> Iterator[HelpLine]:
                 yield HelpLine(section, key_names(key.id, table), key.about, key.id)
     for question in QUESTIONS:
         for line in question.commands:
-            yield HelpLine("Questions that a shell answers", f"localchat {line}", question.asked)
+            yield HelpLine("In a shell", f"localchat {line}", question.asked)
 
 
 class HelpScreen(ModalScreen[None]):
