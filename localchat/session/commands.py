@@ -50,7 +50,8 @@ class ShellQuestion(NamedTuple):
 
 QUESTIONS: Final = (
     ShellQuestion("Does it fit?", ("fit MODEL",)),
-    ShellQuestion("Which quantization should I take?", ("fit MODEL", "bench A B")),
+    ShellQuestion("Which quantization should I take?", ("fit MODEL", "quality A B")),
+    ShellQuestion("Is the smaller one still good?", ("quality A B",)),
     ShellQuestion("How many users can it serve?", ("bench MODEL", "plan MODEL --users N")),
     ShellQuestion("Why is it slow?", ("doctor", "bench MODEL", "tune MODEL")),
     ShellQuestion("Is my build good?", ("doctor",)),
