@@ -105,7 +105,8 @@ class AnswerRecord:
         )
         self._nodes[choice] = node
         self._conversation.put(node)
-        self._conversation.head = self._nodes[min(self._nodes)].id  # the first choice is shown
+        shown = self._answer.chosen if self._answer.chosen in self._nodes else min(self._nodes)
+        self._conversation.head = self._nodes[shown].id
         self._recorder.changed(node)
 
 

@@ -6,6 +6,7 @@ for none of them (answer_record.py opens the history beside the load).
 
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,9 @@ from localchat.cli.resolve import (
 )
 from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.cli.streams import Terminal
+from localchat.cli.tries import CritiqueReport, Judge, add_usage, criticize
+from localchat.cli.tries_options import TriesOptions, requested_tries
+from localchat.engine.events import Event, Finished
 from localchat.engine.interface import Engine
 from localchat.engine.request import Grammar, Message, Messages, TextPrompt
 from localchat.engine.stats_line import stats_line
@@ -49,6 +53,7 @@ from localchat.errors import (
     ModelMissing,
     UsageError,
 )
+from localchat.tries.collection import Tries, TriesReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class AskOptions:
     extract: bool
     raw_prompt: bool
     grammar: Grammar | None
+    tries: TriesOptions
 
 
 def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
@@ -71,7 +77,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     if nothing and model_word is None:
         raise _nothing_to_ask()
     before = resumed(ctx)
-    setup = _resolved(ctx, model_word, before)
+    setup = options.tries.applied(_resolved(ctx, model_word, before))
     if nothing:
         raise _nothing_to_ask()
     conversation = before or Conversation()
@@ -81,6 +87,10 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     if not text and options.grammar is not None:
         raise UsageError(
             "--schema, --grammar and --regex are for one answer, and there is no prompt"
+        )
+    if not text and (options.tries.method or options.tries.critique):
+        raise UsageError(
+            "--best-of, --vote and --critique are for one answer, and there is no prompt"
         )
     if text and not options.interactive:
         with terminate_gracefully(), opened_engine(setup) as engine:
@@ -117,7 +127,8 @@ def _converse(
 def _options(ctx: click.Context) -> AskOptions:
     names = ("interactive", "as_json", "extract", "raw_prompt")
     flags = {name: bool(ctx.params[name]) for name in names}
-    options = AskOptions(**flags, grammar=requested_grammar(ctx))
+    grammar = requested_grammar(ctx)
+    options = AskOptions(**flags, grammar=grammar, tries=requested_tries(ctx, grammar))
     if options.interactive and (options.as_json or options.extract or options.raw_prompt):
         raise UsageError("-i is a conversation; --json, -x and --raw-prompt are for one answer")
     if options.interactive and options.grammar is not None:
@@ -173,17 +184,26 @@ def _answer_once(
     question = conversation.add(Message("user", text), parent=conversation.head)
     answer = ReceivedAnswer()
     error: LocalchatError | None = None
+    asked = () if options.raw_prompt else sent_messages(conversation)
     record = None if options.raw_prompt else AnswerRecord(setup, conversation, question, answer)
+    tries = options.tries.begin()
+    report_: TriesReport | CritiqueReport | None = None
     try:
-        display = _display(setup, engine, options)
+        display = _display(setup, engine, options, tries)
         if options.raw_prompt:
             prompt = TextPrompt(text, special=True)
-            stream = engine.generate(request_for(settings, prompt, options.grammar))
+            logprobs = options.tries.logprobs
+            stream = engine.generate(request_for(settings, prompt, options.grammar, logprobs))
             receive(stream, display, answer)
         else:
-            _receive_fitting(setup, engine, conversation, display, answer, options.grammar)
+            _receive_fitting(setup, engine, conversation, display, answer, options)
         remember(setup, engine.info, answer.done if settings.n == 1 else None)
-        _print_rest(setup, engine, options, answer)
+        judge = Judge(setup, engine, asked)
+        if tries is not None:
+            report_ = _choose(tries, answer, judge, options)
+        elif options.tries.critique:
+            report_ = criticize(judge, answer, options.grammar)
+        _print_rest(setup, engine, options, answer, report_)
         _offer_rebuild(setup, engine, options, answer)
     except ContextExceeded as problem:
         error = problem
@@ -199,6 +219,15 @@ def _answer_once(
     return ExitCode.INTERRUPTED if answer.interrupted else ExitCode.OK
 
 
+def _choose(tries: Tries, answer: ReceivedAnswer, judge: Judge, options: AskOptions) -> TriesReport:
+    """Choose the answer among the tries."""
+    if options.tries.judge and not answer.interrupted:
+        judge.pick(tries)
+        add_usage(answer, judge)
+    answer.chosen = tries.chosen
+    return tries.report(sum(usage.completion_tokens for usage in judge.spent))
+
+
 def _offer_rebuild(
     setup: Setup, engine: Engine, options: AskOptions, answer: ReceivedAnswer
 ) -> None:
@@ -209,22 +238,35 @@ def _offer_rebuild(
         setup.terminal.notify(sentence)
 
 
-def _display(setup: Setup, engine: Engine, options: AskOptions) -> AnswerDisplay:
+def _display(
+    setup: Setup, engine: Engine, options: AskOptions, tries: Tries | None
+) -> AnswerDisplay:
     terminal, settings = setup.terminal, setup.settings
+
+    def watch(event: Event) -> bool:
+        if tries is None:
+            return False
+        tries.add(event)
+        if isinstance(event, Finished):
+            terminal.progress(tries.progress())
+        return tries.method == "vote" and bool(tries.vote.open) and tries.decided
+
     # With --stats and --json the answer must end by itself: its metrics come last.
-    stops_early = options.extract and not (options.as_json or settings.stats) and settings.n == 1
+    alone = settings.n == 1 and not options.tries.critique
+    stops_early = options.extract and not (options.as_json or settings.stats) and alone
     return AnswerDisplay(
         terminal,
         print_text=not _prints_whole(setup, options),
         reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
         on_begin=lambda: terminal.note(context_line(engine.info())),
         is_enough=_closed_block if stops_early else lambda text: False,
+        watch=watch,
     )
 
 
 def _prints_whole(setup: Setup, options: AskOptions) -> bool:
     """Whether the answer is printed when it is complete."""
-    return options.as_json or options.extract or setup.settings.n > 1
+    return options.as_json or options.extract or setup.settings.n > 1 or options.tries.critique
 
 
 def _receive_fitting(
@@ -233,7 +275,7 @@ def _receive_fitting(
     conversation: Conversation,
     display: AnswerDisplay,
     answer: ReceivedAnswer,
-    grammar: Grammar | None,
+    options: AskOptions,
 ) -> None:
     """Send the conversation and receive the answer. Raises LocalchatError.
 
@@ -246,7 +288,8 @@ def _receive_fitting(
             thinking=settings.think,
             think_budget=settings.think_budget,
         )
-        receive(engine.generate(request_for(settings, prompt, grammar)), display, answer)
+        request = request_for(settings, prompt, options.grammar, options.tries.logprobs)
+        receive(engine.generate(request), display, answer)
 
     try:
         send()
@@ -269,28 +312,44 @@ def _receive_fitting(
     send()
 
 
-def _print_rest(setup: Setup, engine: Engine, options: AskOptions, answer: ReceivedAnswer) -> None:
+def _print_rest(
+    setup: Setup,
+    engine: Engine,
+    options: AskOptions,
+    answer: ReceivedAnswer,
+    tries: TriesReport | CritiqueReport | None,
+) -> None:
     """Print everything that was not printed while the answer arrived."""
     terminal, settings = setup.terminal, setup.settings
     texts = _texts(answer, settings.n, options)
     if options.as_json:
-        line = msgspec.json.encode(report(answer, engine.info(), settings.n, texts)).decode()
-        terminal.answer(line)
+        fields = report(answer, engine.info(), settings.n, texts)
+        if tries is not None:
+            fields["tries"] = tries.as_json()
+        terminal.answer(msgspec.json.encode(fields).decode())
         terminal.end_answer()
     else:
+        if tries is not None or options.tries.critique:
+            texts = {answer.chosen: texts.get(answer.chosen, "")}
         if _prints_whole(setup, options) and (texts or not answer.interrupted):
             terminal.answer("\n---\n".join(text.rstrip("\n") for _, text in sorted(texts.items())))
         terminal.end_answer(empty=not answer.interrupted)
+    if settings.stats and tries is not None:
+        terminal.print_line(tries.sentence())
     if settings.stats and answer.done:
         terminal.print_line(stats_line(answer.done))
+    if settings.stats and (answer.done or tries is not None):
         terminal.print_line(engine.info().why)
     if options.grammar is not None:
-        _refuse_unfinished(answer, settings.n)
+        _refuse_unfinished(answer, [answer.chosen] if tries is not None else range(settings.n))
 
 
 def _texts(answer: ReceivedAnswer, choices: int, options: AskOptions) -> dict[int, str]:
     """Texts to print, by choice. Raises LocalchatError if `-x` finds no code block."""
-    texts = {choice: answer.texts[choice] for choice in range(choices) if choice in answer.texts}
+    wanted = {*range(choices), answer.chosen}
+    if options.extract and (options.tries.method or options.tries.critique):
+        wanted = {answer.chosen}
+    texts = {choice: answer.texts[choice] for choice in sorted(wanted) if choice in answer.texts}
     if not options.extract:
         return texts
     code = {choice: first_code_block(text) for choice, text in texts.items()}
@@ -298,7 +357,7 @@ def _texts(answer: ReceivedAnswer, choices: int, options: AskOptions) -> dict[in
     if not found and not answer.interrupted:
         raise LocalchatError(
             "the answer contains no fenced code block",
-            hint=f"it was:\n{answer.texts[0]}" if answer.texts[0] else "it was empty",
+            hint=f"it was:\n{said}" if (said := answer.texts[answer.chosen]) else "it was empty",
         )
     return found
 
@@ -336,9 +395,9 @@ def requested_grammar(ctx: click.Context) -> Grammar | None:
     return None
 
 
-def _refuse_unfinished(answer: ReceivedAnswer, choices: int) -> None:
+def _refuse_unfinished(answer: ReceivedAnswer, choices: Iterable[int]) -> None:
     """Raise LocalchatError for an answer that ended at its longest: it cannot match the grammar."""
-    if any(answer.reasons.get(choice) == "length" for choice in range(choices)):
+    if any(answer.reasons.get(choice) == "length" for choice in choices):
         raise LocalchatError(
             "the answer was cut off before it matched the requested format",
             hint="raise --max-tokens, or bound the schema (maxLength, maxItems)",

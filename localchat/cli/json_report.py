@@ -24,9 +24,9 @@ def report(
     fields: dict[str, Any] = {
         "model": info.model,
         "backend": info.backend,
-        "text": texts.get(0, ""),
-        "reasoning": answer.reasoning[0],
-        "finish_reason": _reason(answer, 0),
+        "text": texts.get(answer.chosen, ""),
+        "reasoning": answer.reasoning[answer.chosen],
+        "finish_reason": _reason(answer, answer.chosen),
         "usage": _usage(answer),
         "timings": {name: getattr(timings, name, None) for name in _TIMINGS},
         "kv": _kv(answer, info),

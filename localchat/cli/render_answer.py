@@ -36,6 +36,8 @@ class ReceivedAnswer:
     metrics: MetricsSnapshot | None = None
     done: Done | None = None
     interrupted: bool = False
+    chosen: int = 0
+    """The choice that is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class AnswerDisplay:
     """Called once, before the first text; the engine is loaded then."""
     is_enough: Callable[[str], bool] = lambda text: False
     """True of the text so far: the answer ends early."""
+    watch: Callable[[Event], bool] = lambda event: False
+    """Sees every event; True ends the answer early."""
 
 
 def progress_line(event: Event) -> str:
@@ -91,6 +95,8 @@ def receive(
                     case _ if line := progress_line(event):
                         display.terminal.progress(line)
                 _collect(answer, event, display)
+                if display.watch(event):
+                    break
                 if isinstance(event, Text) and display.is_enough(answer.texts[0]):
                     break
     except KeyboardInterrupt:

@@ -243,7 +243,7 @@ def engine_options(setup: Setup) -> EngineOptions:
 
 
 def request_for(
-    settings: Settings, prompt: Prompt, grammar: Grammar | None = None
+    settings: Settings, prompt: Prompt, grammar: Grammar | None = None, logprobs: int | None = None
 ) -> GenerateRequest:
     """One request with these settings."""
     return GenerateRequest(
@@ -253,6 +253,7 @@ def request_for(
         max_tokens=settings.max_tokens,
         stop=settings.stop,
         grammar=grammar,
+        logprobs=logprobs,
         speculation=settings.speculation,
     )
 

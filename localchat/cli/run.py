@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.options import AFTER_DASHES, ThinkingCommand, engine_options
+from localchat.cli.tries_flags import tries_flags
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -96,6 +97,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
 @click.command("ask", cls=PromptCommand)
 @click.argument("words", nargs=-1, shell_complete=complete_mention)
 @prompt_options
+@tries_flags
 @engine_options(with_model=True)
 @click.pass_context
 def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -> int:
@@ -113,6 +115,7 @@ def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -
 @click.argument("model_word", metavar="[MODEL]", required=False)
 @click.argument("words", metavar="[PROMPT]", nargs=-1, shell_complete=complete_mention)
 @prompt_options
+@tries_flags
 @engine_options(with_model=False)
 @click.pass_context
 def command(

@@ -1,0 +1,79 @@
+"""Reads the flags of more tries at one answer: --best-of, --vote and --critique."""
+
+from dataclasses import dataclass, replace
+
+import click
+import msgspec
+
+from localchat.cli.options import given_flags
+from localchat.cli.resolve import Setup
+from localchat.engine.request import Grammar
+from localchat.errors import UsageError
+from localchat.tries.collection import Method, Tries
+from localchat.tries.extractor import Extractor, extractor, folded_text, json_text, last_number
+
+
+@dataclass(frozen=True, slots=True)
+class TriesOptions:
+    """How often a prompt is tried, and how one answer is made of that."""
+
+    count: int = 1
+    method: Method | None = None
+    extractor: Extractor = last_number
+    judge: bool = False
+    critique: bool = False
+
+    def applied(self, setup: Setup) -> Setup:
+        """The setup with as many choices as there are tries. Raises UsageError."""
+        if self.method is None:
+            return setup
+        if setup.settings.temperature == 0:
+            raise UsageError(
+                "with temperature 0 every try gives the same answer", hint="--temperature 0.7"
+            )
+        return replace(setup, settings=msgspec.structs.replace(setup.settings, n=self.count))
+
+    def begin(self) -> Tries | None:
+        """The tries of a request that is sent now; None if there is one answer."""
+        return None if self.method is None else Tries(self.count, self.method, self.extractor)
+
+    @property
+    def logprobs(self) -> int | None:
+        """Alternatives to ask for with each token: none, or the log probability of the token alone."""
+        return 0 if self.method == "best_of" and not self.judge else None
+
+
+def requested_tries(ctx: click.Context, grammar: Grammar | None) -> TriesOptions:
+    """The tries that the flags ask for. Raises UsageError."""
+    given = {name: ctx.params.get(name) for name in ("best_of", "vote", "critique")}
+    named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if len(named) > 1:
+        raise UsageError(f"{' and '.join(named)}: only one of them")
+    if named and "n" in given_flags(ctx):
+        raise UsageError(f"{named[0]} prints one answer, and --n asks for several")
+    if named and ctx.params["interactive"]:
+        raise UsageError(f"-i is a conversation; {named[0]} is for one answer")
+    if ctx.params.get("judge") and not given["best_of"]:
+        raise UsageError("--judge picks among the answers of --best-of")
+    if ctx.params.get("vote_by") and not given["vote"]:
+        raise UsageError("--vote-by says what --vote counts")
+    if given["critique"] and ctx.params["raw_prompt"]:
+        raise UsageError("--critique asks in a conversation, and --raw-prompt has none")
+    if given["vote"]:
+        counted = _counted(ctx.params.get("vote_by"), grammar)
+        return TriesOptions(int(given["vote"]), "vote", counted)
+    if given["best_of"]:
+        judge = bool(ctx.params.get("judge"))
+        if judge and ctx.params["raw_prompt"]:
+            raise UsageError("--judge asks in a conversation, and --raw-prompt has none")
+        return TriesOptions(int(given["best_of"]), "best_of", judge=judge)
+    return TriesOptions(critique=bool(given["critique"]))
+
+
+def _counted(kind: str | None, grammar: Grammar | None) -> Extractor:
+    """The extractor of a vote. Without --vote-by a whole answer that a grammar shapes counts, else a number."""
+    if kind is not None:
+        return extractor(kind)
+    if grammar is None:
+        return last_number
+    return json_text if grammar.kind == "json_schema" else folded_text
