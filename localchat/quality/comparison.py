@@ -91,8 +91,8 @@ class Comparison:
         self._done += 1
 
     def _show(self, variant: BenchVariant, what: str) -> None:
-        total = self._steps * len(self.spec.variants)
-        self.progress(QualityProgress(variant.name, what, min(self._done, total), total))
+        total = max(self._steps * len(self.spec.variants), self._done, 1)
+        self.progress(QualityProgress(variant.name, what, self._done, total))
 
     @property
     def base_windows(self) -> list[ScoredWindow]:

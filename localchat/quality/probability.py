@@ -81,6 +81,11 @@ class EngineScorer:
             if isinstance(event, PromptLogprobs)
             for entry in event.tokens
         ]
+        if len(entries) != len(window) - 1 - first:
+            raise UsageError(
+                "the backend gives no log probabilities of a prompt",
+                hint="--only greedy,json,tools,needles,questions leaves them out",
+            )
         size = rows.stat().st_size if rows.is_file() else 0
         whole = size > 0 and size % (2 * len(entries)) == 0
         return ScoredWindow(

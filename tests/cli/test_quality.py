@@ -1,0 +1,75 @@
+"""quality: what it prints, keeps and refuses. Its figures: tests/quality."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli_program import SCENARIOS
+from tests.support.terminal_screen import Call, Outcome
+
+Quality = Callable[..., Outcome]
+SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
+SHORT = ("--only", "questions", "--backend", SCRIPTED)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A model of the scripted backend."""
+    path = tmp_path / "tiny.script"
+    path.write_text(json.dumps({"reply": "localchat pull"}))
+    return path
+
+
+@pytest.fixture
+def quality(call: Call) -> Quality:
+    """`localchat quality`, in this process."""
+    return lambda *args: call(SCENARIOS["hello"], "quality", *args, named=False)
+
+
+def test_settings_are_compared_and_the_result_is_kept(
+    quality: Quality, script: Path, tmp_path: Path
+) -> None:
+    questions, chart = tmp_path / "set.jsonl", tmp_path / "chart.svg"
+    questions.write_text(
+        '{"question": "How do I pull a model?", "answer": "hello", "match": "contains"}\n'
+    )
+    outcome = quality(
+        script, *SHORT, "--vary", "kv-type=f16,q8_0", "--set", questions, "--svg", chart
+    )
+    assert outcome.code == 0, outcome.err
+    assert "RIGHT" in outcome.out and "Kept as number 1" in outcome.out
+    rows = [line.split() for line in outcome.out.splitlines() if line.startswith("kv-type=")]
+    assert rows[0][-1] == rows[1][-1] == "1/1"
+    assert "kv-type=q8_0: questions 1 of 1" in outcome.out
+    ElementTree.fromstring(chart.read_text())
+    record = json.loads(quality("--show", "last", "--json").out)
+    assert [one["variant"]["settings"]["kv_cache_type"] for one in record["measured"]] == [
+        "f16",
+        "q8_0",
+    ]
+    assert quality("--list").out.splitlines()[1].split()[0] == "1"
+    compared = quality("--compare", "1", "last").out
+    assert sum(line.startswith("1 ") for line in compared.splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("guide", "--only", "text"), "no log probabilities"),
+        (("guide", "--list"), "exclude each other"),
+        (("--show", "7"), "7"),
+        (("guide", "--only", "poems"), "poems"),
+        (("guide", "--set", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("guide", "--text", "nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    quality: Quality, args: tuple[str, ...], said: str
+) -> None:
+    outcome = quality(*args)
+    assert outcome.code != 0
+    assert outcome.out == ""
+    assert said in outcome.err
