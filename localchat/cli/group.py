@@ -33,7 +33,7 @@ VERBS: Final = {
     "bench": Verb("localchat.cli.bench", "Measure a model or a server under load."),
     "quality": Verb(
         "localchat.cli.quality",
-        "Is the smaller model still good? Which quantization should I take?",
+        "Compare models, quantizations and KV types by what they answer.",
     ),
     "tune": Verb("localchat.cli.tune", "Find the fastest settings of a model on this machine."),
     "plan": Verb("localchat.cli.plan", "Say how many people a model serves, and what that costs."),

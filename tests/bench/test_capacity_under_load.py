@@ -10,8 +10,8 @@ CPU = StepServer(0.03, 0.008, 2e-3, 8, 0.25)
 REQUESTS = 600
 
 
-# Not among them: 20 + 60 tokens on the CPU. Its prompts are so short that their cost is found a fifth too low and
-# the rest counted as overhead; once slots run out, that moves the p95 by more than a fifth.
+# Not among them: 20 + 60 tokens on the CPU. Its prompts are so short that their cost is found a fifth too low
+# and the rest counted as overhead; once slots run out, that moves the p95 by more than a fifth.
 @pytest.mark.parametrize(
     ("server", "lengths"),
     [
