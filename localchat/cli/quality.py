@@ -92,8 +92,9 @@ def command(
     as_json: bool,
     **_: object,
 ) -> int:
-    """Is the smaller model still good? Which quantization should I take?
+    """Compare models, quantizations and KV types by what they answer.
 
+    Is the smaller model still good? Which quantization should I take?
     Compares each MODEL with the first: perplexity and KL divergence over a text, where greedy texts part, JSON
     and tool calls, needles in long texts, and questions of your own; and says in words whether it is safe.
     MODEL is a model of this machine, the address of a running server, or remote:NAME of the settings.
