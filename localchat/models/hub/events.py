@@ -54,6 +54,9 @@ class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict")
     expected_by: str | None
     advice: tuple[str, ...]
     notes: tuple[str, ...]
+    kv_tokens: int | None
+    conversations: dict[str, int]
+    """By their length in tokens: how many the KV cache holds at once."""
 
 
 class Checking(msgspec.Struct, frozen=True, tag_field="event", tag="checking"):
