@@ -1,5 +1,7 @@
 """ggml's block formats that the kernels read, and their size once repacked. Imports no torch.
 
+Whole numbers of 8 bits from a checkpoint are read in the form of Q8_0, or with zeros in one of our own.
+
 Letters: N output and K input features.
 """
 
@@ -52,13 +54,17 @@ _FORMS: dict[str, GgmlForm] = {
     "IQ4_NL": GgmlForm(4, 32, table=True),
     "IQ4_XS": GgmlForm(4, 32, factors=True, table=True),
 }
+INT8, INT8_ZEROS = "Q8_0", "INT8_ZEROS"
+"""Whole numbers of 8 bits, without and with zeros."""
 _STORED = {each.name: each for each in NUMBER_FORMATS.values()}
 
-FORMS: dict[str, GgmlForm] = {
+GGUF_FORMS: dict[str, GgmlForm] = {
     name: form._replace(block=_STORED[name].block, block_bytes=_STORED[name].block_bytes)
     for name, form in _FORMS.items()
 }
 """By ggml's name of the format."""
+FORMS = {**GGUF_FORMS, INT8_ZEROS: GgmlForm(8, 32, 128, minimum=True)}
+"""With those of our own."""
 
 
 def packed_bytes(type_: str, n: int, k: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from localchat.errors import ModelInvalid
 from localchat.model_files.gguf import Array, GgufTensor, Header
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
-from localchat_cuda.ggml_forms import FORMS, packed_bytes
+from localchat_cuda.ggml_forms import GGUF_FORMS, packed_bytes
 
 _CLASSES: Final = {
     "llama": "LlamaForCausalLM",
@@ -65,7 +65,7 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
     architecture = header.architecture
     if architecture not in _CLASSES:
         raise _unsupported(header, f"the architecture {architecture}")
-    foreign = {each.format.name for each in header.tensors} - {*FORMS, *_FLOATING}
+    foreign = {each.format.name for each in header.tensors} - {*GGUF_FORMS, *_FLOATING}
     if foreign:
         raise _unsupported(header, f"weights in {', '.join(sorted(foreign))}")
     heads, names = header.number("attention.head_count"), {each.name for each in header.tensors}
@@ -125,7 +125,7 @@ def loaded_header(header: Header) -> SafetensorsHeader:
     tensors = []
     for name, each in checkpoint_names(header).items():
         shape, type_ = each.shape[::-1], each.format.name
-        repacked = ".layers." in name and type_ in FORMS and len(shape) == 2
+        repacked = ".layers." in name and type_ in GGUF_FORMS and len(shape) == 2
         size = packed_bytes(type_, *shape) if repacked else 2 * each.elements
         tensors.append(Tensor(name, shape, type_ if repacked else "F16", each.offset, size))
     return SafetensorsHeader(header.name, {}, tuple(tensors), header.file_bytes)
@@ -155,5 +155,5 @@ def _unsupported(header: Header, what: str) -> ModelInvalid:
     return ModelInvalid(
         f"{header.name}: the CUDA backend cannot run {what} from a GGUF file.",
         hint=f"Leave out --backend cuda: llama.cpp runs this file on the GPU too. The CUDA backend "
-        f"runs GGUF files of the architectures {known}, in {', '.join(FORMS)} and floating formats.",
+        f"runs GGUF files of the architectures {known}, in {', '.join(GGUF_FORMS)} and floating formats.",
     )

@@ -129,7 +129,9 @@ def random_weights(config: ModelConfig, device: torch.device) -> RandomWeights:
     """Random weights in the groups of the config."""
     quantization = config.quantization
     return (
-        RandomWeights(device, group=quantization.group) if quantization else RandomWeights(device)
+        RandomWeights(device, group=quantization.group, bits=quantization.bits)
+        if quantization
+        else RandomWeights(device)
     )
 
 

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import Tensor
+from localchat_cuda.ggml_forms import INT8, INT8_ZEROS, packed_bytes
 
-Method = Literal["awq", "gptq", "int4", "fp8", "gguf"]
+Method = Literal["awq", "gptq", "packed", "int8", "fp8", "gguf"]
 Unsupported = Callable[[str], ModelInvalid]
 """Makes the error for an unsupported setting; its text ends a sentence."""
 
@@ -23,18 +24,25 @@ PACKED_GROUPS = (128, 64, 32)
 """Input features that share a scale and a zero in the packed form (kernels/int4/pack.py), largest first."""
 _FP8_BLOCK = 128
 """Output and input features of a block that shares a scale."""
-STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 bits or FP8"
+STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 or 8 bits or FP8"
 """Supported storage of a layer, for messages."""
 _SCALE_BYTES = 4
 """Of one scale of FP8 weights."""
 _LABELS: dict[Method, str] = {
     "awq": "AWQ",
     "gptq": "GPTQ",
-    "int4": "int4",
+    "packed": "compressed-tensors",
+    "int8": "INT8",
     "fp8": "FP8",
     "gguf": "GGUF",
 }
-_PACKED_TENSORS = {"awq": ".qweight", "gptq": ".qweight", "int4": ".weight_packed"}
+INT8_BITS = 8
+_PACKED_TENSORS = {
+    "awq": ".qweight",
+    "gptq": ".qweight",
+    "packed": ".weight_packed",
+    "int8": ".weight",
+}
 """Name of the tensor of codes, by method."""
 _SIDE_TENSORS = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape", "g_idx")
 """Names of tensors that belong to the codes and are counted with them."""
@@ -80,7 +88,13 @@ class Quantization:
         """For display: AWQ 4-bit, FP8."""
         if self.mix:
             return self.mix
-        return f"{_LABELS[self.method]} 4-bit" if self.packed else _LABELS[self.method]
+        named = self.method in ("fp8", "int8", "gguf")
+        return _LABELS[self.method] if named else f"{_LABELS[self.method]} {self.bits}-bit"
+
+    @property
+    def in_ggml_forms(self) -> bool:
+        """True if layers are repacked for the gemms of ggml's formats."""
+        return self.bits == INT8_BITS and self.method != "fp8"
 
     @property
     def packed_group(self) -> int:
@@ -89,8 +103,10 @@ class Quantization:
 
     def linear_bytes(self, n: int, k: int) -> int:
         """Bytes of a loaded layer of N x K weights."""
+        order = 4 * k if self.act_order else 0
+        if self.in_ggml_forms:
+            return packed_bytes(INT8 if self.symmetric else INT8_ZEROS, n, k) + order
         if self.packed:
-            order = 4 * k if self.act_order else 0
             return n * k // 2 + _side_bytes(n, k, self.packed_group) + order
         scales = -(-n // self.group) * -(-k // self.group) if self.group else n
         return n * k + scales * _SCALE_BYTES
@@ -108,9 +124,12 @@ class Quantization:
             return 0
         if not tensor.name.endswith(_PACKED_TENSORS[self.method]) or len(tensor.shape) != 2:
             return floating_bytes(tensor, float_bytes)
+        if self.method == "int8" and tensor.dtype != "I8":
+            return floating_bytes(tensor, float_bytes)
         rows, words = tensor.shape
-        n, k = {"awq": (8 * words, rows), "gptq": (words, 8 * rows)}.get(
-            self.method, (rows, 8 * words)
+        in_word = 1 if self.method == "int8" else 32 // self.bits
+        n, k = {"awq": (in_word * words, rows), "gptq": (words, in_word * rows)}.get(
+            self.method, (rows, in_word * words)
         )
         return self.linear_bytes(n, k)
 
@@ -154,16 +173,17 @@ def _awq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
 def _gptq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     bits = raw.get("bits")
     layout = str(raw.get("checkpoint_format") or raw.get("format") or "gptq").lower()
-    if bits != 4:
-        raise unsupported(f"GPTQ with {bits or 'unsaid'} bits (4 are possible)")
+    if bits not in (4, INT8_BITS):
+        raise unsupported(f"GPTQ with {bits or 'unsaid'} bits (4 and 8 are possible)")
     if layout not in ("gptq", "gptq_v2") or raw.get("is_marlin_format"):
         raise unsupported(f"GPTQ packed for {'marlin' if raw.get('is_marlin_format') else layout}")
     if raw.get("lm_head"):
         raise unsupported("GPTQ with a quantized head")
     group = _group(raw.get("group_size"), "GPTQ", unsupported)
-    _check_overrides(raw.get("dynamic"), group, unsupported)
+    _check_overrides(raw.get("dynamic"), bits, group, unsupported)
     return Quantization(
         "gptq",
+        bits,
         group=group,
         symmetric=bool(raw.get("sym", True)),
         act_order=bool(raw.get("desc_act")) and not raw.get("static_groups") and group > 0,
@@ -171,12 +191,12 @@ def _gptq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     )
 
 
-def _check_overrides(found: object, group: int, unsupported: Unsupported) -> None:
+def _check_overrides(found: object, bits: int, group: int, unsupported: Unsupported) -> None:
     """Check GPTQModel's settings of single layers: they may stay unquantized, not have another format."""
     for pattern, changed in found.items() if isinstance(found, dict) else ():
         if not str(pattern).startswith("-:") and isinstance(changed, dict):
             size = changed.get("group_size", group or -1)
-            if changed.get("bits", 4) != 4 or size != (group or -1):
+            if changed.get("bits", bits) != bits or size != (group or -1):
                 raise unsupported(f"layers {pattern} quantized otherwise than the rest")
 
 
@@ -201,21 +221,24 @@ def _compressed(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantizatio
     if raw.get("transform_config"):
         raise unsupported("weights that were rotated (transform_config)")
     scheme = weights[0]
-    bits, kind = scheme.get("num_bits"), scheme.get("type")
+    bits, kind = scheme.get("num_bits") or 0, scheme.get("type")
     if bits == 8 and kind == "float":
         fp8_activations = all(
             each.get("input_activations") for each in schemes if isinstance(each, dict)
         )
         return _compressed_fp8(scheme, unsupported, fp8_activations=fp8_activations)
-    if layout != "pack-quantized" or bits != 4 or kind != "int":
+    packed = layout == "pack-quantized" and bits in (4, INT8_BITS)
+    plain = layout in ("int-quantized", "naive-quantized") and bits == INT8_BITS
+    if not (packed or plain) or kind != "int":
         raise unsupported(f"weights compressed as {layout}, {kind} of {bits} bits")
     strategy = scheme.get("strategy")
-    if strategy not in ("group", "channel"):
-        raise unsupported(f"4-bit weights with one scale for each {strategy}")
+    if strategy not in (("group", "channel") if packed else ("group", "channel", "tensor")):
+        raise unsupported(f"{bits}-bit weights with one scale for each {strategy}")
     size = scheme.get("group_size") if strategy == "group" else -1
-    group = _group(size, "4-bit weights", unsupported)
+    group = _group(size, f"{bits}-bit weights", unsupported)
     return Quantization(
-        "int4",
+        "packed" if packed else "int8",
+        bits,
         group=group,
         symmetric=bool(scheme.get("symmetric", True)),
         act_order=scheme.get("actorder") in ("group", "dynamic", True) and group > 0,

@@ -3,7 +3,7 @@
 Letters: N output and K input features, G groups along K.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ class Rounded:
     scales: torch.Tensor
     zeros: torch.Tensor
     groups: torch.Tensor
+    bits: int = 4
 
     @property
     def weight(self) -> torch.Tensor:
@@ -34,12 +35,13 @@ class Rounded:
 @dataclass(frozen=True)
 class Way:
     """How to round. size: columns of a group, 0: all. ordered: groups are scattered, for layers that read
-    the same in the same way. seed: of that."""
+    the same in the same way. seed: of that. bits: of a code."""
 
     size: int = 128
     symmetric: bool = False
     ordered: bool = False
     seed: int = 0
+    bits: int = 4
 
     def rounded(self, prefix: str, weight: torch.Tensor) -> Rounded:
         n, k = weight.shape
@@ -51,39 +53,41 @@ class Way:
             draw = torch.Generator().manual_seed(self.seed + sum(map(ord, kind.get(name, name))))
             order = torch.randperm(k, generator=draw)
         runs = weight[:, order].view(n, k // size, size)
+        most = (1 << self.bits) - 1
         low, high = runs.amin(2).clamp(max=0), runs.amax(2).clamp(min=0)
         if self.symmetric:
-            scales = (torch.maximum(-low, high) / 7.5).half()
-            zeros = torch.full_like(low, 8)
+            scales = (torch.maximum(-low, high) / (most / 2)).half()
+            zeros = torch.full_like(low, (most + 1) // 2)
         else:
-            scales = ((high - low) / 15).half()
-            zeros = (-low / scales.float()).round().clamp(0, 15)
+            scales = ((high - low) / most).half()
+            zeros = (-low / scales.float()).round().clamp(0, most)
         codes = (runs / scales.float()[..., None]).round() + zeros[..., None]
         groups = torch.empty(k, dtype=torch.int32)
         groups[order] = torch.arange(k, dtype=torch.int32) // size
         natural = torch.empty(n, k, dtype=torch.int64)
-        natural[:, order] = codes.clamp(0, 15).long().view(n, k)
-        return Rounded(natural, scales, zeros.long(), groups)
+        natural[:, order] = codes.clamp(0, most).long().view(n, k)
+        return Rounded(natural, scales, zeros.long(), groups, self.bits)
 
 
-def words(codes: torch.Tensor, axis: int) -> torch.Tensor:
-    """Eight codes in a word along `axis`, the first in the lowest bits."""
-    lines = codes.movedim(axis, -1)
-    found = (lines.reshape(*lines.shape[:-1], -1, 8) << (4 * torch.arange(8))).sum(-1)
+def words(codes: torch.Tensor, axis: int, bits: int = 4) -> torch.Tensor:
+    """Eight codes (of 8 bits: four) in a word along `axis`, the first in the lowest bits."""
+    lines, count = codes.movedim(axis, -1), 32 // bits
+    found = (lines.reshape(*lines.shape[:-1], -1, count) << (bits * torch.arange(count))).sum(-1)
     return torch.where(found >= 2**31, found - 2**32, found).to(torch.int32).movedim(-1, axis)
 
 
 def gptq(found: Rounded, version: int, *, borrowed: bool = True) -> Layer:
     """As AutoGPTQ and GPTQModel store it. Version 1 takes one of each zero: of whole words (borrowed), or of
     each code for itself."""
-    zeros = found.zeros.t()
+    zeros, bits = found.zeros.t(), found.bits
     if version == 1 and not borrowed:
-        zeros = (zeros - 1) & 15
-    stored = words(zeros, 1)
+        zeros = (zeros - 1) & ((1 << bits) - 1)
+    stored = words(zeros, 1, bits)
     if version == 1 and borrowed:
-        stored = (stored.long() - 0x11111111).to(torch.int32)
+        ones = 0x11111111 if bits == 4 else 0x01010101
+        stored = (stored.long() - ones).to(torch.int32)
     tensors = {
-        "qweight": words(found.codes.t(), 0),
+        "qweight": words(found.codes.t(), 0, bits),
         "qzeros": stored,
         "scales": found.scales.t(),
         "g_idx": found.groups,
@@ -102,20 +106,31 @@ def compressed(found: Rounded, *, symmetric: bool, ordered: bool) -> Layer:
     """As llm-compressor stores it: pack-quantized."""
     n, k = found.codes.shape
     tensors = {
-        "weight_packed": words(found.codes, 1),
+        "weight_packed": words(found.codes, 1, found.bits),
         "weight_scale": found.scales,
         "weight_shape": torch.tensor([n, k]),
     }
     if not symmetric:
-        tensors["weight_zero_point"] = words(found.zeros, 0)
+        tensors["weight_zero_point"] = words(found.zeros, 0, found.bits)
     if ordered:
         tensors["weight_g_idx"] = found.groups
     return Layer(tensors, found.weight)
 
 
+def int8(found: Rounded, *, symmetric: bool) -> Layer:
+    """As llm-compressor stores it: int-quantized."""
+    tensors = {
+        "weight": (found.codes - 128).to(torch.int8),
+        "weight_scale": found.scales.bfloat16(),
+    }
+    if not symmetric:
+        tensors["weight_zero_point"] = (found.zeros - 128).to(torch.int8)
+    return Layer(tensors, replace(found, scales=tensors["weight_scale"]).weight)
+
+
 def gptq_config(way: Way, version: int = 1, **changed: Any) -> dict[str, Any]:
     return {
-        "quant_method": "gptq", "bits": 4, "group_size": way.size or -1, "desc_act": way.ordered,
+        "quant_method": "gptq", "bits": way.bits, "group_size": way.size or -1, "desc_act": way.ordered,
         "sym": way.symmetric, "checkpoint_format": "gptq" if version == 1 else "gptq_v2", **changed,
     }  # fmt: skip
 
@@ -126,36 +141,40 @@ def awq_config(way: Way) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compressed_config(way: Way) -> dict[str, Any]:
+def compressed_config(way: Way, layout: str = "pack-quantized") -> dict[str, Any]:
     weights = {
-        "num_bits": 4, "type": "int", "symmetric": way.symmetric,
+        "num_bits": way.bits, "type": "int", "symmetric": way.symmetric,
         "strategy": "group" if way.size else "channel", "group_size": way.size or None,
         "actorder": "group" if way.ordered else None, "dynamic": False,
     }  # fmt: skip
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "quant_method": "compressed-tensors", "format": layout, "ignore": ["lm_head"],
         "config_groups": {"group_0": group}, "quantization_status": "compressed",
     }  # fmt: skip
 
 
 def save(
-    model: Any, folder: Path, way: Way, version: int | Literal["awq"] = 1,
+    model: Any, folder: Path, way: Way, version: int | Literal["awq", "int8"] = 1,
     stored: int | None = None, floating: str = "-",
 ) -> None:  # fmt: skip
-    """A checkpoint of GPTQ, with version 0 of compressed-tensors, or of AWQ. stored: the version of the zeros,
-    where the label lies. floating: in the names of layers that are not quantized."""
+    """A checkpoint of GPTQ, with version 0 or int8 of compressed-tensors, or of AWQ. stored: the version of
+    the zeros, where the label lies. floating: in the names of layers that are not quantized."""
 
     def layer(prefix: str, weight: torch.Tensor) -> Layer:
         found = way.rounded(prefix, weight)
         if version == "awq":
             return awq(found)
+        if version == "int8":
+            return int8(found, symmetric=way.symmetric)
         if not version:
             return compressed(found, symmetric=way.symmetric, ordered=way.ordered)
         return gptq(found, stored or version)
 
     if version == "awq":
         config = awq_config(way)
+    elif version == "int8":
+        config = compressed_config(way, "int-quantized")
     else:
         config = gptq_config(way, version) if version else compressed_config(way)
     save_layers(model, folder, layer, config, floating)

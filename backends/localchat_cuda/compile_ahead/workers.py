@@ -46,8 +46,8 @@ class CompileAhead:
         self._claims: tempfile.TemporaryDirectory[str] | None = None
         if device.type != "cuda" or launch.interpreted():
             return
-        if config.quantization is not None and config.quantization.method == "gguf":
-            return  # the config does not say which formats there are: their kernels compile on first use
+        if config.quantization is not None and config.quantization.in_ggml_forms:
+            return  # a GGUF's config does not say which formats there are: they compile on first use
         job = CompileJob(
             config, capabilities, launch.traits(device), head_int8, unpacked, head_bounds
         )

@@ -11,7 +11,7 @@ import torch
 
 from localchat.errors import ModelInvalid, reason
 from localchat.model_files.gguf import GgufTensor, Header
-from localchat_cuda.ggml_forms import FORMS
+from localchat_cuda.ggml_forms import GGUF_FORMS
 from localchat_cuda.gguf_config import checkpoint_names, rotated_heads
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 
@@ -39,7 +39,7 @@ class GgufWeights:
     def in_blocks(self, name: str) -> bool:
         """True for a tensor in a block format."""
         found = self._tensors.get(name)
-        return found is not None and found.format.name in FORMS
+        return found is not None and found.format.name in GGUF_FORMS
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         type_, raw = self.blocks(name, shape)
@@ -63,7 +63,7 @@ class GgufWeights:
                 f"{self.header.name}: the tensor {name} should have the shape {shape}: {held}.",
                 hint="The metadata may belong to another model: download it again, or let llama.cpp run it.",
             )
-        if found.format.name not in FORMS and found.format.name not in _DTYPES:
+        if found.format.name not in GGUF_FORMS and found.format.name not in _DTYPES:
             raise ModelInvalid(
                 f"{self.header.name}: {found.name} is stored as {found.format.name}; llama.cpp reads that.",
                 hint="Leave out --backend cuda: llama.cpp runs this file on the GPU too.",

@@ -169,8 +169,8 @@ class _Loader:
     def check_head(self) -> None:
         """Raise ModelInvalid if the head is quantized like the layers: no gemm takes that."""
         prefix, quantization = self.names.head.removesuffix(".weight"), self.config.quantization
-        # Codes of FP8 have the name of floating weights.
-        named_alike = quantization is not None and quantization.method == "fp8"
+        # Codes of FP8 and int8 have the name of floating weights.
+        named_alike = quantization is not None and quantization.method in ("fp8", "int8")
         if self.format.holds(prefix) and (
             named_alike or not self.target.source.has(self.names.head)
         ):

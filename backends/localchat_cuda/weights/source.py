@@ -149,9 +149,12 @@ def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
 class RandomWeights:
     """Random weights, small enough that a deep model stays finite: for measuring speed."""
 
-    def __init__(self, device: torch.device, seed: int = 0, group: int = 128) -> None:
-        """group: columns of a group, where groups are scattered."""
+    def __init__(
+        self, device: torch.device, seed: int = 0, group: int = 128, bits: int = 4
+    ) -> None:
+        """group: columns of a group, where groups are scattered. bits: of a code."""
         self.device, self.group = device, group
+        self.scale = 0.02 / (1 << bits)
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def has(self, name: str) -> bool:
@@ -164,12 +167,13 @@ class RandomWeights:
         if name.endswith("g_idx"):
             return self._groups(shape[0])
         if not dtype.is_floating_point:
-            return self._draw(torch.randint, -(2**31), 2**31 - 1, shape, dtype=dtype)
+            numbers = torch.iinfo(dtype)
+            return self._draw(torch.randint, numbers.min, numbers.max, shape, dtype=dtype)
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=dtype, device=self.device)
         found = self._draw(torch.randn, shape, dtype=torch.float32)
         is_scale = name.endswith(_SCALES)
-        return (found.abs() if is_scale else found).mul_(0.02 / 16 if is_scale else 0.02).to(dtype)
+        return (found.abs() if is_scale else found).mul_(self.scale if is_scale else 0.02).to(dtype)
 
     def unread(self) -> list[str]:
         return []

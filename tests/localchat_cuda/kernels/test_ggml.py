@@ -6,15 +6,15 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from localchat_cuda.ggml_forms import FORMS, packed_bytes
+from localchat_cuda.ggml_forms import GGUF_FORMS, packed_bytes
 from localchat_cuda.kernels import ggml
 from localchat_cuda.kernels.ggml import gemm_tiles
 from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense, pack
 from localchat_cuda.kernels.launch import interpreted
 from tests.support.ggml_blocks import random_rows
 
-TYPES = tuple(FORMS)
-_LEGACY = tuple(name for name, form in FORMS.items() if form.block == 32)
+TYPES = tuple(GGUF_FORMS)
+_LEGACY = tuple(name for name, form in GGUF_FORMS.items() if form.block == 32)
 
 
 def _weight(type_: str, n: int, k: int, seed: int = 0) -> GgmlTensor:

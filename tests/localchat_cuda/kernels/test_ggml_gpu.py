@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from localchat_cuda.ggml_forms import FORMS
+from localchat_cuda.ggml_forms import GGUF_FORMS
 from localchat_cuda.kernels import ggml
 from localchat_cuda.kernels.ggml import gemm_tiles
 from localchat_cuda.kernels.ggml.pack import GgmlWeight, dense, pack
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("type_", FORMS)
+@pytest.mark.parametrize("type_", GGUF_FORMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_products_on_the_gpu_are_those_of_the_reference(type_: str, dtype: torch.dtype) -> None:
     raw = random_rows(type_, 1000, 3584, np.random.default_rng(0), size=0.001)
@@ -32,7 +32,7 @@ def test_products_on_the_gpu_are_those_of_the_reference(type_: str, dtype: torch
         assert error < (1e-3 if m <= gemm_tiles.MAX_ROWS else 1e-2)
 
 
-@pytest.mark.parametrize("type_", FORMS)
+@pytest.mark.parametrize("type_", GGUF_FORMS)
 def test_weights_dequantized_on_the_gpu_are_the_references(type_: str) -> None:
     raw = random_rows(type_, 1000, 3584, np.random.default_rng(0))
     weight = pack(type_, torch.from_numpy(raw).to(DEVICE), 3584)

@@ -11,12 +11,14 @@ import torch
 from localchat.errors import ModelInvalid
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels import permute_columns
+from localchat_cuda.kernels.ggml.pack import GgmlWeight
 from localchat_cuda.load import random_weights
 from localchat_cuda.memory_plan import weights_bytes
 from localchat_cuda.model_config import read_config
 from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.formats.gptq import Gptq
-from localchat_cuda.weights.formats.int4 import Int4
+from localchat_cuda.weights.formats.int8 import Int8
+from localchat_cuda.weights.formats.pack_quantized import PackQuantized
 from localchat_cuda.weights.formats.weight import dequantized
 from localchat_cuda.weights.loader import ModelWeights, load
 from localchat_cuda.weights.source import CheckpointWeights, LoadTarget
@@ -35,6 +37,18 @@ SAVED: dict[str, Any] = {
     "gptq-32-order": (Way(size=32, ordered=True), 2),
     "int4-32": (Way(size=32), 0), "int4-64-order": (Way(size=64, ordered=True), 0),
     "awq-32": (Way(size=32), "awq"), "awq-64": (Way(size=64), "awq"),
+}  # fmt: skip
+
+
+EIGHT_BITS: dict[str, Any] = {
+    "gptq": (Way(bits=8, symmetric=True), 1), "gptq2-zeros": (Way(bits=8), 2),
+    "gptq-order": (Way(bits=8, symmetric=True, ordered=True), 1),
+    "gptq-32-zeros": (Way(size=32, bits=8), 1), "gptq-rows": (Way(size=0, symmetric=True, bits=8), 1),
+    "packed": (Way(bits=8, symmetric=True), 0), "packed-zeros-order": (Way(bits=8, ordered=True), 0),
+    "packed-rows": (Way(size=0, symmetric=True, bits=8), 0),
+    "int8-rows": (Way(size=0, symmetric=True, bits=8), "int8"),
+    "int8-rows-zeros": (Way(size=0, bits=8), "int8"),
+    "int8-groups": (Way(size=64, symmetric=True, bits=8), "int8"),
 }  # fmt: skip
 
 
@@ -66,6 +80,43 @@ def test_logits_are_those_of_the_weights_that_are_stored(kind: str, tmp_path: Pa
     # packed activations are rounded to 16 bits a group up to 8 rows, and to fp16 beyond
     assert distance(ours.prompt(tokens, 8, slot=1, packed=True), wanted) < 5e-3
     assert distance(ours.prompt(tokens, 24, slot=2, packed=True), wanted) < 5e-3
+
+
+@pytest.mark.parametrize("kind", sorted(EIGHT_BITS))
+def test_logits_of_eight_bits_are_those_of_the_weights_that_are_stored(
+    kind: str, tmp_path: Path
+) -> None:
+    model = tiny_models.reference("qwen3", **WIDE)
+    quantizers.save(model, tmp_path, *EIGHT_BITS[kind])
+    tokens, ours = tokens_of(31, 24), Tiny(tmp_path, torch.float32)
+    # zeros times scales are rounded to fp16
+    bound = 1e-3 if "zeros" in kind else 1e-5
+    assert distance(ours.prompt(tokens, 24), wanted_of(model, tokens)) < bound
+    assert all(isinstance(each, GgmlWeight) for each in ours.weights.layers[0].linears.values())
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(3, "gptq-order"), (12, "int8-rows-zeros")])
+def test_kernels_read_eight_bits_as_their_references(rows: int, kind: str, tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
+    quantizers.save(model, tmp_path, *EIGHT_BITS[kind])
+    tokens, ours = tokens_of(37, rows), Tiny(tmp_path, torch.float16, kernels=True)
+    assert distance(ours.prompt(tokens, rows), wanted_of(model, tokens)) < 2e-2
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "damaged"])
+def test_scales_of_int8_are_one_or_one_for_each_row(strategy: str, tmp_path: Path) -> None:
+    codes = torch.randint(-128, 128, (64, 256), dtype=torch.int8)
+    scales = torch.full((1,) if strategy == "tensor" else (7, 1), 0.25, dtype=torch.bfloat16)
+    tensors = {"it.weight": codes, "it.weight_scale": scales}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    target = LoadTarget(CheckpointWeights(tmp_path, CPU), CPU, torch.float32, print)
+    layer = Int8(target, Quantization("int8", 8, 0, symmetric=True))
+    if strategy == "damaged":
+        with pytest.raises(ModelInvalid, match=r"it.weight_scale has the shape \(7, 1\)"):
+            layer.part("it", 64, 256)
+        return
+    found = dequantized(layer.part("it", 64, 256), torch.float32)
+    assert torch.equal(found, codes.float() * 0.25)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mistral", "phi3"])
@@ -146,9 +197,13 @@ def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> Non
     assert torch.equal(down, mlp.down_proj.weight[:, order])
 
 
-@pytest.mark.parametrize("kind", sorted(SAVED))
-def test_what_is_planned_is_what_is_held(kind: str, tmp_path: Path) -> None:
-    quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, *SAVED[kind])
+@pytest.mark.parametrize(
+    "saved",
+    [*SAVED.values(), *EIGHT_BITS.values()],
+    ids=[*SAVED, *(f"8-{each}" for each in EIGHT_BITS)],
+)
+def test_what_is_planned_is_what_is_held(saved: tuple[Way, Any], tmp_path: Path) -> None:
+    quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, *saved)
     source = CheckpointWeights(tmp_path, CPU)
     config = read_config(tmp_path)
     held = load(config, ARCHITECTURES["qwen3"].NAMES, source, CPU, dtype=torch.float16).bytes
@@ -162,9 +217,13 @@ def test_what_is_planned_is_what_is_held(kind: str, tmp_path: Path) -> None:
         *(
             Quantization("gptq", act_order=True),
             Quantization("gptq", group=0),
-            Quantization("int4"),
+            Quantization("packed"),
         ),
         *(Quantization("gptq", group=32, act_order=True), Quantization("awq", group=64)),
+        *(
+            Quantization("gptq", 8, symmetric=True, act_order=True),
+            Quantization("int8", 8, 0, symmetric=True),
+        ),
     ],
 )
 def test_random_weights_run(quantization: Quantization, tmp_path: Path) -> None:
@@ -174,7 +233,7 @@ def test_random_weights_run(quantization: Quantization, tmp_path: Path) -> None:
     names = ARCHITECTURES["qwen3"].NAMES
     source = random_weights(ours.config, CPU)
     ours.weights = load(ours.config, names, source, CPU, dtype=torch.float32)
-    assert ours.weights.packed
+    assert ours.weights.packed == (quantization.bits == 4)
     found = ours.prompt(tokens_of(35, 9), 9)
     assert bool(found.isfinite().all())
     assert float(found.std()) > 0.0
@@ -187,7 +246,9 @@ def test_unpacked_zeros_of_early_versions_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({f"it.{name}": each for name, each in tensors.items()}, path)
     target = LoadTarget(CheckpointWeights(tmp_path, CPU), CPU, torch.float32, print)
-    found = dequantized(Int4(target, Quantization("int4")).part("it", 64, 256), torch.float32)
+    found = dequantized(
+        PackQuantized(target, Quantization("packed")).part("it", 64, 256), torch.float32
+    )
     assert torch.equal(found, made.weight)
 
 

@@ -5,6 +5,7 @@ Letters: M rows, N output and K input features, S splits of K.
 
 import torch
 
+from localchat_cuda.kernels import permute_columns
 from localchat_cuda.kernels.ggml import gemm_tiles
 from localchat_cuda.kernels.ggml.pack import GgmlWeight
 from localchat_cuda.kernels.int4.gemm_dequant import multiply
@@ -19,6 +20,8 @@ def gemm(
     wide: fp32 in place of fp16, for what is added to a residual and may be beyond the range of fp16.
     `kernels` False: the reference.
     """
+    if weight.order is not None:
+        x = (permute_columns.gather if kernels else permute_columns.reference)(x, weight.order)
     if not kernels:
         return gemm_tiles.reference(x, weight)[None]
     m, n, k, device = x.shape[0], weight.features_out, weight.features_in, x.device

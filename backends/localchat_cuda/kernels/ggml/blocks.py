@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.ggml_forms import FORMS
+from localchat_cuda.ggml_forms import GGUF_FORMS
 
 
 class SplitRows(NamedTuple):
@@ -155,5 +155,5 @@ _READERS: dict[str, Callable[[torch.Tensor], SplitRows]] = {
 
 def split(type_: str, raw: torch.Tensor) -> SplitRows:
     """SplitRows stored rows, uint8 [N, bytes of a row]."""
-    form = FORMS[type_]
+    form = GGUF_FORMS[type_]
     return _READERS[type_](raw.view(raw.shape[0], -1, form.block_bytes))

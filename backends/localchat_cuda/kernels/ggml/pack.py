@@ -19,11 +19,12 @@ are in the order of `mma`'s left operand, four neighbours for each lane:
 Rows and columns beyond the weight have scale and minimum 0.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.ggml_forms import BLOCK, FORMS, ROWS, GgmlForm
+from localchat_cuda.ggml_forms import BLOCK, FORMS, GGUF_FORMS, INT8, INT8_ZEROS, ROWS, GgmlForm
 from localchat_cuda.kernels.ggml.blocks import SplitRows, split
 
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -68,6 +69,8 @@ class GgmlWeight(NamedTuple):
     """A weight of one gemm, its parts along N each in a format of their own."""
 
     parts: tuple[GgmlTensor, ...]
+    order: torch.Tensor | None = None
+    """int32 [K]: packed column k is column order[k] of the layer (act-order). None: as in the layer."""
 
     @property
     def features_out(self) -> int:
@@ -79,26 +82,52 @@ class GgmlWeight(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts)
+        order = 0 if self.order is None else 4 * self.order.numel()
+        return sum(part.bytes for part in self.parts) + order
 
 
 def pack(type_: str, raw: torch.Tensor, k: int) -> GgmlTensor:
     """Repack the stored bytes uint8 [N, bytes of a row] of a tensor with K columns.
 
-    ValueError for a format that is not in ggml_forms.FORMS, or rows of another length.
+    ValueError for a format that is not in ggml_forms.GGUF_FORMS, or rows of another length.
     """
-    form = FORMS.get(type_)
+    form = GGUF_FORMS.get(type_)
     if form is None:
-        raise ValueError(f"type: one of {', '.join(FORMS)} wanted, {type_} given")
-    n, expected = raw.shape[0], k // form.block * form.block_bytes
+        raise ValueError(f"type: one of {', '.join(GGUF_FORMS)} wanted, {type_} given")
+    expected = k // form.block * form.block_bytes
     if k % form.block or raw.shape[1] != expected:
         raise ValueError(
             f"raw: {expected} bytes for {k} columns of {type_} wanted, {raw.shape[1]} given"
         )
-    slices = [
-        _pack_rows(form, split(type_, raw[first : first + _SLICE_ROWS]))
-        for first in range(0, n, _SLICE_ROWS)
-    ]
+    rows = (split(type_, some) for some in raw.split(_SLICE_ROWS))
+    return _packed(type_, rows, raw.shape[0], k)
+
+
+def pack_int8(
+    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None
+) -> GgmlTensor:
+    """Pack whole numbers: uint8 codes [N, K], and scales fp16 and zeros [N, G] of groups of K / G columns.
+
+    w = (code - zero) * scale; without zeros they are 128, and the numbers exact. With zeros, (zero - 128) *
+    scale is rounded to fp16, which is by at most 1/16 of a step. ValueError for groups that are no multiple
+    of 32 columns.
+    """
+    n, k = codes.shape
+    times, rest = divmod(k // scales.shape[1], FORMS[INT8].group)
+    if rest:
+        raise ValueError(f"groups: multiples of 32 columns wanted, {k // scales.shape[1]} given")
+    wide = scales.half().repeat_interleave(times, 1)
+    if zeros is None:
+        rows = map(SplitRows, codes.split(_SLICE_ROWS), wide.split(_SLICE_ROWS))
+        return _packed(INT8, rows, n, k)
+    minimums = ((zeros.float() - 128) * scales.float()).half().repeat_interleave(times, 1)
+    parts = (each.split(_SLICE_ROWS) for each in (codes, wide, minimums))
+    some = (SplitRows(each, scale, None, least) for each, scale, least in zip(*parts, strict=True))
+    return _packed(INT8_ZEROS, some, n, k)
+
+
+def _packed(type_: str, some: Iterable[SplitRows], n: int, k: int) -> GgmlTensor:
+    slices = [_pack_rows(FORMS[type_], rows) for rows in some]
     low, high, *sides = (_joined(column) for column in zip(*slices, strict=True))
     assert low is not None
     assert sides[0] is not None
@@ -190,7 +219,8 @@ def _product(numbers: torch.Tensor, factors: torch.Tensor | None) -> torch.Tenso
 
 
 def dense(weight: GgmlTensor | GgmlWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return the weight [N, K] in floating point, bit-equal to ggml's in fp32: the reference of the gemms."""
+    """Return the weight [N, K] in floating point, its columns as packed, bit-equal to ggml's in fp32: the
+    reference of the gemms."""
     if isinstance(weight, GgmlWeight):
         return torch.cat([dense(part, dtype) for part in weight.parts])
     form = weight.form

@@ -7,7 +7,8 @@ from localchat_cuda.weights.formats.awq import Awq
 from localchat_cuda.weights.formats.fp8 import Fp8
 from localchat_cuda.weights.formats.ggml import Ggml
 from localchat_cuda.weights.formats.gptq import Gptq
-from localchat_cuda.weights.formats.int4 import Int4
+from localchat_cuda.weights.formats.int8 import Int8
+from localchat_cuda.weights.formats.pack_quantized import PackQuantized
 from localchat_cuda.weights.formats.unquantized import Unquantized
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.source import LoadTarget
@@ -34,8 +35,10 @@ def weight_format(quantization: Quantization | None, target: LoadTarget) -> Weig
         return Awq(target, quantization)
     if quantization.method == "gptq":
         return Gptq(target, quantization)
-    if quantization.method == "int4":
-        return Int4(target, quantization)
+    if quantization.method == "packed":
+        return PackQuantized(target, quantization)
+    if quantization.method == "int8":
+        return Int8(target, quantization)
     if quantization.method == "fp8":
         return Fp8(target, quantization)
     if quantization.method == "gguf":

@@ -1,17 +1,17 @@
-"""GPTQ's format of 4 bits: symmetric or not, both conventions of the zeros, act-order.
+"""GPTQ's format of 4 or 8 bits: symmetric or not, both conventions of the zeros, act-order.
 
 Letters: N output and K input features, G groups along K.
 
-    qweight  int32 [K/8, N]     eight input features in a word, the lowest bits first
+    qweight  int32 [K/8, N]     eight input features in a word (of 8 bits: four), the lowest bits first
     qzeros   int32 [G, N/8]     eight output features in a word
     scales   fp16 or bf16 [G, N]
     g_idx    int32 [K]          the group of each column; with act-order groups are scattered
 
 Version 1 stores a zero minus one, version 2 as it is. The label in config.json is often wrong, so the stored
-zeros decide if they are clear: symmetric zeros are 8, all of them, after the right decoding; asymmetric ones
-are at the middle of a group's codes, since weights are as often negative as positive. Version 1 subtracts one
-from whole words (GPTQModel), so that a zero of 0 borrows from its neighbour, or from each code (others); if
-there is such a zero, the middle of the codes decides, too.
+zeros decide if they are clear: symmetric zeros are 8 (of 8 bits: 128), all of them, after the right decoding;
+asymmetric ones are at the middle of a group's codes, since weights are as often negative as positive. Version 1
+subtracts one from whole words (GPTQModel), so that a zero of 0 borrows from its neighbour, or from each code
+(others); if there is such a zero, the middle of the codes decides, too.
 
 Frantar et al., 2022 (arXiv 2210.17323); layouts of AutoGPTQ and GPTQModel.
 """
@@ -20,21 +20,20 @@ from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.formats.repack import (
     column_order,
     group_size,
     pack_weight,
-    unpack_int4,
+    unpack_codes,
 )
+from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.source import LoadTarget
 
 _CLEARLY = 0.4
 """Codes by which zeros of one convention must be nearer to the middle than those of the other. The right
 ones are off by 0.2 to 0.4 in groups of 128 normal weights, the wrong ones by about 1."""
-_ONES = 0x11111111
-_SYMMETRIC = 8
+_ONES = {4: 0x11111111, 8: 0x01010101}
 
 
 class _GptqTensors(NamedTuple):
@@ -46,6 +45,17 @@ class _GptqTensors(NamedTuple):
     """qzeros as stored."""
     scales: torch.Tensor
     order: torch.Tensor | None
+    bits: int
+
+    @property
+    def zeros(self) -> torch.Tensor:
+        """uint8 [N, G], as stored."""
+        return unpack_codes(self.words, 1, self.bits).t()
+
+    @property
+    def most(self) -> int:
+        """The largest code."""
+        return (1 << self.bits) - 1
 
 
 class Gptq:
@@ -59,24 +69,27 @@ class Gptq:
     def holds(self, prefix: str) -> bool:
         return self.target.source.has(f"{prefix}.qweight")
 
-    def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
+    def part(self, prefix: str, n: int, k: int) -> Weight:
         found = self._read(prefix, n, k)
         self._detect_convention(found)
         zeros = self._zeros(found)
-        return pack_weight(prefix, found.codes, found.scales.t(), zeros, found.order)
+        return pack_weight(prefix, found.codes, found.scales.t(), zeros, found.order, found.bits)
 
     def _read(self, prefix: str, n: int, k: int) -> _GptqTensors:
         size = group_size(prefix, k, self.quantization.group)
+        bits, in_word = self.quantization.bits, 32 // self.quantization.bits
         tensor, groups = self.target.tensor, None
         if size < k and (self.quantization.act_order or self.target.source.has(f"{prefix}.g_idx")):
             groups = tensor(f"{prefix}.g_idx", (k,), torch.int32)
         order = column_order(prefix, groups, size)
-        codes = unpack_int4(tensor(f"{prefix}.qweight", (k // 8, n), torch.int32), 0).t()
+        words = tensor(f"{prefix}.qweight", (k // in_word, n), torch.int32)
+        codes = unpack_codes(words, 0, bits).t()
         return _GptqTensors(
             codes if order is None else codes[:, order],
-            tensor(f"{prefix}.qzeros", (k // size, n // 8), torch.int32),
+            tensor(f"{prefix}.qzeros", (k // size, n // in_word), torch.int32),
             tensor(f"{prefix}.scales", (k // size, n), torch.float16),
             order,
+            bits,
         )
 
     def _detect_convention(self, layer: _GptqTensors) -> None:
@@ -94,25 +107,24 @@ class Gptq:
         )
 
     def _zeros(self, layer: _GptqTensors) -> torch.Tensor:
-        """[N, G] in 0..15."""
-        stored = unpack_int4(layer.words, 1).t()
+        """uint8 [N, G]."""
+        stored = layer.zeros
         if not self.zeros_minus_one:
             return stored
-        alone = (stored + 1) & 15
-        if not bool((stored == 15).any()):
+        alone = (stored + 1) & layer.most
+        if not bool((stored == layer.most).any()):
             return alone
-        borrowed = _borrowed(layer.words)
+        borrowed = _borrowed(layer)
         middle, differ = _middles(layer), alone != borrowed
         off = [(each - middle)[differ].abs().sum() for each in (alone.float(), borrowed.float())]
         return alone if bool(off[0] < off[1]) else borrowed
 
 
-def _borrowed(words: torch.Tensor) -> torch.Tensor:
+def _borrowed(layer: _GptqTensors) -> torch.Tensor:
     """Zeros [N, G] of words that had one subtracted in each place, with borrows."""
-    whole = (words.to(torch.int64) & 0xFFFFFFFF) + _ONES & 0xFFFFFFFF
-    return unpack_int4(
-        torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32), 1
-    ).t()
+    whole = (layer.words.to(torch.int64) & 0xFFFFFFFF) + _ONES[layer.bits] & 0xFFFFFFFF
+    words = torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32)
+    return unpack_codes(words, 1, layer.bits).t()
 
 
 def _middles(layer: _GptqTensors) -> torch.Tensor:
@@ -124,13 +136,13 @@ def _middles(layer: _GptqTensors) -> torch.Tensor:
 
 def _stored_minus_one(layer: _GptqTensors) -> bool | None:
     """True if these zeros are stored minus one; None: unclear."""
-    stored = unpack_int4(layer.words, 1).t()
+    stored, symmetric = layer.zeros, 1 << (layer.bits - 1)
     low, high = int(stored.min()), int(stored.max())
-    if low == high and low in (_SYMMETRIC - 1, _SYMMETRIC):
-        return low == _SYMMETRIC - 1
+    if low == high and low in (symmetric - 1, symmetric):
+        return low == symmetric - 1
     middles = _middles(layer)
     as_is = float((middles - stored).abs().mean())
-    more = float((middles - ((stored + 1) & 15)).abs().mean())
+    more = float((middles - ((stored + 1) & layer.most)).abs().mean())
     if abs(as_is - more) < _CLEARLY:
         return None
     return more < as_is

@@ -1,4 +1,4 @@
-"""Converts codes, scales, zeros and groups of the 4-bit formats to the packed form.
+"""Converts codes, scales, zeros and groups of the formats of 4 and 8 bits to the packed forms.
 
 Letters: N output and K input features, G groups of the checkpoint along K.
 
@@ -10,16 +10,19 @@ weight records the order of its activations.
 import torch
 
 from localchat.errors import ModelInvalid
+from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.quantization_config import PACKED_GROUPS
+from localchat_cuda.quantization_config import INT8_BITS, PACKED_GROUPS
 
-_BITS = 4
+INT8_MIDDLE = 128
+"""Zero of symmetric codes of 8 bits."""
 
 
-def unpack_int4(words: torch.Tensor, axis: int) -> torch.Tensor:
-    """Unpack int32 words of eight codes along `axis` (0 or 1), lowest bits first, to uint8."""
+def unpack_codes(words: torch.Tensor, axis: int, bits: int) -> torch.Tensor:
+    """Unpack int32 words of 32 / bits codes along `axis` (0 or 1), lowest bits first, to uint8."""
     # One place after the other: all at once would take eight bytes of scratch for each code.
-    each = [((words >> shift) & 15).to(torch.uint8) for shift in range(0, 32, _BITS)]
+    mask = (1 << bits) - 1
+    each = [((words >> shift) & mask).to(torch.uint8) for shift in range(0, 32, bits)]
     return torch.stack(each, axis + 1).flatten(axis, axis + 1)
 
 
@@ -50,9 +53,14 @@ def pack_weight(
     scales: torch.Tensor,
     zeros: torch.Tensor,
     order: torch.Tensor | None,
-) -> w4_pack.W4:
-    """Pack a weight. `codes` [N, K] in 0..15, their columns sorted by `order` already; `scales` and `zeros`
+    bits: int,
+) -> w4_pack.W4 | ggml_pack.GgmlWeight:
+    """Pack a weight. `codes` uint8 [N, K], their columns sorted by `order` already; `scales` and `zeros`
     [N, G], of groups that group_size allows. Raises ModelInvalid for shapes that the gemms do not take."""
+    if bits == INT8_BITS:
+        middle = bool((zeros == INT8_MIDDLE).all())
+        tensor = ggml_pack.pack_int8(codes, scales, None if middle else zeros)
+        return ggml_pack.GgmlWeight((tensor,), None if order is None else order.to(torch.int32))
     size = codes.shape[1] // scales.shape[1]
     times = size // next((each for each in PACKED_GROUPS if size % each == 0), size)
     if times > 1:
@@ -73,6 +81,6 @@ def group_size(prefix: str, k: int, group: int) -> int:
     if k % size or k % w4_pack.BLOCK_K or size % PACKED_GROUPS[-1]:
         raise ModelInvalid(
             f"{prefix}: {k} inputs in groups of {size} cannot be packed.",
-            hint=f"4-bit layers need inputs in 128s, in groups of multiples of {PACKED_GROUPS[-1]} here.",
+            hint=f"Quantized layers need inputs in 128s, in groups of multiples of {PACKED_GROUPS[-1]} here.",
         )
     return size

@@ -3,7 +3,7 @@
 Letters: N output and K input features of y = x w^T.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TypeAlias
 
@@ -36,8 +36,9 @@ def dequantized(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     if isinstance(weight, w8_pack.W8):
         return w8_pack.dense(weight, dtype)
     if isinstance(weight, ggml_pack.GgmlWeight):
-        return ggml_pack.dense(weight, dtype)
-    found = w4_pack.dense(weight, dtype)
+        found = ggml_pack.dense(weight, dtype)
+    else:
+        found = w4_pack.dense(weight, dtype)
     if weight.order is None:
         return found
     return torch.empty_like(found).index_copy_(1, weight.order.long(), found)
@@ -65,12 +66,12 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
         blocks = [first, *(each for each in rest if isinstance(each, ggml_pack.GgmlWeight))]
         if len(blocks) <= len(rest):
             return _concat_floating([first, *rest], n, dtype)
-        return ggml_pack.GgmlWeight(tuple(part for each in blocks for part in each.parts))
+        _check_order(blocks)
+        return first._replace(parts=tuple(part for each in blocks for part in each.parts))
     packed = [first, *(each for each in rest if isinstance(each, w4_pack.W4))]
     if len(packed) <= len(rest):
         return _concat_floating([first, *rest], n, dtype)
-    if not all(_same_order(first, each) for each in packed):
-        raise ValueError("parts of one gemm have their columns sorted differently")
+    _check_order(packed)
     return first._replace(
         codes=torch.cat([each.codes for each in packed]),
         scale_zeros=torch.cat([each.scale_zeros for each in packed]),
@@ -78,10 +79,16 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
     )
 
 
-def _same_order(one: w4_pack.W4, other: w4_pack.W4) -> bool:
-    if one.order is None or other.order is None:
-        return one.order is other.order
-    return torch.equal(one.order, other.order)
+def _check_order(parts: Sequence[w4_pack.W4] | Sequence[ggml_pack.GgmlWeight]) -> None:
+    first = parts[0].order
+    for part in parts:
+        same = (
+            first is part.order
+            if first is None or part.order is None
+            else torch.equal(first, part.order)
+        )
+        if not same:
+            raise ValueError("parts of one gemm have their columns sorted differently")
 
 
 def _concat_floating(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""compressed-tensors' 4-bit format (pack-quantized), written by llm-compressor for GPTQ, AWQ or rounding.
+"""compressed-tensors' packed format of 4 or 8 bits (pack-quantized), as llm-compressor writes it.
 
 Letters: N output and K input features, G groups along K.
 
-    weight_packed      int32 [N, K/8]     eight input features in a word, the lowest bits first, plus 8
+    weight_packed      int32 [N, K/8]     eight input features in a word, the lowest bits first, plus 8;
+                                          of 8 bits four in a word, plus 128
     weight_scale       bf16 or fp16 [N, G]
     weight_zero_point  int32 [N/8, G]     if asymmetric: eight output features in a word, plus 8;
                        int8 [N, G]        as early versions wrote it, -8 to 7
@@ -11,29 +12,29 @@ Letters: N output and K input features, G groups along K.
 
 import torch
 
-from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.weights.formats.repack import (
     column_order,
     group_size,
     pack_weight,
-    unpack_int4,
+    unpack_codes,
 )
+from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.source import LoadTarget
 
-_MIDDLE = 8
 
-
-class Int4:
+class PackQuantized:
     """See formats.WeightFormat."""
 
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
         self.target, self.quantization = target, quantization
+        self.bits, self.in_word = quantization.bits, 32 // quantization.bits
+        self.middle = 1 << (quantization.bits - 1)
 
     def holds(self, prefix: str) -> bool:
         return self.target.source.has(f"{prefix}.weight_packed")
 
-    def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
+    def part(self, prefix: str, n: int, k: int) -> Weight:
         size = group_size(prefix, k, self.quantization.group)
         tensor, groups = self.target.tensor, None
         if size < k and (
@@ -41,18 +42,20 @@ class Int4:
         ):
             groups = tensor(f"{prefix}.weight_g_idx", (k,), torch.int32)
         order = column_order(prefix, groups, size)
-        codes = unpack_int4(tensor(f"{prefix}.weight_packed", (n, k // 8), torch.int32), 1)
+        words = tensor(f"{prefix}.weight_packed", (n, k // self.in_word), torch.int32)
+        codes = unpack_codes(words, 1, self.bits)
         scales = tensor(f"{prefix}.weight_scale", (n, k // size), torch.float16)
         if self.quantization.symmetric:
-            zeros = torch.full_like(scales, _MIDDLE)
+            zeros = torch.full_like(scales, self.middle)
         else:
             zeros = self._zeros(f"{prefix}.weight_zero_point", n, k // size)
         return pack_weight(
-            prefix, codes if order is None else codes[:, order], scales, zeros, order
+            prefix, codes if order is None else codes[:, order], scales, zeros, order, self.bits
         )
 
     def _zeros(self, name: str, n: int, groups: int) -> torch.Tensor:
-        """[N, G] in 0..15."""
+        """[N, G], none below 0."""
         if self.target.source.shape(name) == (n, groups):
-            return self.target.tensor(name, (n, groups), torch.int8) + _MIDDLE
-        return unpack_int4(self.target.tensor(name, (n // 8, groups), torch.int32), 0)
+            return self.target.tensor(name, (n, groups), torch.int8).short() + self.middle
+        words = self.target.tensor(name, (n // self.in_word, groups), torch.int32)
+        return unpack_codes(words, 0, self.bits)
