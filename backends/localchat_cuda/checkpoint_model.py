@@ -15,7 +15,7 @@ from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda import memory_plan as planner
 from localchat_cuda.environment import choose_gpu
 from localchat_cuda.gguf_files import OpenedFiles, digest_of, open_gguf
-from localchat_cuda.model_config import ModelConfig, read_config, runtime_config
+from localchat_cuda.model_config import ModelConfig, read_config, rounded_config, runtime_config
 from localchat_cuda.tokenizer import (
     CheckpointTokenizer,
     chat_template,
@@ -55,7 +55,8 @@ class CheckpointModel:
             )
         limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
         headers = () if options.dummy_weights else self.headers
-        plan = planner.plan(self.config, headers, options, self._target_gpu(), limits)
+        config = rounded_config(self.config, options.quantize, self.info.name)
+        plan = planner.plan(config, headers, options, self._target_gpu(), limits)
         return demand(plan, self.info.name)
 
     def _target_gpu(self) -> Gpu:
@@ -81,7 +82,8 @@ class CheckpointModel:
         if path is None:
             notify("The weights are random: the text is meaningless.")
         device = f"cuda:{self._ordinal}" if self._device == "cuda" else self._device
-        return load_runner(self.config, path, device, request, progress, notify)
+        config = rounded_config(self.config, request.options.quantize, self.info.name)
+        return load_runner(config, path, device, request, progress, notify)
 
     def close(self) -> None:
         """Nothing to release. Idempotent."""

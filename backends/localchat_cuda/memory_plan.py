@@ -225,6 +225,8 @@ class _LoadPlanner:
             self.workspace += dequant_bytes(config, gpu)
         self.gpu = gpu
         self.notes = [*_window_notes(config), *_context_notes(config)]
+        if config.quantization is not None and config.quantization.on_load:
+            self.notes.append(f"The layers are {config.quantization.label} while they are read.")
         if options.head_int8:
             self.weights += head_int8_bytes(config)
             self.notes.append("The output head is rounded to 8 bits.")

@@ -10,11 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
-from localchat.errors import ModelInvalid, ModelMissing, reason
+from localchat.errors import ModelInvalid, ModelMissing, UsageError, reason
+from localchat.fit.load_options import RoundedType
 from localchat.model_files.checkpoint import weight_paths, whole_config
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda.config_fields import ConfigFields
-from localchat_cuda.quantization_config import STORED, Quantization, parse_quantization
+from localchat_cuda.quantization_config import (
+    STORED,
+    Quantization,
+    parse_quantization,
+    rounding,
+)
 from localchat_cuda.rope_config import Rotation, read_rotations
 from localchat_cuda.weights.tensor_names import is_text
 
@@ -248,6 +254,20 @@ def parse_config(
         embedding_scale=hidden**0.5 if gemma else 1.0,
         vision=vision,
     )
+
+
+def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> ModelConfig:
+    """The config whose layers are rounded at the load, as --quantize asks (None: as they are).
+
+    Raises UsageError for a checkpoint that is quantized."""
+    if to is None:
+        return config
+    if config.quantization is not None and not config.quantization.on_load:
+        raise UsageError(
+            f"{name} is quantized already ({config.quantization.label}), and cannot be rounded to {to}.",
+            hint="Leave out --quantize, or name the model in bf16.",
+        )
+    return replace(config, quantization=rounding(to))
 
 
 def stored_type(headers: Iterable[SafetensorsHeader]) -> FloatType:

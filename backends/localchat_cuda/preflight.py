@@ -14,7 +14,7 @@ from localchat.fit.speed_history import PastRun
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat_cuda import memory_plan as planner
 from localchat_cuda.environment import choose_gpu
-from localchat_cuda.model_config import ModelConfig, parse_config, runtime_config
+from localchat_cuda.model_config import ModelConfig, parse_config, rounded_config, runtime_config
 
 KINDS: Final[tuple[Kind, ...]] = ("safetensors",)
 _BANDWIDTH_SHARE: Final = 0.6
@@ -38,6 +38,7 @@ def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> Mem
     if not isinstance(model, Checkpoint):
         raise UsageError(f"{model.name}: {objection(model)}", hint="llama.cpp runs it.")
     config, config_notes = runtime_config(_config_of(model), gpu=True)
+    config = rounded_config(config, options.quantize, model.name)
     gpu = _gpu(machine)
     limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
     headers = () if options.dummy_weights else model.headers

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, Literal
 
 from localchat.errors import ModelInvalid
+from localchat.fit.load_options import RoundedType
 from localchat.model_files.safetensors import Tensor
 from localchat_cuda.ggml_forms import INT8, INT8_ZEROS, packed_bytes
 
@@ -37,6 +38,8 @@ _LABELS: dict[Method, str] = {
     "gguf": "GGUF",
 }
 INT8_BITS = 8
+_ROUNDED_ROWS = 16
+"""Output features of a rounded layer are a multiple of these."""
 _PACKED_TENSORS = {
     "awq": ".qweight",
     "gptq": ".qweight",
@@ -75,6 +78,8 @@ class Quantization:
     """The config claims that zeros are stored minus one."""
     fp8_activations: bool = False
     """Gemms of many rows may round activations to FP8, too: the checkpoint was made for that."""
+    on_load: bool = False
+    """The checkpoint is floating; its layers are rounded while they are read."""
     mix: str = ""
     """Of a GGUF file, the name of its mix of formats."""
 
@@ -88,6 +93,8 @@ class Quantization:
         """For display: AWQ 4-bit, FP8."""
         if self.mix:
             return self.mix
+        if self.on_load:
+            return f"rounded to {self.method if self.method == 'fp8' else f'int{self.bits}'}"
         named = self.method in ("fp8", "int8", "gguf")
         return _LABELS[self.method] if named else f"{_LABELS[self.method]} {self.bits}-bit"
 
@@ -116,6 +123,12 @@ class Quantization:
 
         Scales and zeros of packed layers are counted with the codes; FP8 layers take four bytes for every
         scale."""
+        if self.on_load:
+            layer = ".layers." in tensor.name and tensor.name.endswith(".weight")
+            taken = layer and len(tensor.shape) == 2 and can_round(*tensor.shape)
+            return (
+                self.linear_bytes(*tensor.shape) if taken else floating_bytes(tensor, float_bytes)
+            )
         if self.method not in _PACKED_TENSORS:
             return floating_bytes(
                 tensor, _SCALE_BYTES if tensor.name.endswith(_SCALE_NAMES) else float_bytes
@@ -132,6 +145,19 @@ class Quantization:
             self.method, (rows, in_word * words)
         )
         return self.linear_bytes(n, k)
+
+
+def can_round(n: int, k: int) -> bool:
+    """True if the gemms take a rounded layer of N x K; others stay floating."""
+    return n % _ROUNDED_ROWS == 0 and k % PACKED_GROUPS[0] == 0
+
+
+def rounding(to: RoundedType) -> Quantization:
+    """What `--quantize` makes of a floating checkpoint."""
+    if to == "fp8":
+        return Quantization("fp8", 8, 0, symmetric=True, on_load=True)
+    bits = 8 if to == "int8" else 4
+    return Quantization("packed", bits, symmetric=bits == 8, on_load=True)
 
 
 def _side_bytes(n: int, k: int, group: int) -> int:

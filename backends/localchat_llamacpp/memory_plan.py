@@ -60,6 +60,12 @@ def _check(options: LoadOptions) -> None:
             "llama.cpp cannot round the output head at the load.",
             hint="Leave out --head-int8: a GGUF file stores its head quantized already.",
         )
+    if options.quantize:
+        raise UsageError(
+            f"llama.cpp cannot round a model to {options.quantize} at the load.",
+            hint="Leave out --quantize, and take a GGUF file of the quantization that you want: "
+            "localchat fit NAME lists them.",
+        )
     if isinstance(options.gpu_layers, int) and options.gpu_layers < 0:
         raise UsageError(
             f"{options.gpu_layers} layers on the GPU are not possible.",

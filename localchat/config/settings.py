@@ -36,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_gb: _Gigabytes | None = None
     dummy_weights: bool = False
     head_int8: bool = False
+    quantize: Literal["fp8", "int8", "int4"] | None = None
     anyway: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
@@ -125,6 +126,12 @@ KEYS: Final[Mapping[str, Key]] = {
         "--head-int8",
         _YES_NO,
         "Round the output head to 8 bits at the load: faster (CUDA backend).",
+    ),
+    "quantize": Key(
+        "--quantize",
+        "fp8, int8 or int4",
+        "Round the layers of a bf16 checkpoint while it loads (CUDA backend).",
+        reloads=True,
     ),
     "anyway": Key(
         "--anyway",

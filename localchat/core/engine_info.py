@@ -12,6 +12,7 @@ from localchat.backend_api.registry import BackendChoice
 from localchat.core.embedding import ONLY_EMBEDS, ONLY_RANKS, RANK
 from localchat.engine.interface import EngineInfo, MemoryParts
 from localchat.engine.local import protocol
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import placed
 from localchat.units import percent, size
@@ -19,6 +20,9 @@ from localchat.units import percent, size
 _TOLERATED_SHARE = 0.1
 _TOLERATED_BYTES = 64_000_000
 """A smaller difference is noise of the allocator and of the interpreter."""
+
+
+_DEFAULTS = LoadOptions()
 
 
 class MemoryUsage:
@@ -128,14 +132,18 @@ def engine_info(
 
 
 def fingerprint(
-    info: ModelInfo, kv_type: str, versions: Iterable[tuple[str, str]], *, head_int8: bool = False
+    info: ModelInfo,
+    kv_type: str,
+    versions: Iterable[tuple[str, str]],
+    load: LoadOptions = _DEFAULTS,
 ) -> str:
     """Hash everything besides the request that decides a text, as 16 hex digits.
 
-    Covers the model file, chat template, quantization, KV type and library versions.
+    Covers the model file, chat template, quantization, what the load rounds, KV type and library versions.
     """
     parts = [__version__, info.identity, info.chat_template or "", info.quantization, kv_type]
-    parts += ["head int8"] if head_int8 else []
+    parts += ["head int8"] if load.head_int8 else []
+    parts += [f"layers {load.quantize}"] if load.quantize else []
     parts += [f"{name} {version}" for name, version in versions]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
 

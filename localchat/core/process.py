@@ -420,7 +420,6 @@ def open_model(
             lambda id_, vectors, tokens: sender.send(protocol.VectorsReply(id_, vectors, tokens)),
             sender.fail,
         )
-    head_int8 = spec.load.head_int8
     return OpenedModel(
         path=path,
         choice=choice,
@@ -428,9 +427,7 @@ def open_model(
         plan=plan,
         memory=memory,
         input_processor=input_processor,
-        fingerprint=fingerprint(
-            model.info, plan.kv_type, choice.availability.versions, head_int8=head_int8
-        ),
+        fingerprint=fingerprint(model.info, plan.kv_type, choice.availability.versions, spec.load),
         build=build,
         safe_mode=bool(build) and build in spec.safe_builds,
         embedding=embedding,

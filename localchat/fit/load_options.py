@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 GpuLayers: TypeAlias = int | Literal["auto", "all"]
+RoundedType: TypeAlias = Literal["fp8", "int8", "int4"]
 
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,6 +38,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Random weights, to measure speed without a model's files."""
     head_int8: bool = False
     """Round the output head to 8 bits."""
+    quantize: RoundedType | None = None
+    """Round the layers of a floating checkpoint while they are read."""
     anyway: bool = False
     """Load even where the plan does not fit, and keep nothing in reserve."""
 

@@ -37,6 +37,7 @@ LABELS: Final = {
     "require_gpu": SettingLabel("Memory", "Refuse without a GPU"),
     "threads": SettingLabel("Memory", "Threads"),
     "head_int8": SettingLabel("Memory", "Output head in 8 bits"),
+    "quantize": SettingLabel("Memory", "Round a bf16 model to", unset="as stored"),
     "anyway": SettingLabel("Memory", "Load even if short"),
     "think": SettingLabel("Answers", "Reasoning"),
     "think_budget": SettingLabel("Answers", "Longest reasoning", "tokens", "no limit"),

@@ -51,6 +51,7 @@ def test_every_option_but_the_number_of_slots_follows_a_setting() -> None:
         kv_gb=1.0,
         dummy_weights=True,
         head_int8=True,
+        quantize="int4",
         anyway=True,
         threads=2,
     )

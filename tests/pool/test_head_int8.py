@@ -45,7 +45,11 @@ def test_another_program_may_insist_on_it(tmp_path: Path) -> None:
 
 def test_a_text_of_it_has_another_fingerprint() -> None:
     info = ModelInfo("m", "qwen2", "bf16", 0, 64, 8, 0, None)
-    assert fingerprint(info, "bf16", ()) != fingerprint(info, "bf16", (), head_int8=True)
+    assert fingerprint(info, "bf16", ()) != fingerprint(
+        info, "bf16", (), LoadOptions(head_int8=True)
+    )
+    rounded = [fingerprint(info, "bf16", (), LoadOptions(quantize=to)) for to in ("fp8", "int4")]
+    assert len({*rounded, fingerprint(info, "bf16", ())}) == 3
 
 
 def test_llamacpp_refuses_it_with_the_way() -> None:
@@ -53,3 +57,6 @@ def test_llamacpp_refuses_it_with_the_way() -> None:
     with pytest.raises(UsageError, match="cannot round the output head") as caught:
         _check(LoadOptions(head_int8=True))
     assert "--head-int8" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="cannot round a model to fp8") as caught:
+        _check(LoadOptions(quantize="fp8"))
+    assert "--quantize" in str(caught.value.hint)

@@ -133,6 +133,7 @@ FLAGS: Final = [
     "-y",
     "--head-int8",
     "--head-exact",
+    "--quantize",
     "--raw-prompt",
     "--theme",
     "--reduced-motion",

@@ -110,7 +110,7 @@ def whole_rows(weight: torch.Tensor) -> W8:
 
 
 def e4m3_rows(weight: torch.Tensor) -> W8:
-    """Round a floating weight [N, K] to e4m3 with a scale for each row: for tests and benchmarks."""
+    """Round a floating weight [N, K] to e4m3 with a scale for each row."""
     scales = (weight.float().abs().amax(1) / E4M3_MOST).clamp_min(1e-30)
     return W8((weight.float() / scales[:, None]).to(E4M3), scales)
 

@@ -9,6 +9,7 @@ from localchat_cuda.weights.formats.ggml import Ggml
 from localchat_cuda.weights.formats.gptq import Gptq
 from localchat_cuda.weights.formats.int8 import Int8
 from localchat_cuda.weights.formats.pack_quantized import PackQuantized
+from localchat_cuda.weights.formats.rounded import Rounded
 from localchat_cuda.weights.formats.unquantized import Unquantized
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.source import LoadTarget
@@ -31,6 +32,8 @@ def weight_format(quantization: Quantization | None, target: LoadTarget) -> Weig
     """The format of a checkpoint's layers. Raises ValueError for a method without a module here."""
     if quantization is None:
         return Unquantized(target)
+    if quantization.on_load:
+        return Rounded(target, quantization)
     if quantization.method == "awq":
         return Awq(target, quantization)
     if quantization.method == "gptq":

@@ -1,0 +1,116 @@
+"""--quantize: layers of a floating checkpoint, rounded while they are read."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import safetensors.torch
+import torch
+
+from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
+from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
+from localchat.errors import UsageError
+from localchat.fit.load_options import LoadOptions, RoundedType
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.memory_plan import dummy_bytes, weights_bytes
+from localchat_cuda.model_config import read_config, rounded_config
+from localchat_cuda.quantization_config import rounding
+from localchat_cuda.weights.formats.rounded import Rounded
+from localchat_cuda.weights.formats.weight import dequantized
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.source import CheckpointWeights, LoadTarget, RandomWeights
+from tests.support import quantizers, tiny_models
+from tests.support.answers import ask
+from tests.support.quantizers import WIDE, Way
+from tests.support.speaking_checkpoint import write_speaking
+from tests.support.tiny_models import CPU, Tiny, tokens_of
+
+TYPES: tuple[RoundedType, ...] = get_args(RoundedType)
+_ERROR = {"fp8": 0.03, "int8": 0.008, "int4": 0.11}
+"""Of the weights, at most; of rounding as a whole, relative."""
+
+
+def part(to: RoundedType, weight: torch.Tensor, folder: Path) -> torch.Tensor:
+    safetensors.torch.save_file({"model.layers.0.it.weight": weight}, folder / "model.safetensors")
+    target = LoadTarget(CheckpointWeights(folder, CPU), CPU, torch.float32, print)
+    found = Rounded(target, rounding(to)).part("model.layers.0.it", *weight.shape)
+    return dequantized(found, torch.float32)
+
+
+@pytest.mark.parametrize("to", TYPES)
+def test_weights_are_off_by_no_more_than_their_type_makes_it(
+    to: RoundedType, tmp_path: Path
+) -> None:
+    weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(3)) * 0.02
+    weight[5] = 0.0
+    found = part(to, weight, tmp_path)
+    assert not bool(found[5].any())
+    assert 0 < float((found - weight).norm() / weight.norm()) < _ERROR[to]
+
+
+def test_four_bits_cut_what_stands_alone_if_that_errs_less(tmp_path: Path) -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(4)) * 0.02
+    whole = Way().rounded("it", weight).weight
+    found = part("int4", weight, tmp_path)
+    assert float((found - weight).norm()) < 0.98 * float((whole - weight).norm())
+
+
+def test_layers_of_other_shapes_stay_floating(tmp_path: Path) -> None:
+    weight = torch.randn(24, 192, generator=torch.Generator().manual_seed(5))
+    for to in TYPES:
+        assert torch.equal(part(to, weight, tmp_path), weight)
+
+
+@pytest.mark.parametrize("to", TYPES)
+def test_what_is_planned_is_what_is_held(to: RoundedType, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.reference("qwen3", **WIDE), tmp_path)
+    source = CheckpointWeights(tmp_path, CPU)
+    config = rounded_config(read_config(tmp_path), to, "it")
+    names = ARCHITECTURES["qwen3"].NAMES
+    held = load(config, names, source, CPU)
+    planned = weights_bytes(config, source.headers.values())
+    assert held.bytes <= planned <= held.bytes + 4 * 4 * 384
+    random = load(config, names, RandomWeights(CPU), CPU)
+    assert random.bytes <= dummy_bytes(config) + 4096
+    assert [type(each) for each in random.layers[0].linears.values()] == [
+        type(each) for each in held.layers[0].linears.values()
+    ]
+
+
+@pytest.mark.parametrize("to", ["fp8", "int8"])
+def test_kernels_are_the_reference(to: RoundedType, tmp_path: Path) -> None:
+    """Those of four bits are tested with checkpoints that are stored so."""
+    model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
+    tiny_models.save(model, tmp_path)
+    tokens, found = tokens_of(37, 5), []
+    for kernels in (True, False):
+        ours = Tiny(tmp_path, torch.float16 if kernels else torch.float32, kernels=kernels)
+        config = rounded_config(ours.config, to, "it")
+        source = CheckpointWeights(tmp_path, CPU)
+        names, dtype = ARCHITECTURES["qwen3"].NAMES, ours.weights.embedding.dtype
+        ours.weights = load(config, names, source, CPU, dtype=dtype)
+        found.append(ours.prompt(tokens, 5).float())
+    assert float((found[0] - found[1]).norm() / found[1].norm()) < 2e-2
+
+
+def test_a_checkpoint_that_is_quantized_is_refused(tmp_path: Path) -> None:
+    quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, Way())
+    with pytest.raises(UsageError, match=r"it is quantized already \(GPTQ 4-bit\)") as caught:
+        rounded_config(read_config(tmp_path), "fp8", "it")
+    assert "bf16" in caught.value.hint
+
+
+def test_it_reaches_the_engine_process(tmp_path: Path) -> None:
+    said: list[str] = []
+    options = EngineOptions(
+        load=LoadOptions(context_tokens=128, max_slots=1, quantize="int8"),
+        model=write_speaking(tmp_path),
+        backend="localchat_cuda.backend:ReferenceBackend",
+    )
+    with closing(LocalEngine(options, notify=said.append)) as engine:
+        sampling = Sampling(temperature=0)
+        answer = ask(engine, GenerateRequest(TextPrompt("hello"), sampling=sampling, max_tokens=4))
+    assert answer.text
+    assert "The layers are rounded to int8 while they are read." in said
