@@ -131,7 +131,6 @@ KEYS: Final[Mapping[str, Key]] = {
         "--quantize",
         "fp8, int8 or int4",
         "Round the layers of a bf16 checkpoint while it loads (CUDA backend).",
-        reloads=True,
     ),
     "anyway": Key(
         "--anyway",

@@ -37,7 +37,7 @@ class Rounded:
         if self.quantization.method == "fp8":
             return w8_pack.e4m3_rows(found)
         round_ = _int8 if self.quantization.bits == 8 else _int4
-        parts = [round_(some) for some in found.split(_SLICE_ROWS)]
+        parts = [round_(some) for some in torch.split(found, _SLICE_ROWS)]
         codes, scales, zeros = (torch.cat(column) for column in zip(*parts, strict=True))
         return pack_weight(prefix, codes, scales, zeros, None, self.quantization.bits)
 
