@@ -22,9 +22,10 @@ from localchat.chat.prompt_messages import sent_messages
 from localchat.cli.answer_record import AnswerRecord
 from localchat.cli.choose_model import fetched_if_wanted
 from localchat.cli.context import AppContext
-from localchat.cli.context_advice import with_advice
+from localchat.cli.context_advice import steps_for, with_advice
 from localchat.cli.conversation_options import resumed
 from localchat.cli.json_report import context_line, report
+from localchat.cli.memory_choice import RoomMaker
 from localchat.cli.preset_options import chosen_settings, question, without_preset
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
 from localchat.cli.rebuild import offer_once
@@ -47,6 +48,7 @@ from localchat.engine.request import Grammar, Message, Messages, TextPrompt
 from localchat.engine.stats_line import stats_line
 from localchat.errors import (
     ContextExceeded,
+    DoesNotFit,
     ExitCode,
     FileMissing,
     LocalchatError,
@@ -93,11 +95,33 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
             "--best-of, --vote and --critique are for one answer, and there is no prompt"
         )
     if text and not options.interactive:
-        with terminate_gracefully(), opened_engine(setup) as engine:
-            gc_control.resume_gc()
-            with deferred():
-                return _answer_once(setup, engine, options, conversation, text)
+        return _answer(ctx, setup, options, conversation, text, model_word)
     return _converse(ctx, setup, conversation, text, options)
+
+
+def _answer(
+    ctx: click.Context,
+    setup: Setup,
+    options: AskOptions,
+    conversation: Conversation,
+    text: str,
+    model_word: str | None,
+) -> int:
+    """Answer once; where memory or context is too small, again with the step that the user picks."""
+    before, room = conversation.head, RoomMaker(ctx, model_word)
+    while True:
+        try:
+            with terminate_gracefully(), opened_engine(setup) as engine:
+                gc_control.resume_gc()
+                with deferred():
+                    return _answer_once(setup, engine, options, conversation, text, room)
+        except (DoesNotFit, ContextExceeded) as problem:
+            step = room.picked(problem, setup)
+            if step is None:
+                raise
+        if conversation.head is not None and conversation.head != before:
+            conversation.remove_last(conversation.head)
+        setup = options.tries.applied(room.setup(step))
 
 
 def _nothing_to_ask() -> UsageError:
@@ -178,7 +202,12 @@ def _resolved(ctx: click.Context, model_word: str | None, before: Conversation |
 
 
 def _answer_once(
-    setup: Setup, engine: Engine, options: AskOptions, conversation: Conversation, text: str
+    setup: Setup,
+    engine: Engine,
+    options: AskOptions,
+    conversation: Conversation,
+    text: str,
+    room: RoomMaker,
 ) -> int:
     terminal, settings = setup.terminal, setup.settings
     question = conversation.add(Message("user", text), parent=conversation.head)
@@ -208,6 +237,7 @@ def _answer_once(
     except ContextExceeded as problem:
         error = problem
         terminal.end_answer(empty=False)
+        room.steps = steps_for(problem, engine)
         raise _advised(problem, engine, conversation) from problem
     except LocalchatError as problem:
         error = problem

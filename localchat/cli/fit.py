@@ -47,24 +47,31 @@ def command(
     """
     from localchat.cli.resolve import CHAT_SLOTS
     from localchat.engine.options import load_options
+    from localchat.fit.memory_steps import IN_ORDER, MemoryStep, Slots, step_lines
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import assess, usable_machine
+    from localchat.models.memory_steps import memory_steps
     from localchat.models.onboarding import with_models_that_fit
 
     seen = _find(ctx, word)
     slots = parallel or max(CHAT_SLOTS, seen.settings.n)
-    subject = seen.subject
+    subject, machine, environ = seen.subject, usable_machine(), seen.app.environ
     options = load_options(seen.settings, max_slots=slots)
-    verdict = assess(subject, options, usable_machine(), SpeedHistory(seen.paths.state_dir))
-    environ = seen.app.environ
+    verdict = assess(subject, options, machine, SpeedHistory(seen.paths.state_dir))
+    steps: tuple[MemoryStep, ...] = ()
+    if not verdict.plan.fits and not verdict.plan.missing:
+        limits = Slots("--parallel", "", 1)
+        steps = memory_steps(subject, options, machine, seen.paths, environ, limits)
     if as_json:
         path = str(subject.path) if subject.path is not None else None
         record = {"model": subject.name, "path": path, "parallel": slots}
-        print_json(environ, record | verdict.record())
+        listed = {"steps": [step.as_json() for step in steps]}
+        print_json(environ, record | verdict.record() | listed)
     else:
         print_lines(environ, verdict_lines(verdict))
-        if not verdict.plan.fits and not verdict.plan.missing:
-            print_lines(environ, with_models_that_fit("", seen.paths).splitlines())
+        if steps:
+            print_lines(environ, with_models_that_fit("", seen.paths, machine).splitlines())
+            print_lines(environ, ("", IN_ORDER, *step_lines(steps)))
     return ExitCode.OK if verdict.plan.fits else ExitCode.DOES_NOT_FIT
 
 

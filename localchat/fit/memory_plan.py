@@ -263,11 +263,24 @@ def smaller_quantization(shape: ModelShape, most_bytes: int) -> str:
     """The finest usual quantization of these weights within `most_bytes` and below the present size; empty:
     none."""
     now = shape.weights_bytes
-    names = list(_BITS_PER_WEIGHT)
-    finer = names.index(shape.quantization) + 1 if shape.quantization in names else 0
-    for name in names[finer:]:
-        bits = _BITS_PER_WEIGHT[name]
-        needed = int(shape.parameters * bits / 8)
-        if needed <= most_bytes and needed < 0.95 * now and name in FILE_TYPES.values():
+    for name, share in smaller_quantizations(shape).items():
+        if now * share <= most_bytes:
             return name
     return ""
+
+
+def smaller_quantizations(shape: ModelShape) -> dict[str, float]:
+    """Usual quantizations below the present size, the finest first, with their share of it."""
+    now, names = shape.weights_bytes, list(_BITS_PER_WEIGHT)
+    finer = names.index(shape.quantization) + 1 if shape.quantization in names else 0
+    shares = {
+        name: shape.parameters * _BITS_PER_WEIGHT[name] / 8 / max(now, 1)
+        for name in names[finer:]
+        if name in FILE_TYPES.values()
+    }
+    return {name: share for name, share in shares.items() if share < 0.95}
+
+
+def usual_bits(quantization: str) -> float | None:
+    """Bits a weight of a usual quantization; None for another name."""
+    return {"F16": 16.0, "BF16": 16.0, **_BITS_PER_WEIGHT}.get(quantization)

@@ -89,16 +89,18 @@ def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None 
 
 def with_models_that_fit(advice: str, paths: Paths, machine: Machine | None = None) -> str:
     """Advice for a load that does not fit, and the strongest chat models that would. Blocks for a moment."""
-    try:
-        found = sorted(
-            _candidates(read_catalog(paths), machine or usable_machine()),
-            key=lambda one: one.strength,
-        )
-    except LocalchatError:
-        return advice  # the user's catalogue cannot be read, which other commands report
-    names = [one.name for one in found[:-3:-1]]
+    names = fitting_names(paths, machine or usable_machine())
     line = f"Models that fit here: {', '.join(names)}. localchat pull NAME fetches one."
     return f"{advice}\n{line}".lstrip() if names else advice
+
+
+def fitting_names(paths: Paths, machine: Machine, most: int = 2) -> list[str]:
+    """Names of the strongest chat models of the catalogue that fit. Blocks for a moment."""
+    try:
+        found = sorted(_candidates(read_catalog(paths), machine), key=lambda one: one.strength)
+    except LocalchatError:
+        return []  # the user's catalogue cannot be read, which other commands report
+    return [one.name for one in found[: -most - 1 : -1]]
 
 
 def is_first_run(paths: Paths, environ: Mapping[str, str]) -> bool:

@@ -1,0 +1,77 @@
+"""Steps for a prompt longer than the context, with memory told by the engine."""
+
+import msgspec
+
+from localchat.chat.prompt_steps import prompt_steps
+from localchat.engine.interface import EngineInfo, MemoryParts
+from localchat.fit.memory_steps import MemoryStep
+from tests.support.cli_program import INFO
+
+MB = 10**6
+PARTS = MemoryParts(weights_bytes=1600 * MB, kv_bytes=400 * MB, compute_bytes=0, overhead_bytes=0)
+
+
+def steps(prompt: int, **changes: object) -> dict[str, MemoryStep]:
+    """The steps on an engine whose 4,096 tokens take 400 MB, with 2.2 GB free before its load."""
+    usual: dict[str, object] = {
+        "actual": PARTS,
+        "actual_bytes": 2000 * MB,
+        "free_bytes": 2200 * MB,
+        "kv_types": ("f16", "q8_0"),
+        "layers": 16,
+        "kv_tokens": 4096,
+    }
+    info: EngineInfo = msgspec.structs.replace(INFO, **usual | changes)
+    return {step.name: step for step in prompt_steps(prompt, info)}
+
+
+def test_all_nine_come_in_order_and_the_input_can_always_be_cut() -> None:
+    found = steps(5000)
+    assert list(found) == [
+        *("shorter_input", "prefix_reuse", "chunked_prefill", "kv_type", "context"),
+        *("gpu_layers", "slots", "quantization", "model"),
+    ]
+    assert found["shorter_input"].gained_tokens == 5000 - 4096 + 1
+    assert not found["prefix_reuse"].helps
+    assert not found["slots"].helps
+
+
+def test_memory_that_is_free_bounds_the_context() -> None:
+    fits, short = steps(5000)["context"], steps(9000)["context"]
+    assert fits.suffices
+    assert fits.settings == (("context_length", "6144"),)
+    longest = 600 * MB * 4096 // (400 * MB)  # all that is left for a cache
+    assert not short.suffices
+    assert short.settings == (("context_length", str(longest)),)
+    assert short.gained_tokens == longest - 4096
+
+
+def test_a_coarser_cache_lets_in_what_a_longer_one_cannot() -> None:
+    found = steps(9000)["kv_type"]
+    assert found.suffices
+    assert dict(found.settings) == {"kv_cache_type": "q8_0", "context_length": "10240"}
+    assert found.gained_bytes == round(400 * MB * (1 - 34 / 64))
+
+
+def test_layers_are_moved_off_a_card_that_is_full() -> None:
+    found = steps(14_000, gpu_layers=16, context_train=32768)["gpu_layers"]
+    assert found.suffices
+    left = int(dict(found.settings)["gpu_layers"])
+    assert 0 < left < 16
+    assert found.gained_bytes > 0
+    assert not steps(14_000)["gpu_layers"].helps, "there is no card"
+    assert not steps(14_000, gpu_layers=16, backend="cuda")["gpu_layers"].helps
+
+
+def test_a_quantization_helps_where_weights_fill_the_memory() -> None:
+    assert steps(9000, quantization="Q8_0")["quantization"].gained_bytes == round(
+        1600 * MB * (1 - 4.9 / 8.5)
+    )
+    assert not steps(5000, quantization="Q8_0")["quantization"].helps, "memory is enough"
+    assert not steps(9000, quantization="Q4_K_M")["quantization"].helps
+
+
+def test_nothing_but_another_model_helps_beyond_its_training() -> None:
+    found = steps(40_000)
+    assert [name for name, step in found.items() if step.helps] == ["shorter_input", "model"]
+    assert "trained for 32,768" in found["context"].change
