@@ -20,6 +20,7 @@
 processes as (code, message, hint, details); `from_wire` rebuilds them.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import ClassVar, TypeAlias
 
@@ -50,6 +51,8 @@ class LocalchatError(Exception):
         self.message = message
         self.hint = hint
         self.details = details
+        self.steps: tuple[Mapping[str, object], ...] = ()
+        """What would make room, as JSON, where a load or a prompt does not fit. Crosses no pipe."""
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message

@@ -5,23 +5,27 @@ conversation's policy keeps the one taken. Whole exchanges are left out, the old
 because each time the whole prompt moves and the prefix cache is lost.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from localchat.chat.conversation import Conversation, Policy
 from localchat.chat.prompt_messages import Exchange, as_sent, exchanges, left_out, sent_nodes
+from localchat.chat.prompt_steps import prompt_steps
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
 from localchat.errors import ContextExceeded, UsageError
 from localchat.fit.kv_types import smaller_kv_type
+from localchat.fit.memory_steps import MemoryStep, step_lines
 from localchat.units import size, tokens
 
 Count: TypeAlias = Callable[[Messages], int]
 """Counts the tokens of a prompt. May raise ContextExceeded for one too long to count."""
 
-Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context", "smaller_kv"]
+Action: TypeAlias = Literal[
+    "leave_out_oldest", "compact", "longer_context", "smaller_kv", "gpu_layers"
+]
 _BLOCK_TOKENS: Final = 1024
 _FRAME_CHARACTERS: Final = 16
 """Rough length of a template's text around a message; only for estimates."""
@@ -65,6 +69,10 @@ class OverflowChoice(NamedTuple):
     """Memory; negative where some becomes free."""
     kv_type: str = ""
     """Of a smaller cache."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Of another load: keys and values."""
+    flags: str = ""
+    """The same on the command line."""
 
 
 class Overflow(NamedTuple):
@@ -75,6 +83,8 @@ class Overflow(NamedTuple):
     leave_out: LeaveOutPlan | None
     """None where the last question alone is too long."""
     choices: tuple[OverflowChoice, ...]
+    idle: str = ""
+    """A sentence on the steps that give nothing here, and why."""
 
     @property
     def sentence(self) -> str:
@@ -113,7 +123,26 @@ def examine(
     plan = search.plan(info.context_tokens - reserve)
     # Without the reserve at least one token can be written.
     plan = plan or search.plan(info.context_tokens - 1)
-    return Overflow(prompt, info.context_tokens, plan, tuple(_choices(search, prompt, plan, info)))
+    steps = prompt_steps(prompt, info)
+    idle = next((line for line in step_lines(steps) if not line[0].isdecimal()), "")
+    choices = (*_choices(search, prompt, plan, info), *_fewer_layers(steps))
+    return Overflow(prompt, info.context_tokens, plan, choices, idle)
+
+
+def _fewer_layers(steps: tuple[MemoryStep, ...]) -> "Iterator[OverflowChoice]":
+    """The choice to move layers off a full GPU, where that makes room."""
+    for step in steps:
+        if step.name == "gpu_layers" and step.can_be_taken:
+            label = step.sentence(with_flag=False)
+            settings, context = step.settings, int(dict(step.settings)["context_length"])
+            yield OverflowChoice(
+                "gpu_layers",
+                label,
+                context,
+                -step.gained_bytes,
+                settings=settings,
+                flags=step.flag,
+            )
 
 
 def known_context(info: EngineInfo, overflow: Overflow | None) -> int:
@@ -268,12 +297,31 @@ def memory_choices(prompt: int, info: EngineInfo) -> "list[OverflowChoice]":
     extra = round(now * goal) - kv_bytes
     if goal > info.context_tokens:
         label = f"a context of {tokens(goal)}{_memory(extra, kv_bytes, info)}"
-        found.append(OverflowChoice("longer_context", label, goal, extra))
+        found.append(
+            OverflowChoice(
+                "longer_context",
+                label,
+                goal,
+                extra,
+                settings=(("context_length", str(goal)),),
+                flags=f"--ctx {goal}",
+            )
+        )
     if small := smaller_kv_type(info.kv_type, info.kv_types):
         extra = round(now * small.share * goal) - kv_bytes
         memory = _memory(extra, kv_bytes, info)
         label = f"the KV cache in {small.kv_type} and {tokens(goal)}{memory}"
-        found.append(OverflowChoice("smaller_kv", label, goal, extra, small.kv_type))
+        found.append(
+            OverflowChoice(
+                "smaller_kv",
+                label,
+                goal,
+                extra,
+                small.kv_type,
+                (("context_length", str(goal)), ("kv_cache_type", small.kv_type)),
+                f"--kv-type {small.kv_type} --ctx {goal}",
+            )
+        )
     return found
 
 

@@ -10,7 +10,6 @@ from msgspec import structs
 
 from localchat.engine.interface import EngineInfo
 from localchat.fit.kv_types import smaller_kv_type
-from localchat.fit.memory_plan import usual_bits
 from localchat.fit.memory_steps import MemoryStep, StepName
 from localchat.units import size, tokens
 
@@ -163,6 +162,8 @@ class _PromptSteps:
         )
 
     def _quantization(self) -> MemoryStep:
+        from localchat.fit.memory_plan import usual_bits  # and with it the probe of the hardware
+
         bits = usual_bits(self._info.quantization)
         if self._suffices(self._longest(self._token_bytes)):
             return MemoryStep("quantization", "memory is enough for a longer context as it is")

@@ -47,7 +47,8 @@ def command(
     """
     from localchat.cli.resolve import CHAT_SLOTS
     from localchat.engine.options import load_options
-    from localchat.fit.memory_steps import IN_ORDER, MemoryStep, Slots, step_lines
+    from localchat.fit.load_steps import SlotLimit
+    from localchat.fit.memory_steps import IN_ORDER, MemoryStep, step_lines
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import assess, usable_machine
     from localchat.models.memory_steps import memory_steps
@@ -60,7 +61,7 @@ def command(
     verdict = assess(subject, options, machine, SpeedHistory(seen.paths.state_dir))
     steps: tuple[MemoryStep, ...] = ()
     if not verdict.plan.fits and not verdict.plan.missing:
-        limits = Slots("--parallel", "", 1)
+        limits = SlotLimit("--parallel", "", 1)
         steps = memory_steps(subject, options, machine, seen.paths, environ, limits)
     if as_json:
         path = str(subject.path) if subject.path is not None else None

@@ -51,6 +51,14 @@ def _subject(setup: Setup) -> "Subject | None":
     return Subject(model.name, summary, model.path, settings.backend)
 
 
+def add_steps(problem: DoesNotFit, setup: Setup) -> tuple[MemoryStep, ...]:
+    """Add the steps to the hint of an error that tells sizes; returns them."""
+    steps = steps_of(setup) if "needed_bytes" in problem.details else ()
+    if steps:
+        problem.hint = "\n".join(filter(None, (problem.hint, IN_ORDER, *step_lines(steps))))
+    return steps
+
+
 def picked_step(
     terminal: Terminal, problem: LocalchatError, steps: Sequence[MemoryStep]
 ) -> MemoryStep | None:
@@ -86,12 +94,8 @@ class RoomMaker:
     def picked(self, problem: DoesNotFit | ContextExceeded, setup: Setup) -> MemoryStep | None:
         """The step to go on with; None: the hint of the error lists them all."""
         if isinstance(problem, DoesNotFit):
-            self.steps = steps_of(setup) if "needed_bytes" in problem.details else ()
-        step = picked_step(setup.terminal, problem, self.steps)
-        if step is None and self.steps and isinstance(problem, DoesNotFit):
-            lines = (problem.hint, IN_ORDER, *step_lines(self.steps))
-            problem.hint = "\n".join(filter(None, lines))
-        return step
+            self.steps = add_steps(problem, setup)
+        return picked_step(setup.terminal, problem, self.steps)
 
     def setup(self, step: MemoryStep) -> Setup:
         """The setup with one more step. A model that is not here is offered for download. Raises

@@ -20,6 +20,7 @@ from localchat.chat.prompt_messages import left_out
 from localchat.cli.context_advice import with_advice
 from localchat.cli.conversation_options import open_to_record
 from localchat.cli.json_report import context_line
+from localchat.cli.memory_choice import add_steps
 from localchat.cli.rebuild import offer_once
 from localchat.cli.resolve import Setup, opened_engine, remember
 from localchat.cli.session_context import session_context
@@ -31,6 +32,7 @@ from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.stats_line import stats_line
 from localchat.errors import (
     ContextExceeded,
+    DoesNotFit,
     EngineClosed,
     ExitCode,
     HistoryUnusable,
@@ -318,6 +320,8 @@ class Repl:
                 return
             case "failed":
                 assert problem is not None
+                if isinstance(problem, DoesNotFit):
+                    add_steps(problem, self._setup)
                 self._print_error(problem)
                 if node is None:
                     self._keep_unsent(question, problem)
@@ -500,15 +504,11 @@ def offer_lines(overflow: Overflow) -> Iterator[str]:
     yield f"localchat: {overflow.sentence}; the question is kept. Type a number, or continue otherwise:"
     for number, choice in enumerate(overflow.choices, start=1):
         yield f"  {number}. {choice.label}{_command_for(choice)}"
+    if overflow.idle:
+        yield f"  {overflow.idle}"
     yield "  or start a new conversation: /clear"
 
 
 def _command_for(choice: OverflowChoice) -> str:
     """The command for a choice that needs another load; the conversation goes on there."""
-    match choice.action:
-        case "longer_context":
-            return f": leave, then localchat -c --ctx {choice.tokens}"
-        case "smaller_kv":
-            return f": leave, then localchat -c --kv-type {choice.kv_type} --ctx {choice.tokens}"
-        case _:
-            return ""
+    return f": leave, then localchat -c {choice.flags}" if choice.flags else ""

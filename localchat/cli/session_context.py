@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from localchat.fit.hardware import Machine
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
+    from localchat.fit.memory_steps import MemoryStep
     from localchat.fit.speed_history import SpeedHistory
-    from localchat.models.assess import FitReport
+    from localchat.models.assess import FitReport, Subject
     from localchat.models.catalog import Catalog
     from localchat.models.onboarding import FirstRun
 
@@ -69,6 +70,7 @@ def session_context(
         plan=planner.plan,
         estimate=planner.estimate,
         speed=planner.speed,
+        memory_steps=planner.memory_steps,
         first_run=lambda: _first_run(setup),
         remember=remember,
         keys=file.keys,
@@ -110,14 +112,25 @@ class LoadPlanner:
         self, setup: ModelSetup, options: "LoadOptions", history: "SpeedHistory | None"
     ) -> "FitReport":
         """The planner's report on a local model, with its speed if there is a history."""
-        from localchat.model_files.checkpoint import read_summary
-        from localchat.models.assess import Subject, assess
+        from localchat.models.assess import assess
 
-        model = setup.model
-        summary = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
-        subject = Subject(model.name, summary, model.path, setup.settings.backend)
-        has_speed = history is not None
-        return assess(subject, options, self._usable_machine(), history, speed=has_speed)
+        machine, has_speed = self._usable_machine(), history is not None
+        return assess(_subject(setup), options, machine, history, speed=has_speed)
+
+    def memory_steps(self, setup: ModelSetup) -> "tuple[MemoryStep, ...]":
+        """What would make room for a model that does not fit. Raises LocalchatError."""
+        from localchat.models.memory_steps import memory_steps
+
+        if setup.model.remote is not None:
+            return ()
+        own = self._setup
+        return memory_steps(
+            _subject(setup),
+            setup.options.load,
+            self._usable_machine(),
+            own.paths,
+            own.app.environ,
+        )
 
     def _history(self) -> "SpeedHistory":
         from localchat.fit.speed_history import SpeedHistory
@@ -149,6 +162,15 @@ class LoadPlanner:
         if self._machine is None or time.monotonic() - self._probed_s > _MACHINE_FRESH_S:
             self._machine, self._probed_s = usable_machine(), time.monotonic()
         return self._machine
+
+
+def _subject(setup: ModelSetup) -> "Subject":
+    from localchat.model_files.checkpoint import read_summary
+    from localchat.models.assess import Subject
+
+    model = setup.model
+    summary = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
+    return Subject(model.name, summary, model.path, setup.settings.backend)
 
 
 def _first_run(setup: Setup) -> "FirstRun | None":

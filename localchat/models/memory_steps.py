@@ -9,8 +9,9 @@ from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
+from localchat.fit.load_steps import Planner, SlotLimit, load_steps, needed_bytes
 from localchat.fit.memory_plan import MemoryPlan, is_rough, smaller_quantizations
-from localchat.fit.memory_steps import MemoryStep, Planner, Slots, load_steps, needed_bytes
+from localchat.fit.memory_steps import MemoryStep
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess
@@ -34,7 +35,7 @@ def memory_steps(
     machine: Machine,
     paths: Paths,
     environ: Mapping[str, str],
-    slots: Slots | None = None,
+    slots: SlotLimit | None = None,
 ) -> tuple[MemoryStep, ...]:
     """The nine steps for a load that does not fit, in order. Blocks for a moment. Raises LocalchatError."""
     backend = choose_for_model(subject.model, subject.kind, subject.backend).backend

@@ -1,14 +1,20 @@
 """Memory admission: decides if one more model fits next to the loaded ones."""
 
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
+from localchat.config.paths import find_paths
 from localchat.engine.options import EngineOptions
-from localchat.errors import DoesNotFit, EngineBusy
+from localchat.errors import DoesNotFit, EngineBusy, LocalchatError
 from localchat.fit.hardware import read_machine
+from localchat.fit.load_steps import SlotLimit
 from localchat.fit.memory_plan import demand, kept_free
+from localchat.fit.memory_steps import MemoryStep
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess, usable_machine
+from localchat.models.memory_steps import memory_steps
 from localchat.pool.entry import RETRY_AFTER_S, FreeMemory, ModelSpec, PoolEntry
 from localchat.units import size
 
@@ -114,14 +120,27 @@ def free_memory() -> FreeMemory:
 
 
 def never_fits(spec: ModelSpec, verdict: AdmissionResult) -> DoesNotFit:
-    """The error for a model that does not fit even alone."""
-    return DoesNotFit(
+    """The error for a model that does not fit even alone, with the steps that would make room."""
+    error = DoesNotFit(
         f"{spec.name} needs {size(verdict.needed_bytes)}, and {size(verdict.free_bytes)} are free"
         f"{kept_free(verdict.reserve_bytes)}",
         hint="\n".join(verdict.advice) or f"localchat fit {spec.name} shows what would help",
         needed_bytes=verdict.needed_bytes,
         free_bytes=verdict.free_bytes,
     )
+    with suppress(LocalchatError):
+        error.steps = tuple(step.as_json() for step in _steps(spec.options))
+    return error
+
+
+def _steps(options: EngineOptions) -> tuple[MemoryStep, ...]:
+    if options.remote is not None or ":" in (options.backend or "") or not options.model.exists():
+        return ()
+    model = read_summary(options.model, dummy_weights=options.load.dummy_weights)
+    subject = Subject(options.name, model, options.model, options.backend)
+    limits = SlotLimit("--parallel", "", 1)
+    paths = find_paths(os.environ)
+    return memory_steps(subject, options.load, usable_machine(), paths, os.environ, limits)
 
 
 def memory_in_use(

@@ -36,12 +36,14 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 def openai_error(error: ApiError) -> bytes:
     """An error as JSON, for a response or for the last event of a stream."""
-    body = {
+    body: dict[str, object] = {
         "message": error.message,
         "type": error.kind,
         "param": error.param,
         "code": error.code,
     }
+    if error.steps:
+        body["x_localchat"] = {"steps": error.steps}
     return msgspec.json.encode({"error": body})
 
 

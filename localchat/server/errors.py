@@ -5,7 +5,7 @@ A failure that a retry cannot cure is never a 5xx without `x-should-retry: false
 try a 5xx three times. No message contains a path of this machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from localchat.errors import (
@@ -38,8 +38,11 @@ class ApiError(Exception):
         kind: str = INVALID,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        steps: Sequence[Mapping[str, object]] = (),
     ) -> None:
+        """`steps`: what would make room, for the extension field `x_localchat`."""
         super().__init__(message)
+        self.steps = tuple(steps)
         self.status = status
         self.code = code
         self.message = message
@@ -121,7 +124,12 @@ def to_api_error(error: LocalchatError, *, requested_tokens: int | None = None) 
             return model_not_found(str(error.details.get("model") or error.message))
         case DoesNotFit():
             return ApiError(
-                503, "does_not_fit", error.message, kind="server_error", headers=_NO_RETRY
+                503,
+                "does_not_fit",
+                error.message,
+                kind="server_error",
+                headers=_NO_RETRY,
+                steps=error.steps,
             )
         case ModelInvalid():
             message = "The model file cannot be used; see the server's log."
@@ -177,7 +185,9 @@ def _too_long(error: ContextExceeded, requested: int | None) -> ApiError:
     prompt = error.details.get("prompt_tokens") or 0
     assert isinstance(context, int) and isinstance(prompt, int)
     at_least = bool(error.details.get("at_least"))
-    return PromptTooLong(prompt, context, max(1, requested or 1), at_least=at_least)
+    too_long = PromptTooLong(prompt, context, max(1, requested or 1), at_least=at_least)
+    too_long.steps = error.steps
+    return too_long
 
 
 def _with_hint(error: LocalchatError) -> str:

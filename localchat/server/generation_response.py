@@ -16,7 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from localchat.errors import LocalchatError
+from localchat.chat.prompt_steps import prompt_steps
+from localchat.engine.interface import Engine
+from localchat.errors import ContextExceeded, LocalchatError
 from localchat.server.cancellation import disconnected
 from localchat.server.content_blocks import CollectedAnswer
 from localchat.server.errors import ApiError, internal_error, timed_out, to_api_error
@@ -106,7 +108,9 @@ class GenerationResponse:
             generation = Generation(lease.engine, spec, tracked)
             try:
                 await generation.start()
-            except LocalchatError:
+            except LocalchatError as error:
+                if isinstance(error, ContextExceeded):
+                    error.steps = await _steps(error, lease.engine)
                 if tracked.abort_error is not None:
                     raise tracked.abort_error from None
                 raise
@@ -192,6 +196,18 @@ class GenerationResponse:
         tracked.error = api_error.code or "error"
         service.metrics.count_error(tracked.error, api_error.status)
         return api_error
+
+
+async def _steps(error: ContextExceeded, engine: Engine) -> tuple[dict[str, object], ...]:
+    """What would make room for a prompt that is too long; nothing where its length is unknown."""
+    prompt, context = error.details.get("prompt_tokens"), error.details.get("context_tokens")
+    if not isinstance(prompt, int) or not isinstance(context, int):
+        return ()
+    try:
+        info = await asyncio.to_thread(engine.info)
+    except LocalchatError:
+        return ()
+    return tuple(step.as_json() for step in prompt_steps(prompt, info, context))
 
 
 def _headers(generation: Generation) -> list[tuple[bytes, bytes]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from localchat.engine.request import GenerateRequest, Prompt
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
+    from localchat.fit.memory_steps import MemoryStep
     from localchat.models.onboarding import FirstRun
     from localchat.models.resolve import ResolvedModel
     from localchat.session.engine_holder import OpenEngine
@@ -76,6 +77,8 @@ class SessionContext:
     """None: conversations are not saved."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
     """Of the settings file, by name."""
+    memory_steps: "Callable[[ModelSetup], tuple[MemoryStep, ...]]" = lambda setup: ()
+    """What would make room for a load that does not fit. Takes a second or two. Raises LocalchatError."""
     speed: "Callable[[ModelSetup], float | None]" = lambda setup: None
     """Tokens a second that were measured here, or are expected; None if unknown. The first call may take a
     second. Raises LocalchatError."""

@@ -32,17 +32,19 @@ from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
+    DoesNotFit,
     EngineClosed,
     HistoryUnusable,
     LocalchatError,
     UsageError,
 )
-from localchat.models.resolve import GUIDE
+from localchat.fit.memory_steps import IN_ORDER
 from localchat.session.answer_builder import SAVE_EVERY_S, AnswerBuilder, joined
 from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, NoticeBlock, Offer
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
+from localchat.session.memory_offers import load_offers
 from localchat.session.outcome import Outcome, SummaryResult
 from localchat.session.presets import with_preset
 from localchat.session.recorder import ConversationRecorder
@@ -123,7 +125,7 @@ class ChatSession:
         except LocalchatError as problem:
             if not self._running:
                 self.status.finish(broken=True)
-                self.show_error(problem, self._other_models())
+                self.show_error(problem, await load_offers(self.context, self.setup, problem))
                 self._view.status_changed()
             return
         self._engine_known(info)
@@ -134,11 +136,6 @@ class ChatSession:
     async def fetch_stats(self) -> None:
         """Update the engine's own metrics; there are none once it is gone."""
         self.status.stats = await self._engines.stats()
-
-    def _other_models(self) -> tuple[Offer, ...]:
-        choose = Offer("choose another model", "model")
-        guide = Offer("continue with the built-in guide", f"model {GUIDE}")
-        return (choose,) if self.setup.model.word == GUIDE else (choose, guide)
 
     def _engine_known(self, info: EngineInfo) -> None:
         self.status.info = info
@@ -321,6 +318,10 @@ class ChatSession:
             return outcome._replace(overflow=await self._offer_choices(outcome.error))
         if outcome.end == "complete":
             await self._remember()
+        if isinstance(outcome.error, DoesNotFit) and outcome.node is None:
+            self.notice(
+                IN_ORDER, "info", await load_offers(self.context, self.setup, outcome.error)
+            )
         return outcome
 
     async def _attempt(self, parent: str, continued: Node | None) -> Outcome:
@@ -489,7 +490,8 @@ class ChatSession:
         self.overflow = found
         offers = [Offer(each.label, f"{OVERFLOW_PREFIX}{each.action}") for each in found.choices]
         offers.append(Offer("another model", "model"))
-        self.notice(f"{found.sentence[0].upper()}{found.sentence[1:]}.", "warning", offers)
+        text = f"{found.sentence[0].upper()}{found.sentence[1:]}."
+        self.notice(f"{text}\n{found.idle}".rstrip(), "warning", offers)
         return found
 
     async def _leave_out_again(self, problem: LocalchatError | None) -> bool:
@@ -531,11 +533,8 @@ class ChatSession:
                 self.show()
             case "compact":
                 return await self.compact()
-            case "longer_context":
-                self.prepare_change(None, {"context_length": str(choice.tokens)}).apply()
-            case "smaller_kv":
-                changes = {"context_length": str(choice.tokens), "kv_cache_type": choice.kv_type}
-                self.prepare_change(None, changes).apply()
+            case _:
+                self.prepare_change(None, dict(choice.settings)).apply()
         return None
 
     def _choice(self, action: str) -> OverflowChoice:

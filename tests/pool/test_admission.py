@@ -16,7 +16,7 @@ from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import DoesNotFit, ModelInvalid, ModelMissing
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.pool.admission import AdmissionResult, check_memory
+from localchat.pool.admission import AdmissionResult, check_memory, never_fits
 from localchat.pool.entry import ModelSpec, PoolEntry
 from localchat.pool.pool import EnginePool
 from localchat_cuda.backend import CudaBackend
@@ -97,6 +97,16 @@ def test_folder_that_does_not_fit_on_the_gpu_is_refused_before_a_load(
     assert not found.fits
     assert found.never_fits(())
     assert found.advice
+
+
+def test_a_refused_model_names_the_steps_that_would_make_room(machine: Put, folder: Path) -> None:
+    machine(replace(MACHINE, gpus=(replace(CARD, free_bytes=4 * GB),)))
+    options = EngineOptions(folder, name="it", load=LoadOptions(max_slots=16))
+    error = never_fits(ModelSpec("it", options), check_memory(options, ()))
+    steps = {step["step"]: step for step in error.steps}
+    assert len(steps) == 9
+    assert steps["slots"]["flag"] == "--parallel 1"
+    assert "all layers" in str(steps["gpu_layers"]["change"])
 
 
 def test_missing_hardware_is_reported_before_a_load(machine: Put, folder: Path) -> None:

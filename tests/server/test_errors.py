@@ -246,11 +246,15 @@ def test_a_refusal_of_the_engine_names_the_field_where_it_knows_it(stage: Stage)
 
 
 def test_prompt_too_long_is_refused_with_the_known_message(stage: Stage) -> None:
-    error = ContextExceeded("too long", prompt_tokens=9000, context_tokens=4096)
-    stage.engine.refusals["long"] = [error]
+    too_long = ContextExceeded("too long", prompt_tokens=9000, context_tokens=4096)
+    stage.engine.refusals["long"] = [too_long]
     reply = chat(stage, "long", max_tokens=100)
     assert reply.status == 400
-    assert reply.error == {
+    error = reply.error
+    steps = {step["step"]: step for step in error.pop("x_localchat")["steps"]}
+    assert len(steps) == 9
+    assert steps["shorter_input"]["gained_tokens"] == 9000 - 4096 + 1
+    assert error == {
         "message": "This model's maximum context length is 4096 tokens. However, you requested 9100 tokens "
         "(9000 in the messages, 100 in the completion). Please reduce the length of the messages or "
         "completion.",
@@ -258,6 +262,14 @@ def test_prompt_too_long_is_refused_with_the_known_message(stage: Stage) -> None
         "param": "messages",
         "code": "context_length_exceeded",
     }
+
+
+def test_a_load_that_does_not_fit_names_what_would_make_room(stage: Stage) -> None:
+    error = DoesNotFit("it needs 9 GB and 4 are free")
+    error.steps = ({"step": "kv_type", "gained_bytes": 5, "suffices": True},)
+    stage.engine.refusals["big"] = [error]
+    reply = chat(stage, "big")
+    assert reply.error["x_localchat"] == {"steps": [dict(error.steps[0])]}
 
 
 def test_an_engine_that_dies_before_the_first_word_is_an_error_event(stage: Stage) -> None:

@@ -36,6 +36,7 @@ from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.fit.memory_steps import MemoryStep
 from localchat.models.onboarding import FirstRun
 from localchat.models.resolve import ResolvedModel
 from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
@@ -191,6 +192,8 @@ class Stage:
     context_free_bytes: int = 11 * GB
     offer: str = ""
     """What `remember` returns."""
+    memory_steps: tuple[MemoryStep, ...] = ()
+    """What would make room for a load that does not fit."""
     tokens_per_s: float | None = None
     """Speed of every model."""
 
@@ -279,6 +282,7 @@ class Stage:
             history_file=self.tmp / "history.sqlite3",
             presets=self.presets,
             speed=lambda setup: self.tokens_per_s,
+            memory_steps=lambda setup: self.memory_steps,
         )
         settled = self.resolve(None, {})
         return ChatApp(context, settled, EngineHolder(), self.conversation)

@@ -7,6 +7,7 @@ from textual.pilot import Pilot
 
 from localchat.engine.events import MetricsSnapshot, Text
 from localchat.errors import DoesNotFit
+from localchat.fit.memory_steps import MemoryStep
 from localchat.session.blocks import NoticeBlock, Offer
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.metric_words import MetricWords
@@ -44,6 +45,40 @@ def test_the_guide_stands_in_for_a_model_that_cannot_run(tmp_path: Path) -> None
         await pilot.press("alt+2")
         await until(pilot, lambda: app.session.status.info is not None)
         assert app.session.setup.model.name == "guide"
+
+    play(stage, what)
+
+
+STEPS = (
+    MemoryStep("chunked_prefill", "always on"),
+    MemoryStep(
+        "kv_type",
+        "KV cache in q8_0 rather than f16",
+        600_000_000,
+        suffices=True,
+        settings=(("kv_cache_type", "q8_0"),),
+    ),
+    MemoryStep("model", "other, which is here", suffices=True, flag="-m other", model="other"),
+)
+
+
+def test_a_load_that_does_not_fit_offers_the_steps_and_takes_one(tmp_path: Path) -> None:
+    refuse = DoesNotFit("it does not fit", needed_bytes=9, free_bytes=6)
+    stage = Stage(tmp_path, refuse=refuse, memory_steps=STEPS)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await until(pilot, lambda: app.chat.transcript.blocks)
+        (notice,) = app.chat.transcript.blocks
+        assert isinstance(notice, NoticeBlock)
+        assert [each.label for each in notice.offers[:2]] == [
+            "KV type: KV cache in q8_0 rather than f16; gives 600 MB, enough",
+            "smaller model: other, which is here; enough",
+        ]
+        stage.refuse = None
+        await pilot.press("alt+1")
+        await until(pilot, lambda: app.session.status.info is not None)
+        assert stage.opened[-1][0].load.kv_type == "q8_0"
 
     play(stage, what)
 

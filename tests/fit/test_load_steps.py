@@ -10,8 +10,9 @@ from msgspec import structs
 from localchat.config.paths import Paths, find_paths
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
+from localchat.fit.load_steps import SlotLimit, load_steps, needed_bytes
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.memory_steps import MemoryStep, Slots, load_steps, needed_bytes, step_lines
+from localchat.fit.memory_steps import MemoryStep, step_lines
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject
@@ -25,7 +26,6 @@ GB = 10**9
 SMALL = Machine("small", frozenset({"avx2"}), 4, 8 * GB, 6 * GB)
 CARD = replace(SMALL, gpus=(Gpu(0, "RTX 3050", 4 * GB, int(3.5 * GB)),))
 LONG = LoadOptions(context_tokens=32768, kv_type="f16", max_slots=2)
-Planner = "partial[MemoryPlan]"
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def eight_b(tmp_path: Path) -> Path:
 
 
 def on(
-    machine: Machine, path: Path, options: LoadOptions, slots: Slots | None = None
+    machine: Machine, path: Path, options: LoadOptions, slots: SlotLimit | None = None
 ) -> tuple[dict[str, MemoryStep], MemoryPlan]:
     """The steps of llama.cpp's planner on a machine, by name, and the plan that does not fit."""
     shape = read_summary(path)
@@ -105,7 +105,9 @@ def test_layers_that_were_asked_for_move_off_a_small_card(eight_b: Path) -> None
 
 
 def test_fewer_slots_free_what_each_takes(eight_b: Path) -> None:
-    found, _ = on(SMALL, eight_b, structs.replace(LONG, max_slots=64), Slots("--parallel", "", 1))
+    found, _ = on(
+        SMALL, eight_b, structs.replace(LONG, max_slots=64), SlotLimit("--parallel", "", 1)
+    )
     assert found["slots"].gained_bytes > 0
     assert found["slots"].flag == "--parallel 1"
     assert not found["slots"].can_be_taken, "a server is started with its flag"
@@ -116,7 +118,7 @@ def test_a_card_of_the_cuda_backend_is_asked_in_the_same_way() -> None:
     planned = partial(cuda_plan, CONFIG, [header(15 * GB)], gpu=gpu(18_700_000_000))
     found = {
         step.name: step
-        for step in load_steps(options, planned, has_gpu=True, slots=Slots("--parallel", "", 1))
+        for step in load_steps(options, planned, has_gpu=True, slots=SlotLimit("--parallel", "", 1))
     }
     plan = planned(options)
     assert not plan.fits
