@@ -138,7 +138,9 @@ def test_a_download_is_asked_for_before_it_begins(
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is app.chat)
         assert begun == []
-        await pilot.press("alt+4", "enter")
+        await pilot.press("alt+4")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await pilot.press("enter")
         await until(pilot, lambda: begun == ["qwen2.5:0.5b"])
         await pilot.press("f3")
         await until(pilot, lambda: isinstance(app.screen, ModelScreen))
