@@ -14,7 +14,7 @@ from localchat_cuda import environment, preflight
 
 
 class CudaBackend:
-    """Folders of safetensors on an NVIDIA GPU. See backend_api.interface.Backend."""
+    """Folders of safetensors, and GGUF files, on an NVIDIA GPU. See backend_api.interface.Backend."""
 
     name = "cuda"
     kinds: tuple[Kind, ...] = preflight.KINDS
@@ -29,8 +29,8 @@ class CudaBackend:
         return environment.check_installation()
 
     def accepts(self, path: Path) -> bool:
-        """True for a folder with config.json; `open` checks the rest."""
-        return (path / "config.json").is_file()
+        """True for a folder with config.json and for a GGUF file; `open` checks the rest."""
+        return (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file())
 
     def objection(self, model: ModelSummary) -> str:
         """Why this backend cannot run a model; empty if it can."""

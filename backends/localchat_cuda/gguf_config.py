@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from localchat.errors import ModelInvalid
 from localchat.model_files.gguf import Array, GgufTensor, Header
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.ggml_forms import GGUF_FORMS, packed_bytes
 
+TokenizerKind: TypeAlias = Literal["qwen2", "llama-bpe", "gpt-2"]
+TOKENIZER_KINDS: Final[tuple[TokenizerKind, ...]] = get_args(TokenizerKind)
+"""Values of `tokenizer.ggml.pre` of byte-level tokenizers that the backend reads."""
 _CLASSES: Final = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -113,6 +116,21 @@ def _scaling(header: Header, factors: tuple[float, ...]) -> dict[str, Any]:
             "rope.scaling.original_context_length", context
         ),
     }
+
+
+def tokenizer_kind(header: Header) -> TokenizerKind:
+    """How the tokenizer of a file cuts texts. Raises ModelInvalid for kinds that the backend cannot read."""
+    model = header.metadata.get("tokenizer.ggml.model")
+    pre = header.metadata.get("tokenizer.ggml.pre")
+    if model == "gpt2":
+        for kind in TOKENIZER_KINDS:
+            if pre == kind:
+                return kind
+    raise ModelInvalid(
+        f"{header.name}: the CUDA backend cannot read its tokenizer ({model}, {pre or 'of no name'}).",
+        hint="Leave out --backend cuda: llama.cpp runs this file on the GPU too. The CUDA backend reads "
+        f"tokenizers of the kinds {', '.join(TOKENIZER_KINDS)}.",
+    )
 
 
 def has_rope_factors(header: Header) -> GgufTensor | None:

@@ -3,9 +3,8 @@
 import json
 from typing import Any, Final
 
-from localchat.errors import ModelInvalid
 from localchat.model_files.gguf import Array, Header
-from localchat_cuda.gguf_config import strings_of
+from localchat_cuda.gguf_config import TokenizerKind, strings_of, tokenizer_kind
 from localchat_cuda.tokenizer import TokenizerFiles
 
 TOKENS: Final = "tokenizer.ggml.tokens"
@@ -17,7 +16,7 @@ _CONTROL, _USER_DEFINED = 3, 4
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_PATTERNS: Final = {
+_PATTERNS: Final[dict[TokenizerKind, str]] = {
     "qwen2": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}|{_REST}",
     "llama-bpe": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
     "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -31,14 +30,7 @@ _NORMALIZED: Final = ("qwen2",)
 
 def tokenizer_files(header: Header) -> TokenizerFiles:
     """What a checkpoint's folder states of its tokenizer. Raises ModelInvalid for other kinds."""
-    kind = header.metadata.get("tokenizer.ggml.model")
-    pre = header.metadata.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or pre not in _PATTERNS:
-        raise ModelInvalid(
-            f"{header.name}: the CUDA backend cannot read its tokenizer ({kind}, {pre or 'of no name'}).",
-            hint="Leave out --backend cuda: llama.cpp runs this file on the GPU too. The CUDA backend reads "
-            f"tokenizers of the kinds {', '.join(_PATTERNS)}.",
-        )
+    pre = tokenizer_kind(header)
     tokens, merges = strings_of(header, TOKENS), strings_of(header, MERGES)
     held = header.metadata.get(TYPES)
     types = held.values if isinstance(held, Array) and held.values is not None else ()

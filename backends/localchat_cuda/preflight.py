@@ -5,18 +5,20 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from localchat.errors import ModelInvalid, UsageError
+from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed_history import PastRun
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
+from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda import memory_plan as planner
 from localchat_cuda.environment import choose_gpu
+from localchat_cuda.gguf_config import config_of, loaded_header, tokenizer_kind
 from localchat_cuda.model_config import ModelConfig, parse_config, rounded_config, runtime_config
 
-KINDS: Final[tuple[Kind, ...]] = ("safetensors",)
+KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
 """Share of the GPU's bandwidth that decoding one sequence reaches, until a run was measured."""
 _NO_GPU = Gpu(0, "no GPU", 0, 0)
@@ -24,10 +26,10 @@ _NO_GPU = Gpu(0, "no GPU", 0, 0)
 
 def objection(model: ModelSummary) -> str:
     """Why the engine cannot run a model, as the end of a sentence; empty if it can."""
-    if not isinstance(model, Checkpoint):
-        return "the CUDA backend runs safetensors checkpoints, and this is a GGUF file"
+    if not isinstance(model, Checkpoint) and model.header is None:
+        return "only the file itself tells whether the CUDA backend runs this GGUF"
     try:
-        _config_of(model)
+        _parsed(model)
     except ModelInvalid as error:
         return error.message.rstrip(".")
     return ""
@@ -35,13 +37,12 @@ def objection(model: ModelSummary) -> str:
 
 def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
     """Plan the memory of a load on one GPU. Raises UsageError, ModelInvalid for a config that cannot run."""
-    if not isinstance(model, Checkpoint):
-        raise UsageError(f"{model.name}: {objection(model)}", hint="llama.cpp runs it.")
-    config, config_notes = runtime_config(_config_of(model), gpu=True)
+    config, headers = _parsed(model)
+    config, config_notes = runtime_config(config, gpu=True)
     config = rounded_config(config, options.quantize, model.name)
     gpu = _gpu(machine)
     limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
-    headers = () if options.dummy_weights else model.headers
+    headers = () if options.dummy_weights else headers
     plan = planner.plan(config, headers, options, gpu, limits)
     plan = replace(plan, notes=(*config_notes, *plan.notes))
     if not machine.gpus:
@@ -50,7 +51,11 @@ def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> Mem
             plan,
             fits=False,
             missing=f"the CUDA backend needs an NVIDIA GPU, and none was found here.{note}",
-            advice=("A GGUF of this model: llama.cpp runs it on the CPU.",),
+            advice=(
+                "A GGUF of this model: llama.cpp runs it on the CPU."
+                if isinstance(model, Checkpoint)
+                else "Leave out --backend cuda: llama.cpp runs it on the CPU.",
+            ),
         )
     if len(machine.gpus) > 1:
         note = f"The CUDA backend uses one GPU: {gpu.name}, number {gpu.index}."
@@ -76,13 +81,20 @@ def expected_rate(
     return share * gpu.bytes_per_s / plan.weights_bytes
 
 
-def _config_of(model: Checkpoint) -> ModelConfig:
-    return parse_config(model.config, model.name, model.headers)
+def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, ...]]:
+    """Config and headers, of a GGUF as its tensors are once loaded. Raises ModelInvalid for what cannot run."""
+    if isinstance(model, Checkpoint):
+        return parse_config(model.config, model.name, model.headers), model.headers
+    if model.header is None:
+        raise ModelInvalid(f"{model.name}: {objection(model)}.", hint="llama.cpp runs it.")
+    tokenizer_kind(model.header)
+    return parse_config(config_of(model.header), model.name), (loaded_header(model.header),)
 
 
 def _bytes_per_token(model: ModelSummary) -> int:
     """Bytes of weights on the GPU that each token reads."""
-    if not isinstance(model, Checkpoint) or objection(model):
+    if objection(model):
         return model.weights_bytes
-    config, _ = runtime_config(_config_of(model), gpu=True)
-    return planner.weights_bytes(config, model.headers)
+    config, headers = _parsed(model)
+    config, _ = runtime_config(config, gpu=True)
+    return planner.weights_bytes(config, headers)

@@ -444,7 +444,7 @@ class Backend(Protocol):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Files that it runs."""
+        """Files that it runs. For those of the first kind it is chosen before backends that list it later."""
         ...
 
     def build_key(self) -> str:

@@ -5,7 +5,7 @@ torch and loads no native library.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -66,6 +66,12 @@ def _entry_points(path: tuple[str, ...]) -> "tuple[EntryPoint, ...]":
     return tuple(sorted(entry_points(group=GROUP), key=lambda one: one.name))
 
 
+def for_kind(backends: Iterable[Backend], kind: Kind) -> list[Backend]:
+    """The backends that run files of a kind, those first whose first kind it is."""
+    fitting = (backend for backend in backends if kind in backend.kinds)
+    return sorted(fitting, key=lambda backend: backend.kinds.index(kind))
+
+
 class BackendChoice(NamedTuple):
     """The backend that would run a model."""
 
@@ -84,7 +90,7 @@ def choose_for_model(model: ModelSummary, kind: Kind, asked: str | None = None) 
     LocalchatError.
     """
     backends = find_backends()
-    fitting = [backend for backend in backends.values() if kind in backend.kinds]
+    fitting = for_kind(backends.values(), kind)
     if asked is None and not fitting:
         raise LocalchatError(f"no installed backend runs {kind_name(kind)}")
     willing = [backend for backend in fitting if not backend.objection(model)]
@@ -106,7 +112,7 @@ def choose_for_file(path: Path, asked: str | None = None) -> BackendChoice:
     backends = find_backends()
     if asked:
         return _named(backends, kind, asked)
-    fitting = [backend for backend in backends.values() if backend.accepts(path)]
+    fitting = [one for one in for_kind(backends.values(), kind) if one.accepts(path)]
     if not fitting:
         raise ModelInvalid(f"{path} is not a format that any installed backend supports")
     return _first(fitting, kind)

@@ -9,7 +9,7 @@ import msgspec
 
 from localchat import __version__
 from localchat.backend_api.interface import Backend, Device, Remedy
-from localchat.backend_api.registry import find_backends
+from localchat.backend_api.registry import find_backends, for_kind
 from localchat.cli.context import AppContext
 from localchat.config.paths import Paths, find_paths
 from localchat.engine.local.crash_record import CrashRecord
@@ -120,7 +120,7 @@ def _choices(backends: Mapping[str, Backend], offload: Mapping[str, bool]) -> It
     kinds: tuple[Kind, ...] = ("gguf", "safetensors")
     for kind in kinds:
         what = kind_name(kind)
-        fitting = [backend for backend in backends.values() if kind in backend.kinds]
+        fitting = for_kind(backends.values(), kind)
         able = next((one for one in fitting if one.available().ok), None)
         if able is not None:
             placing = ", as many layers on the GPU as fit" if offload[able.name] else ""

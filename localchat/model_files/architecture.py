@@ -6,7 +6,7 @@ attention in every layer, which is never too little.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Final, Literal, NamedTuple
 
@@ -132,6 +132,8 @@ class ModelShape:
     """False for a part of a model, such as an adapter."""
     images: bool = False
     """True if an image encoder is in the same file."""
+    header: Header | None = field(default=None, compare=False, repr=False)
+    """Of the file; None for a shape of a catalogue's table."""
 
     @property
     def recurrent(self) -> bool:
@@ -201,6 +203,7 @@ def model_shape(header: Header) -> ModelShape:
         pooling=pooling_of(header),
         vocabulary=header.metadata.get("tokenizer.ggml.model", "none") not in ("none", "no_vocab"),
         images=any(tensor.name.startswith(_IMAGE_TENSORS) for tensor in header.tensors),
+        header=header,
     )
 
 

@@ -65,8 +65,8 @@ def test_the_backend_for_a_file_is_one_that_accepts_it(tmp_path: Path) -> None:
 class Fake(MinimalBackend):
     kinds: tuple[Kind, ...] = ("gguf", "safetensors")
 
-    def __init__(self, name: str, *, ok: bool) -> None:
-        self.name = name
+    def __init__(self, name: str, *, ok: bool, kinds: tuple[Kind, ...] = kinds) -> None:
+        self.name, self.kinds = name, kinds
         self._availability = Availability(ok, f"{name} reason.", f"{name} hint.")
 
     def available(self) -> Availability:
@@ -97,6 +97,19 @@ def test_front_ends_and_the_engine_choose_alike_and_for_the_same_reason(
     assert chosen.why == "a GGUF file runs on second (first: first reason)"
     assert require_for_file(Path("m.gguf")) == chosen
     assert choose_for_file(Path("m.gguf")) == chosen
+
+
+def test_a_backend_comes_first_for_the_files_that_it_names_first(
+    install: Callable[..., None],
+) -> None:
+    install(Fake("first", ok=True, kinds=("safetensors", "gguf")), Fake("second", ok=True))
+    chosen = choose_for_model(Checkpoint("m", {}), "gguf")
+    assert (chosen.backend.name, chosen.others) == ("second", ("first",))
+    assert choose_for_file(Path("m.gguf")).backend.name == "second"
+    assert choose_for_model(Checkpoint("m", {}), "safetensors").backend.name == "first"
+    assert choose_for_file(Path("m.gguf"), "first").backend.name == "first"
+    install(Fake("first", ok=True, kinds=("safetensors", "gguf")), Fake("second", ok=False))
+    assert choose_for_file(Path("m.gguf")).backend.name == "first"
 
 
 def test_a_front_end_may_look_at_a_backend_that_cannot_run_and_the_engine_may_not(

@@ -11,8 +11,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from localchat.errors import ModelInvalid
+from localchat.errors import ModelInvalid, UsageError
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.load_options import LoadOptions
+from localchat.model_files.architecture import model_shape
 from localchat.model_files.open_gguf import read_header
+from localchat_cuda import preflight
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.gguf_config import config_of
 from localchat_cuda.gguf_files import open_gguf
@@ -139,3 +143,26 @@ def test_kernels_compute_the_logits_of_the_dequantized_model(tmp_path: Path) -> 
         each.weights = replace(each.weights, layers=each.weights.layers[:1])
     found, exact = (each.prompt((5, 900, 31), 256).log_softmax(-1) for each in (model, plain))
     assert torch.allclose(found, exact, atol=1e-3)
+
+
+@needs_guide
+def test_a_file_is_planned_before_it_is_opened() -> None:
+    shape, gpu = model_shape(read_header(GUIDE)), Gpu(0, "H200", 141 << 30, 140 << 30, (9, 0))
+    machine = Machine("cpu", frozenset(), 4, 1 << 34, 1 << 34, gpus=(gpu,))
+    assert preflight.objection(shape) == ""
+    plan = preflight.plan_for(shape, LoadOptions(context_tokens=512), machine)
+    opened = open_gguf(GUIDE)
+    assert plan.fits
+    assert plan.weights_bytes >= sum(each.size_bytes for each in opened.headers[0].tensors)
+    without = preflight.plan_for(shape, LoadOptions(), replace(machine, gpus=()))
+    assert without.advice == ("Leave out --backend cuda: llama.cpp runs it on the CPU.",)
+    with pytest.raises(UsageError, match="quantized already"):
+        preflight.plan_for(shape, LoadOptions(quantize="int4"), machine)
+
+
+def test_what_only_the_file_tells_is_left_to_llamacpp(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    _tiny_llama(path, gguf.GGMLQuantizationType.Q8_0)
+    shape = model_shape(read_header(path))
+    assert "tokenizer" in preflight.objection(shape)
+    assert "only the file" in preflight.objection(replace(shape, header=None))
