@@ -48,7 +48,7 @@ def tokenizer_files(header: Header) -> TokenizerFiles:
     }
     split = {
         "type": "Split",
-        "pattern": {"Regex": _PATTERNS[str(pre)]},
+        "pattern": {"Regex": _PATTERNS[pre]},
         "behavior": "Isolated",
         "invert": False,
     }
