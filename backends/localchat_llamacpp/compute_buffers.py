@@ -19,6 +19,9 @@ _GPU_CONTEXT_BYTES = 450_000_000
 _LARGE_GPU_CONTEXT_BYTES = 640_000_000
 _LARGE_GPU_BYTES = 60_000_000_000
 OUTPUT_ROWS = 64
+SPARE_STATES = 2
+"""Further sequences of a model that cannot rewind: they hold the states from before drafts, for two texts at
+once. Each takes a state's memory, and with more texts at once drafts bring little."""
 
 
 class Steps(NamedTuple):

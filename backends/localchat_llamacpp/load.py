@@ -9,7 +9,7 @@ from localchat.backend_api.interface import Capabilities, LoadRequest, MemoryRep
 from localchat.errors import ModelInvalid
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
-from localchat_llamacpp.compute_buffers import context_cells
+from localchat_llamacpp.compute_buffers import SPARE_STATES, context_cells
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
     KV_TYPES,
@@ -23,8 +23,9 @@ from localchat_llamacpp.runner import LlamaCppRunner
 from localchat_llamacpp.warmup import WarmUp
 
 _NO_REWIND = (
-    "This model keeps one running state and cannot go back in it: no speculation, and an earlier prompt is "
-    "reused only from the places where its state was saved."
+    "This model keeps one running state and cannot go back in it: an earlier prompt is reused only from the "
+    "places where its state was saved, shortly before a prompt's end and at an answer's, and where a draft is "
+    "rejected, the accepted ones before it are computed again."
 )
 _WINDOW = (
     "This model's sliding window keeps only its last {} tokens here: going back further computes the text "
@@ -99,9 +100,11 @@ def load_runner(
 def _with_context(weights: Weights, target: Target, request: LoadRequest) -> LlamaCppRunner:
     plan, api = request.plan, library().api
     cells = context_cells(plan.context_tokens)
+    most = int(api.llama_max_parallel_sequences()) - 1
+    spare = SPARE_STATES if _is_stateful(weights.handle) else 0
     spec = ContextSpec(
         context_tokens=plan.context_tokens,
-        slots=min(request.options.max_slots, int(api.llama_max_parallel_sequences()) - 1),
+        slots=min(request.options.max_slots + spare, most),
         step_tokens=min(plan.max_step_tokens, cells),
         kv_type=plan.kv_type,
         flash_attention=plan.flash_attention,
@@ -148,7 +151,7 @@ def _capabilities(
     request: LoadRequest,
 ) -> Capabilities:
     api: Any = library().api
-    stateful = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
+    stateful = _is_stateful(model)
     window = int(api.llama_model_n_swa(model))
     rewind: Literal["any", "last_n", "checkpoint"] = "any"
     limits: tuple[str, ...] = ()
@@ -166,11 +169,10 @@ def _capabilities(
         # The cells beyond the context, to a round number, are not promised to anyone.
         kv_tokens=spec.context_tokens,
         max_slots=spec.slots,
-        max_rows=1 if alone else spec.slots,
+        max_rows=1 if alone else min(request.options.max_slots, spec.slots),
         max_step_tokens=spec.step_tokens,
         rewind=rewind,
         rewind_tokens=window if rewind == "last_n" else 0,
-        share=rewind != "checkpoint",
         bytes_per_token=_size(buffers, "KV") // cells,
         state_bytes=_size(buffers, "RS") // (spec.slots + 1),
         all_logprobs=True,
@@ -179,6 +181,11 @@ def _capabilities(
         step_target_s=0.1 if request.plan.gpu_layers else 0.25,
         limits=(*limits, _ALONE) if alone else limits,
     )
+
+
+def _is_stateful(model: int) -> bool:
+    api = library().api
+    return bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
 
 
 def report(buffers: list[Buffer], file_bytes: int) -> MemoryReport:

@@ -17,6 +17,7 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.architecture import ModelShape
 from localchat_llamacpp.compute_buffers import (
+    SPARE_STATES,
     Repacked,
     Steps,
     borrowed_bytes,
@@ -128,8 +129,9 @@ class MemoryCheck:
 
     def steps(self, gpu_layers: int) -> Steps:
         """Parameters of the context when so many layers are offloaded."""
+        spare = SPARE_STATES if self.shape.recurrent else 0
         return Steps(
-            self.options.max_slots, step_tokens(self.machine, gpu=gpu_layers >= self.layers)
+            self.options.max_slots + spare, step_tokens(self.machine, gpu=gpu_layers >= self.layers)
         )
 
     def needs(self, context: int, candidate: LoadCandidate) -> Needs:

@@ -120,8 +120,9 @@ class Capabilities:
     """Steps in flight: 1 or 2."""
     rewind: Literal["any", "last_n", "checkpoint"] = "any"
     """Where a slot may be truncated. `any`: everywhere. `last_n`: to position n while the slot's `earliest <=
-    max(0, n - rewind_tokens)` (sliding window). `checkpoint`: nowhere, only whole saved states can be
-    restored (recurrent and hybrid models), so no drafts, and prefix hits at checkpoints only."""
+    max(0, n - rewind_tokens)` (sliding window). `checkpoint`: nowhere, only whole states can be restored or
+    aliased (recurrent and hybrid models): prefix hits at checkpoints only, and drafts where slots beyond
+    `max_rows` can hold the states from before them."""
     rewind_tokens: int = 0
     share: bool = True
     """True if one slot's prefix can be aliased by another."""

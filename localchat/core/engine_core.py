@@ -80,8 +80,9 @@ class EngineCore:
         self._kv_cache = kv_cache
         self._callbacks = callbacks
         self._audit = audit
-        # Rejected drafts have to be truncated.
-        self._speculation = speculation and can.rewind != "checkpoint"
+        # Rejected drafts have to be truncated, or the state from before them is held in another slot.
+        holds = can.share and can.max_slots > can.max_rows
+        self._speculation = speculation and (can.rewind != "checkpoint" or holds)
         token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
         self._scheduler = Scheduler(can, kv_cache, token_budget)
         self._event_sender = EventSender(
@@ -255,7 +256,10 @@ class EngineCore:
         if self._speculation and wanted:
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
             first.proposer = NgramProposer(
-                request_state.tokens, self.output_processor.step_costs, earlier
+                request_state.tokens,
+                self.output_processor.step_costs,
+                earlier,
+                rewinds=self._runner.capabilities.rewind != "checkpoint",
             )
         for other in others:
             other.state = State.FORKING

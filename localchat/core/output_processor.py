@@ -139,7 +139,7 @@ class OutputProcessor:
             sequence.launched = sequence.computed
         if sequence.proposer is not None:
             self._update_proposer(sequence.proposer, scheduled, row, sampled, elapsed_s)
-        if row.start < request_state.prompt_tokens <= sequence.computed:
+        if row.start < request_state.state_at == sequence.computed:
             self._scheduler.add_memory_ops(self._kv_cache.checkpoint(sequence.number).memory)
         if row.forks:
             self._start_forks(row, samples, now_s)
@@ -238,9 +238,12 @@ class OutputProcessor:
         if update.memory:
             self._scheduler.add_memory_ops(update.memory)
         sequence.computed = computed
-        if update.lost:
-            # A sliding window moved past the position to which drafts had to be truncated.
-            sequence.computed = sequence.launched = 0
+        sequence.recomputed = 0
+        if update.kept is not None:
+            # Drafts had to be taken back, and no slot ends at the accepted ones.
+            sequence.computed = sequence.launched = update.kept
+            if update.kept:
+                sequence.recomputed = sequence.known - 1 - update.kept
 
     def _update_proposer(
         self,
@@ -266,7 +269,9 @@ class OutputProcessor:
                 len(row.drafts), min(len(row.drafts), max(0, len(sampled_tokens) - 1))
             )
         if scheduled.is_decode:
-            proposer.advance(sampled_tokens, len(row.drafts), scheduled.width, elapsed_s)
+            proposer.advance(
+                sampled_tokens, len(row.drafts), scheduled.width, elapsed_s, again=row.recomputed
+            )
         else:
             proposer.advance(sampled_tokens, len(row.drafts))
         if sampled < sequence.known:

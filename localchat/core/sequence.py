@@ -18,6 +18,8 @@ from localchat.core.think_budget import ThinkBudget
 from localchat.engine.events import TokenLogprob
 from localchat.engine.request import GenerateRequest
 
+_AFTER_STATE_TOKENS = 4
+
 
 class State(Enum):
     """Where a sequence stands in the scheduler."""
@@ -57,6 +59,8 @@ class Sequence:
     """Depth 2: a draft is likely, so the next row waits until its token is known."""
     blocked: bool = False
     """Depth 2: its launched row will come back without a result, so nothing can follow it now."""
+    recomputed: int = 0
+    """Known tokens that the next row computes again, because a rejected draft took the state back."""
     was_preempted: bool = False
     kv_invalid: bool = False
     """Its KV may be wrong: none of it is kept."""
@@ -108,6 +112,11 @@ class Sequence:
         return self.in_prompt or (self.was_preempted and self.needs > 1)
 
     @property
+    def decodes(self) -> bool:
+        """Whether its next row is a decode row: one token, and those that are computed again."""
+        return not self.in_prompt and self.needs == 1 + self.recomputed
+
+    @property
     def free_tokens(self) -> int | None:
         """Tokens after the known ones that the engine certainly does not replace by a forced one, at least.
 
@@ -148,6 +157,16 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
+
+    @property
+    def state_at(self) -> int:
+        """Prompt tokens after which the state of a model that cannot rewind is saved.
+
+        A few before the end: an identical prompt computes its last token again, and templates end a prompt
+        with the beginning of an answer (an opened or empty thought) that later prompts leave out.
+        """
+        early = self.prompt_tokens - _AFTER_STATE_TOKENS
+        return early if early > 0 else self.prompt_tokens
 
     @property
     def prompt_logprobs_wanted(self) -> int:

@@ -16,7 +16,7 @@ from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.architecture import model_shape
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
-from localchat_llamacpp.compute_buffers import Steps, context_cells, window_cells
+from localchat_llamacpp.compute_buffers import SPARE_STATES, Steps, context_cells, window_cells
 from localchat_llamacpp.load import report
 from localchat_llamacpp.memory_plan import plan
 from localchat_llamacpp.native import Buffer
@@ -292,7 +292,8 @@ def test_the_plan_agrees_with_what_llama_cpp_takes(tmp_path: Path) -> None:
             found = asked(header, LAPTOP, options)
             if flash:
                 found = asked(header, tight_for(found), options)
-            steps = Steps(options.max_slots, found.max_step_tokens)
+            spare = SPARE_STATES if model_shape(header).recurrent else 0
+            steps = Steps(options.max_slots + spare, found.max_step_tokens)
             cells = context_cells(context)
             cases.append((name, found))
             loads.append(

@@ -146,7 +146,7 @@ class Bench:
         computed = it.computed + min(len(wide), len(row) + accept)
         earliest = self.storage.earliest(plan_row.slot)
         committed = self.kv_cache.commit(seq, it.known, computed, earliest)
-        assert not committed.lost
+        assert committed.kept is None
         self._do(committed.memory)
         it.computed, it.room = computed, 0
         self.computed_texts.append((it.salt, it.known[:computed]))

@@ -35,7 +35,9 @@ VOCAB = len(vocabulary())
 BEGIN, END = VOCAB - 3, VOCAB - 2
 
 
-class _Writer:
+class ModelWriter:
+    """A GGUF file of EMBED channels with the made-up vocabulary."""
+
     def __init__(self, path: Path, architecture: str, *, seed: int, layers: int = LAYERS) -> None:
         self.gguf = GGUFWriter(path, architecture)
         self.random = np.random.default_rng(seed)
@@ -76,7 +78,7 @@ class _Writer:
 
 def write_llama(path: Path, *, seed: int = 1) -> Path:
     """Plain attention with grouped heads."""
-    w = _Writer(path, "llama", seed=seed)
+    w = ModelWriter(path, "llama", seed=seed)
     w.gguf.add_head_count(HEADS)
     w.gguf.add_head_count_kv(KV_HEADS)
     w.gguf.add_rope_dimension_count(HEAD)
@@ -97,7 +99,7 @@ PEAK = 0.13
 def write_chain(path: Path, *, seed: int = 6) -> Path:
     """A model whose text mostly follows CYCLE, for which peaked logits are wanted: the output row of each
     character's successor is that character's own embedding, and the layers change little."""
-    w = _Writer(path, "llama", seed=seed)
+    w = ModelWriter(path, "llama", seed=seed)
     w.gguf.add_head_count(HEADS)
     w.gguf.add_head_count_kv(KV_HEADS)
     w.gguf.add_rope_dimension_count(HEAD)
@@ -119,7 +121,7 @@ def write_chain(path: Path, *, seed: int = 6) -> Path:
 
 def write_gemma3(path: Path, *, seed: int = 2) -> Path:
     """Sliding window of WINDOW tokens in five of six layers."""
-    w = _Writer(path, "gemma3", seed=seed, layers=6)
+    w = ModelWriter(path, "gemma3", seed=seed, layers=6)
     w.gguf.add_head_count(HEADS)
     w.gguf.add_head_count_kv(KV_HEADS)
     w.gguf.add_key_length(HEAD)
@@ -141,7 +143,7 @@ def write_gemma3(path: Path, *, seed: int = 2) -> Path:
 def write_mamba(path: Path, *, seed: int = 3) -> Path:
     """A recurrent state and no attention."""
     inner, state, rank, width = 2 * EMBED, 16, 4, 4
-    w = _Writer(path, "mamba", seed=seed)
+    w = ModelWriter(path, "mamba", seed=seed)
     w.gguf.add_ssm_conv_kernel(width)
     w.gguf.add_ssm_inner_size(inner)
     w.gguf.add_ssm_state_size(state)
@@ -169,7 +171,7 @@ def write_bert(
     path: Path, *, seed: int = 4, pooling: PoolingType | None = PoolingType.MEAN
 ) -> Path:
     """An encoder: it makes embeddings and has no cache. Its texts end with END too."""
-    w = _Writer(path, "bert", seed=seed, layers=1)
+    w = ModelWriter(path, "bert", seed=seed, layers=1)
     w.gguf.add_add_eos_token(True)
     w.gguf.add_head_count(HEADS)
     w.gguf.add_layer_norm_eps(1e-6)
@@ -204,7 +206,7 @@ def write_bert(
 
 def write_qwen3_embedding(path: Path, *, seed: int = 7) -> Path:
     """A decoder whose last token is the embedding, as Qwen3-Embedding's; with a norm on queries and keys."""
-    w = _Writer(path, "qwen3", seed=seed)
+    w = ModelWriter(path, "qwen3", seed=seed)
     w.gguf.add_head_count(HEADS)
     w.gguf.add_head_count_kv(KV_HEADS)
     w.gguf.add_key_length(HEAD)
@@ -222,13 +224,24 @@ def write_qwen3_embedding(path: Path, *, seed: int = 7) -> Path:
     return path
 
 
-def _attention_and_feed(w: _Writer, block: str, *, scale: float = 0.2) -> None:
+def _attention_and_feed(w: ModelWriter, block: str, *, scale: float = 0.2) -> None:
     w.ones(block + "attn_norm.weight", EMBED)
     w.ones(block + "ffn_norm.weight", EMBED)
-    w.random_matrix(block + "attn_q.weight", HEADS * HEAD, EMBED, scale=scale)
+    write_attention(w, block, scale=scale)
+    write_feed(w, block, scale=scale)
+
+
+def write_attention(w: ModelWriter, block: str, *, scale: float, gated: bool = False) -> None:
+    """The matrices of one layer's attention. gated: each head's queries come with a gate."""
+    queries = HEADS * HEAD * (2 if gated else 1)
+    w.random_matrix(block + "attn_q.weight", queries, EMBED, scale=scale)
     w.random_matrix(block + "attn_k.weight", KV_HEADS * HEAD, EMBED, scale=scale)
     w.random_matrix(block + "attn_v.weight", KV_HEADS * HEAD, EMBED, scale=scale)
     w.random_matrix(block + "attn_output.weight", EMBED, HEADS * HEAD, scale=scale)
+
+
+def write_feed(w: ModelWriter, block: str, *, scale: float) -> None:
+    """The matrices of one layer's feed-forward block."""
     w.random_matrix(block + "ffn_gate.weight", FEED, EMBED, scale=scale)
     w.random_matrix(block + "ffn_up.weight", FEED, EMBED, scale=scale)
     w.random_matrix(block + "ffn_down.weight", EMBED, FEED, scale=scale)

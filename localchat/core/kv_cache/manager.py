@@ -31,9 +31,10 @@ class CacheUpdate(NamedTuple):
 
     memory: tuple[MemoryOp, ...] = ()
     new_blocks: tuple[int, ...] = ()
-    lost: bool = False
-    """From `commit` only: the slot could not be truncated (a sliding window moved on) and was emptied.
-    The sequence keeps its slot and must be computed again from position 0, or released."""
+    kept: int | None = None
+    """From `commit` only: the slot could not be truncated and now holds its first `kept` tokens: none where a
+    sliding window moved on, those before the drafts where a state was held. The sequence keeps its slot and
+    must be computed again from there, or released."""
 
 
 class KVUsage(NamedTuple):
@@ -88,9 +89,16 @@ class KVCacheManager(Protocol):
         ...
 
     def checkpoint(self, seq: int) -> CacheUpdate:
-        """Save the state at the end of a prompt or an answer.
+        """Save the state near the end of a prompt, or at the end of an answer.
 
         Only models that cannot rewind need it; others do nothing.
+        """
+        ...
+
+    def hold_state(self, seq: int) -> CacheUpdate | None:
+        """Hold what is committed while drafts are verified: `commit` goes back to it where one is rejected.
+
+        None: no room for it, so no drafts. Only models that cannot rewind need it; others do nothing.
         """
         ...
 

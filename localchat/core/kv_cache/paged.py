@@ -230,6 +230,9 @@ class PagedKVCacheManager:
             del self._cached[block], self._node_of[block]
             self._free.append(block)
 
+    def hold_state(self, seq: int) -> CacheUpdate | None:
+        return CacheUpdate()
+
     def checkpoint(self, seq: int) -> CacheUpdate:
         return CacheUpdate()
 

@@ -38,7 +38,7 @@ a GPU): a short prefix of a long saved state is computed again."""
 class _SlotEntry:
     """Tokens computed in a slot; the slot may hold more cells (room)."""
 
-    __slots__ = ("disposable", "earliest", "prefix", "salt", "seen", "slot")
+    __slots__ = ("disposable", "earliest", "held", "prefix", "salt", "seen", "slot")
 
     def __init__(
         self, slot: int, salt: str, prefix: TokenPrefix, earliest: int, *, disposable: bool = False
@@ -51,6 +51,8 @@ class _SlotEntry:
         self.seen = 0
         self.disposable = disposable
         """See SavedState."""
+        self.held = -1
+        """Slot with the state of `prefix`, while drafts are verified; -1: none."""
 
 
 _NOTHING = CacheUpdate()
@@ -263,6 +265,9 @@ class SlotKVCacheManager:
         assert before <= computed <= self._cells.used_by(entry.slot), (
             f"sequence {seq}: {computed} tokens computed, {before} were before"
         )
+        if entry.held >= 0 and computed < self._cells.used_by(entry.slot):
+            return self._return_to_held(entry)
+        held = tuple(self._drop_held(entry))
         self._version += 1
         if not self._committing:  # the commits of one step follow each other
             self._committing = True
@@ -270,14 +275,47 @@ class SlotKVCacheManager:
         entry.prefix.append(tokens[before:computed])
         entry.earliest, entry.seen = earliest, self._steps
         if self._cells.used_by(entry.slot) == computed:
-            return _NOTHING
+            return CacheUpdate(held) if held else _NOTHING
         if self._can.rewind == "last_n" and not self._can_truncate(
             computed + 1, earliest, computed
         ):
             self._cells.truncate(entry.slot, 0)
             entry.prefix, entry.earliest = TokenPrefix(np.empty(0, np.int32)), 0
-            return CacheUpdate((Drop(entry.slot),), lost=True)
+            return CacheUpdate((Drop(entry.slot),), kept=0)
         return CacheUpdate(tuple(self._truncate(entry, computed)))
+
+    def hold_state(self, seq: int) -> CacheUpdate | None:
+        if self._can.rewind != "checkpoint":
+            return _NOTHING
+        entry = self._running[seq]
+        if entry.held >= 0:
+            return _NOTHING  # since a step that computed nothing
+        holding = sum(one.held >= 0 for one in self._running.values())
+        # The other slots are for the rows.
+        spare = self._can.max_slots - self._can.max_rows - holding
+        if not self._can.share or spare <= 0 or not self._slots or not entry.prefix:
+            return None
+        entry.held = heapq.heappop(self._slots)
+        self._cells.share(entry.slot, entry.held, len(entry.prefix))
+        self._version += 1
+        return CacheUpdate((Alias(entry.slot, entry.held, len(entry.prefix)),))
+
+    def _return_to_held(self, entry: _SlotEntry) -> CacheUpdate:
+        """Give a slot back the state from before its drafts."""
+        kept = len(entry.prefix)
+        self._cells.truncate(entry.slot, 0)
+        self._cells.share(entry.held, entry.slot, kept)
+        self._version += 1
+        back = (Drop(entry.slot), Alias(entry.held, entry.slot, kept))
+        return CacheUpdate((*back, *self._drop_held(entry)), kept=kept)
+
+    def _drop_held(self, entry: _SlotEntry) -> list[MemoryOp]:
+        if entry.held < 0:
+            return []
+        slot, entry.held = entry.held, -1
+        self._cells.truncate(slot, 0)
+        heapq.heappush(self._slots, slot)
+        return [Drop(slot)]
 
     def _truncate(self, entry: _SlotEntry, tokens: int) -> list[MemoryOp]:
         """Leave a slot `tokens` tokens. A model that cannot rewind never has more than it should."""
@@ -318,9 +356,9 @@ class SlotKVCacheManager:
         entry = self._running.pop(seq)
         entry.earliest, entry.seen = self._earliest(entry), self._steps
         self._version += 1
-        ops: list[MemoryOp] = []
+        ops = self._drop_held(entry)
         if not keep or not entry.prefix:
-            return CacheUpdate(tuple(self._drop(entry)))
+            return CacheUpdate((*ops, *self._drop(entry)))
         if self._cells.used_by(entry.slot) > len(entry.prefix):
             ops += self._truncate(entry, len(entry.prefix))
         if self._running:
@@ -374,7 +412,8 @@ class SlotKVCacheManager:
         self._host_cache.check()
         assert not (self._idle and self._running), "an idle entry lies next to running ones"
         holders = [*self._running.values(), *([self._idle] if self._idle else [])]
-        slots = [*self._slots, *(entry.slot for entry in holders)]
+        held = [entry.held for entry in holders if entry.held >= 0]
+        slots = [*self._slots, *(entry.slot for entry in holders), *held]
         assert sorted(slots) == list(range(self._can.max_slots)), "a slot is lost or held twice"
         assert not any(self._cells.used_by(slot) for slot in self._slots), (
             "an empty slot holds cells"

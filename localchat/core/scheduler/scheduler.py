@@ -170,10 +170,12 @@ class Scheduler:
         """Add decode rows, then prompt chunks (always a few tokens), then admissions, under the budget."""
         most = self._can.max_step_tokens
         ready = [one for one in self.running if one.needs > 0]
+        prompts: list[Sequence] = []
         for sequence in ready:
-            if sequence.needs == 1 and not sequence.in_prompt and step.tokens_left > 0:
+            if sequence.decodes and step.tokens_left >= sequence.needs:
                 self._add_row(step, sequence)
-        prompts = [one for one in ready if one.needs > 1 or one.in_prompt]
+            elif sequence.needs > 1 or sequence.in_prompt:
+                prompts.append(sequence)
         prompts.sort(key=lambda one: -one.priority)  # stable: among equals, first come first served
         if not self._short_of_memory:
             if prompts or self.waiting:
@@ -241,14 +243,16 @@ class Scheduler:
         free_tokens = sequence.free_tokens
         if free_tokens is not None and 0 < sequence.unknown >= free_tokens:
             return  # the token that is on the device may use up the thinking budget
-        if sequence.needs == 1 and not sequence.in_prompt:
+        if sequence.decodes and sequence.needs <= max(step.tokens_left, 1):
             if not sequence.may_sample() or (sequence.draft_likely and sequence.unknown):
                 return
-            width = 1
+            width = sequence.needs
         else:
             width = self._prompt_width(step, sequence, share)
         drafts = self._drafts(step, sequence) if sequence.proposer is not None else ()
-        if drafts and not self._extend(sequence, width + len(drafts)):
+        if drafts and not (
+            self._extend(sequence, width + len(drafts)) and self._hold_state(sequence)
+        ):
             drafts = ()  # nobody is preempted for guesses
         while not self._make_room(step, sequence, width):
             if width == 1 or sequence not in self.running:
@@ -264,6 +268,10 @@ class Scheduler:
         measured, so its text is the same each time.
         """
         width = min(sequence.needs, share or step.tokens_left, step.tokens_left)
+        if self._can.rewind == "checkpoint":
+            # A chunk ends where the state is saved.
+            left = sequence.request_state.state_at - sequence.launched
+            width = min(width, left) if left > 0 else width
         if not sequence.request_state.seeded:
             # A rest of a few tokens would take a step of its own, padded to many more.
             missing = self._shares.min_tokens - (sequence.needs - width)
@@ -272,23 +280,26 @@ class Scheduler:
             return width
         chunk = self._seeded_chunk - sequence.launched % self._seeded_chunk
         if len(self.running) == 1 and not self._short_of_memory:
-            return min(sequence.needs, chunk)
+            most = sequence.needs if self._can.rewind != "checkpoint" else width
+            return min(most, chunk)
         return min(width, chunk)
 
     def _drafts(self, step: StepBuilder, sequence: Sequence) -> tuple[int, ...]:
         if len(self.running) > MOST_DRAFTING:
             return ()
-        if sequence.needs != 1 or sequence.unknown or sequence.steps_in_flight:
+        if not sequence.decodes or sequence.unknown or sequence.steps_in_flight:
             return ()
         assert sequence.proposer is not None
         left = sequence.limit - sequence.known - 1
-        room = min(self._most_drafts, step.tokens_left - 1, left)
+        room = min(self._most_drafts, step.tokens_left - sequence.needs, left)
         if sequence.free_tokens is not None:
             room = min(room, sequence.free_tokens - 1)
         # A fork begins with all that its parent has committed, which must be the prompt alone.
         if room <= 0 or sequence.pending_forks:
             return ()
-        drafts = sequence.proposer.propose(room, rows=step.width + 1)
+        drafts = sequence.proposer.propose(
+            room, rows=step.width + sequence.needs, again=sequence.recomputed
+        )
         if sequence.grammar_matcher and drafts:
             return sequence.grammar_matcher.allowed_drafts(drafts)
         return drafts
@@ -312,6 +323,13 @@ class Scheduler:
         self._apply(sequence, update)
         return True
 
+    def _hold_state(self, sequence: Sequence) -> bool:
+        update = self._kv_cache.hold_state(sequence.number)
+        if update is None:
+            return False
+        self._apply(sequence, update)
+        return True
+
     def _apply(self, sequence: Sequence, update: CacheUpdate) -> None:
         if update.memory:
             self.add_memory_ops(update.memory)
@@ -326,7 +344,8 @@ class Scheduler:
         number = len(step.rows)
         known = tuple(sequence.tokens[start:end])
         assert len(known) == width or (width == 1 and sequence.unknown)
-        scheduled = ScheduledRow(sequence, start, width, drafts)
+        again = sequence.recomputed if sequence.decodes and width == sequence.needs else 0
+        scheduled = ScheduledRow(sequence, start, width, drafts, again)
         prompt_tokens = sequence.request_state.prompt_tokens
         if start < prompt_tokens:
             step.add_prompt_logprobs(scheduled, number)
@@ -354,7 +373,7 @@ class Scheduler:
             sequence.new_blocks,
         )
         sequence.new_blocks = ()
-        step.add(row, scheduled, is_decode=width == 1 and start >= prompt_tokens)
+        step.add(row, scheduled, is_decode=width == 1 + again and start >= prompt_tokens)
 
     # ------------------------------------------------------------------------ preemption
 
@@ -393,7 +412,7 @@ class Scheduler:
         victim.was_preempted = True
         self.remove(victim, keep=keep)
         victim.state = State.WAITING
-        victim.launched = victim.computed = victim.unknown = 0
+        victim.launched = victim.computed = victim.unknown = victim.recomputed = 0
         victim.new_blocks = ()
         self.add(victim)
 

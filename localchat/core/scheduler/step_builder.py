@@ -16,6 +16,8 @@ class ScheduledRow:
     width: int
     """Known tokens; drafts are not counted."""
     drafts: tuple[int, ...]
+    recomputed: int = 0
+    """Of the known tokens, those that an earlier step computed already."""
     positions: list[int] = field(default_factory=list)
     """Indices of its sampled logits positions, in order."""
     forks: list[tuple[Sequence, int]] = field(default_factory=list)

@@ -100,14 +100,21 @@ class NgramProposer:
     """
 
     def __init__(
-        self, tokens: Sequence[int], cost: CostModel, earlier: Sequence[NgramIndex] = ()
+        self,
+        tokens: Sequence[int],
+        cost: CostModel,
+        earlier: Sequence[NgramIndex] = (),
+        *,
+        rewinds: bool = True,
     ) -> None:
-        """`tokens`: the prompt. `earlier`: texts of the same salt (EarlierTexts.of)."""
+        """`tokens`: the prompt. `earlier`: texts of the same salt (EarlierTexts.of). `rewinds`: rejected drafts
+        are truncated; otherwise the accepted ones before them are computed again."""
         self._text = NgramIndex()
         self._unindexed = list(tokens)
         self._indexed = 0
         self._cost = cost
         self._earlier = tuple(earlier)
+        self._rewinds = rewinds
         self._acceptance = AcceptanceRates()
         self._credit = FIRST_CREDIT
         self._copying: _CopySource | None = None
@@ -132,7 +139,7 @@ class NgramProposer:
 
     def fork(self) -> "NgramProposer":
         """The same text for another choice; what was learned so far is not copied."""
-        twin = NgramProposer(self._unindexed, self._cost, self._earlier)
+        twin = NgramProposer(self._unindexed, self._cost, self._earlier, rewinds=self._rewinds)
         twin._text, twin._indexed = self._text.copy(), self._indexed
         return twin
 
@@ -151,10 +158,11 @@ class NgramProposer:
                 self._unindexed, self._indexed = [], 0
         return not self._unindexed
 
-    def propose(self, limit: int, rows: int = 1) -> tuple[int, ...]:
+    def propose(self, limit: int, rows: int = 1, again: int = 0) -> tuple[int, ...]:
         """Tokens to verify in the next step, `limit` at most, mostly none.
 
         `rows`: tokens of that step without these drafts, of all sequences (this one's own token included).
+        `again`: how many of them are computed a second time.
         """
         self._copying, self._kinds = None, []
         if self.off:
@@ -165,7 +173,7 @@ class NgramProposer:
         if not sources:
             return ()
         self._copying = sources[0]
-        return self._best_length(sources, limit, rows)
+        return self._best_length(sources, limit, rows, again)
 
     def advance(
         self,
@@ -173,16 +181,18 @@ class NgramProposer:
         drafted: int = 0,
         rows: int = 1,
         seconds: float = 0.0,
+        again: int = 0,
     ) -> None:
         """Append a step's `tokens`: the accepted drafts and the sampled token after them.
 
         `drafted`: how many of the last proposal went into the step. `rows`: all tokens of the step, drafts
-        included. `seconds`: its time (0: not measured).
+        included. `seconds`: its time (0: not measured). `again`: tokens of the step that were computed a
+        second time, because earlier drafts were rejected.
         """
         accepted = min(drafted, len(tokens) - 1)
         for place, kind in enumerate(self._kinds[: min(accepted + 1, drafted)]):
             self._acceptance.learn(kind, place < accepted)
-        self._update_credit(drafted, accepted, rows, seconds)
+        self._update_credit(drafted, accepted, rows, seconds, again)
         self._follow_copy(tokens)
         self._unindexed.extend(tokens)
         self._copying, self._kinds = None, []
@@ -192,19 +202,22 @@ class NgramProposer:
         drafts."""
         self._unindexed.extend(tokens)
 
-    def _update_credit(self, drafted: int, accepted: int, rows: int, seconds: float) -> None:
+    def _update_credit(
+        self, drafted: int, accepted: int, rows: int, seconds: float, again: int
+    ) -> None:
         self.drafted += drafted
         self.accepted += accepted
         self._spent_s += seconds
-        if not drafted:
+        if not drafted and not again:
             self._plain_s += seconds
             self._credit = max(self._credit, min(self._credit + PLAIN_CREDIT, FIRST_CREDIT))
             return
-        plain = self._cost.seconds(rows - drafted)
+        without = rows - drafted - again
+        plain = self._cost.seconds(without)
         self._plain_s += plain * (1 + accepted)
         # Smoothed costs, not this step's: another program on the CPU is not the drafts' fault.
         # All streams of the step wait for these drafts, and only this one has their tokens.
-        net = accepted - (rows - drafted) * (self._cost.seconds(rows) / plain - 1)
+        net = accepted - without * (self._cost.seconds(rows) / plain - 1)
         self._credit = min(self._credit + net, MOST_CREDIT)
         if self._credit < 0 and not self.off:
             self.off = (
@@ -273,22 +286,30 @@ class NgramProposer:
             return _CopySource(lost.source, lost.position, 0, True)
         return best
 
-    def _best_length(self, sources: list[_CopySource], limit: int, rows: int) -> tuple[int, ...]:
+    def _best_length(
+        self, sources: list[_CopySource], limit: int, rows: int, computed_again: int
+    ) -> tuple[int, ...]:
         """The part of the continuation that maximizes the step's expected tokens per second."""
         cost = self._cost
         draft: list[int] = []
-        best, best_rate = 0, rows / cost.seconds(rows) * _WORTH
-        reached, expected = 1.0, float(rows)
+        reached, expected, again = 1.0, float(rows - computed_again), 0.0
+        best, best_rate = 0, expected / cost.seconds(rows) * _WORTH
         while len(draft) < limit:
             token, share, sources = self._vote(sources, draft)
             if token < 0:
                 break
             kind = self._acceptance.kind(sources[0].length + len(draft), sources[0].near)
+            before = reached
             reached *= self._acceptance.chance(kind) * share
             expected += reached
             draft.append(token)
             self._kinds.append(kind)
-            rate = expected / cost.seconds(rows + len(draft))
+            seconds = cost.seconds(rows + len(draft))
+            if not self._rewinds:
+                # Rejected here, the token and the drafts before it are computed again.
+                again += (before - reached) * len(draft)
+                seconds += again * (seconds - cost.seconds(rows)) / len(draft)
+            rate = expected / seconds
             if rate > best_rate:
                 best, best_rate = len(draft), rate
             if reached < 0.02:

@@ -46,7 +46,7 @@ def test_a_truncation_outside_the_window_empties_the_slot() -> None:
     seq = start(b, TEN)
     assert b.kv_cache.extend(seq, 14) is not None
     lost = b.kv_cache.commit(seq, [*TEN, 10], 11, earliest=8)
-    assert lost.lost
+    assert lost.kept == 0
     assert lost.memory == (Drop(0),)
     assert b.kv_cache.usage().live == 0
     b.kv_cache.check()

@@ -4,6 +4,7 @@ allows."""
 import pytest
 
 from localchat.backend_api.interface import Alias, Discard, Drop, MemoryOp, Restore, Save, Truncate
+from localchat.core.kv_cache.manager import CacheUpdate
 from localchat.core.kv_cache.slots import SlotKVCacheManager
 from tests.support.kv_cache_bench import Bench
 from tests.support.slot_benches import TEN, bench, start
@@ -352,3 +353,25 @@ def test_check_finds_a_miscounted_cell() -> None:
     b.kv_cache._cells.free -= 1
     with pytest.raises(AssertionError, match="cells used"):
         b.kv_cache.check()
+
+
+def test_a_state_is_held_while_drafts_are_verified() -> None:
+    b = bench(rewind="checkpoint", max_slots=3, max_rows=2)
+    seq = start(b, TEN)
+    held = b.kv_cache.hold_state(seq)
+    assert held is not None
+    assert held.memory == (Alias(0, 1, 10),)
+    b.kv_cache.extend(seq, 14)
+    taken = b.kv_cache.commit(seq, [*TEN, 10, 11, 12], 12)
+    assert taken.kept == 10
+    assert taken.memory == (Drop(0), Alias(1, 0, 10), Drop(1))
+    b.kv_cache.hold_state(seq)
+    b.kv_cache.extend(seq, 13)
+    assert b.kv_cache.commit(seq, [*TEN, 10, 11, 12, 13], 13) == CacheUpdate((Drop(1),))
+    b.kv_cache.check()
+
+
+def test_no_state_is_held_where_the_rows_need_all_slots() -> None:
+    b = bench(rewind="checkpoint", max_slots=2, max_rows=2)
+    assert b.kv_cache.hold_state(start(b, TEN)) is None
+    assert bench().kv_cache.hold_state(0) == CacheUpdate()
