@@ -20,9 +20,10 @@
 processes as (code, message, hint, details); `from_wire` rebuilds them.
 """
 
+import re
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 Detail: TypeAlias = int | float | str | bool | None
 
@@ -96,7 +97,7 @@ class DoesNotFit(LocalchatError):
 
 
 class NetworkError(LocalchatError):
-    """`details`: unreachable, where no server answered at all."""
+    """`details`: unreachable, where no server answered at all; certain, where another try would fail alike."""
 
     code = "network"
     exit_code = ExitCode.NETWORK
@@ -146,6 +147,69 @@ def reason(problem: Exception) -> str:
     """The text of a problem for a sentence that names the file already: OSError without number and path."""
     words = problem.strerror if isinstance(problem, OSError) else None
     return words or str(problem)
+
+
+_OFFLINE = re.compile(r"Network is unreachable|name resolution", re.IGNORECASE)
+_NO_NAME = re.compile(
+    r"Name or service not known|nodename nor servname|No address associated|getaddrinfo failed",
+    re.IGNORECASE,
+)
+"""What systems say where there is no way to an address, and of a name that they cannot look up."""
+_TLS = re.compile(r"\bssl\b|\btls\b|certificate", re.IGNORECASE)
+
+
+class ConnectionFailure(NamedTuple):
+    """A connection that failed, in words."""
+
+    message: str
+    hint: str
+    certain: bool = False
+    """Another try would fail alike."""
+
+
+def connection_failure(problem: Exception, where: str, *, known: bool = False) -> ConnectionFailure:
+    """What an HTTP library's error means. `where`: address of the server. `known`: its name is right."""
+    words = str(problem)
+    if "timeout" in type(problem).__name__.lower() or "timed out" in words:
+        return ConnectionFailure(
+            f"{where} does not answer in time", "is it busy, or behind a firewall?"
+        )
+    if _OFFLINE.search(words) or (known and _NO_NAME.search(words)):
+        return ConnectionFailure(f"cannot reach {where}: this computer seems to be offline", "")
+    if _NO_NAME.search(words):
+        return ConnectionFailure(
+            f"cannot reach {where}: no server of this name is known",
+            "is the name right, and is this computer online?",
+            certain=True,
+        )
+    if "refused" in words.lower():
+        return ConnectionFailure(
+            f"cannot reach {where}: nothing listens there", "is the server running, at this port?"
+        )
+    if "certificate" in words.lower():
+        return ConnectionFailure(
+            f"{where} is not trusted: {_bare(words)}",
+            "a certificate of your own authority is trusted once SSL_CERT_FILE names it",
+            certain=True,
+        )
+    if _TLS.search(words):
+        return ConnectionFailure(
+            f"{where} does not speak TLS: {_bare(words)}",
+            "is its address http://, not https://?",
+            certain=True,
+        )
+    if "disconnected" in words.lower() or "peer closed" in words.lower():
+        return ConnectionFailure(
+            f"{where} closed the connection", "has the server crashed? see its log"
+        )
+    return ConnectionFailure(
+        f"the connection to {where} failed: {_bare(words) or type(problem).__name__}", ""
+    )
+
+
+def _bare(words: str) -> str:
+    """Without numbers of the system and lines of C: `[SSL: NAME] text (_ssl.c:1000)`."""
+    return re.sub(r"^(\[[^\]]*\] ?)+|\s*\(_ssl\.c:\d+\)$", "", words).strip()
 
 
 def _tree(root: type[LocalchatError]) -> dict[str, type[LocalchatError]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from localchat.config.settings_file import write_setting
-from localchat.errors import LocalchatError, reason
+from localchat.errors import LocalchatError, connection_failure, reason
 
 
 def test_an_error_of_the_system_is_told_without_its_number_and_path(tmp_path: Path) -> None:
@@ -23,3 +23,35 @@ def test_a_sentence_names_the_file_once(tmp_path: Path) -> None:
     said = str(caught.value)
     assert said.count(str(tmp_path)) == 1
     assert "Errno" not in said
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (TimeoutError("timed out"), "there does not answer in time"),
+        (OSError("[Errno 101] Network is unreachable"), "this computer seems to be offline"),
+        (OSError("[Errno -3] Temporary failure in name resolution"), "this computer seems to be"),
+        (OSError("[Errno -2] Name or service not known"), "no server of this name is known"),
+        (OSError("[Errno 111] Connection refused"), "nothing listens there"),
+        (
+            OSError(
+                "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed (_ssl.c:1006)"
+            ),
+            "there is not trusted: certificate verify failed: self-signed",
+        ),
+        (OSError("[SSL] record layer failure (_ssl.c:1006)"), "does not speak TLS: record layer"),
+        (OSError("Server disconnected without sending a response."), "there closed the connection"),
+        (OSError("[Errno 71] Protocol error"), "the connection to there failed: Protocol error"),
+        (OSError(), "the connection to there failed: OSError"),
+    ],
+)
+def test_a_failed_connection_is_told_in_plain_words(problem: OSError, words: str) -> None:
+    found = connection_failure(problem, "there")
+    assert words in found.message
+    assert "Errno" not in found.message and "_ssl" not in found.message
+
+
+def test_a_name_that_is_right_and_unknown_means_offline() -> None:
+    problem = OSError("nodename nor servname provided, or not known")
+    assert "offline" in connection_failure(problem, "there", known=True).message
+    assert connection_failure(problem, "there").certain

@@ -42,6 +42,7 @@ def chosen_model(ctx: click.Context) -> str:
 
 def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
     """Print the models to pick from, the one used last first; returns their names."""
+    from localchat.cli.first_run import found_soon
     from localchat.models.index import read_index
     from localchat.models.onboarding import first_run, is_first_run
     from localchat.models.resolve import last_model
@@ -56,8 +57,12 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
         used = ", used last" if model.name == last else ""
         terminal.print_line(f"{number:3}  {sanitize_line(model.name)}   {about}{used}")
     if is_first_run(paths, environ):
+        found = found_soon(lambda: first_run(paths, environ))
+        if found is None:
+            terminal.print_line("     or the name of one to download: localchat fit NAME tells if it fits")
+            return names
         terminal.print_line("     to download:")
-        for card in first_run(paths, environ).recommendations:
+        for card in found.recommendations:
             names.append(card.name)
             time = duration(card.download_s)
             about = f"{card.role}, {size(card.size_bytes)}, {time} to download"

@@ -11,7 +11,13 @@ from urllib.parse import urlsplit
 import httpx2
 
 from localchat.engine.remote.errors import error_from_status
-from localchat.errors import EngineClosed, LocalchatError, NetworkError, UsageError
+from localchat.errors import (
+    EngineClosed,
+    LocalchatError,
+    NetworkError,
+    UsageError,
+    connection_failure,
+)
 
 CONNECT_S: Final = 10.0
 QUERY_TIMEOUT_S: Final = 30.0
@@ -152,11 +158,11 @@ class RemoteClient:
 
     def connection_error(self, error: Exception, *, partial: bool = False) -> NetworkError:
         """Our error for a failed connection. `partial`: part of an answer had come."""
-        what = " mid-answer; the partial answer is kept" if partial else ""
-        return NetworkError(
-            f"the connection to {self.base} failed{what} ({type(error).__name__}: {error})",
-            hint="is the server running, and is its address right? `localchat config show` lists the remotes",
-        )
+        failure = connection_failure(error, self.base)
+        kept = ", in the middle of an answer; what had come is kept" if partial else ""
+        remotes = "`localchat config show` lists the remotes"
+        hint = f"{failure.hint} {remotes}".strip()
+        return NetworkError(f"{failure.message}{kept}", hint=hint, certain=failure.certain)
 
     def unexpected_reply(self, what: str, found: str) -> NetworkError:
         """Our error for a reply that does not follow the protocol."""

@@ -261,6 +261,8 @@ class RemoteEngine:
                 if answer.begun or call.cancelled.is_set():
                     raise
                 failure = self._client.connection_error(error)
+                if failure.details.get("certain"):
+                    raise failure from error
             attempt += 1
             if attempt == _MAX_ATTEMPTS:
                 raise failure

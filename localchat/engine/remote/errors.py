@@ -79,6 +79,12 @@ def error_from_status(status: int, text: str, base: str) -> LocalchatError:
             hint = "is this the address of an OpenAI-compatible server?"
         case 400 | 405 | 413 | 415 | 422:
             return UsageError(message, status=status)
+        case 402 | 429:
+            hint = (
+                "it limits how much may be asked: wait, or look at the limits of your account there"
+            )
+        case 502 | 503 | 504:
+            hint = "the server behind this address is starting, overloaded or gone: try again soon"
         case _:
             hint = "the server failed; see its log"
     return NetworkError(message, hint=hint, status=status)

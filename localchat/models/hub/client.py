@@ -16,7 +16,13 @@ from urllib.request import getproxies
 
 import httpx2
 
-from localchat.errors import LocalchatError, ModelMissing, NetworkError, UsageError
+from localchat.errors import (
+    LocalchatError,
+    ModelMissing,
+    NetworkError,
+    UsageError,
+    connection_failure,
+)
 from localchat.models.hub.partial_file import RemoteFile
 from localchat.models.hub.retry import AGAIN, retry_after_s
 
@@ -125,7 +131,8 @@ class HubClient:
                 raise self._refused(listing.repository, response)
             yield response
         except httpx2.HTTPError as problem:
-            raise RetryableError(_words(problem, response.url.host)) from problem
+            failure = connection_failure(problem, response.url.host, known=True)
+            raise RetryableError(failure.message) from problem
         finally:
             response.close()
 
@@ -182,7 +189,9 @@ class HubClient:
     def _failed(self, problem: httpx2.HTTPError) -> RetryableError:
         """The error for a request without an answer."""
         reached = not isinstance(problem, httpx2.ConnectError | httpx2.ConnectTimeout)
-        return RetryableError(_words(problem, self.endpoint), reached=reached)
+        return RetryableError(
+            connection_failure(problem, self.endpoint, known=True).message, reached=reached
+        )
 
     def _refused(self, repository: str, response: httpx2.Response) -> Exception:
         """The error for a status other than success."""
@@ -304,19 +313,3 @@ def _file(listed: object) -> RemoteFile:
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
-
-
-_NO_NAME = re.compile(
-    r"Name or service not known|nodename nor servname|name resolution|No address associated"
-    r"|Network is unreachable|getaddrinfo failed",
-    re.IGNORECASE,
-)
-"""What systems say of a name that they cannot look up, or of an address without a way there."""
-
-
-def _words(problem: httpx2.HTTPError, host: str) -> str:
-    if isinstance(problem, httpx2.TimeoutException):
-        return f"{host} does not answer in time"
-    if _NO_NAME.search(str(problem)):
-        return f"cannot reach {host}: this computer seems to be offline"
-    return f"the connection to {host} failed: {problem or type(problem).__name__}"

@@ -173,7 +173,7 @@ def test_a_stalling_server_is_given_up(opened: Open) -> None:
         release.wait(90)
 
     engine, _ = opened(answer, silence_s=0.2)
-    with pytest.raises(NetworkError, match="mid-answer"):
+    with pytest.raises(NetworkError, match="in time, in the middle of an answer"):
         events(engine)
     release.set()
 
@@ -241,7 +241,7 @@ def test_nobody_there_is_a_network_error_and_a_wrong_address_a_usage_error(said:
     server = Server(lambda one: None)
     server.stop()
     engine = RemoteEngine(RemoteOptions(server.url, "m"), notify=said.append)
-    with pytest.raises(NetworkError, match="failed"):
+    with pytest.raises(NetworkError, match="nothing listens there"):
         engine.info()
     engine.close()
     with pytest.raises(EngineClosed):

@@ -107,6 +107,19 @@ def test_a_closed_engine_lets_nobody_wait(opened: Open, answering: bool) -> None
         list(engine.generate(ASK))
 
 
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(401, "key_env"), (429, "limits of your account"), (503, "try again soon")],
+)
+def test_a_status_says_what_can_be_done(opened: Open, status: int, words: str) -> None:
+    engine, _ = opened(
+        lambda one: one.send(status, {"error": {"message": "no"}}, x_should_retry="false")
+    )
+    with pytest.raises(NetworkError, match=f"answered {status}: no") as caught:
+        events(engine)
+    assert words in caught.value.hint
+
+
 def test_a_server_that_forbids_retries_is_not_asked_again(opened: Open) -> None:
     engine, server = opened(
         lambda one: one.send(500, {"error": "template"}, x_should_retry="false")
