@@ -59,7 +59,9 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
     if is_first_run(paths, environ):
         found = found_soon(lambda: first_run(paths, environ))
         if found is None:
-            terminal.print_line("     or the name of one to download: localchat fit NAME tells if it fits")
+            terminal.print_line(
+                "     or the name of one to download: localchat fit NAME tells if it fits"
+            )
             return names
         terminal.print_line("     to download:")
         for card in found.recommendations:

@@ -149,6 +149,12 @@ class _VariantRun:
         """Perplexity, and divergence from the first variant."""
         comparison = self.comparison
         is_base = not comparison.measured
+        window, room = comparison.spec.window_tokens, self.target.engine.info().context_tokens
+        if room and window >= room:
+            raise UsageError(
+                f"--window {window:,}: the context of {self.variant.name} holds {room:,} tokens, and a token follows",
+                hint=f"take --window {room - 1:,} at most, or a longer context (--ctx)",
+            )
         scored: list[ScoredWindow] = []
         divergence: Divergence | None = None if is_base else Divergence()
         try:
