@@ -152,7 +152,8 @@ class _VariantRun:
         window, room = comparison.spec.window_tokens, self.target.engine.info().context_tokens
         if room and window >= room:
             raise UsageError(
-                f"--window {window:,}: the context of {self.variant.name} holds {room:,} tokens, and a token follows",
+                f"--window {window:,}: the context of {self.variant.name} holds {room:,} tokens, and one "
+                "must follow",
                 hint=f"take --window {room - 1:,} at most, or a longer context (--ctx)",
             )
         scored: list[ScoredWindow] = []
