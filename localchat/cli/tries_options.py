@@ -10,7 +10,8 @@ from localchat.cli.resolve import Setup
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
 from localchat.tries.collection import Method, Tries
-from localchat.tries.extractor import Extractor, extractor, folded_text, json_text, last_number
+from localchat.tries.extractor import Extractor, last_number
+from localchat.tries.spec import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +61,11 @@ def requested_tries(ctx: click.Context, grammar: Grammar | None) -> TriesOptions
     if given["critique"] and ctx.params["raw_prompt"]:
         raise UsageError("--critique asks in a conversation, and --raw-prompt has none")
     if given["vote"]:
-        counted = _counted(ctx.params.get("vote_by"), grammar)
-        return TriesOptions(int(given["vote"]), "vote", counted)
+        by = counted(ctx.params.get("vote_by"), grammar)
+        return TriesOptions(int(given["vote"]), "vote", by)
     if given["best_of"]:
         judge = bool(ctx.params.get("judge"))
         if judge and ctx.params["raw_prompt"]:
             raise UsageError("--judge asks in a conversation, and --raw-prompt has none")
         return TriesOptions(int(given["best_of"]), "best_of", judge=judge)
     return TriesOptions(critique=bool(given["critique"]))
-
-
-def _counted(kind: str | None, grammar: Grammar | None) -> Extractor:
-    """The extractor of a vote. Without --vote-by a whole answer that a grammar shapes counts, else a number."""
-    if kind is not None:
-        return extractor(kind)
-    if grammar is None:
-        return last_number
-    return json_text if grammar.kind == "json_schema" else folded_text

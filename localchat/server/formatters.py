@@ -70,6 +70,7 @@ class ChunkHeader:
         usage: Usage | None = None,
         timings: Done | None = None,
         progress: dict[str, float] | None = None,
+        extension: dict[str, Any] | None = None,
     ) -> bytes:
         """A chunk or a whole answer, as compact JSON."""
         return msgspec.json.encode(
@@ -83,6 +84,7 @@ class ChunkHeader:
                 usage_info(usage) if usage else None,
                 timings_info(timings) if timings else None,
                 progress,
+                extension,
             )
         )
 

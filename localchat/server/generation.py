@@ -40,6 +40,7 @@ from localchat.errors import (
 from localchat.server.cancellation import submit
 from localchat.server.repetition import RepetitionDetector
 from localchat.server.tracker import TrackedRequest
+from localchat.tries.spec import TriesSpec
 
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
 REPETITION = "repetition"
@@ -122,6 +123,8 @@ class GenerationSpec:
     """Makes the early stop of each choice."""
     keep_alive_s: float | None = None
     """How long the model then stays loaded without users; None: as the server was started."""
+    tries: TriesSpec | None = None
+    """The choices are tries at one answer."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers that say what of the request this server does otherwise."""
 
@@ -283,6 +286,11 @@ class Generation:
     def _ended_early(self) -> bool:
         """True if all choices have ended, not all of them by the engine."""
         return self._cut_short and all(one.ended for one in self._choices)
+
+    def _close_streams(self) -> None:
+        """Cancel what the engine would still write."""
+        for _, stream in self._sources:
+            stream.close()
 
     async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
         """Events of all prompts as they come, with the index of their prompt."""

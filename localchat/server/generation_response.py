@@ -28,6 +28,7 @@ from localchat.server.leases import AsyncLease
 from localchat.server.sse import SSE, EventStream, Framing
 from localchat.server.state import Service, client_of, service_of, user_agent
 from localchat.server.tracker import TrackedRequest
+from localchat.server.tries import TriesGeneration
 from localchat.server.uvicorn_http import FILLER, WRITE
 
 log = logging.getLogger("localchat.server")
@@ -105,7 +106,7 @@ class GenerationResponse:
             tracked.model = lease.name
             spec = await self.endpoint.spec(lease)
             tracked.guided = spec.guided
-            generation = Generation(lease.engine, spec, tracked)
+            generation = _generation(lease.engine, spec, tracked)
             try:
                 await generation.start()
             except LocalchatError as error:
@@ -196,6 +197,12 @@ class GenerationResponse:
         tracked.error = api_error.code or "error"
         service.metrics.count_error(tracked.error, api_error.status)
         return api_error
+
+
+def _generation(engine: Engine, spec: GenerationSpec, tracked: TrackedRequest) -> Generation:
+    if spec.tries is None:
+        return Generation(engine, spec, tracked)
+    return TriesGeneration(engine, spec, tracked, spec.tries)
 
 
 async def _steps(error: ContextExceeded, engine: Engine) -> tuple[dict[str, object], ...]:

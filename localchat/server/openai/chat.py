@@ -1,7 +1,8 @@
 """POST /v1/chat/completions, and the base of all endpoints that answer a conversation."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -61,9 +62,13 @@ from localchat.server.openai.protocol import (
     chat_logprobs,
 )
 from localchat.server.openai.requests import chat_request
+from localchat.server.openai.tries import requested_tries
 from localchat.server.request_body import read_json
+from localchat.server.sse import DONE
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, fingerprint, service_of
+from localchat.server.tries import TriesGeneration
+from localchat.tries.spec import TriesSpec
 
 
 async def chat(request: Request) -> ASGIApp:
@@ -74,7 +79,11 @@ async def chat(request: Request) -> ASGIApp:
     if as_functions:
         body = with_tools(body)
     prompt = chat_request(body, config.limits, client_of(request))
-    return GenerationResponse(request, ChatEndpoint(body, prompt, config.loop_guard, as_functions))
+    tries = requested_tries(body, prompt, config.limits)
+    if tries is not None:
+        prompt = tries.widened(prompt)
+    endpoint = ChatEndpoint(body, prompt, config.loop_guard, as_functions, tries)
+    return GenerationResponse(request, endpoint)
 
 
 def with_tools(body: ChatBody) -> ChatBody:
@@ -179,6 +188,11 @@ class ChatEndpoint(ConversationEndpoint):
     """A chat completion. as_functions: calls are written as the deprecated `function_call`."""
 
     as_functions: bool = False
+    tries: TriesSpec | None = None
+
+    async def spec(self, lease: AsyncLease) -> GenerationSpec:
+        found = await ConversationEndpoint.spec(self, lease)
+        return replace(found, tries=self.tries)
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "ChatFormatter":
         options = self.body.stream_options
@@ -191,6 +205,7 @@ class ChatEndpoint(ConversationEndpoint):
             with_logprobs=bool(self.body.logprobs),
             as_functions=self.as_functions,
             custom=frozenset(tool.custom.name for tool in self.body.tools or () if tool.custom),
+            tries=generation if isinstance(generation, TriesGeneration) else None,
         )
 
 
@@ -210,6 +225,8 @@ class ChatFormatter(ChunkFormatter):
     """Names of custom tools."""
     open_calls: dict[int, ContentBlocks] = field(default_factory=dict)
     """Calls of custom tools that are not complete, by choice."""
+    tries: TriesGeneration | None = None
+    """Of an answer that is made of several."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         return b"".join(
@@ -275,7 +292,19 @@ class ChatFormatter(ChunkFormatter):
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
-        return self.header.chunk(choices, usage, done if self.with_timings else None)
+        timings = done if self.with_timings else None
+        return self.header.chunk(choices, usage, timings, extension=self._extension)
+
+    def finish(self, usage: Usage, done: Done | None) -> bytes:
+        if self.tries is None:
+            return ChunkFormatter.finish(self, usage, done)
+        timings = done if self.with_timings else None
+        shown = usage if self.with_usage else None
+        return sse_event(self.header.chunk([], shown, timings, extension=self._extension)) + DONE
+
+    @property
+    def _extension(self) -> dict[str, Any] | None:
+        return None if self.tries is None else {"tries": self.tries.report}
 
     def _delta(
         self, choice: int, delta: DeltaMessage, tokens: list[ChatTokenLogprob] | None = None

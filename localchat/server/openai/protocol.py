@@ -202,6 +202,8 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: UsageInfo | None = None
     timings: dict[str, Any] | None = None
     prompt_progress: dict[str, float] | None = None
+    x_localchat: dict[str, Any] | None = None
+    """Our own extension: `tries`, what several tries brought and cost."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -383,10 +385,26 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     timings: bool | None = None
 
 
+class TriesExtension(msgspec.Struct, frozen=True):
+    """Our own field of a chat: more tries at one answer."""
+
+    vote: int | None = None
+    """Try so often; the answer that most agree on."""
+    vote_by: str | None = None
+    """What a vote counts: number, text, field:NAME or regex:PATTERN."""
+    critique: bool | None = None
+    """The model judges its answer, and mends it."""
+    judge: bool | None = None
+    """With `best_of`: the model itself picks."""
+
+
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
+    best_of: int | None = None
+    """Try so often, and send the answer with the highest mean log probability."""
+    x_localchat: TriesExtension | None = None
     max_completion_tokens: int | None = None
     n_predict: int | None = None
     """llama.cpp's name for the longest answer; its editors send 0 to fill the cache before the user has
