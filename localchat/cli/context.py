@@ -25,6 +25,14 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
         remote = options.remote
         key = remote.key(os.environ)
         return RemoteEngine(RemoteOptions(remote.url, remote.model, key), notify=notify)
+    if options.route is not None:
+        from localchat.tries.route_engine import RouteEngine
+
+        pair = options.route
+        small = _open_engine(pair.small, notify)
+        return RouteEngine(
+            pair.route, small, lambda: _open_engine(pair.large, notify), options.state_dir
+        )
     from localchat.engine.local.engine import LocalEngine
 
     return LocalEngine(options, notify=notify)

@@ -42,7 +42,7 @@ def _subject(setup: Setup) -> "Subject | None":
 
     model, settings = setup.model, setup.settings
     # A third-party backend class plans its own memory.
-    if model.remote is not None or ":" in (settings.backend or ""):
+    if model.is_composed or ":" in (settings.backend or ""):
         return None
     try:
         summary = read_summary(model.path, dummy_weights=settings.dummy_weights)

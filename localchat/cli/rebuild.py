@@ -146,7 +146,7 @@ def offer_once(setup: "Setup", info: "EngineInfo | None") -> str:
     )
     if not watched or settings.quiet or settings.offline:
         return ""
-    if info is None or setup.model.remote is not None:
+    if info is None or setup.model.is_composed:
         return ""
     from localchat.backend_api.registry import find_backends
 

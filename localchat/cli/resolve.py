@@ -14,6 +14,8 @@ from localchat.cli.preset_options import preset_of
 from localchat.cli.streams import Terminal
 from localchat.config.paths import Paths, file_state, find_paths
 from localchat.config.remotes import PREFIX, Remote, find_remote
+from localchat.config.routes import PREFIX as ROUTE
+from localchat.config.routes import Route, find_route
 from localchat.config.settings import (
     SAMPLING_KEYS,
     Given,
@@ -37,6 +39,7 @@ from localchat.models.resolve import (
     locate_default,
     remember_model,
     remote_model,
+    route_model,
 )
 
 if TYPE_CHECKING:
@@ -88,6 +91,11 @@ class Inputs:
     def remotes(self) -> Mapping[str, Remote]:
         """Remote engines of the settings file, by name."""
         return self._file.remotes
+
+    @property
+    def routes(self) -> Mapping[str, Route]:
+        """Routes of the settings file, by name."""
+        return self._file.routes
 
     @classmethod
     def of(cls, ctx: click.Context, model_word: str | None = None) -> "Inputs":
@@ -144,6 +152,9 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
             _allowed(remote, chosen.settings),
             chosen.origins["remote" if chosen.settings.remote else "model"],
         )
+    elif word is not None and word.startswith(ROUTE):
+        route = find_route(word, inputs.routes)
+        model = route_model(route, paths, chosen.origins["model"], environ)
     elif "model" in inputs.flags and word is not None:
         model = locate(word, paths, chosen.origins["model"], environ)
     else:
@@ -209,7 +220,7 @@ def open_engine(setup: Setup, user: str, notify: Notify) -> "Engine":
     """Attach to a running server, or load the model here. Raises LocalchatError. `user`: shown by `ps`."""
     # A library that a flag names is loaded here: a server has its own.
     own = setup.origins.get("llamacpp_library", "").startswith("--")
-    if setup.settings.attach and setup.model.remote is None and not own:
+    if setup.settings.attach and not setup.model.is_composed and not own:
         attached = setup.app.attach(setup.paths, _attach_spec(setup), user, notify)
         if attached is not None:
             return attached
@@ -239,7 +250,8 @@ def engine_options(setup: Setup) -> EngineOptions:
     from localchat.pool.resolver import engine_options as options_of  # not for an attached engine
 
     slots = max(CHAT_SLOTS, setup.settings.n)
-    return options_of(setup.model, setup.settings, setup.paths, max_slots=slots)
+    of = setup.settings_for
+    return options_of(setup.model, setup.settings, setup.paths, max_slots=slots, settings_for=of)
 
 
 def request_for(
@@ -280,7 +292,7 @@ def record_use(
     """Make the model the default of the next run, and record its speed. Blocks.
 
     `info`, `done`: of an answer that the engine generated alone. Raises OSError, LocalchatError."""
-    if model.remote is not None:
+    if model.is_composed:
         return  # named in each command: nothing goes to another machine by default
     remember_model(model, paths)
     if info is not None and done is not None and (about := info()) is not None:

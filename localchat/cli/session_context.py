@@ -121,7 +121,7 @@ class LoadPlanner:
         """What would make room for a model that does not fit. Raises LocalchatError."""
         from localchat.models.memory_steps import memory_steps
 
-        if setup.model.remote is not None:
+        if setup.model.is_composed:
             return ()
         own = self._setup
         return memory_steps(

@@ -18,9 +18,15 @@
     [prices]
     kwh = 0.30
 
+    [routes.easy]
+    small = "qwen3:0.6b"
+    large = "qwen3:8b"
+    doubt = -0.9
+
 A section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their names
 (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py), `[presets]` ways to ask (presets.py),
-`[prices]` what energy, machines and hosted APIs cost (prices.py).
+`[prices]` what energy, machines and hosted APIs cost (prices.py), `[routes]` pairs of a small and a large model
+(routes.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,13 +37,14 @@ from typing import Any
 from localchat.config.presets import TEMPLATE, Preset, check_name, read_presets
 from localchat.config.prices import Prices, read_prices
 from localchat.config.remotes import Remote, read_remotes
+from localchat.config.routes import Route, read_routes
 from localchat.config.settings import Given, check_key, convert
 from localchat.errors import LocalchatError, UsageError, reason
 
 _SECTIONS = (
     'settings stand under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
     "[keys]; engines on other machines under [remotes.NAME]; presets under [presets.NAME]; "
-    "prices under [prices]"
+    "prices under [prices]; small and large models under [routes.NAME]"
 )
 
 
@@ -52,6 +59,7 @@ class SettingsFile:
     remotes: Mapping[str, Remote] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
     prices: Prices = field(default_factory=Prices)
+    routes: Mapping[str, Route] = field(default_factory=dict)
 
     def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
         """The settings for a model with any of these names; a later name overrides an earlier one."""
@@ -76,7 +84,7 @@ def read_settings(path: Path) -> SettingsFile:
     except TOMLDecodeError as problem:
         raise UsageError(f"the settings file {path} is not TOML: {problem}") from problem
     for name in table:
-        if name not in ("defaults", "models", "keys", "remotes", "presets", "prices"):
+        if name not in ("defaults", "models", "keys", "remotes", "presets", "prices", "routes"):
             raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
     models = _table(path, "[models]", table.get("models", {}))
     return SettingsFile(
@@ -87,6 +95,7 @@ def read_settings(path: Path) -> SettingsFile:
         read_remotes(path, table.get("remotes", {})),
         read_presets(path, table.get("presets", {})),
         read_prices(path, table.get("prices", {})),
+        read_routes(path, table.get("routes", {})),
     )
 
 

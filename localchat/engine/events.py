@@ -207,6 +207,8 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests that it holds now."""
     process_bytes: int = 0
     """Resident memory of the engine process."""
+    routed: dict[str, int] = {}
+    """Of a route: answers and tokens of the small and the large model (tries/route_figures.py)."""
 
 
 Event: TypeAlias = (

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localchat.config.remotes import Remote
+from localchat.config.routes import Route
 from localchat.config.settings import Settings
 from localchat.fit.load_options import LoadOptions
 
@@ -30,8 +31,19 @@ class EngineOptions:
     """Folder with the record of builds that crashed."""
     remote: Remote | None = None
     """A server that answers instead; then nothing is loaded here."""
+    route: "RouteOptions | None" = None
+    """Two models instead; then `model` is the small one."""
     audit: bool = False
     """Check the KV cache manager whenever idle (tests)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteOptions:
+    """A small model, and a large one where it is needed."""
+
+    route: Route
+    small: EngineOptions
+    large: EngineOptions
 
 
 def load_options(settings: Settings, *, max_slots: int = _NO_OPTIONS.max_slots) -> LoadOptions:

@@ -12,6 +12,7 @@ from pathlib import Path
 from localchat.atomic import write_text
 from localchat.config.paths import Paths
 from localchat.config.remotes import Remote
+from localchat.config.routes import Route
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 
 GUIDE = "guide"
@@ -33,6 +34,21 @@ class ResolvedModel:
     why: str
     """Who chose it, a phrase."""
     remote: Remote | None = None
+    route: "ResolvedRoute | None" = None
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether it is no single file of this machine, which a plan or a record could be about."""
+        return self.remote is not None or self.route is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRoute:
+    """A route with the models that its words mean."""
+
+    route: Route
+    small: ResolvedModel
+    large: ResolvedModel
 
 
 def locate(
@@ -79,6 +95,18 @@ def remote_model(remote: Remote, why: str) -> ResolvedModel:
     """The model of a remote server."""
     name = f"{remote.model} on {remote.name}" if remote.model else remote.name
     return ResolvedModel(remote.word, name, Path(remote.name), why, remote)
+
+
+def route_model(
+    route: Route, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
+) -> ResolvedModel:
+    """The two models of a route. Raises ModelMissing, UsageError."""
+    small, large = (
+        locate(word, paths, f"{route.word} names it", environ)
+        for word in (route.small, route.large)
+    )
+    found = ResolvedRoute(route, small, large)
+    return ResolvedModel(route.word, route.word, small.path, why, route=found)
 
 
 def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:

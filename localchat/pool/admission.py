@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from localchat.config.paths import find_paths
-from localchat.engine.options import EngineOptions
+from localchat.engine.options import EngineOptions, RouteOptions
 from localchat.errors import DoesNotFit, EngineBusy, LocalchatError
 from localchat.fit.hardware import read_machine
 from localchat.fit.load_steps import SlotLimit
@@ -74,6 +74,8 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     Memory that loaded engines will still claim is not free. Raises LocalchatError for a file or options that
     cannot be loaded.
     """
+    if options.route is not None:
+        return _both(options.route, loaded)
     # A remote model takes no memory here; a third-party backend class plans its own memory.
     if options.remote is not None or ":" in (options.backend or ""):
         return AdmissionResult(fits=True)
@@ -107,6 +109,23 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     )
 
 
+def _both(route: RouteOptions, loaded: Iterable[PoolEntry]) -> AdmissionResult:
+    """The admission of the two models of a route, which stay loaded together."""
+    entries = list(loaded)
+    small, large = check_memory(route.small, entries), check_memory(route.large, entries)
+    needed, gpu = small.needed_bytes + large.needed_bytes, small.gpu_bytes + large.gpu_bytes
+    free = max(small.free_bytes, large.free_bytes)
+    return large._replace(
+        fits=small.fits and large.fits and (needed <= free or large.anyway),
+        cramped=False,
+        needed_bytes=needed,
+        free_bytes=free,
+        advice=(*large.advice, "a smaller pair of models, or a shorter --ctx"),
+        gpu_bytes=gpu,
+        gpu_free_bytes=max(small.gpu_free_bytes, large.gpu_free_bytes),
+    )
+
+
 def free_memory() -> FreeMemory:
     """Free memory of this machine now."""
     machine = read_machine()
@@ -134,7 +153,8 @@ def never_fits(spec: ModelSpec, verdict: AdmissionResult) -> DoesNotFit:
 
 
 def _steps(options: EngineOptions) -> tuple[MemoryStep, ...]:
-    if options.remote is not None or ":" in (options.backend or "") or not options.model.exists():
+    composed = options.remote is not None or options.route is not None
+    if composed or ":" in (options.backend or "") or not options.model.exists():
         return ()
     model = read_summary(options.model, dummy_weights=options.load.dummy_weights)
     subject = Subject(options.name, model, options.model, options.backend)

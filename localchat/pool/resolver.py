@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from localchat.config.paths import Paths
+from localchat.config.routes import PREFIX as ROUTE
+from localchat.config.routes import find_route
 from localchat.config.settings import Settings
-from localchat.engine.options import EngineOptions, load_options
+from localchat.config.settings_file import read_settings
+from localchat.engine.options import EngineOptions, RouteOptions, load_options
 from localchat.errors import ModelMissing
-from localchat.models.resolve import GUIDE, ResolvedModel, locate_named
+from localchat.models.resolve import GUIDE, ResolvedModel, locate_named, route_model
 from localchat.pool.entry import ModelSpec
 
 if TYPE_CHECKING:
@@ -28,9 +31,29 @@ SettingsFor = Callable[[Iterable[str]], Settings]
 
 
 def engine_options(
-    model: ResolvedModel, settings: Settings, paths: Paths, *, max_slots: int
+    model: ResolvedModel,
+    settings: Settings,
+    paths: Paths,
+    *,
+    max_slots: int,
+    settings_for: SettingsFor | None = None,
 ) -> EngineOptions:
-    """Load options of a model under these settings. max_slots: requests that run at once."""
+    """Load options of a model under these settings. max_slots: requests that run at once.
+
+    settings_for: gives those of the models of a route, which else have the route's.
+    """
+    route = None
+    if (found := model.route) is not None:
+        small, large = (
+            engine_options(
+                one,
+                settings_for((one.name, one.word)) if settings_for is not None else settings,
+                paths,
+                max_slots=max_slots,
+            )
+            for one in (found.small, found.large)
+        )
+        route = RouteOptions(found.route, small, large)
     return EngineOptions(
         model=model.path,
         load=load_options(settings, max_slots=max_slots),
@@ -40,6 +63,7 @@ def engine_options(
         sampling=_advised(model, paths),
         state_dir=paths.state_dir,
         remote=model.remote,
+        route=route,
     )
 
 
@@ -98,12 +122,13 @@ class ModelResolver:
 
     def resolve(self, word: str) -> ModelSpec:
         """The model that a name means. Reads the disk. Raises ModelMissing, ModelInvalid, UsageError."""
-        mine = word in ("", self.own.name, self.own.word)
-        model = (
-            self.own
-            if mine
-            else locate_named(word, self._paths, "asked for by a client", self._environ)
-        )
+        if word in ("", self.own.name, self.own.word):
+            model = self.own
+        elif word.startswith(ROUTE):
+            route = find_route(word, read_settings(self._paths.settings_file).routes)
+            model = route_model(route, self._paths, "asked for by a client", self._environ)
+        else:
+            model = locate_named(word, self._paths, "asked for by a client", self._environ)
         return ModelSpec(model.name, self._options(model, word))
 
     def resolve_request(self, spec: "AttachSpec") -> ModelSpec:
@@ -126,7 +151,13 @@ class ModelResolver:
 
     def _options(self, model: ResolvedModel, word: str) -> EngineOptions:
         settings = self._settings_for(dict.fromkeys((model.name, model.word, word)))
-        return engine_options(model, settings, self._paths, max_slots=self._max_slots)
+        return engine_options(
+            model,
+            settings,
+            self._paths,
+            max_slots=self._max_slots,
+            settings_for=self._settings_for,
+        )
 
     @property
     def stale(self) -> bool:
@@ -146,7 +177,7 @@ class ModelResolver:
         from localchat.models.info.inspect import inspect
 
         models = read_index(self._paths, self._environ).models
-        own = Model(self.own.name, "file", "", None if self.own.remote else self.own.path)
+        own = Model(self.own.name, "file", "", None if self.own.is_composed else self.own.path)
         read = {}
         found = {own.name: self._card(own.name, self.own.path, None)}
         for model in (own, *models):
@@ -159,6 +190,8 @@ class ModelResolver:
             same = model.path.resolve() == self.own.path.resolve()
             name = self.own.name if same and model.name == self.own.word else model.name
             found[name] = self._card(name, model.path, seen.facts, model.size_bytes)
+        for route in read_settings(self._paths.settings_file).routes.values():
+            found.setdefault(route.word, ModelCard(route.word, abilities=frozenset({"chat"})))
         self._inspected = read
         self._models = (time.monotonic(), tuple(found.values()))
 

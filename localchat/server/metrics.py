@@ -150,6 +150,15 @@ class _EngineMetrics(Collector):
                 failed.add_metric((model, code), count)
         yield late
         yield failed
+        routed = CounterMetricFamily(
+            "localchat_route",
+            "Answers and tokens of a route, by its small and its large model.",
+            labels=("model", "of"),
+        )
+        for model, stats in self.latest:
+            for name, count in stats.routed.items():
+                routed.add_metric((model, name), count)
+        yield routed
 
 
 class _Gauge(GaugeMetricFamily):

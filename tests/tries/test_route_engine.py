@@ -1,0 +1,151 @@
+"""A route: which model answers, what is shown of the small one, and the figures."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from localchat.config.routes import Route
+from localchat.engine.events import Accepted, Done, Event, Finished, Text, TokenLogprob
+from localchat.engine.interface import EngineInfo
+from localchat.engine.request import GenerateRequest, Message, Messages
+from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
+from localchat.errors import DoesNotFit, EngineClosed
+from localchat.tries.route_engine import RouteEngine
+from localchat.tries.route_figures import RouteFigures
+from tests.support.cli_program import INFO
+
+Script = Callable[[GenerateRequest], ScriptedAnswer]
+
+
+class SizedEngine(ScriptedEngine):
+    """An engine of a model of a size."""
+
+    file_bytes = 0
+
+    def info(self) -> EngineInfo:
+        return msgspec.structs.replace(INFO, file_bytes=self.file_bytes)
+
+
+def says(text: str, logprob: float = -0.1) -> Script:
+    events = (Text(0, text, (TokenLogprob(1, b"x", logprob, ()),)), Finished(0, "stop"))
+    return lambda request: ScriptedAnswer(events=events)
+
+
+class Pair:
+    """A route over two scripted engines."""
+
+    def __init__(self, small: Script, state_dir: Path | None = None, **rules: object) -> None:
+        self.small = SizedEngine(script=small)
+        self.large = SizedEngine(script=says("from the large one"))
+        self.small.file_bytes, self.large.file_bytes = 10, 100
+        self.opened = 0
+        route = Route("easy", "little", "big", **rules)  # type: ignore[arg-type]
+        self.engine = RouteEngine(route, self.small, self._open, state_dir)
+
+    def _open(self) -> ScriptedEngine:
+        self.opened += 1
+        return self.large
+
+    def ask(self, text: str = "hi", **fields: object) -> list[Event]:
+        tools = fields.pop("tools", ())
+        prompt = Messages((Message("user", text),), tools=tools)  # type: ignore[arg-type]
+        request = GenerateRequest(prompt=prompt, **fields)  # type: ignore[arg-type]
+        with self.engine.generate(request) as stream:
+            return list(stream)
+
+
+def text(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Text))
+
+
+@pytest.mark.parametrize(
+    ("rules", "asked", "fields"),
+    [
+        ({"longer_than": 20}, "a question of many words", {}),
+        ({"regex": "prove|derive"}, "Prove that", {}),
+        ({"code": True}, "what does\n```\nx = 1\n```\ndo", {}),
+        ({"tools": True}, "hi", {"tools": ({"type": "function", "function": {"name": "f"}},)}),
+    ],
+)
+def test_a_rule_sends_a_question_to_the_large_model_at_once(
+    rules: dict[str, object], asked: str, fields: dict[str, object]
+) -> None:
+    pair = Pair(says("from the small one"), **rules)
+    assert text(pair.ask("hi")) == "from the small one"
+    assert pair.opened == 0, "the large model is loaded when it is needed"
+    assert text(pair.ask(asked, **fields)) == "from the large one"
+    assert len(pair.small.requests) == 1
+    assert pair.engine.figures == RouteFigures(1, 1, 1, 1)
+
+
+def test_doubt_of_the_small_model_is_never_shown() -> None:
+    pair = Pair(says("perhaps", -2.0), doubt=-0.9)
+    events = pair.ask()
+    assert text(events) == "from the large one"
+    assert sum(isinstance(event, Accepted) for event in events) == 1
+    done = events[-1]
+    assert isinstance(done, Done)
+    assert done.usage.completion_tokens == 2, "both answers were generated"
+    assert pair.engine.figures == RouteFigures(large=1, large_tokens=1, discarded_tokens=1)
+    assert "mean log probability -2.00 is below -0.9" in pair.engine.info().why
+
+
+def test_a_sure_answer_stays_and_has_no_log_probabilities_unless_asked() -> None:
+    pair = Pair(says("surely"), doubt=-0.9)
+    events = pair.ask()
+    assert text(events) == "surely"
+    assert pair.small.requests[0].logprobs == 0
+    assert not any(event.logprobs for event in events if isinstance(event, Text))
+    assert any(event.logprobs for event in pair.ask(logprobs=1) if isinstance(event, Text))
+
+
+def test_the_small_model_judges_itself() -> None:
+    def script(request: GenerateRequest) -> ScriptedAnswer:
+        judges = request.grammar is not None
+        return says('{"faults": ["it is wrong"]}' if judges else "4")(request)
+
+    pair = Pair(script, judge=True)
+    assert text(pair.ask()) == "from the large one"
+    assert "it finds a fault: it is wrong" in pair.engine.info().why
+    assert pair.engine.figures.discarded_tokens == 2
+
+
+def test_share_and_saving_are_figures() -> None:
+    pair = Pair(says("x"), regex="hard")
+    for question in ("a", "b", "c", "hard"):
+        pair.ask(question)
+    # Alone, the large one reads 4 * 100 bytes; here 3 * 10 + 1 * 100.
+    assert pair.engine.figures.saved(10, 100) == pytest.approx(1 - 130 / 400)
+    told = pair.engine.info().why
+    assert "3 of 4 answers (75%) by little" in told
+    assert "saves 68% of the reads of big" in told
+    assert pair.engine.stats().routed["small"] == 3
+
+
+def test_figures_outlive_the_process(tmp_path: Path) -> None:
+    for _ in range(2):
+        Pair(says("x"), tmp_path, regex="hard").ask()
+    assert Pair(says("x"), tmp_path, regex="hard").engine.figures.small == 2
+
+
+def test_a_large_model_that_cannot_be_loaded_is_the_answers_error() -> None:
+    pair = Pair(says("x"), regex="hard")
+
+    def fails() -> ScriptedEngine:
+        raise DoesNotFit("too big")
+
+    pair.engine._open_large = fails
+    with pytest.raises(DoesNotFit):
+        pair.ask("hard")
+
+
+def test_a_closed_answer_cancels_the_model_that_writes_it() -> None:
+    pair = Pair(lambda request: ScriptedAnswer(("a ",) * 1000, gap_s=0.01), regex="hard")
+    stream = pair.engine.generate(GenerateRequest(prompt=Messages((Message("user", "hi"),))))
+    next(iter(stream))
+    stream.close()
+    with pytest.raises(EngineClosed):
+        list(stream)
+    assert pair.small.cancelled == 1
