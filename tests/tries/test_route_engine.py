@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,22 +37,22 @@ def says(text: str, logprob: float = -0.1) -> Script:
 class Pair:
     """A route over two scripted engines."""
 
-    def __init__(self, small: Script, state_dir: Path | None = None, **rules: object) -> None:
+    def __init__(self, small: Script, state_dir: Path | None = None, **rules: Any) -> None:
         self.small = SizedEngine(script=small)
         self.large = SizedEngine(script=says("from the large one"))
         self.small.file_bytes, self.large.file_bytes = 10, 100
         self.opened = 0
-        route = Route("easy", "little", "big", **rules)  # type: ignore[arg-type]
+        route = Route("easy", "little", "big", **rules)
         self.engine = RouteEngine(route, self.small, self._open, state_dir)
 
     def _open(self) -> ScriptedEngine:
         self.opened += 1
         return self.large
 
-    def ask(self, text: str = "hi", **fields: object) -> list[Event]:
+    def ask(self, text: str = "hi", **fields: Any) -> list[Event]:
         tools = fields.pop("tools", ())
-        prompt = Messages((Message("user", text),), tools=tools)  # type: ignore[arg-type]
-        request = GenerateRequest(prompt=prompt, **fields)  # type: ignore[arg-type]
+        prompt = Messages((Message("user", text),), tools=tools)
+        request = GenerateRequest(prompt=prompt, **fields)
         with self.engine.generate(request) as stream:
             return list(stream)
 
@@ -70,7 +71,7 @@ def text(events: list[Event]) -> str:
     ],
 )
 def test_a_rule_sends_a_question_to_the_large_model_at_once(
-    rules: dict[str, object], asked: str, fields: dict[str, object]
+    rules: dict[str, Any], asked: str, fields: dict[str, Any]
 ) -> None:
     pair = Pair(says("from the small one"), **rules)
     assert text(pair.ask("hi")) == "from the small one"
