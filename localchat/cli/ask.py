@@ -6,17 +6,18 @@ for none of them (answer_record.py opens the history beside the load).
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import click
 import msgspec
 
 from localchat import gc_control
-from localchat.chat.conversation import Conversation
+from localchat.chat.conversation import Conversation, Inclusion
 from localchat.chat.overflow import leave_out, leave_out_by_policy, unsent_sentence
 from localchat.chat.prompt_messages import sent_messages
 from localchat.cli.answer_record import AnswerRecord
@@ -26,6 +27,7 @@ from localchat.cli.context_advice import steps_for, with_advice
 from localchat.cli.conversation_options import resumed
 from localchat.cli.json_report import context_line, report
 from localchat.cli.memory_choice import RoomMaker
+from localchat.cli.options import AFTER_DASHES
 from localchat.cli.preset_options import chosen_settings, question, without_preset
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
 from localchat.cli.rebuild import offer_once
@@ -57,6 +59,9 @@ from localchat.errors import (
 )
 from localchat.tries.collection import Tries, TriesReport
 
+DocumentedText: TypeAlias = tuple[str, tuple[Inclusion, ...]]
+"""A question behind the documents that it mentions, and their places."""
+
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
@@ -74,7 +79,13 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     """Answer and return the exit code. Raises LocalchatError."""
     options = _options(ctx)
     words = without_preset(ctx, words)
-    text = _prompt_text(ctx, words)
+    mentioned, asked = _mentioned(ctx, words) if not options.interactive else ((), words)
+    text = _prompt_text(ctx, asked)
+    if mentioned and not text:
+        raise UsageError(
+            f"@{mentioned[0]} needs a question",
+            hint=f'localchat "@{mentioned[0]} what is it about?"',
+        )
     nothing = not text and not options.interactive and not _is_interactive()
     if nothing and model_word is None:
         raise _nothing_to_ask()
@@ -95,7 +106,8 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
             "--best-of, --vote and --critique are for one answer, and there is no prompt"
         )
     if text and not options.interactive:
-        return _answer(ctx, setup, options, conversation, text, model_word)
+        documented = partial(_with_documents, conversation, mentioned, asked, text)
+        return _answer(ctx, setup, options, conversation, documented, model_word)
     return _converse(ctx, setup, conversation, text, options)
 
 
@@ -104,7 +116,7 @@ def _answer(
     setup: Setup,
     options: AskOptions,
     conversation: Conversation,
-    text: str,
+    documented: Callable[[Setup, Engine], DocumentedText],
     model_word: str | None,
 ) -> int:
     """Answer once; where memory or context is too small, again with the step that the user picks."""
@@ -114,7 +126,8 @@ def _answer(
             with terminate_gracefully(), opened_engine(setup) as engine:
                 gc_control.resume_gc()
                 with deferred():
-                    return _answer_once(setup, engine, options, conversation, text, room)
+                    asked = documented(setup, engine)
+                    return _answer_once(setup, engine, options, conversation, asked, room)
         except (DoesNotFit, ContextExceeded) as problem:
             step = room.picked(problem, setup)
             if step is None:
@@ -122,6 +135,46 @@ def _answer(
         if conversation.head is not None and conversation.head != before:
             conversation.remove_last(conversation.head)
         setup = options.tries.applied(room.setup(step))
+
+
+def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
+    """The documents that the words mention, and the words without `@`."""
+    if "@" not in words or ctx.meta.get(AFTER_DASHES):
+        return (), words
+    from localchat.cli.document_options import open_library
+
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    return open_library(app).mentions(words)
+
+
+def _with_documents(
+    conversation: Conversation,
+    names: Sequence[str],
+    asked: str,
+    text: str,
+    setup: Setup,
+    engine: Engine,
+) -> DocumentedText:
+    """The question behind what it gets of documents, which is told on stderr. Raises LocalchatError."""
+    if not names:
+        return text, ()
+    from localchat.cli.document_options import open_library
+    from localchat.cli.learn import embedder
+    from localchat.session.documents import with_documents
+
+    sent = [message.content for message in sent_messages(conversation)]
+    found = with_documents(
+        open_library(setup.app, embedder(setup.app)),
+        names,
+        text,
+        asked.strip() or text,
+        sent,
+        engine,
+    )
+    for label in found.labels:
+        setup.terminal.note(label)
+    return found.text, found.inclusions
 
 
 def _nothing_to_ask() -> UsageError:
@@ -206,11 +259,14 @@ def _answer_once(
     engine: Engine,
     options: AskOptions,
     conversation: Conversation,
-    text: str,
+    documented: DocumentedText,
     room: RoomMaker,
 ) -> int:
     terminal, settings = setup.terminal, setup.settings
-    question = conversation.add(Message("user", text), parent=conversation.head)
+    text, inclusions = documented
+    question = conversation.add(
+        Message("user", text), parent=conversation.head, inclusions=inclusions
+    )
     answer = ReceivedAnswer()
     error: LocalchatError | None = None
     asked = () if options.raw_prompt else sent_messages(conversation)

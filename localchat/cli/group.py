@@ -42,6 +42,7 @@ VERBS: Final = {
     "import": Verb(
         "localchat.cli.import_", "Use a model file under a name, or all models of a folder."
     ),
+    "learn": Verb("localchat.cli.learn", "Read documents once, and ask about them with @NAME."),
     "history": Verb("localchat.cli.history", "List, search, show and export conversations."),
     "ps": Verb("localchat.cli.ps", "List the models that a running server has loaded."),
     "stop": Verb("localchat.cli.stop", "End the running server, or unload one of its models."),

@@ -86,6 +86,13 @@ def add(ctx: click.Context, /, name: str, **_: object) -> None:
         raise UsageError(
             f"there is a preset {name!r} already", hint=f"localchat preset edit {name} changes it"
         )
+    from localchat.cli.document_options import open_library
+
+    if name.removeprefix("@") in open_library(app).names():
+        raise UsageError(
+            f"there are documents @{name.removeprefix('@')} already",
+            hint="take another name; localchat learn --list shows them",
+        )
     _write(ctx, app, name.removeprefix("@"))
 
 

@@ -33,7 +33,13 @@ def without_preset(ctx: click.Context, words: str) -> str:
         return words
     app = ctx.find_object(AppContext)
     assert app is not None
-    ctx.meta[_PRESET], rest = addressed(words, read_presets(app))
+    presets = read_presets(app)
+    others: tuple[str, ...] = ()
+    if presets:
+        from localchat.cli.document_options import open_library
+
+        others = open_library(app).names()
+    ctx.meta[_PRESET], rest = addressed(words, presets, others)
     return rest
 
 

@@ -45,7 +45,8 @@ def _read_file(name: str, notify: Notify) -> str:
     path = Path(name)
     if path.is_dir():
         raise UsageError(
-            f"{name} is a folder", hint="-f takes a text file; it can be given several times"
+            f"{name} is a folder",
+            hint="-f takes a file and can be given several times; localchat learn reads a folder",
         )
     try:
         with path.open("rb") as file:
@@ -55,10 +56,17 @@ def _read_file(name: str, notify: Notify) -> str:
         raise FileMissing(f"there is no file {name}", hint=hint) from problem
     except OSError as problem:
         raise UsageError(f"{name} cannot be read: {problem.strerror}") from problem
+    from localchat.documents.pages import Unreadable, is_markup, read_document
+
+    if is_markup(name, data[:8192]):
+        try:
+            return read_document(name, data).marked()
+        except Unreadable as problem:
+            raise UsageError(f"{name} {problem.message}", hint=problem.hint) from problem
     if b"\0" in data:
         raise UsageError(
             f"{name} is a binary file",
-            hint="-f takes text files; iconv -f utf-16 -t utf-8 converts UTF-16",
+            hint="-f takes text, PDF, DOCX and HTML files; iconv -f utf-16 -t utf-8 converts UTF-16",
         )
     return _decoded(data, name, notify)
 

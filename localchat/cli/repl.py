@@ -42,7 +42,13 @@ from localchat.errors import (
 )
 from localchat.history.store import History
 from localchat.models.resolve import GUIDE, ResolvedModel
-from localchat.session.blocks import OVERFLOW_PREFIX, AnswerBlock, Block, ReasoningBlock
+from localchat.session.blocks import (
+    OVERFLOW_PREFIX,
+    AnswerBlock,
+    Block,
+    ReasoningBlock,
+    UserBlock,
+)
 from localchat.session.commands import is_command
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.outcome import Outcome
@@ -147,6 +153,9 @@ class TerminalView:
     def put(self, block: Block) -> None:
         if isinstance(block, ReasoningBlock):
             self._reasoning_id = block.id
+        elif isinstance(block, UserBlock):
+            for fold in block.folds:  # documents, once they are known
+                self._terminal.notify(fold.label)
 
     def append_text(self, id_: str, text: str) -> None:
         if id_ != self._reasoning_id:
@@ -286,7 +295,9 @@ class Repl:
     def _needs_another_load(self, text: str) -> LocalchatError | None:
         """The error for a preset that wants another load than this one, or that cannot be used."""
         try:
-            preset, _ = addressed(text, self._session.context.presets)
+            preset, _ = addressed(
+                text, self._session.context.presets, self._session.context.library.names()
+            )
             if preset is None or not setup_of(self._session, preset).reload:
                 return None
         except LocalchatError as problem:

@@ -41,12 +41,13 @@ def complete_conversation(
 def complete_mention(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """Presets as `@name`."""
+    """Presets and documents as `@name`."""
     if not incomplete.startswith("@"):
         return []
-    from localchat.cli.preset_options import completions
+    from localchat.cli import document_options, preset_options
 
-    return completions(ctx, incomplete, sign="@")
+    presets = preset_options.completions(ctx, incomplete, sign="@")
+    return presets + document_options.completions(ctx, incomplete, sign="@")
 
 
 def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
@@ -87,7 +88,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
             "files",
             multiple=True,
             metavar="FILE",
-            help="Text that comes first; repeatable.",
+            help="Text, PDF, DOCX or HTML that comes first; repeatable.",
         ),
     ):
         function = decorator(function)

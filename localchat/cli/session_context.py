@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from localchat.cli.conversation_options import HISTORY_FILE
+from localchat.cli.learn import embedder
 from localchat.cli.rebuild import offer_once
 from localchat.cli.resolve import (
     CHAT_SLOTS,
@@ -75,6 +76,7 @@ def session_context(
         remember=remember,
         keys=file.keys,
         presets=file.presets,
+        embed=embedder(setup.app),
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
     )
     return context, model_setup(setup)

@@ -9,7 +9,7 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -64,12 +64,19 @@ class Addressed(NamedTuple):
     text: str
 
 
-def addressed(text: str, presets: Mapping[str, Preset]) -> Addressed:
+def addressed(text: str, presets: Mapping[str, Preset], others: Collection[str] = ()) -> Addressed:
     """Split `@name text`. A word that names no preset stays text, unless it is nearly the name of one.
 
-    Raises UsageError then."""
+    Raises UsageError then, and if the name is one of `others`, which are documents, too."""
     found = _MENTION.match(text)
     if found is None or not presets:
+        return Addressed(None, text)
+    if found[1] in others:
+        if found[1] in presets:
+            raise UsageError(
+                f"@{found[1]} is a preset and the name of documents",
+                hint=f"localchat preset rm {found[1]}, or localchat learn --forget {found[1]}",
+            )
         return Addressed(None, text)
     if preset := presets.get(found[1]):
         return Addressed(preset, text[found.end() :])

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from localchat.config.paths import Paths
 from localchat.config.presets import Preset
 from localchat.config.settings import Settings
+from localchat.documents.library import DocumentLibrary
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from localchat.documents.collection import Embed
     from localchat.engine.events import Done
     from localchat.engine.interface import EngineInfo
     from localchat.engine.options import EngineOptions
@@ -79,6 +81,13 @@ class SessionContext:
     """Of the settings file, by name."""
     memory_steps: "Callable[[ModelSetup], tuple[MemoryStep, ...]]" = lambda setup: ()
     """What would make room for a load that does not fit. Takes a second or two. Raises LocalchatError."""
+    embed: "Embed | None" = None
+    """Embeds texts for documents that were learned with an embedding model."""
     speed: "Callable[[ModelSetup], float | None]" = lambda setup: None
     """Tokens a second that were measured here, or are expected; None if unknown. The first call may take a
     second. Raises LocalchatError."""
+
+    @property
+    def library(self) -> DocumentLibrary:
+        """The documents of this user."""
+        return DocumentLibrary(self.paths.data_dir / "documents", self.embed)

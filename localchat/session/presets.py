@@ -33,7 +33,9 @@ def with_preset(session: PresetUser, text: str, inclusions: Sequence[Inclusion] 
     """The question by its preset, whose model, parameters and instructions hold from now on.
 
     Without a preset it stays as it is. Raises LocalchatError; nothing has changed then."""
-    preset, rest = addressed(text, session.context.presets)
+    preset, rest = addressed(
+        text, session.context.presets, session.context.library.names() if "@" in text else ()
+    )
     if preset is None:
         return Question(text, tuple(inclusions))
     setup_of(session, preset).apply()

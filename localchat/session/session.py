@@ -42,6 +42,7 @@ from localchat.fit.memory_steps import IN_ORDER
 from localchat.session.answer_builder import SAVE_EVERY_S, AnswerBuilder, joined
 from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, NoticeBlock, Offer
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
+from localchat.session.documents import include_documents
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
 from localchat.session.memory_offers import load_offers
@@ -86,7 +87,7 @@ class ChatSession:
         self.overflow: Overflow | None = None
         """The choices that were offered last."""
         self._engines = engines
-        self._view = view
+        self.view = view
         self._keep_unanswered = keep_unanswered
         self._batch_s = batch_s
         self._stream: Stream | None = None
@@ -126,12 +127,12 @@ class ChatSession:
             if not self._running:
                 self.status.finish(broken=True)
                 self.show_error(problem, await load_offers(self.context, self.setup, problem))
-                self._view.status_changed()
+                self.view.status_changed()
             return
         self._engine_known(info)
         if not self._running:
             self.status.finish()
-        self._view.status_changed()
+        self.view.status_changed()
 
     async def fetch_stats(self) -> None:
         """Update the engine's own metrics; there are none once it is gone."""
@@ -147,7 +148,7 @@ class ChatSession:
     def notice(self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = ()) -> str:
         """Show a message of the program in the transcript; returns the id of its block."""
         id_ = f"notice/{next(self._notice_numbers)}"
-        self._view.put(NoticeBlock(id_, text, kind, tuple(offers)))
+        self.view.put(NoticeBlock(id_, text, kind, tuple(offers)))
         return id_
 
     def _notice_once(self, sentence: str, kind: NoticeKind) -> None:
@@ -163,8 +164,8 @@ class ChatSession:
 
     def show(self) -> None:
         """Show the whole conversation anew."""
-        self._view.show(transcript_blocks(self.conversation))
-        self._view.status_changed()
+        self.view.show(transcript_blocks(self.conversation))
+        self.view.status_changed()
 
     def last_question(self) -> Node | None:
         """The last message of the user on the shown path."""
@@ -240,7 +241,7 @@ class ChatSession:
             Message("user", text), parent=self.conversation.head, inclusions=inclusions
         )
         for block in node_blocks(self.conversation, question):
-            self._view.put(block)
+            self.view.put(block)
         self.recorder.changed(question)
         if not self._keep_unanswered:
             self._unanswered = question
@@ -296,7 +297,7 @@ class ChatSession:
             await self.regenerate()
             return
         for id_ in (error_id(node.id), self._failure_notice):
-            self._view.remove(id_)  # of the answer that goes on now
+            self.view.remove(id_)  # of the answer that goes on now
         await self.answer(node.parent, continued=node)
 
     def stop(self) -> bool:
@@ -325,15 +326,9 @@ class ChatSession:
         return outcome
 
     async def _attempt(self, parent: str, continued: Node | None) -> Outcome:
-        builder = AnswerBuilder(self.conversation, self._view, parent, continued)
-        messages = Messages(
-            sent_messages(self.conversation),
-            thinking=self.setup.settings.think,
-            think_budget=self.setup.settings.think_budget,
-            continue_last=continued is not None,
-        )
+        builder = AnswerBuilder(self.conversation, self.view, parent, continued)
         try:
-            await self._consume(builder, messages)
+            await self._consume(builder, parent, continued)
         except ContextExceeded as problem:
             if builder.node is None or continued is not None:
                 return Outcome("too_long", error=problem)  # nothing was sent
@@ -342,9 +337,17 @@ class ChatSession:
             return self._ended(builder, problem)
         return self._ended(builder, None)
 
-    async def _consume(self, builder: AnswerBuilder, messages: Messages) -> None:
+    async def _consume(self, builder: AnswerBuilder, parent: str, continued: Node | None) -> None:
         engine = await self._engines.engine()
-        request = self.context.request(self.setup.settings, messages)
+        await include_documents(self, parent, engine)
+        settings = self.setup.settings
+        messages = Messages(
+            sent_messages(self.conversation),
+            thinking=settings.think,
+            think_budget=settings.think_budget,
+            continue_last=continued is not None,
+        )
+        request = self.context.request(settings, messages)
         saving = asyncio.create_task(self._save(builder))
         try:
             # `generate` returns when the engine process has read the prompt, which may be long.
@@ -354,7 +357,7 @@ class ChatSession:
                     for event in joined(batch):
                         if self.status.info is None and isinstance(event, Text | Reasoning):
                             self._engine_known(await asyncio.to_thread(engine.info))
-                            self._view.status_changed()
+                            self.view.status_changed()
                         self.track(event)
                         builder.take(event)
                     if writing and not stream.ended:
@@ -460,12 +463,12 @@ class ChatSession:
         now_s = time.monotonic()
         if self._metrics_due and now_s - self._metrics_shown_s >= gap_s:
             self._metrics_due, self._metrics_shown_s = False, now_s
-            self._view.status_changed()
+            self.view.status_changed()
 
     def _set_task(self, task: str) -> None:
         """Set the text that the status shows instead of the engine's state."""
         self.status.task = task
-        self._view.status_changed()
+        self.view.status_changed()
 
     # ------------------------------------------------------------------ a prompt that is too long
 
@@ -591,6 +594,6 @@ class ChatSession:
                 self.status.info = None
                 self.status.state = "starting"
                 self._engines.open(setup.open_engine)
-            self._view.status_changed()
+            self.view.status_changed()
 
         return SetupChange(apply, reload)

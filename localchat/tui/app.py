@@ -151,6 +151,7 @@ class ChatApp(App[int]):
         self.run_worker(session.wait_until_ready(), group="session")
         chat.composer.count_tokens = self._count_tokens
         chat.composer.presets = session.context.presets
+        chat.composer.documents = session.context.library.names
         if self._keymap_error is not None:
             session.show_error(self._keymap_error)
         if session.conversation.nodes:

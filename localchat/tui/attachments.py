@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from localchat.chat.conversation import Inclusion
+from localchat.documents.pages import Unreadable, kind_of, read_document
 from localchat.errors import FileMissing, UsageError
 from localchat.sanitize import sanitize, sanitize_line
 from localchat.units import size
@@ -14,6 +15,7 @@ MAX_PASTE_CHARACTERS: Final = 8_000
 MAX_PASTE_LINES: Final = 100
 """A longer paste becomes an attachment: a text area takes seconds for a line of a megabyte."""
 _MAX_FILE_BYTES: Final = 8_000_000
+_FORMATS: Final = ("pdf", "docx")
 
 
 class Attachment(NamedTuple):
@@ -59,8 +61,9 @@ def attachment_of_paste(text: str, number: int) -> Attachment:
 
 
 def attachment_of_file(path: Path, shown: str, taken: Collection[str] = ()) -> Attachment:
-    """An attachment of a text file: its name (`shown`), then its text between fences. Raises FileMissing,
-    UsageError."""
+    """An attachment of a text, PDF or DOCX file: its name (`shown`), then its text between fences.
+
+    Raises FileMissing, UsageError."""
     try:
         length = path.stat().st_size
         if length > _MAX_FILE_BYTES:
@@ -70,16 +73,29 @@ def attachment_of_file(path: Path, shown: str, taken: Collection[str] = ()) -> A
         data = path.read_bytes()
     except OSError as problem:
         raise FileMissing(f"{shown} cannot be read: {problem.strerror or problem}") from problem
-    if b"\0" in data:
-        raise UsageError(
-            f"{shown} is a binary file; images are not supported", hint="include text files only"
-        )
-    text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+    text = _text_of(path, shown, data)
     fence = "`" * max(3, _longest_run(text) + 1)
     label = sanitize_line(shown)
     sign = _unused_sign(label, taken)
-    note = "" if _is_utf8(data) else "not UTF-8: unreadable characters were replaced"
+    is_plain = kind_of(path.name, data[:16]) not in _FORMATS
+    note = "not UTF-8: unreadable characters were replaced"
+    note = note if is_plain and not _is_utf8(data) else ""
     return Attachment(sign, label, f"{label}:\n{fence}\n{text.rstrip()}\n{fence}", str(path), note)
+
+
+def _text_of(path: Path, shown: str, data: bytes) -> str:
+    """The text of a file; of HTML the source, because it is as often a file to work on. Raises UsageError."""
+    if kind_of(path.name, data[:16]) in _FORMATS:
+        try:
+            return read_document(path.name, data).marked()
+        except Unreadable as problem:
+            raise UsageError(f"{shown} {problem.message}", hint=problem.hint) from problem
+    if b"\0" in data:
+        raise UsageError(
+            f"{shown} is a binary file; images are not supported",
+            hint="include text, PDF and DOCX files only",
+        )
+    return data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
 
 
 def _unused_sign(label: str, taken: Collection[str]) -> str:

@@ -1,45 +1,19 @@
-"""File names for `@` in a message: search, completion, and mentions."""
+"""File names for `@` in a message: completion and mentions."""
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 from textual.fuzzy import FuzzySearch
 
-_MAX_FILES: Final = 20_000
-_SKIPPED: Final = frozenset(
-    {"node_modules", "__pycache__", "venv", ".venv", "target", "dist", "build", "site-packages"}
-)
-
-
-def find_files(root: Path, limit: int = _MAX_FILES) -> tuple[str, ...]:
-    """Paths of files under `root`, relative to it, breadth first.
-
-    Without hidden files and build folders.
-
-    At most `limit`: a home folder may hold millions.
-    """
-    found: list[str] = []
-    level = [root]
-    while level and len(found) < limit:
-        deeper: list[Path] = []
-        for folder in level:
-            files, folders = _entries(folder)
-            found += [os.path.relpath(path, root) for path in files]
-            deeper += folders
-            if len(found) >= limit:
-                break
-        level = deeper
-    return tuple(found[:limit])
+from localchat.documents.folder import entries
 
 
 def list_folder(word: str) -> tuple[str, ...]:
     """Entries of the folder of a path that is being typed (`~/Doc`, `/etc/`, `../x`)."""
     parent, _, rest = word.rpartition("/")
     folder = Path(f"{parent}/").expanduser()
-    files, folders = _entries(folder, hidden=rest.startswith("."))
+    files, folders = entries(folder, hidden=rest.startswith("."))
     names = [f"{parent}/{path.name}" for path in files]
     return tuple(sorted((*names, *(f"{parent}/{path.name}/" for path in folders))))
 
@@ -91,20 +65,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False  # the name is too long, or its folder is not accessible
-
-
-def _entries(folder: Path, *, hidden: bool = False) -> tuple[list[Path], list[Path]]:
-    files: list[Path] = []
-    folders: list[Path] = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if (entry.name.startswith(".") and not hidden) or entry.name in _SKIPPED:
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry.path))
-                elif entry.is_file():
-                    files.append(Path(entry.path))
-    except OSError:
-        return [], []  # an unreadable folder has no completions
-    return files, folders

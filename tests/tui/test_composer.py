@@ -367,3 +367,34 @@ def test_a_preset_is_completed_and_asks_by_its_template(tmp_path: Path) -> None:
         assert await answered(pilot, stage, 2) == "mail @sum now"
 
     play(stage, what)
+
+
+def test_documents_are_completed_anywhere_and_win_over_a_file_only_if_asked_twice(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path / "data")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "home").write_text("of the file")
+    with stage.app().session.context.library.open("home", create=True) as collection:
+        collection.learn([str(tmp_path / "tree" / "home")])
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        composer = app.chat.composer
+        composer.root = tmp_path / "tree"
+        await pilot.press("a", "space", "at", "h", "o")
+        await until(pilot, lambda: composer.completions.option_count == 2)
+        await pilot.press("tab")
+        assert composer.text == "a @home "
+        await pilot.press(*"b", "enter")
+        await until(pilot, lambda: app.chat.transcript.blocks)
+        (notice,) = app.chat.transcript.blocks
+        assert isinstance(notice, NoticeBlock)
+        assert notice.text.startswith("@home is the name of documents and of a file here\n")
+        assert stage.engine.requests == []
+        await pilot.press("enter")
+        text = await answered(pilot, stage, 1)
+        assert text.startswith("Documents: home. ")
+        assert text.endswith("\n\na home b")
+
+    play(stage, what)

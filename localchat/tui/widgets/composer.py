@@ -15,12 +15,12 @@ from textual.widgets.option_list import Option
 
 from localchat.chat.conversation import Inclusion
 from localchat.config.presets import Preset
-from localchat.errors import FileMissing, LocalchatError
+from localchat.documents.folder import find_files
+from localchat.errors import FileMissing, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.session.commands import COMMANDS, is_command, is_known, matching
 from localchat.tui.attachments import Attachment, ComposerText, attachment_of_file, expand, present
 from localchat.tui.file_completion import (
-    find_files,
     is_path,
     list_folder,
     mentioned_files,
@@ -80,6 +80,8 @@ class Composer(Vertical):
         """Takes back the newest message that waits to be sent."""
         self.presets: Mapping[str, Preset] = {}
         """Presets that `@name` at the beginning of a message means."""
+        self.documents: Callable[[], Sequence[str]] = tuple
+        """Names of documents that `@name` anywhere in a message means."""
         self.sent: list[ComposerText] = []
         """Messages sent before, oldest first, for the up key."""
         self._recalled: int | None = None  # index of the message in `sent` that the editor shows
@@ -253,7 +255,8 @@ class Composer(Vertical):
             return
         word = before.rpartition(" ")[2]
         if word.startswith("@") and not word.startswith("@@"):
-            self._offer_files(word[1:], self._presets_for(word[1:]) if word == before else [])
+            presets = self._presets_for(word[1:]) if word == before else []
+            self._offer_files(word[1:], [*presets, *self._documents_for(word[1:])])
             return
         self._offer([])
         if before.endswith(" "):
@@ -274,6 +277,14 @@ class Composer(Vertical):
         return [
             (f"@{name} ", f"@{name}".ljust(21) + sanitize_line(self.presets[name].about))
             for name in sorted(self.presets)
+            if name.startswith(prefix)
+        ]
+
+    def _documents_for(self, prefix: str) -> list[tuple[str, str]]:
+        """Completions for the beginning of a name of documents."""
+        return [
+            (f"@{name} ", f"@{name}".ljust(21) + "documents that were learned")
+            for name in self.documents()
             if name.startswith(prefix)
         ]
 
@@ -338,7 +349,7 @@ class Composer(Vertical):
             return self._accept_command(word, sending=sending)
         row, column = self.editor.cursor_location
         start = (row, column - len(self._word_now()))
-        if word.endswith(("/", " ")):  # a folder, or a preset
+        if word.endswith(("/", " ")):  # a folder, a preset or documents
             self.editor.replace(word, start, (row, column))
             self.editor.move_cursor((row, start[1] + len(word)))
         else:
@@ -370,25 +381,30 @@ class Composer(Vertical):
     def _include_named(self) -> bool:
         """Include files whose names were typed in full. False if there are none besides refused ones, which
         stay text."""
-        names = [
-            name
-            for name in mentioned_files(self.editor.text, self.root)
-            if name not in self._refused
-        ]
+        taken = {*self._refused, *self.documents()}
+        names = [name for name in mentioned_files(self.editor.text, self.root) if name not in taken]
         if names:
             self._include_all(names)
         return bool(names)
 
     def _warn_missing_paths(self) -> bool:
-        """Hold a message back once if a path after @ is not a file: it would look as if the file was sent."""
+        """Hold a message back once if a path after @ is not a file: it would look as if the file was sent.
+
+        Also if a word after @ is the name of both a file and documents."""
         text = self.editor.text
         names = [] if is_command(text) else missing_paths(text, self.root)
         names = [name for name in names if name not in self._refused]
         for name in names:
             hint = f"Enter again sends @{name} as text"
             self.post_message(self.Refused(FileMissing(f"there is no file {name}", hint=hint)))
-        self._refused.update(names)
-        return bool(names)
+        documents = set(self.documents()) - self._refused
+        both = [name for name in mentioned_files(text, self.root) if name in documents]
+        for name in both:
+            problem = f"@{name} is the name of documents and of a file here"
+            hint = f"@./{name} includes the file; Enter again asks the documents"
+            self.post_message(self.Refused(UsageError(problem, hint=hint)))
+        self._refused.update((*names, *both))
+        return bool(names or both)
 
     @work(exclusive=True, group="include-named")
     async def _include_all(self, names: Sequence[str]) -> None:

@@ -56,6 +56,7 @@ VERBS: Final = [
     "tune",
     "plan",
     "batch",
+    "learn",
     "completion",
 ]
 SUBCOMMANDS: Final = {
@@ -139,6 +140,9 @@ FLAGS: Final = [
     "--reduced-motion",
     "--for",
     "--anyway",
+    "--name",
+    "--list",
+    "--forget",
     "--think-budget",
     "--technical-metrics",
     "--users",

@@ -95,7 +95,7 @@ SYLLABLES: Final = [
 UNKNOWN: Final = {
     "command": (
         "build", "generate", "open", "logs", "kill", "restart", "embed", "tokenize", "talk",
-        "explain", "summarize", "web", "gui", "browse", "upload", "edit", "write", "translate", "learn",
+        "explain", "summarize", "web", "gui", "browse", "upload", "edit", "write", "translate",
     ),
     "flag": (
         "fast", "gpu", "cuda", "debug", "output", "voice", "web", "stream", "batch", "language",

@@ -1,0 +1,250 @@
+"""Command `localchat learn`: reads documents, which `@NAME` in a prompt then means."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localchat.cli.context import AppContext
+from localchat.cli.document_options import completions, open_library
+from localchat.cli.output import print_json, print_lines, table
+from localchat.cli.preset_options import read_presets
+from localchat.cli.streams import Terminal
+from localchat.documents.folder import MAX_FILES
+from localchat.errors import FileMissing, UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from localchat.documents.collection import Changes, Collection, Embed, Summary
+    from localchat.documents.library import DocumentLibrary
+
+_CHARACTERS_A_TOKEN = 4
+"""Of English text; the model's own count is made when it is asked."""
+
+
+def _complete(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    return completions(ctx, incomplete)
+
+
+@click.command("learn")
+@click.argument("sources", metavar="[DIR|FILE|URL]...", nargs=-1)
+@click.option("--name", metavar="NAME", help="Their name; otherwise that of the folder or file.")
+@click.option(
+    "--embed", metavar="MODEL", help="Find passages by this embedding model, too; none: by words."
+)
+@click.option("--list", "list_", is_flag=True, help="List what was learned.")
+@click.option("--forget", metavar="NAME", shell_complete=_complete, help="Delete what was learned.")
+@click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
+@click.pass_obj
+def command(
+    app: AppContext,
+    /,
+    sources: tuple[str, ...],
+    name: str | None,
+    embed: str | None,
+    list_: bool,
+    forget: str | None,
+    as_json: bool,
+) -> None:
+    """Read documents once, and ask about them with @NAME.
+
+    \b
+    localchat learn ~/contracts --name contracts
+    localchat "@contracts when does the lease end?"
+
+    Reads PDF, DOCX, HTML, Markdown and other text. What fits into the model's context is sent whole, before
+    the question; of more, the passages nearest to the question. Answers cite [file:page]. Changed files are
+    read again with the next question, URLs with the next learn.
+    """
+    library = open_library(app)
+    if forget is not None:
+        library.forget(forget.removeprefix("@"))
+        click.echo(f"localchat: forgot @{forget.removeprefix('@')}", err=True)
+    elif list_ or not (sources or name):
+        _list(app, library, as_json)
+    else:
+        _learn(app, library, sources, name, embed)
+
+
+def _list(app: AppContext, library: "DocumentLibrary", as_json: bool) -> None:
+    found: dict[str, Summary] = {}
+    for name in library.names():
+        with library.open(name) as collection:
+            found[name] = collection.summary()
+    if as_json:
+        print_json(app.environ, [_record(name, one) for name, one in found.items()])
+    elif found:
+        rows = [
+            (f"@{name}", f"{one.files:,}", _about_tokens(one), ", ".join(one.sources))
+            for name, one in found.items()
+        ]
+        print_lines(app.environ, table(("NAME", "FILES", "TOKENS", "FROM"), rows, right=(1, 2)))
+    else:
+        click.echo("localchat: nothing was learned yet; localchat learn DIR", err=True)
+
+
+def _record(name: str, one: "Summary") -> dict[str, Any]:
+    return {
+        "name": name,
+        "sources": one.sources,
+        "files": one.files,
+        "characters": one.length,
+        "skipped": one.skipped,
+        "embedding_model": one.embedding_model or None,
+    }
+
+
+def _about_tokens(one: "Summary") -> str:
+    return f"about {one.length // _CHARACTERS_A_TOKEN:,}"
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+def _learn(
+    app: AppContext,
+    library: "DocumentLibrary",
+    sources: Sequence[str],
+    name: str | None,
+    embed: str | None,
+) -> None:
+    from localchat.documents.collection import is_url
+
+    terminal = Terminal(app.environ)
+    places = [_place(source) for source in sources]
+    if any(is_url(place) for place in places) and _is_offline(app):
+        raise UsageError("a URL is fetched from the network, and offline is set")
+    chosen = name.removeprefix("@") if name is not None else _name_of(places[0])
+    is_new = not library.path(chosen).exists()
+    if chosen in read_presets(app):
+        raise UsageError(f"there is a preset @{chosen} already", hint="--name gives another name")
+    if is_new and not places:
+        raise UsageError(
+            f"there are no documents @{chosen}", hint=f"localchat learn DIR --name {chosen}"
+        )
+    done = False
+    try:
+        with library.open(chosen, create=True) as collection:
+            if name is None and not is_new:
+                _check_same(collection, places)
+            changes = _read(app, terminal, collection, places, embed)
+            found = collection.summary()
+            done = bool(found.files)
+    finally:
+        if is_new and not done:
+            library.forget(chosen)  # nothing was read: no empty name is left
+    if not found.files:
+        raise UsageError(f"there is no text in {', '.join(sources)}{_skipped(found)}")
+    _report(terminal, chosen, changes, found)
+
+
+def _read(
+    app: AppContext,
+    terminal: Terminal,
+    collection: "Collection",
+    places: Sequence[str],
+    embed: str | None,
+) -> "Changes":
+    from localchat.documents.web import fetch
+
+    def progress(done: int, total: int) -> None:
+        terminal.progress(f"reading {done + 1:,} of {total:,} files")
+
+    try:
+        return collection.learn(
+            places,
+            fetch=None if _is_offline(app) else fetch,
+            embed=embedder(app),
+            embedding_model=embed,
+            progress=progress,
+        )
+    finally:
+        terminal.progress("")
+
+
+def _report(terminal: Terminal, name: str, changes: "Changes", found: "Summary") -> None:
+    parts = [f"{changes.read:,} read"]
+    parts += [f"{changes.unchanged:,} unchanged"] if changes.unchanged else []
+    parts += [f"{changes.removed:,} removed"] if changes.removed else []
+    terminal.print_line(
+        f"localchat: @{name}: {found.files:,} file{'' if found.files == 1 else 's'}, "
+        f"{_about_tokens(found)} tokens ({', '.join(parts)}){_skipped(found)}"
+    )
+    if found.files + sum(found.skipped.values()) >= MAX_FILES:
+        terminal.print_line(f"localchat: at most {MAX_FILES:,} files of a folder are read")
+    terminal.notify(f'ask about it: localchat "@{name} what is it about?"')
+
+
+def _skipped(found: "Summary") -> str:
+    """`; skipped: 3 files (is a binary file)`."""
+    reasons = [f"{count:,} ({reason})" for reason, count in found.skipped.items()]
+    return f"; skipped: {', '.join(reasons)}" if reasons else ""
+
+
+def _place(source: str) -> str:
+    """The absolute path or the URL of a source. Raises FileMissing."""
+    from localchat.documents.collection import is_url
+
+    if is_url(source):
+        return source
+    path = Path(source).expanduser().absolute()
+    if not path.exists():
+        raise FileMissing(f"there is no file or folder {source}")
+    return str(path.resolve())
+
+
+def _name_of(place: str) -> str:
+    """A name from a path or URL: its last part, in the letters of a name. Raises UsageError."""
+    last = (
+        place.rstrip("/").rpartition("/")[2].rpartition("?")[0]
+        or place.rstrip("/").rpartition("/")[2]
+    )
+    stem = last if Path(place).is_dir() else Path(last).stem
+    name = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-").lower()[:40].strip("-")
+    if not name or not name[0].isalpha():
+        raise UsageError(f"{place} makes no name", hint="--name NAME gives one")
+    return name
+
+
+def _check_same(collection: "Collection", places: Sequence[str]) -> None:
+    """Refuse to mix in other documents without a name that was asked for. Raises UsageError."""
+    others = set(places) - set(collection.summary().sources)
+    if others:
+        raise UsageError(
+            f"@{collection.name} holds other documents",
+            hint=f"--name {collection.name} adds to them; another name keeps them apart",
+        )
+
+
+def _is_offline(app: AppContext) -> bool:
+    from localchat.cli.resolve import Inputs
+
+    return Inputs(app, {}).settings().settings.offline
+
+
+# ---------------------------------------------------------------------------- for prompts
+
+
+def embedder(app: AppContext) -> "Embed":
+    """Embeds texts with a model of this machine, or with a server that has it loaded."""
+
+    def embed(model: str, texts: Sequence[str]) -> list[list[float]]:
+        from localchat.cli.resolve import Inputs, open_engine, resolve_inputs
+
+        terminal = Terminal(app.environ, quiet=True)
+        engine = open_engine(resolve_inputs(Inputs(app, {}, model), terminal), "documents", _silent)
+        try:
+            return list(engine.embed(texts, truncate=True))
+        finally:
+            engine.close()
+
+    return embed
+
+
+def _silent(sentence: str) -> None:
+    """Nobody asked about this engine."""

@@ -1,0 +1,237 @@
+"""Reads documents to pages of text: PDF, DOCX, HTML, and plain text such as Markdown.
+
+PDF needs the extra `documents`; everything else is read with the standard library.
+"""
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import PurePath
+from typing import Final, NamedTuple
+from xml.etree import ElementTree
+
+from localchat.errors import UsageError
+
+MAX_FILE_BYTES: Final = 64 << 20
+MAX_TEXT: Final = 64 << 20
+"""Most characters that are read from one file."""
+EXTRA: Final = "pip install pypdf (it is the extra `documents`)"
+_HEAD_BYTES: Final = 8192
+_HTML_SUFFIXES: Final = (".html", ".htm", ".xhtml")
+_INLINE_TAGS: Final = """
+a abbr b bdi bdo cite code data del dfn em font i img ins kbd label mark q s samp small span strong sub sup
+time u var wbr
+"""
+_WORD: Final = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_FALLBACK: Final = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
+
+
+class Page(NamedTuple):
+    """One page of a document."""
+
+    number: int
+    """From 1; 0 where the document has no pages."""
+    text: str
+
+
+class DocumentText(NamedTuple):
+    """The text of a file."""
+
+    pages: tuple[Page, ...]
+    by_line: bool = False
+    """Places in it are lines: it is plain text, which has no pages."""
+
+    def marked(self) -> str:
+        """The whole text; each page of several begins with its number."""
+        if len(self.pages) == 1:
+            return self.pages[0].text
+        return "\n\n".join(f"[page {page.number}]\n{page.text.strip()}" for page in self.pages)
+
+
+class Unreadable(UsageError):
+    """`message` is the end of a sentence that names the file. `details`: extra, where a library is missing."""
+
+
+def is_markup(name: str, head: bytes) -> bool:
+    """Whether a file needs more than decoding to be read."""
+    return kind_of(name, head) in ("pdf", "docx", "html")
+
+
+def kind_of(name: str, head: bytes) -> str:
+    """`pdf`, `docx`, `html`, `binary` or `text`, by the name of a file and its first bytes."""
+    suffix = PurePath(name).suffix.lower()
+    if head.startswith(b"%PDF-"):
+        return "pdf"
+    if suffix == ".docx" and head.startswith(b"PK"):
+        return "docx"
+    if suffix in _HTML_SUFFIXES or re.match(rb"\s*(<!doctype html|<html)", head, re.IGNORECASE):
+        return "html"
+    is_utf16 = head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    return "binary" if b"\0" in head[:_HEAD_BYTES] and not is_utf16 else "text"
+
+
+def read_document(name: str, data: bytes) -> DocumentText:
+    """The text of a file. Raises Unreadable."""
+    if len(data) > MAX_FILE_BYTES:
+        raise Unreadable(f"has more than {MAX_FILE_BYTES >> 20} MB")
+    match kind_of(name, data[:_HEAD_BYTES]):
+        case "pdf":
+            return DocumentText(_bounded(_pdf_pages(data)))
+        case "docx":
+            return DocumentText(_bounded(_docx_pages(data)))
+        case "html":
+            return DocumentText((Page(0, _html_text(decoded(data))),))
+        case "binary":
+            raise Unreadable("is a binary file")
+    return DocumentText((Page(0, decoded(data)),), by_line=True)
+
+
+def decoded(data: bytes) -> str:
+    """The text of bytes: UTF-8 or UTF-16, else by a charset that an HTML page names, else as Windows wrote."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", "replace").replace("\r\n", "\n")
+    named = re.search(rb"charset=[\"']?([\w-]+)", data[:_HEAD_BYTES])
+    for charset in ("utf-8-sig", named[1].decode("ascii", "replace") if named else "cp1252"):
+        try:
+            return data.decode(charset).replace("\r\n", "\n")
+        except (UnicodeDecodeError, LookupError):
+            continue
+    return data.decode("cp1252", "replace").replace("\r\n", "\n")
+
+
+def _bounded(pages: Iterator[Page]) -> tuple[Page, ...]:
+    """The pages that have text. Raises Unreadable if there is none, or too much."""
+    found, length = [], 0
+    for page in pages:
+        length += len(page.text)
+        if length > MAX_TEXT:
+            raise Unreadable(f"holds more than {MAX_TEXT >> 20} million characters")
+        if page.text.strip():
+            found.append(page)
+    if not found:
+        raise Unreadable("holds no text: its pages are perhaps scanned pictures")
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------------- PDF
+
+
+def _pdf_pages(data: bytes) -> Iterator[Page]:
+    try:
+        import pypdf
+    except ImportError as problem:
+        raise Unreadable(
+            "is a PDF file, and no library reads it", hint=EXTRA, extra=True
+        ) from problem
+    import logging
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # a line for each oddity of a file
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise Unreadable("is protected by a password")
+        for number, page in enumerate(reader.pages, 1):
+            yield Page(number, page.extract_text())
+    except Unreadable:
+        raise
+    except Exception as problem:
+        words = f"{type(problem).__name__}: {problem}"
+        raise Unreadable(f"is a damaged PDF file ({words:.120})") from problem
+
+
+# ---------------------------------------------------------------------------- DOCX
+
+
+def _docx_pages(data: bytes) -> Iterator[Page]:
+    try:
+        with (
+            zipfile.ZipFile(io.BytesIO(data)) as archive,
+            archive.open("word/document.xml") as file,
+        ):
+            xml = file.read(MAX_TEXT + 1)
+        if len(xml) > MAX_TEXT:
+            raise Unreadable("is too large when unpacked")
+        root = ElementTree.fromstring(xml)  # noqa: S314 - expat bounds the growth of entities
+        yield from _word_pages(root)
+    except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError) as problem:
+        raise Unreadable("is a damaged or protected DOCX file") from problem
+    except (ElementTree.ParseError, OSError, ValueError) as problem:
+        raise Unreadable("is a damaged DOCX file") from problem
+
+
+def _word_pages(root: ElementTree.Element) -> Iterator[Page]:
+    """Pages where Word saved its page breaks, else where the writer set them; one page 0 without any."""
+    saved = root.find(f".//{_WORD}lastRenderedPageBreak") is not None
+    number, parts = 1, [""]
+    for element in _elements(root):
+        match element.tag.removeprefix(_WORD):
+            case "p":
+                parts.append("\n\n")
+            case "t":
+                parts.append(element.text or "")
+            case "tab":
+                parts.append("\t")
+            case "br" if element.get(f"{_WORD}type") != "page":
+                parts.append("\n")
+            case "lastRenderedPageBreak" | "br" if saved == element.tag.endswith("PageBreak"):
+                yield Page(number, "".join(parts).strip("\n"))
+                number, parts = number + 1, []
+    yield Page(number if number > 1 or saved else 0, "".join(parts).strip("\n"))
+
+
+def _elements(element: ElementTree.Element) -> Iterator[ElementTree.Element]:
+    """All elements in order, without copies for older programs and without the tabs of a paragraph's style."""
+    if element.tag in (_FALLBACK, f"{_WORD}pPr"):
+        return
+    yield element
+    for child in element:
+        yield from _elements(child)
+
+
+# ---------------------------------------------------------------------------- HTML
+
+
+class _PageText(HTMLParser):
+    """Collects what a reader of a page sees."""
+
+    _UNSEEN = frozenset({"script", "style", "noscript", "template", "svg"})
+    _INLINE = frozenset(_INLINE_TAGS.split())
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self._unseen = 0
+        self._preformatted = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._unseen += tag in self._UNSEEN
+        self._preformatted += tag == "pre"
+        self._break(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._break(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._unseen = max(0, self._unseen - (tag in self._UNSEEN))
+        self._preformatted = max(0, self._preformatted - (tag == "pre"))
+        self._break(tag)
+
+    def _break(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self.parts.append("\t")
+        elif tag not in self._INLINE and not self._unseen:
+            self.parts.append("\n" if tag in ("br", "tr", "li", "pre") else "\n\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self._unseen:
+            self.parts.append(data if self._preformatted else re.sub(r"\s+", " ", data))
+
+
+def _html_text(markup: str) -> str:
+    parser = _PageText()
+    parser.feed(markup)
+    parser.close()
+    text = re.sub(r"[ \t]*\n ?(?! )", "\n", "".join(parser.parts))
+    return re.sub(r"\n{3,}", "\n\n", text).strip()
