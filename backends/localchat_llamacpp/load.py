@@ -175,6 +175,7 @@ def _capabilities(
         rewind_tokens=window if rewind == "last_n" else 0,
         bytes_per_token=_size(buffers, "KV") // cells,
         state_bytes=_size(buffers, "RS") // (spec.slots + 1),
+        exports="range" if rewind == "any" else "whole",
         all_logprobs=True,
         kv_type=spec.kv_type,
         kv_types=target.kv_types,

@@ -173,6 +173,14 @@ class LlamaCppRunner:
         """Nothing: the load warmed up."""
         return False
 
+    def export_slot(self, slot: int, start: int, end: int) -> memoryview:
+        """See ExportingRunner."""
+        return self._slots.export_slot(slot, start, end)
+
+    def export_saved(self, key: int, start: int, end: int) -> memoryview | None:
+        """See ExportingRunner."""
+        return self._slots.export_saved(key, start, end)
+
     def memory(self) -> MemoryReport:
         """Allocations that the library reported at the load; other: the output buffer and saved slots."""
         other = self._report.other_bytes + self._slots.saved_bytes

@@ -9,16 +9,17 @@ import ctypes
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from localchat.backend_api.interface import (
     Alias,
     Copy,
     Discard,
     Drop,
+    Import,
     MemoryOp,
     Restore,
     Save,
+    StateRange,
     Truncate,
 )
 from localchat_llamacpp.native import library
@@ -27,8 +28,13 @@ _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
 class _SavedState(NamedTuple):
-    state: NDArray[np.uint8]
+    ranges: tuple[StateRange, ...]
+    """From position 0 on; a state of this process is one range."""
     tokens: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(one.data) for one in self.ranges)
 
 
 class Slots:
@@ -48,7 +54,7 @@ class Slots:
     @property
     def saved_bytes(self) -> int:
         """Host memory of saved states."""
-        return sum(saved.state.nbytes for saved in self._saved.values())
+        return sum(saved.size_bytes for saved in self._saved.values())
 
     @property
     def cells(self) -> int:
@@ -70,6 +76,8 @@ class Slots:
                 return self._restore(key, slot, tokens)
             case Discard(key):
                 del self._saved[key]
+            case Import(key, ranges):
+                self._saved[key] = _SavedState(ranges, ranges[-1].end)
             case Copy():
                 raise ValueError("this cache has no blocks: Copy is not for it")
         return True
@@ -114,26 +122,77 @@ class Slots:
 
     def _save(self, slot: int, key: int) -> None:
         self._check(slot)
+        whole = StateRange(0, self.lengths[slot], self._state(slot))
+        self._saved[key] = _SavedState((whole,), self.lengths[slot])
+
+    def _state(self, slot: int) -> memoryview:
         size = int(self._api.llama_state_seq_get_size(self._context, slot))
         state = np.empty(size, np.uint8)
         out = state.ctypes.data_as(_BYTES)
         written = int(self._api.llama_state_seq_get_data(self._context, out, size, slot))
         assert written == size, f"a slot of {size} bytes saved as {written}"
-        self._saved[key] = _SavedState(state, self.lengths[slot])
+        return state.data
 
     def _restore(self, key: int, slot: int, tokens: int) -> bool:
         saved = self._saved[key]
         self.drop(slot)
-        data = saved.state.ctypes.data_as(_BYTES)
-        read = int(
-            self._api.llama_state_seq_set_data(self._context, data, saved.state.nbytes, slot)
-        )
-        if read != saved.state.nbytes:
-            self.drop(slot)
-            return False
-        self.lengths[slot] = saved.tokens
+        single = len(saved.ranges) == 1
+        for one in saved.ranges:
+            if one.start >= tokens and not single:
+                break
+            # Loading empties its target first: the ranges pass through the scratch slot, without a copy.
+            target = slot if single else self._scratch
+            if not self._load(one.data, target):
+                self.drop(slot)
+                return False
+            if not single:
+                self._api.llama_memory_seq_cp(self._memory, target, slot, one.start, one.end)
+                self.drop(target)
+            self.lengths[slot] = one.end
         self.truncate(slot, tokens)
         return True
+
+    def _load(self, state: memoryview, slot: int) -> bool:
+        """Fill a slot from a state. False: there is no room, or the library refuses the state."""
+        data = np.frombuffer(state, np.uint8).ctypes.data_as(_BYTES)
+        read = int(self._api.llama_state_seq_set_data(self._context, data, len(state), slot))
+        if read != len(state):
+            self.drop(slot)
+        return read == len(state)
+
+    # ------------------------------------------------------------------ exports
+
+    @property
+    def _scratch(self) -> int:
+        """The slot that no sequence gets."""
+        return self.count - 1
+
+    def export_slot(self, slot: int, start: int, end: int) -> memoryview:
+        """See ExportingRunner."""
+        self._check(slot)
+        assert 0 <= start < end <= self.lengths[slot], f"slot {slot} has no {end} tokens"
+        if (start, end) == (0, self.lengths[slot]):
+            return self._state(slot)
+        assert self._cuttable, "this model exports whole states only"
+        self.drop(self._scratch)
+        self._api.llama_memory_seq_cp(self._memory, slot, self._scratch, start, end)
+        state = self._state(self._scratch)
+        self.drop(self._scratch)
+        return state
+
+    def export_saved(self, key: int, start: int, end: int) -> memoryview | None:
+        """See ExportingRunner."""
+        saved = self._saved[key]
+        if len(saved.ranges) == 1 and (start, end) == (0, saved.tokens):
+            return saved.ranges[0].data
+        if len(saved.ranges) > 1 or not self._load(saved.ranges[0].data, self._scratch):
+            return None
+        if end < saved.tokens:
+            self._api.llama_memory_seq_rm(self._memory, self._scratch, end, -1)
+        self._api.llama_memory_seq_rm(self._memory, self._scratch, 0, start)
+        state = self._state(self._scratch)
+        self.drop(self._scratch)
+        return state
 
     def _check(self, slot: int) -> None:
         assert 0 <= slot < self.count, f"slot {slot} is not one of {self.count}"

@@ -20,6 +20,7 @@ from localchat.backend_api.step import (
     Discard,
     Drop,
     Enter,
+    Import,
     LogitsKind,
     LogitsPosition,
     Mask,
@@ -28,6 +29,7 @@ from localchat.backend_api.step import (
     Sample,
     SamplingParams,
     Save,
+    StateRange,
     StepPlan,
     StepResult,
     StepRow,
@@ -56,6 +58,8 @@ __all__ = [
     "Embedder",
     "EmbeddingModel",
     "Enter",
+    "ExportingRunner",
+    "Import",
     "LoadRequest",
     "LogitsKind",
     "LogitsPosition",
@@ -76,6 +80,7 @@ __all__ = [
     "Sample",
     "SamplingParams",
     "Save",
+    "StateRange",
     "StepPlan",
     "StepResult",
     "StepRow",
@@ -132,6 +137,9 @@ class Capabilities:
     """KV of one token."""
     state_bytes: int = 0
     """Fixed part of a saved state (recurrent models)."""
+    exports: Literal["", "range", "whole"] = ""
+    """What of a slot can be taken out of the process and imported by another one (ExportingRunner): any range
+    of its tokens, its whole state, or nothing."""
     embeddings: bool = False
     all_logprobs: bool = False
     """True if a prompt's position can bring the log probabilities of all tokens."""
@@ -239,6 +247,22 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Release everything. Idempotent."""
+        ...
+
+
+class ExportingRunner(Protocol):
+    """Further methods of a runner whose capabilities say what it `exports`.
+
+    Called from the thread of `launch`, while no step is in flight. The bytes may only go back to a runner of
+    the same model, build and KV type.
+    """
+
+    def export_slot(self, slot: int, start: int, end: int) -> memoryview:
+        """KV of a slot's tokens from `start` to `end`; of `whole` states all of it."""
+        ...
+
+    def export_saved(self, key: int, start: int, end: int) -> memoryview | None:
+        """The same of a state saved in host memory; None: there is no room to take it apart."""
         ...
 
 

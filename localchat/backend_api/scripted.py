@@ -38,7 +38,7 @@ from localchat.backend_api.interface import (
 )
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
-from localchat.backend_api.scripted_kv import storage_for
+from localchat.backend_api.scripted_kv import SlotStorage, storage_for
 from localchat.errors import ContextExceeded, DeviceFault, EngineClosed, ModelInvalid, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -217,6 +217,14 @@ class ScriptedRunner:
     def warm_up_next(self) -> bool:
         return False
 
+    def export_slot(self, slot: int, start: int, end: int) -> memoryview:
+        assert isinstance(self.storage, SlotStorage)
+        return self.storage.export_slot(slot, start, end)
+
+    def export_saved(self, key: int, start: int, end: int) -> memoryview | None:
+        assert isinstance(self.storage, SlotStorage)
+        return self.storage.export_saved(key, start, end)
+
     def memory(self) -> MemoryReport:
         return MemoryReport(1000, 100, 10, 1)
 
@@ -340,6 +348,7 @@ class ScriptedModel:
                 max_rows=request.options.max_slots,
                 max_step_tokens=request.plan.max_step_tokens,
                 bytes_per_token=4,
+                exports="range",
                 all_logprobs=True,
                 kv_type=request.plan.kv_type,
                 kv_types=_KV_TYPES,

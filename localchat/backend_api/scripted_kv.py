@@ -5,6 +5,7 @@ of: a gap between positions, a write into cells that another slot reads, a trunc
 longer covers, more cells than there are.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,9 +15,11 @@ from localchat.backend_api.interface import (
     Copy,
     Discard,
     Drop,
+    Import,
     MemoryOp,
     Restore,
     Save,
+    StateRange,
     StepPlan,
     StepRow,
     Truncate,
@@ -121,6 +124,9 @@ class SlotStorage:
                 self._truncate(slot, tokens)
             case Discard(key):
                 del self._saved[key]
+            case Import(key, ranges):
+                assert key not in self._saved, f"key {key} is taken"
+                self._saved[key] = _imported(ranges)
             case Copy():
                 raise AssertionError("a unified cache has no blocks to copy")
 
@@ -181,9 +187,33 @@ class SlotStorage:
     def earliest(self, slot: int) -> int:
         return self._slots[slot].earliest
 
+    def export_slot(self, slot: int, start: int, end: int) -> memoryview:
+        """The tokens of a range, after the lowest position held."""
+        return _exported(self.held(slot), self._slots[slot].earliest, start, end)
+
+    def export_saved(self, key: int, start: int, end: int) -> memoryview:
+        """The same of a saved state."""
+        text, earliest = self._saved[key]
+        return _exported(text, earliest, start, end)
+
     def saved(self) -> dict[int, int]:
         """Tokens saved under each key."""
         return {key: len(text) for key, (text, _) in self._saved.items()}
+
+
+def _exported(text: Sequence[int], earliest: int, start: int, end: int) -> memoryview:
+    assert 0 <= start < end <= len(text), f"{start} to {end} of {len(text)} tokens"
+    return memoryview(array("q", [earliest, *text[start:end]]).tobytes())
+
+
+def _imported(ranges: Sequence[StateRange]) -> tuple[tuple[int, ...], int]:
+    text: list[int] = []
+    earliest = 0
+    for one in ranges:
+        earliest, *tokens = array("q", bytes(one.data))
+        assert (one.start, one.end) == (len(text), len(text) + len(tokens)), "a gap between ranges"
+        text += tokens
+    return tuple(text), earliest
 
 
 # ---------------------------------------------------------------------------- a paged cache

@@ -7,7 +7,7 @@ made anew in every step are msgspec structs: frozen dataclasses took 12 µs a st
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -82,7 +82,24 @@ class Discard:
     key: int
 
 
-MemoryOp: TypeAlias = Copy | Alias | Truncate | Drop | Save | Restore | Discard
+class StateRange(NamedTuple):
+    """KV of the tokens from `start` to `end` of a text, as a runner exported it."""
+
+    start: int
+    end: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """Save in host memory under `key` what was exported from a runner of this kind: ranges that follow each
+    other from position 0 (Capabilities.exports)."""
+
+    key: int
+    ranges: tuple[StateRange, ...]
+
+
+MemoryOp: TypeAlias = Copy | Alias | Truncate | Drop | Save | Restore | Discard | Import
 
 
 # ---------------------------------------------------------------------------- a step

@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from localchat.backend_api.interface import Runner, Tokenizer
 from localchat.core.event_sender import EventSender
+from localchat.core.kv_cache.disk_tier import DiskRead, DiskTier
 from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.output_processor import OutputProcessor
 from localchat.core.scheduler.scheduler import Scheduler
@@ -27,6 +29,9 @@ from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 _METRICS_INTERVAL_S = 0.05
 _WARM_UP_AFTER_S = 0.25
 """An engine that is idle for so long warms up its runner: requests that follow each other need not wait."""
+_RETRY_S = 0.05
+_LAST_WRITES_S = 1.2
+"""Most time that an engine writes to the disk before it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,9 @@ class _StopCommand:
     pass
 
 
+_Command: TypeAlias = RequestState | _CancelCommand | _StopCommand | DiskRead
+
+
 class EngineCore:
     """Drives one runner. `run` belongs to one thread; `submit`, `cancel`, `stop` and `stats` to any."""
 
@@ -67,6 +75,7 @@ class EngineCore:
         counters: EngineCounters | None = None,
         audit: bool = False,
         coalesce_s: float = 0.0,
+        disk_tier: DiskTier | None = None,
     ) -> None:
         """`speculation`: requests may have drafts. `counters` are shared with whoever else counts
         requests. `coalesce_s`: see EventSender. `audit`: check the KV cache whenever nothing runs, and
@@ -77,6 +86,9 @@ class EngineCore:
         )
         self._runner = runner
         self._depth = can.depth
+        self._disk_tier = disk_tier
+        self._reading = 0
+        """Requests whose prompt is being read from the disk."""
         self._kv_cache = kv_cache
         self._callbacks = callbacks
         self._audit = audit
@@ -101,9 +113,7 @@ class EngineCore:
         self._commands_lock = threading.Lock()
         self._step = 0
         self._stopped = False
-        self._commands: queue.SimpleQueue[RequestState | _CancelCommand | _StopCommand] = (
-            queue.SimpleQueue()
-        )
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._in_flight: deque[ScheduledStep] = deque()
         self._sole_request: int | None = None
         self._stuck = False
@@ -151,16 +161,25 @@ class EngineCore:
         while self._in_flight:
             self._in_flight.popleft()
             self._runner.collect()
+        if self._disk_tier is not None and self._scheduler.idle:
+            self._disk_tier.finish(time.monotonic() + _LAST_WRITES_S)
         for request_state in list(self.output_processor.requests.values()):
             self.output_processor.fail(request_state, EngineClosed("the engine was closed"))
 
-    def _wait_for_command(self) -> "RequestState | _CancelCommand | _StopCommand":
-        """The next command; the runner warms up until it comes, unless it follows at once."""
+    def _wait_for_command(self) -> _Command:
+        """The next command. Until it comes the runner warms up, and texts go to the disk, unless it follows
+        at once."""
         with suppress(queue.Empty):
             return self._commands.get(timeout=_WARM_UP_AFTER_S)
-        while self._commands.empty() and self._runner.warm_up_next():
-            pass
-        return self._commands.get()
+        while True:
+            while self._commands.empty() and (self._runner.warm_up_next() or self._store_next()):
+                pass
+            behind = self._disk_tier is not None and self._disk_tier.behind
+            with suppress(queue.Empty):
+                return self._commands.get(timeout=_RETRY_S if behind else None)
+
+    def _store_next(self) -> bool:
+        return self._disk_tier is not None and self._disk_tier.store_next()
 
     def step(self) -> None:
         """Collect at most one step, and launch as many as the runner takes."""
@@ -170,6 +189,8 @@ class EngineCore:
             for note in result.notes:
                 self._callbacks.notify(note)
             self.output_processor.process_result(scheduled, result)
+            if self._disk_tier is not None and not scheduled.is_decode and result.status == "ok":
+                self._disk_tier.observe_prefill(scheduled.width, result.elapsed_s)
             self._event_sender.flush_urgent()
             if result.status != "ok":
                 self._block_in_flight()
@@ -213,11 +234,12 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Nothing runs or waits, and no command is left."""
-        return not self._in_flight and self._scheduler.idle and self._commands.empty()
+        nothing = not self._in_flight and self._scheduler.idle and not self._reading
+        return nothing and self._commands.empty()
 
     def process_commands(self) -> None:
         """Execute the commands so far, without waiting. A later cancel counts for the next step."""
-        commands: list[RequestState | _CancelCommand | _StopCommand] = []
+        commands: list[_Command] = []
         with self._commands_lock:
             while not self._commands.empty():
                 commands.append(self._commands.get())
@@ -225,8 +247,10 @@ class EngineCore:
         for command in commands:
             self._execute(command)
 
-    def _execute(self, command: "RequestState | _CancelCommand | _StopCommand") -> None:
+    def _execute(self, command: _Command) -> None:
         match command:
+            case DiskRead():
+                self._resume(command)
             case RequestState():
                 self._begin(command)
             case _CancelCommand(id_, step):
@@ -251,6 +275,23 @@ class EngineCore:
         if self._kv_cache.never_fits(request_state.prompt_tokens):
             self._fail_without_room(request_state.sequences[0])
             return
+        if self._disk_tier is None or (match := self._disk_tier.find(request_state)) is None:
+            self._add(request_state)
+            return
+        self._reading += 1
+        self._disk_tier.read(request_state, match, self._commands.put)
+
+    def _resume(self, read: DiskRead) -> None:
+        """Queue a request once the disk was read for it, unless it ended in the meantime."""
+        self._reading -= 1
+        request_state = read.request_state
+        if self.output_processor.requests.get(request_state.id) is not request_state:
+            return
+        assert self._disk_tier is not None
+        self._scheduler.add_memory_ops(self._disk_tier.adopt(read))
+        self._add(request_state)
+
+    def _add(self, request_state: RequestState) -> None:
         first, *others = request_state.sequences
         wanted = request_state.request.speculation and not request_state.seeded
         if self._speculation and wanted:
@@ -292,7 +333,7 @@ class EngineCore:
         stuck = [*self._scheduler.running, *self._scheduler.waiting]
         if stuck and self._stuck:
             self._fail_without_room(stuck[0])
-        elif self._audit and self._scheduler.idle:
+        elif self._audit and self._scheduler.idle and not self._reading:
             self._kv_cache.check()
             assert self._kv_cache.usage().live == 0, "KV is live and nothing runs"
             assert not self.output_processor.requests, "a request is under way and nothing runs"

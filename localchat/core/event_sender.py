@@ -108,6 +108,8 @@ class EventSender:
                     request_state.cached,
                     request_state.prompt_tokens,
                     request_state.why_missed,
+                    request_state.read_back,
+                    request_state.read_s,
                 ),
             )
 

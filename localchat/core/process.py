@@ -24,12 +24,18 @@ from localchat import gc_control
 from localchat.backend_api.interface import Embedder, EmbeddingModel, LoadRequest, OpenModel, Runner
 from localchat.backend_api.registry import BackendChoice, require_for_file
 from localchat.chat_format.render_process import RenderProcess
+from localchat.config.paths import file_state
 from localchat.core.embedding import RANK, EmbeddingQueue
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.engine_info import MemoryUsage, ProcessState, engine_info, fingerprint
 from localchat.core.event_sender import COALESCE_S
 from localchat.core.input_processor import InputProcessor
-from localchat.core.kv_cache import make_kv_cache_manager
+from localchat.core.kv_cache import (
+    KVCacheManager,
+    SlotKVCacheManager,
+    make_kv_cache_manager,
+)
+from localchat.core.kv_cache.disk_tier import DiskTier
 from localchat.core.sequence import RequestState
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import EngineStats, Event, Loading, MetricsSnapshot
@@ -38,10 +44,11 @@ from localchat.engine.local import protocol
 from localchat.errors import DeviceFault, EngineClosed, LocalchatError, UsageError
 from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.kv_store.store import KVStore
 
 _INPUT_THREADS = 2
-_GRACE_S = 1.0
-"""Time that a step or a load gets to end after the input has ended."""
+_GRACE_S, _WRITING_GRACE_S = 1.0, 1.8
+"""Time that a step or a load gets to end after the input has ended; and with it the last writes of KV."""
 _LOADING_INTERVAL_S = 0.1
 
 
@@ -171,23 +178,35 @@ class EngineProcess:
         runner = opened.model.load(self._load_request(), self._progress, sender.notify)
         loaded_s = time.perf_counter()
         opened.memory.measure(runner.memory())
+        kv_cache = make_kv_cache_manager(
+            runner.capabilities, opened.model.info.identity, opened.plan.cache_ram_bytes
+        )
         core = EngineCore(
             runner,
             opened.model.tokenizer,
-            make_kv_cache_manager(
-                runner.capabilities, opened.model.info.identity, opened.plan.cache_ram_bytes
-            ),
+            kv_cache,
             EngineCallbacks(sender.events, sender.fail, sender.notify),
             fingerprint=opened.fingerprint,
             speculation=self._spec.speculation,
             counters=self._counters,
             audit=self._spec.audit,
             coalesce_s=COALESCE_S,
+            disk_tier=self._disk_tier(runner, kv_cache),
         )
         sender.send(protocol.Entered("serve"))
         loaded = LoadedRunner(runner, core)
         self._submit_waiting(loaded, loaded_s)
         return loaded
+
+    def _disk_tier(self, runner: Runner, kv_cache: KVCacheManager) -> DiskTier | None:
+        spec, opened = self._spec, self._opened
+        exports = runner.capabilities.exports and isinstance(kv_cache, SlotKVCacheManager)
+        if not exports or not spec.kv_folder:
+            return None
+        assert isinstance(kv_cache, SlotKVCacheManager)
+        folder = Path(os.fsdecode(spec.kv_folder))
+        store = KVStore(folder, spec.kv_folder_bytes, self._sender.notify)
+        return DiskTier(store, _kv_description(opened), spec.name, runner, kv_cache)
 
     def _load_request(self) -> LoadRequest:
         opened = self._opened
@@ -285,7 +304,7 @@ class EngineProcess:
             loaded.core.stop()
         if self._opened.embedding is not None:
             self._opened.embedding.stop()
-        time.sleep(_GRACE_S)
+        time.sleep(_WRITING_GRACE_S if self._spec.kv_folder else _GRACE_S)
         self._opened.render_process.close()
         os._exit(0)
 
@@ -387,6 +406,18 @@ class EngineProcess:
                 warning=opened.input_processor.warning,
             ),
         )
+
+
+def _kv_description(opened: OpenedModel) -> str:
+    """All that decides the KV of given tokens, and its layout, besides the KV type."""
+    plan = opened.plan
+    parts = [
+        *(opened.fingerprint, opened.model.info.identity, opened.build, opened.choice.backend.name),
+        *(f"{opened.safe_mode=}", f"{plan.flash_attention=}", f"{plan.window_only=}"),
+        *(f"{plan.gpu_layers=}", *map(str, file_state(opened.path)[1:])),
+        *(f"{name} {version}" for name, version in opened.choice.availability.versions),
+    ]
+    return "\0".join(parts)
 
 
 def open_model(

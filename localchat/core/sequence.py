@@ -147,6 +147,11 @@ class RequestState:
     cached: int = 0
     """Prompt tokens found in the prefix cache at the first admission."""
     why_missed: str = ""
+    read_back: int = 0
+    """Of the cached tokens those that the disk had."""
+    read_s: float = 0.0
+    disk_missed: str = ""
+    """Why the disk helped less than it could have."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs_sent: bool = False
     all_logprobs_failed: bool = False

@@ -56,6 +56,10 @@ class Prefill(msgspec.Struct, frozen=True, tag="prefill", omit_defaults=True):
     total: int
     why_missed: str = ""
     """One phrase, where the cache could have helped and did not."""
+    read_back: int = 0
+    """Of the cached tokens those that were read from the disk."""
+    read_s: float = 0.0
+    """Time that this took."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):

@@ -29,6 +29,10 @@ class EngineOptions:
     """Sampling defaults of the catalogue or the user, by name; they go before the model's own."""
     state_dir: Path | None = None
     """Folder with the record of builds that crashed."""
+    kv_folder: Path | None = None
+    """Folder where the KV of conversations is kept; None: nowhere."""
+    kv_folder_bytes: int = 0
+    """Most bytes of it."""
     remote: Remote | None = None
     """A server that answers instead; then nothing is loaded here."""
     route: "RouteOptions | None" = None

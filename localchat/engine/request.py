@@ -148,6 +148,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     of this user's own: no server takes it from a client."""
     salt: str = ""
     """Separates prefix caches: equal text under another salt shares nothing."""
+    owner: str = ""
+    """Conversation for which this machine's disk keeps the KV; empty: nothing of it is kept there."""
     priority: int = 0
     """Higher goes first."""
     speculation: bool = True

@@ -249,6 +249,14 @@ class Namespace:
         match = self._tree.covering(root, ids)
         return match.tokens, match.entries[-1].key if match.entries else root
 
+    def root(self, salt: str) -> bytes:
+        """The parent of entries that begin a text."""
+        return root_key(self._description, salt)
+
+    def whole_prefixes(self, salt: str, ids: TokenIds32) -> tuple[Entry, ...]:
+        """Whole states of a text's beginnings."""
+        return self._tree.covering(self.root(salt), ids).entries
+
     def read(self, match: Match) -> ReadBack:
         """Read what `find` found, up to the first entry that is gone or damaged, which no longer counts."""
         payloads: list[memoryview] = []

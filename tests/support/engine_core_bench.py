@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +26,8 @@ from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.scripted import EOS, VOCAB, Logits, ScriptedRunner, ScriptedTokenizer
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
-from localchat.core.kv_cache import make_kv_cache_manager
+from localchat.core.kv_cache import SlotKVCacheManager, make_kv_cache_manager
+from localchat.core.kv_cache.disk_tier import DiskTier
 from localchat.core.sequence import RequestState
 from localchat.core.structured_output.compiler import grammar_spec, llguidance_tokenizer
 from localchat.core.structured_output.length_guard import ClosingState, LengthGuard
@@ -45,6 +47,7 @@ from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.kv_store.store import KVStore
 
 MAX_STEPS = 6000
 
@@ -154,12 +157,22 @@ class Bench:
         stumble: Iterable[int] = (),
         halt: Iterable[int] = (),
         coalesce_s: float = 0.0,
+        disk: KVStore | None = None,
+        model: str = "m",
     ) -> None:
+        """`disk`: a store of KV, with ranges of 8 tokens, from 8 tokens on."""
         self.can = can or capabilities()
         self.runner = ScriptedRunner(
             self.can, logits, stumble=frozenset(stumble), halt=frozenset(halt)
         )
         self.kv_cache = make_kv_cache_manager(self.can, "m", ram)
+        self.disk_tier = None
+        if disk is not None:
+            assert isinstance(self.kv_cache, SlotKVCacheManager)
+            self.disk_tier = DiskTier(
+                disk, model, model, self.runner, self.kv_cache,
+                min_tokens=8, min_read_tokens=2, range_tokens=8,
+            )  # fmt: skip
         self.sent: list[str] = []
         self.frames: list[list[Event]] = []
         """Events that were sent together."""
@@ -174,6 +187,7 @@ class Bench:
             speculation=speculation,
             audit=True,
             coalesce_s=coalesce_s,
+            disk_tier=self.disk_tier,
         )
         self.input_processor = InputProcessor(
             _Model(vocabulary), self.can.context_tokens, {}, self.sent.append
@@ -203,6 +217,8 @@ class Bench:
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
+            if self.core._reading:
+                time.sleep(0.0002)  # the reader is another thread
             self.core.process_commands()
             self.core.step()
 
@@ -216,6 +232,12 @@ class Bench:
             raise AssertionError("the engine core does not become idle")
         self.step()
         self.check_nothing_left()
+
+    def store(self, ranges: int = 1_000) -> None:
+        """Write so many ranges to the disk, as an idle engine does."""
+        assert self.disk_tier is not None
+        while ranges and self.disk_tier.store_next():
+            ranges -= 1
 
     def check_nothing_left(self) -> None:
         self.kv_cache.check()

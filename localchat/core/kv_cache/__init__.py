@@ -5,7 +5,7 @@ from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.slots import SlotKVCacheManager
 
-__all__ = ["KVCacheManager", "make_kv_cache_manager"]
+__all__ = ["KVCacheManager", "SlotKVCacheManager", "make_kv_cache_manager"]
 
 
 def make_kv_cache_manager(

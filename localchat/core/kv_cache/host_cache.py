@@ -4,11 +4,11 @@ The idea of prompt caching in host memory is llama-server's (`--cache-ram`).
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
-from localchat.backend_api.interface import Discard, MemoryOp, Save
+from localchat.backend_api.interface import Discard, Import, MemoryOp, Save, StateRange
 from localchat.core.kv_cache.prefix_index import PrefixIndex
 from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 
@@ -24,7 +24,7 @@ TOO_LARGE = "dropped for another conversation, because it is larger than the RAM
 class SavedState:
     """One saved state."""
 
-    __slots__ = ("disposable", "earliest", "key", "last_use", "prefix", "salt")
+    __slots__ = ("disposable", "earliest", "key", "last_use", "owner", "prefix", "salt", "stored")
 
     def __init__(
         self,
@@ -34,6 +34,8 @@ class SavedState:
         earliest: int,
         disposable: bool,
         last_use: int,
+        owner: str,
+        stored: bool,
     ) -> None:
         self.key = key
         self.salt = salt
@@ -44,6 +46,10 @@ class SavedState:
         """A branch that its conversation left: an answer that was regenerated, reasoning that the next prompt
         leaves out, a second choice. It is kept only where nothing else needs the room, until it is used."""
         self.last_use = last_use
+        self.owner = owner
+        """Conversation for which it may go to the disk; empty: it may not."""
+        self.stored = stored
+        """There is nothing of it that has to go to the disk."""
 
 
 class _LostPrefix(NamedTuple):
@@ -122,11 +128,37 @@ class HostCache:
         *,
         disposable: bool,
         pinned: SavedState | None,
+        owner: str = "",
+        stored: bool = True,
     ) -> list[MemoryOp]:
         """Save a slot's state, unless a saved one serves as well; what does not fit is lost.
 
         `pinned` is not evicted for it.
         """
+        return self._keep(
+            lambda key: Save(slot, key), salt, prefix, earliest, disposable, pinned, owner, stored
+        )
+
+    def adopt(
+        self, ranges: tuple[StateRange, ...], salt: str, prefix: TokenPrefix, earliest: int
+    ) -> list[MemoryOp]:
+        """Save a state that was read from the disk."""
+        return self._keep(
+            lambda key: Import(key, ranges), salt, prefix, earliest, False, None, "", True
+        )
+
+    def _keep(
+        self,
+        operation: Callable[[int], MemoryOp],
+        salt: str,
+        prefix: TokenPrefix,
+        earliest: int,
+        disposable: bool,
+        pinned: SavedState | None,
+        owner: str,
+        stored: bool,
+    ) -> list[MemoryOp]:
+        """Keep what `operation` puts under its key."""
         ids = prefix.ids
         for saved in map(self._state, islice(self._index.extensions(salt, ids), _NEIGHBOURS)):
             if self._serves(len(saved.prefix), saved.earliest, len(prefix)):
@@ -150,12 +182,17 @@ class HostCache:
         for saved in victims:
             self.record_lost(saved.salt, saved.prefix, EVICTED)
         key = self.next_key()
-        saved = SavedState(key, salt, kept, earliest, disposable, self._next_use())
+        used = self._next_use()
+        saved = SavedState(key, salt, kept, earliest, disposable, used, owner, stored)
         (self._disposable if disposable else self._kept)[key] = saved
         self._index.add(salt, kept.ids, key)
         self._bytes += size
         self.tokens += len(kept)
-        return [*ops, Save(slot, key)]
+        return [*ops, operation(key)]
+
+    def unstored(self) -> Iterator[SavedState]:
+        """States that may go to the disk, the least recently used first."""
+        return (saved for saved in self._kept.values() if saved.owner and not saved.stored)
 
     def _victims(
         self, size: int, older: list[SavedState], disposable: bool, pinned: SavedState | None

@@ -60,11 +60,12 @@ class KVCacheManager(Protocol):
         ...
 
     def allocate(
-        self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str
+        self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str, owner: str = ""
     ) -> CacheUpdate | None:
         """Give `seq` a slot that holds the hit's prefix, with room for one more token.
 
-        `hit` comes from `find_prefix` on the same tokens, with no change in between.
+        `owner`: conversation for which its KV may go to the disk; empty: it may not. `hit` comes from
+        `find_prefix` on the same tokens, with no change in between.
         """
         ...
 

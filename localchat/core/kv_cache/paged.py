@@ -77,7 +77,7 @@ class PagedKVCacheManager:
         return f"the text differs from token {cached + 1} on" if cached and parts else ""
 
     def allocate(
-        self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str
+        self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str, owner: str = ""
     ) -> CacheUpdate | None:
         assert seq not in self._sequences, f"sequence {seq} is already allocated"
         assert isinstance(hit.source, _PagedPrefix)

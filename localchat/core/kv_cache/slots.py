@@ -21,6 +21,7 @@ from localchat.backend_api.interface import (
     MemoryOp,
     Restore,
     Save,
+    StateRange,
     Truncate,
 )
 from localchat.core.kv_cache.host_cache import HostCache, SavedState
@@ -38,7 +39,10 @@ a GPU): a short prefix of a long saved state is computed again."""
 class _SlotEntry:
     """Tokens computed in a slot; the slot may hold more cells (room)."""
 
-    __slots__ = ("disposable", "earliest", "held", "prefix", "salt", "seen", "slot")
+    __slots__ = (
+        *("disposable", "earliest", "held", "owner"),
+        *("prefix", "salt", "seen", "slot", "stored"),
+    )
 
     def __init__(
         self, slot: int, salt: str, prefix: TokenPrefix, earliest: int, *, disposable: bool = False
@@ -50,12 +54,39 @@ class _SlotEntry:
         """Lowest position held, as measured in step `seen`."""
         self.seen = 0
         self.disposable = disposable
+        self.owner = ""
+        self.stored = False
         """See SavedState."""
         self.held = -1
         """Slot with the state of `prefix`, while drafts are verified; -1: none."""
 
 
 _NOTHING = CacheUpdate()
+
+
+class UnstoredText(NamedTuple):
+    """A text whose KV is here and not yet on the disk."""
+
+    ids: Ids
+    salt: str
+    owner: str
+    earliest: int
+    holder: "_SlotEntry | SavedState"
+
+    @property
+    def slot(self) -> int | None:
+        """Slot that holds it; None: host memory does."""
+        return self.holder.slot if isinstance(self.holder, _SlotEntry) else None
+
+    @property
+    def key(self) -> int:
+        """Key of its state in host memory."""
+        assert isinstance(self.holder, SavedState)
+        return self.holder.key
+
+    def mark_stored(self) -> None:
+        """Note that nothing of it has to go to the disk any more."""
+        self.holder.stored = True
 
 
 class _SlotPrefix(NamedTuple):
@@ -184,7 +215,7 @@ class SlotKVCacheManager:
         return self._cells.free + (self._cells.used_by(self._idle.slot) if self._idle else 0)
 
     def allocate(
-        self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str
+        self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str, owner: str = ""
     ) -> CacheUpdate | None:
         assert seq not in self._running, f"sequence {seq} is already allocated"
         assert isinstance(hit.source, _SlotPrefix)
@@ -216,6 +247,7 @@ class SlotKVCacheManager:
             entry.seen = self._steps
             ops += self._load_prefix(entry.slot, found, cached)
         self._cells.extend(entry.slot, 1)
+        entry.owner, entry.stored = owner, False
         self._running[seq] = entry
         self._version += 1
         return CacheUpdate(tuple(ops))
@@ -383,12 +415,38 @@ class SlotKVCacheManager:
             earliest,
             disposable=entry.disposable,
             pinned=pinned,
+            owner=entry.owner,
+            stored=entry.stored,
         )
 
     def _drop(self, entry: _SlotEntry) -> list[MemoryOp]:
         self._cells.truncate(entry.slot, 0)
         heapq.heappush(self._slots, entry.slot)
         return [Drop(entry.slot)]
+
+    # ------------------------------------------------------------------------ the disk
+
+    def can_truncate(self, length: int, earliest: int, tokens: int) -> bool:
+        """Whether a state of `length` tokens that holds those from `earliest` can be truncated to `tokens`."""
+        return self._can_truncate(length, earliest, tokens)
+
+    def adopt(
+        self, ids: Ids, salt: str, earliest: int, ranges: tuple[StateRange, ...]
+    ) -> CacheUpdate:
+        """Save in RAM a state that was read from the disk; without room for it nothing happens."""
+        self._version += 1
+        return CacheUpdate(
+            tuple(self._host_cache.adopt(ranges, salt, TokenPrefix(ids.copy()), earliest))
+        )
+
+    def unstored(self) -> Iterator[UnstoredText]:
+        """Texts that may go to the disk and did not yet, while nothing runs."""
+        idle = self._idle
+        if idle is not None and idle.owner and not idle.stored:
+            earliest = self._guaranteed_from(len(idle.prefix), self._earliest(idle))
+            yield UnstoredText(idle.prefix.ids, idle.salt, idle.owner, earliest, idle)
+        for saved in list(self._host_cache.unstored()):
+            yield UnstoredText(saved.prefix.ids, saved.salt, saved.owner, saved.earliest, saved)
 
     # ------------------------------------------------------------------------ usage and integrity
 

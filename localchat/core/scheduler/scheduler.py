@@ -432,15 +432,18 @@ class Scheduler:
         hit = self._find_prefix(sequence)
         if not self._has_room(sequence, hit):
             return False
-        salt = request_state.request.salt
-        update = self._kv_cache.allocate(sequence.number, sequence.tokens, hit, salt)
+        request = request_state.request
+        update = self._kv_cache.allocate(
+            sequence.number, sequence.tokens, hit, request.salt, request.owner
+        )
         if update is None:
             return False
         self.waiting.popleft()
         sequence.launched = sequence.computed = hit.cached
         if sequence is request_state.sequences[0] and not sequence.was_preempted:
             request_state.cached = hit.cached
-            request_state.why_missed = hit.why_missed
+            request_state.read_back = min(request_state.read_back, hit.cached)
+            request_state.why_missed = request_state.disk_missed or hit.why_missed
         self._start(sequence, update)
         if rows:
             self._add_row(step, sequence)

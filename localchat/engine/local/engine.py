@@ -195,6 +195,8 @@ class LocalEngine:
                     speculation=options.speculation,
                     safe_builds=self._crash_record.known(),
                     sampling=options.sampling,
+                    kv_folder=os.fsencode(options.kv_folder or ""),
+                    kv_folder_bytes=options.kv_folder_bytes,
                     audit=options.audit,
                 )
             )

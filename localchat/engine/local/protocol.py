@@ -46,6 +46,9 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     safe_builds: tuple[str, ...] = ()
     """Builds known to crash here (Backend.build_key)."""
     sampling: dict[str, float] = {}
+    kv_folder: bytes = b""
+    """Where the KV of conversations is kept, as the system's bytes; empty: nowhere."""
+    kv_folder_bytes: int = 0
     audit: bool = False
 
 
