@@ -238,9 +238,12 @@ def test_two_programs_write_and_delete_at_once(tmp_path: Path) -> None:
         store = KVStore(folder, 3_000_000)
         namespace = store.namespace("model", "m")
         sound = 0
-        for number in range(100):
+        for number in range(2_000):
             sound += found(namespace, f"{number % 10:05}" + "z" * 400)
-            store.forget("")
+            if number % 50 == 49:
+                store.forget("")
+            if sound > 20_000 and number > 200:
+                break
         assert one.poll() is None and two.poll() is None
         one.kill()
         two.kill()

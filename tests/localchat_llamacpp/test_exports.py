@@ -1,11 +1,24 @@
 """KV that leaves the process and comes back into another context: the next logits are the same."""
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 
-from localchat.backend_api.interface import Drop, Import, LogitsPosition, Restore, Save, StateRange
+from localchat.backend_api.interface import (
+    LAST,
+    Drop,
+    ExportingRunner,
+    Import,
+    LogitsPosition,
+    Restore,
+    Sample,
+    SamplingParams,
+    Save,
+    StateRange,
+    StepRow,
+)
 from tests.support.llamacpp_driver import GREEDY, Driver, Start, with_logprobs
 from tests.support.llamacpp_models import VOCAB
 
@@ -18,21 +31,21 @@ SAMPLINGS = [
 
 def taken(driver: Driver, cuts: list[int]) -> tuple[StateRange, ...]:
     """The KV of slot 0 in ranges that end at `cuts`, as bytes that outlive their context."""
-    runner = driver.runner
+    runner = cast(ExportingRunner, driver.runner)
     ranges = zip([0, *cuts[:-1]], cuts, strict=True)
     return tuple(
-        StateRange(start, end, memoryview(bytes(runner.export_slot(0, start, end))))  # type: ignore[attr-defined]
+        StateRange(start, end, memoryview(bytes(runner.export_slot(0, start, end))))
         for start, end in ranges
     )
 
 
-def continued(driver: Driver, tokens: tuple[int, ...], sampling: object, start: int = 0) -> list:
+def continued(
+    driver: Driver, tokens: tuple[int, ...], sampling: SamplingParams, start: int = 0
+) -> list[Sample]:
     """The samples of a text's end and of 12 tokens after it, with their log probabilities."""
-    begun = driver.prefill(tokens, seq=9, start=start, sampling=sampling)  # type: ignore[arg-type]
+    begun = driver.prefill(tokens, seq=9, start=start, sampling=sampling)
     samples = list(begun.samples)
     for offset in range(12):
-        from localchat.backend_api.interface import LAST, StepRow
-
         row = StepRow(9, 0, len(tokens) + offset, LAST)
         samples += driver.step(row, positions=(LogitsPosition(0, 0, 9),)).samples
     return samples
@@ -44,7 +57,7 @@ def continued(driver: Driver, tokens: tuple[int, ...], sampling: object, start: 
     ("kv_type", "flash"), [("f16", False), ("f16", True), ("q8_0", True), ("q4_0", True)]
 )
 def test_a_text_that_was_imported_goes_on_bit_for_bit_as_where_it_was_computed(
-    start: Start, kv_type: str, flash: bool, cuts: list[int], sampling: object
+    start: Start, kv_type: str, flash: bool, cuts: list[int], sampling: SamplingParams
 ) -> None:
     first = start(kv_type=kv_type, flash=flash)
     first.prefill(TEXT[:250])
@@ -58,7 +71,7 @@ def test_a_text_that_was_imported_goes_on_bit_for_bit_as_where_it_was_computed(
 @pytest.mark.parametrize("name", ["gemma3", "mamba"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded"])
 def test_models_that_cannot_rewind_export_whole_states(
-    start: Start, name: str, sampling: object
+    start: Start, name: str, sampling: SamplingParams
 ) -> None:
     first = start(name)
     assert first.runner.capabilities.exports == "whole"
@@ -93,7 +106,7 @@ def test_an_export_leaves_its_slot_and_the_others_alone(start: Start) -> None:
         one.prefill(TEXT[100:140], seq=1, slot=1)
     taken(driver, [100, 200, 250])
     driver.step(memory=[Save(0, 5)])
-    assert driver.runner.export_saved(5, 100, 200) is not None  # type: ignore[attr-defined]
+    assert cast(ExportingRunner, driver.runner).export_saved(5, 100, 200) is not None
     expected = continued(fresh, TEXT[:251], SAMPLINGS[0], 250)
     assert continued(driver, TEXT[:251], SAMPLINGS[0], 250) == expected
 
@@ -103,6 +116,8 @@ def test_a_saved_state_is_taken_apart_as_its_slot(start: Start) -> None:
     driver.prefill(TEXT[:250])
     slot = [bytes(one.data) for one in taken(driver, [100, 200, 250])]
     driver.step(memory=[Save(0, 5), Drop(0)])
-    export = driver.runner.export_saved  # type: ignore[attr-defined]
-    saved = [bytes(export(5, *ends)) for ends in ((0, 100), (100, 200), (200, 250))]
+    export = cast(ExportingRunner, driver.runner).export_saved
+    saved = [
+        bytes(cast(memoryview, export(5, *ends))) for ends in ((0, 100), (100, 200), (200, 250))
+    ]
     assert saved == slot
