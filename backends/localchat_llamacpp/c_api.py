@@ -37,6 +37,12 @@ class NativeBatch(ctypes.Structure):
     )
 
 
+class BufferOverride(ctypes.Structure):
+    """llama_model_tensor_buft_override: tensors whose names match go to this type of buffer."""
+
+    _fields_ = (("pattern", c_char_p), ("buft", c_void_p))
+
+
 # ---------------------------------------------------------------------------- parameter structs
 
 _Default: TypeAlias = int | float | range | None
@@ -157,6 +163,7 @@ _BOOL_OF: Final = (c_bool, (c_void_p,))
 _DROP: Final = (None, (c_void_p,))
 
 _FUNCTIONS: Final[Mapping[str, _Signature]] = {
+    "ggml_backend_cpu_buffer_type": (c_void_p, ()),
     "ggml_backend_dev_count": (c_size_t, ()),
     "ggml_backend_dev_description": (c_char_p, (c_void_p,)),
     "ggml_backend_dev_get": (c_void_p, (c_size_t,)),

@@ -18,7 +18,7 @@ from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.embedding_plan import MOST_TEXTS
 from localchat_llamacpp.load import Target, report
 from localchat_llamacpp.native import Buffer, library
-from localchat_llamacpp.native_model import Weights, load_weights
+from localchat_llamacpp.native_model import Placement, Weights, load_weights
 
 _STEP_TOKENS = 512
 """Short texts group a step up to this width; wider steps only make them wait longer."""
@@ -106,7 +106,7 @@ def load_embedder(
     """
     weights = load_weights(
         target.path,
-        gpu_layers=request.plan.gpu_layers,
+        placement=Placement(request.plan.gpu_layers),
         safe_mode=request.safe_mode,
         total_bytes=target.total_bytes,
         progress=progress,

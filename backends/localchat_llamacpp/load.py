@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from localchat.backend_api.interface import Capabilities, LoadRequest, MemoryReport, Progress
 from localchat.errors import ModelInvalid
+from localchat.fit.memory_plan import MemoryPlan
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
 from localchat_llamacpp.compute_buffers import SPARE_STATES, context_cells
@@ -14,6 +15,7 @@ from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
     KV_TYPES,
     ContextSpec,
+    Placement,
     Weights,
     load_weights,
     open_context,
@@ -85,7 +87,7 @@ def load_runner(
         )
     weights = load_weights(
         target.path,
-        gpu_layers=_gpu_layers(request.plan.gpu_layers, notify),
+        placement=_placement(request.plan, notify),
         safe_mode=request.safe_mode,
         total_bytes=target.total_bytes,
         progress=progress,
@@ -134,12 +136,12 @@ def _with_context(weights: Weights, target: Target, request: LoadRequest) -> Lla
         raise
 
 
-def _gpu_layers(layers: int, notify: Callable[[str], None]) -> int:
-    """The requested layers as far as this build can offload; -1 is all."""
-    if layers == 0 or library().api.llama_supports_gpu_offload():
-        return layers
-    notify(offload_advice())
-    return 0
+def _placement(plan: MemoryPlan, notify: Callable[[str], None]) -> Placement:
+    """The planned places of layers and experts, as far as this build can offload."""
+    if plan.gpu_layers and not library().api.llama_supports_gpu_offload():
+        notify(offload_advice())
+        return Placement()
+    return Placement(plan.gpu_layers, plan.experts_on_cpu, plan.gpu_shares)
 
 
 def _capabilities(

@@ -1,17 +1,19 @@
 """Candidate ways to load one model on one machine: the memory of each, and whether it fits."""
 
-from itertools import pairwise
+from itertools import zip_longest
 from typing import NamedTuple
 
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
     CacheSpec,
+    GpuShare,
     Split,
     kv_layer_bytes,
     largest,
     ram_reserve_bytes,
     spendable_gpu,
+    spendable_gpus,
     spendable_ram,
     weights_split,
 )
@@ -29,6 +31,7 @@ from localchat_llamacpp.compute_buffers import (
     repacked_weights,
     window_cells,
 )
+from localchat_llamacpp.layer_split import layer_weights, split_layers
 
 SCORES_BYTES = 512_000_000
 """Attention scores up to this size are always paid for a faster decode."""
@@ -43,6 +46,8 @@ class LoadCandidate(NamedTuple):
     window_only: bool
     """Sliding-window layers keep only their window."""
     gpu_layers: int
+    experts_on_cpu: int = 0
+    """Layers, from the first, whose experts stay in RAM."""
 
     @property
     def coarse(self) -> bool:
@@ -60,6 +65,8 @@ class Needs(NamedTuple):
     flash: bool
     mapped: int = 0
     """See MemoryPlan.mapped_bytes; in no sum."""
+    shares: tuple[GpuShare, ...] = ()
+    """Of each GPU, where there are several; in no sum."""
 
     @property
     def ram(self) -> int:
@@ -108,9 +115,7 @@ class MemoryCheck:
         self.all_gpu_bytes = spendable_gpu(machine, anyway=options.anyway)
         """Of all GPUs, whatever the user's limit."""
         self._safe_mode = safe_mode
-        if self.gpu_count > 1:
-            # A layer is never divided between GPUs: at the border of two, up to one layer's memory is lost.
-            self.gpu_bytes = max(self.gpu_bytes - (self.gpu_count - 1) * self._largest_layer(), 0)
+        self._cards = spendable_gpus(machine, options.gpu_limit_bytes, anyway=options.anyway)
 
     @property
     def reserve_bytes(self) -> int:
@@ -121,11 +126,6 @@ class MemoryCheck:
     def gpu_count(self) -> int:
         """GPUs that llama.cpp spreads layers over."""
         return 0 if self.unified else len(self.machine.gpus)
-
-    def _largest_layer(self) -> int:
-        layers = range(1, self.layers + 1)
-        sizes = [weights_split(self.shape, count).gpu for count in layers]
-        return max((b - a for a, b in pairwise(sizes)), default=0)
 
     def steps(self, gpu_layers: int) -> Steps:
         """Parameters of the context when so many layers are offloaded."""
@@ -144,7 +144,7 @@ class MemoryCheck:
         return without if without.compute.ram <= small and self.holds(without) else with_flash
 
     def _needs(self, context: int, candidate: LoadCandidate, *, flash: bool) -> Needs:
-        layers = candidate.gpu_layers
+        layers, experts = candidate.gpu_layers, candidate.experts_on_cpu
         steps = self.steps(layers)
         cells = context_cells(context)
         sliding = window_cells(self.shape, cells, steps) if candidate.window_only else cells
@@ -153,7 +153,7 @@ class MemoryCheck:
         )
         rows = kv_layer_bytes(self.shape, cache)
         first = max(self.layers - layers, 0)
-        weights = weights_split(self.shape, layers)
+        weights = weights_split(self.shape, layers, experts)
         repacked = Repacked()
         # With a GPU, weights in RAM stay as the file has them: llama.cpp prefers RAM that the GPU can read.
         if not self._safe_mode and (not layers or self.unified):
@@ -161,8 +161,8 @@ class MemoryCheck:
         scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
         compute = Split(scratch, 0)
         if layers:
-            whole = layers >= self.layers
-            borrowed = 0 if self.unified else borrowed_bytes(self.shape, layers)
+            whole = layers >= self.layers and not experts
+            borrowed = 0 if self.unified else borrowed_bytes(self.shape, layers, experts)
             ram = input_bytes(self.shape, cells, steps) if whole else scratch
             # Every GPU runs its part of the graph in a scratch buffer of its own.
             compute = Split(ram, scratch * max(self.gpu_count, 1) + borrowed)
@@ -175,14 +175,35 @@ class MemoryCheck:
             flash,
             repacked.originals,
         )
+        if layers and self.gpu_count > 1:
+            found = found._replace(shares=self._shares(candidate, rows[first:], found))
         return found.pooled() if self.unified else found
+
+    def _shares(
+        self, candidate: LoadCandidate, rows: tuple[int, ...], needs: Needs
+    ) -> tuple[GpuShare, ...]:
+        """Layers and bytes of each GPU. A layer is never divided between two."""
+        weights = layer_weights(self.shape, candidate.gpu_layers, candidate.experts_on_cpu)
+        # Prediction layers and the output have weights, and no keys and values here.
+        sizes = [weight + row for weight, row in zip_longest(weights, rows, fillvalue=0)]
+        fixed = (needs.gpu - sum(sizes)) // self.gpu_count
+        counts = split_layers(sizes, [card - fixed for card in self._cards])
+        ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+        return tuple(
+            GpuShare(count, fixed + sum(sizes[end - count : end]), gpu.total_bytes)
+            for count, end, gpu in zip(counts, ends, self.machine.gpus, strict=True)
+        )
 
     def holds(self, needs: Needs, spare_bytes: int = 0) -> bool:
         """True if there is memory enough, with `spare_bytes` of RAM left over."""
         host_cache = self.options.cache_ram_bytes or 0
-        return needs.ram + host_cache + spare_bytes <= self.ram_bytes and (
-            self.trusted or needs.gpu <= self.gpu_bytes
-        )
+        return needs.ram + host_cache + spare_bytes <= self.ram_bytes and self._gpus_hold(needs)
+
+    def _gpus_hold(self, needs: Needs) -> bool:
+        if self.trusted or not needs.shares:
+            return self.trusted or needs.gpu <= self.gpu_bytes
+        shares = zip(needs.shares, self._cards, strict=True)
+        return all(share.size_bytes <= card for share, card in shares)
 
     def allowed(self, needs: Needs) -> bool:
         """True if the KV cache is within the user's limit."""
@@ -201,13 +222,30 @@ class MemoryCheck:
     def largest_layers(self, context: int, candidate: LoadCandidate) -> int:
         """Most layers that the GPU holds, where the RAM holds the others; 0: none."""
         layers = largest(
-            lambda count: (
-                self.needs(context, candidate._replace(gpu_layers=count)).gpu <= self.gpu_bytes
+            lambda count: self._gpus_hold(
+                self.needs(context, candidate._replace(gpu_layers=count))
             ),
             self.layers,
             step=1,
         )
         return layers if self.fits(context, candidate._replace(gpu_layers=layers)) else 0
+
+    def least_experts(self, context: int, candidate: LoadCandidate) -> int:
+        """Fewest layers whose experts must stay in RAM so that the rest fits; 0: not even all help, or the
+        model has none."""
+        every = self.shape.all_layers
+        if not self.shape.experts or self.unified:
+            return 0
+        on_gpu = largest(
+            lambda count: self._gpus_hold(
+                self.needs(context, candidate._replace(experts_on_cpu=every - count))
+            ),
+            every,
+            step=1,
+        )
+        experts = every - on_gpu
+        fits = self.fits(context, candidate._replace(experts_on_cpu=experts))
+        return experts if fits else 0
 
     def free_bytes(self, needs: Needs) -> int:
         """Free memory of the kinds that the load uses."""

@@ -45,12 +45,12 @@ def plan(
     can_offload: whether the installed llama.cpp can. safe_mode: no repacked copies. Raises UsageError for a
     KV type that this model cannot have, and for numbers out of range.
     """
-    _check(options)
+    _check(shape, options, can_offload=can_offload)
     memory = MemoryCheck(shape, options, machine, can_offload=can_offload, safe_mode=safe_mode)
     return _CandidateChooser(memory, can_offload=can_offload).plan()
 
 
-def _check(options: LoadOptions) -> None:
+def _check(shape: ModelShape, options: LoadOptions, *, can_offload: bool) -> None:
     if options.context_tokens is not None and options.context_tokens < 1:
         raise UsageError(f"A context of {options.context_tokens} tokens is not possible.")
     if not 1 <= options.max_slots <= _MOST_SLOTS:
@@ -70,6 +70,22 @@ def _check(options: LoadOptions) -> None:
         raise UsageError(
             f"{options.gpu_layers} layers on the GPU are not possible.",
             hint="Give a number, auto or all.",
+        )
+    _check_experts(shape, options, can_offload=can_offload)
+
+
+def _check_experts(shape: ModelShape, options: LoadOptions, *, can_offload: bool) -> None:
+    if options.experts_on_cpu in ("auto", 0):
+        return
+    if not shape.experts:
+        raise UsageError(
+            f"{shape.name} has no experts that could stay in RAM.",
+            hint="Leave out --experts-on-cpu; --gpu-layers keeps whole layers in RAM.",
+        )
+    if not can_offload:
+        raise UsageError(
+            "llama.cpp is built for the CPU alone here: all experts are in RAM anyway.",
+            hint="Leave out --experts-on-cpu, or `localchat doctor --rebuild` builds it for the GPU.",
         )
 
 
@@ -140,18 +156,34 @@ class _CandidateChooser:
         return min(asked, self.memory.layers)
 
     def _kv_candidates(self, layers: int) -> Iterator[LoadCandidate]:
+        asked = self.options.experts_on_cpu
+        experts = 0 if asked == "auto" or not layers else min(asked, self.memory.shape.all_layers)
         for kv_type in self.types:
-            yield LoadCandidate(kv_type, False, layers)
+            yield LoadCandidate(kv_type, False, layers, experts)
             if self.memory.shape.window:
-                yield LoadCandidate(kv_type, True, layers)
+                yield LoadCandidate(kv_type, True, layers, experts)
+
+    def _expert_candidates(self) -> Iterator[LoadCandidate]:
+        """All layers on the GPU, and of the experts as many as fit there at the goal.
+
+        A token reads few of the experts and all of the rest, so they are what costs least in RAM.
+        """
+        if self.options.experts_on_cpu != "auto":
+            return
+        for candidate in self._kv_candidates(self.memory.layers):
+            if count := self.memory.least_experts(self.goal, candidate):
+                yield candidate._replace(experts_on_cpu=count)
 
     def _candidates(self) -> Iterator[LoadCandidate]:
-        """Candidates, best first. Where the layers are chosen here: all, then as many as fit at the goal,
-        then none."""
+        """Candidates, best first. Where the layers are chosen here: all, then all without experts, then as
+        many as fit at the goal, then none."""
         if self.layers is not None:
             yield from self._kv_candidates(self.layers)
+            if self.layers == self.memory.layers and self.memory.gpu_count:
+                yield from self._expert_candidates()
             return
         yield from self._kv_candidates(self.memory.layers)
+        yield from self._expert_candidates()
         for candidate in self._kv_candidates(0):
             if count := self.memory.largest_layers(self.goal, candidate):
                 yield candidate._replace(gpu_layers=count)
@@ -238,7 +270,20 @@ class _CandidateChooser:
             self.notes.append(
                 f"{candidate.gpu_layers} of {self.memory.layers} layers go to the GPU."
             )
+        self.notes += self._placement_notes(candidate, context)
         return self._result(candidate, context, longest, fits=True)
+
+    def _placement_notes(self, candidate: LoadCandidate, context: int) -> Iterator[str]:
+        """Sentences on experts in RAM, and on the layers of each of several GPUs."""
+        if candidate.experts_on_cpu:
+            every = self.memory.shape.all_layers
+            yield (
+                f"The experts of {candidate.experts_on_cpu} of {every} layers stay in RAM; everything "
+                "that each token reads is on the GPU."
+            )
+        if shares := self.memory.needs(context, candidate).shares:
+            told = (f"{one.layers} ({size(one.size_bytes)})" for one in shares)
+            yield f"Layers of each GPU: {', '.join(told)}."
 
     def _comfortable(self, candidate: LoadCandidate, longest: int) -> int:
         """The default context: the longest that leaves RAM for the host cache, and on a CPU does not force
@@ -287,6 +332,8 @@ class _CandidateChooser:
             kv_types=self.possible_types,
             kv_tokens=context,
             reserve_bytes=self.memory.reserve_bytes,
+            experts_on_cpu=candidate.experts_on_cpu,
+            gpu_shares=needs.shares,
         )
 
     def _host_cache_bytes(self, needs: Needs) -> int:

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 
 from localchat.backend_api.interface import Progress
 from localchat.errors import DoesNotFit, EngineClosed, ModelInvalid
+from localchat.fit.memory_plan import GpuShare
+from localchat_llamacpp.build_advice import devices
+from localchat_llamacpp.c_api import BufferOverride
 from localchat_llamacpp.compute_buffers import Steps, context_cells
+from localchat_llamacpp.layer_split import tensor_split
 from localchat_llamacpp.native import Buffer, library
 
 KV_TYPES = {
@@ -27,6 +31,9 @@ _FLASH_AUTO, _FLASH_OFF = -1, 0
 _NO_DEVICES = ctypes.cast((ctypes.c_void_p * 1)(None), ctypes.c_void_p)
 """An empty list of devices. Without it even a vocabulary takes 0.5 GB of a GPU with CUDA, because llama.cpp
 reads the GPU's free memory, and a model without layers on it 1.4 GB, for long prompts of a 7B."""
+
+_END = BufferOverride(None, None)
+"""Ends a list of overrides."""
 
 _AGAIN = (
     "The file may be damaged, or newer than this llama.cpp: download it again, or update localchat."
@@ -84,8 +91,19 @@ def load_vocabulary(path: Path) -> tuple[int, tuple[str, ...]]:
     return int(model), tuple(captured.lines)
 
 
+class Placement(NamedTuple):
+    """Where the weights of a model go."""
+
+    gpu_layers: int = 0
+    """Layers on GPUs, from the last; -1: all."""
+    experts_on_cpu: int = 0
+    """Layers, from the first, whose experts stay in RAM."""
+    shares: tuple[GpuShare, ...] = ()
+    """Layers of each GPU; empty: as llama.cpp divides them."""
+
+
 def load_weights(
-    path: Path, *, gpu_layers: int, safe_mode: bool, total_bytes: int, progress: Progress
+    path: Path, *, placement: Placement, safe_mode: bool, total_bytes: int, progress: Progress
 ) -> Weights:
     """The whole model. path: the first file of a split one; llama.cpp finds the others in its folder.
 
@@ -94,15 +112,18 @@ def load_weights(
     native = library()
     callback_body = _ProgressCallback(progress, total_bytes)
     parameters = native.api.llama_model_default_params()
-    parameters.n_gpu_layers = gpu_layers
-    if not gpu_layers:
+    parameters.n_gpu_layers = placement.gpu_layers
+    if not placement.gpu_layers:
         parameters.devices = _NO_DEVICES
+    overrides, shares = _expert_overrides(placement.experts_on_cpu), _split(placement.shares)
+    parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+    parameters.tensor_split = ctypes.cast(shares, ctypes.c_void_p)
     # Repacked weights and AMX: faster for some models, and where AMX crashes some compilers' builds.
     parameters.use_extra_bufts = not safe_mode
     parameters.progress_callback = callback = native.api.llama_progress_callback(callback_body)
     with native.log.capture() as captured:
         model = native.api.llama_model_load_from_file(os.fsencode(path), parameters)
-    del callback
+    del callback, overrides, shares
     if callback_body.stopped:
         if model:
             native.api.llama_model_free(model)
@@ -113,6 +134,38 @@ def load_weights(
             hint=_AGAIN,
         )
     return Weights(int(model), captured.buffers)
+
+
+def expert_pattern(layers: int) -> str:
+    """Regular expression of the names of expert tensors in the first layers."""
+    numbers = "|".join(str(layer) for layer in range(layers))
+    return rf"^blk\.({numbers})\..*_exps\."
+
+
+def _expert_overrides(layers: int) -> Any:  # noqa: ANN401 - an array of ctypes, or a null pointer
+    """Keeps the experts of the first layers in RAM."""
+    if not layers:
+        return None
+    ram = library().api.ggml_backend_cpu_buffer_type()
+    return (BufferOverride * 2)(BufferOverride(expert_pattern(layers).encode(), ram), _END)
+
+
+def _split(shares: tuple[GpuShare, ...]) -> Any:  # noqa: ANN401 - an array of ctypes, or a null pointer
+    """Shares of the library's GPUs; null where they are not those that the plan was made for.
+
+    The library may count GPUs in another order than the driver: each share goes to the GPU of its size.
+    """
+    if not shares:
+        return None
+    native = [one.total_bytes for one in devices() if one.kind == "gpu"]
+    if len(native) != len(shares):
+        return None
+    left, layers = list(shares), []
+    for total in native:
+        nearest = min(left, key=lambda one: abs(one.total_bytes - total))
+        left.remove(nearest)
+        layers.append(nearest.layers)
+    return (ctypes.c_float * len(layers))(*tensor_split(layers))
 
 
 def open_context(weights: Weights, spec: ContextSpec) -> tuple[int, list[Buffer]]:

@@ -13,8 +13,8 @@ PARALLEL: Final = "parallel"
 """A key beside those of the settings: requests that the server computes at once."""
 _LOAD_KEYS: Final = (
     *("backend", "llamacpp_library", "context_length", "kv_cache_type", "cache_ram_mib"),
-    *("gpu_layers", "vram_gb", "kv_gb", "threads", "speculation", "head_int8", "dummy_weights"),
-    "quantize",
+    *("gpu_layers", "experts_on_cpu", "vram_gb", "kv_gb", "threads", "speculation"),
+    *("head_int8", "dummy_weights", "quantize"),
 )
 """Settings that change how a model is loaded or runs."""
 _ON_OFF: Final = {"on": "true", "off": "false"}

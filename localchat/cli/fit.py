@@ -181,6 +181,10 @@ def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
     if verdict.expected_speed is not None:
         yield f"About {rate(verdict.expected_speed.tokens_per_s)}, {verdict.expected_speed.basis}."
+    if verdict.layers_tokens_per_s is not None:
+        yield (
+            f"With whole layers in RAM instead of experts, about {rate(verdict.layers_tokens_per_s)}."
+        )
     yield from rest
     yield from verdict.alternatives
 

@@ -38,6 +38,7 @@ _LOAD = (
     _Flag("cache_ram_mib", ("--cache-ram",), "MIB", "RAM for KV that nobody uses now."),
     _Flag("threads", ("--threads",), "N", "Threads that compute; 0 is every physical core."),
     _Flag("gpu_layers", ("--gpu-layers",), "N", "Layers on the GPU: auto, all or a number."),
+    _Flag("experts_on_cpu", ("--experts-on-cpu",), "N", "Layers whose experts stay in RAM; auto."),
     _Flag("vram_gb", ("--vram-gb",), "GB", "Memory limit for each GPU."),
     _Flag("kv_gb", ("--kv-gb",), "GB", "Memory limit for the KV cache."),
     _Flag("quantize", ("--quantize",), "TYPE", "Round bf16 layers to fp8, int8 or int4 (CUDA)."),

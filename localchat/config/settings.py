@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_type: Literal["f16", "bf16", "fp8", "fp8_e4m3", "q8_0", "q4_0"] | None = None
     cache_ram_mib: Annotated[int, Meta(ge=0)] | None = None
     gpu_layers: Annotated[int, Meta(ge=0)] | Literal["auto", "all"] = "auto"
+    experts_on_cpu: Annotated[int, Meta(ge=0)] | Literal["auto"] = "auto"
     require_gpu: bool = False
     vram_gb: _Gigabytes | None = None
     kv_gb: _Gigabytes | None = None
@@ -115,6 +116,12 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     "gpu_layers": Key(
         "--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU.", reloads=True
+    ),
+    "experts_on_cpu": Key(
+        "--experts-on-cpu",
+        "auto or a whole number",
+        "Layers whose experts stay in RAM, the rest of them on the GPU (llama.cpp).",
+        reloads=True,
     ),
     "require_gpu": Key("--require-gpu", _YES_NO, "Refuse to load rather than use the CPU alone."),
     "vram_gb": Key("--vram-gb", _GB, "Memory limit for a model on each GPU."),

@@ -127,6 +127,7 @@ def engine_info(
         free_bytes=plan.free_bytes,
         kv_types=can.kv_types if can else plan.kv_types,
         kv_tokens=can.kv_tokens if can else plan.kv_tokens,
+        experts_on_cpu=plan.experts_on_cpu,
         **state._asdict(),
     )
 

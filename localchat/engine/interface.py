@@ -60,6 +60,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Types in which this model's KV cache can be stored, best first; empty where they are not known."""
     kv_tokens: int = 0
     """Room of the KV cache for all conversations together; 0: unknown."""
+    experts_on_cpu: int = 0
+    """Layers whose experts are in RAM although the layer is on the GPU."""
 
 
 class Vectors(list[list[float]]):

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 GpuLayers: TypeAlias = int | Literal["auto", "all"]
+ExpertsOnCpu: TypeAlias = int | Literal["auto"]
 RoundedType: TypeAlias = Literal["fp8", "int8", "int4"]
 
 
@@ -22,6 +23,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Storage of the KV cache: f16, bf16, fp8, q8_0, q4_0."""
     gpu_layers: GpuLayers = "auto"
     """Layers on the GPU, counted from the last."""
+    experts_on_cpu: ExpertsOnCpu = "auto"
+    """Layers whose experts stay in RAM although the layer is on the GPU, counted from the first."""
     threads: int = 0
     """Threads that compute; 0: the physical cores."""
     max_slots: int = 16

@@ -19,6 +19,16 @@ LEAST_CONTEXT_TOKENS = 512
 """Shortest context that a planner chooses by itself (unless the model was trained for less)."""
 
 
+class GpuShare(NamedTuple):
+    """The part of a load that one of several GPUs takes."""
+
+    layers: int
+    """The output layer counts as one."""
+    size_bytes: int
+    total_bytes: int
+    """Memory of the whole GPU, by which a backend finds it again."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Verdict on a load before it starts. Sizes are in bytes of the memory that bounds it."""
@@ -68,6 +78,10 @@ class MemoryPlan:
 
     kv_tokens: int = 0
     """Room of the KV cache for all conversations together; 0: unknown."""
+    experts_on_cpu: int = 0
+    """Layers, counted from the first, whose experts stay in RAM although the layer is on the GPU."""
+    gpu_shares: tuple[GpuShare, ...] = ()
+    """Layers of each GPU, in order; empty with fewer than two GPUs."""
 
     def conversations(self, length_tokens: int) -> int:
         """The most conversations of this length that the KV cache holds at once; 0 if the load does not fit."""
@@ -134,11 +148,18 @@ def spendable_ram(machine: Machine, *, anyway: bool = False) -> int:
 
 def spendable_gpu(machine: Machine, most_bytes: int | None = None, *, anyway: bool = False) -> int:
     """Graphics memory that a load may take now, all GPUs together. most_bytes: a limit for each."""
+    return sum(spendable_gpus(machine, most_bytes, anyway=anyway))
+
+
+def spendable_gpus(
+    machine: Machine, most_bytes: int | None = None, *, anyway: bool = False
+) -> tuple[int, ...]:
+    """The same for each GPU."""
     free = (
         max(gpu.free_bytes - (0 if anyway else gpu_reserve_bytes(gpu.total_bytes)), 0)
         for gpu in machine.gpus
     )
-    return sum(each if most_bytes is None else min(each, most_bytes) for each in free)
+    return tuple(each if most_bytes is None else min(each, most_bytes) for each in free)
 
 
 # ---------------------------------------------------------------------------- weights
@@ -151,11 +172,11 @@ class Split(NamedTuple):
     gpu: int
 
 
-def weights_split(shape: ModelShape, gpu_layers: int) -> Split:
+def weights_split(shape: ModelShape, gpu_layers: int, experts_on_cpu: int = 0) -> Split:
     """Weights in RAM and on the GPU when the last `gpu_layers` layers are offloaded.
 
     The output counts as the last layer. The input embedding stays in RAM; where it is the output matrix too,
-    the GPU gets a copy.
+    the GPU gets a copy. Experts of the first `experts_on_cpu` layers stay in RAM.
     """
     first = max(shape.all_layers + 1 - gpu_layers, 0)
     ram = gpu = 0
@@ -167,6 +188,7 @@ def weights_split(shape: ModelShape, gpu_layers: int) -> Split:
         elif (
             gpu_layers > 0
             and (weight.layer if weight.part == "layer" else shape.all_layers) >= first
+            and not (weight.routed and weight.layer < experts_on_cpu)
         ):
             gpu += weight.size_bytes
         else:

@@ -158,6 +158,8 @@ def _place(plan: "MemoryPlan") -> str:
         return "on the CPU"
     if plan.gpu_layers < plan.layers:
         return f"{plan.gpu_layers} of {plan.layers} layers on the GPU, the rest in RAM"
+    if plan.experts_on_cpu:
+        return f"all layers on the GPU, the experts of {plan.experts_on_cpu} in RAM"
     if not plan.gpu_bytes:
         return "all layers on the GPU, which shares the RAM"
     return "all layers on the GPU"

@@ -113,6 +113,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     rates: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=1)]
     """Tokens a second of the last runs, oldest first."""
     at: str
+    experts_on_cpu: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -122,7 +123,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def _identity(self) -> tuple[str | int | bool, ...]:
         return (
             *(self.path, self.file_bytes, self.backend, self.threads, self.gpu_layers),
-            *(self.kv_type, self.safe_mode),
+            *(self.kv_type, self.safe_mode, self.experts_on_cpu),
         )
 
     def same(self, other: "Run") -> bool:
@@ -163,18 +164,26 @@ class SpeedHistory:
         self._file.update(with_run, _LOCK_PATIENCE_S)
 
     def measured(
-        self, path: Path, *, backend: str, threads: int, gpu_layers: int, kv_type: str
+        self,
+        path: Path,
+        *,
+        backend: str,
+        threads: int,
+        gpu_layers: int,
+        kv_type: str,
+        experts_on_cpu: int = 0,
     ) -> float | None:
         """Tokens a second of this very file run in this way.
 
         None if it never ran so, or has changed.
         """
+        placed = (gpu_layers, experts_on_cpu, kv_type)
         found = [
             one
             for one in self.runs()
             if one.path == str(path)
-            and (one.backend, one.threads, one.gpu_layers) == (backend, threads, gpu_layers)
-            and one.kv_type == kv_type
+            and (one.backend, one.threads) == (backend, threads)
+            and (one.gpu_layers, one.experts_on_cpu, one.kv_type) == placed
             and one.file_bytes == _file_bytes(path)
         ]
         return found[-1].tokens_per_s if found else None
@@ -187,7 +196,8 @@ class SpeedHistory:
         found: list[PastRun] = []
         for run in reversed(self.runs()):
             fits = (run.backend, run.threads) == (backend, threads)
-            if not fits or bool(run.gpu_layers) is not whole_gpu or run.safe_mode:
+            mixed = run.safe_mode or run.experts_on_cpu
+            if not fits or bool(run.gpu_layers) is not whole_gpu or mixed:
                 continue
             found.extend(_opened(run))
             if len(found) == _MOST_PAST:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from localchat.backend_api.interface import Backend
 from localchat.backend_api.registry import choose_for_model, find_backends
 from localchat.errors import ModelInvalid
@@ -44,6 +46,8 @@ class FitReport:
     """The part of it that is taken."""
     expected_speed: ExpectedSpeed | None
     """None where there is no estimate."""
+    layers_tokens_per_s: float | None = None
+    """Where experts stay in RAM: the expected speed with whole layers there instead."""
 
     def record(self) -> dict[str, Any]:
         """The fields of `--json`, whose names are stable."""
@@ -72,6 +76,9 @@ class FitReport:
             "expected_tokens_per_s": self.expected_speed.tokens_per_s
             if self.expected_speed
             else None,
+            "experts_on_cpu": plan.experts_on_cpu,
+            "gpu_shares": [share.layers for share in plan.gpu_shares],
+            "layers_tokens_per_s": self.layers_tokens_per_s,
             "expected_by": self.expected_speed.basis if self.expected_speed else None,
             "advice": plan.advice,
             "notes": plan.notes,
@@ -144,6 +151,11 @@ def assess(
     total, others = _memory(plan, machine)
     threads = options.threads or machine.cores
     expected = _expected_speed(subject, backend, plan, threads, history) if speed else None
+    layers_rate = None
+    if plan.experts_on_cpu and expected is not None:
+        by_layers = backend.plan(subject.model, structs.replace(options, experts_on_cpu=0), machine)
+        other = _expected_speed(subject, backend, by_layers, threads, history)
+        layers_rate = other.tokens_per_s if other is not None else None
     return FitReport(
         name=subject.name,
         plan=plan,
@@ -153,6 +165,7 @@ def assess(
         memory_bytes=total,
         others_bytes=others,
         expected_speed=expected,
+        layers_tokens_per_s=layers_rate,
     )
 
 
@@ -194,6 +207,7 @@ def _expected_speed(
             threads=threads,
             gpu_layers=plan.gpu_layers,
             kv_type=plan.kv_type,
+            experts_on_cpu=plan.experts_on_cpu,
         )
         if found is not None:
             return ExpectedSpeed(found, "as measured here before")

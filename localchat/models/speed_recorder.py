@@ -41,6 +41,7 @@ def measured_run(info: EngineInfo, done: Done) -> Run | None:
         backend=info.backend,
         threads=info.threads or read_cores(),
         gpu_layers=info.gpu_layers,
+        experts_on_cpu=info.experts_on_cpu,
         kv_type=info.kv_type,
         safe_mode=info.safe_mode,
         rates=(rate / gain,),

@@ -195,6 +195,7 @@ class EngineStatus:
         if info.backend == "remote":
             return info.backend
         place = f"GPU {info.gpu_layers}/{info.layers}" if info.gpu_layers else "CPU"
+        place += f", experts of {info.experts_on_cpu} on CPU" if info.experts_on_cpu else ""
         return f"{info.backend} · {place}{' · safe mode' if info.safe_mode else ''}"
 
 

@@ -105,4 +105,5 @@ class MetricWords:
             return status.placement
         where = "on the GPU" if info.gpu_layers >= info.layers else "partly on the GPU"
         where = where if info.gpu_layers else "on the CPU"
+        where += ", experts in RAM" if info.experts_on_cpu else ""
         return f"{where} · safe mode" if info.safe_mode else where

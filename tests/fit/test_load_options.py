@@ -46,6 +46,7 @@ def test_every_option_but_the_number_of_slots_follows_a_setting() -> None:
         kv_cache_type="q8_0",
         cache_ram_mib=2,
         gpu_layers=1,
+        experts_on_cpu=1,
         require_gpu=True,
         vram_gb=1.0,
         kv_gb=1.0,

@@ -13,7 +13,7 @@ from localchat.backend_api.interface import Device
 from localchat.fit.hardware import Gpu, Machine
 from localchat_llamacpp.gpu_detection import add_gpus, detect_gpus
 from localchat_llamacpp.native import library
-from localchat_llamacpp.native_model import load_vocabulary, load_weights
+from localchat_llamacpp.native_model import Placement, load_vocabulary, load_weights
 
 GB = 10**9
 MACHINE = Machine("x", frozenset(), 8, 32 * GB, 28 * GB)
@@ -84,7 +84,7 @@ def test_neither_a_vocabulary_nor_a_load_without_layers_sees_the_card(
     else:
         handle = load_weights(
             models["llama"],
-            gpu_layers=gpu_layers,
+            placement=Placement(gpu_layers),
             safe_mode=True,
             total_bytes=1,
             progress=lambda done, total: True,

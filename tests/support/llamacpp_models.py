@@ -224,6 +224,33 @@ def write_qwen3_embedding(path: Path, *, seed: int = 7) -> Path:
     return path
 
 
+def write_experts(path: Path, *, seed: int = 8) -> Path:
+    """A mixture of eight experts, two a token, as Qwen3's."""
+    w = ModelWriter(path, "qwen3moe", seed=seed)
+    w.gguf.add_head_count(HEADS)
+    w.gguf.add_head_count_kv(KV_HEADS)
+    w.gguf.add_key_length(HEAD)
+    w.gguf.add_value_length(HEAD)
+    w.gguf.add_expert_count(8)
+    w.gguf.add_expert_used_count(2)
+    w.gguf.add_expert_feed_forward_length(EMBED)
+    w.random_matrix("token_embd.weight", VOCAB, EMBED, scale=1.0)
+    w.random_matrix("output.weight", VOCAB, EMBED, scale=0.5)
+    w.ones("output_norm.weight", EMBED)
+    for layer in range(LAYERS):
+        block = f"blk.{layer}."
+        w.ones(block + "attn_norm.weight", EMBED)
+        w.ones(block + "ffn_norm.weight", EMBED)
+        write_attention(w, block, scale=0.2)
+        w.ones(block + "attn_q_norm.weight", HEAD)
+        w.ones(block + "attn_k_norm.weight", HEAD)
+        w.random_matrix(block + "ffn_gate_inp.weight", 8, EMBED, scale=1.0)
+        for name in ("gate", "up", "down"):
+            w.random_matrix(f"{block}ffn_{name}_exps.weight", 8, EMBED, EMBED)
+    w.finish()
+    return path
+
+
 def _attention_and_feed(w: ModelWriter, block: str, *, scale: float = 0.2) -> None:
     w.ones(block + "attn_norm.weight", EMBED)
     w.ones(block + "ffn_norm.weight", EMBED)

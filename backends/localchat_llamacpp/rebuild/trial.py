@@ -19,7 +19,13 @@ import localchat
 from localchat.errors import LocalchatError
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.native import library
-from localchat_llamacpp.native_model import ContextSpec, load_vocabulary, load_weights, open_context
+from localchat_llamacpp.native_model import (
+    ContextSpec,
+    Placement,
+    load_vocabulary,
+    load_weights,
+    open_context,
+)
 from localchat_llamacpp.speed.synthetic_gguf import TOKENS, SyntheticModel, write
 from localchat_llamacpp.tokenizer import LlamaTokenizer
 
@@ -86,7 +92,7 @@ class _Context:
         self._api: Any = library().api
         self._weights = load_weights(
             path,
-            gpu_layers=_ALL_LAYERS if request.gpu else 0,
+            placement=Placement(_ALL_LAYERS if request.gpu else 0),
             safe_mode=request.safe_mode,
             total_bytes=1,
             progress=lambda done, total: True,

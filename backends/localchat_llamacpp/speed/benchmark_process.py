@@ -117,12 +117,17 @@ class _DecodeTimer:
         """
         from localchat_llamacpp.batch import Batch
         from localchat_llamacpp.native import library
-        from localchat_llamacpp.native_model import ContextSpec, load_weights, open_context
+        from localchat_llamacpp.native_model import (
+            ContextSpec,
+            Placement,
+            load_weights,
+            open_context,
+        )
 
         api = library().api
         weights = load_weights(
             self._path,
-            gpu_layers=0,
+            placement=Placement(),
             safe_mode=self._safe_mode,
             total_bytes=1,
             progress=lambda done, total: True,

@@ -29,6 +29,8 @@ _READING_SHARE = 0.9
 _GPU_LAYER_S = 100e-6
 """Other time of a layer on a GPU: its many small kernels, one after the other (7B shapes of 28 layers on an
 H200: 3.9 ms a token, of which reading takes 0.9)."""
+_CROSSING_S = 60e-6
+"""Of a layer whose experts are in RAM: its rows go to the CPU and back, and both wait for each other."""
 _USUAL = 0.93
 """Speed of an answer as a share of the best steps, which the benchmark takes (0.8 to 1.07 for models of 8 to
 40 layers on two cores)."""
@@ -133,14 +135,17 @@ def offloaded_rate(
     """The same with layers on GPUs; None where a driver does not report the bandwidth.
 
     GPUs read their weights one after another at nearly their bandwidth, and spend a constant on each layer;
-    what stays in RAM is priced by the benchmark. past: models that ran whole on these GPUs, whose times
-    correct the estimate.
+    what stays in RAM, whole layers or experts, is priced by the benchmark. past: models that ran whole on
+    these GPUs, whose times correct the estimate.
     """
     speeds = [gpu.bytes_per_s for gpu in machine.gpus]
     if not speeds or not all(speeds) or not plan.layers:
         return None
     off = [1 / (one.tokens_per_s * _on_gpu_s(one.running.shape, min(speeds))) for one in past]
-    whole_s = _on_gpu_s(running.shape, min(speeds)) * (median(off) if off else 1.0)
+    correction = median(off) if off else 1.0
+    if plan.experts_on_cpu:
+        return _without_experts(running.shape, plan, min(speeds), threads, measures, correction)
+    whole_s = _on_gpu_s(running.shape, min(speeds)) * correction
     on_gpus = plan.gpu_layers / plan.layers
     if on_gpus >= 1:
         return Estimate(1 / whole_s)
@@ -151,9 +156,32 @@ def offloaded_rate(
     return Estimate(1 / (on_gpus * whole_s + rest_s), on_cpu.disturbed)
 
 
+def _without_experts(
+    shape: ModelShape,
+    plan: MemoryPlan,
+    bytes_per_s: int,
+    threads: int,
+    measures: MeasurementCache,
+    correction: float,
+) -> Estimate | None:
+    """The rate with the experts of some layers in RAM; None where the benchmark fails."""
+    in_ram = bytes_per_token(shape, experts_below=plan.experts_on_cpu)
+    found = costs(threads, in_ram, (), measures)
+    if not in_ram.keys() <= found.bytes_per_s.keys():
+        return None
+    read = shape.token_bytes - sum(in_ram.values())
+    gpu_s = _reading_s(read, shape.all_layers, bytes_per_s) * correction
+    cpu_s = _gemms_s(in_ram, found.bytes_per_s) / _USUAL + plan.experts_on_cpu * _CROSSING_S
+    step_s = gpu_s + cpu_s + _LOOP_S + _TOKEN_S * shape.vocab_size
+    return Estimate(1 / step_s, disturbed=not found.quiet)
+
+
 def _on_gpu_s(shape: ModelShape, bytes_per_s: int) -> float:
-    read = sum(bytes_per_token(shape).values())
-    return read / (_READING_SHARE * bytes_per_s) + _GPU_LAYER_S * shape.all_layers
+    return _reading_s(shape.token_bytes, shape.all_layers, bytes_per_s)
+
+
+def _reading_s(read: int, layers: int, bytes_per_s: int) -> float:
+    return read / (_READING_SHARE * bytes_per_s) + _GPU_LAYER_S * layers
 
 
 def _gemms_s(work: Mapping[int, int], rates: Mapping[int, float]) -> float:
@@ -174,11 +202,16 @@ def _ratio(measured: Sequence[float]) -> float:
     return min(max(found, _LEAST_RATIO), _MOST_RATIO)
 
 
-def bytes_per_token(shape: ModelShape) -> dict[int, int]:
-    """Bytes of weights that one token reads, by ggml's type number; vectors are left out."""
+def bytes_per_token(shape: ModelShape, experts_below: int | None = None) -> dict[int, int]:
+    """Bytes of weights that one token reads, by ggml's type number; vectors are left out.
+
+    experts_below: count the experts of the layers before this one alone.
+    """
     codes = {format_.name: code for code, format_ in NUMBER_FORMATS.items()}
     found: dict[int, int] = {}
     for weight, read in shape.read_weights():
+        if experts_below is not None and not (weight.routed and weight.layer < experts_below):
+            continue
         code = codes[weight.format.name]
         found[code] = found.get(code, 0) + read
     return found

@@ -50,6 +50,10 @@ class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict")
     layers: int
     gpu_bytes: int
     gpu_free_bytes: int
+    experts_on_cpu: int
+    gpu_shares: list[int]
+    """Layers of each of several GPUs."""
+    layers_tokens_per_s: float | None
     expected_tokens_per_s: float | None
     expected_by: str | None
     advice: tuple[str, ...]
