@@ -17,7 +17,7 @@ def layer_weights(shape: ModelShape, gpu_layers: int, experts_on_cpu: int) -> li
     first = max(shape.all_layers + 1 - gpu_layers, 0)
     sizes = [0] * (shape.all_layers + 1)
     for weight in shape.weights:
-        if weight.part == "embedding" and not shape.tied:
+        if weight.part == "lookup" or (weight.part == "embedding" and not shape.tied):
             continue
         layer = weight.layer if weight.part == "layer" else shape.all_layers
         if not (weight.routed and layer < experts_on_cpu):

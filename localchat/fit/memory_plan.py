@@ -185,6 +185,8 @@ def weights_split(shape: ModelShape, gpu_layers: int, experts_on_cpu: int = 0) -
         if weight.part == "embedding":
             ram += weight.size_bytes
             gpu += weight.size_bytes if tied and gpu_layers > 0 else 0
+        elif weight.part == "lookup":
+            ram += weight.size_bytes
         elif (
             gpu_layers > 0
             and (weight.layer if weight.part == "layer" else shape.all_layers) >= first

@@ -84,7 +84,8 @@ class LayerShape(NamedTuple):
 class Weight(NamedTuple):
     """One tensor of weights, as far as memory and speed depend on it."""
 
-    part: Literal["embedding", "output", "layer", "other"]
+    part: Literal["embedding", "output", "layer", "lookup", "other"]
+    """`lookup`: a table beside the embedding, in RAM, of which a token reads one row."""
     format: NumberFormat
     shape: tuple[int, ...]
     """Fastest dimension first, as ggml counts."""
@@ -156,7 +157,8 @@ class ModelShape:
         Of experts those in use, and of an input embedding nothing unless it is the output too."""
         tied = self.tied
         for weight in self.weights:
-            if len(weight.shape) < 2 or (weight.part == "embedding" and not tied):
+            looked_up = weight.part == "lookup" or (weight.part == "embedding" and not tied)
+            if len(weight.shape) < 2 or looked_up:
                 continue
             shared = not (weight.routed and self.experts)
             size = weight.size_bytes
@@ -209,8 +211,12 @@ def model_shape(header: Header) -> ModelShape:
 
 def _weight(tensor: GgufTensor) -> Weight:
     layer = _layer_number(tensor.name)
-    part: Literal["embedding", "output", "layer", "other"] = "other" if layer is None else "layer"
-    if tensor.name == "token_embd.weight":
+    part: Literal["embedding", "output", "layer", "lookup", "other"] = (
+        "other" if layer is None else "layer"
+    )
+    if tensor.name == "per_layer_token_embd.weight":
+        part = "lookup"
+    elif tensor.name == "token_embd.weight":
         part = "embedding"
     elif tensor.name == "output.weight":
         part = "output"

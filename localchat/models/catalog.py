@@ -22,7 +22,9 @@ MODELS_FILE = "models.toml"
 _NAME = r"^[a-z0-9][a-z0-9._-]*:[a-z0-9][a-z0-9._-]*$"
 _REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 _Line = Annotated[str, Meta(min_length=1, max_length=120, pattern=r"^[^\n]+$")]
-Use = Literal["chat", "code", "infill", "reasoning", "tools", "embeddings", "multilingual"]
+Use = Literal[
+    "chat", "code", "infill", "reasoning", "tools", "embeddings", "reranking", "multilingual"
+]
 
 
 class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

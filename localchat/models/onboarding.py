@@ -225,8 +225,9 @@ def _candidates(catalogue: Catalog, machine: Machine) -> Iterator[_Candidate]:
 
 
 def _slowed(plan: MemoryPlan, machine: Machine) -> bool:
-    """Whether layers in RAM would slow a GPU down."""
-    return bool(machine.gpus or machine.unified_memory) and 0 < plan.gpu_layers < plan.layers
+    """Whether layers or experts in RAM would slow a GPU down."""
+    parted = 0 < plan.gpu_layers < plan.layers or plan.experts_on_cpu > 0
+    return bool(machine.gpus or machine.unified_memory) and parted
 
 
 def _speed(candidates: list[_Candidate], machine: Machine, history: SpeedHistory) -> float | None:

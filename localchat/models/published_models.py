@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from math import prod
 from typing import Final, Literal, NamedTuple
 
-from localchat.model_files.architecture import LayerShape, ModelShape, Weight, sliding_layers
+from localchat.model_files.architecture import LayerShape, ModelShape, Weight
 from localchat.model_files.checkpoint import ModelSummary
 from localchat.model_files.ggml_types import NUMBER_FORMATS, NumberFormat, stored_bytes
 from localchat.models.catalog import CatalogEntry
 from localchat.models.names import Reference
 from localchat.models.published_checkpoint import published_checkpoint
+from localchat.models.published_layers import layer_matrices, layer_shapes
 from localchat.models.published_shapes import PublishedShape, read_published_shapes
 from localchat.models.quantizations import DEFAULT_QUANTIZATION, canonical
 
@@ -38,6 +39,7 @@ MIXES: Final = {
     "Q4_0": Mix("Q4_0", "Q4_0", "Q6_K"),
     "IQ4_XS": Mix("IQ4_XS", "Q5_K", "Q6_K"),
     "Q4_K_M": Mix("Q4_K", "Q6_K", "Q6_K"),
+    "UD_Q4_K_XL": Mix("Q4_K", "Q6_K", "Q6_K"),
     "Q5_0": Mix("Q5_0", "Q5_0", "Q6_K"),
     "Q5_K_M": Mix("Q5_K", "Q6_K", "Q6_K"),
     "Q6_K": Mix("Q6_K", "Q6_K", "Q6_K"),
@@ -45,6 +47,7 @@ MIXES: Final = {
     "F16": Mix("F16", "F16", "F16"),
     "MXFP4": Mix("Q8_0", "Q8_0", "Q8_0", experts="MXFP4"),
 }
+_FOUR_BITS: Final = frozenset({"Q4_K", "Q4_0"})
 _WHERE_ROWS_ARE_ODD: Final = {
     "Q2_K": "IQ4_NL",
     "Q3_K": "IQ4_NL",
@@ -90,63 +93,63 @@ def gguf_shape(
     mix = MIXES.get(canonical(quantization))
     if mix is None:
         return None
-    weights = tuple(_weights(published, mix))
-    width = published.head * published.kv_heads
-    sliding, window = sliding_layers(
-        published.architecture, published.layers, published.window or None
-    )
+    layers, window = layer_shapes(published)
+    weights = tuple(_weights(published, mix, layers))
+    shared = max(published.shared_feed, published.dense_feed, published.late_feed)
     return ModelShape(
         name=f"{entry.name}-{quantization.lower()}",
         architecture=published.architecture,
-        layers=tuple(LayerShape(width, width, slides) for slides in sliding),
+        layers=layers,
         all_layers=published.layers,
         embedding=published.embedding,
         heads=published.heads,
-        head_width=published.head,
-        feed_forward=published.feed * max(published.experts_used, 1),
+        head_width=layers[0].keys if published.latent else max(published.head, published.wide_head),
+        feed_forward=max(published.feed * max(published.experts_used, 1), shared),
         vocab_size=published.vocabulary,
         context_train=entry.context_tokens,
         weights=weights,
         quantization=canonical(quantization),
         file_bytes=sum(weight.size_bytes for weight in weights),
-        window=window if any(sliding) else 0,
+        window=window,
         experts=published.experts,
         experts_used=published.experts_used,
+        inner=published.inner,
         # Decoders of the catalogue that embed take the vector of the last token.
-        pooling="last" if "embeddings" in entry.uses else "",
+        pooling=_pooling(entry),
     )
 
 
-def _weights(published: PublishedShape, mix: Mix) -> Iterator[Weight]:
+def _pooling(entry: CatalogEntry) -> str:
+    if "reranking" in entry.uses:
+        return "rank"
+    return "last" if "embeddings" in entry.uses else ""
+
+
+def _weights(
+    published: PublishedShape, mix: Mix, layers: tuple[LayerShape, ...]
+) -> Iterator[Weight]:
     embedding = (published.embedding, published.vocabulary)
     yield _matrix("embedding", embedding, mix.output if published.tied else mix.base)
     if not published.tied:
         yield _matrix("output", embedding, mix.output)
-    for layer in range(published.layers):
-        finer = mix.fine if _is_fine(layer, published.layers) else mix.base
-        yield from _attention(published, mix.base, finer, layer)
-        yield from _feed_forward(published, mix, finer, layer)
-
-
-def _attention(published: PublishedShape, base: str, finer: str, layer: int) -> Iterator[Weight]:
-    width = published.embedding
-    queries, keys = published.heads * published.head, published.kv_heads * published.head
-    yield _matrix("layer", (width, queries), base, layer)
-    yield _matrix("layer", (width, keys), base, layer)
-    yield _matrix("layer", (width, keys), finer, layer)
-    yield _matrix("layer", (queries, width), base, layer)
-    for _ in ("attention norm", "feed-forward norm"):
-        yield _matrix("layer", (width,), "F32", layer)
-
-
-def _feed_forward(published: PublishedShape, mix: Mix, finer: str, layer: int) -> Iterator[Weight]:
-    width, inner, experts = published.embedding, published.feed, published.experts
-    stack = (experts,) if experts else ()
-    base, down = mix.experts or mix.base, mix.experts or finer
-    if experts:
-        yield _matrix("layer", (width, experts), "F32", layer)
-    for sides, form in (((width, inner), base), ((width, inner), base), ((inner, width), down)):
-        yield _matrix("layer", (*sides, *stack), form, layer, routed=bool(experts))
+    if published.layer_embedding:
+        rows = published.layer_embedding * published.layers
+        yield _matrix("lookup", (rows, published.vocabulary), mix.output)
+        yield _matrix("other", (published.embedding, rows), mix.base)
+    attention = published.attention_format if mix.base in _FOUR_BITS else ""
+    for number, layer in enumerate(layers):
+        finer = mix.fine if _is_fine(number, published.layers) else mix.base
+        for matrix in layer_matrices(published, layer, number):
+            form = {"attention": attention or mix.base, "values": attention or finer}.get(
+                matrix.kind, mix.base
+            )
+            if matrix.kind == "down":
+                form = finer
+            elif matrix.kind == "plain":
+                form = "F32"
+            if matrix.experts:
+                form = mix.experts or form
+            yield _matrix("layer", matrix.shape, form, number, routed=matrix.experts)
 
 
 def _is_fine(layer: int, layers: int) -> bool:
@@ -156,7 +159,7 @@ def _is_fine(layer: int, layers: int) -> bool:
 
 
 def _matrix(
-    part: Literal["embedding", "output", "layer"],
+    part: Literal["embedding", "output", "layer", "lookup", "other"],
     shape: tuple[int, ...],
     form_name: str,
     layer: int = -1,

@@ -18,6 +18,9 @@ _GGUF: Final = re.compile(
 )
 _SAFETENSORS: Final = re.compile(r"(?<![A-Za-z])(AWQ|GPTQ|FP8|BF16)(?![A-Za-z])", re.IGNORECASE)
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})$")
+_ACCESSORY: Final = re.compile(r"mmproj|imatrix|(^|/)mtp[-/]|dflash|eagle-?3", re.IGNORECASE)
+"""Files beside models. A head that only drafts (`mtp-NAME.gguf`) has the quantization of its model, and is no
+model; a file whose name tells later that it holds such a head is a whole one."""
 _MOST_SHOWN: Final = 20
 
 
@@ -63,16 +66,12 @@ def safetensors_quantization(repository: str) -> str:
 
 
 def gguf_variants(paths: Iterable[str]) -> list[Variant]:
-    """The models among these files, without image projectors and importance matrices."""
+    """The models among these files, without image projectors, importance matrices and drafting heads."""
     groups: dict[str, dict[int, str]] = {}
     counts: dict[str, set[int]] = {}
     for path in sorted(paths):
         pure = PurePosixPath(path)
-        if (
-            pure.suffix.lower() != ".gguf"
-            or "mmproj" in pure.name.lower()
-            or "imatrix" in pure.name.lower()
-        ):
+        if pure.suffix.lower() != ".gguf" or _ACCESSORY.search(path):
             continue
         part = _PART.search(pure.stem)
         stem = str(pure.with_name(pure.stem[: part.start()] if part else pure.stem))

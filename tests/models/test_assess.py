@@ -150,10 +150,12 @@ def test_a_checkpoint_that_lacks_a_card_is_not_drawn_as_a_bar(call: Call) -> Non
     assert out.count("GGUF") == 1
 
 
-def test_a_checkpoint_that_the_engine_lacks_says_what_to_take(call: Call) -> None:
-    code, _, err = call("fit", "qwen3:30b-a3b-bf16", "--offline")
+def test_a_checkpoint_that_the_engine_lacks_says_what_to_take(call: Call, hub: FakeHub) -> None:
+    config = {**QWEN25, "architectures": ["MambaForCausalLM"]}
+    hub.add("maker/State", {"config.json": json.dumps(config).encode(), **SHARDS})
+    code, _, err = call("fit", "hf.co/maker/State")
     assert code == 1
-    assert "Qwen3MoeForCausalLM" in err
+    assert "MambaForCausalLM" in err
     assert "take a GGUF of it" in err
 
 

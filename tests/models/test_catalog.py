@@ -10,7 +10,11 @@ from localchat.atomic import write_text
 from localchat.errors import LocalchatError, UsageError
 from localchat.models.catalog import CatalogEntry, read_models, shipped_file
 from localchat.models.names import parse
+from localchat.models.published_models import published_model
 from localchat.models.quantizations import is_quantization
+from localchat_cuda.backend import CudaBackend
+from localchat_llamacpp.backend import LlamaCppBackend
+from localchat_llamacpp.build_advice import knows_architecture
 
 CATALOGUE: dict[str, CatalogEntry] = read_models(shipped_file())
 BODY = (
@@ -23,6 +27,15 @@ def test_it_has_the_families_that_people_use() -> None:
     families = {entry.family for entry in CATALOGUE.values()}
     wanted = {"qwen2.5", "qwen3", "llama3.1", "llama3.2", "llama3.3", "mistral", "gemma3", "phi4"}
     assert wanted | {"deepseek-r1", "smollm2", "qwen2.5-coder", "nomic-embed-text"} <= families
+    assert {
+        "qwen3.5",
+        "qwen3.6",
+        "qwen3.8",
+        "gemma4",
+        "gpt-oss",
+        "ministral3",
+        "granite4",
+    } <= families
     chatting = [entry for entry in CATALOGUE.values() if "chat" in entry.uses]
     assert len(chatting) >= 25
     sizes = sorted(entry.parameters for entry in chatting)
@@ -44,6 +57,26 @@ def test_entry_is_sound(name: str) -> None:
         assert (source.format == "gguf") == source.repository.upper().endswith("GGUF")
         for each in source.quantizations:
             assert parse(f"{name}-{each.lower()}", CATALOGUE).repository == source.repository
+
+
+ENCODERS = {"nomic-embed-text:v1.5": "nomic-bert", "embeddinggemma:300m": "gemma-embedding"}
+"""Entries without a published shape, and their architecture."""
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_everything_that_is_listed_has_a_backend_that_runs_it(name: str) -> None:
+    backends = {"gguf": LlamaCppBackend(), "safetensors": CudaBackend()}
+    if name in ENCODERS:
+        assert knows_architecture(ENCODERS[name])
+        assert {source.format for source in CATALOGUE[name].sources} == {"gguf"}
+        return
+    for source in CATALOGUE[name].sources:
+        for quantization in source.quantizations:
+            model = published_model(parse(f"{name}-{quantization.lower()}", CATALOGUE))
+            assert model is not None, quantization
+            assert backends[source.format].objection(model) == "", quantization
+            # Vectors and scores are made by llama.cpp alone.
+            assert "chat" in CATALOGUE[name].uses or source.format == "gguf"
 
 
 def test_size_in_the_name_is_about_the_number_of_parameters() -> None:

@@ -32,8 +32,9 @@ CATALOGUE: dict[str, CatalogEntry] = read_models(shipped_file())
             "GPTQ-Int4",
         ),
         ("qwen2.5:7b-iq3_xxs", "qwen2.5:7b-iq3_xxs", "Qwen/Qwen2.5-7B-Instruct-GGUF", "IQ3_XXS"),
-        ("gpt-oss", "gpt-oss:20b-mxfp4", "ggml-org/gpt-oss-20b-GGUF", "MXFP4"),
-        ("gpt-oss:latest", "gpt-oss:20b-mxfp4", "ggml-org/gpt-oss-20b-GGUF", "MXFP4"),
+        ("gpt-oss:20b", "gpt-oss:20b-mxfp4", "ggml-org/gpt-oss-20b-GGUF", "MXFP4"),
+        ("smollm3", "smollm3:3b-q4_k_m", "ggml-org/SmolLM3-3B-GGUF", "Q4_K_M"),
+        ("smollm3:latest", "smollm3:3b-q4_k_m", "ggml-org/SmolLM3-3B-GGUF", "Q4_K_M"),
         ("hf.co/a/b", "hf.co/a/b", "a/b", None),
         ("a/b:q8_0", "hf.co/a/b:q8_0", "a/b", "q8_0"),
         ("https://huggingface.co/a/b/", "hf.co/a/b", "a/b", None),
@@ -138,6 +139,12 @@ def test_quantization_is_read_from_the_name(path: str, found: str) -> None:
 def test_projectors_and_matrices_are_no_models() -> None:
     paths = ["mmproj-F16.gguf", "a-imatrix.gguf", "a-Q4_0.gguf", "a.txt"]
     assert [one.files for one in gguf_variants(paths)] == [("a-Q4_0.gguf",)]
+
+
+def test_heads_that_only_draft_are_no_models() -> None:
+    paths = ["a-Q8_0.gguf", "mtp-a-Q8_0.gguf", "MTP/a-MTP-Q8_0.gguf", "a-DFlash2-Q8_0.gguf"]
+    assert [one.files for one in gguf_variants(paths)] == [("a-Q8_0.gguf",)]
+    assert gguf_variants(["a-MTP-Q8_0.gguf"])[0].quantization == "Q8_0"
 
 
 # ---------------------------------------------------------------------------- what is here

@@ -9,8 +9,15 @@ import pytest
 from localchat.cli.first_run import welcome
 from localchat.config.paths import Paths, find_paths
 from localchat.fit.hardware import Gpu, Machine
+from localchat.models.catalog import read_models, shipped_file
 from localchat.models.hub.download import DownloadRate, download_rate, remember_rate
-from localchat.models.onboarding import FirstRun, first_run, hardware_line, is_first_run
+from localchat.models.onboarding import (
+    FirstRun,
+    Recommendation,
+    first_run,
+    hardware_line,
+    is_first_run,
+)
 from tests.support.external_stores import Ollama, gguf
 from tests.support.gguf_files import write_model
 from tests.support.speed_benchmark import put_probe
@@ -41,6 +48,13 @@ def look(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FirstRu
     return looked
 
 
+def strength(recommendation: Recommendation) -> float:
+    """Parameters of a dense model that answers about alike."""
+    name = recommendation.name.rpartition("-q")[0] or recommendation.name.removesuffix("-mxfp4")
+    entry = read_models(shipped_file())[name.removesuffix("-ud")]
+    return (entry.parameters * (entry.active_parameters or entry.parameters)) ** 0.5
+
+
 @pytest.mark.parametrize(("machine", "offload"), [(LAPTOP, False), (MAC, True), (DESK, True)])
 def test_three_cards_fit_and_grow(
     look: Callable[..., FirstRun], machine: Machine, offload: bool
@@ -51,24 +65,24 @@ def test_three_cards_fit_and_grow(
         "balanced",
         "best",
     ]
-    sizes = [recommendation.parameters for recommendation in recommendations]
-    assert sizes == sorted(sizes) and len(set(sizes)) == 3
+    strengths = [strength(recommendation) for recommendation in recommendations]
+    assert strengths == sorted(strengths) and len(set(strengths)) == 3
     for recommendation in recommendations:
         assert recommendation.context_tokens >= 4096
         assert recommendation.download_s == pytest.approx(recommendation.size_bytes / 12_500_000)
         assert recommendation.command == f"localchat pull {recommendation.name}"
         assert recommendation.gpu_layers == (recommendation.layers if offload else 0)
-        assert recommendation.name.endswith(("-q4_k_m", "-mxfp4"))
+        assert recommendation.name.endswith(("-q4_k_m", "-mxfp4", "-ud-q4_k_xl"))
 
 
 def test_a_slow_machine_gets_smaller_models(look: Callable[..., FirstRun]) -> None:
     quick, slow = look(LAPTOP).recommendations, look(LAPTOP, 4 * GB).recommendations
-    assert slow[-1].parameters < quick[-1].parameters
+    assert strength(slow[-1]) < strength(quick[-1])
     assert all(recommendation.tokens_per_s for recommendation in (*quick, *slow))
     assert quick[-1].tokens_per_s is not None and quick[-1].tokens_per_s >= 5
     crawling = look(LAPTOP, GB // 10).recommendations
     assert [recommendation.role for recommendation in crawling] == ["fast", "balanced", "best"]
-    assert crawling[0].parameters < crawling[1].parameters < crawling[2].parameters
+    assert strength(crawling[0]) < strength(crawling[1]) < strength(crawling[2])
 
 
 def test_a_machine_too_small_for_anything_gets_no_card(look: Callable[..., FirstRun]) -> None:
