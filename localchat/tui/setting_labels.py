@@ -34,7 +34,7 @@ LABELS: Final = {
     "kv_gb": SettingLabel("Memory", "KV cache limit", "GB", "none"),
     "vram_gb": SettingLabel("Memory", "GPU memory limit", "GB", "none"),
     "gpu_layers": SettingLabel("Memory", "Layers on the GPU"),
-    "experts_on_cpu": SettingLabel("Memory", "Layers with experts in RAM"),
+    "experts_on_cpu": SettingLabel("Memory", "Experts in RAM, layers"),
     "require_gpu": SettingLabel("Memory", "Refuse without a GPU"),
     "threads": SettingLabel("Memory", "Threads"),
     "head_int8": SettingLabel("Memory", "Output head in 8 bits"),
