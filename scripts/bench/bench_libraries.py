@@ -128,11 +128,20 @@ def _serve(path: Path, threads: int) -> None:
     """Measure a round for each line of stdin."""
     from localchat_llamacpp.batch import Batch
     from localchat_llamacpp.native import library
-    from localchat_llamacpp.native_model import ContextSpec, load_weights, open_context
+    from localchat_llamacpp.native_model import (
+        ContextSpec,
+        Placement,
+        load_weights,
+        open_context,
+    )
 
     api = library().api
     weights = load_weights(
-        path, gpu_layers=0, safe_mode=False, total_bytes=1, progress=lambda done, total: True
+        path,
+        placement=Placement(),
+        safe_mode=False,
+        total_bytes=1,
+        progress=lambda done, total: True,
     )
     spec = ContextSpec(_CONTEXT_TOKENS, 1, _STEP_TOKENS, "f16", False, threads, False)
     context, _ = open_context(weights, spec)
