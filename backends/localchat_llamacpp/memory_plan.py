@@ -45,12 +45,13 @@ def plan(
     can_offload: whether the installed llama.cpp can. safe_mode: no repacked copies. Raises UsageError for a
     KV type that this model cannot have, and for numbers out of range.
     """
-    _check(shape, options, can_offload=can_offload)
+    _check(options)
+    _check_experts(shape, options, can_offload=can_offload)
     memory = MemoryCheck(shape, options, machine, can_offload=can_offload, safe_mode=safe_mode)
     return _CandidateChooser(memory, can_offload=can_offload).plan()
 
 
-def _check(shape: ModelShape, options: LoadOptions, *, can_offload: bool) -> None:
+def _check(options: LoadOptions) -> None:
     if options.context_tokens is not None and options.context_tokens < 1:
         raise UsageError(f"A context of {options.context_tokens} tokens is not possible.")
     if not 1 <= options.max_slots <= _MOST_SLOTS:
@@ -71,7 +72,6 @@ def _check(shape: ModelShape, options: LoadOptions, *, can_offload: bool) -> Non
             f"{options.gpu_layers} layers on the GPU are not possible.",
             hint="Give a number, auto or all.",
         )
-    _check_experts(shape, options, can_offload=can_offload)
 
 
 def _check_experts(shape: ModelShape, options: LoadOptions, *, can_offload: bool) -> None:

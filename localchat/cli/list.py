@@ -12,6 +12,7 @@ from localchat.sanitize import sanitize_line
 from localchat.units import size
 
 if TYPE_CHECKING:
+    from localchat.models.hub.updates import Update
     from localchat.models.index import Model
     from localchat.models.info.inspect import Inspection
 
@@ -28,17 +29,24 @@ def command(app: AppContext, as_json: bool) -> None:
     Face cache and llama.cpp, which are used in place.
     """
     from localchat.cli.resolve import follow_library_setting
+    from localchat.models.hub.updates import KnownUpdates
     from localchat.models.index import read_index
 
     follow_library_setting(app)
-    index = read_index(find_paths(app.environ), app.environ)
+    paths = find_paths(app.environ)
+    index = read_index(paths, app.environ)
     rows = list(_inspected(index.models))
+    pulled = [one.installed for one in index.models if one.installed is not None]
+    newer = {one.name: one for one in KnownUpdates(paths.state_dir).of(pulled)}
     for notice in index.notices:
         click.echo(f"localchat: {notice}", err=True)
     if as_json:
-        print_json(app.environ, [_record(model, seen) for model, seen in rows])
+        print_json(
+            app.environ,
+            [{**_record(model, seen), "newer_on_hub": model.name in newer} for model, seen in rows],
+        )
     else:
-        print_lines(app.environ, _lines(rows))
+        print_lines(app.environ, (*_lines(rows), *_newer_lines(newer.values())))
 
 
 def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]":
@@ -61,6 +69,15 @@ def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
         yield "These cannot be run:"
     for model, trouble in troubled:
         yield f"  {sanitize_line(model.name)}: {sanitize_line(trouble)}"
+
+
+def _newer_lines(updates: "Iterable[Update]") -> Iterator[str]:
+    for number, one in enumerate(updates):
+        if not number:
+            yield ""
+            yield "Newer on the hub, by the last check:"
+        name = sanitize_line(one.name)
+        yield f"  {name}: {one.checked_at[:10]}; localchat pull {name} fetches it"
 
 
 def _cells(model: "Model", seen: "Inspection") -> tuple[str, ...]:

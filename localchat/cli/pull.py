@@ -10,6 +10,7 @@ import click
 
 from localchat.cli.streams import Terminal
 from localchat.errors import DoesNotFit, LocalchatError, ModelInvalid, ModelMissing, UsageError
+from localchat.sanitize import sanitize_line
 from localchat.units import size
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from localchat.models.hub.events import PullEvent
     from localchat.models.hub.pull import SelectedFiles
     from localchat.models.hub.retry import RetryPolicy
+    from localchat.models.hub.updates import CheckResult
     from localchat.models.names import Reference
 
 Ask: TypeAlias = Literal["never", "misfit", "always"]
@@ -27,20 +29,24 @@ Ask: TypeAlias = Literal["never", "misfit", "always"]
 
 
 @click.command("pull")
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option("--check", is_flag=True, help="Only look for newer files of pulled models.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, even if it will not fit.")
 @click.option("--json", "as_json", is_flag=True, help="Print progress as lines of JSON.")
 @click.option("--offline/--no-offline", default=None, help="Never use the network.")
 @click.option("-q", "--quiet/--no-quiet", default=None, help="Only errors.")
 @click.option("--color/--no-color", default=None, help="Colours on a terminal; on.")
 @click.pass_context
-def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: object) -> int:
+def command(
+    ctx: click.Context, /, name: str | None, check: bool, yes: bool, as_json: bool, **_: object
+) -> int:
     """Fetch a model, or the rest of it.
 
     \b
     localchat pull qwen2.5:7b-q4_k_m       a name of the catalogue
     localchat pull qwen2.5:7b              the same: Q4_K_M is the default
     localchat pull hf.co/user/repo:Q8_0    a repository of the Hugging Face hub
+    localchat pull --check                 are there newer files of the models here?
 
     Says first whether the model will fit into memory here. If it will not: asks on a terminal, and continues
     with a warning elsewhere.
@@ -50,6 +56,10 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
     inputs = Inputs.of(ctx)
     settings = inputs.settings().settings
     terminal = Terminal(inputs.app.environ, quiet=settings.quiet, color=settings.color)
+    if check:
+        return _check(name, inputs, terminal, as_json=as_json)
+    if name is None:
+        raise UsageError("no model is named", hint="localchat pull NAME, or localchat pull --check")
     asks = not (yes or as_json or settings.quiet) and terminal.stderr_is_terminal
     if not pull(name, inputs, terminal, ask="misfit" if asks else "never", as_json=as_json):
         raise DoesNotFit(
@@ -57,6 +67,53 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
             hint="--yes downloads it without asking; see localchat fit",
         )
     return 0
+
+
+def _check(name: str | None, inputs: "Inputs", terminal: Terminal, *, as_json: bool) -> int:
+    """Compare pulled models with the hub, and keep what was found for `list`. Raises LocalchatError."""
+    from localchat.cli.output import print_json, print_lines
+    from localchat.config.settings import offline_reason
+    from localchat.models.hub.client import hub_from_environment, offline_error
+    from localchat.models.hub.events import Note
+    from localchat.models.hub.manifest import installed
+    from localchat.models.hub.retry import RetryPolicy
+    from localchat.models.hub.updates import KnownUpdates, check, chosen
+
+    models = chosen(name, installed(inputs.paths.models_dir))
+    if by := offline_reason(inputs.settings(), inputs.app.environ):
+        raise offline_error(name or "the pulled models", by)
+
+    def show(event: "PullEvent") -> None:
+        if isinstance(event, Note):
+            terminal.notify(event.text)
+
+    results = check(models, hub_from_environment(inputs.app.environ), show, RetryPolicy())
+    with suppress(OSError):  # then `list` does not tell it
+        KnownUpdates(inputs.paths.state_dir).record(results)
+    if as_json:
+        records = [
+            {
+                "name": one.model.manifest.name,
+                "repository": one.model.manifest.repository,
+                "newer": None if one.problem else one.update is not None,
+                "files": list(one.update.files) if one.update else [],
+                "problem": one.problem or None,
+            }
+            for one in results
+        ]
+        print_json(inputs.app.environ, records)
+        return 0
+    print_lines(inputs.app.environ, map(_check_line, results))
+    return 0
+
+
+def _check_line(result: "CheckResult") -> str:
+    name = sanitize_line(result.model.manifest.name)
+    if result.problem:
+        return f"{name}: {sanitize_line(result.problem)}"
+    if result.update is None:
+        return f"{name}: as on the hub"
+    return f"{name}: newer on the hub; localchat pull {name} fetches it"
 
 
 def pull(

@@ -137,7 +137,7 @@ def llamacpp_places(shares: list[float], layers: int) -> list[int]:
     ends = np.cumsum(np.array(shares, np.float32), dtype=np.float32)
     ends /= ends[-1]
     places = np.arange(layers, dtype=np.float32) / np.float32(layers)
-    return np.searchsorted(ends, places, side="right").tolist()
+    return [int(place) for place in np.searchsorted(ends, places, side="right")]
 
 
 @pytest.mark.parametrize("layers", [(5, 4), (1, 48), (0, 7), (7, 0), (20, 1, 0, 28), (33, 33, 33)])

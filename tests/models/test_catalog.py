@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from localchat.atomic import write_text
+from localchat.backend_api.interface import Backend
 from localchat.errors import LocalchatError, UsageError
 from localchat.models.catalog import CatalogEntry, read_models, shipped_file
 from localchat.models.names import parse
@@ -65,7 +66,7 @@ ENCODERS = {"nomic-embed-text:v1.5": "nomic-bert", "embeddinggemma:300m": "gemma
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_everything_that_is_listed_has_a_backend_that_runs_it(name: str) -> None:
-    backends = {"gguf": LlamaCppBackend(), "safetensors": CudaBackend()}
+    backends: dict[str, Backend] = {"gguf": LlamaCppBackend(), "safetensors": CudaBackend()}
     if name in ENCODERS:
         assert knows_architecture(ENCODERS[name])
         assert {source.format for source in CATALOGUE[name].sources} == {"gguf"}

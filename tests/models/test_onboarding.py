@@ -52,7 +52,7 @@ def strength(recommendation: Recommendation) -> float:
     """Parameters of a dense model that answers about alike."""
     name = recommendation.name.rpartition("-q")[0] or recommendation.name.removesuffix("-mxfp4")
     entry = read_models(shipped_file())[name.removesuffix("-ud")]
-    return (entry.parameters * (entry.active_parameters or entry.parameters)) ** 0.5
+    return float((entry.parameters * (entry.active_parameters or entry.parameters)) ** 0.5)
 
 
 @pytest.mark.parametrize(("machine", "offload"), [(LAPTOP, False), (MAC, True), (DESK, True)])
