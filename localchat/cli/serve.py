@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localchat.cli.document_options import open_library
 from localchat.cli.options import load_flags
 from localchat.cli.service_unit import FORMATS, default_format
 from localchat.errors import UsageError
@@ -60,6 +61,12 @@ _EDITOR_S = 8 * 3600
 @click.option("--strict-models", is_flag=True, help="An unknown model name is an error.")
 @click.option("--no-loop-guard", is_flag=True, help="Let answers repeat themselves forever.")
 @click.option(
+    "--documents",
+    multiple=True,
+    metavar="NAME",
+    help="Learned documents that clients may ask, as MODEL@NAME; repeatable.",
+)
+@click.option(
     "--longest", type=click.IntRange(1), metavar="TOKENS", help="The longest answer; 32768."
 )
 @click.option(
@@ -102,6 +109,7 @@ def command(
     insecure_no_auth: bool,
     strict_models: bool,
     no_loop_guard: bool,
+    documents: tuple[str, ...],
     longest: int | None,
     parallel: int,
     private: bool,
@@ -138,6 +146,8 @@ def command(
         api_keys=keys,
         alias=not strict_models,
         loop_guard=not no_loop_guard,
+        documents=_documents(setup, documents),
+        documents_folder=open_library(setup.app).folder,
         limits=limits,
     )
     try:
@@ -149,6 +159,14 @@ def command(
     finally:
         for each in sockets:
             each.close()
+
+
+def _documents(setup: "Setup", words: "Sequence[str]") -> tuple[str, ...]:
+    """The names of learned documents. Raises UsageError for one that is not there."""
+    library, names = open_library(setup.app), [word.removeprefix("@") for word in words]
+    for name in names:
+        library.open(name).close()
+    return tuple(names)
 
 
 def _print_unit(ctx: click.Context, setup: "Setup", manager: str) -> None:

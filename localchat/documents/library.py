@@ -44,6 +44,8 @@ class Excerpt(NamedTuple):
     """Stands before everything else of the message; empty where an earlier message holds it."""
     label: str
     """What was taken, on one line."""
+    whole: bool = False
+    """All of the collection."""
 
 
 class DocumentLibrary:
@@ -133,11 +135,12 @@ def excerpt_of(
     if found.length <= context * _SHARE * _CHARACTERS_A_TOKEN:
         whole = _framed(collection.name, collection.passages(), whole=True)
         if any(whole in message for message in sent):
-            return Excerpt("", f"@{collection.name}: read above")
+            return Excerpt("", f"@{collection.name}: read above", whole=True)
         count, room = _count(engine, whole), int(context * _SHARE) - used
         if count <= room:
             files = "1 file" if found.files == 1 else f"all {found.files} files"
-            return Excerpt(whole, f"@{collection.name}: {files}, {tokens_text(count)}")
+            label = f"@{collection.name}: {files}, {tokens_text(count)}"
+            return Excerpt(whole, label, whole=True)
     most = max(1, min(_MOST_PASSAGES, (context - used) // 2 // _PASSAGE_TOKENS))
     vector, note = None, ""
     if found.embedding_model and embed is not None:

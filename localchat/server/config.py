@@ -1,6 +1,7 @@
 """Configuration of a server, including every limit of a request."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
@@ -78,6 +79,10 @@ class ServerConfig:
     """An unknown model name means the server's own model."""
     loop_guard: bool = True
     """End answers that repeat themselves."""
+    documents: tuple[str, ...] = ()
+    """Learned documents that clients may ask, as MODEL@NAME."""
+    documents_folder: Path | None = None
+    """Where those are."""
     heartbeat_s: float = 5.0
     """Silence in a stream before a comment."""
     event_s: float = 15.0

@@ -101,10 +101,13 @@ class GenerationResponse:
             service.metrics.observe_request(tracked)
 
     async def _answer(self, service: Service, tracked: TrackedRequest, send: Send) -> None:
-        lease = await service.lease(self.endpoint.model, self.request)
+        named = service.documents.split(self.endpoint.model or "")
+        lease = await service.lease(named.model, self.request)
         async with lease:
             tracked.model = lease.name
             spec = await self.endpoint.spec(lease)
+            if named.documents:
+                spec = await service.documents.before(spec, named.documents, lease)
             tracked.guided = spec.guided
             generation = _generation(lease.engine, spec, tracked)
             try:

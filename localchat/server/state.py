@@ -10,6 +10,7 @@ from localchat.engine.interface import EngineInfo
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.server.config import ServerConfig
+from localchat.server.documents import OfferedDocuments
 from localchat.server.errors import model_not_found, to_api_error
 from localchat.server.leases import AsyncEnginePool, AsyncLease
 from localchat.server.metrics import Metrics
@@ -28,6 +29,7 @@ class Service:
     def __init__(self, engines: AsyncEnginePool, config: ServerConfig) -> None:
         self.engines = engines
         self.config = config
+        self.documents = OfferedDocuments(config.documents_folder, config.documents, engines)
         self.tracker = RequestTracker(config.limits.waiting)
         self.metrics = Metrics(self.tracker)
         self.ready = True

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,7 +16,7 @@ from localchat.server.state import service_of
 
 async def models(request: Request) -> Response:
     """All models, the server's own first."""
-    cards = service_of(request).engines.models()
+    cards = _cards(request)
     data = [_entry(card, request) for card in cards]
     made: dict[str, Any] = {"object": "list", "data": data}
     if is_anthropic(request.scope):
@@ -27,10 +28,22 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     """One model. Its id may contain slashes and colons."""
     name: str = request.path_params["id"]
-    for card in service_of(request).engines.models():
+    for card in _cards(request):
         if card.name == name:
             return json_response(_entry(card, request))
     raise model_not_found(name)
+
+
+def _cards(request: Request) -> list[ModelCard]:
+    """The models, then the server's own with each of the documents."""
+    service = service_of(request)
+    cards = service.engines.models()
+    own = cards[0].name if cards else ""
+    return cards + [
+        msgspec.structs.replace(cards[0], name=f"{own}@{name}")
+        for name in service.documents.names
+        if own
+    ]
 
 
 def _entry(card: ModelCard, request: Request) -> dict[str, Any]:
