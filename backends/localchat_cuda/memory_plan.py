@@ -261,6 +261,11 @@ class _LoadPlanner:
             raise UsageError(
                 f"{options.max_slots} sequences at once: 1 to {_LARGEST_SLOTS} are possible."
             )
+        if options.experts_on_cpu not in ("auto", 0):
+            raise UsageError(
+                "The CUDA backend keeps all weights on the GPU: no experts can stay in RAM.",
+                hint="Leave out --experts-on-cpu, or take a GGUF of the model for llama.cpp.",
+            )
         if options.head_int8 and self.config.hidden % HEAD_COLUMNS:
             raise UsageError(
                 f"The head of this model, with {self.config.hidden} columns, cannot be rounded to 8 bits.",

@@ -115,6 +115,7 @@ class MemoryCheck:
         self.all_gpu_bytes = spendable_gpu(machine, anyway=options.anyway)
         """Of all GPUs, whatever the user's limit."""
         self._safe_mode = safe_mode
+        self._tables = sum(one.size_bytes for one in shape.weights if one.part == "lookup")
         self._cards = spendable_gpus(machine, options.gpu_limit_bytes, anyway=options.anyway)
 
     @property
@@ -167,13 +168,15 @@ class MemoryCheck:
             # Every GPU runs its part of the graph in a scratch buffer of its own.
             compute = Split(ram, scratch * max(self.gpu_count, 1) + borrowed)
         contexts = gpu_context_bytes(self.machine.gpus) if layers and not self.unified else 0
+        # Of a table that is looked up in, the system keeps the rows in use alone where memory is short.
+        tables = 0 if self.unified else self._tables
         found = Needs(
-            Split(weights.ram - repacked.originals + repacked.copies, weights.gpu),
+            Split(weights.ram - tables - repacked.originals + repacked.copies, weights.gpu),
             Split(sum(rows[:first]), sum(rows[first:])),
             compute,
             Split(overhead_bytes(self.shape, steps), contexts),
             flash,
-            repacked.originals,
+            repacked.originals + tables,
         )
         if layers and self.gpu_count > 1:
             found = found._replace(shares=self._shares(candidate, rows[first:], found))

@@ -5,7 +5,7 @@ Loads no library. Choices, measured on CPUs: flash attention off for f16 KV (dec
 because more only lengthen a step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from msgspec import structs
@@ -28,6 +28,8 @@ from localchat_llamacpp.load_candidates import LoadCandidate, MemoryCheck, Needs
 
 GOAL_TOKENS = 8192
 """Context worth a quantized cache, window-only layers or layers left in RAM; a longer one must cost nothing."""
+_ROOMY = 4
+"""A context of so many times the goal may cost the experts of a tenth of the layers."""
 _HOST_CACHE_BYTES = 2_000_000_000
 _SHORT_TOKENS = 2048
 """Context of a load that does not fit and is wanted all the same."""
@@ -170,9 +172,33 @@ class _CandidateChooser:
         """
         if self.options.experts_on_cpu != "auto":
             return
-        for candidate in self._kv_candidates(self.memory.layers):
-            if count := self.memory.least_experts(self.goal, candidate):
-                yield candidate._replace(experts_on_cpu=count)
+        found = [
+            candidate._replace(experts_on_cpu=count)
+            for candidate in self._kv_candidates(self.memory.layers)
+            if (count := self._experts(candidate))
+        ]
+        yield from self._worth(found, lambda one: -one.experts_on_cpu)
+
+    def _experts(self, candidate: LoadCandidate) -> int:
+        """Layers whose experts stay in RAM, a few more where a long context is the gain; 0: none help."""
+        count = self.memory.least_experts(self.goal, candidate)
+        if not count or self.options.context_tokens is not None:
+            return count
+        roomy = self.memory.least_experts(min(_ROOMY * self.goal, self.trained), candidate)
+        return roomy if roomy and roomy - count <= self.memory.shape.all_layers // 10 else count
+
+    def _worth(
+        self, found: list[LoadCandidate], on_gpu: Callable[[LoadCandidate], int]
+    ) -> list[LoadCandidate]:
+        """The candidates, best first: one that keeps windows only goes before one that keeps everything, where
+        that puts a tenth of the layers more on the GPU."""
+        enough = self.memory.layers // 10
+        for place in range(len(found) - 1):
+            first, second = found[place], found[place + 1]
+            same = first.kv_type == second.kv_type and second.window_only
+            if same and on_gpu(second) - on_gpu(first) >= enough:
+                found[place], found[place + 1] = second, first
+        return found
 
     def _candidates(self) -> Iterator[LoadCandidate]:
         """Candidates, best first. Where the layers are chosen here: all, then all without experts, then as
@@ -184,9 +210,12 @@ class _CandidateChooser:
             return
         yield from self._kv_candidates(self.memory.layers)
         yield from self._expert_candidates()
-        for candidate in self._kv_candidates(0):
-            if count := self.memory.largest_layers(self.goal, candidate):
-                yield candidate._replace(gpu_layers=count)
+        found = [
+            candidate._replace(gpu_layers=count)
+            for candidate in self._kv_candidates(0)
+            if (count := self.memory.largest_layers(self.goal, candidate))
+        ]
+        yield from self._worth(found, lambda one: one.gpu_layers)
         yield from self._kv_candidates(0)
 
     def plan(self) -> MemoryPlan:

@@ -63,8 +63,8 @@ class MemoryPlan:
     window_only: bool = False
     """Sliding-window layers keep only their window, so a prefix cannot be truncated anywhere."""
     mapped_bytes: int = 0
-    """File pages of weights that were also copied in another order. The system drops them where memory is
-    short, so they count neither as needed nor as free."""
+    """File pages of weights that were also copied in another order, or of which a token reads one row. The
+    system drops them where memory is short, so they count neither as needed nor as free."""
     missing: str = ""
     """What the load lacks besides memory, a sentence; then it does not fit."""
     kv_types: tuple[str, ...] = ()

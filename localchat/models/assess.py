@@ -47,7 +47,7 @@ class FitReport:
     expected_speed: ExpectedSpeed | None
     """None where there is no estimate."""
     layers_tokens_per_s: float | None = None
-    """Where experts stay in RAM: the expected speed with whole layers there instead."""
+    """Where experts stay in RAM and that is faster: the expected speed with whole layers there instead."""
 
     def record(self) -> dict[str, Any]:
         """The fields of `--json`, whose names are stable."""
@@ -155,7 +155,9 @@ def assess(
     if plan.experts_on_cpu and expected is not None:
         by_layers = backend.plan(subject.model, structs.replace(options, experts_on_cpu=0), machine)
         other = _expected_speed(subject, backend, by_layers, threads, history)
-        layers_rate = other.tokens_per_s if other is not None else None
+        # Beside a longer context or only a few experts the other way may be as fast, which is no gain to tell.
+        if other is not None and other.tokens_per_s < expected.tokens_per_s:
+            layers_rate = other.tokens_per_s
     return FitReport(
         name=subject.name,
         plan=plan,

@@ -264,3 +264,10 @@ def test_4_bit_weights_are_kept_unpacked_too_where_the_cache_leaves_room(
     assert found.weights_bytes > found.unpacked_bytes
     bf16 = plan(CONFIG, [header(15 * GB)], LoadOptions(), gpu(140 * GB, 141 * GB))
     assert not bf16.unpacked_bytes
+
+
+def test_experts_in_ram_are_refused_with_the_way() -> None:
+    with pytest.raises(UsageError, match="keeps all weights on the GPU") as caught:
+        plan(CONFIG, [header(GB)], LoadOptions(experts_on_cpu=4), gpu(20 * GB))
+    assert "GGUF" in caught.value.hint
+    plan(CONFIG, [header(GB)], LoadOptions(experts_on_cpu=0), gpu(20 * GB))

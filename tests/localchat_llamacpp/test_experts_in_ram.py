@@ -71,6 +71,38 @@ def test_a_smaller_card_leaves_more_experts_in_ram_and_keeps_every_layer() -> No
     assert f"the experts of {counts[1]} in RAM" in placed("a GGUF file", found[1])
 
 
+def test_a_few_more_experts_in_ram_make_room_for_a_long_context() -> None:
+    cheap = planned("qwen3.6:35b-a3b", desk(8))
+    assert cheap.context_tokens >= 32_768
+    # Keys and values of this one cost too many experts: the context stays at the goal.
+    dear = planned(EXPERTS, desk(8))
+    assert 8192 <= dear.context_tokens < 16_384
+    asked = LoadOptions(max_slots=2, context_tokens=4096)
+    shape = shape_of("qwen3.6:35b-a3b")
+    short = plan(shape, asked, desk(8), can_offload=True, safe_mode=False)
+    assert (short.context_tokens, short.fits) == (4096, True)
+    assert short.experts_on_cpu < cheap.experts_on_cpu
+
+
+def test_windows_alone_are_kept_where_that_puts_more_layers_on_the_gpu() -> None:
+    found = planned("gemma4:12b", desk(8))
+    assert found.window_only and found.kv_type == "f16"
+    shape = shape_of("gemma4:12b")
+    asked = LoadOptions(max_slots=16)
+    whole = plan(shape, asked, desk(8), can_offload=True, safe_mode=False)
+    assert not whole.window_only and whole.gpu_layers < found.gpu_layers
+
+
+def test_tables_that_are_looked_up_are_no_need_and_no_reading() -> None:
+    shape = shape_of("gemma4:e4b")
+    table = next(one for one in shape.weights if one.part == "lookup")
+    found = planned("gemma4:e4b", desk(ram_gb=16), can_offload=False)
+    assert found.mapped_bytes >= table.size_bytes > 2 * GB
+    assert found.weights_bytes < shape.weights_bytes - table.size_bytes // 2
+    assert table not in [one for one, _ in shape.read_weights()]
+    assert weights_split(shape, shape.all_layers + 1).ram >= table.size_bytes
+
+
 def test_experts_stay_out_of_the_plan_where_they_cannot_help() -> None:
     dense = planned(DENSE, desk(8))
     assert dense.experts_on_cpu == 0 and 0 < dense.gpu_layers < dense.layers

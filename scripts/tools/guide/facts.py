@@ -94,6 +94,7 @@ FLAGS: Final = [
     "--kv-type",
     "--threads",
     "--gpu-layers",
+    "--experts-on-cpu",
     "--no-speculation",
     "--think",
     "--no-think",
