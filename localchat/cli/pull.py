@@ -90,6 +90,8 @@ def _check(name: str | None, inputs: "Inputs", terminal: Terminal, *, as_json: b
     results = check(models, hub_from_environment(inputs.app.environ), show, RetryPolicy())
     with suppress(OSError):  # then `list` does not tell it
         KnownUpdates(inputs.paths.state_dir).record(results)
+    if not results:
+        terminal.notify("no model was pulled, so there is nothing to check")
     if as_json:
         records = [
             {

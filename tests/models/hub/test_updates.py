@@ -92,6 +92,16 @@ def test_offline_and_unknown_names_are_refused_without_a_call(call: Call, hub: F
     assert len(hub.asked) == before
 
 
+def test_nothing_pulled_is_said(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LOCALCHAT_MODELS", str(tmp_path / "empty"))
+    code, out, err = call("pull", "--check")
+    assert (code, out) == (0, "")
+    assert "nothing to check" in err
+    assert json.loads(call("pull", "--check", "--json")[1]) == []
+
+
 def test_a_damaged_record_of_checks_counts_as_none(call: Call, tmp_path: Path) -> None:
     path = find_paths(os.environ).state_dir / UPDATES_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
