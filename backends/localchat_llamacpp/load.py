@@ -11,6 +11,7 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
 from localchat_llamacpp.compute_buffers import SPARE_STATES, context_cells
+from localchat_llamacpp.drafter import load_drafter
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
     KV_TYPES,
@@ -93,13 +94,15 @@ def load_runner(
         progress=progress,
     )
     try:
-        return _with_context(weights, target, request)
+        return _with_context(weights, target, request, progress)
     except BaseException:
         weights.close()
         raise
 
 
-def _with_context(weights: Weights, target: Target, request: LoadRequest) -> LlamaCppRunner:
+def _with_context(
+    weights: Weights, target: Target, request: LoadRequest, progress: Progress
+) -> LlamaCppRunner:
     plan, api = request.plan, library().api
     cells = context_cells(plan.context_tokens)
     most = int(api.llama_max_parallel_sequences()) - 1
@@ -114,6 +117,7 @@ def _with_context(weights: Weights, target: Target, request: LoadRequest) -> Lla
         window_only=plan.window_only,
     )
     context, buffers = open_context(weights, spec)
+    drafter = None
     try:
         if not api.llama_get_memory(context):
             raise ModelInvalid("This is an embedding model: it keeps no memory and writes no text.")
@@ -121,6 +125,11 @@ def _with_context(weights: Weights, target: Target, request: LoadRequest) -> Lla
         batch = Batch(spec.step_tokens, spec.slots + 1)
         warm = WarmUp(context, batch, spec.slots, vocab_size)
         can_truncate = warm.run(min(spec.step_tokens, plan.context_tokens - 8))
+        files = [target.total_bytes]
+        if request.options.draft is not None:
+            drafter = load_drafter(weights.handle, request, target.threads, progress)
+            files.append(Path(request.options.draft).stat().st_size)
+        taken = [*weights.buffers, *buffers, *(drafter.buffers if drafter is not None else ())]
         return LlamaCppRunner(
             weights,
             context,
@@ -129,9 +138,12 @@ def _with_context(weights: Weights, target: Target, request: LoadRequest) -> Lla
             outputs_max=outputs_max(spec),
             vocab_size=vocab_size,
             threads=target.threads,
-            report=report([*weights.buffers, *buffers], target.total_bytes),
+            report=report(taken, sum(files)),
+            drafter=drafter,
         )
     except BaseException:
+        if drafter is not None:
+            drafter.close()
         api.llama_free(context)
         raise
 
@@ -178,6 +190,7 @@ def _capabilities(
         bytes_per_token=_size(buffers, "KV") // cells,
         state_bytes=_size(buffers, "RS") // (spec.slots + 1),
         exports="range" if rewind == "any" else "whole",
+        draft_model=request.options.draft is not None,
         all_logprobs=True,
         kv_type=spec.kv_type,
         kv_types=target.kv_types,

@@ -3,6 +3,8 @@
 from itertools import zip_longest
 from typing import NamedTuple
 
+from msgspec import structs
+
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
@@ -19,6 +21,7 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.architecture import ModelShape
 from localchat_llamacpp.compute_buffers import (
+    PROCESS_BYTES,
     SPARE_STATES,
     Repacked,
     Steps,
@@ -31,6 +34,7 @@ from localchat_llamacpp.compute_buffers import (
     repacked_weights,
     window_cells,
 )
+from localchat_llamacpp.draft_shape import draft_shape
 from localchat_llamacpp.layer_split import layer_weights, split_layers
 
 SCORES_BYTES = 512_000_000
@@ -78,6 +82,20 @@ class Needs(NamedTuple):
         """All graphics memory."""
         return self.weights.gpu + self.kv.gpu + self.compute.gpu + self.overhead.gpu
 
+    def plus(self, other: "Needs") -> "Needs":
+        """The same with another model beside it."""
+        parts = zip(self[:4], other[:4], strict=True)
+        weights, kv, compute, overhead = [
+            Split(mine.ram + more.ram, mine.gpu + more.gpu) for mine, more in parts
+        ]
+        # A part of the other one lies on each GPU too; the layers told are this model's.
+        shares = tuple(
+            mine._replace(size_bytes=mine.size_bytes + more.size_bytes)
+            for mine, more in zip(self.shares, other.shares, strict=False)
+        )
+        mapped = self.mapped + other.mapped
+        return Needs(weights, kv, compute, overhead, self.flash, mapped, shares)
+
     def pooled(self) -> "Needs":
         """The same with unified memory: everything is RAM."""
         whole = [
@@ -117,6 +135,7 @@ class MemoryCheck:
         self._safe_mode = safe_mode
         self._tables = sum(one.size_bytes for one in shape.weights if one.part == "lookup")
         self._cards = spendable_gpus(machine, options.gpu_limit_bytes, anyway=options.anyway)
+        self._draft = _draft_check(options, machine, can_offload=can_offload, safe_mode=safe_mode)
 
     @property
     def reserve_bytes(self) -> int:
@@ -180,6 +199,8 @@ class MemoryCheck:
         )
         if layers and self.gpu_count > 1:
             found = found._replace(shares=self._shares(candidate, rows[first:], found))
+        if self._draft is not None:
+            found = found.plus(self._draft.needs_of_draft(context, gpu=layers > 0))
         return found.pooled() if self.unified else found
 
     def _shares(
@@ -196,6 +217,14 @@ class MemoryCheck:
             GpuShare(count, fixed + sum(sizes[end - count : end]), gpu.total_bytes)
             for count, end, gpu in zip(counts, ends, self.machine.gpus, strict=True)
         )
+
+    def needs_of_draft(self, context: int, *, gpu: bool) -> Needs:
+        """Bytes of this model as the draft model of another."""
+        candidate = LoadCandidate("f16", False, self.layers if gpu else 0)
+        found = self._needs(context, candidate, flash=gpu)
+        # Both models are in one process.
+        more = max(overhead_bytes(self.shape, self.steps(0)) - PROCESS_BYTES, 0)
+        return found._replace(overhead=Split(more, 0))
 
     def holds(self, needs: Needs, spare_bytes: int = 0) -> bool:
         """True if there is memory enough, with `spare_bytes` of RAM left over."""
@@ -259,6 +288,17 @@ class MemoryCheck:
         if not needs.gpu:
             return 0
         return needs.gpu if self.trusted else self.gpu_bytes
+
+
+def _draft_check(
+    options: LoadOptions, machine: Machine, *, can_offload: bool, safe_mode: bool
+) -> MemoryCheck | None:
+    """The check of the draft model, if one was asked for. Raises ModelMissing, ModelInvalid."""
+    if options.draft is None:
+        return None
+    alone = structs.replace(options, draft=None)
+    shape = draft_shape(options.draft)
+    return MemoryCheck(shape, alone, machine, can_offload=can_offload, safe_mode=safe_mode)
 
 
 def step_tokens(machine: Machine, *, gpu: bool) -> int:

@@ -28,6 +28,7 @@ from localchat.backend_api.interface import (
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat_llamacpp.batch import Batch
+from localchat_llamacpp.drafter import LlamaDrafter
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import Weights
 from localchat_llamacpp.slots import Slots
@@ -103,8 +104,9 @@ class LlamaCppRunner:
         vocab_size: int,
         threads: int,
         report: MemoryReport,
+        drafter: LlamaDrafter | None = None,
     ) -> None:
-        """Own `weights` and `context` from here on."""
+        """Own `weights`, `context` and `drafter` from here on."""
         self._api: Any = library().api
         self.capabilities = capabilities
         self._weights = weights
@@ -113,6 +115,7 @@ class LlamaCppRunner:
         self._outputs_max = outputs_max
         self._vocab_size = vocab_size
         self._report = report
+        self._drafter = drafter
         self._slots = Slots(
             context, capabilities.max_slots + 1, can_truncate=capabilities.rewind != "checkpoint"
         )
@@ -127,6 +130,12 @@ class LlamaCppRunner:
         if capabilities.rewind != "checkpoint":
             self._callback = self._stop.callback(self._api.ggml_abort_callback)
             self._api.llama_set_abort_callback(context, *self._callback)
+
+    @property
+    def drafter(self) -> LlamaDrafter:
+        """See DraftingRunner."""
+        assert self._drafter is not None, "the capabilities say that there is no draft model"
+        return self._drafter
 
     def launch(self, plan: StepPlan) -> None:
         """Keep the plan for `collect`."""
@@ -188,6 +197,8 @@ class LlamaCppRunner:
 
     def close(self) -> None:
         """Release context and weights. Idempotent."""
+        if self._drafter is not None:
+            self._drafter.close()
         if self._context:
             self._logits = np.empty((0, self._vocab_size), np.float32)
             self._api.llama_free(self._context)
@@ -199,6 +210,8 @@ class LlamaCppRunner:
     def _enter(self, plan: StepPlan) -> None:
         for seq in plan.leave:
             self._sequences.pop(seq, None)
+            if self._drafter is not None:
+                self._drafter.forget(seq)
         for entry in plan.enter:
             self._sequences[entry.seq] = _sequence_state(entry)
 

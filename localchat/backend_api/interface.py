@@ -140,6 +140,8 @@ class Capabilities:
     exports: Literal["", "range", "whole"] = ""
     """What of a slot can be taken out of the process and imported by another one (ExportingRunner): any range
     of its tokens, its whole state, or nothing."""
+    draft_model: bool = False
+    """True if the runner is a DraftingRunner (drafter.py)."""
     embeddings: bool = False
     all_logprobs: bool = False
     """True if a prompt's position can bring the log probabilities of all tokens."""

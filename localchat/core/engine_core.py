@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
+from localchat.backend_api.drafter import DraftingRunner
 from localchat.backend_api.interface import Runner, Tokenizer
 from localchat.core.event_sender import EventSender
 from localchat.core.kv_cache.disk_tier import DiskRead, DiskTier
@@ -21,6 +22,7 @@ from localchat.core.scheduler.scheduler import Scheduler
 from localchat.core.scheduler.step_builder import ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
+from localchat.core.spec_decode.draft_proposer import DraftModel, DraftProposer
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import EngineStats, Event
@@ -110,6 +112,10 @@ class EngineCore:
             self._event_sender,
             self._counters,
         )
+        self._draft_model: DraftModel | None = None
+        if can.draft_model:
+            drafter = cast(DraftingRunner, runner).drafter
+            self._draft_model = DraftModel(drafter, self.output_processor.step_costs)
         self._commands_lock = threading.Lock()
         self._step = 0
         self._stopped = False
@@ -296,12 +302,19 @@ class EngineCore:
         wanted = request_state.request.speculation and not request_state.seeded
         if self._speculation and wanted:
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
-            first.proposer = NgramProposer(
-                request_state.tokens,
-                self.output_processor.step_costs,
-                earlier,
-                rewinds=self._runner.capabilities.rewind != "checkpoint",
-            )
+            rewinds = self._runner.capabilities.rewind != "checkpoint"
+            costs = self.output_processor.step_costs
+            ngrams = NgramProposer(request_state.tokens, costs, earlier, rewinds=rewinds)
+            first.proposer = ngrams
+            if self._draft_model is not None:
+                first.proposer = DraftProposer(
+                    first.number,
+                    request_state.tokens,
+                    first.sampling,
+                    self._draft_model,
+                    ngrams,
+                    rewinds=rewinds,
+                )
         for other in others:
             other.state = State.FORKING
         self._scheduler.add(first)

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from localchat.core.kv_cache.manager import KVUsage
 from localchat.core.sequence import RequestState, Sequence
-from localchat.core.spec_decode.ngram_proposer import NgramProposer
+from localchat.core.spec_decode.draft_proposer import Proposer
 from localchat.engine.events import (
     Done,
     Event,
@@ -211,7 +211,7 @@ class EventSender:
 
 def speculation(request_state: RequestState) -> Speculation:
     """Drafts of all choices together; speed-up and reason are those of the first choice."""
-    proposers: list[NgramProposer] = [
+    proposers: list[Proposer] = [
         one.proposer for one in request_state.sequences if one.proposer is not None
     ]
     if not proposers:

@@ -13,8 +13,8 @@ from localchat.core.scheduler.scheduler import MOST_DRAFTING, Scheduler
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
+from localchat.core.spec_decode.draft_proposer import Proposer
 from localchat.core.spec_decode.ngram_index import SPAN, EarlierTexts
-from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import Event, FinishReason, TokenLogprob
@@ -247,7 +247,7 @@ class OutputProcessor:
 
     def _update_proposer(
         self,
-        proposer: NgramProposer,
+        proposer: Proposer,
         scheduled: ScheduledStep,
         row: ScheduledRow,
         sampled: int,

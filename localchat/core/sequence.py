@@ -12,7 +12,7 @@ from enum import Enum, auto
 from localchat.backend_api.interface import Enter, SamplingParams
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.request_timer import RequestTimer
-from localchat.core.spec_decode.ngram_proposer import NgramProposer
+from localchat.core.spec_decode.draft_proposer import Proposer
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.think_budget import ThinkBudget
 from localchat.engine.events import TokenLogprob
@@ -46,7 +46,7 @@ class Sequence:
     output: ChoiceOutput
     grammar_matcher: GrammarMatcher | None = None
     think_budget: ThinkBudget | None = None
-    proposer: NgramProposer | None = None
+    proposer: Proposer | None = None
     state: State = State.WAITING
     launched: int = 0
     computed: int = 0

@@ -27,6 +27,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Layers whose experts stay in RAM although the layer is on the GPU, counted from the first."""
     threads: int = 0
     """Threads that compute; 0: the physical cores."""
+    draft: str | None = None
+    """File of a small model of the same vocabulary that drafts."""
     max_slots: int = 16
     """Sequences computed at once."""
     cache_ram_bytes: int | None = None

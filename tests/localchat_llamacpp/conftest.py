@@ -41,11 +41,12 @@ def start(models: dict[str, Path]) -> Iterator[Start]:
         gpu_layers: int = 0,
         threads: int = 1,
         architecture: str = "",
+        draft: str | None = None,
     ) -> Driver:
         plan = plan_of(context, step, kv_type, flash)
         options = LoadRequest(
             replace(plan, gpu_layers=gpu_layers, window_only=window_only),
-            LoadOptions(max_slots=slots),
+            LoadOptions(max_slots=slots, draft=str(models[draft]) if draft else None),
             safe_mode=True,
         )
         size = models[name].stat().st_size

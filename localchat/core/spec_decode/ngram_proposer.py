@@ -122,6 +122,8 @@ class NgramProposer:
         self._kinds: list[int] = []
         self._plain_s = 0.0
         self._spent_s = 0.0
+        self.rate = 0.0
+        """Tokens a second, of all sequences of the step, that the last proposal promised."""
         self.drafted = 0
         self.accepted = 0
         self.off = ""
@@ -136,6 +138,15 @@ class NgramProposer:
     def speedup(self) -> float | None:
         """Net gain so far: the time of plain steps over the time taken. None before the first draft."""
         return self._plain_s / self._spent_s if self.drafted and self._spent_s else None
+
+    @property
+    def times_s(self) -> tuple[float, float]:
+        """Time of plain steps for the tokens so far, and the time taken."""
+        return self._plain_s, self._spent_s
+
+    def withdraw(self) -> None:
+        """Forget the last proposal: others go into the step."""
+        self._copying, self._kinds = None, []
 
     def fork(self) -> "NgramProposer":
         """The same text for another choice; what was learned so far is not copied."""
@@ -314,6 +325,7 @@ class NgramProposer:
                 best, best_rate = len(draft), rate
             if reached < 0.02:
                 break
+        self.rate = best_rate
         del self._kinds[best:]
         return tuple(draft[:best])
 

@@ -1,0 +1,30 @@
+"""Which files can be a draft model, by their header alone: loads no library."""
+
+from pathlib import Path
+
+from localchat.errors import ModelInvalid
+from localchat.model_files.architecture import ModelShape, model_shape
+from localchat.model_files.open_gguf import read_header
+
+SAME_FAMILY = "A draft model is a small model of the same family, such as Qwen3 0.6B for Qwen3 8B."
+
+
+def draft_shape(file: str, context_tokens: int = 0) -> ModelShape:
+    """Shape of the draft model in this file. Raises ModelMissing, ModelInvalid.
+
+    context_tokens: of the model that answers.
+    """
+    path = Path(file)
+    shape = model_shape(read_header(path))
+    why = ""
+    if not shape.vocabulary:
+        why = "has no vocabulary"
+    elif shape.recurrent:
+        why = "keeps a running state, which cannot go back where a draft is rejected"
+    elif shape.window:
+        why = "keeps a sliding window, which cannot always go back where a draft is rejected"
+    elif 0 < shape.positions < context_tokens:
+        why = f"has {shape.positions:,} positions, and the context is {context_tokens:,}"
+    if why:
+        raise ModelInvalid(f"{path.name} cannot be a draft model: it {why}.", hint=SAME_FAMILY)
+    return shape
