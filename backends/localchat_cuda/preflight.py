@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from localchat.errors import ModelInvalid
+from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -37,6 +37,10 @@ def objection(model: ModelSummary) -> str:
 
 def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
     """Plan the memory of a load on one GPU. Raises UsageError, ModelInvalid for a config that cannot run."""
+    if options.draft is not None:
+        raise UsageError(
+            "The CUDA backend has no draft models.", hint="Leave out --draft, or take a GGUF file."
+        )
     config, headers = _parsed(model)
     config, config_notes = runtime_config(config, gpu=True)
     config = rounded_config(config, options.quantize, model.name)

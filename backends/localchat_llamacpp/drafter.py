@@ -16,7 +16,13 @@ from localchat.errors import ModelInvalid
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.draft_shape import SAME_FAMILY, draft_shape
 from localchat_llamacpp.native import Buffer, library
-from localchat_llamacpp.native_model import ContextSpec, Placement, Weights, load_weights, open_context
+from localchat_llamacpp.native_model import (
+    ContextSpec,
+    Placement,
+    Weights,
+    load_weights,
+    open_context,
+)
 from localchat_llamacpp.slots import Slots
 
 _PADDING = 128

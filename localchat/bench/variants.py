@@ -14,7 +14,7 @@ PARALLEL: Final = "parallel"
 _LOAD_KEYS: Final = (
     *("backend", "llamacpp_library", "context_length", "kv_cache_type", "cache_ram_mib"),
     *("gpu_layers", "experts_on_cpu", "vram_gb", "kv_gb", "threads", "speculation"),
-    *("head_int8", "dummy_weights", "quantize"),
+    *("head_int8", "dummy_weights", "quantize", "draft"),
 )
 """Settings that change how a model is loaded or runs."""
 _ON_OFF: Final = {"on": "true", "off": "false"}

@@ -53,11 +53,13 @@ def command(
     from localchat.models.assess import assess, usable_machine
     from localchat.models.memory_steps import memory_steps
     from localchat.models.onboarding import with_models_that_fit
+    from localchat.models.resolve import with_draft
 
     seen = _find(ctx, word)
     slots = parallel or max(CHAT_SLOTS, seen.settings.n)
     subject, machine, environ = seen.subject, usable_machine(), seen.app.environ
     options = load_options(seen.settings, max_slots=slots)
+    options = with_draft(options, seen.settings.draft, seen.paths)
     verdict = assess(subject, options, machine, SpeedHistory(seen.paths.state_dir))
     steps: tuple[MemoryStep, ...] = ()
     if not verdict.plan.fits and not verdict.plan.missing:

@@ -40,6 +40,7 @@ from localchat.models.resolve import (
     remember_model,
     remote_model,
     route_model,
+    with_draft,
 )
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def _attach_spec(setup: Setup) -> AttachSpec:
         name=setup.model.name,
         word=setup.model.word,
         backend=setup.settings.backend,
-        load=load_options(setup.settings),
+        load=with_draft(load_options(setup.settings), setup.settings.draft, setup.paths),
     )
 
 

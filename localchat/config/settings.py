@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     anyway: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
+    draft: Annotated[str, Meta(min_length=1)] | None = None
     keep_alive: Annotated[int, Meta(ge=-1)] = 300
     attach: bool = True
     temperature: Annotated[float, Meta(ge=0, le=10)] | None = None
@@ -153,6 +154,12 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     "speculation": Key(
         "--no-speculation", _YES_NO, "Guess ahead from earlier text, where no seed is given."
+    ),
+    "draft": Key(
+        "--draft",
+        "a name or the path of a GGUF file",
+        "A small model of the same family that guesses ahead (llama.cpp).",
+        reloads=True,
     ),
     "keep_alive": Key(
         "--keep-alive",

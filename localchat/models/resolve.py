@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from localchat.atomic import write_text
 from localchat.config.paths import Paths
 from localchat.config.remotes import Remote
 from localchat.config.routes import Route
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.fit.load_options import LoadOptions
 
 GUIDE = "guide"
 LAST_USED = "the model used last"
@@ -89,6 +92,17 @@ def locate_named(
     if _is_path(word):
         raise ModelMissing(f"no model {word!r}{_chosen(why)}")
     return _pulled(word, paths, why)
+
+
+def with_draft(options: LoadOptions, word: str | None, paths: Paths) -> LoadOptions:
+    """The options with the file of the draft model that `word` means; None: without one.
+
+    Raises ModelMissing, ModelInvalid, UsageError.
+    """
+    if word is None:
+        return options
+    found = locate(word, paths, "the draft model")
+    return structs.replace(options, draft=os.fspath(found.path))
 
 
 def remote_model(remote: Remote, why: str) -> ResolvedModel:

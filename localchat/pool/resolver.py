@@ -16,7 +16,13 @@ from localchat.config.settings import Settings
 from localchat.config.settings_file import read_settings
 from localchat.engine.options import EngineOptions, RouteOptions, load_options
 from localchat.errors import ModelMissing
-from localchat.models.resolve import GUIDE, ResolvedModel, locate_named, route_model
+from localchat.models.resolve import (
+    GUIDE,
+    ResolvedModel,
+    locate_named,
+    route_model,
+    with_draft,
+)
 from localchat.pool.entry import ModelSpec
 
 if TYPE_CHECKING:
@@ -41,6 +47,8 @@ def engine_options(
     """Load options of a model under these settings. max_slots: requests that run at once.
 
     settings_for: gives those of the models of a route, which else have the route's.
+
+    Raises ModelMissing, ModelInvalid, UsageError for the draft model.
     """
     route = None
     if (found := model.route) is not None:
@@ -56,7 +64,7 @@ def engine_options(
         route = RouteOptions(found.route, small, large)
     return EngineOptions(
         model=model.path,
-        load=load_options(settings, max_slots=max_slots),
+        load=with_draft(load_options(settings, max_slots=max_slots), settings.draft, paths),
         name=model.name,
         backend=settings.backend,
         speculation=settings.speculation,

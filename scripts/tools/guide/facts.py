@@ -136,6 +136,7 @@ FLAGS: Final = [
     "--head-int8",
     "--head-exact",
     "--quantize",
+    "--draft",
     "--raw-prompt",
     "--theme",
     "--reduced-motion",
