@@ -160,11 +160,18 @@ def _read(
             places,
             fetch=None if _is_offline(app) else fetch,
             embed=embedder(app),
-            embedding_model=embed,
+            embedding_model=_model_word(embed),
             progress=progress,
         )
     finally:
         terminal.progress("")
+
+
+def _model_word(word: str | None) -> str | None:
+    """The word of a model, which holds in every folder: the path of a file is absolute."""
+    if word is None or not Path(word).expanduser().is_file():
+        return word
+    return str(Path(word).expanduser().absolute())
 
 
 def _report(terminal: Terminal, name: str, changes: "Changes", found: "Summary") -> None:

@@ -141,20 +141,26 @@ def excerpt_of(
             files = "1 file" if found.files == 1 else f"all {found.files} files"
             label = f"@{collection.name}: {files}, {tokens_text(count)}"
             return Excerpt(whole, label, whole=True)
-    most = max(1, min(_MOST_PASSAGES, (context - used) // 2 // _PASSAGE_TOKENS))
+    room = (context - used) // 2
+    most = max(1, min(_MOST_PASSAGES, room // _PASSAGE_TOKENS))
     vector, note = None, ""
     if found.embedding_model and embed is not None:
         try:
             vector = embed(found.embedding_model, [question])[0]
         except LocalchatError as problem:  # the model is gone: its words are still there
             note = f"; by words alone: {problem.message}"
-    passages = collection.find(question, most, vector)
-    if not passages:
-        passages = collection.beginnings(most)
-        note += "; no passage has a word of the question: the beginnings"
+    while True:
+        passages = collection.find(question, most, vector)
+        told = note
+        if not passages:
+            passages = collection.beginnings(most)
+            told += "; no passage has a word of the question: the beginnings"
+        text = _framed(collection.name, passages, whole=False)
+        if most == 1 or _count(engine, text) <= room:
+            break
+        most -= 1  # tables and code take more tokens than the guess
     number = "1 passage" if len(passages) == 1 else f"{len(passages)} passages"
-    text = _framed(collection.name, passages, whole=False)
-    return Excerpt(text, f"@{collection.name}: {number}: {places(passages)}{note}")
+    return Excerpt(text, f"@{collection.name}: {number}: {places(passages)}{told}")
 
 
 def _framed(name: str, passages: Sequence[Passage], *, whole: bool) -> str:

@@ -41,6 +41,16 @@ def test_what_does_not_fit_comes_in_the_nearest_passages(library: DocumentLibrar
     assert "Part 3" not in found.text
 
 
+def test_passages_of_many_tokens_leave_half_of_the_context(library: DocumentLibrary) -> None:
+    source = library.folder.parent / "source"
+    for number in range(8):
+        (source / f"c{number}.md").write_text("dense " + "字" * 1000)
+    engine = ScriptedEngine(context_tokens=10_000)
+    found = library.excerpt("home", "something dense", engine)
+    assert found.label.startswith("@home: 1 passage: ")
+    assert len(engine.tokenize(found.text)) < 5_000
+
+
 def test_the_room_is_what_the_conversation_leaves(library: DocumentLibrary) -> None:
     engine = ScriptedEngine(context_tokens=20_000)
     assert "passage" in library.excerpt("home", "leases", engine, ["word " * 2500]).label
