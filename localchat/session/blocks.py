@@ -60,6 +60,16 @@ class ReasoningBlock(NamedTuple):
     dimmed: bool = False
 
 
+class TriesBlock(NamedTuple):
+    """The tries that an answer was chosen from, folded to one line until it is opened."""
+
+    id: str
+    label: str
+    """What they brought and cost."""
+    text: str
+    dimmed: bool = False
+
+
 class ToolCallBlock(NamedTuple):
     """A tool call of the model. localchat runs none."""
 
@@ -115,6 +125,7 @@ Block: TypeAlias = (
     UserBlock
     | AnswerBlock
     | ReasoningBlock
+    | TriesBlock
     | ToolCallBlock
     | SummaryBlock
     | NoticeBlock

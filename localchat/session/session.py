@@ -49,6 +49,7 @@ from localchat.session.memory_offers import load_offers
 from localchat.session.outcome import Outcome, SummaryResult
 from localchat.session.presets import with_preset
 from localchat.session.recorder import ConversationRecorder
+from localchat.session.tries import NextTries
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
 NoticeKind: TypeAlias = Literal["info", "warning", "error"]
@@ -86,6 +87,7 @@ class ChatSession:
         self.changes: dict[str, str] = {}
         self.overflow: Overflow | None = None
         """The choices that were offered last."""
+        self.tries = NextTries()
         self._engines = engines
         self.view = view
         self._keep_unanswered = keep_unanswered
@@ -347,12 +349,12 @@ class ChatSession:
             think_budget=settings.think_budget,
             continue_last=continued is not None,
         )
-        request = self.context.request(settings, messages)
+        run = self.tries.begin(self.context.request(settings, messages), engine)
         saving = asyncio.create_task(self._save(builder))
         try:
             # `generate` returns when the engine process has read the prompt, which may be long.
-            with self._streaming(await asyncio.to_thread(engine.generate, request)) as stream:
-                async for batch in stream.batches():
+            with self._streaming(await asyncio.to_thread(engine.generate, run.request)) as stream:
+                async for batch in run.batches(stream, self._set_task):
                     writing = any(isinstance(event, Text | Reasoning) for event in batch)
                     for event in joined(batch):
                         if self.status.info is None and isinstance(event, Text | Reasoning):
@@ -364,6 +366,7 @@ class ChatSession:
                         await asyncio.sleep(self._batch_s)
         finally:
             saving.cancel()
+        run.show_card(self.view, builder.node)
 
     async def _save(self, builder: AnswerBuilder) -> None:
         """Record the growing answer by the clock.

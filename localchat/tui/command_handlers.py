@@ -236,6 +236,12 @@ class CommandHandlers:
         self.change(None, {"think": choice})
         self._screen.hint(f"reasoning: {choice}")
 
+    def _do_tries(self, words: str) -> None:
+        from localchat.session.tries import describe, parse_tries
+
+        wanted = self._screen.session.tries.next = parse_tries(words)
+        self._screen.hint(describe(wanted))
+
     def _do_system(self, text: str) -> None:
         session = self._screen.session
         if text:

@@ -17,6 +17,7 @@ from localchat.session.blocks import (
     ReasoningBlock,
     SummaryBlock,
     ToolCallBlock,
+    TriesBlock,
     UserBlock,
 )
 from localchat.tui.transcript.markdown import Look, Piece, Row, layout
@@ -73,6 +74,9 @@ def block_rows(
             return _answer(block, width, rows, unfinished)
         case ReasoningBlock():
             return _reasoning(block, width, is_open)
+        case TriesBlock():
+            title = f"{'▾' if is_open else '▸'} {sanitize_line(block.label)}"
+            return _folded(title, block.text, width, is_open)
         case ToolCallBlock():
             return _tool_call(block, width, is_open)
         case SummaryBlock():
@@ -91,7 +95,7 @@ def clean(text: str) -> str:
 def estimate_height(block: Block, width: int, *, is_open: bool) -> int:
     """An estimate of a block's height in rows, without laying it out."""
     room = text_width(width)
-    folded = isinstance(block, ReasoningBlock | SummaryBlock) and not is_open
+    folded = isinstance(block, ReasoningBlock | SummaryBlock | TriesBlock) and not is_open
     if folded:
         return 2
     text = block.arguments if isinstance(block, ToolCallBlock) else block.text
@@ -192,14 +196,17 @@ def _reasoning(block: ReasoningBlock, width: int, is_open: bool) -> BlockRows:
     words = len(block.text.split())
     spent = "thinking" if block.seconds is None else f"thought for {block.seconds:,.1f} s"
     title = f"{'▾' if is_open else '▸'} {spent} · {words:,} word{'' if words == 1 else 's'}"
+    return _folded(title, block.text, width, is_open)
+
+
+def _folded(title: str, text: str, width: int, is_open: bool) -> BlockRows:
+    """A title that a click opens, and the text below it then."""
     look = Look("muted", italic=True)
     rows = [EMPTY, *_decoration(title, width, look)]
     hits = {number: RowHit() for number in range(1, len(rows))}
     if is_open:
         bar = (_INDENT, Piece("│ ", Look("rule")))
-        rows += plain_rows(
-            clean(block.text).strip("\n"), text_width(width) + GUTTER, bar, look=look
-        )
+        rows += plain_rows(clean(text).strip("\n"), text_width(width) + GUTTER, bar, look=look)
     return BlockRows(rows, hits)
 
 

@@ -178,6 +178,7 @@ SLASH: Final = [
     "/system",
     "/set",
     "/think",
+    "/tries",
     "/regen",
     "/edit",
     "/undo",

@@ -1,0 +1,144 @@
+"""More tries at the next answer of a conversation: the chosen one is shown, the others stay in a card."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import msgspec
+
+from localchat.chat.conversation import Node
+from localchat.engine.events import Done, Event, Finished, Reasoning, Text, ToolCall
+from localchat.engine.interface import Engine
+from localchat.engine.request import GenerateRequest
+from localchat.engine.stream import Stream
+from localchat.errors import UsageError
+from localchat.session.blocks import TriesBlock
+from localchat.session.view import SessionView
+from localchat.tries.extractor import extractor, last_number
+from localchat.tries.model_judge import ModelJudge, summed
+from localchat.tries.spec import MOST_TRIES, TriesSpec
+
+_FORM: Final = "vote N [KIND], best N, or critique"
+
+
+def parse_tries(words: str) -> TriesSpec:
+    """The tries that a command asks for. Raises UsageError."""
+    name, _, rest = words.partition(" ")
+    number, _, kind = rest.strip().partition(" ")
+    if name == "critique" and not rest.strip():
+        return TriesSpec(critique=True)
+    if name not in ("vote", "best") or not number.isdecimal() or (kind and name == "best"):
+        raise UsageError(f"/tries {words}: it takes {_FORM}")
+    count = int(number)
+    if not 2 <= count <= MOST_TRIES:
+        raise UsageError(f"/tries {name} {count}: 2 to {MOST_TRIES} tries are possible")
+    if name == "best":
+        return TriesSpec(count, "best_of")
+    return TriesSpec(count, "vote", extractor(kind) if kind else last_number)
+
+
+def describe(spec: TriesSpec) -> str:
+    """One sentence for the user who asked for them."""
+    if spec.critique:
+        return "the next answer is judged and mended"
+    kept = "the one that most agree on" if spec.method == "vote" else "the likeliest"
+    return f"the next message is tried {spec.count} times; {kept} is kept"
+
+
+class NextTries:
+    """What the user asked for the next answer; then it is one try again."""
+
+    def __init__(self) -> None:
+        self.next: TriesSpec | None = None
+
+    def begin(self, request: GenerateRequest, engine: Engine) -> "TriesRun":
+        """Begin with a request that is sent now. Raises UsageError."""
+        spec, self.next = self.next, None
+        return TriesRun(spec, request, engine)
+
+
+class TriesRun:
+    """One request, perhaps of several tries: gives the events of the answer that is kept."""
+
+    def __init__(self, spec: TriesSpec | None, request: GenerateRequest, engine: Engine) -> None:
+        """`spec` None: one try. Raises UsageError for a request whose tries would all be the same."""
+        one = msgspec.structs.replace(request, n=1)
+        self.request = request if spec is None else spec.widened(one)
+        self._spec, self._engine = spec, engine
+        self._tries = (spec or TriesSpec()).begin()
+        self._texts: dict[str, str] = {}
+        """What the card shows, by title."""
+        self.label = ""
+        """Gain and cost in one line, once `batches` has ended."""
+
+    async def batches(
+        self, stream: Stream, progress: Callable[[str], None]
+    ) -> AsyncIterator[list[Event]]:
+        """Events of progress as they come, then those of the kept answer. `progress`: gets a line."""
+        if self._spec is None:
+            async for batch in stream.batches():
+                yield batch
+            return
+        tries = self._tries
+        held: defaultdict[int, list[Event]] = defaultdict(list)
+        done: Done | None = None
+        async for batch in stream.batches():
+            passed: list[Event] = []
+            for event in batch:
+                tries.add(event)
+                match event:
+                    case Text() | Reasoning() | ToolCall() | Finished():
+                        held[event.choice].append(event)
+                    case Done():
+                        done = event
+                    case _:
+                        passed.append(event)
+            progress(tries.progress())
+            if passed:
+                yield passed
+            if tries.method == "vote" and tries.vote.open and tries.decided:
+                stream.close()
+                break
+        judge = ModelJudge(self._ask, self.request)
+        if self._spec.critique:
+            progress("judging the answer")
+            kept = await self._criticized(judge, held[0])
+        else:
+            self.label = tries.report().sentence()
+            kept = [msgspec.structs.replace(one, choice=0) for one in held[tries.chosen]]
+            for number, text in sorted(tries.texts.items()):
+                mark = ", kept" if number == tries.chosen else ""
+                ended = "" if number in tries.vote.answers else ", cancelled"
+                self._texts[f"Try {number + 1}{mark}{ended}"] = text
+        if done is not None:
+            usage = summed(done.usage, judge.spent)
+            kept.append(msgspec.structs.replace(done, usage=usage))
+        progress("")
+        yield kept
+
+    async def _criticized(self, judge: ModelJudge, events: list[Event]) -> list[Event]:
+        text = self._tries.texts[0]
+        faults = await judge.faults(text) if self._tries.whole else []
+        mended = await judge.mended(text, faults) if faults else None
+        count = (
+            f"{len(faults)} fault{'s' * (len(faults) != 1)} found" if faults else "no fault found"
+        )
+        ended = ", answer mended" if mended else ", the answer stays as it was" if faults else ""
+        cost = f"{self._tries.tokens + judge.tokens:,} tokens, {self._tries.tokens:,} without it"
+        self.label = f"critique: {count}{ended} · {cost}"
+        if faults:
+            self._texts["Faults"] = "\n".join(f"- {fault}" for fault in faults)
+        if mended is None:
+            return events
+        self._texts["First answer"] = text
+        return [Text(0, mended), Finished(0, "stop")]
+
+    async def _ask(self, request: GenerateRequest) -> Stream:
+        return await asyncio.to_thread(self._engine.generate, request)
+
+    def show_card(self, view: SessionView, node: Node | None) -> None:
+        """Put the card below the answer, folded until it is opened; nothing below one try."""
+        if node is not None and self.label:
+            texts = (f"{title}:\n{text.strip()}" for title, text in self._texts.items())
+            view.put(TriesBlock(f"{node.id}/tries", self.label, "\n\n".join(texts)))
