@@ -5,6 +5,7 @@ python scripts/tools/guide/export.py FOLDER [OUT.gguf] [--type Q8_0|BF16|F16]
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,10 +73,16 @@ def export(folder: Path, out: Path, kind: str) -> None:
 
 
 def write_gguf(
-    weights: dict[str, NDArray[np.float32]], tokenizer: dict[str, Any], out: Path, kind: str
+    weights: dict[str, NDArray[np.float32]],
+    tokenizer: dict[str, Any],
+    out: Path,
+    kind: str,
+    **sizes: Any,
 ) -> None:
-    """Write a GGUF of these parameters; matrices in `kind`, norms and biases in F32."""
-    shape = shape_of(weights)
+    """Write a GGUF of these parameters; matrices in `kind`, norms and biases in F32. `sizes`: of the shape
+    where they are not the guide's and no weight tells them.
+    """
+    shape = replace(shape_of(weights), **sizes)
     matrix, file_type = TYPES[kind]
     writer = gguf.GGUFWriter(out, "qwen2")
     writer.add_name("localchat guide")
