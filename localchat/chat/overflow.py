@@ -87,6 +87,11 @@ class Overflow(NamedTuple):
     """A sentence on the steps that give nothing here, and why."""
 
     @property
+    def notice(self) -> str:
+        """The sentence, and which steps give nothing."""
+        return f"{self.sentence[0].upper()}{self.sentence[1:]}.\n{self.idle}".rstrip()
+
+    @property
     def sentence(self) -> str:
         """A sentence for the user, with both numbers."""
         alone = "; the last question alone is too long" if self.leave_out is None else ""

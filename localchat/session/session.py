@@ -321,7 +321,7 @@ class ChatSession:
             return outcome._replace(overflow=await self._offer_choices(outcome.error))
         if outcome.end == "complete":
             await self._remember()
-        if isinstance(outcome.error, DoesNotFit) and outcome.node is None:
+        elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
             self.notice(
                 IN_ORDER, "info", await load_offers(self.context, self.setup, outcome.error)
             )
@@ -395,7 +395,7 @@ class ChatSession:
             if outcome.node is None:
                 self.notice("stopped before the first word", "info", (Offer("ask again", RETRY),))
         else:
-            node = builder.end(info, "failed", problem.message) if builder.node else None
+            node = builder.node and builder.end(info, "failed", problem.message)
             outcome = Outcome("failed", node, problem)
             self._failed(problem)
         if outcome.node is not None or outcome.end == "stopped":
@@ -411,12 +411,11 @@ class ChatSession:
 
     async def _remember(self) -> None:
         """Remember the model and its speed, in a thread: the next question may come meanwhile."""
-        model, info, done = self.setup.model, self.status.info, self.status.done
+        known = self.setup.model, self.status.info, self.status.done
         try:
-            offer = await asyncio.to_thread(self.context.remember, model, info, done)
+            offer = await asyncio.to_thread(self.context.remember, *known)
         except (OSError, LocalchatError) as problem:
-            sentence = f"cannot save the model and its speed: {problem}"
-            self._notice_once(sentence, "warning")
+            self._notice_once(f"cannot save the model and its speed: {problem}", "warning")
         else:
             if offer:
                 self._notice_once(offer, "info")
@@ -496,8 +495,7 @@ class ChatSession:
         self.overflow = found
         offers = [Offer(each.label, f"{OVERFLOW_PREFIX}{each.action}") for each in found.choices]
         offers.append(Offer("another model", "model"))
-        text = f"{found.sentence[0].upper()}{found.sentence[1:]}."
-        self.notice(f"{text}\n{found.idle}".rstrip(), "warning", offers)
+        self.notice(found.notice, "warning", offers)
         return found
 
     async def _leave_out_again(self, problem: LocalchatError | None) -> bool:
