@@ -90,7 +90,7 @@ def _kill_screens(
             if rounds:
                 program.see(_question(rounds - 1)[:30])
                 program.ask("/new")
-                program.see("Enter sends")
+                program.see("Enter send")
             pause_s = draw.uniform(0.05, _LONGEST_S)
             _begin(program, _question(rounds))
             _rest(program, pause_s)
@@ -197,7 +197,7 @@ def _kill_engines(data: Path, kills: int, draw: random.Random) -> list[int]:
             _settled(program, data, "length")
             program.ask("/set max_tokens 3000")
             program.ask("/new")
-            program.see("Enter sends")
+            program.see("Enter send")
             program.until(
                 lambda: "max_tokens =" not in program.text
             )  # or it reads as of the answer

@@ -115,3 +115,13 @@ def test_how_to_stop_comes_before_ornaments(width: int) -> None:
     assert fit_with_hint("x" * width, parts, width) == fit_parts(parts, width), (
         "figures come before a hint"
     )
+
+
+def test_a_narrow_greeting_keeps_its_sentences_whole(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.resize_terminal(40, 30)
+        await pilot.pause()
+        shown = str(app_of(pilot).chat.query_one(Welcome).render())
+        assert "choose a model for anything else." in " ".join(shown.split())
+
+    play(Stage(tmp_path, models=("guide", "other")), what)

@@ -442,7 +442,7 @@ class MetricsPanel(Widget, can_focus=True):
             return (_piece(more.ljust(width, "─"), "rule"),)
         if not self.metric:
             hint = "Point at one, or press Tab until ▎ shows."
-            return (_piece(hint[:width], "quiet"),) if line == 1 else ()
+            return tuple(_piece(row, "quiet") for row in wrap(hint, width)[line - 1 : line])
         term = self._rows[self.marked].term
         sentences = wrap(self.words.explained(term, METRICS[self.metric].about), width)
         rows = self._about_rows - 1
