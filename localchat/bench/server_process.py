@@ -63,6 +63,7 @@ class ServerCommand:
             "--port",
             "0",
             "--private",
+            "--no-cache-disk",
             *guard,
             *slots,
         ]

@@ -36,6 +36,7 @@ from localchat.cli.resolve import (
     Inputs,
     Setup,
     opened_engine,
+    owned,
     remember,
     request_for,
     resolve_setup,
@@ -278,7 +279,8 @@ def _answer_once(
         if options.raw_prompt:
             prompt = TextPrompt(text, special=True)
             logprobs = options.tries.logprobs
-            stream = engine.generate(request_for(settings, prompt, options.grammar, logprobs))
+            request = request_for(settings, prompt, options.grammar, logprobs)
+            stream = engine.generate(owned(request, settings, conversation.id))
             receive(stream, display, answer)
         else:
             _receive_fitting(setup, engine, conversation, display, answer, options)
@@ -375,7 +377,7 @@ def _receive_fitting(
             think_budget=settings.think_budget,
         )
         request = request_for(settings, prompt, options.grammar, options.tries.logprobs)
-        receive(engine.generate(request), display, answer)
+        receive(engine.generate(owned(request, settings, conversation.id)), display, answer)
 
     try:
         send()

@@ -26,7 +26,7 @@ def open_history(paths: Paths, *, to_read: bool = False) -> "History":
     from localchat.history.store import History  # sqlite3
 
     path = paths.data_dir / HISTORY_FILE
-    return History.open(None if to_read and not path.exists() else path)
+    return History.open(None if to_read and not path.exists() else path, paths.kv_dir)
 
 
 def resumed(ctx: click.Context) -> "Conversation | None":

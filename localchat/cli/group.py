@@ -44,6 +44,9 @@ VERBS: Final = {
     ),
     "learn": Verb("localchat.cli.learn", "Read documents once, and ask about them with @NAME."),
     "history": Verb("localchat.cli.history", "List, search, show and export conversations."),
+    "cache": Verb(
+        "localchat.cli.cache", "Show or delete the KV of conversations that the disk keeps."
+    ),
     "ps": Verb("localchat.cli.ps", "List the models that a running server has loaded."),
     "stop": Verb("localchat.cli.stop", "End the running server, or unload one of its models."),
     "doctor": Verb("localchat.cli.doctor", "Say what this machine and this build can do."),

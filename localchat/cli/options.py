@@ -36,6 +36,7 @@ _LOAD = (
     ),
     _Flag("kv_cache_type", ("--kv-type",), "TYPE", "KV cache as f16, q8_0 or q4_0; on CUDA fp8."),
     _Flag("cache_ram_mib", ("--cache-ram",), "MIB", "RAM for KV that nobody uses now."),
+    _Flag("cache_disk_gb", ("--cache-disk",), "GB", "Disk for KV of conversations; 10."),
     _Flag("threads", ("--threads",), "N", "Threads that compute; 0 is every physical core."),
     _Flag("gpu_layers", ("--gpu-layers",), "N", "Layers on the GPU: auto, all or a number."),
     _Flag("experts_on_cpu", ("--experts-on-cpu",), "N", "Layers whose experts stay in RAM; auto."),
@@ -119,6 +120,8 @@ _THINK_VALUES: Final = {
 _UNDECIDED = "localchat.cli.options.undecided"
 """Key of the context's notes: `--think=auto` was given, which a switch cannot express."""
 
+_NO_CACHE_DISK: Final = "--no-cache-disk"
+"""Name of the flag, and key of the context's notes that it was given."""
 AFTER_DASHES = "localchat.cli.options.after_dashes"
 """Key of the context's notes: whether `--` stood before the prompt."""
 STOP: Final = "stop"
@@ -152,11 +155,24 @@ def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
             ),
         ]
         decorators += [click.option(*f.names, f.key, default=None, help=f.about) for f in _SWITCHES]
+        decorators.append(_no_cache_disk)
         for decorator in reversed(decorators):
             function = decorator(function)
         return function
 
     return decorate
+
+
+def _no_cache_disk(function: _Decorated) -> _Decorated:
+    """Add the flag for `--cache-disk 0`."""
+
+    def note(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+        if given:
+            ctx.meta[_NO_CACHE_DISK] = True
+
+    about = "Keep no KV of conversations on the disk."
+    add = click.option(_NO_CACHE_DISK, is_flag=True, expose_value=False, callback=note, help=about)
+    return add(function)
 
 
 def load_flags(function: _Decorated) -> _Decorated:
@@ -206,6 +222,8 @@ def given_flags(ctx: click.Context) -> dict[str, "Given"]:
         if key not in KEYS or ctx.get_parameter_source(key) is not ParameterSource.COMMANDLINE:
             continue
         found[key] = Given(_written(key, value), _name(ctx, key))
+    if ctx.meta.get(_NO_CACHE_DISK):
+        found["cache_disk_gb"] = Given("0", _NO_CACHE_DISK)
     if ctx.meta.get(_UNDECIDED):
         found["think"] = Given("auto", _THINK)
     return found

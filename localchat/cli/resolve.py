@@ -271,6 +271,13 @@ def request_for(
     )
 
 
+def owned(request: GenerateRequest, settings: Settings, conversation: str) -> GenerateRequest:
+    """The request with its KV kept on the disk for a conversation, where conversations are kept."""
+    from msgspec import structs
+
+    return structs.replace(request, owner=conversation if settings.history else "")
+
+
 def remember(
     setup: Setup,
     info: "Callable[[], EngineInfo | None] | None" = None,

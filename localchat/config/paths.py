@@ -21,6 +21,11 @@ class Paths:
     cache_dir: Path
     models_dir: Path
 
+    @property
+    def kv_dir(self) -> Path:
+        """Folder of the KV of conversations."""
+        return self.cache_dir / "kv"
+
 
 def find_paths(environ: Mapping[str, str]) -> Paths:
     """The paths in this environment. An empty variable counts as not set."""

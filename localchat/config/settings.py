@@ -30,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     context_length: _Count | None = None
     kv_cache_type: Literal["f16", "bf16", "fp8", "fp8_e4m3", "q8_0", "q4_0"] | None = None
     cache_ram_mib: Annotated[int, Meta(ge=0)] | None = None
+    cache_disk_gb: Annotated[float, Meta(ge=0, le=1_000_000)] = 10.0
     gpu_layers: Annotated[int, Meta(ge=0)] | Literal["auto", "all"] = "auto"
     experts_on_cpu: Annotated[int, Meta(ge=0)] | Literal["auto"] = "auto"
     require_gpu: bool = False
@@ -114,6 +115,11 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     "cache_ram_mib": Key(
         "--cache-ram", "a whole number of MiB", "RAM for the KV of conversations that nobody runs."
+    ),
+    "cache_disk_gb": Key(
+        "--cache-disk",
+        "a number of gigabytes; 0 is off",
+        "Disk for the KV of conversations, so that they need not be computed again.",
     ),
     "gpu_layers": Key(
         "--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU.", reloads=True

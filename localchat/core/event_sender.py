@@ -147,6 +147,8 @@ class EventSender:
                 kv_total_tokens=usage.total,
                 speculation=speculation(request_state),
                 fingerprint=self._fingerprint,
+                read_back_tokens=request_state.read_back,
+                read_back_s=request_state.read_s,
             ),
         )
         self._drop(request_state.id)

@@ -171,6 +171,10 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     speculation: Speculation
     fingerprint: str
     """Hash of model file, template, quantization, KV type and versions."""
+    read_back_tokens: int = 0
+    """Of the cached tokens of the prompt those that were read from the disk."""
+    read_back_s: float = 0.0
+    """Time that this took."""
 
 
 class RunningRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -20,6 +20,8 @@ def stats_line(done: Done) -> str:
         parts.append(f"KV {used_of(done.kv_used_tokens, done.kv_total_tokens)}")
     if drafts.drafted:
         parts.append(f"drafts {drafts.accepted}/{drafts.drafted}")
+    if done.read_back_tokens:
+        parts.append(read_back(done.read_back_tokens, done.usage.prompt_tokens, done.read_back_s))
     return " · ".join(parts)
 
 
@@ -32,8 +34,16 @@ def plain_stats_line(done: Done, words: int) -> str:
         plain_rate(rate, words, count),
         plain_kv(done.kv_used_tokens, done.kv_total_tokens) if done.kv_total_tokens else "",
         plain_drafts(drafts.accepted, drafts.drafted) if drafts.drafted else "",
+        read_back(done.read_back_tokens, done.usage.prompt_tokens, done.read_back_s)
+        if done.read_back_tokens
+        else "",
     ]
     return " · ".join(filter(None, parts))
+
+
+def read_back(found: int, prompt: int, elapsed_s: float) -> str:
+    """`19,412 of 20,100 tokens read back, 0.4 s`."""
+    return f"{found:,} of {prompt:,} tokens read back, {brief_seconds(elapsed_s)}"
 
 
 def plain_ttft(seconds: float) -> str:

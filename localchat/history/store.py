@@ -6,6 +6,7 @@ by their maker, and of a conversation only what changed here is written.
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, TypeAlias
@@ -61,17 +62,19 @@ class Purged(NamedTuple):
 class History:
     """A file of conversations. Callable from any thread; every method may raise HistoryUnusable."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, kv_folder: Path | None = None) -> None:
         self._database = database
+        self._kv_folder = kv_folder
         self._known: dict[str, ConversationRow] = {}
 
     @classmethod
-    def open(cls, path: Path | None) -> "History":
+    def open(cls, path: Path | None, kv_folder: Path | None = None) -> "History":
         """Open or make the history in `path`; None: in memory, gone at the end.
 
-        Raises HistoryUnusable, also for a file of a newer version, which is left as it is.
+        `kv_folder`: where the KV of conversations is kept, which goes with them. Raises HistoryUnusable, also
+        for a file of a newer version, which is left as it is.
         """
-        history = cls(Database(path))
+        history = cls(Database(path), kv_folder)
         history.purge(time.time() - _KEPT_S)
         return history
 
@@ -218,6 +221,11 @@ class History:
             connection.execute(
                 "UPDATE conversations SET deleted_s = ? WHERE id = ?", (time.time(), id_)
             )
+        if self._kv_folder is not None and self._kv_folder.is_dir():
+            from localchat.kv_store.store import KVStore  # numpy
+
+            with suppress(OSError):
+                KVStore(self._kv_folder, 0).forget(id_)
 
     def restore(self, id_: str) -> None:
         """Undo a `delete`; `id_` is the whole id. Raises UsageError where it is gone for good."""

@@ -62,9 +62,12 @@ def engine_options(
             for one in (found.small, found.large)
         )
         route = RouteOptions(found.route, small, large)
+    kv_bytes = int(settings.cache_disk_gb * 1e9) if settings.history else 0
     return EngineOptions(
         model=model.path,
         load=with_draft(load_options(settings, max_slots=max_slots), settings.draft, paths),
+        kv_folder=paths.kv_dir if kv_bytes else None,
+        kv_folder_bytes=kv_bytes,
         name=model.name,
         backend=settings.backend,
         speculation=settings.speculation,

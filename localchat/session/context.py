@@ -87,6 +87,15 @@ class SessionContext:
     """Tokens a second that were measured here, or are expected; None if unknown. The first call may take a
     second. Raises LocalchatError."""
 
+    def owned_request(
+        self, settings: Settings, prompt: "Prompt", conversation: str
+    ) -> "GenerateRequest":
+        """A request whose KV the disk keeps for a conversation, where conversations are kept."""
+        import msgspec
+
+        owner = conversation if self.history_file is not None else ""
+        return msgspec.structs.replace(self.request(settings, prompt), owner=owner)
+
     @property
     def library(self) -> DocumentLibrary:
         """The documents of this user."""

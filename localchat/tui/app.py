@@ -180,7 +180,11 @@ class ChatApp(App[int]):
 
     async def _open_history(self) -> None:
         try:
-            history = await asyncio.to_thread(_read_history, self._session_context.history_file)
+            history = await asyncio.to_thread(
+                _read_history,
+                self._session_context.history_file,
+                self._session_context.paths.kv_dir,
+            )
             if history.notice:
                 self.session.notice(history.notice, "warning")
             self.recorder.attach(history)
@@ -338,12 +342,12 @@ def _load_highlighter() -> None:
     code.load()
 
 
-def _read_history(path: Path | None) -> "History":
+def _read_history(path: Path | None, kv_folder: Path) -> "History":
     from localchat.history.store import (
         History,  # imports sqlite3, which the first frame does not need
     )
 
-    return History.open(path)
+    return History.open(path, kv_folder)
 
 
 def _call_soon(

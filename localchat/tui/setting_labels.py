@@ -32,6 +32,7 @@ LABELS: Final = {
     "context_length": SettingLabel("Memory", "Context", "tokens", "the largest that fits"),
     "kv_cache_type": SettingLabel("Memory", "KV cache type", unset="chosen for each model"),
     "cache_ram_mib": SettingLabel("Memory", "RAM for idle chats", "MiB", "chosen by itself"),
+    "cache_disk_gb": SettingLabel("Memory", "Disk for idle chats", "GB"),
     "kv_gb": SettingLabel("Memory", "KV cache limit", "GB", "none"),
     "vram_gb": SettingLabel("Memory", "GPU memory limit", "GB", "none"),
     "gpu_layers": SettingLabel("Memory", "Layers on the GPU"),

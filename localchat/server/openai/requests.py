@@ -323,6 +323,10 @@ def _completion_limits(body: CompletionBody) -> dict[str, int]:
 # ---------------------------------------------------------------------------- parts of a request
 
 
+CLIENTS = "clients of the server"
+"""Owner of KV that no conversation of this machine's history has."""
+
+
 def generation(
     body: GenerationBody,
     prompt: Prompt,
@@ -349,6 +353,7 @@ def generation(
         speculation=body.speculation is not False,
         ignore_eos=bool(body.ignore_eos),
         user=client.user,
+        owner=CLIENTS,
     )
 
 

@@ -19,6 +19,7 @@ from textual.widget import Widget
 from localchat import metrics, units
 from localchat.engine.events import EngineStats, RunningRequest
 from localchat.engine.interface import MemoryParts
+from localchat.engine.stats_line import read_back
 from localchat.metrics import METRICS
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
@@ -260,6 +261,9 @@ def _prefix(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     yield MetricRow(
         (_piece(bar(prefill.cached, prefill.total, panel.width), "bar"),), "cached_tokens"
     )
+    if prefill.read_back:
+        back = read_back(prefill.read_back, prefill.total, prefill.read_s)
+        yield from _words(back, "cached_tokens", panel)
     if prefill.why_missed:
         yield from _words(f"missed: {prefill.why_missed}", "why_missed", panel)
 
