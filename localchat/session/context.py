@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from localchat.documents.collection import Embed
+    from localchat.chat.conversation import Conversation
     from localchat.engine.events import Done
     from localchat.engine.interface import EngineInfo
     from localchat.engine.options import EngineOptions
@@ -87,13 +88,13 @@ class SessionContext:
     """Tokens a second that were measured here, or are expected; None if unknown. The first call may take a
     second. Raises LocalchatError."""
 
-    def owned_request(
-        self, settings: Settings, prompt: "Prompt", conversation: str
+    def owned(
+        self, settings: Settings, prompt: "Prompt", conversation: "Conversation"
     ) -> "GenerateRequest":
         """A request whose KV the disk keeps for a conversation, where conversations are kept."""
         import msgspec
 
-        owner = conversation if self.history_file is not None else ""
+        owner = conversation.id if self.history_file is not None else ""
         return msgspec.structs.replace(self.request(settings, prompt), owner=owner)
 
     @property

@@ -349,8 +349,7 @@ class ChatSession:
             think_budget=settings.think_budget,
             continue_last=continued is not None,
         )
-        request = self.context.owned_request(settings, messages, self.conversation.id)
-        run = self.tries.begin(request, engine)
+        run = self.tries.begin(self.context.owned(settings, messages, self.conversation), engine)
         saving = asyncio.create_task(self._save(builder))
         try:
             # `generate` returns when the engine process has read the prompt, which may be long.
