@@ -12,8 +12,8 @@ from localchat.documents.library import DocumentLibrary
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from localchat.documents.collection import Embed
     from localchat.chat.conversation import Conversation
+    from localchat.documents.collection import Embed
     from localchat.engine.events import Done
     from localchat.engine.interface import EngineInfo
     from localchat.engine.options import EngineOptions
