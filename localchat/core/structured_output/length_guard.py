@@ -39,6 +39,8 @@ _MOST_STEPS = 400
 _RESERVE = 24
 """Tokens left over on purpose, besides as many again as the path to an end takes: the next item of a list
 may begin meanwhile, and sampled text takes more tokens than the measured path."""
+_RESERVED_PART = 4
+"""Of an answer of few tokens only a quarter is left over: it would be closed at its first token."""
 
 Bits = NDArray[np.uint8]
 
@@ -113,7 +115,7 @@ class LengthGuard:
         steps = self.steps(matcher, min(left, _MOST_STEPS))
         if steps is None:
             return ClosingState(False, generated + max(1, left // 8))
-        reserve = left - 2 * steps - _RESERVE
+        reserve = left - 2 * steps - min(_RESERVE, (generated + left) // _RESERVED_PART)
         return ClosingState(reserve <= 0, generated + max(1, reserve // 4))
 
 
