@@ -181,6 +181,7 @@ def load_flags(function: _Decorated) -> _Decorated:
     decorators += [
         click.option(*f.names, f.key, default=None, help=f.about) for f in _LOAD_SWITCHES
     ]
+    decorators.append(_no_cache_disk)
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
