@@ -177,7 +177,7 @@ def _fit_rows(rows: list[WelcomeRow], room: int) -> list[WelcomeRow]:
 
 def _wrap_line(line: str, width: int) -> list[str]:
     """Wrap a sentence; shorten a line of parts."""
-    if line.endswith("."):
+    if line.endswith(".") and line.count(". ") == 0:  # a list of keys loses its last parts instead
         return wrap(line, width)
     shortened = _shorten(line, width)
     return wrap(line, width) if shortened.endswith("…") else [shortened]
