@@ -111,20 +111,26 @@ class Welcome(Widget):
 
     def render(self) -> Content:
         width = max(10, self.size.width - 2)
-        rows = _fit_rows(list(self._rows(width)), self.size.height)
+        rows = list(self._rows(width, whole=True))
+        if len(rows) > self.size.height:
+            rows = _fit_rows(list(self._rows(width, whole=False)), self.size.height)
         above = max(0, (self.size.height - len(rows)) // 2)
         self._actions = {above + at: row.action for at, row in enumerate(rows) if row.action}
         lines = _center([row.text for row in rows], self.size.width)
         return Content("\n" * above) + Content("\n").join(lines)
 
-    def _rows(self, width: int) -> Iterator[WelcomeRow]:
+    def _rows(self, width: int, *, whole: bool) -> Iterator[WelcomeRow]:
+        """`whole`: sentences of the greeting are wrapped, never cut at a joint."""
         greeting = self.greeting
         low = self.size.height < _LOW_ROWS  # half a sentence must show that it is half
         yield WelcomeRow(Content.styled("localchat", "bold $primary"), 0)
         yield _BLANK
         for number, line in enumerate(greeting.lines):
-            whole = sanitize_line(line)
-            rows = [_shorten(whole, width)] if low else _wrap_line(whole, width)
+            text = sanitize_line(line)
+            if whole and text.endswith("."):
+                rows = wrap(text, width)
+            else:
+                rows = [_shorten(text, width)] if low else _wrap_line(text, width)
             for row in rows:
                 yield WelcomeRow(Content.styled(row, "$foreground 60%"), 4 if number else 2)
         if greeting.usage:
@@ -135,8 +141,8 @@ class Welcome(Widget):
         if greeting.samples:
             yield _BLANK
             yield _heading("Ask, for instance")
-            for text in greeting.samples:
-                yield self._offer_row(number, Offer(text, f"{ASK_PREFIX}{text}"), width, 3)
+            for sample in greeting.samples:
+                yield self._offer_row(number, Offer(sample, f"{ASK_PREFIX}{sample}"), width, 3)
                 number += 1
         if greeting.models or greeting.chooses_model:
             yield _BLANK
@@ -177,8 +183,6 @@ def _fit_rows(rows: list[WelcomeRow], room: int) -> list[WelcomeRow]:
 
 def _wrap_line(line: str, width: int) -> list[str]:
     """Wrap a sentence; shorten a line of parts."""
-    if line.endswith(".") and line.count(". ") == 0:  # a list of keys loses its last parts instead
-        return wrap(line, width)
     shortened = _shorten(line, width)
     return wrap(line, width) if shortened.endswith("…") else [shortened]
 
