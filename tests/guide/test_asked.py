@@ -36,7 +36,8 @@ def test_a_family_without_a_size_has_the_sizes_of_the_catalogue() -> None:
     known = tomllib.loads((ROOT / "models.toml").read_text("utf-8"))["models"]
     for name, (_, sizes) in FAMILIES.items():
         of_it = {one.partition(":")[2] for one in known if one.partition(":")[0] == name}
-        assert set(sizes.split()) == {size for size in of_it if "2507" not in size}
+        dated = re.compile(r"-\d{4}$")  # newer versions of a size
+        assert set(sizes.split()) == {size for size in of_it if not dated.search(size)}
     told, rng = {family(rng) for rng in map(Random, range(400))}, Random(4)
     for _, answer in told:
         assert all(name in known for name in re.findall(r"[a-z0-9.-]+:[a-z0-9.-]+b", answer))

@@ -42,6 +42,11 @@ def plain(shape: ModelShape) -> DecodeSetup:
     return DecodeSetup(shape, "f16", False)
 
 
+@pytest.fixture(autouse=True)
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "_disturbed", None)
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Layer]:
     """The probe answers at once, and these layers were asked for."""
@@ -70,6 +75,16 @@ def test_a_probe_of_the_real_build_gives_a_rate(tmp_path: Path) -> None:
 
 
 LAYER = Layer(4, 2, 32, "q8_0", True, Q8_0)
+
+
+def test_a_busy_machine_is_not_measured_for_each_model_of_a_list(
+    questions: list[BenchmarkRequest], tmp_path: Path
+) -> None:
+    other = Layer(8, 2, 32, "q8_0", True, Q8_0)
+    benchmark.costs(2, [8, 1], [LAYER], MeasurementCache(tmp_path))
+    found = benchmark.costs(2, [8, 1], [other], MeasurementCache(tmp_path))
+    assert found == Costs({1: 1e9, 8: 1e9}, {}, STEP_S, quiet=False)
+    assert len(questions) == 1
 
 
 def test_a_probe_that_fails_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,12 +155,16 @@ def test_a_probe_that_crashed_is_asked_again_in_safe_mode(
 
 
 def test_what_was_measured_is_not_measured_again(
-    questions: list[BenchmarkRequest], tmp_path: Path
+    questions: list[BenchmarkRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = benchmark.costs(2, [8, 1], [LAYER], MeasurementCache(tmp_path))
     again = benchmark.costs(2, [1, 8], [LAYER], MeasurementCache(tmp_path))
     assert first == again == Costs({1: 1e9, 8: 1e9}, {LAYER: LAYER_S}, STEP_S, quiet=False)
-    # What was taken beside other programs is used once and not kept.
+    assert len(questions) == 1
+    # What was taken beside other programs counts for a minute and is not kept.
+    monkeypatch.setattr(benchmark, "_DISTURBED_FRESH_S", 0.0)
+    monkeypatch.setattr(benchmark, "_disturbed", None)
+    assert benchmark.costs(2, [1, 8], [LAYER], MeasurementCache(tmp_path)) == first
     assert [one.codes for one in questions] == [(1, 8), (1,)]
     assert [one.layers for one in questions] == [(LAYER,), ()]
     assert benchmark.costs(2, [8], [LAYER], MeasurementCache(tmp_path)).quiet
