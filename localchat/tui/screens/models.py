@@ -123,7 +123,8 @@ class ModelScreen(ListDialog[ModelChoice]):
     def _line(self, entry: ModelEntry) -> Content:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
         style = {True: "$success", False: "$error", None: "$foreground 60%"}[verdict.fits]
-        width = max(12, min(self.app.size.width, _MAX_CELLS) // 2 - 14)
+        speed = self._speed_column(verdict)
+        width = max(12, min(self.app.size.width, _MAX_CELLS) // 2 - 14 - len(speed))
         name = sanitize_line(entry.name)
         name = name if len(name) <= width else f"{name[: width - 1]}…"
         taken = size(verdict.size_bytes) if verdict.size_bytes else ""
@@ -135,7 +136,7 @@ class ModelScreen(ListDialog[ModelChoice]):
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
             f"{name:<{width}}",
             (f" {taken:>8}  ", "$foreground 60%"),
-            (self._speed_column(verdict), "$accent"),
+            (speed, "$accent"),
             (words, style),
         )
 
