@@ -124,18 +124,19 @@ class ModelScreen(ListDialog[ModelChoice]):
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
         style = {True: "$success", False: "$error", None: "$foreground 60%"}[verdict.fits]
         speed = self._speed_column(verdict)
-        width = max(12, min(self.app.size.width, _MAX_CELLS) // 2 - 14 - len(speed))
+        cells, narrow = self.app.size.width, self.app.size.width < _NARROW
+        width = max(12, cells - 24 if narrow else min(cells, _MAX_CELLS) // 2 - 14 - len(speed))
         name = sanitize_line(entry.name)
         name = name if len(name) <= width else f"{name[: width - 1]}…"
-        taken = size(verdict.size_bytes) if verdict.size_bytes else ""
+        taken = f"{size(verdict.size_bytes) if verdict.size_bytes else '':>8} "
         words = verdict.words
-        if self.app.size.width < _NARROW:  # the whole verdict stands below the list
+        if narrow:  # the whole verdict stands below the list
             words = words.partition(":")[0].partition(",")[0].replace("does not fit", "no room")
         mark = {"here": "●", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
         return Content.assemble(
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
             f"{name:<{width}}",
-            (f" {taken:>8}  ", "$foreground 60%"),
+            (f" {'' if narrow else taken} ", "$foreground 60%"),
             (speed, "$accent"),
             (words, style),
         )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from localchat.session.session import ChatSession
 
 _GROUP_CELLS = 10
+_NARROW = 60
+"""Below, the groups of settings have no column."""
 
 
 class SettingsScreen(ListDialog[dict[str, str | None]]):
@@ -49,7 +51,8 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
 
     def _line(self, key: str, written: object) -> Content:
         group = LABELS[key].group
-        head = f"{group if key == _first_of(group) else '':<{_GROUP_CELLS}}"
+        cells = 0 if self.app.size.width < _NARROW else _GROUP_CELLS
+        head = f"{group if key == _first_of(group) else '':<{cells}}"[:cells]
         value = getattr(self._session.setup.settings, key) if written is None else written
         style = "$foreground 60%" if written is None else "bold $accent"
         shown = sanitize_line(value_words(key, value))

@@ -26,6 +26,7 @@ from localchat.engine.request import TextPrompt as Prompt
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import TemplateError
 from localchat.server.config import ServerLimits
+from localchat.server.openai.requests import CLIENTS
 from tests.support.http_server import Stage, ask, chat, message, respond
 
 LONGEST = ServerLimits().answer_tokens
@@ -129,7 +130,8 @@ def test_a_field_reaches_the_engine(stage: Stage, fields: Any, asked: dict[str, 
     assert chat(stage, "x", **fields).status == 200
     assert stage.last.user == ""
     prompt = Messages((Message("user", "x"),))
-    assert stage.last == GenerateRequest(prompt, **{"max_tokens": LONGEST, **asked})
+    wanted = {"max_tokens": LONGEST, "owner": CLIENTS, **asked}
+    assert stage.last == GenerateRequest(prompt, **wanted)
 
 
 @pytest.mark.parametrize(
