@@ -28,7 +28,7 @@ LABELS: Final = {
     "backend": SettingLabel("Model", "Backend", unset="chosen for each model"),
     "llamacpp_library": SettingLabel("Model", "llama.cpp library", unset="found by itself"),
     "speculation": SettingLabel("Model", "Guess ahead"),
-    "draft": SettingLabel("Model", "Model that guesses ahead", unset="none"),
+    "draft": SettingLabel("Model", "Draft model", unset="none"),
     "context_length": SettingLabel("Memory", "Context", "tokens", "the largest that fits"),
     "kv_cache_type": SettingLabel("Memory", "KV cache type", unset="chosen for each model"),
     "cache_ram_mib": SettingLabel("Memory", "RAM for idle chats", "MiB", "chosen by itself"),

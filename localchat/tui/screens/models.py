@@ -83,6 +83,8 @@ class ModelScreen(ListDialog[ModelChoice]):
         self._verdicts: dict[str, FitVerdict] = {}
         self._filter = ""
         self._room = 0
+        self._entered_early = False
+        """Enter came before there were entries: the first of those that match is chosen then."""
         self.verdicts_complete = False
 
     def on_mount(self) -> None:
@@ -159,6 +161,10 @@ class ModelScreen(ListDialog[ModelChoice]):
             words += f", about {rate(verdict.tokens_per_s)}"
         return f"{sanitize_line(entry.about)}{words}"
 
+    def text_entered(self, text: str) -> None:
+        self._entered_early = not self._models
+        super().text_entered(text)
+
     def entry_chosen(self, id_: str) -> None:
         entry = self._models[id_]
         if entry.kind == "unusable":
@@ -186,7 +192,9 @@ class ModelScreen(ListDialog[ModelChoice]):
             return
         self._models = {entry.name: entry for entry in entries}
         with suppress(NoMatches):  # the screen may close meanwhile
-            self.fill(self.query_one("#filter", Input).value)
+            self.fill(typed := self.query_one("#filter", Input).value)
+            if self._entered_early:
+                self.text_entered(typed)
             self._room = room = await asyncio.to_thread(_room_bytes)
             self._refill()
             while (entry := self._next()) is not None:
