@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import threading
+from itertools import pairwise
 
 import pytest
 
@@ -324,5 +325,6 @@ def test_requests_leave_no_object_behind() -> None:
             return len(gc.get_objects())
 
         send(40)  # until threads, pools and counters are there
-        before = send(60)
-        assert send(60) - before < 30
+        counts = [send(60) for _ in range(4)]
+        # A request that left an object would do so each time; a thread that ends late leaves some once.
+        assert min(after - before for before, after in pairwise(counts)) < 30
