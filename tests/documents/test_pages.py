@@ -57,7 +57,9 @@ def test_pages_of_a_pdf_keep_their_numbers_and_empty_ones_are_left_out() -> None
 
 
 @pytest.mark.parametrize(
-    "data", [pdf("One.")[:-200], b"%PDF-1.7\n", pdf("One.").replace(b"obj", b"o")]
+    "data",
+    [pdf("One.")[:-200], b"%PDF-1.7\n", pdf("One.").replace(b"obj", b"o")],
+    ids=["cut", "empty", "objects"],
 )
 def test_a_damaged_pdf_says_so(data: bytes) -> None:
     pytest.importorskip("pypdf")
@@ -94,8 +96,11 @@ def test_a_docx_has_the_pages_of_its_writer_or_none() -> None:
     assert read_document("a.docx", docx("<w:p><w:t>One</w:t></w:p>")).pages == (Page(0, "One"),)
 
 
+# Named, because an archive holds the time it was made at: workers would collect different tests.
 @pytest.mark.parametrize(
-    "data", [b"PK\x03\x04broken", docx("<w:p>"), docx("<w:p>" * 5000 + "</w:p>" * 5000)]
+    "data",
+    [b"PK\x03\x04broken", docx("<w:p>"), docx("<w:p>" * 5000 + "</w:p>" * 5000)],
+    ids=["archive", "xml", "depth"],
 )
 def test_a_damaged_docx_says_so(data: bytes) -> None:
     with pytest.raises(Unreadable, match="damaged"):
