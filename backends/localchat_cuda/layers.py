@@ -17,6 +17,7 @@ import torch
 
 from localchat_cuda.kernels import (
     activation,
+    experts,
     fp8_int8,
     ggml,
     int4,
@@ -71,6 +72,13 @@ class Layers(Protocol[X]):
 
     def gemm_act_mul(self, x: X, weight: Weight) -> X:
         """act(gate) * up of x w^T: [T, K] from a weight of 2K features, gate first."""
+        ...
+
+    def run_experts(
+        self, y: torch.Tensor, gain: torch.Tensor, weights: experts.Experts
+    ) -> torch.Tensor:
+        """Add partial sums to the residual, norm the sum with `gain`, and compute the experts of each row:
+        partial sums [S, T, K]."""
         ...
 
     def finish(
@@ -187,6 +195,22 @@ class _LayersBase:
         self.tokens, self.residual = indices.shape[0], self.residual[indices]
         return x[indices]
 
+    def run_experts(
+        self, y: torch.Tensor, gain: torch.Tensor, weights: experts.Experts
+    ) -> torch.Tensor:
+        if not self.kernels:
+            return experts.reference(self.normed(y, self.residual, gain), weights)
+        rows = self.residual.shape[0]
+        if rows <= experts.FEW_ROWS:
+            found, self.residual = experts.apply_few(
+                y, self.residual, gain, weights, self.config.eps
+            )
+            return found
+        packed = experts.packed_rows(rows, weights, self.device)
+        return experts.apply_many(
+            self.normed(y, self.residual, gain, packed=packed), packed, weights
+        )
+
     @property
     def embedding_scale(self) -> float:
         """Rounded to the model's dtype, as its reference implementation does."""
@@ -203,9 +227,10 @@ class _LayersBase:
 
     def normed(
         self, y: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor,
-        post: torch.Tensor | None = None,
+        post: torch.Tensor | None = None, packed: w4_activations.HalfRows | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype."""
+        """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype. `packed`: as
+        rms_norm.add_norm has it."""
         out = torch.empty(residual.shape, dtype=self.dtype, device=self.device)
         eps = self.config.eps
         if y is not None and post is not None:
@@ -213,7 +238,7 @@ class _LayersBase:
             both(y, residual, post, gain, out, eps)
         else:
             call = rms_norm.add_norm if self.kernels else rms_norm.reference
-            call(y, residual, gain, out, eps)
+            call(y, residual, gain, out, eps, packed)
         return out
 
 

@@ -37,7 +37,7 @@ LOGIT_ROWS = 64
 """Rows of logits at once, and positions of one sample batch; more slots raise it."""
 LARGEST_DECODE, LARGEST_CAPTURED = 256, 4096
 """Rows of the largest step that only decodes or verifies, and of the largest that is captured."""
-HEAD_BOUNDS = False
+HEAD_BOUNDS = True
 """Whether a load may keep an int8 copy of its head that finds the tokens to compute exactly."""
 HEAD_COLUMNS = 128
 """The gemm of an 8-bit head takes columns in runs of these."""
@@ -101,10 +101,40 @@ def parameters(config: ModelConfig) -> int:
     """Number of weights, as model sizes are counted."""
     width, d = config.hidden, config.head_dim
     norms = 4 if config.post_normed else 2
-    layer = width * (config.qkv_columns + config.heads * d + 3 * config.intermediate + norms)
+    layer = sum(n * k for n, k in _linear_shapes(config)) + width * norms
+    if config.mixture is not None:
+        layer += width * (config.mixture.experts + bool(config.mixture.shared))
     layer += config.qkv_columns if config.qkv_bias else 0
     layer += 2 * d if config.normed_heads else 0
     return config.layers * layer + config.vocabulary * width * (1 if config.tied else 2) + width
+
+
+def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Outputs and inputs of the linear layers of a layer's experts, all joined."""
+    if config.mixture is None:
+        return ()
+    stored, width, inner = config.mixture.stored, config.hidden, config.intermediate
+    return (stored * 2 * inner, width), (stored * width, inner)
+
+
+def _linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Outputs and inputs of a layer's linear layers."""
+    width, heads, inner = config.hidden, config.heads * config.head_dim, config.intermediate
+    feed = _expert_shapes(config) or ((2 * inner, width), (width, inner))
+    return (config.qkv_columns, width), (width, heads), *feed
+
+
+def token_bytes(config: ModelConfig, weights: int) -> int:
+    """Bytes that one token reads of so many bytes of weights: not those of experts that it does not choose."""
+    if config.mixture is None:
+        return weights
+    shapes = _expert_shapes(config)
+    if config.quantization is None:
+        experts = sum(n * k for n, k in shapes) * (_FLOAT if config.dtype == "float32" else _HALF)
+    else:
+        experts = sum(config.quantization.linear_bytes(n, k) for n, k in shapes)
+    share = config.layers * experts / dummy_bytes(config)
+    return round(weights * (1 - share * (1 - config.mixture.taken / config.mixture.stored)))
 
 
 def dummy_bytes(config: ModelConfig) -> int:
@@ -112,24 +142,18 @@ def dummy_bytes(config: ModelConfig) -> int:
     float_bytes = _FLOAT if config.dtype == "float32" else _HALF
     if config.quantization is None:
         return parameters(config) * float_bytes
-    width, heads, intermediate = config.hidden, config.heads * config.head_dim, config.intermediate
-    shapes = (
-        (config.qkv_columns, width),
-        (width, heads),
-        (2 * intermediate, width),
-        (width, intermediate),
-    )
+    shapes = _linear_shapes(config)
     layer = sum(config.quantization.linear_bytes(n, k) for n, k in shapes)
     plain = parameters(config) - config.layers * sum(n * k for n, k in shapes)
     return config.layers * layer + plain * float_bytes
 
 
 def unpacked_bytes(config: ModelConfig) -> int:
-    """Bytes of unpacked copies of all 4-bit linear layers; 0 for a model without."""
+    """Bytes of unpacked copies of all 4-bit linear layers outside experts; 0 for a model without."""
     if config.quantization is None or not config.quantization.packed:
         return 0
-    width, heads = config.hidden, config.heads * config.head_dim
-    layer = width * (config.qkv_columns + heads + 3 * config.intermediate)
+    experts = _expert_shapes(config)
+    layer = sum(n * k for n, k in _linear_shapes(config)) - sum(n * k for n, k in experts)
     return config.layers * layer * _HALF
 
 
@@ -168,12 +192,17 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     """Bytes of the largest tensors of a step besides weights and cache.
 
     Activations of `step` tokens; logits of one sample batch, the graphs' buffer for them, and the sampler's two
-    copies; the graphs' buffer for last states; the dequantized weight that the library multiplies."""
-    width = max(config.qkv_columns, 2 * config.intermediate, config.hidden)
+    copies; the graphs' buffer for last states; the dequantized weight that the library multiplies. Of experts
+    the inner features and the results of every choice, and the rows in 16 bits twice."""
+    feed = 0 if config.mixture is not None else 2 * config.intermediate
+    width = max(config.qkv_columns, feed, config.hidden)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
+    if config.mixture is not None:
+        chosen = config.mixture.taken * (config.intermediate * _HALF + config.hidden * _FLOAT)
+        activations += step * (chosen + 2 * config.hidden * _HALF)
     logits = 4 * logit_rows(slots) * config.vocabulary * _FLOAT
     states = min(step, LARGEST_CAPTURED) * config.hidden * _HALF
-    dequantized = 2 * config.intermediate * config.hidden * _HALF if config.quantization else 0
+    dequantized = (feed or width) * config.hidden * _HALF if config.quantization else 0
     return activations + logits + states + dequantized
 
 

@@ -24,7 +24,10 @@ from localchat_cuda.quantization_config import (
 from localchat_cuda.rope_config import Rotation, read_rotations
 from localchat_cuda.weights.tensor_names import is_text
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+Architecture = (
+    Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+    | Literal["mixtral", "qwen2_moe", "qwen3_moe"]
+)
 Activation = Literal["silu", "gelu_tanh"]
 FloatType = Literal["bfloat16", "float16", "float32"]
 
@@ -38,9 +41,18 @@ CLASSES: dict[str, Architecture] = {
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Phi3ForCausalLM": "phi3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 """Names in `architectures` of config.json."""
-FAMILIES = "Llama 3.x, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 2, Gemma 3, Phi-3 and Phi-4"
+FAMILIES = (
+    "Llama 3.x, Mistral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Gemma 2, Gemma 3, Phi-3 and "
+    "Phi-4"
+)
+_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+MAX_EXPERTS = 511
+"""Of a layer: a row for each in the router (kernels/experts/choice.py), and one for a shared expert's gate."""
 HEAD_DIMENSIONS = (64, 96, 128, 256)
 _MOST_LAYERS = 10_000
 _LOADS = f"The CUDA backend loads {FAMILIES} in {STORED}."
@@ -62,6 +74,18 @@ _DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
     "qwen2": {"sliding_window": 4096, "num_key_value_heads": 32},
     "qwen3": {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
     "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "qwen2_moe": {
+        "num_key_value_heads": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+    },
+    "qwen3_moe": {
+        "num_key_value_heads": 4,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
     "gemma2": {
         **_GEMMA,
         "attn_logit_softcapping": 50.0,
@@ -79,7 +103,31 @@ _DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
 }
 """Defaults of transformers, by architecture: configs on the hub leave such fields out."""
 _FLOAT_TYPES: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_EXPERT_FORMS = "experts are possible in bf16, fp16 and 4 bits without act-order"
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Experts of a layer, of which each token goes through some."""
+
+    experts: int
+    chosen: int
+    """Of one token."""
+    normalized: bool
+    """The weights of the chosen ones add up to 1."""
+    shared: int = 0
+    """Experts that a shared one, which every token goes through, is as wide as; 0: there is none."""
+
+    @property
+    def stored(self) -> int:
+        """Experts in memory."""
+        return self.experts + self.shared
+
+    @property
+    def taken(self) -> int:
+        """Experts that one token reads."""
+        return self.chosen + self.shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +139,7 @@ class ModelConfig:
     hidden: int
     """Columns of the residual."""
     intermediate: int
-    """Columns inside the MLP."""
+    """Columns inside the MLP, or one expert."""
     heads: int
     """Of queries."""
     key_heads: int
@@ -127,6 +175,8 @@ class ModelConfig:
     """The checkpoint sees images, too; that part is not loaded."""
     context_capped: bool = False
     """Beyond `context_train`, attention would need a scale by position, which no kernel here has."""
+    mixture: Mixture | None = None
+    """Of the feed-forward layers; None: they are dense."""
 
     def window(self, layer: int) -> int:
         """Keys that a query of a layer sees; 0: all."""
@@ -150,7 +200,7 @@ class ModelConfig:
     @property
     def normed_heads(self) -> bool:
         """True if queries and keys are normalized per head."""
-        return self.architecture in ("qwen3", "gemma3")
+        return self.architecture in ("qwen3", "qwen3_moe", "gemma3")
 
     @property
     def post_normed(self) -> bool:
@@ -223,11 +273,16 @@ def parse_config(
     context = max(context, rotations.context)
     context_capped = 0 < rotations.bound < context
     gemma = architecture in ("gemma2", "gemma3")
+    quantization = parse_quantization(
+        reader.raw.get("quantization_config"), name, reader.unsupported
+    )
+    inner = "intermediate_size" if architecture == "mixtral" else "moe_intermediate_size"
+    mixed = architecture in _MIXTURES
     return ModelConfig(
         architecture=architecture,
         layers=layers,
         hidden=hidden,
-        intermediate=reader.integer("intermediate_size"),
+        intermediate=reader.integer(inner if mixed else "intermediate_size"),
         heads=heads,
         key_heads=key_heads,
         head_dim=head_dim,
@@ -238,10 +293,8 @@ def parse_config(
         rotation=rotations.all,
         windowed_rotation=rotations.windowed,
         tied=bool(reader.raw.get("tie_word_embeddings", False)),
-        qkv_bias=architecture == "qwen2",
-        quantization=parse_quantization(
-            reader.raw.get("quantization_config"), name, reader.unsupported
-        ),
+        qkv_bias=architecture in ("qwen2", "qwen2_moe"),
+        quantization=quantization,
         dtype=reader.dtype(stored_type(headers)),
         eos_ids=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
         windows=read_windows(
@@ -253,6 +306,7 @@ def parse_config(
         activation=reader.activation(),
         embedding_scale=hidden**0.5 if gemma else 1.0,
         vision=vision,
+        mixture=reader.mixture(architecture, quantization) if mixed else None,
     )
 
 
@@ -266,6 +320,11 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
         raise UsageError(
             f"{name} is quantized already ({config.quantization.label}), and cannot be rounded to {to}.",
             hint="Leave out --quantize, or name the model in bf16.",
+        )
+    if config.mixture is not None and to != "int4":
+        raise UsageError(
+            f"{name} is a mixture of experts, and cannot be rounded to {to}: {_EXPERT_FORMS}.",
+            hint="Ask for --quantize int4, or take a GGUF file: llama.cpp runs it on this GPU too.",
         )
     return replace(config, quantization=rounding(to))
 
@@ -299,7 +358,8 @@ def read_windows(
     raw = fields.raw
     configured = raw.get("sliding_window")
     if architecture == "llama" or (
-        architecture in ("qwen2", "qwen3") and not raw.get("use_sliding_window")
+        architecture in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
+        and not raw.get("use_sliding_window")
     ):
         configured = None
     if configured is None:
@@ -352,10 +412,42 @@ class _Reader(ConfigFields):
         """Raise ModelInvalid for features that no layer here has."""
         if self.raw.get("mlp_bias"):
             raise self.unsupported("biases in the feed-forward layers")
-        if architecture != "qwen2" and self.raw.get("attention_bias"):
+        if architecture not in ("qwen2", "qwen2_moe") and self.raw.get("attention_bias"):
             raise self.unsupported("biases in the attention layers of this architecture")
         if self.raw.get("use_bidirectional_attention"):
             raise self.unsupported("attention to later tokens")
+
+    def mixture(self, architecture: Architecture, quantization: Quantization | None) -> Mixture:
+        """The experts of a layer. Raises ModelInvalid for forms that no kernel here has."""
+        raw = self.raw
+        dense = raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1
+        if dense:
+            raise self.unsupported("layers with and without experts")
+        if architecture != "mixtral" and raw.get("use_sliding_window"):
+            raise self.unsupported("sliding windows in a mixture of experts")
+        if self.activation() != "silu":
+            raise self.unsupported("experts with another activation than SiLU")
+        if quantization is not None and (not quantization.packed or quantization.act_order):
+            order = " with act-order" if quantization.act_order else ""
+            raise self.unsupported(
+                f"experts quantized as {quantization.label}{order} ({_EXPERT_FORMS})"
+            )
+        field = "num_experts" if "num_experts" in raw else "num_local_experts"
+        experts, chosen = self.integer(field), self.integer("num_experts_per_tok")
+        if not chosen <= experts <= MAX_EXPERTS:
+            raise self.unsupported(f"{chosen} of {experts} experts (at most {MAX_EXPERTS})")
+        shared = 0
+        if architecture == "qwen2_moe":
+            inner, width = (
+                self.integer(f"{kind}_intermediate_size") for kind in ("moe", "shared_expert")
+            )
+            shared, rest = divmod(width, inner)
+            if rest:
+                raise self.unsupported(
+                    f"a shared expert of {width} columns, which are no multiple of {inner}"
+                )
+        normalized = architecture == "mixtral" or bool(raw.get("norm_topk_prob", False))
+        return Mixture(experts, chosen, normalized, shared)
 
     def head_dim(self, default: int) -> int:
         found = self.integer("head_dim", default)

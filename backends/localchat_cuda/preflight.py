@@ -75,14 +75,16 @@ def _gpu(machine: Machine) -> Gpu:
 def expected_rate(
     model: ModelSummary, plan: MemoryPlan, machine: Machine, past: Sequence[PastRun] = ()
 ) -> float | None:
-    """Tokens per second of one request: each token reads all weights, at a share of the GPU's bandwidth that
-    past runs show. None if the driver does not report the bandwidth."""
+    """Tokens per second of one request: each token reads all weights (of experts those that it chooses), at a
+    share of the GPU's bandwidth that past runs show. None if the driver does not report the bandwidth."""
     gpu = _gpu(machine)
     if not gpu.bytes_per_s or not plan.weights_bytes:
         return None
     shares = [one.tokens_per_s * _bytes_per_token(one.model) / gpu.bytes_per_s for one in past]
     share = median(shares) if shares else _BANDWIDTH_SHARE
-    return share * gpu.bytes_per_s / plan.weights_bytes
+    config, _ = _parsed(model)
+    copied = planner.head_bounds_bytes(config) if plan.head_bounds else 0
+    return share * gpu.bytes_per_s / planner.token_bytes(config, plan.weights_bytes - copied)
 
 
 def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, ...]]:
@@ -101,4 +103,4 @@ def _bytes_per_token(model: ModelSummary) -> int:
         return model.weights_bytes
     config, headers = _parsed(model)
     config, _ = runtime_config(config, gpu=True)
-    return planner.weights_bytes(config, headers)
+    return planner.token_bytes(config, planner.weights_bytes(config, headers))

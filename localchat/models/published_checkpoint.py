@@ -102,6 +102,12 @@ def published_checkpoint(
         "sliding_window": shape.window or None,
         "torch_dtype": storage.torch_dtype,
     }
+    if shape.experts:
+        config |= {
+            "num_experts": shape.experts,
+            "num_experts_per_tok": shape.experts_used,
+            "moe_intermediate_size": shape.feed,
+        }
     if storage.quantization_config is not None:
         config["quantization_config"] = storage.quantization_config
     tensors = tuple(_tensors(shape, storage))
@@ -135,6 +141,8 @@ def _tensors(shape: PublishedShape, storage: _Storage) -> Iterator[Tensor]:
         yield _tensor(f"{at}post_attention_layernorm.weight", (width,), stored)
         for name, sides in attention.items():
             yield from _linear(f"{at}self_attn.{name}_proj", sides, storage)
+        if shape.experts:
+            yield _tensor(f"{at}mlp.gate.weight", (shape.experts, width), stored)
         for expert in range(max(shape.experts, 1)):
             part = f"mlp.experts.{expert}." if shape.experts else "mlp."
             for name, sides in forward.items():

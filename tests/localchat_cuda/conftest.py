@@ -3,5 +3,8 @@
 
 import torch
 
+from tests.support import triton_interpreter
+
 # Tiny products gain nothing from threads and lose much where the cores are busy.
 torch.set_num_threads(1)
+triton_interpreter.speed_up()

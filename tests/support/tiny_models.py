@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every architecture, made with transformers, and a way to run ours on them."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +77,7 @@ GEMMA = {
     "query_pre_attn_scalar": 100,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+MIXTURE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 128}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": False, "rope_parameters": LLAMA3}),
     "qwen2": (
@@ -103,6 +104,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": LONG,
         },
     ),
+    "mixtral": (
+        "Mixtral",
+        {**NARROW, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 128},
+    ),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {**NARROW, **MIXTURE, "shared_expert_intermediate_size": 256},
+    ),
+    "qwen3-moe": ("Qwen3Moe", {**MIXTURE, "norm_topk_prob": True}),
 }
 
 
@@ -163,13 +173,23 @@ def save_layers(
 ) -> None:  # fmt: skip
     """Layers as `layer` makes them of a name and a weight, but for those that have `floating` in their
     names; the model's own weights become what is stored."""
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
-            if not name.startswith("model.layers.") or parameter.dim() == 1 or floating in name:
+            if parameter.dim() == 3:
+                for prefix, weight in _expert_layers(model, name, parameter):
+                    plain = Layer({"weight": weight.clone().half()}, weight.half())
+                    found = plain if floating in name else layer(prefix, weight)
+                    weight.copy_(found.weight)
+                    tensors |= {f"{prefix}.{part}": each for part, each in found.tensors.items()}
+                continue
+            routes = name.endswith(("mlp.gate.weight", "expert_gate.weight"))
+            kept = not name.startswith("model.layers.") or parameter.dim() == 1 or routes
+            if kept or floating in name:
+                stored = _stored_name(model, name)
                 if name != "lm_head.weight" or not model.config.tie_word_embeddings:
-                    tensors[name] = parameter.clone().half()
-                    parameter.copy_(tensors[name])
+                    tensors[stored] = parameter.clone().half()
+                    parameter.copy_(tensors[stored])
                 continue
             prefix = name.removesuffix(".weight")
             found = layer(prefix, parameter)
@@ -181,6 +201,24 @@ def save_layers(
     held = {**model.config.to_dict(), "quantization_config": quantization}
     held["architectures"] = [type(model).__name__]
     (folder / "config.json").write_text(json.dumps(held, default=str))
+
+
+def _stored_name(model: Any, name: str) -> str:
+    """Checkpoint name of a parameter outside the experts."""
+    mixtral = type(model).__name__ == "MixtralForCausalLM"
+    return name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+
+
+def _expert_layers(
+    model: Any, name: str, stacked: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Checkpoint names of the layers in a stacked parameter of experts, and views of them."""
+    prefix, field = _stored_name(model, name).rsplit(".", 1)
+    own = ("w1", "w3", "w2") if "block_sparse" in prefix else ("gate_proj", "up_proj", "down_proj")
+    for number, expert in enumerate(stacked):
+        parts = zip(own, expert.chunk(2), strict=False) if "gate" in field else ((own[2], expert),)
+        for part, weight in parts:
+            yield f"{prefix}.{number}.{part}", weight
 
 
 def spoil(pages: Pages) -> None:

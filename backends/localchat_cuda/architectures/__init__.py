@@ -2,7 +2,18 @@
 
 from types import ModuleType
 
-from localchat_cuda.architectures import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
+from localchat_cuda.architectures import (
+    gemma2,
+    gemma3,
+    llama,
+    mistral,
+    mixtral,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
 from localchat_cuda.model_config import Architecture
 
 ARCHITECTURES: dict[Architecture, ModuleType] = {
@@ -13,6 +24,9 @@ ARCHITECTURES: dict[Architecture, ModuleType] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
     "phi3": phi3,
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
 }
 
 __all__ = ["ARCHITECTURES"]

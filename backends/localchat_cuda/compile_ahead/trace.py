@@ -39,10 +39,11 @@ from localchat.backend_api.interface import (
 from localchat.fit.kv_types import FP8
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels import launch
+from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.model_config import Mixture, ModelConfig
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MAX_DECODE_WIDTH,
@@ -54,7 +55,13 @@ from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.loader import LayerWeights, ModelWeights, linear_shapes, with_unpacked
+from localchat_cuda.weights.loader import (
+    LayerWeights,
+    ModelWeights,
+    expert_shapes,
+    linear_shapes,
+    with_unpacked,
+)
 
 META = torch.device("meta")
 _GREEDY = SamplingParams(temperature=0.0)
@@ -109,6 +116,7 @@ def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> 
             for field, (parts, _) in linear_shapes(config).items()
             if field in names.biased
         },
+        None if config.mixture is None else _meta_experts(config, config.mixture),
     )
     head: torch.Tensor | w8_pack.W8 = _empty(config.vocabulary, config.hidden, dtype=half)
     embedding = _empty(config.vocabulary, config.hidden, dtype=half)
@@ -119,6 +127,16 @@ def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> 
     copy = BoundedHead(rounded, _empty(config.vocabulary)) if head_bounds else None
     last_norm = _empty(config.hidden, dtype=norm)
     return ModelWeights(embedding, (layer,) * config.layers, last_norm, head, copy)
+
+
+def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
+    router, *stacks = expert_shapes(config, mixture)
+    gate_up, down = (_meta_linear(config, "down", *shape) for shape in stacks)
+    assert isinstance(gate_up, torch.Tensor | w4_pack.W4)
+    assert isinstance(down, torch.Tensor | w4_pack.W4)
+    weight = _empty(*router, dtype=getattr(torch, config.dtype))
+    chosen, shared = mixture.chosen, mixture.shared
+    return Experts(Router(weight, chosen, mixture.normalized, shared), gate_up, down)
 
 
 def _meta_linear(config: ModelConfig, field: str, n: int, k: int) -> Weight:

@@ -5,7 +5,8 @@ For unquantized gemms, the last norm, and large row counts. Letters: T rows, H c
     residual += sum over S of y;  out = residual / rms(residual) * weight
 
 Grid (T,), one row a program, fp32 inside. y [S, T, H] fp32, fp16 or bf16; residual fp32 [T, H],
-read and written; weight [H]; out fp16 or bf16 [T, H]. RMSNorm: Zhang and Sennrich, 2019.
+read and written; weight [H]; out fp16 or bf16 [T, H], and where `packed` is given the same once more, as
+the int4 gemms of experts read it. RMSNorm: Zhang and Sennrich, 2019.
 """
 
 import torch
@@ -13,6 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from localchat_cuda.kernels.activation import to_half
+from localchat_cuda.kernels.int4.activations import HalfRows, packed_cell, quantize
 from localchat_cuda.kernels.launch import (
     options,
     own_carveout,
@@ -31,12 +34,16 @@ def reference(
     weight: torch.Tensor,
     out: torch.Tensor,
     eps: float,
+    packed: HalfRows | None = None,
 ) -> None:
     """`add_norm` in plain torch, same arguments."""
     if y is not None:
         residual += y.float().sum(0)
     inverse = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
-    out.copy_(residual * inverse * weight.float())
+    x = residual * inverse * weight.float()
+    out.copy_(x)
+    if packed is not None:
+        quantize(x, packed)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -45,11 +52,13 @@ def _norm_kernel(
     residual,
     weight,
     out,
+    packed,
     eps,
     T,
     H: tl.constexpr,
     H_POW2: tl.constexpr,
     S: tl.constexpr,
+    GROUP: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -70,6 +79,8 @@ def _norm_kernel(
         tl.store(residual + t * H + i, x, mask=inside)
     x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
     tl.store(out + t * H + i, x.to(out.dtype.element_ty), mask=inside)
+    if GROUP > 0:
+        tl.store(packed + t * H + packed_cell(i, GROUP, False), to_half(x), mask=inside)
 
 
 def add_norm(
@@ -78,10 +89,14 @@ def add_norm(
     weight: torch.Tensor,
     out: torch.Tensor,
     eps: float,
+    packed: HalfRows | None = None,
     *,
     pdl: bool = True,
 ) -> None:
-    """Add `y` (None: nothing) to the residual and normalize; shapes in the module docstring."""
+    """Add `y` (None: nothing) to the residual and normalize; shapes in the module docstring.
+
+    `packed` (in slot order, no factors): where to write the result, too.
+    """
     t, h = residual.shape
     device = residual.device
     require("residual", residual, (t, h), (torch.float32,), device)
@@ -89,6 +104,8 @@ def add_norm(
     require("out", out, (t, h), _FLOATS, device)
     if y is not None:
         require("y", y, (y.shape[0], t, h), _FLOATS, device)
+    if packed is not None:
+        require("packed", packed.x, (t, h), (torch.float16,), device)
     if t == 0:
         return
     gpu = traits(device)
@@ -98,11 +115,13 @@ def add_norm(
         residual,
         weight,
         out,
+        out if packed is None else packed.x,
         eps,
         t,
         H=h,
         H_POW2=power_of_two(h),
         S=0 if y is None else y.shape[0],
+        GROUP=0 if packed is None else packed.group,
         ROOMY=own_carveout(t),
         PDL=pdl,
         **options(pdl, 8 if h > 1024 else 4),

@@ -16,9 +16,10 @@ from localchat_cuda.runner.input_batch import (
     TokenSpan,
 )
 
-_HISTORIES = (100, 300, 700, 1500, 3000, 6000, 12_000, 24_000)
+_HISTORIES = (40, 100, 300, 700, 1500, 3000, 6000, 12_000, 24_000)
 """Lengths of texts: how many ranges a history is cut into depends on the longest."""
-_MIXED_HISTORIES = _HISTORIES[1:4:2]
+_MIXED_HISTORIES = (300, 1500)
+_DRAFT_HISTORY = 300
 _DRAFT_SEQUENCES, _DRAFT_WIDTHS, _DRAFT_TOKENS = (1, 2, 4, 8), (2, 4, 8, 16), 64
 _MIXED_TOKENS, _PREFILL_TOKENS = 1024, 2048
 """Wider steps take so long that a launch kernel by kernel ends before they do."""
@@ -38,7 +39,7 @@ def common_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[Toke
             yield [TokenSpan(scratch, 0, tokens)]
     for sequences, width in product(_DRAFT_SEQUENCES, _DRAFT_WIDTHS):
         if sequences <= capabilities.max_slots and sequences * width <= _DRAFT_TOKENS:
-            yield [TokenSpan(scratch, min(_HISTORIES[1], room - width), width)] * sequences
+            yield [TokenSpan(scratch, min(_DRAFT_HISTORY, room - width), width)] * sequences
     decoding = [each for each in MIXED_DECODE_BUCKETS[1:] if each < 4 * capabilities.max_slots]
     for sequences, tokens, history in product(decoding, MIXED_BUCKETS, _MIXED_HISTORIES):
         chunk = tokens - sequences

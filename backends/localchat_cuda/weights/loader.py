@@ -5,20 +5,29 @@ computes (q, k and v; gate and up) along N. Only formats/ knows how a linear lay
 the model and one tensor.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 
 from localchat.errors import EngineClosed, ModelInvalid
+from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead, bounded_head
 from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.model_config import Mixture, ModelConfig
 from localchat_cuda.weights.formats import Unquantized, weight_format
-from localchat_cuda.weights.formats.weight import Weight, bytes_of, concat_rows, reorder_rows
+from localchat_cuda.weights.formats.weight import (
+    Weight,
+    block_of,
+    bytes_of,
+    concat_rows,
+    dequantized,
+    reorder_rows,
+    stack_rows,
+)
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 
 Progress: TypeAlias = Callable[[int, int], bool]
@@ -27,6 +36,19 @@ _DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Checkpoint names of a layer's experts, as they follow `Names.layer`."""
+
+    router: str
+    gate_up: tuple[str, str]
+    """Linear layers of an expert, with braces for its number."""
+    down: str
+    shared: str = ""
+    """Stands in for the part with the number, in the names of a shared expert."""
+    shared_gate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +67,8 @@ class Names:
     """Gemms with a bias."""
     norm_offset: float = 0.0
     """Added to the weights of norms, which then stay in fp32."""
+    experts: ExpertNames | None = None
+    """In place of `gate_up` and `down`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +78,7 @@ class LayerWeights:
     norms: Mapping[str, torch.Tensor]
     linears: Mapping[str, Weight]
     biases: Mapping[str, torch.Tensor]
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +102,9 @@ class ModelWeights:
             tensor = (*layer.norms.values(), *layer.biases.values())
             total += sum(t.numel() * t.element_size() for t in tensor)
             total += sum(bytes_of(weight) for weight in layer.linears.values())
+            if layer.experts is not None:
+                router, *stacks = layer.experts
+                total += sum(bytes_of(weight) for weight in (router.weight, *stacks))
         return total
 
     @property
@@ -120,12 +148,26 @@ def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
 def linear_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int]]:
     """By field of `Names.merged`: output features of each part, and input features."""
     d = config.head_dim
-    return {
+    attention: dict[str, tuple[tuple[int, ...], int]] = {
         "qkv": ((config.heads * d, config.key_heads * d, config.key_heads * d), config.hidden),
         "o": ((config.hidden,), config.heads * d),
+    }
+    if config.mixture is not None:
+        return attention
+    return attention | {
         "gate_up": ((config.intermediate, config.intermediate), config.hidden),
         "down": ((config.hidden,), config.intermediate),
     }
+
+
+def expert_shapes(config: ModelConfig, mixture: Mixture) -> tuple[tuple[int, int], ...]:
+    """Shapes of the router's weight, and of gate_up and down of all experts (kernels/experts)."""
+    hidden, inner = config.hidden, config.intermediate
+    return (
+        (mixture.experts + bool(mixture.shared), hidden),
+        (mixture.stored * 2 * inner, hidden),
+        (mixture.stored * hidden, inner),
+    )
 
 
 class _Loader:
@@ -209,9 +251,57 @@ class _Loader:
                 biases[field] = torch.cat(held)
             else:
                 self.check_biases(prefixes, parts)
+        if self.config.mixture is not None:
+            return LayerWeights(norms, linears, biases, self.experts(begin, self.config.mixture))
         if "gate_up" not in biases:
             _fold_down_order(linears)
         return LayerWeights(norms, linears, biases)
+
+    def experts(self, begin: str, mixture: Mixture) -> Experts:
+        names, hidden, inner = self.names.experts, self.config.hidden, self.config.intermediate
+        assert names is not None
+        router = self.router(begin + names.router, mixture.experts)
+        if mixture.shared:
+            router = torch.cat((router, self.router(begin + names.shared_gate, 1)))
+        shapes = ((names.gate_up, 2, inner, hidden), ((names.down,), 1, hidden, inner))
+
+        def parts(field: tuple[str, ...], count: int, n: int, k: int) -> Iterator[Weight]:
+            for number in range(mixture.experts):
+                yield self.checked([begin + each.format(number) for each in field], (n,) * count, k)
+            if not mixture.shared:
+                return
+            prefixes = [begin + _shared_name(each, names.shared) for each in field]
+            if count == 2:  # gate and up: rows of both
+                whole = self.checked(prefixes, (n * mixture.shared,) * 2, k)
+                for at in range(0, n * mixture.shared, n):
+                    both = (block_of(whole, s * n * mixture.shared + at, n) for s in range(2))
+                    yield concat_rows(both, 2 * n, self.target.dtype)
+                return
+            whole = self.checked(prefixes, (n,), k * mixture.shared)
+            for at in range(0, k * mixture.shared, k):
+                yield block_of(whole, 0, n, at, k)
+
+        stacks = []
+        for field, count, n, k in shapes:
+            try:
+                stacks.append(stack_rows(parts(field, count, n, k), mixture.stored))
+            except ValueError as error:
+                raise ModelInvalid(
+                    f"The experts {begin}{field[0]} cannot be joined: {error}.",
+                    hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
+                ) from error
+        return Experts(Router(router, mixture.chosen, mixture.normalized, mixture.shared), *stacks)
+
+    def router(self, prefix: str, rows: int) -> torch.Tensor:
+        """A router's weight, floating: never rounded, and dequantized where a checkpoint did that."""
+        if self.target.source.shape(f"{prefix}.weight") != () or not self.format.holds(prefix):
+            return self.tensor(f"{prefix}.weight", rows, self.config.hidden)
+        return dequantized(self.format.part(prefix, rows, self.config.hidden), self.target.dtype)
+
+    def checked(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
+        """As `linear`, of layers without biases."""
+        self.check_biases(prefixes, parts)
+        return self.linear(prefixes, parts, k)
 
     def linear(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
         found = (self.part(prefix, n, k) for prefix, n in zip(prefixes, parts, strict=True))
@@ -227,6 +317,11 @@ class _Loader:
         """Load a linear layer: quantized checkpoints keep some floating. The format reports a missing one."""
         left_out = not self.format.holds(prefix) and self.floating.holds(prefix)
         return (self.floating if left_out else self.format).part(prefix, n, k)
+
+
+def _shared_name(name: str, shared: str) -> str:
+    """Name of a shared expert's linear layer, from that of a numbered one: `mlp.experts.{}.up_proj`."""
+    return f"{shared}.{name.rsplit('.', 1)[1]}"
 
 
 def _fold_down_order(linears: dict[str, Weight]) -> None:

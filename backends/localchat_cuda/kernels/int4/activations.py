@@ -238,6 +238,27 @@ def _group_sum(v, j, s: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
+def _packed_column(j, GROUP: tl.constexpr):
+    """Column of a packed block for columns j of x: those of groups of 32 have half before quad."""
+    if GROUP == 32:
+        j = (j & ~56) + ((j & 24) << 1) + ((j & 32) >> 2)
+    return j
+
+
+@triton.jit
+def packed_cell(j, GROUP: tl.constexpr, LANES: tl.constexpr):
+    """Where HalfRows hold column j, in lane or in slot order."""
+    # p = plane(64) quad(16) half(8) pair(4) h(2) i
+    p = _packed_column(j, GROUP)
+    cell = (p & ~63) + ((p & 2) << 4) + (p & 1)
+    if LANES:
+        cell += ((p & 48) >> 1) + ((p & 12) >> 1)
+    else:
+        cell += ((p & 12) << 1) + ((p & 48) >> 3)
+    return cell
+
+
+@triton.jit
 def write_rows(
     v, x, factors, block, m, there, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
@@ -248,11 +269,6 @@ def write_rows(
     """
     j = tl.arange(0, 128)
     inside = there[:, None]
-    # p: packed columns. Those of groups of 32 have half before quad.
-    if GROUP == 32:
-        p = (j & 71) + ((j & 24) << 1) + ((j & 32) >> 2)
-    else:
-        p = j
     if FORMAT == 3:
         tl.store(x + m[:, None] * K + block * 128 + j[None, :], v, mask=inside)
     elif FORMAT == 0:
@@ -262,6 +278,7 @@ def write_rows(
         whole = tl.floor(v * (1.0 / scale)[:, None] + 0.5).to(tl.int32)
         high = (whole + 128) >> 8
         low = whole - high * 256
+        p = _packed_column(j, GROUP)
         swapped = block * 128 + (p & ~3) + ((p & 1) << 1) + ((p >> 1) & 1)
         cell = (2 * m)[:, None] * K + swapped[None, :]
         tl.store(x + cell, high.to(tl.int8), mask=inside)
@@ -279,12 +296,7 @@ def write_rows(
                 tl.store(at + 1 + s, scale * _group_sum(whole, j, s, GROUP), mask=there)
     else:
         half = to_half(v)
-        # p = plane(64) quad(16) half(8) pair(4) h(2) i
-        cell = (p & 64) + ((p & 2) << 4) + (p & 1)
-        if FORMAT == 1:
-            cell += ((p & 48) >> 1) + ((p & 12) >> 1)
-        else:
-            cell += ((p & 12) << 1) + ((p & 48) >> 3)
+        cell = packed_cell(j, GROUP, FORMAT == 1)
         tl.store(x + m[:, None] * K + block * 128 + cell[None, :], half, mask=inside)
         if FORMAT != 4:
             f = half.to(tl.float32)

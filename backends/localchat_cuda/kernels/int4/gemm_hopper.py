@@ -140,7 +140,7 @@ def _multiply(
     """Compute warpgroup. `lo` and `hi` are the planes of block 0's weights, `lo2` and `hi2` of block 1's.
 
     All products of a group have ended when the next begins: the compiler would otherwise write weights into
-    registers that are still read (gemm_tiled._landed).
+    registers that are still read (gemm_tiled.landed).
     """
     M_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     P_L: gl.constexpr = gl.DotOperandLayout(0, M_L, 2)

@@ -112,7 +112,7 @@ def _tile(rows: int, most: int) -> int:
 
 
 @triton.jit
-def _scaled(w, zero, scale, ASM: tl.constexpr):
+def scaled(w, zero, scale, ASM: tl.constexpr):
     """Unpack int16 of two bytes to four fp16 weights.
 
     zero: fp16(1024 + zero); zero and scale broadcast like w.
@@ -137,7 +137,7 @@ def _scaled(w, zero, scale, ASM: tl.constexpr):
 
 @triton.jit
 def _scaled_planes(w, zero, scale, zero_high, scale_high, ASM: tl.constexpr):
-    """`_scaled` with a zero and a scale for low nibbles, and others for high nibbles."""
+    """`scaled` with a zero and a scale for low nibbles, and others for high nibbles."""
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             PLANES_ASM,
@@ -148,8 +148,8 @@ def _scaled_planes(w, zero, scale, zero_high, scale_high, ASM: tl.constexpr):
             pack=2,
         )
     else:
-        a, b, _, _ = _scaled(w, zero, scale, ASM)
-        _, _, c, d = _scaled(w, zero_high, scale_high, ASM)
+        a, b, _, _ = scaled(w, zero, scale, ASM)
+        _, _, c, d = scaled(w, zero_high, scale_high, ASM)
     return a, b, c, d
 
 
@@ -180,8 +180,8 @@ def _spread(low, high, w, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _scaled_groups(w, line, g, row, G: tl.constexpr, GROUP: tl.constexpr, ASM: tl.constexpr):
-    """`_scaled` for groups of 32 and 64.
+def scaled_groups(w, line, g, row, G: tl.constexpr, GROUP: tl.constexpr, ASM: tl.constexpr):
+    """`scaled` for groups of 32 and 64.
 
     line: start of scales and zeros of the first row block. row: offset [BN] of a row in it.
     """
@@ -203,7 +203,7 @@ def _scaled_groups(w, line, g, row, G: tl.constexpr, GROUP: tl.constexpr, ASM: t
 
 
 @triton.jit
-def _landed(acc, ASM: tl.constexpr):
+def landed(acc, ASM: tl.constexpr):
     """Return acc unchanged, but make Triton (3.6 to 3.9) wait for the multiplication.
 
     Without this use it keeps the last multiplication of an iteration in flight while the next iteration already
@@ -273,17 +273,17 @@ def _tiled_kernel(
             scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
             zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
             zero, scale = zero.to(tl.float16)[:, None], scale[:, None]
-            a, b, c, d = _scaled(
+            a, b, c, d = scaled(
                 w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
             )
         else:
             line = scale_zeros + first_block * LINE
-            a, b, c, d = _scaled_groups(w, line, g, scale_zero_at, G, GROUP, ASM)
+            a, b, c, d = scaled_groups(w, line, g, scale_zero_at, G, GROUP, ASM)
         xg = x + g * 128 + row_at
         acc = tl.dot(a, tl.load(xg), acc)
         acc = tl.dot(b, tl.load(xg + 32), acc)
         acc = tl.dot(c, tl.load(xg + 64), acc)
-        acc = _landed(tl.dot(d, tl.load(xg + 96), acc), ASM)
+        acc = landed(tl.dot(d, tl.load(xg + 96), acc), ASM)
     if NORM:
         acc = acc * inverse_rms(squares, m, m < M, eps, G, G_POW2)[None, :]
     if FUSED:

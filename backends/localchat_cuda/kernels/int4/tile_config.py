@@ -117,18 +117,20 @@ def tile_config_for(
     found = _MEASURED.get((variant, size), {}).get((n, k))
     if found is not None and sms == _MEASURED_SMS and group == BLOCK_K:
         return found
-    return _narrow(size, n, k, sms)
+    return _narrow(variant, size, n, k, sms)
 
 
-def _narrow(size: int, n: int, k: int, sms: int) -> TileConfig:
-    """int8 and fp16: about 10 warps per multiprocessor, no split longer than that requires."""
+def _narrow(variant: GemmVariant, size: int, n: int, k: int, sms: int) -> TileConfig:
+    """As many splits as fill the multiprocessors once: of int8 what their registers hold, 32 warps for up to 4
+    rows and 16 for 8; of fp16 10."""
     groups = k // BLOCK_K
     blocks = 2 if size > 4 and n % 32 == 0 else 1
     warps = next(w for w in ((2, 1) if size > 4 else (4, 2, 1)) if groups % w == 0)
     programs = n // (16 * blocks)
     if programs * warps >= 16 * sms:
         warps = 2 if groups % 2 == 0 else 1
-    target = max(1, round(10 * sms / (programs * warps)))
+    resident = 10 if variant == "fp16" else 32 if size <= 4 else 16
+    target = max(1, round(resident * sms / (programs * warps)))
     splits = min(target, groups // warps, 16)
     found = TileConfig(blocks, warps, 1, splits, 64 if size <= 4 else 128)
     found.check(n, k)

@@ -104,6 +104,61 @@ def _concat_floating(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> tor
     return whole
 
 
+def block_of(weight: Weight, first: int, n: int, column: int = 0, k: int | None = None) -> Weight:
+    """Rows `first` to `first + n` of a floating or int4 weight, of `k` columns from `column` on (None: all).
+    ValueError for others, and for columns that cut a group."""
+    if isinstance(weight, torch.Tensor):
+        return weight[first : first + n, column : None if k is None else column + k]
+    if not isinstance(weight, w4_pack.W4) or weight.order is not None:
+        raise ValueError("a shared expert is stored in a form that cannot be divided")
+    rows = slice(first // w4_pack.ROWS, (first + n) // w4_pack.ROWS)
+    if n % w4_pack.ROWS or first % w4_pack.ROWS or column % weight.group or (k or 0) % weight.group:
+        raise ValueError(f"{n} rows and {k} columns of a shared expert cut a group")
+    part = weight._replace(codes=weight.codes[rows], scale_zeros=weight.scale_zeros[rows])
+    if k is None:
+        return part
+    codes, *sides = w4_pack.unpack(part)
+    own = slice(column // weight.group, (column + k) // weight.group)
+    return w4_pack.pack(codes[:, column : column + k], *(each[:, own] for each in sides))
+
+
+def stack_rows(parts: Iterable[Weight], count: int) -> torch.Tensor | w4_pack.W4:
+    """Join `count` equal parts along N, each copied as it comes. ValueError for parts of several kinds, and
+    for kinds that no gemm of experts takes."""
+    stack: torch.Tensor | w4_pack.W4 | None = None
+    for number, part in enumerate(parts):
+        if isinstance(part, w4_pack.W4):
+            if part.order is not None:
+                raise ValueError("their columns are sorted (act-order)")
+            if stack is None:
+                stack = part._replace(
+                    codes=_room(part.codes, count), scale_zeros=_room(part.scale_zeros, count)
+                )
+            if not isinstance(stack, w4_pack.W4) or stack.group != part.group:
+                raise ValueError("they are stored in different forms")
+            _place(stack.codes, part.codes, number)
+            _place(stack.scale_zeros, part.scale_zeros, number)
+        elif isinstance(part, torch.Tensor):
+            stack = _room(part, count) if stack is None else stack
+            if not isinstance(stack, torch.Tensor):
+                raise ValueError("they are stored in different forms")
+            _place(stack, part, number)
+        else:
+            raise ValueError("they are stored in 8 bits, or in a form of GGUF")
+    assert stack is not None
+    return stack
+
+
+def _room(part: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.empty(
+        (count * part.shape[0], *part.shape[1:]), dtype=part.dtype, device=part.device
+    )
+
+
+def _place(stack: torch.Tensor, part: torch.Tensor, number: int) -> None:
+    stack[number * part.shape[0] : (number + 1) * part.shape[0]] = part
+
+
 def reorder_rows(weight: Weight, rows: torch.Tensor) -> Weight:
     """The weight whose output feature n is feature rows[n] of this one; rows int64 [N]."""
     if isinstance(weight, torch.Tensor):

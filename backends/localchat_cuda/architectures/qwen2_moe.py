@@ -1,0 +1,35 @@
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, and a shared one that each token weighs by a gate.
+
+Qwen Team, 2024 (arXiv 2407.10671).
+"""
+
+from dataclasses import replace
+
+import torch
+
+from localchat_cuda.architectures import qwen2, qwen3_moe
+from localchat_cuda.layers import Layers, X
+from localchat_cuda.weights.loader import ModelWeights
+
+NAMES = replace(
+    qwen2.NAMES,
+    experts=replace(
+        qwen3_moe.EXPERTS, shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"
+    ),
+)
+"""Checkpoint name of each weight."""
+
+
+def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
+    """Last states [P, hidden] of one step; writes keys and values to the KV pages."""
+    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
+    last = len(weights.layers) - 1
+    for number, layer in enumerate(weights.layers):
+        qkv = ops.gemm(x, layer.linears["qkv"])
+        x = ops.attend(qkv, number, layer.biases["qkv"], None)
+        assert layer.experts is not None
+        y = ops.gemm(x, layer.linears["o"])
+        y = ops.run_experts(y, layer.norms["mlp"], layer.experts)
+        if number < last:
+            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
+    return ops.finish(y, weights.last_norm)

@@ -1,0 +1,147 @@
+"""Feed-forward layer of experts: each row goes through the few that its router chooses.
+
+Letters as in choice.py and gemm_float.py. Up to FEW_ROWS rows, one launch adds to the residual and computes
+the router's logits, one gate and up and one down, which read the weights of the chosen experts, each once; of
+several rows one more makes the choice. More rows are sorted by expert first. The order of all sums is fixed,
+nothing waits for the host, and every shape follows from the number of rows: steps can be captured.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from localchat_cuda.kernels.experts import (
+    blocks,
+    choice,
+    gemm_float,
+    gemm_int4_few,
+    gemm_int4_many,
+)
+from localchat_cuda.kernels.experts.choice import FEW_ROWS, Router
+from localchat_cuda.kernels.int4.activations import HalfRows
+from localchat_cuda.kernels.int4.pack import ROWS, W4, dense
+from localchat_cuda.kernels.launch import power_of_two
+
+__all__ = [
+    "FEW_ROWS",
+    "Experts",
+    "Router",
+    "apply_few",
+    "apply_many",
+    "block_rows",
+    "packed_rows",
+    "reference",
+]
+
+
+class Experts(NamedTuple):
+    """Weights of a layer's experts, one after the other along the rows of each weight; shared parts come
+    last."""
+
+    router: Router
+    gate_up: torch.Tensor | W4
+    """[X * 2F, H], an expert's gate before its up."""
+    down: torch.Tensor | W4
+    """[X * H, F]."""
+
+    @property
+    def inner(self) -> int:
+        """F."""
+        rows = self.gate_up.features_out if isinstance(self.gate_up, W4) else len(self.gate_up)
+        return rows // (2 * self.router.stored)
+
+
+def reference(x: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """Compute [1, T, H] in fp32 of x [T, H], with plain torch."""
+    choices = choice.reference(x, experts.router)
+    out = torch.zeros(x.shape, device=x.device)
+    for expert in choices.ids.unique().tolist():
+        rows, at = (choices.ids == expert).nonzero(as_tuple=True)
+        gate_up, down = (_one(each, expert, experts.router.stored) for each in experts[1:])
+        gate, up = (x[rows].float() @ gate_up.t()).chunk(2, 1)
+        found = (torch.nn.functional.silu(gate) * up) @ down.t()
+        out[rows] += found * choices.weights[rows, at][:, None]
+    return out[None]
+
+
+def _one(weight: torch.Tensor | W4, expert: int, count: int) -> torch.Tensor:
+    """The weight of one of `count` experts in fp32."""
+    if isinstance(weight, torch.Tensor):
+        return weight.view(count, -1, weight.shape[1])[expert].float()
+    blocks = weight.features_out // ROWS // count
+    own = slice(expert * blocks, (expert + 1) * blocks)
+    return dense(
+        weight._replace(codes=weight.codes[own], scale_zeros=weight.scale_zeros[own])
+    ).float()
+
+
+def block_rows(pairs: int, experts: int) -> int:
+    """Return the rows of a block: about what an expert gets, 16 to 64. Of 128 rows, prompts were slower."""
+    return max(16, min(64, power_of_two(round(pairs / experts))))
+
+
+def apply_few(
+    y: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, experts: Experts, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add partial sums y [S, T, H] to the residual fp32 [T, H], and compute the experts of the sum's norm.
+
+    Returns parts fp32 [C, T, H], of each choice its weighted result, to be added up; and the sum, which is the
+    residual from now on. Up to FEW_ROWS rows.
+    """
+    gate_up, down, router = experts.gate_up, experts.down, experts.router
+    group = gate_up.group if isinstance(gate_up, W4) else 0
+    rows = choice.add_few(y, residual, gain, router, eps, group)
+    own = choice.empty_choices(rows, router)
+    choices, fused = own or choice.choose_few(rows, router), own is not None
+    shape = router.choices, *residual.shape
+    out = torch.empty(shape, device=residual.device)
+    inner = torch.empty(
+        choices.ids.numel(), experts.inner, dtype=rows.x.dtype, device=residual.device
+    )
+    if isinstance(gate_up, W4):
+        assert isinstance(down, W4)
+        gemm_int4_few.gate_up(rows, gate_up, router, choices, inner, down.group, fused=fused)
+        gemm_int4_few.down(inner, down, choices, out)
+    else:
+        assert isinstance(down, torch.Tensor)
+        gemm_float.gate_up(rows, gate_up, router, choices, None, inner, fused=fused)
+        gemm_float.down(inner, down, choices, None, out)
+    return out, rows.added
+
+
+def packed_rows(rows: int, experts: Experts, device: torch.device) -> HalfRows | None:
+    """Allocate what `apply_many` reads in place of x where weights are int4; None where they are not."""
+    weight = experts.gate_up
+    if not isinstance(weight, W4):
+        return None
+    return HalfRows.empty(rows, weight.features_in, device, "slots", weight.group, factored=False)
+
+
+def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> torch.Tensor:
+    """Compute parts [C, T, H] as `apply_few`, of normed rows x [T, H] fp16 or bf16.
+
+    `packed`: the same for int4 weights. Parts of a bf16 model are bf16, as a quarter of a prompt's time would
+    go into writing and reading fp32.
+    """
+    router, rows = experts.router, x.shape[0]
+    choices = choice.route(x, router)
+    size = block_rows(choices.ids.numel(), router.stored)
+    sorted_pairs = blocks.sort(choices.ids, router.stored, size)
+    dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
+    out = torch.empty(router.choices, rows, x.shape[1], dtype=dtype, device=x.device)
+    inner = torch.empty(
+        choices.ids.numel(), experts.inner, dtype=torch.float16 if packed else x.dtype,
+        device=x.device,
+    )  # fmt: skip
+    gate_up, down = experts.gate_up, experts.down
+    if packed is not None:
+        assert isinstance(gate_up, W4)
+        assert isinstance(down, W4)
+        gemm_int4_many.gate_up(packed.x, gate_up, choices, sorted_pairs, inner, down.group)
+        gemm_int4_many.down(inner, down, choices, sorted_pairs, out)
+    else:
+        assert isinstance(gate_up, torch.Tensor)
+        assert isinstance(down, torch.Tensor)
+        gemm_float.gate_up(x, gate_up, router, choices, sorted_pairs, inner)
+        gemm_float.down(inner, down, choices, sorted_pairs, out)
+    return out

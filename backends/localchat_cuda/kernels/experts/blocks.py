@@ -1,0 +1,139 @@
+"""Sorts the choices of experts into blocks of rows, one expert a block.
+
+Letters as in choice.py; B blocks of M pairs.
+
+    ids      int32 [T, C]
+    slots    int32 [B * M]    pairs by expert, in their order; -1: none
+    owners   int32 [B]        the expert of a block; -1: the block is not used
+
+Grid (X,): each program counts all pairs and places those of its expert. B is the most that P pairs can need, so
+nothing waits for the host. Sorting pairs into padded blocks: MegaBlocks (Gale et al., 2022) and vLLM's
+fused_moe; finding each pair's place by counting is our own.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.experts.choice import FEW_ROWS, Choices
+from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+
+_CHUNKS = 1024, 4096
+"""Pairs that a program looks at together, of few and of many."""
+
+
+class Blocks(NamedTuple):
+    """Pairs sorted by expert, `rows` in a block."""
+
+    slots: torch.Tensor
+    owners: torch.Tensor
+    rows: int
+
+
+@triton.jit(do_not_specialize=["P", "B"])
+def _sort_kernel(
+    ids, slots, owners, P, B, X: tl.constexpr, X_POW2: tl.constexpr, M: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    expert = tl.program_id(0)
+    i = tl.arange(0, CHUNK)
+    bins = tl.arange(0, X_POW2)
+    counts = tl.zeros((X_POW2,), tl.int32)
+    if PDL:
+        gdc_wait()
+    for at in tl.range(0, P, CHUNK):
+        inside = at + i < P
+        counts += tl.histogram(tl.load(ids + at + i, mask=inside, other=0), X_POW2, mask=inside)
+    first = tl.sum(tl.where(bins < expert, (counts + (M - 1)) // M, 0), 0)
+    own = tl.sum(tl.where(bins == expert, counts, 0), 0)
+    seen = 0
+    for at in tl.range(0, P, CHUNK):
+        inside = at + i < P
+        mine = tl.load(ids + at + i, mask=inside, other=-1) == expert
+        place = first * M + seen + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(slots + place, at + i, mask=mine)
+        seen += tl.sum(mine.to(tl.int32), 0)
+    last = first + (own + (M - 1)) // M
+    m = tl.arange(0, M)
+    tl.store(slots + first * M + own + m, m * 0 - 1, mask=first * M + own + m < last * M)
+    for at in tl.range(first, last, CHUNK):
+        tl.store(owners + at + i, i * 0 + expert, mask=at + i < last)
+    if expert == X - 1:
+        for at in tl.range(last, B, CHUNK):
+            tl.store(owners + at + i, i * 0 - 1, mask=at + i < B)
+
+
+def most_blocks(pairs: int, experts: int, rows: int) -> int:
+    """Return the blocks of `rows` that so many pairs can need."""
+    return min(experts, pairs) + pairs // rows
+
+
+def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blocks:
+    """Sort the pairs of ids [T, C] by expert into blocks of `rows`, a power of two."""
+    pairs, device = ids.numel(), ids.device
+    require("ids", ids, (None, None), (torch.int32,), device)
+    count = most_blocks(pairs, experts, rows)
+    slots = torch.empty(count * rows, dtype=torch.int32, device=device)
+    owners = torch.empty(count, dtype=torch.int32, device=device)
+    pdl = pdl and traits(device).pdl
+    _sort_kernel[(experts,)](
+        ids, slots, owners, pairs, count, X=experts, X_POW2=power_of_two(experts), M=rows,
+        CHUNK=_CHUNKS[pairs > _CHUNKS[1]], PDL=pdl, **options(pdl, 8 if pairs > _CHUNKS[1] else 4),
+    )  # fmt: skip
+    return Blocks(slots, owners, rows)
+
+
+@triton.jit
+def expert_rows(
+    ids, slots, owners, block, P, m, M: tl.constexpr, P_POW2: tl.constexpr
+):  # fmt: skip
+    """Find the expert of a block and its pairs, as (expert or -1, pairs like `m`, whether there are such).
+
+    P_POW2 0: blocks of M sorted pairs. Else blocks are pairs themselves (1: of one row), and the first of an
+    expert takes all of that expert's, at most M: nothing has to be sorted before.
+    """
+    if P_POW2 == 0:
+        expert = tl.load(owners + block)
+        pairs = tl.load(slots + block * M + m, mask=expert + m * 0 >= 0, other=-1)
+        inside = pairs >= 0
+        pairs = tl.maximum(pairs, 0)
+    elif P_POW2 == 1:
+        expert = tl.load(ids + block)
+        pairs = block + m * 0
+        inside = m == 0
+    else:
+        q = tl.arange(0, P_POW2)
+        same = tl.load(ids + q, mask=q < P, other=-1) == tl.load(ids + block)
+        rank = tl.cumsum(same.to(tl.int32), 0) - 1
+        hit = same[None, :] & (rank[None, :] == m[:, None])
+        inside = m < tl.sum(same.to(tl.int32), 0)
+        pairs = tl.where(inside, tl.sum(tl.where(hit, q[None, :], 0), 1), block)
+        first = tl.min(tl.where(same, q, P_POW2), 0) == block
+        expert = tl.where(first, tl.load(ids + block), -1)
+    return expert, pairs, inside
+
+
+def check_choices(choices: Choices, blocks: Blocks | None, device: torch.device) -> None:
+    """Raise ValueError unless the kernels can read the choices, unsorted ones of few rows alone."""
+    t, c = choices.ids.shape
+    require("ids", choices.ids, (t, c), (torch.int32,), device)
+    require("weights", choices.weights, (t, c), (torch.float32,), device)
+    if blocks is None and not 1 <= t <= FEW_ROWS:
+        raise ValueError(f"ids: 1 to {FEW_ROWS} rows wanted without blocks, {t} given")
+
+
+def grid_blocks(choices: Choices, blocks: Blocks | None) -> int:
+    """Return the blocks of the grid."""
+    return choices.ids.numel() if blocks is None else blocks.owners.shape[0]
+
+
+def pairs_class(choices: Choices, blocks: Blocks | None) -> int:
+    """Return P_POW2 of choice.expert_rows."""
+    if blocks is not None:
+        return 0
+    return 1 if choices.ids.shape[0] == 1 else power_of_two(choices.ids.numel())

@@ -1,0 +1,395 @@
+"""Chooses the experts of each row.
+
+Letters: T rows, K columns, E routed experts, R rows of the router (E, and one for a shared expert's gate), S
+splits of K, C choices of a row, P = T * C pairs of a row and a choice, X experts in memory (E and the shared
+parts).
+
+    x        fp16 or bf16 [T, K]           router  [R, K] of the same dtype
+    logits   fp32 [S, T, R]                partial sums over ranges of K
+    ids      int32 [T, C]                  experts, the likeliest first, then those of all rows: E, E + 1, ..
+    weights  fp32 [T, C]                   softmax over the E, of the chosen ones alone where the router
+                                           normalizes them; of shared parts the sigmoid of logit E
+
+Up to FEW_ROWS rows, one launch adds to the residual and computes the logits of the sum before its norm, as
+programs of other columns have the rest of a row. Whoever reads them divides by the rms, from `squares` [T, S]:
+
+    y [S', T, K] partial sums, residual fp32 [T, K], gain [K]
+    added    fp32 [T, K]                   residual + sum of y, beside the residual, which others still read
+    x        [T, K]                        added * gain / 16 in the router's dtype, or fp16 in lane order
+
+An expert's rank is a count of the better ones where gate_up makes the choice of a single row, else the turn in
+a search for the best. Sums are in fp32 in the same order for every number of rows, or of whole numbers.
+Of equal logits the first wins. A
+row of NaN has choices with weights of NaN, so it spoils no other. Grids: logits (R / 16 or 64, T / 16 or 64,
+S), choose (T,). Not supported: routers of more than 512 rows.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.activation import to_half
+from localchat_cuda.kernels.int4.activations import packed_cell
+from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+
+MAX_ROWS = 512
+"""Of a router."""
+FEW_ROWS = 8
+"""More rows are faster sorted: 16 took 244 us, 17 sorted 79 us (a layer of Qwen3-30B-A3B in W4 on an H200)."""
+MOST_FUSED = 128
+"""Rows of a router up to which each program of gate_up makes a single row's choice itself."""
+_SPLITS, _RUN = 4, 128
+_FEW_SPLITS = 16
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class Router(NamedTuple):
+    """The router of a layer."""
+
+    weight: torch.Tensor
+    """[R, K]."""
+    chosen: int
+    """Experts of a row."""
+    normalized: bool
+    """The weights of the chosen ones add up to 1."""
+    shared: int = 0
+    """Parts of a shared expert, which every row takes with the sigmoid of the last logit; 0: there is none."""
+
+    @property
+    def experts(self) -> int:
+        return int(self.weight.shape[0]) - bool(self.shared)
+
+    @property
+    def choices(self) -> int:
+        return self.chosen + self.shared
+
+    @property
+    def stored(self) -> int:
+        return self.experts + self.shared
+
+
+class Choices(NamedTuple):
+    """Experts of each row and their weights, [T, C]."""
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+
+class FewRows(NamedTuple):
+    """Up to FEW_ROWS rows before their norm, and their logits."""
+
+    x: torch.Tensor
+    added: torch.Tensor
+    logits: torch.Tensor
+    squares: torch.Tensor
+    eps: float
+
+
+def reference(x: torch.Tensor, router: Router) -> Choices:
+    """`route` in plain torch."""
+    logits = x.float() @ router.weight.float().t()
+    routed = logits[:, : router.experts]
+    found, ids = torch.topk(routed.softmax(1), router.chosen, 1)
+    if router.normalized:
+        found = found / found.sum(1, keepdim=True)
+    if router.shared:
+        parts = torch.arange(router.shared, device=x.device) + router.experts
+        ids = torch.cat((ids, parts.expand(len(x), -1)), 1)
+        found = torch.cat((found, logits[:, -1:].sigmoid().expand(-1, router.shared)), 1)
+    return Choices(ids.to(torch.int32), found)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _logits_kernel(
+    x, weight, out, T, R: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, BK: tl.constexpr,
+    SPLITS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    r = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    t = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    split = tl.program_id(2)
+    k = tl.arange(0, BK)
+    steps: tl.constexpr = (K + BK - 1) // BK
+    ws = weight + tl.minimum(r, R - 1)[:, None] * K
+    xs = x + tl.minimum(t, T - 1)[None, :] * K
+    acc = tl.zeros((TILE, TILE), tl.float32)
+    if PDL:
+        gdc_wait()
+    for c in tl.range(split * steps // SPLITS, (split + 1) * steps // SPLITS, num_stages=3):
+        at = c * BK + k
+        w = tl.load(ws + at[None, :], mask=(at < K)[None, :], other=0.0)
+        acc = tl.dot(w, tl.load(xs + at[:, None], mask=(at < K)[:, None], other=0.0), acc)
+    where = (split * T + t)[None, :] * R + r[:, None]
+    tl.store(out + where, acc, mask=(t < T)[None, :] & (r < R)[:, None])
+
+
+@triton.jit(do_not_specialize=["T"])
+def _few_logits_kernel(
+    y, residual, gain, weight, x, added, logits, squares, T, R: tl.constexpr, K: tl.constexpr,
+    PARTS: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    block = tl.program_id(0)
+    split = tl.program_id(1)
+    r = block * 16 + tl.arange(0, 16)
+    t = tl.arange(0, M)
+    k = tl.arange(0, BK)
+    steps: tl.constexpr = (K + BK - 1) // BK
+    first = split * steps // SPLITS
+    ws = weight + tl.minimum(r, R - 1)[:, None] * K
+    acc = tl.zeros((16, M), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    # The first tile's weights are loaded before the wait for the residual.
+    w = tl.load(ws + (first * BK + k)[None, :], mask=(first * BK + k < K)[None, :], other=0.0)
+    if PDL:
+        gdc_wait()
+    for c in tl.range(first, (split + 1) * steps // SPLITS, num_stages=1):
+        at = c * BK + k
+        if c > first:
+            w = tl.load(ws + at[None, :], mask=(at < K)[None, :], other=0.0)
+        inside = (at < K)[:, None] & (t < T)[None, :]
+        here = t[None, :] * K + at[:, None]
+        v = tl.load(residual + here, mask=inside, other=0.0)
+        sums = tl.zeros((BK, M), tl.float32)
+        for s in tl.static_range(PARTS):
+            sums += tl.load(y + s * T * K + here, mask=inside, other=0.0).to(tl.float32)
+        v += sums
+        g = tl.load(gain + at, mask=at < K, other=0.0).to(tl.float32)
+        scaled = v * g[:, None] * 0.0625
+        if weight.dtype.element_ty == tl.float16:
+            operand = to_half(scaled)
+        else:
+            operand = scaled.to(weight.dtype.element_ty)
+        # A row of bf16 would have other choices before its norm than after it: tf32 has three more bits.
+        acc = tl.dot(w.to(tl.float32), scaled, acc)
+        total += tl.sum(v * v, 0)
+        if block == 0:
+            tl.store(added + here, v, mask=inside)
+            if GROUP > 0:
+                there = t[None, :] * K + packed_cell(at, GROUP, True)[:, None]
+                tl.store(x + there, to_half(scaled), mask=inside)
+            else:
+                tl.store(x + here, operand, mask=inside)
+    where = (split * T + t)[None, :] * R + r[:, None]
+    tl.store(logits + where, acc, mask=(t < T)[None, :] & (r < R)[:, None])
+    if block == 0:
+        tl.store(squares + t * SPLITS + split, total, mask=t < T)
+
+
+@triton.jit
+def inverse_rms(squares, t, eps, K: tl.constexpr, SPLITS: tl.constexpr):
+    """Compute what x of `_few_logits_kernel` in the rows t [N] is to be multiplied with."""
+    parts = tl.load(squares + t[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :])
+    return tl.rsqrt(tl.sum(parts, 1) / K + eps) * 16.0
+
+
+@triton.jit
+def row_logits(
+    logits, squares, t, T, eps, R: tl.constexpr, K: tl.constexpr, R_POW2: tl.constexpr,
+    SPLITS: tl.constexpr, FEW: tl.constexpr,
+):  # fmt: skip
+    """Load the logits [R_POW2] of row t, of rows before their norm where FEW."""
+    i = tl.arange(0, R_POW2)
+    v = tl.zeros((R_POW2,), tl.float32)
+    for s in tl.static_range(SPLITS):
+        v += tl.load(logits + (s * T + t) * R + i, mask=i < R, other=0.0)
+    if FEW:
+        v *= tl.sum(inverse_rms(squares, t + tl.arange(0, 1), eps, K, SPLITS), 0)
+    return v
+
+
+@triton.jit
+def ranked(
+    v, E: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr, COUNTED: tl.constexpr
+):  # fmt: skip
+    """Return rank and weight of each expert by logits v: int32 and fp32 like v."""
+    i = tl.arange(0, v.shape[0])
+    routed = i < E
+    # NaN ranks last, in order: no row takes an expert twice, whatever its logits are.
+    key = tl.where(v > -1e30, tl.minimum(v, 1e30), -1e30)
+    key = tl.where(routed, key, float("-inf"))
+    p = tl.where(routed, tl.exp(v - tl.max(key, 0)), 0.0)
+    if COUNTED:
+        better = key[None, :] > key[:, None]
+        better = better | ((key[None, :] == key[:, None]) & (i[None, :] < i[:, None]))
+        rank = tl.sum(better.to(tl.int32), 1)
+    else:
+        rank = i * 0 + E
+        for j in tl.static_range(CHOSEN):
+            best = i == tl.argmax(key, 0)
+            rank = tl.where(best, j, rank)
+            key = tl.where(best, float("-inf"), key)
+    if NORMALIZED:
+        counted = tl.where((p == p) & (rank < CHOSEN), p, 0.0)
+    else:
+        counted = tl.where(p == p, p, 0.0)
+    # Whole numbers have one sum in whatever order they are added.
+    total = tl.sum((tl.minimum(counted, 1.0) * 1073741824.0).to(tl.int64), 0)
+    return rank, p / (total.to(tl.float32) / 1073741824.0)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _choose_kernel(
+    logits, squares, ids, weights, eps, T, R: tl.constexpr, E: tl.constexpr, K: tl.constexpr,
+    R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr, C: tl.constexpr,
+    C_POW2: tl.constexpr, NORMALIZED: tl.constexpr, FEW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    t = tl.program_id(0)
+    i = tl.arange(0, R_POW2)
+    c = tl.arange(0, C_POW2)
+    if PDL:
+        gdc_wait()
+    v = row_logits(logits, squares, t, T, eps, R, K, R_POW2, SPLITS, FEW)
+    rank, p = ranked(v, E, CHOSEN, NORMALIZED, False)
+    hit = rank[None, :] == c[:, None]
+    found = tl.sum(tl.where(hit, i[None, :], 0), 1)
+    weight = tl.sum(tl.where(hit, p[None, :], 0.0), 1)
+    if C > CHOSEN:
+        gate = tl.sum(tl.where(i == E, v, 0.0), 0)
+        found = tl.where(c >= CHOSEN, E + c - CHOSEN, found)
+        weight = tl.where(c >= CHOSEN, 1.0 / (1.0 + tl.exp(-gate)), weight)
+    tl.store(ids + t * C + c, found, mask=c < C)
+    tl.store(weights + t * C + c, weight, mask=c < C)
+
+
+@triton.jit
+def choose_single(
+    logits, squares, ids, weights, c, first, eps, R: tl.constexpr, E: tl.constexpr,
+    K: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
+    C: tl.constexpr, NORMALIZED: tl.constexpr,
+):  # fmt: skip
+    """Return the expert of choice `c` of the only row, and write it where `first`."""
+    v = row_logits(logits, squares, 0, 1, eps, R, K, R_POW2, SPLITS, True)
+    i = tl.arange(0, R_POW2)
+    rank, p = ranked(v, E, CHOSEN, NORMALIZED, True)
+    expert = tl.sum(tl.where(rank == c, i, 0), 0)
+    weight = tl.sum(tl.where(rank == c, p, 0.0), 0)
+    if C > CHOSEN:
+        gate = tl.sum(tl.where(i == E, v, 0.0), 0)
+        expert = tl.where(c >= CHOSEN, E + c - CHOSEN, expert)
+        weight = tl.where(c >= CHOSEN, 1.0 / (1.0 + tl.exp(-gate)), weight)
+    if first:
+        tl.store(ids + c, expert)
+        tl.store(weights + c, weight)
+    return expert
+
+
+def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
+    """Choose the experts of rows x [T, K]."""
+    (t, k), device = x.shape, x.device
+    _check(router)
+    require("x", x, (t, k), _HALVES, device)
+    require("router", router.weight, (None, k), (x.dtype,), device)
+    r, tile = router.weight.shape[0], 16 if t <= 64 else 64
+    pdl = pdl and traits(device).pdl
+    logits = torch.empty(_SPLITS, t, r, device=device)
+    _logits_kernel[(triton.cdiv(r, tile), triton.cdiv(t, tile), _SPLITS)](
+        x, router.weight, logits, t, R=r, K=k, TILE=tile, BK=_RUN, SPLITS=_SPLITS, PDL=pdl,
+        **options(pdl, 4),
+    )  # fmt: skip
+    return _choose(logits, None, 0.0, k, router, pdl)
+
+
+def add_few(
+    y: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, router: Router, eps: float,
+    group: int = 0, *, pdl: bool = True,
+) -> FewRows:  # fmt: skip
+    """Add `y` to the residual, and compute logits of the sum; shapes in the module docstring.
+
+    `group`: of the int4 weight that reads x; 0: a floating one does.
+    """
+    (t, k), device, weight = residual.shape, residual.device, router.weight
+    _check(router)
+    if not 1 <= t <= FEW_ROWS:
+        raise ValueError(f"residual: 1 to {FEW_ROWS} rows wanted, {t} given")
+    require("residual", residual, (t, k), (torch.float32,), device)
+    require("y", y, (None, t, k), _FLOATS, device)
+    require("gain", gain, (k,), _FLOATS, device)
+    require("router", weight, (None, k), _HALVES, device)
+    r, splits = weight.shape[0], _few_splits(k)
+    x = torch.empty(t, k, dtype=torch.float16 if group else weight.dtype, device=device)
+    added, squares = torch.empty_like(residual), torch.empty(t, splits, device=device)
+    logits = torch.empty(splits, t, r, device=device)
+    pdl = pdl and traits(device).pdl
+    kernel = _few_logits_kernel[(triton.cdiv(r, 16), splits)](
+        y, residual, gain, weight, x, added, logits, squares, t, R=r, K=k, PARTS=y.shape[0],
+        M=8, BK=_RUN, SPLITS=splits, GROUP=group, PDL=pdl, **options(pdl, 4),
+    )  # fmt: skip
+    set_carveout(kernel, t)
+    return FewRows(x, added, logits, squares, eps)
+
+
+def choose_few(rows: FewRows, router: Router, *, pdl: bool = True) -> Choices:
+    """Choose the experts of few rows."""
+    pdl = pdl and traits(rows.x.device).pdl
+    return _choose(rows.logits, rows.squares, rows.eps, rows.x.shape[1], router, pdl)
+
+
+def empty_choices(rows: FewRows, router: Router) -> Choices | None:
+    """Allocate choices that gate_up makes itself, of a single row and few experts; None for others."""
+    if rows.x.shape[0] > 1 or len(router.weight) > MOST_FUSED:
+        return None
+    device = rows.x.device
+    ids = torch.empty(1, router.choices, dtype=torch.int32, device=device)
+    return Choices(ids, torch.empty(1, router.choices, device=device))
+
+
+def few_sources(
+    rows: FewRows | None, unused: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Arguments of gate_up's kernels that few rows bring; None: of others, `unused` is never read."""
+    return (unused, unused, 0.0) if rows is None else (rows.logits, rows.squares, rows.eps)
+
+
+def few_constants(rows: FewRows | None, router: Router | None, *, fused: bool) -> dict[str, int]:
+    """Constants that belong to them."""
+    if rows is None or router is None:
+        return dict.fromkeys(("R", "E", "R_POW2", "SPLITS", "CHOSEN", "NORMALIZED", "FUSED"), 0)
+    r = len(router.weight)
+    return {
+        "R": r,
+        "E": router.experts,
+        "R_POW2": power_of_two(r),
+        "SPLITS": rows.squares.shape[1],
+        "CHOSEN": router.chosen,
+        "NORMALIZED": router.normalized,
+        "FUSED": fused,
+    }
+
+
+def _few_splits(k: int) -> int:
+    """Ranges of K: as many as there are runs, a power of two."""
+    return min(_FEW_SPLITS, power_of_two(triton.cdiv(k, _RUN)))
+
+
+def _check(router: Router) -> None:
+    if not router.chosen <= router.experts or len(router.weight) > MAX_ROWS:
+        raise ValueError(
+            f"router: at most {MAX_ROWS} rows wanted, {router.chosen} of {len(router.weight)} given"
+        )
+
+
+def _choose(
+    logits: torch.Tensor, squares: torch.Tensor | None, eps: float, k: int, router: Router, pdl: bool
+) -> Choices:  # fmt: skip
+    splits, t, r = logits.shape
+    ids = torch.empty(t, router.choices, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(t, router.choices, device=logits.device)
+    kernel = _choose_kernel[(t,)](
+        logits, logits if squares is None else squares, ids, weights, eps, t, R=r, E=router.experts,
+        K=k, R_POW2=power_of_two(r), SPLITS=splits, CHOSEN=router.chosen, C=router.choices,
+        C_POW2=power_of_two(router.choices), NORMALIZED=router.normalized,
+        FEW=squares is not None, PDL=pdl, **options(pdl, 1),
+    )  # fmt: skip
+    if squares is not None:
+        set_carveout(kernel, t)
+    return Choices(ids, weights)

@@ -1,0 +1,167 @@
+"""Products with the fp16 or bf16 weights of chosen experts: gate and up with their activation, or down.
+
+Letters as in choice.py; F inner features of an expert, H columns of the model.
+
+    gate_up    x [T, H] or FewRows, weight [X * 2F, H], gate before up    out [P, F] = silu(gate) * up
+    down       x [P, F], weight [X * H, F], weights fp32 [P]             out [C, T, H] = weight * product
+
+One dtype; out of `down` fp32 or that dtype: the reader adds the C parts, always in the same order. Grid
+(features / BN, blocks), weights as the left operand of the tensor cores, so that few rows pad 16 columns
+only; accumulation in fp32. Blocks as in choice.expert_rows: pairs themselves without `blocks`, up to
+FEW_ROWS rows of x, or sorted ones.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.activation import activation, to_half
+from localchat_cuda.kernels.experts.blocks import (
+    Blocks,
+    check_choices,
+    expert_rows,
+    grid_blocks,
+    pairs_class,
+)
+from localchat_cuda.kernels.experts.choice import (
+    Choices,
+    FewRows,
+    Router,
+    choose_single,
+    few_constants,
+    few_sources,
+    inverse_rms,
+)
+from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class FloatTile(NamedTuple):
+    """Launch configuration."""
+
+    features: int
+    run: int
+    warps: int
+    stages: int
+
+
+@triton.jit(do_not_specialize=["P", "T"])
+def _float_kernel(
+    x, weight, ids, slots, owners, scales, out, logits, squares, eps, P, T, C: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, R: tl.constexpr,
+    E: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
+    NORMALIZED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    m = tl.arange(0, M)
+    if FUSED:
+        pair = tl.program_id(1)
+        expert = choose_single(
+            logits, squares, ids, scales, pair, tl.program_id(0) == 0, eps, R, E, K, R_POW2, SPLITS,
+            CHOSEN, C, NORMALIZED,
+        )  # fmt: skip
+        pairs = pair + m * 0
+        inside = m == 0
+    else:
+        expert, pairs, inside = expert_rows(ids, slots, owners, tl.program_id(1), P, m, M, P_POW2)
+        if expert < 0:
+            return
+    F: tl.constexpr = N // 2 if GATED else N
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    rows = pairs // C if GATED else pairs
+    xs = x + rows[None, :].to(tl.int64) * K
+    ws = weight + expert.to(tl.int64) * (N * K) + tl.minimum(n, F - 1)[:, None] * K
+    acc = tl.zeros((BN, M), tl.float32)
+    up = tl.zeros((BN, M), tl.float32)
+    for c in tl.range(0, K, BK, num_stages=STAGES):
+        at = c + k
+        if K % BK == 0:
+            columns = tl.load(xs + at[:, None])
+            acc = tl.dot(tl.load(ws + at[None, :]), columns, acc)
+            if GATED:
+                up = tl.dot(tl.load(ws + F * K + at[None, :]), columns, up)
+        else:
+            there = at < K
+            columns = tl.load(xs + at[:, None], mask=there[:, None], other=0.0)
+            acc = tl.dot(tl.load(ws + at[None, :], mask=there[None, :], other=0.0), columns, acc)
+            if GATED:
+                w = tl.load(ws + F * K + at[None, :], mask=there[None, :], other=0.0)
+                up = tl.dot(w, columns, up)
+    if GATED:
+        if SPLITS > 0:
+            inverse = inverse_rms(squares, rows, eps, K, SPLITS)[None, :]
+            acc = acc * inverse
+            up = up * inverse
+        acc = activation(acc, False) * up
+        place = pairs
+    else:
+        acc = acc * tl.load(scales + pairs)[None, :]
+        place = pairs % C * T + pairs // C
+    if out.dtype.element_ty == tl.float16:
+        acc = to_half(acc)
+    at = place[None, :].to(tl.int64) * F + n[:, None]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside[None, :] & (n < F)[:, None])
+
+
+def tile_for(*, gated: bool) -> FloatTile:
+    """Choose the tile: of ten the fastest on an H200, with blocks of 16 and of 64 rows."""
+    return FloatTile(64, 64, 4, 4) if gated else FloatTile(128, 64, 8, 4)
+
+
+def gate_up(
+    x: torch.Tensor | FewRows, weight: torch.Tensor, router: Router, choices: Choices,
+    blocks: Blocks | None, out: torch.Tensor, tile: FloatTile | None = None, *,
+    fused: bool = False, pdl: bool = True,
+) -> None:  # fmt: skip
+    """Write silu(gate) * up of every pair into `out` [P, F].
+
+    fused: of a single row, and write its choices, too.
+    """
+    rows = x if isinstance(x, FewRows) else None
+    held = x.x if isinstance(x, FewRows) else x
+    require("out", out, (choices.ids.numel(), None), (held.dtype,), held.device)
+    few = few_sources(rows, out), few_constants(rows, router, fused=fused)
+    _launch(held, weight, choices, blocks, out, 2 * out.shape[1], tile, pdl, few, gated=True)
+
+
+def down(
+    x: torch.Tensor, weight: torch.Tensor, choices: Choices, blocks: Blocks | None,
+    out: torch.Tensor, tile: FloatTile | None = None, *, pdl: bool = True,
+) -> None:  # fmt: skip
+    """Write the weighted products into `out` [C, T, H]."""
+    t, c = choices.ids.shape
+    require("out", out, (c, t, None), (torch.float32, x.dtype), x.device)
+    require("x", x, (c * t, None), _HALVES, x.device)
+    few = few_sources(None, out), few_constants(None, None, fused=False)
+    _launch(x, weight, choices, blocks, out, out.shape[2], tile, pdl, few, gated=False)
+
+
+def _launch(
+    x: torch.Tensor, weight: torch.Tensor, choices: Choices, blocks: Blocks | None,
+    out: torch.Tensor, n: int, tile: FloatTile | None, pdl: bool,
+    few: tuple[tuple[torch.Tensor, torch.Tensor, float], dict[str, int]], *, gated: bool,
+) -> None:  # fmt: skip
+    (t, c), k, device = choices.ids.shape, x.shape[1], x.device
+    require("x", x, (None, k), _HALVES, device)
+    require("weight", weight, (None, k), (x.dtype,), device)
+    check_choices(choices, blocks, device)
+    m = 16 if blocks is None else blocks.rows
+    tile = tile or tile_for(gated=gated)
+    pdl = pdl and traits(device).pdl
+    ids = choices.ids
+    grid = (triton.cdiv(n // (1 + gated), tile.features), grid_blocks(choices, blocks))
+    _float_kernel[grid](
+        x, weight, ids, ids if blocks is None else blocks.slots,
+        ids if blocks is None else blocks.owners, choices.weights, out, *few[0], t * c, t, C=c,
+        N=n, K=k, M=m, P_POW2=pairs_class(choices, blocks), BN=tile.features,
+        BK=min(tile.run, power_of_two(k)), STAGES=tile.stages, GATED=gated, **few[1], PDL=pdl,
+        **options(pdl, tile.warps),
+    )  # fmt: skip

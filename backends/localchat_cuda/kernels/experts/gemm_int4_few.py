@@ -1,0 +1,334 @@
+"""Products of up to 8 rows with int4 weights of their experts: gate and up with their activation, or down.
+
+Letters as in gemm_float.py; G = K / 128 column blocks of the weight.
+
+    gate_up    rows choice.FewRows, weight W4 of X * 2F rows    out fp16 [P, F] = silu(gate) * up
+    down       x fp16 [P, F], weight W4 of X * H rows           out fp32 [C, T, H] = weight * product
+
+Rows and the result of gate_up have their columns in lane order (int4/activations.py). Grid (features / 16, P):
+a program owns 16 features, of gate and of up; its warps take neighbouring column blocks and are summed at the
+end. The first pair of an expert takes the rows of all, the other pairs' programs end at once, so each weight
+is read once.
+
+Codes become fp16(offset + code) by one masked operation; the sums of x that remove offset and zero come from
+the tensor cores, too, as products with ones, where the accumulators need them: whoever writes x keeps no
+sums. Scale and zero are applied once per group, sums are fp32. Unpacking as in int4/gemm_fp16.py.
+"""
+# mypy: disable-error-code="assignment, var-annotated"
+# (Triton unrolls loops over tuples that grow; no type says that)
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.activation import activation, to_half
+from localchat_cuda.kernels.experts.blocks import check_choices, expert_rows, pairs_class
+from localchat_cuda.kernels.experts.choice import (
+    Choices,
+    FewRows,
+    Router,
+    choose_single,
+    few_constants,
+    few_sources,
+    inverse_rms,
+)
+from localchat_cuda.kernels.int4.activations import packed_cell
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
+from localchat_cuda.kernels.int4.tile_ops import (
+    halves,
+    load_half_pairs,
+    load_pairs,
+    load_scale_zeros,
+    load_sides,
+    scale_of,
+    side_scale,
+    side_zero,
+    zero_of,
+)
+from localchat_cuda.kernels.launch import options, require, set_carveout, traits
+
+
+class FewTile(NamedTuple):
+    """Launch configuration."""
+
+    warps: int
+    """That share the column blocks."""
+    depth: int
+    """Chunks of `warps` column blocks loaded before the first is used."""
+    blocks: int = 1
+    """Row blocks of a program, of gate and of up."""
+
+
+@triton.jit
+def _columns(x, rows, WARPS: tl.constexpr, RUN: tl.constexpr):
+    """Load an operand of eight rows, [2 * RUN, 8] or [WARPS, 2 * RUN, 8]: RUN 16, or 8 of groups of 32."""
+    k = tl.arange(0, 2 * RUN)
+    if RUN == 8:
+        k = k // 4 * 8 + k % 4
+    if WARPS == 1:
+        tile = tl.load(x + rows[:, None] + k[None, :])
+        if RUN == 8:
+            tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2)), (2, 1, 3, 0))
+        else:
+            tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2, 2)), (2, 3, 1, 4, 0))
+        return tl.reshape(tile, (2 * RUN, 8))
+    else:
+        warp = tl.arange(0, WARPS)
+        tile = tl.load(x + rows[:, None, None] + warp[None, :, None] * 128 + k[None, None, :])
+        if RUN == 8:
+            tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2)), (1, 3, 2, 4, 0))
+        else:
+            tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 2)), (1, 3, 4, 2, 5, 0))
+        return tl.reshape(tile, (WARPS, 2 * RUN, 8))
+
+
+@triton.jit
+def _load(
+    codes, scale_zeros, block, chunk, G: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """Load codes and words of scales and zeros of DEPTH chunks of one row block."""
+    ws = ()
+    ss = ()
+    for d in tl.static_range(DEPTH):
+        at = block * G + (chunk + d) * WARPS
+        if GROUP == 32:
+            ws = ws + (
+                load_half_pairs(codes, at * 512, WARPS),
+                load_half_pairs(codes, at * 512 + 256, WARPS),
+            )
+        else:
+            ws = ws + (load_pairs(codes, at * 512, WARPS),)
+        if GROUP == 128:
+            ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
+        else:
+            ss = ss + load_sides(scale_zeros, block, (chunk + d) * WARPS, G, GROUP, WARPS)
+    return ws, ss
+
+
+@triton.jit
+def _load_x(
+    x, rows, chunk, PARTS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """Load x of DEPTH chunks: of each chunk, group of codes and eight rows two operands, and x's sums."""
+    S: tl.constexpr = 4 if GROUP == 32 else 2
+    RUN: tl.constexpr = 8 if GROUP == 32 else 16
+    if WARPS == 1:
+        ones = tl.full((16, 2 * RUN), 1.0, tl.float16)
+    else:
+        ones = tl.full((WARPS, 16, 2 * RUN), 1.0, tl.float16)
+    found = ()
+    for d in tl.static_range(DEPTH):
+        for s in tl.static_range(S):
+            at = x + (chunk + d) * (WARPS * 128) + s // (S // 2) * 64 + s % (S // 2) * 4
+            for p in tl.static_range(PARTS):
+                xa = _columns(at, rows[p], WARPS, RUN)
+                xb = _columns(at + 32, rows[p], WARPS, RUN)
+                found = found + (xa, xb, tl.dot(ones, xb, tl.dot(ones, xa)))
+    return found
+
+
+@triton.jit
+def _add_group(
+    sums, a, b, xs, at: tl.constexpr, scale, zero, PARTS: tl.constexpr, WARPS: tl.constexpr
+):  # fmt: skip
+    """Add the products of one group of codes to the sums of all rows; `zero` includes the codes' offset."""
+    added = ()
+    for p in tl.static_range(PARTS):
+        acc = tl.dot(b, xs[at + 3 * p + 1], tl.dot(a, xs[at + 3 * p]))
+        total = xs[at + 3 * p + 2]
+        if WARPS == 1:
+            added = added + (sums[p] + scale[:, None] * (acc - zero[:, None] * total),)
+        else:
+            added = added + (sums[p] + scale[:, :, None] * (acc - zero[:, :, None] * total),)
+    return added
+
+
+@triton.jit
+def _multiply(
+    sums, ws, ss, xs, PARTS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
+    ASM: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Add the products of DEPTH chunks of one row block."""
+    S: tl.constexpr = 4 if GROUP == 32 else 2
+    H: tl.constexpr = S // 2
+    Q: tl.constexpr = 3 * PARTS
+    for d in tl.static_range(DEPTH):
+        for h in tl.static_range(H):
+            e, f, g, i = halves(ws[d * H + h], ASM)
+            if GROUP == 128:
+                scale = scale_of(ss[d])
+                zero = zero_of(ss[d])
+                sums = _add_group(sums, e, f, xs, d * S * Q, scale, zero + 1024.0, PARTS, WARPS)
+                sums = _add_group(sums, g, i, xs, d * S * Q + Q, scale, zero + 64.0, PARTS, WARPS)
+            else:
+                first, second, zeros = ss[3 * d], ss[3 * d + 1], ss[3 * d + 2]
+                scale = side_scale(first, second, h)
+                zero = side_zero(zeros, h).to(tl.float32)
+                sums = _add_group(
+                    sums, e, f, xs, (d * S + h) * Q, scale, zero + 1024.0, PARTS, WARPS
+                )
+                scale = side_scale(first, second, H + h)
+                zero = side_zero(zeros, H + h).to(tl.float32)
+                sums = _add_group(
+                    sums, g, i, xs, (d * S + H + h) * Q, scale, zero + 64.0, PARTS, WARPS
+                )
+    return sums
+
+
+@triton.jit(do_not_specialize=["P", "T"])
+def _few_kernel(
+    x, codes, scale_zeros, ids, scales, out, logits, squares, eps, P, T, C: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr,
+    WARPS: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr, GATED: tl.constexpr,
+    ASM: tl.constexpr, GROUP: tl.constexpr, INTO: tl.constexpr, R: tl.constexpr,
+    E: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
+    NORMALIZED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    G: tl.constexpr = K // 128
+    CHUNKS: tl.constexpr = G // WARPS
+    PARTS: tl.constexpr = M // 8
+    F: tl.constexpr = N // 2 if GATED else N
+    TILES: tl.constexpr = 2 * BLOCKS if GATED else BLOCKS
+    S: tl.constexpr = 128 // GROUP
+    LINE: tl.constexpr = G * 16 if S == 1 else G * 8 * S + (G * S + 7) // 8 * 16
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    m = tl.arange(0, 8)
+    pair = tl.program_id(1)
+    if FUSED:
+        expert = choose_single(
+            logits, squares, ids, scales, pair, tl.program_id(0) == 0, eps, R, E, K, R_POW2, SPLITS,
+            CHOSEN, C, NORMALIZED,
+        )  # fmt: skip
+        pairs = pair + m * 0
+        inside = m == 0
+    else:
+        expert, pairs, inside = expert_rows(ids, ids, ids, pair, P, m, M, P_POW2)
+        if expert < 0:
+            return
+    own = (pairs,)
+    there = (inside,)
+    if PARTS == 2:
+        _, pairs, inside = expert_rows(ids, ids, ids, pair, P, m + 8, M, P_POW2)
+        own = own + (pairs,)
+        there = there + (inside,)
+    rows = ()
+    for p in tl.static_range(PARTS):
+        if GATED:
+            rows = rows + (own[p] // C * K,)
+        else:
+            rows = rows + (own[p] * K,)
+    block = tl.program_id(0) * BLOCKS
+    codes += expert.to(tl.int64) * (N // 16 * G * 512)
+    scale_zeros += expert.to(tl.int64) * (N // 16 * LINE)
+    sums = ()
+    for _ in tl.static_range(TILES * PARTS):
+        if WARPS == 1:
+            sums = sums + (tl.zeros((16, 8), tl.float32),)
+        else:
+            sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
+    for chunk in tl.range(0, CHUNKS // DEPTH * DEPTH, DEPTH, num_stages=1):
+        ws = ()
+        ss = ()
+        for r in tl.static_range(TILES):
+            w, s = _load(
+                codes, scale_zeros, block + r % BLOCKS + r // BLOCKS * (F // 16), chunk, G, DEPTH,
+                WARPS, GROUP,
+            )  # fmt: skip
+            ws = ws + (w,)
+            ss = ss + (s,)
+        xs = _load_x(x, rows, chunk, PARTS, DEPTH, WARPS, GROUP)
+        grown = ()
+        for r in tl.static_range(TILES):
+            part = ()
+            for p in tl.static_range(PARTS):
+                part = part + (sums[r * PARTS + p],)
+            grown = grown + _multiply(part, ws[r], ss[r], xs, PARTS, DEPTH, WARPS, ASM, GROUP)
+        sums = grown
+    n = tl.arange(0, 16)
+    for r in tl.static_range(BLOCKS):
+        for p in tl.static_range(PARTS):
+            v = sums[r * PARTS + p]
+            if WARPS > 1:
+                v = tl.sum(v, 0)
+            column = (block + r) * 16 + n
+            if GATED:
+                up = sums[(BLOCKS + r) * PARTS + p]
+                if WARPS > 1:
+                    up = tl.sum(up, 0)
+                inverse = inverse_rms(squares, own[p] // C, eps, K, SPLITS)[None, :]
+                v = activation(v * inverse, False) * (up * inverse)
+                column = packed_cell(column, INTO, True)
+                at = own[p][None, :] * F + column[:, None]
+                tl.store(out + at, to_half(v), mask=there[p][None, :])
+            else:
+                v = v * tl.load(scales + own[p])[None, :]
+                at = (own[p] % C * T + own[p] // C)[None, :] * F + column[:, None]
+                tl.store(out + at, v, mask=there[p][None, :])
+
+
+def tile_for(rows: int, features: int, k: int, *, gated: bool) -> FewTile:
+    """Choose the tile of a weight of K input features: of ten the fastest on an H200, for 1 row and for 4."""
+    groups = k // BLOCK_K
+    wanted = (1 if rows > 1 else 4) if gated else 2
+    warps = next(w for w in (4, 2, 1) if w <= wanted and groups % w == 0)
+    chunks = groups // warps
+    depth = (4 if rows > 1 else 2) if gated else (1 if rows > 1 else 3)
+    blocks = 4 if rows > 1 and not gated and features % 64 == 0 else 1
+    return FewTile(warps, next(d for d in range(depth, 0, -1) if chunks % d == 0), blocks)
+
+
+def gate_up(
+    rows: FewRows, weight: W4, router: Router, choices: Choices, out: torch.Tensor,
+    into: int = BLOCK_K, tile: FewTile | None = None, *, fused: bool = False, pdl: bool = True,
+) -> None:  # fmt: skip
+    """Write silu(gate) * up of every pair into `out` [P, F], for a weight in groups of `into`.
+
+    fused: of a single row, and write its choices, too.
+    """
+    require("out", out, (choices.ids.numel(), None), (torch.float16,), rows.x.device)
+    _launch(rows.x, weight, choices, out, 2 * out.shape[1], into, tile, pdl, rows, router, fused)
+
+
+def down(
+    x: torch.Tensor, weight: W4, choices: Choices, out: torch.Tensor, tile: FewTile | None = None,
+    *, pdl: bool = True,
+) -> None:  # fmt: skip
+    """Write the weighted products into `out` [C, T, H]."""
+    t, c = choices.ids.shape
+    require("out", out, (c, t, None), (torch.float32,), x.device)
+    require("x", x, (c * t, None), (torch.float16,), x.device)
+    _launch(x, weight, choices, out, out.shape[2], BLOCK_K, tile, pdl, None, None, fused=False)
+
+
+def _launch(
+    x: torch.Tensor, weight: W4, choices: Choices, out: torch.Tensor, n: int, into: int,
+    tile: FewTile | None, pdl: bool, rows: FewRows | None, router: Router | None, fused: bool,
+) -> None:  # fmt: skip
+    (t, c), k, device, gated = choices.ids.shape, weight.features_in, x.device, rows is not None
+    require("x", x, (None, k), (torch.float16,), device)
+    check_choices(choices, None, device)
+    features, gpu = n // (1 + gated), traits(device)
+    tile = tile or tile_for(t, features, k, gated=gated)
+    if weight.features_out % n or features % (16 * tile.blocks):
+        raise ValueError(
+            f"weight: experts of {n} features in {16 * tile.blocks}s wanted, {weight.features_out} given"
+        )
+    if k // BLOCK_K % (tile.warps * tile.depth):
+        raise ValueError(f"tile: {tile} does not divide {k} columns")
+    pdl = pdl and gpu.pdl
+    kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
+        x, weight.codes.view(torch.int16), weight.scale_zeros, choices.ids, choices.weights, out,
+        *few_sources(rows, out), t * c, t, C=c, N=n, K=k, M=8,
+        P_POW2=pairs_class(choices, None),
+        WARPS=tile.warps, DEPTH=tile.depth, BLOCKS=tile.blocks, GATED=gated, ASM=gpu.asm,
+        GROUP=weight.group, INTO=into, **few_constants(rows, router, fused=fused), PDL=pdl,
+        **options(pdl, tile.warps),
+    )  # fmt: skip
+    set_carveout(kernel, t)

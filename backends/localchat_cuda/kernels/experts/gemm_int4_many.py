@@ -1,0 +1,155 @@
+"""Products of sorted rows with int4 weights of their experts: gate and up with their activation, or down.
+
+Letters as in gemm_float.py.
+
+    gate_up    x fp16 [T, H], weight W4 of X * 2F rows    out fp16 [P, F] = silu(gate) * up
+    down       x fp16 [P, F], weight W4 of X * H rows     out fp32, fp16 or bf16 [C, T, H] = weight * product
+
+x and the result of gate_up have their columns in slot order (int4/activations.py). Grid (features of a
+program, blocks of sorted pairs); weights are scaled in registers before they are multiplied, as in
+int4/gemm_tiled.py, sums are fp32.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.activation import activation, to_half
+from localchat_cuda.kernels.experts.blocks import Blocks, check_choices, expert_rows
+from localchat_cuda.kernels.experts.choice import Choices
+from localchat_cuda.kernels.int4.activations import packed_cell
+from localchat_cuda.kernels.int4.gemm_tiled import landed, scaled, scaled_groups
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
+from localchat_cuda.kernels.launch import options, require, traits
+
+
+class ManyTile(NamedTuple):
+    """Launch configuration."""
+
+    blocks: int
+    """Row blocks of a warp; of gate_up even, half of them of gate."""
+    warps: int
+    stages: int
+
+
+@triton.jit(do_not_specialize=["P", "T"])
+def _many_kernel(
+    x, codes, scale_zeros, slots, owners, scales, out, P, T, C: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, TILE: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
+    STAGES: tl.constexpr, GATED: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
+    INTO: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    G: tl.constexpr = K // 128
+    BN: tl.constexpr = 16 * BLOCKS * WARPS
+    F: tl.constexpr = N // 2 if GATED else N
+    # Row blocks of a program: contiguous, or half of gate and as many of up, F features further on.
+    OWN: tl.constexpr = BLOCKS // 2 if GATED else BLOCKS
+    S: tl.constexpr = 128 // GROUP
+    LINE: tl.constexpr = G * 16 if S == 1 else G * 8 * S + (G * S + 7) // 8 * 16
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    m = tl.arange(0, TILE)
+    expert, pairs, inside = expert_rows(slots, slots, owners, tl.program_id(1), P, m, TILE, 0)
+    if expert < 0:
+        return
+    rows = pairs // C if GATED else pairs
+    codes += expert.to(tl.int64) * (N // 16 * G * 512)
+    scale_zeros += expert.to(tl.int64) * (N // 16 * LINE)
+    first_block = tl.program_id(0) * (OWN * WARPS)
+    k = tl.arange(0, 32)
+    i = tl.arange(0, BN * 32)
+    # block of a feature: of gate or up, then of its warp's own ones
+    b = i // (512 * WARPS)
+    run = i % 256 + i // (256 * WARPS) % 2 * 256
+    run += (i // 256 % WARPS + b % OWN * WARPS + b // OWN * (F // 16)) * (G * 512)
+    n = tl.arange(0, BN)
+    b = n // (16 * WARPS)
+    side = (n // 16 % WARPS + b % OWN * WARPS + b // OWN * (F // 16)) * LINE + n % 16
+    row_at = rows[None, :].to(tl.int64) * K + k[:, None]
+    acc = tl.zeros((BN, TILE), tl.float32)
+    for g in tl.range(0, G, num_stages=STAGES):
+        w = tl.load(codes + (first_block * G + g) * 512 + run)
+        w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
+        w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
+        if GROUP == 128:
+            scale_zero = tl.load(scale_zeros + first_block * LINE + g * 16 + side)
+            scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+            zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
+            zero, scale = zero.to(tl.float16)[:, None], scale[:, None]
+            wa, wb, wc, wd = scaled(
+                w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
+            )
+        else:
+            line = scale_zeros + first_block * LINE
+            wa, wb, wc, wd = scaled_groups(w, line, g, side, G, GROUP, ASM)
+        xg = x + g * 128 + row_at
+        acc = tl.dot(wa, tl.load(xg), acc)
+        acc = tl.dot(wb, tl.load(xg + 32), acc)
+        acc = tl.dot(wc, tl.load(xg + 64), acc)
+        acc = landed(tl.dot(wd, tl.load(xg + 96), acc), ASM)
+    if GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, TILE)), (1, 2, 0)))
+        column = packed_cell(first_block * 16 + tl.arange(0, BN // 2), INTO, False)
+        at = pairs[None, :].to(tl.int64) * F + column[:, None]
+        tl.store(out + at, to_half(activation(gate, False) * up), mask=inside[None, :])
+    else:
+        acc = acc * tl.load(scales + pairs)[None, :]
+        if out.dtype.element_ty == tl.float16:
+            acc = to_half(acc)
+        place = (pairs % C * T + pairs // C).to(tl.int64)
+        at = place[None, :] * F + (first_block * 16 + n)[:, None]
+        tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside[None, :])
+
+
+def tile_for(rows: int, features: int, *, gated: bool) -> ManyTile:
+    """Choose the tile of blocks of `rows` pairs for so many features of an expert: of seven the fastest on an
+    H200, with blocks of 16 and of 64."""
+    if rows > 32 and features % (128 if gated else 256) == 0:
+        return ManyTile(4, 4, 3) if gated else ManyTile(2, 8, 3)
+    blocks = 2 if gated or features % 128 == 0 else 1
+    return ManyTile(blocks, 4, 4 if gated and rows <= 32 else 3)
+
+
+def gate_up(
+    x: torch.Tensor, weight: W4, choices: Choices, blocks: Blocks, out: torch.Tensor,
+    into: int = BLOCK_K, tile: ManyTile | None = None, *, pdl: bool = True,
+) -> None:  # fmt: skip
+    """Write silu(gate) * up of every pair into `out` [P, F], for a weight in groups of `into`."""
+    require("out", out, (choices.ids.numel(), None), (torch.float16,), x.device)
+    _launch(x, weight, choices, blocks, out, 2 * out.shape[1], into, tile, pdl, gated=True)
+
+
+def down(
+    x: torch.Tensor, weight: W4, choices: Choices, blocks: Blocks, out: torch.Tensor,
+    tile: ManyTile | None = None, *, pdl: bool = True,
+) -> None:  # fmt: skip
+    """Write the weighted products into `out` [C, T, H]."""
+    t, c = choices.ids.shape
+    require("out", out, (c, t, None), (torch.float32, torch.float16, torch.bfloat16), x.device)
+    require("x", x, (c * t, None), (torch.float16,), x.device)
+    _launch(x, weight, choices, blocks, out, out.shape[2], BLOCK_K, tile, pdl, gated=False)
+
+
+def _launch(
+    x: torch.Tensor, weight: W4, choices: Choices, blocks: Blocks, out: torch.Tensor, n: int,
+    into: int, tile: ManyTile | None, pdl: bool, *, gated: bool,
+) -> None:  # fmt: skip
+    (t, c), k, device = choices.ids.shape, weight.features_in, x.device
+    require("x", x, (None, k), (torch.float16,), device)
+    check_choices(choices, blocks, device)
+    features, gpu = n // (1 + gated), traits(device)
+    tile = tile or tile_for(blocks.rows, features, gated=gated)
+    own = 16 * tile.warps * tile.blocks // (1 + gated)
+    if weight.features_out % n or features % own or (gated and tile.blocks % 2):
+        raise ValueError(f"tile: {tile} does not divide experts of {features} features")
+    pdl = pdl and gpu.pdl
+    _many_kernel[(features // own, blocks.owners.shape[0])](
+        x, weight.codes.view(torch.int16), weight.scale_zeros, blocks.slots, blocks.owners,
+        choices.weights, out, t * c, t, C=c, N=n, K=k, TILE=blocks.rows, BLOCKS=tile.blocks,
+        WARPS=tile.warps, STAGES=tile.stages, GATED=gated, ASM=gpu.asm, GROUP=weight.group,
+        INTO=into, PDL=pdl, **options(pdl, tile.warps),
+    )  # fmt: skip

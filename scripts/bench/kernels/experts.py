@@ -1,0 +1,183 @@
+"""Checks and times a layer of experts in the shapes of Qwen3-30B-A3B, by the library's own choice of kernels.
+
+In W4 and in bf16: the whole layer as a decoder layer runs it (norm, router, experts), each launch of it, and
+the share of the memory roof, which is the time to read the weights of the chosen experts once at 4.8 TB/s.
+Weights of several layers rotate, so that none stays in the L2 cache.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from localchat_cuda.kernels import experts, rms_norm
+from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
+from localchat_cuda.kernels.experts.choice import Router
+from localchat_cuda.kernels.int4.activations import quantize
+from localchat_cuda.kernels.int4.pack import W4
+from scripts.bench.kernels.timing import EPS, GPU, Results, error, random_w4, timed
+
+WIDTH, INNER, EXPERTS, CHOSEN = 2048, 768, 128, 8
+ROWS = (1, 2, 4, 8, 9, 16, 32, 128, 512, 2048)
+_LAYERS = 3
+"""Of 300 MB in W4: more than six times the L2 cache."""
+_BYTES_US = 4.8e6
+
+
+def _router() -> Router:
+    weight = torch.randn(EXPERTS, WIDTH, device=GPU, dtype=torch.bfloat16) * 0.05
+    return Router(weight, CHOSEN, normalized=True)
+
+
+def w4_layer(group: int = 128) -> experts.Experts:
+    return experts.Experts(
+        _router(),
+        random_w4(EXPERTS * 2 * INNER, WIDTH, group),
+        random_w4(EXPERTS * WIDTH, INNER, group),
+    )
+
+
+def float_layer() -> experts.Experts:
+    def weight(n: int, k: int) -> torch.Tensor:
+        return torch.randn(n, k, device=GPU, dtype=torch.bfloat16).mul_(0.5 / k**0.5)
+
+    return experts.Experts(
+        _router(), weight(EXPERTS * 2 * INNER, WIDTH), weight(EXPERTS * WIDTH, INNER)
+    )
+
+
+def bytes_of(layer: experts.Experts, chosen: int) -> float:
+    """Of the weights of so many experts."""
+    whole = sum(
+        each.bytes if isinstance(each, W4) else each.numel() * each.element_size()
+        for each in (layer.gate_up, layer.down)
+    )
+    return whole * chosen / EXPERTS
+
+
+def run_layer(layer: experts.Experts, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """As layers.py runs it: y is the residual, which stays, and one partial sum of zeros is added."""
+    residual = y[0]
+    if residual.shape[0] <= experts.FEW_ROWS:
+        return experts.apply_few(y[1:], residual, gain, layer, EPS)[0]
+    packed = experts.packed_rows(residual.shape[0], layer, GPU)
+    x = torch.empty(residual.shape, dtype=torch.bfloat16, device=GPU)
+    rms_norm.add_norm(y[1:], residual, gain, x, EPS, packed)
+    return experts.apply_many(x, packed, layer)
+
+
+def normed(y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    x = torch.empty(y.shape[1:], dtype=torch.bfloat16, device=GPU)
+    rms_norm.add_norm(None, y[0], gain, x, EPS)
+    return x
+
+
+def checked(layer: experts.Experts, y: torch.Tensor, gain: torch.Tensor) -> float:
+    """Error of the layer against plain torch; infinite if a second run differs."""
+    found = run_layer(layer, y, gain)
+    if not torch.equal(found, run_layer(layer, y, gain)):
+        return float("inf")
+    return error(found.float().sum(0), experts.reference(normed(y, gain), layer)[0])
+
+
+def launches(
+    layer: experts.Experts, y: torch.Tensor, gain: torch.Tensor
+) -> dict[str, Callable[[], object]]:
+    """Each launch of a layer alone, over the same choices."""
+    rows = y.shape[1]
+    return (
+        _few_launches(layer, y, gain)
+        if rows <= experts.FEW_ROWS
+        else _many_launches(layer, normed(y, gain))
+    )
+
+
+def _few_launches(
+    layer: experts.Experts, y: torch.Tensor, gain: torch.Tensor
+) -> dict[str, Callable[[], object]]:
+    router, gate_up, down, rows = layer.router, layer.gate_up, layer.down, y.shape[1]
+    group = gate_up.group if isinstance(gate_up, W4) else 0
+    add = partial(choice.add_few, y[1:], y[0], gain, router, EPS, group)
+    few = add()
+    choices, fused = choice.choose_few(few, router), rows == 1
+    found: dict[str, Callable[[], object]] = {"add": add}
+    if not fused:
+        found["choose"] = partial(choice.choose_few, few, router)
+    out = torch.empty(CHOSEN, rows, WIDTH, device=GPU)
+    inner = torch.zeros(rows * CHOSEN, INNER, dtype=few.x.dtype, device=GPU)
+    if isinstance(gate_up, W4):
+        assert isinstance(down, W4)
+        found["gate_up"] = partial(
+            gemm_int4_few.gate_up, few, gate_up, router, choices, inner, fused=fused
+        )
+        found["down"] = partial(gemm_int4_few.down, inner, down, choices, out)
+    else:
+        assert isinstance(down, torch.Tensor)
+        found["gate_up"] = partial(
+            gemm_float.gate_up, few, gate_up, router, choices, None, inner, fused=fused
+        )
+        found["down"] = partial(gemm_float.down, inner, down, choices, None, out)
+    return found
+
+
+def _many_launches(layer: experts.Experts, x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    router, gate_up, down, rows = layer.router, layer.gate_up, layer.down, x.shape[0]
+    choices, size = choice.route(x, router), experts.block_rows(x.shape[0] * CHOSEN, EXPERTS)
+    made = blocks.sort(choices.ids, EXPERTS, size)
+    found: dict[str, Callable[[], object]] = {
+        "route": partial(choice.route, x, router),
+        "sort": partial(blocks.sort, choices.ids, EXPERTS, size),
+    }
+    out = torch.empty(CHOSEN, rows, WIDTH, dtype=torch.bfloat16, device=GPU)
+    packed = experts.packed_rows(rows, layer, GPU)
+    dtype = torch.bfloat16 if packed is None else torch.float16
+    inner = torch.zeros(rows * CHOSEN, INNER, dtype=dtype, device=GPU)
+    if packed is None:
+        assert isinstance(gate_up, torch.Tensor)
+        assert isinstance(down, torch.Tensor)
+        found["gate_up"] = partial(gemm_float.gate_up, x, gate_up, router, choices, made, inner)
+        found["down"] = partial(gemm_float.down, inner, down, choices, made, out)
+        return found
+    assert isinstance(gate_up, W4)
+    assert isinstance(down, W4)
+    quantize(x.float(), packed)
+    found["gate_up"] = partial(gemm_int4_many.gate_up, packed.x, gate_up, choices, made, inner)
+    found["down"] = partial(gemm_int4_many.down, inner, down, choices, made, out)
+    return found
+
+
+def experts_part(rows: tuple[int, ...] = ROWS) -> Results:
+    found: Results = {}
+    for form, make in (("w4", w4_layer), ("bf16", float_layer)):
+        layers = [make() for _ in range(_LAYERS)]
+        gain = torch.rand(WIDTH, device=GPU, dtype=torch.bfloat16) + 0.5
+        for m in rows:
+            y = torch.randn(2, m, WIDTH, device=GPU)
+            y[1] = 0
+            _print_rows(found, form, layers, y, gain)
+        del layers
+        torch.cuda.empty_cache()
+    return found
+
+
+def _print_rows(
+    found: Results, form: str, layers: list[experts.Experts], y: torch.Tensor, gain: torch.Tensor
+) -> None:
+    rows = y.shape[1]
+    off = checked(layers[0], y, gain)
+    us = timed([partial(run_layer, layer, y, gain) for layer in layers] * 4) / (4 * len(layers))
+    chosen = len(set(choice.route(normed(y, gain), layers[0].router).ids.flatten().tolist()))
+    floor = bytes_of(layers[0], chosen) / _BYTES_US
+    flops = 6 * rows * CHOSEN * WIDTH * INNER
+    parts = [launches(layer, y, gain) for layer in layers]
+    alone = {
+        name: timed([each[name] for each in parts] * 4) / (4 * len(layers)) for name in parts[0]
+    }
+    text = " ".join(f"{name} {each:.1f}" for name, each in alone.items())
+    print(
+        f"experts {form:4} M={rows:4} {us:8.2f} us, {chosen:3} chosen, floor {floor:6.2f} us: "
+        f"{floor / us:.2f}, {flops / us / 1e6:5.1f} TFLOP/s, err {off:.1e}; {text}",
+        flush=True,
+    )
+    found[f"{form}_M{rows}_us"] = us
+    found[f"{form}_M{rows}_roof"] = floor / us

@@ -1,0 +1,196 @@
+"""Experts: choice, sort and products against plain torch at awkward shapes; rows alone and among others."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from localchat_cuda.kernels import experts, rms_norm
+from localchat_cuda.kernels.experts import Experts, Router, blocks, choice
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from tests.support.tiny_engine_core import DEVICE
+
+WIDTH, INNER, EPS = 128, 128, 1e-6
+
+
+class Case(NamedTuple):
+    rows: int
+    experts: int
+    chosen: int
+    normalized: bool = True
+    shared: int = 0
+
+
+CASES = [
+    Case(1, 4, 2),
+    Case(3, 5, 2, False, 2),
+    Case(7, 3, 3),
+    Case(16, 7, 1, False),
+    Case(17, 20, 2),
+    Case(33, 2, 1, True, 1),
+]
+"""Of 20 experts some get no row; 3 of 3 is all of them; 33 rows over 2 need several blocks."""
+
+
+def router_of(case: Case, spread: float = 0.3) -> Router:
+    rows = case.experts + bool(case.shared)
+    weight = (torch.randn(rows, WIDTH) * spread).half()
+    return Router(weight, case.chosen, case.normalized, case.shared)
+
+
+def random_w4(n: int, k: int, group: int) -> w4_pack.W4:
+    scales = (torch.rand(n, k // group) + 0.5) * 0.02
+    return w4_pack.pack(torch.randint(0, 16, (n, k)), scales, torch.randint(6, 10, scales.shape))
+
+
+def layer_of(case: Case, group: int = 0) -> Experts:
+    """Of fp16 weights, or int4 ones in groups."""
+    router = router_of(case)
+    shapes = (router.stored * 2 * INNER, WIDTH), (router.stored * WIDTH, INNER)
+    if group:
+        return Experts(router, *(random_w4(*shape, group) for shape in shapes))
+    return Experts(router, *((torch.randn(shape) * 0.1).half() for shape in shapes))
+
+
+def added_and_normed(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Partial sums, residual, gain, and the norm of their sum."""
+    y, residual = torch.randn(2, rows, WIDTH), torch.randn(rows, WIDTH)
+    gain = torch.rand(WIDTH).half() + 0.5
+    x = torch.empty(rows, WIDTH, dtype=torch.float16)
+    rms_norm.reference(y, residual.clone(), gain, x, EPS)
+    return y, residual, gain, x
+
+
+def run(scene: tuple[torch.Tensor, ...], layer: Experts) -> torch.Tensor:
+    """Parts [C, T, H] as a decoder layer computes them."""
+    y, residual, gain, x = scene
+    rows = residual.shape[0]
+    if rows <= experts.FEW_ROWS:
+        found, added = experts.apply_few(y, residual, gain, layer, EPS)
+        assert torch.allclose(added, residual + y.sum(0), atol=1e-5, equal_nan=True)
+        return found
+    packed = experts.packed_rows(rows, layer, DEVICE)
+    rms_norm.add_norm(y, residual.clone(), gain, torch.empty_like(x), EPS, packed)
+    return experts.apply_many(x, packed, layer)
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(5)
+    with DEVICE:
+        yield
+
+
+@pytest.mark.parametrize("case", [*CASES, Case(2, 130, 8), Case(70, 60, 4, False, 4)])
+def test_choices_are_the_top_of_the_softmax(case: Case) -> None:
+    router, scene = router_of(case), added_and_normed(case.rows)
+    wanted = choice.reference(scene[3], router)
+    found = [choice.route(scene[3], router)]
+    if case.rows <= choice.FEW_ROWS:
+        rows = choice.add_few(*scene[:3], router, EPS)
+        found.append(choice.choose_few(rows, router))
+    for each in found:
+        assert torch.equal(each.ids, wanted.ids)
+        assert torch.allclose(each.weights, wanted.weights, atol=1e-3)
+
+
+def test_equal_logits_choose_the_first_experts() -> None:
+    router = Router(torch.zeros(6, WIDTH).half(), 3, normalized=True)
+    found = choice.route(torch.randn(2, WIDTH).half(), router)
+    assert found.ids.tolist() == [[0, 1, 2]] * 2
+    assert torch.allclose(found.weights, torch.full((2, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("group", [0, 128])
+def test_a_row_of_nan_stays_nan_and_spoils_no_other(group: int) -> None:
+    layer, scene = layer_of(Case(3, 4, 2), group), added_and_normed(3)
+    scene[1][1] = float("nan")
+    found = run(scene, layer).sum(0)
+    assert bool(found[1].isnan().all())
+    wanted = experts.reference(scene[3], layer)[0]
+    assert distance(found[[0, 2]], wanted[[0, 2]]) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("ids", "count"),
+    [
+        (torch.randint(0, 6, (40, 3)), 6),
+        (torch.full((20, 1), 2), 4),
+        (torch.tensor([[0], [3]]), 4),
+        (torch.randint(0, 3, (700, 2)), 3),
+    ],
+)
+def test_pairs_are_sorted_into_blocks_of_one_expert(ids: torch.Tensor, count: int) -> None:
+    ids = ids.to(DEVICE)
+    made = blocks.sort(ids.to(torch.int32), count, 16)
+    flat, slots = ids.flatten(), made.slots.view(-1, 16)
+    found: list[int] = []
+    for owner, own in zip(made.owners.tolist(), slots, strict=True):
+        pairs = own[own >= 0].tolist() if owner >= 0 else []
+        assert all(int(flat[pair]) == owner for pair in pairs)
+        found += pairs
+    assert found == torch.argsort(flat, stable=True).tolist()
+    used = [owner for owner in made.owners.tolist() if owner >= 0]
+    assert len(used) == sum(-(-int(n) // 16) for n in torch.bincount(flat))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_floating_experts_are_their_reference(case: Case) -> None:
+    layer, scene = layer_of(case), added_and_normed(case.rows)
+    assert distance(run(scene, layer).sum(0), experts.reference(scene[3], layer)[0]) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("case", "group"),
+    [
+        (Case(1, 4, 2), 128),
+        (Case(1, 3, 2, True, 1), 32),
+        (Case(3, 3, 2, False, 1), 64),
+        (Case(7, 3, 2), 128),
+        (Case(17, 20, 2), 128),
+        (Case(18, 2, 1, True, 1), 64),
+        (Case(20, 3, 3), 32),
+    ],
+)
+def test_int4_experts_are_their_reference(case: Case, group: int) -> None:
+    layer, scene = layer_of(case, group), added_and_normed(case.rows)
+    assert distance(run(scene, layer).sum(0), experts.reference(scene[3], layer)[0]) < 2e-3
+
+
+@pytest.mark.parametrize("group", [0, 128])
+def test_all_rows_on_one_expert_take_as_many_blocks_as_needed(group: int) -> None:
+    layer, scene = layer_of(Case(20, 4, 1), group), added_and_normed(20)
+    layer.router.weight.zero_()[2] = scene[3][0]
+    rows = (
+        each[..., :1, :].expand_as(each).contiguous() for each in (scene[0], scene[1], scene[3])
+    )
+    y, residual, x = rows
+    scene = (y, residual, scene[2], x)
+    assert set(choice.route(scene[3], layer.router).ids.flatten().tolist()) == {2}
+    assert distance(run(scene, layer).sum(0), experts.reference(scene[3], layer)[0]) < 2e-3
+
+
+@pytest.mark.parametrize(("group", "normalized"), [(0, False), (64, True)])
+def test_a_row_is_the_same_bits_alone_and_among_others(group: int, normalized: bool) -> None:
+    layer, scene = layer_of(Case(3, 3, 2, normalized), group), added_and_normed(3)
+    whole, (y, residual, gain, x) = run(scene, layer), scene
+    for row in range(3):
+        one = slice(row, row + 1)
+        alone = run((y[:, one].contiguous(), residual[one].clone(), gain, x[one]), layer)
+        assert torch.equal(alone[:, 0], whole[:, row])
+
+
+def test_shapes_that_no_kernel_takes_are_refused() -> None:
+    x = torch.randn(2, WIDTH).half()
+    with pytest.raises(ValueError, match="router: at most 512 rows wanted, 5 of 4 given"):
+        choice.route(x, Router(torch.zeros(4, WIDTH).half(), 5, normalized=True))
+    with pytest.raises(ValueError, match=r"router: torch\.float16 wanted"):
+        choice.route(x, Router(torch.zeros(4, WIDTH), 2, normalized=True))
+    y, residual, gain, _ = added_and_normed(17)
+    with pytest.raises(ValueError, match="residual: 1 to 8 rows wanted, 17 given"):
+        choice.add_few(y, residual, gain, router_of(Case(17, 4, 2)), EPS)
