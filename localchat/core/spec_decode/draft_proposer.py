@@ -3,8 +3,9 @@
 The draft model's guesses cost time of their own, which is measured with every draft and counted against the
 tokens that they save. As n-gram drafts, they live on credit (ngram_proposer.py), here one credit for the
 engine: how well a draft model fits is a matter of the two models. A useless one costs the first credit once
-and 1 % from then on. To know it cheaply, it first reads only as many last tokens of a text as half the credit
-pays, and the whole text once it has earned what that costs.
+and 1 % from then on, for short drafts that show whether it still is. To know it cheaply, it first reads only
+as many last tokens of a text as half the credit pays, and the whole text once it has earned what that costs.
+Reading pays for itself over many drafts of an answer, so it does not count against the first of them alone.
 
 Guesses are drawn with the same noise as the answer's tokens, so that the two models agree as often as their
 distributions allow; verification is the one of all drafts, and the text is what it is without.
@@ -19,16 +20,20 @@ from localchat.backend_api.interface import SamplingParams
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from localchat.core.spec_decode.step_cost import CostModel
 
-FIRST_CREDIT = 3.0
+FIRST_CREDIT = 2.0
 PLAIN_CREDIT = 0.01
 MOST_CREDIT = 64.0
 PROBE_CREDIT = 1.0
 PROBE_TOKENS = 2
-WINDOW = 64
+WINDOW = 16
+"""Tokens of a text from which a draft model can guess at all."""
 _WORTH = 1.02
 _FOLLOW = 0.2
 _CLASSES = 8
 _MOST_WEIGHT = 60.0
+_SHARE_WEIGHT = 20.0
+_READ_AHEAD = 16
+"""Drafts over which the reading of a text is spread."""
 _PRIOR = 0.7
 
 
@@ -95,7 +100,7 @@ class DraftModel:
             self._taken[place] *= 0.5
         self._tried[place] += 1
         self._taken[place] += taken
-        self._all_tried = min(self._all_tried + 1, _MOST_WEIGHT)
+        self._all_tried = min(self._all_tried + 1, _SHARE_WEIGHT)
         self.share += (taken - self.share) / self._all_tried
 
     def observe(self, read: int, tokens: int, seconds: float) -> None:
@@ -217,16 +222,16 @@ class DraftProposer:
     def _worth(self, limit: int, rows: int, again: int, copied: int) -> int:
         """Tokens to draft, where the draft model is expected to bring more than plain steps and n-grams."""
         model, seconds = self._model, self._model.cost.seconds
-        if model.off:
-            limit = min(limit, PROBE_TOKENS) if model.credit >= PROBE_CREDIT else 0
-        if limit <= 0 or model.credit < 0 or not model.cost.has_samples():
+        least = PROBE_CREDIT if model.off else 0.0
+        if limit <= 0 or model.credit < least or not model.cost.has_samples():
             return 0
         own = max(rows - again, 1)
         best_rate = own / seconds(rows) * _WORTH
         if copied:
             best_rate = max(best_rate, self._ngrams.rate)
         self._widen(seconds(rows) / own)
-        unread = min(len(self._tokens) - self._begin - self._read, WINDOW // 2)
+        behind = max(len(self._tokens) - self._begin - self._read - 1, 0)
+        unread = 1 + min(behind, WINDOW) / _READ_AHEAD
         reached, expected, redone, best = 1.0, float(own), 0.0, 0
         for count in range(1, limit + 1):
             expected += reached * model.share
@@ -238,16 +243,24 @@ class DraftProposer:
             rate = expected / (step_s + count * model.token_s + unread * model.prompt_token_s)
             if rate > best_rate:
                 best, best_rate = count, rate
-        return best
+        if model.off:
+            best = min(best, PROBE_TOKENS)
+        # It may have become useful since: what plain steps earned pays for a look, where n-grams have nothing.
+        if best or copied or model.credit < PROBE_CREDIT:
+            return best
+        always_right = (own + 1) / (seconds(rows + 1) + model.token_s)
+        return 1 if always_right > best_rate else 0
 
     def _widen(self, each_s: float) -> None:
         """Choose where the draft model's text begins: near the end, or at 0 once that was earned."""
         model, length = self._model, len(self._tokens)
-        if not self._read:
-            affordable = model.credit / 2 * each_s / max(model.prompt_token_s, 1e-9)
-            self._begin = max(0, length - max(WINDOW, int(affordable)))
+        affordable = int(model.credit / 2 * each_s / max(model.prompt_token_s, 1e-9))
+        window = max(WINDOW, affordable)
+        # After a long pause, the end alone is cheaper than all that it missed.
+        if not self._read or length - self._begin - self._read > window:
+            self._begin, self._read = max(0, length - window), 0
         cost = length * model.prompt_token_s / each_s
-        if self._begin and self._model.credit > cost + FIRST_CREDIT:
+        if self._begin and model.credit > cost + FIRST_CREDIT:
             self._begin = self._read = 0
 
     def advance(

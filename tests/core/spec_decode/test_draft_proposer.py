@@ -1,0 +1,131 @@
+"""What a draft model costs or saves, replayed on a clock that only the replay moves."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from localchat.backend_api.drafter import Draft
+from localchat.backend_api.interface import SamplingParams
+from localchat.core.spec_decode import draft_proposer
+from localchat.core.spec_decode.draft_proposer import DraftModel, DraftProposer
+from localchat.core.spec_decode.ngram_proposer import NgramProposer
+from localchat.core.spec_decode.step_cost import CostModel
+
+PLAIN_S = 0.05
+
+
+class Clock:
+    """Seconds that the replay has spent."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class ReplayedDrafter:
+    """Guesses from a list; each token guessed or read takes its time on the clock."""
+
+    def __init__(self, clock: Clock, token_s: float) -> None:
+        self.token_s, self.prompt_token_s = token_s, token_s / 8
+        self._clock = clock
+        self._read = 0
+        self.guesses: Callable[[int], int] = lambda _place: 0
+
+    def draft(
+        self,
+        seq: int,
+        tokens: Sequence[int],
+        start: int,
+        sampling: SamplingParams,
+        limit: int,
+        goes_on: Callable[[float], bool],
+    ) -> Draft:
+        end = start + len(tokens)
+        self._clock.now_s += (end - max(self._read, start)) * self.prompt_token_s
+        self._read = end
+        found: list[int] = []
+        while len(found) < limit:
+            found.append(self.guesses(end + len(found)))
+            self._clock.now_s += self.token_s
+            if not goes_on(0.5):
+                break
+        return Draft(tuple(found), (0.5,) * len(found))
+
+
+class Replay:
+    """An engine's steps for one answer after another, by a table of costs."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, token: float = 0.1, row: float = 0.15
+    ) -> None:
+        """token: time of a drafted token, and row: of a further row of a step, in plain steps."""
+        self.clock, self._row = Clock(), row
+        monkeypatch.setattr(draft_proposer, "time", self.clock)
+        self.costs = CostModel()
+        self.drafter = ReplayedDrafter(self.clock, token * PLAIN_S)
+        self.model = DraftModel(self.drafter, self.costs)
+        self._random = random.Random(1)
+
+    def answer(self, count: int, share: float) -> float:
+        """Seconds of an answer of `count` tokens, `share` of which are guessed, over those of plain steps."""
+        text = [self._random.randrange(1, 2**20) for _ in range(90 + count + 32)]
+        right = [self._random.random() < share for _ in text]
+        self.drafter.guesses = lambda place: text[place] if right[place] else 0
+        proposer = DraftProposer(
+            0, text[:90], SamplingParams(), self.model, NgramProposer(text[:90], self.costs)
+        )
+        self.drafter._read = 0
+        started_s, at = self.clock.now_s, 90
+        while at < 90 + count:
+            draft = proposer.propose(16)
+            seconds = PLAIN_S * (1 + self._row * len(draft))
+            accepted = 0
+            while accepted < len(draft) and draft[accepted] == text[at + accepted]:
+                accepted += 1
+            self.clock.now_s += seconds
+            self.costs.observe(1 + len(draft), seconds)
+            given = text[at : at + accepted + 1]
+            proposer.advance(given, len(draft), 1 + len(draft), seconds)
+            at += len(given)
+        return (self.clock.now_s - started_s) / (count * PLAIN_S)
+
+
+@pytest.mark.parametrize("row", [0.02, 0.15, 0.5])
+@pytest.mark.parametrize("token", [0.05, 0.1, 0.3, 0.6])
+def test_useless_drafts_cost_at_most_two_percent(
+    monkeypatch: pytest.MonkeyPatch, token: float, row: float
+) -> None:
+    replay = Replay(monkeypatch, token=token, row=row)
+    ratios = [replay.answer(300, 0.0) for _ in range(10)]
+    assert sum(ratios) / len(ratios) < 1.02
+    assert replay.model.accepted == 0
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.5, 0.9), (0.8, 0.7)])
+def test_useful_drafts_keep_their_gain_in_later_answers(
+    monkeypatch: pytest.MonkeyPatch, share: float, most: float
+) -> None:
+    replay = Replay(monkeypatch)
+    for _ in range(4):
+        assert replay.answer(300, share) < most
+
+
+def test_drafts_that_became_useful_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay(monkeypatch)
+    for _ in range(4):
+        replay.answer(300, 0.0)
+    assert "costs more than it saves: 0 of" in replay.model.off
+    replay.answer(300, 0.8)
+    assert replay.answer(300, 0.8) < 0.7
+    assert not replay.model.off
+
+
+def test_a_draft_model_that_cannot_save_time_is_never_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay = Replay(monkeypatch, token=1.0)
+    assert replay.answer(300, 1.0) == pytest.approx(1.0)
+    assert not replay.model.drafted
