@@ -23,8 +23,11 @@ from tests.support.quality_specs import quality_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "localchat" / "guide" / "guide.gguf"
-WINDOW, WINDOWS = 256, 2
-TEXT = (ROOT / "docs" / "batch.md").read_text("utf-8")
+WINDOW, WINDOWS = 256, 4
+TEXT = (ROOT / "scripts" / "tools" / "guide" / "topics" / "basics.toml").read_text("utf-8")
+# So small a model is very sure of what it says, so that rounding shows: batches of other shapes are half a
+# per cent apart here.
+CLOSE = 0.02
 
 
 def reference(*arguments: object) -> str:
@@ -76,9 +79,9 @@ def test_figures_are_those_of_llama_cpp(quantized: dict[str, Path], tmp_path: Pa
     assert base.perplexity is not None and other.perplexity is not None
     assert other.divergence is not None and other.divergence.complete
     assert base.perplexity.tokens == expected["tokens"] == WINDOWS * (WINDOW // 2 - 1)
-    assert base.perplexity.perplexity == pytest.approx(expected["perplexity"], rel=0.01)
-    assert other.perplexity.perplexity == pytest.approx(expected["other"], rel=0.01)
-    assert other.divergence.kl_mean == pytest.approx(expected["kl"], rel=0.01)
+    assert base.perplexity.perplexity == pytest.approx(expected["perplexity"], rel=CLOSE)
+    assert other.perplexity.perplexity == pytest.approx(expected["other"], rel=CLOSE)
+    assert other.divergence.kl_mean == pytest.approx(expected["kl"], rel=CLOSE)
     assert other.divergence.same_top_share == pytest.approx(expected["same_top"], abs=0.01)
 
 
