@@ -58,6 +58,7 @@ class ChatApp(App[int]):
         "screens/chat.tcss",
     ]  # Textual loads no sheet of a default screen
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle")]  # noqa: RUF012 - textual's own form; for dialogs
     COMMAND_PALETTE_BINDING = "f24"  # no keyboard has it; the real key is in the keymap
 
     def __init__(

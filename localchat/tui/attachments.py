@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from localchat.chat.conversation import Inclusion
-from localchat.documents.pages import Unreadable, kind_of, read_document
 from localchat.errors import FileMissing, UsageError
 from localchat.sanitize import sanitize, sanitize_line
 from localchat.units import size
@@ -64,6 +63,8 @@ def attachment_of_file(path: Path, shown: str, taken: Collection[str] = ()) -> A
     """An attachment of a text, PDF or DOCX file: its name (`shown`), then its text between fences.
 
     Raises FileMissing, UsageError."""
+    from localchat.documents.pages import kind_of  # html, xml and zip, which take time to import
+
     try:
         length = path.stat().st_size
         if length > _MAX_FILE_BYTES:
@@ -85,6 +86,8 @@ def attachment_of_file(path: Path, shown: str, taken: Collection[str] = ()) -> A
 
 def _text_of(path: Path, shown: str, data: bytes) -> str:
     """The text of a file; of HTML the source, because it is as often a file to work on. Raises UsageError."""
+    from localchat.documents.pages import Unreadable, kind_of, read_document
+
     if kind_of(path.name, data[:16]) in _FORMATS:
         try:
             return read_document(path.name, data).marked()

@@ -3,10 +3,21 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from textual.fuzzy import FuzzySearch
 
 from localchat.documents.folder import entries
+
+_PUNCTUATION: Final = ".,;:!?)"
+_ENDINGS: Final = tuple(
+    f".{ending}"
+    for ending in (
+        *("c", "cpp", "csv", "docx", "go", "h", "html", "ini", "java", "js", "json", "log", "md"),
+        *("pdf", "py", "rs", "sh", "sql", "tex", "toml", "ts", "tsx", "txt", "xml", "yaml", "yml"),
+    )
+)
+"""Endings of files that people ask about; a word with one is certainly meant as a file."""
 
 
 def list_folder(word: str) -> tuple[str, ...]:
@@ -35,8 +46,11 @@ def mentioned_files(text: str, root: Path) -> list[str]:
 
 
 def missing_paths(text: str, root: Path) -> list[str]:
-    """The words after `@` that are paths of no file. Words that are not paths may be people or decorators."""
-    missing = (word for word in _words(text) if is_path(word) and not any(_files_of(word, root)))
+    """The words after `@` that are paths, or have the ending of a file, and are none.
+
+    Others may be people or decorators."""
+    named = (word for word in _words(text) if is_path(word) or _has_ending(word))
+    missing = (word for word in named if not any(_files_of(word, root)))
     return list(dict.fromkeys(missing))
 
 
@@ -55,9 +69,13 @@ def _words(text: str) -> list[str]:
     return re.findall(r"(?<!\S)@([^\s@]\S*)", text)
 
 
+def _has_ending(word: str) -> bool:
+    return word.rstrip(_PUNCTUATION).lower().endswith(_ENDINGS)
+
+
 def _files_of(word: str, root: Path) -> Iterator[str]:
     """The word, and the word without punctuation at its end, if they are files."""
-    return (each for each in (word, word.rstrip(".,;:!?)")) if _is_file(path_of(each, root)))
+    return (each for each in (word, word.rstrip(_PUNCTUATION)) if _is_file(path_of(each, root)))
 
 
 def _is_file(path: Path) -> bool:

@@ -90,7 +90,7 @@ class MetricWords:
 
     def kv_share(self, used: int, total: int) -> str:
         """KV cache in use, below its heading."""
-        return used_of(used, total) if self.technical else f"{percent(used, total)} in use"
+        return used_of(used, total) if self.technical else f"{percent(used, total)} full"
 
     def drafts(self, accepted: int, drafted: int) -> str:
         """Accepted drafts."""

@@ -9,6 +9,8 @@ from localchat.units import percent, rate, sizes
 PROGRESS_ID: Final = "progress"
 _SHOWN_AFTER_S: Final = 0.4
 """Shorter waits show nothing: a row that comes and goes at once is noise."""
+_UNBROKEN: Final = "\u00a0"
+"""A space where no row ends."""
 
 
 def progress_block(status: EngineStatus, now_s: float) -> ProgressBlock | None:
@@ -47,7 +49,7 @@ def _prefill(status: EngineStatus, now_s: float) -> ProgressBlock | None:
         return None
     words = [f"reading your prompt, {percent(prefill.done, prefill.total)}"]
     if (speed := status.prefill_tokens_per_s) is not None:
-        words.append(rate(speed))
+        words.append(rate(speed).replace(" ", _UNBROKEN))
     if left := time_left(status, now_s):
         words.append(left)
     return ProgressBlock(PROGRESS_ID, ", ".join(words), prefill.done / prefill.total)

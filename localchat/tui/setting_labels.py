@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+from rich.cells import cell_len
+from textual.content import Content
 
 from localchat.units import duration, tokens
 
@@ -79,6 +81,17 @@ def label_column(key: str) -> str:
     return f"{LABELS[key].label:<{_LABEL_CELLS}}"
 
 
+def setting_line(key: str, value: str, style: str, width: int, head: str = "") -> Content:
+    """The label of a setting and its value, which stands below the label where it does not fit beside it.
+
+    `head`: what stands before them."""
+    before = Content.styled(head, "$primary")
+    shown = Content.styled(value, style)
+    if len(head) + _LABEL_CELLS + cell_len(value) <= width:
+        return before + label_column(key) + shown
+    return before + f"{LABELS[key].label}\n{' ' * len(head)}  " + shown
+
+
 def matches(key: str, text: str) -> bool:
     """Whether a filter matches a setting, by its key, label or group."""
     label = LABELS[key]
@@ -111,7 +124,8 @@ def effective_words(
     value = getattr(settings, key)
     local = info if info is not None and info.backend != "remote" else None
     if key == "context_length" and local is not None:
-        chosen = "" if value else ", the largest that fits"
+        most = local.context_tokens >= local.context_train > 0
+        chosen = "" if value else ", the model's limit" if most else ", as many as fit"
         return f"{tokens(local.context_tokens)}{chosen}"
     if key == "kv_cache_type" and value is None and local is not None and local.kv_type:
         return f"{local.kv_type}, chosen for this model"

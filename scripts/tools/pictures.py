@@ -16,7 +16,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 SIZE = (100, 30)
-_PATIENCE_S = 60.0
+_PATIENCE_S = 180.0
 
 
 async def until(pilot: Pilot[int], true: Callable[[], object]) -> None:

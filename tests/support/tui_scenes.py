@@ -237,6 +237,7 @@ DIES = EngineDied(
     hint="the last words of its log: none; the next question starts it again",
 )
 SMALL = ((40, 12),)
+DIALOG = ((80, 24), (120, 40), (40, 24))
 RICH = {"script": told_in_turn(*ANSWER)}
 
 SCENES: dict[str, Scene] = {
@@ -271,15 +272,16 @@ SCENES: dict[str, Scene] = {
         keys("tab", "tab", *["down"] * 6, before=panel), RICH, ((80, 24), (120, 40), (40, 12))
     ),
     "commands": Scene(keys("slash")),
+    "commands-narrow": Scene(keys("slash"), sizes=((40, 24),)),
     "command-help": Scene(keys(*"/set ")),
     "attached": Scene(attach),
-    "models": Scene(models, {"models": ("tiny", "other", "guide")}),
-    "parameters": Scene(keys("f4")),
+    "models": Scene(models, {"models": ("tiny", "other", "guide")}, sizes=DIALOG),
+    "parameters": Scene(keys("f4"), sizes=DIALOG),
     "parameter-costs": Scene(keys("f4", "enter", ready=weighed)),
-    "settings": Scene(settings),
-    "history": Scene(past),
+    "settings": Scene(settings, sizes=DIALOG),
+    "history": Scene(past, sizes=DIALOG),
     "history-search": Scene(keys(*"norway", before=past), sizes=((80, 24),)),
-    "help": Scene(keys("f1")),
+    "help": Scene(keys("f1"), sizes=DIALOG),
     "palette": Scene(
         keys("ctrl+p", ready=lambda pilot: len(pilot.app.screen.query("CommandList")))
     ),

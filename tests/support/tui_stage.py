@@ -37,6 +37,7 @@ from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.memory_steps import MemoryStep
+from localchat.models.assess import ExpectedSpeed
 from localchat.models.onboarding import FirstRun
 from localchat.models.resolve import ResolvedModel
 from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
@@ -194,8 +195,8 @@ class Stage:
     """What `remember` returns."""
     memory_steps: tuple[MemoryStep, ...] = ()
     """What would make room for a load that does not fit."""
-    tokens_per_s: float | None = None
-    """Speed of every model."""
+    speed: ExpectedSpeed | None = None
+    """Of every model."""
 
     @property
     def paths(self) -> Paths:
@@ -262,7 +263,10 @@ class Stage:
         if not name.startswith("qwen"):
             return None
         plan = self.plan(self.resolve(None, {}), LoadOptions())
-        return CatalogEstimate(plan, plan.weights_bytes, self.tokens_per_s)
+        return CatalogEstimate(plan, plan.weights_bytes)
+
+    def catalog_speed(self, name: str) -> ExpectedSpeed | None:
+        return self.speed
 
     def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> str:
         self.remembered.append((model.word, info, done))
@@ -281,7 +285,8 @@ class Stage:
             keys=self.keys,
             history_file=self.tmp / "history.sqlite3",
             presets=self.presets,
-            speed=lambda setup: self.tokens_per_s,
+            speed=lambda setup: self.speed,
+            catalog_speed=self.catalog_speed,
             memory_steps=lambda setup: self.memory_steps,
         )
         settled = self.resolve(None, {})

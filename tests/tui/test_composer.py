@@ -276,9 +276,14 @@ def test_a_file_whose_name_is_written_out_is_included(tmp_path: Path) -> None:
     play(stage, what)
 
 
-def test_a_path_that_leads_to_no_file_is_held_back_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_folder", [True, False])
+def test_a_name_of_no_file_is_held_back_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_folder: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
     stage = Stage(tmp_path)
-    line = f"read @{tmp_path}/late.txt and ask @ann"
+    name = f"{tmp_path}/late.txt" if with_folder else "late.txt"
+    line = f"read @{name} and ask @ann"
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
@@ -287,7 +292,7 @@ def test_a_path_that_leads_to_no_file_is_held_back_once(tmp_path: Path) -> None:
         await until(pilot, lambda: app.chat.transcript.blocks)
         (notice,) = app.chat.transcript.blocks
         assert isinstance(notice, NoticeBlock)
-        assert notice.text.startswith(f"there is no file {tmp_path}/late.txt\n")
+        assert notice.text.startswith(f"there is no file {name}\n")
         assert (app.chat.composer.text, app.session.conversation.nodes) == (line, {})
         await pilot.press("enter")
         assert await answered(pilot, stage, 1) == line

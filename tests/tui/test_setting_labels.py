@@ -23,7 +23,7 @@ def test_every_setting_has_a_label_but_switches_for_tests() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("context_length", None, "32,768 tokens, the largest that fits"),
+        ("context_length", None, "32,768 tokens, as many as fit"),
         ("context_length", 4096, "32,768 tokens"),
         ("kv_cache_type", None, "f16, chosen for this model"),
         ("threads", 0, "8, every physical core"),

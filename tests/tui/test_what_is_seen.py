@@ -200,7 +200,7 @@ def test_progress_of_a_prompt_has_a_share_a_rate_and_the_time_left() -> None:
     status = reading(1344, 64.0)
     block = progress_block(status, status.prefill_at_s)
     assert block is not None
-    assert block.text == "reading your prompt, 41%, 21.0 tok/s, about 2 min left"
+    assert block.text == "reading your prompt, 41%, 21.0\u00a0tok/s, about 2 min left"
     assert block.share == pytest.approx(0.41, abs=0.001)
     later = progress_block(status, status.prefill_at_s + 60.0)
     assert later is not None

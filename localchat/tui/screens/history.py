@@ -90,7 +90,7 @@ class HistoryScreen(ListDialog[str]):
         except LocalchatError:
             return  # opening it says what is wrong
         self._previews[id_] = _preview(conversation)
-        if self.marked == id_ and self.shows_entry:
+        if self.is_open and self.marked == id_ and self.shows_entry:
             self.show_about()
 
     def entry_chosen(self, id_: str) -> None:

@@ -12,6 +12,11 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 R = TypeVar("R")
+_FRAME_CELLS = 2
+"""Of the width inside the frame, which a text on the frame leaves free."""
+_SCROLLBAR_CELLS = 1
+_JOINT = " · "
+_PARTS = 4
 
 
 class ListDialog(ModalScreen[R], Generic[R]):
@@ -32,18 +37,38 @@ class ListDialog(ModalScreen[R], Generic[R]):
 
     shows_entry = False
     """Whether the line below the list is about the marked entry."""
+    _about = ""
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as box:
             box.border_title = Content(self.TITLE_TEXT)
-            box.border_subtitle = Content(self.KEYS_TEXT)
             yield Input(id="filter", placeholder=self.FILTER_TEXT, compact=True)
             yield OptionList(id="entries", markup=False)
             yield Static("", id="about", markup=False)
+            yield Static("", id="keys", markup=False)
 
     def on_mount(self) -> None:
         self.entries.can_focus = False
         self.fill("")
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._lay_out)  # the classes of a width come after its event
+
+    def _lay_out(self) -> None:
+        """Show the keys on the frame if they fit there, else below the list."""
+        if not self.is_open:
+            return
+        box, keys = self.query_one("#dialog"), self.query_one("#keys", Static)
+        keys.display = len(self.KEYS_TEXT) > box.size.width - _FRAME_CELLS
+        keys.update(Content(_wrapped_parts(self.KEYS_TEXT, box.size.width)))
+        box.border_subtitle = Content("" if keys.display else self.KEYS_TEXT)
+        said = None if self.shows_entry else self._about
+        self.width_changed()
+        if said is not None:
+            self.show_about(said)
+
+    def width_changed(self) -> None:
+        """Lay out again what depends on the width of the list."""
 
     @property
     def entries(self) -> OptionList:
@@ -84,6 +109,16 @@ class ListDialog(ModalScreen[R], Generic[R]):
         self.set_entries([("", Content.styled(text, "$foreground 60%"))])
 
     @property
+    def is_open(self) -> bool:
+        """False once the screen is closed, which takes its widgets before it ends its workers."""
+        return len(self.query("#filter, #entries, #about, #keys")) == _PARTS
+
+    @property
+    def line_cells(self) -> int:
+        """Width of a line of the list, beside its scrollbar. Before the first layout, that of a wide window."""
+        return (self.entries.size.width or self.app.size.width) - _SCROLLBAR_CELLS
+
+    @property
     def marked(self) -> str | None:
         """The id of the marked entry."""
         at = self.entries.highlighted
@@ -94,6 +129,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
         self.shows_entry = text is None
         if text is None:
             text = self.about(self.marked) if self.marked is not None else ""
+        self._about = text
         self.query_one("#about", Static).update(Content(text))
 
     def action_step(self, delta: int) -> None:
@@ -131,3 +167,12 @@ class ListDialog(ModalScreen[R], Generic[R]):
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         event.stop()
         self.show_about()
+
+
+def _wrapped_parts(text: str, width: int) -> str:
+    """A line of parts, wrapped between them."""
+    lines = [""]
+    for part in text.split(_JOINT):
+        longer = f"{lines[-1]}{_JOINT}{part}" if lines[-1] else part
+        lines[-1:] = [longer] if len(longer) <= width else [lines[-1], part]
+    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Model screen: local models, models of other programs and the catalogue, each with its memory verdict."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -20,6 +20,7 @@ from localchat.units import rate, size, tokens
 
 if TYPE_CHECKING:
     from localchat.fit.memory_plan import MemoryPlan
+    from localchat.models.assess import ExpectedSpeed
     from localchat.session.context import SessionContext
 
 
@@ -50,7 +51,7 @@ class FitVerdict(NamedTuple):
     size_bytes: int
     fits: bool | None = None
     """None if it is not known."""
-    tokens_per_s: float | None = None
+    speed: "ExpectedSpeed | None" = None
     """Measured or expected; None if it is not known."""
 
 
@@ -112,6 +113,9 @@ class ModelScreen(ListDialog[ModelChoice]):
             rows.append((entry.name, self._line(entry)))
         self.set_entries(rows, keep=keep)
 
+    def width_changed(self) -> None:
+        self._refill()
+
     def _section(self, entry: ModelEntry) -> str:
         """The section of a model: by its verdict, before that by its size."""
         if entry.kind != "catalogue":
@@ -145,11 +149,12 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def _speed_column(self, verdict: FitVerdict) -> str:
         """The speed in a column of its own; none in a narrow window, or where no speed is known."""
-        speeds = (each.tokens_per_s for each in self._verdicts.values() if each.fits)
+        speeds = (each.speed for each in self._verdicts.values() if each.fits)
         if self.app.size.width < _WITH_SPEED or not any(speeds):
             return ""
-        known = verdict.fits and verdict.tokens_per_s
-        return f"{rate(verdict.tokens_per_s or 0) if known else '':>12}  "
+        speed = verdict.speed if verdict.fits else None
+        more = ">" if speed is not None and speed.disturbed else ""
+        return f"{more + rate(speed.tokens_per_s) if speed is not None else '':>13}  "
 
     def about(self, id_: str) -> str:
         entry = self._models.get(id_)
@@ -157,8 +162,8 @@ class ModelScreen(ListDialog[ModelChoice]):
             return ""
         verdict = self._verdicts.get(id_)
         words = f"\n{verdict.words}" if verdict is not None and verdict.words else ""
-        if verdict is not None and verdict.fits and verdict.tokens_per_s:
-            words += f", about {rate(verdict.tokens_per_s)}"
+        if verdict is not None and verdict.fits and verdict.speed is not None:
+            words += f", {_speed_words(verdict.speed)}"
         return f"{sanitize_line(entry.about)}{words}"
 
     def text_entered(self, text: str) -> None:
@@ -197,27 +202,45 @@ class ModelScreen(ListDialog[ModelChoice]):
                 self.text_entered(typed)
             self._room = room = await asyncio.to_thread(_room_bytes)
             self._refill()
-            while (entry := self._next()) is not None:
+            while (entry := self._next(self._verdicts)) is not None:
                 verdict = await asyncio.to_thread(_verdict, self._session_context, entry, room)
                 self._verdicts[entry.name] = verdict
-                if self._shows(entry.name):
-                    at = self.entries.get_option_index(entry.name)
-                    self.entries.replace_option_prompt_at_index(at, self._line(entry))
+                self._show_verdict(entry)
             self._refill()  # into the sections that the verdicts say
+            # Speeds come last: the first of them takes a benchmark.
+            done = {name for name, verdict in self._verdicts.items() if not verdict.fits}
+            while (entry := self._next(done)) is not None:
+                done.add(entry.name)
+                speed = await asyncio.to_thread(_speed, self._session_context, entry)
+                if speed is not None:
+                    self._add_speed(entry, speed)
             self.verdicts_complete = True
 
-    def _next(self) -> ModelEntry | None:
-        """The next model without a verdict: the marked one, then those that the filter shows, then the
-        others."""
+    def _add_speed(self, entry: ModelEntry, speed: "ExpectedSpeed") -> None:
+        is_first = not any(each.speed for each in self._verdicts.values())
+        self._verdicts[entry.name] = self._verdicts[entry.name]._replace(speed=speed)
+        if is_first:
+            self._refill()  # every line gets a column for it
+        else:
+            self._show_verdict(entry)
+
+    def _show_verdict(self, entry: ModelEntry) -> None:
+        """Draw the line of a model again, and the words below if it is the marked one."""
+        if self._shows(entry.name):
+            at = self.entries.get_option_index(entry.name)
+            self.entries.replace_option_prompt_at_index(at, self._line(entry))
+            if entry.name == self.marked and self.shows_entry:
+                self.show_about()
+
+    def _next(self, done: Container[str]) -> ModelEntry | None:
+        """The next model that is not done: the marked one, then those that the filter shows, then others."""
         names = (
             self.marked or "",
             *(option.id or "" for option in self.entries.options),
             *self._models,
         )
         known = (self._models[name] for name in names if name in self._models)
-        remaining = (
-            one for one in known if one.kind != "unusable" and one.name not in self._verdicts
-        )
+        remaining = (one for one in known if one.kind != "unusable" and one.name not in done)
         return next(remaining, None)
 
     def _shows(self, name: str) -> bool:
@@ -271,19 +294,35 @@ def _verdict(context: "SessionContext", entry: ModelEntry, room_bytes: int) -> F
         if entry.kind != "catalogue":
             setup = context.resolve(entry.name, {})
             plan = context.plan(setup, setup.options.load)
-            speed = context.speed(setup) if _fits(plan) else None
-            return FitVerdict(_words(plan), entry.size_bytes, _fits(plan), speed)
+            return FitVerdict(_words(plan), entry.size_bytes, _fits(plan))
         estimate = context.estimate(entry.name)
     except LocalchatError as problem:
         return FitVerdict(problem.message, entry.size_bytes)
     if estimate is not None:
         plan = estimate.plan
-        return FitVerdict(_words(plan), estimate.file_bytes, _fits(plan), estimate.tokens_per_s)
+        return FitVerdict(_words(plan), estimate.file_bytes, _fits(plan))
     # The shape is not published: estimate from the number of parameters.
     need = int(entry.size_bytes * _WITH_CACHE)
     fits = need <= room_bytes
     words = f"{'fits' if fits else 'does not fit'}, about {size(need)}"
     return FitVerdict(words, entry.size_bytes, fits)
+
+
+def _speed(context: "SessionContext", entry: ModelEntry) -> "ExpectedSpeed | None":
+    """The decode rate of a model that fits; None if it is not known. May take a second."""
+    try:
+        if entry.kind == "catalogue":
+            return context.catalog_speed(entry.name)
+        return context.speed(context.resolve(entry.name, {}))
+    except LocalchatError:
+        return None  # its verdict says what is wrong
+
+
+def _speed_words(speed: "ExpectedSpeed") -> str:
+    found = rate(speed.tokens_per_s)
+    if speed.disturbed:
+        return f"more than {found}: other programs are using the CPU"
+    return f"about {found}"
 
 
 def _fits(plan: "MemoryPlan") -> bool:

@@ -11,7 +11,7 @@ from localchat.config.settings import KEYS, Given, convert
 from localchat.errors import LocalchatError
 from localchat.tui.parameter_costs import Cost, parameter_costs
 from localchat.tui.screens.list_dialog import ListDialog
-from localchat.tui.setting_labels import LABELS, effective_words, label_column, matches
+from localchat.tui.setting_labels import LABELS, effective_words, matches, setting_line
 
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
@@ -54,7 +54,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         except LocalchatError:
             return  # the list of models shows what is wrong with the catalogue
         self._recommended = found.sampling
-        if self._recommended and self._key is None:
+        if self._recommended and self._key is None and self.is_open:
             self.fill(self.query_one("#filter", Input).value)
 
     @property
@@ -72,10 +72,14 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         shown = [key for key in keys if matches(key, text)]
         self.set_entries([(key, self._line(key)) for key in shown], keep=True)
 
+    def width_changed(self) -> None:
+        if self._key is None:
+            self.fill(self.query_one("#filter", Input).value)
+
     def _line(self, key: str) -> Content:
         session = self._session
         words = effective_words(key, session.setup.settings, session.status.info, self._recommended)
-        return Content.assemble(label_column(key), (words, "bold"))
+        return setting_line(key, words, "bold", self.line_cells)
 
     def about(self, id_: str) -> str:
         if self._key is None:
@@ -131,9 +135,10 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         try:
             costs = await asyncio.to_thread(parameter_costs, key, session.context, session.setup)
         except LocalchatError as problem:
-            self.show_about(str(problem))
+            if self.is_open:
+                self.show_about(str(problem))
             return
-        if self._key == key:
+        if self._key == key and self.is_open:
             self._offer(costs)
 
     def _offer(self, costs: tuple[Cost, ...]) -> None:

@@ -11,7 +11,7 @@ from localchat.config.settings_file import read_settings, write_setting
 from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
 from localchat.tui.screens.list_dialog import ListDialog
-from localchat.tui.setting_labels import LABELS, label_column, matches, value_words
+from localchat.tui.setting_labels import LABELS, matches, setting_line, value_words
 
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
@@ -25,7 +25,7 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
     """Returns what was changed in the file, by key (None: removed)."""
 
     TITLE_TEXT = "Settings"
-    KEYS_TEXT = "Enter change · Ctrl+X reset · Esc back"
+    KEYS_TEXT = "Enter change · ^X reset · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+x", "reset", show=False, priority=True),
     ]
@@ -49,6 +49,9 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         keys = [key for key in LABELS if matches(key, text)]
         self.set_entries([(key, self._line(key, written.get(key))) for key in keys], keep=True)
 
+    def width_changed(self) -> None:
+        self.fill(self.query_one("#filter", Input).value)
+
     def _line(self, key: str, written: object) -> Content:
         group = LABELS[key].group
         cells = 0 if self.app.size.width < _NARROW else _GROUP_CELLS
@@ -56,7 +59,7 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         value = getattr(self._session.setup.settings, key) if written is None else written
         style = "$foreground 60%" if written is None else "bold $accent"
         shown = sanitize_line(value_words(key, value))
-        return Content.assemble((head, "$primary"), label_column(key), (shown, style))
+        return setting_line(key, shown, style, self.line_cells, head)
 
     def about(self, id_: str) -> str:
         if id_ not in KEYS:

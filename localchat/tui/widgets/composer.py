@@ -34,6 +34,8 @@ CountTokens = Callable[[str], Awaitable[int]]
 """Counts the tokens of a text for the current model. Raises LocalchatError if the server cannot count."""
 _MAX_VISIBLE = 8
 _MAX_COMPLETIONS = 50
+_NARROW = 60
+"""Below, the list of commands has no column of arguments."""
 
 
 class Composer(Vertical):
@@ -265,10 +267,14 @@ class Composer(Vertical):
             self._show_command_help(before[1:].partition(" ")[0])
 
     def _offer_commands(self, prefix: str) -> None:
-        found = matching(prefix)
+        narrow = self.app.size.width < _NARROW  # arguments are shown once the command is written
         rows = [
-            (f"/{each.name}", f"/{each.name} {each.arguments}".ljust(21) + each.about)
-            for each in found
+            (
+                f"/{each.name}",
+                f"/{each.name} {'' if narrow else each.arguments}".ljust(9 if narrow else 21)
+                + each.about,
+            )
+            for each in matching(prefix)
         ]
         self._offer(rows)
 
@@ -324,7 +330,10 @@ class Composer(Vertical):
         if not self._completing or at is None:
             self._show_command_help("")
         elif self._words[at].startswith("/"):
-            self._show_command_help("")  # the list shows it
+            cut = self.app.size.width < _NARROW  # else the list shows it
+            self._show_command_help(self._words[at][1:] if cut else "")
+        elif self._words[at].endswith(" "):  # a preset or documents, by name
+            self._set_help("")
         else:
             self._set_help("Enter includes the file; its size and tokens show before you send.")
 

@@ -21,6 +21,7 @@ _KV_CELLS: Final = 6
 _SPARK_CELLS: Final = 12
 _ORNAMENT: Final = 7
 """Parts of this rank and above only repeat what other parts show."""
+_PLACEMENT: Final = 9
 
 
 class StatusPart(NamedTuple):
@@ -69,12 +70,13 @@ def status_parts(status: EngineStatus, words: MetricWords) -> tuple[StatusPart, 
     used, total = status.kv
     if total:
         found.append(StatusPart(words.kv(used, total), rank=2))
-        found.append(StatusPart(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
+        if used:
+            found.append(StatusPart(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
     accepted, drafted = status.drafts
-    if drafted:
+    if accepted or (drafted and words.technical):
         found.append(StatusPart(words.drafts(accepted, drafted), rank=5))
     if status.placement:
-        found.append(StatusPart(words.placement(status), rank=9))
+        found.append(StatusPart(words.placement(status), rank=_PLACEMENT))
     return tuple(found)
 
 
@@ -86,11 +88,13 @@ def fit_parts(parts: tuple[StatusPart, ...], width: int) -> tuple[StatusPart, ..
     return tuple(kept)
 
 
-def fit_with_hint(hint: str, parts: tuple[StatusPart, ...], width: int) -> tuple[StatusPart, ...]:
-    """The parts that leave room for a hint in `width` cells if that costs ornaments only; else those that
-    fit."""
+def fit_with_hint(
+    hint: str, parts: tuple[StatusPart, ...], width: int, least_rank: int = _ORNAMENT
+) -> tuple[StatusPart, ...]:
+    """The parts that leave room for a hint in `width` cells if that costs parts of `least_rank` and above only;
+    else those that fit."""
     shorter = fit_parts(parts, width - len(hint))
-    if all(part in shorter or part.rank >= _ORNAMENT for part in parts):
+    if all(part in shorter or part.rank >= least_rank for part in parts):
         return shorter
     return fit_parts(parts, width)
 
@@ -128,8 +132,12 @@ class StatusBar(Widget):
 
     def refresh_metrics(self) -> None:
         """Redraw if the text changed."""
-        hint = self.hint if self.urgent else ""
-        parts = fit_with_hint(hint, status_parts(self._status, self.words), self.size.width - 2)
+        parts = fit_with_hint(
+            self.hint,
+            status_parts(self._status, self.words),
+            self.size.width - 2,
+            _ORNAMENT if self.urgent else _PLACEMENT,
+        )
         if (parts, self.hint) != (self._shown, self._shown_hint):
             self._shown, self._shown_hint = parts, self.hint
             self.refresh(Region(0, 0, self.size.width, 1))

@@ -15,7 +15,7 @@ from localchat.sanitize import sanitize_line
 from localchat.session.blocks import Offer
 from localchat.session.context import ModelSetup
 from localchat.tui.keymap import key_names, offer_key
-from localchat.units import duration, rate, size
+from localchat.units import duration, size
 
 if TYPE_CHECKING:
     from localchat.models.onboarding import FirstRun, Recommendation
@@ -226,8 +226,6 @@ def first_greeting(found: "FirstRun") -> Greeting:
 
 
 def _download_label(suggestion: "Recommendation") -> str:
-    speed = (
-        f", about {rate(suggestion.tokens_per_s)}" if suggestion.tokens_per_s is not None else ""
-    )
+    speed = f", {words}" if (words := suggestion.speed_words) else ""
     fetch = f"{size(suggestion.size_bytes)}, {duration(suggestion.download_s)} download"
     return f"{suggestion.role}: {suggestion.name} · {fetch}{speed}"

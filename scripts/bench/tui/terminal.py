@@ -106,6 +106,10 @@ class Terminal:
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
+    def user_cpu_s(self) -> float:
+        """CPU time of the program in its own code, without its children."""
+        return float(self.process.cpu_times().user)
+
     def rss_mib(self) -> float:
         return float(self.process.memory_info().rss) / 2**20
 

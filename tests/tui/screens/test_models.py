@@ -17,7 +17,7 @@ from localchat.config.settings import Settings
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.models.assess import Subject, assess
+from localchat.models.assess import ExpectedSpeed, Subject, assess
 from localchat.models.catalog import read_catalog
 from localchat.models.names import parse
 from localchat.models.published_models import published_model
@@ -47,8 +47,9 @@ def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
     found = planner.estimate("qwen2.5:7b")
     assert found is not None
     assert (found.plan, found.file_bytes) == (plan, drawn.file_bytes)
-    assert found.tokens_per_s is not None
-    assert found.tokens_per_s > 0
+    speed = planner.catalog_speed("qwen2.5:7b")
+    assert speed is not None
+    assert speed.tokens_per_s > 0
     assert planner.estimate("nomic-embed-text:v1.5") is None
 
 
@@ -157,5 +158,31 @@ def test_a_model_that_fits_has_its_speed(tmp_path: Path, width: int, in_row: boo
         assert not any("tok/s" in row for row in rows if "does not fit" in row)
         assert screen.about(screen.marked or "").endswith(", about 41.5 tok/s")
 
-    stage = Stage(tmp_path, models=("tiny", "other", "guide"), tokens_per_s=41.5)
+    stage = Stage(
+        tmp_path, models=("tiny", "other", "guide"), speed=ExpectedSpeed(41.5, "measured")
+    )
     play(stage, what, width, 40)
+
+
+def test_every_verdict_comes_before_the_first_benchmark(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    class Slow(Stage):
+        def catalog_speed(self, name: str) -> ExpectedSpeed | None:
+            assert go.wait(60)
+            return ExpectedSpeed(4.3, "measured", disturbed=True)
+
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("f3")
+        screen = pilot.app.screen
+        assert isinstance(screen, models.ModelScreen)
+        fetched = [name for name in read_catalog(find_paths(os.environ)) if name != "guide"]
+        await until(pilot, lambda: all(name in screen._verdicts for name in fetched))
+        assert all(verdict.words for verdict in screen._verdicts.values())
+        go.set()
+        await until(pilot, lambda: screen.verdicts_complete)
+        rows = [str(option.prompt) for option in screen.entries.options]
+        assert any(">4.3 tok/s" in row for row in rows)
+        assert "more than 4.3 tok/s: other programs" in screen.about("qwen2.5:7b")
+
+    play(Slow(tmp_path, models=("guide",)), what, 120, 40)

@@ -15,6 +15,7 @@ from localchat.models.index import Model
 from localchat.models.onboarding import FirstRun
 from localchat.session.blocks import NoticeBlock
 from localchat.session.commands import COMMANDS
+from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.themes import textual_name
 from localchat.tui.widgets.welcome import Welcome, first_greeting
@@ -45,6 +46,43 @@ def dialog(pilot: Pilot[int]) -> ListDialog[Any]:
 def listed(pilot: Pilot[int]) -> int:
     """How many entries the dialog lists, without headings."""
     return sum(not option.disabled for option in dialog(pilot).entries.options)
+
+
+def test_a_preview_that_is_read_after_its_list_is_closed_is_dropped(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "about rivers")
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: app.screen is not app.chat)
+        screen = dialog(pilot)
+        assert isinstance(screen, HistoryScreen)
+        assert screen.is_open
+        id_ = screen.marked
+        assert id_ is not None
+        await pilot.press("escape")
+        await until(pilot, lambda: not screen.is_open)
+        read = HistoryScreen._read_preview.__wrapped__  # type: ignore[attr-defined]
+        await read(screen, id_)
+        assert "▌ about rivers" in screen._previews[id_]
+
+    play(Stage(tmp_path), what)
+
+
+def test_keys_that_do_not_fit_on_the_frame_stand_below_the_list(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: app_of(pilot).screen is not app_of(pilot).chat)
+        screen = dialog(pilot)
+        keys = screen.query_one("#keys")
+        await until(pilot, lambda: "Del delete" in str(screen.query_one("#dialog").border_subtitle))
+        assert not keys.display
+        await pilot.resize_terminal(40, 24)
+        await until(pilot, lambda: keys.display)
+        lines = str(keys.render()).split("\n")
+        assert " · ".join(lines) == screen.KEYS_TEXT
+        assert max(map(len, lines)) <= keys.size.width
+
+    play(Stage(tmp_path), what)
 
 
 def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> None:
