@@ -4,6 +4,7 @@ The lowest layer: nothing of localchat is imported. JSON output and `/metrics` c
 """
 
 import re
+from functools import cache
 from typing import Final
 
 _BYTE_UNITS: Final = ("kB", "MB", "GB", "TB")
@@ -13,8 +14,6 @@ _NO_DECIMALS_FROM: Final = 9.95
 
 _UNSPACED: Final = "\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Characters of Chinese and Japanese, which have no spaces between words."""
-_WORD: Final = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
-_LETTER: Final = re.compile(rf"[^\s{_UNSPACED}]")
 
 
 def size(count_bytes: float) -> str:
@@ -87,8 +86,15 @@ def decimal(value: float | None, digits: int) -> str:
 def words(text: str, before: str = "") -> int:
     """How many words begin in `text`, which follows the text `before`. Where words have no spaces between them,
     each character counts, as in word processors."""
-    goes_on = bool(before and _LETTER.match(before[-1]) and _LETTER.match(text))
-    return len(_WORD.findall(text)) - goes_on
+    word, letter = _word_patterns()
+    goes_on = bool(before and letter.match(before[-1]) and letter.match(text))
+    return len(word.findall(text)) - goes_on
+
+
+@cache
+def _word_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """One word, and one letter of a longer word. Compiled when words are counted: it takes 6 ms."""
+    return re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+"), re.compile(rf"[^\s{_UNSPACED}]")
 
 
 def brief_seconds(seconds: float) -> str:

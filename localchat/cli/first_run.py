@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from localchat.errors import LocalchatError
 from localchat.models.onboarding import FirstRun, Recommendation
 from localchat.sanitize import sanitize_line
-from localchat.units import duration, rate, size
+from localchat.units import duration, size
 
 _MOST_EXTERNAL = 6
 _PATIENCE_S = 2.0
@@ -62,6 +62,6 @@ def welcome(found: FirstRun) -> Iterator[str]:
 
 
 def _recommendation(one: Recommendation) -> Iterator[str]:
-    speed = f", about {rate(one.tokens_per_s)}" if one.tokens_per_s is not None else ""
+    speed = f", {words}" if (words := one.speed_words) else ""
     yield f"  {one.role:<9}{one.command}"
     yield f"           {size(one.size_bytes)}, {duration(one.download_s)} to download{speed}. {one.about}"

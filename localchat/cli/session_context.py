@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from localchat.fit.memory_plan import MemoryPlan
     from localchat.fit.memory_steps import MemoryStep
     from localchat.fit.speed_history import SpeedHistory
-    from localchat.models.assess import FitReport, Subject
+    from localchat.model_files.checkpoint import ModelSummary
+    from localchat.models.assess import ExpectedSpeed, FitReport, Subject
     from localchat.models.catalog import Catalog
     from localchat.models.onboarding import FirstRun
 
@@ -71,6 +72,7 @@ def session_context(
         plan=planner.plan,
         estimate=planner.estimate,
         speed=planner.speed,
+        catalog_speed=planner.catalog_speed,
         memory_steps=planner.memory_steps,
         first_run=lambda: _first_run(setup),
         remember=remember,
@@ -105,10 +107,9 @@ class LoadPlanner:
         """Memory that a load takes, from the headers of the model. Raises LocalchatError."""
         return self._report(setup, options, None).plan
 
-    def speed(self, setup: ModelSetup) -> float | None:
-        """Tokens a second of past runs, else by a benchmark of the memory. Raises LocalchatError."""
-        report = self._report(setup, setup.options.load, self._history())
-        return report.expected_speed.tokens_per_s if report.expected_speed is not None else None
+    def speed(self, setup: ModelSetup) -> "ExpectedSpeed | None":
+        """Decode rate of past runs, else by a short benchmark. Raises LocalchatError."""
+        return self._report(setup, setup.options.load, self._history()).expected_speed
 
     def _report(
         self, setup: ModelSetup, options: "LoadOptions", history: "SpeedHistory | None"
@@ -141,22 +142,35 @@ class LoadPlanner:
 
     def estimate(self, name: str) -> CatalogEstimate | None:
         """Memory that a model of the catalogue takes; None if its shape is unknown. Raises LocalchatError."""
-        from localchat.models.assess import Subject, assess
+        model = self._published(name)
+        if model is None:
+            return None
+        return CatalogEstimate(self._catalog_report(model, None).plan, model.file_bytes)
+
+    def catalog_speed(self, name: str) -> "ExpectedSpeed | None":
+        """Decode rate of a model of the catalogue, by a short benchmark. Raises LocalchatError."""
+        model = self._published(name)
+        if model is None:
+            return None
+        return self._catalog_report(model, self._history()).expected_speed
+
+    def _published(self, name: str) -> "ModelSummary | None":
         from localchat.models.catalog import read_catalog
         from localchat.models.names import parse
         from localchat.models.published_models import published_model
 
         if not self._catalog:
             self._catalog = read_catalog(self._setup.paths)
-        synthetic = published_model(parse(name, self._catalog))
-        if synthetic is None:
-            return None
-        settings = self._setup.settings_for((synthetic.name,))
+        return published_model(parse(name, self._catalog))
+
+    def _catalog_report(self, model: "ModelSummary", history: "SpeedHistory | None") -> "FitReport":
+        from localchat.models.assess import Subject, assess
+
+        settings = self._setup.settings_for((model.name,))
         options = load_options(settings, max_slots=max(CHAT_SLOTS, settings.n))
-        subject = Subject(synthetic.name, synthetic, None, settings.backend)
-        report = assess(subject, options, self._usable_machine(), self._history())
-        speed = report.expected_speed.tokens_per_s if report.expected_speed is not None else None
-        return CatalogEstimate(report.plan, synthetic.file_bytes, speed)
+        subject = Subject(model.name, model, None, settings.backend)
+        has_speed = history is not None
+        return assess(subject, options, self._usable_machine(), history, speed=has_speed)
 
     def _usable_machine(self) -> "Machine":
         from localchat.models.assess import usable_machine

@@ -26,6 +26,8 @@ class ExpectedSpeed(NamedTuple):
     tokens_per_s: float
     basis: str
     """The source of the number, a phrase."""
+    disturbed: bool = False
+    """Other programs were using the CPU: it is faster without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,7 @@ def _expected_speed(
         return ExpectedSpeed(
             estimate.tokens_per_s,
             f"estimated from {by}{runs}; expect more: other programs were using the CPU",
+            disturbed=True,
         )
     return ExpectedSpeed(
         estimate.tokens_per_s, f"estimated from {by}{runs}, with nothing else running"

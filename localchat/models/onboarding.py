@@ -22,7 +22,7 @@ from localchat.models.hub.download import DownloadRate, download_rate
 from localchat.models.index import Model, read_index
 from localchat.models.published_models import gguf_shape
 from localchat.models.published_shapes import read_published_shapes
-from localchat.units import size
+from localchat.units import rate, size
 
 Role = Literal["fast", "balanced", "best"]
 
@@ -30,6 +30,8 @@ _AIMS: Final[tuple[tuple[Role, float], ...]] = (("best", 5.0), ("balanced", 15.0
 """Tokens a second that a model of each role must write at least; people read some five words a second."""
 _STEP: Final = 0.6
 """A recommendation must be clearly smaller than the one above it."""
+_USUAL_BYTES_PER_S: Final = 15e9
+"""At which the CPU of a usual laptop reads weights."""
 _GOAL_TOKENS: Final = 4096
 _SLOTS: Final = 2
 _OWN: Final = frozenset({"file", "link", "pulled", "alias"})
@@ -53,6 +55,15 @@ class Recommendation:
     tokens_per_s: float | None
     """An estimate, where there is one."""
     why: str
+    disturbed: bool = False
+    """Other programs were using the CPU when its speed was estimated: it is faster without them."""
+
+    @property
+    def speed_words(self) -> str:
+        """`about 40.1 tok/s`, `more than 4.3 tok/s`; empty where it is unknown."""
+        if self.tokens_per_s is None:
+            return ""
+        return f"{'more than' if self.disturbed else 'about'} {rate(self.tokens_per_s)}"
 
     @property
     def command(self) -> str:
@@ -140,8 +151,9 @@ def _cards(
 ) -> Iterator[Recommendation]:
     """From the fast to the best."""
     candidates = sorted(_candidates(catalogue, machine), key=lambda one: one.strength)
-    speed = _speed(candidates, machine, history)
-    for role, one in _chosen(candidates, speed):
+    reading = _reading_speed(candidates, machine, history)
+    speed = reading.bytes_per_s if reading is not None else None
+    for role, one in _chosen(candidates, _speed_to_choose_by(reading, machine)):
         plan = one.report.plan
         yield Recommendation(
             role=role,
@@ -153,12 +165,21 @@ def _cards(
             context_tokens=plan.context_tokens,
             gpu_layers=plan.gpu_layers,
             layers=plan.layers,
-            tokens_per_s=_rate(one, speed, machine, history),
+            tokens_per_s=_token_rate(one, speed, machine, history),
             why=one.report.why,
+            disturbed=reading is not None and reading.disturbed,
         )
 
 
-def _rate(
+def _speed_to_choose_by(reading: "_ReadingSpeed | None", machine: Machine) -> float | None:
+    """Bytes a second. A measurement that other programs disturbed must neither make a usual machine slow nor,
+    where it gave nothing, let the largest model through."""
+    if machine.gpus or machine.unified_memory or (reading is not None and not reading.disturbed):
+        return reading.bytes_per_s if reading is not None else None
+    return max(_USUAL_BYTES_PER_S, reading.bytes_per_s if reading is not None else 0.0)
+
+
+def _token_rate(
     one: _Candidate, speed: float | None, machine: Machine, history: SpeedHistory
 ) -> float | None:
     """Tokens a second. On a CPU by the bytes read; on a GPU by an estimate, as a token has a constant part."""
@@ -230,8 +251,17 @@ def _slowed(plan: MemoryPlan, machine: Machine) -> bool:
     return bool(machine.gpus or machine.unified_memory) and parted
 
 
-def _speed(candidates: list[_Candidate], machine: Machine, history: SpeedHistory) -> float | None:
-    """Bytes of weights read per second here, estimated with a model of medium size."""
+class _ReadingSpeed(NamedTuple):
+    """How fast weights are read here."""
+
+    bytes_per_s: float
+    disturbed: bool
+
+
+def _reading_speed(
+    candidates: list[_Candidate], machine: Machine, history: SpeedHistory
+) -> _ReadingSpeed | None:
+    """Estimated with a model of medium size."""
     if not candidates:
         return None
     middle = candidates[len(candidates) // 2]
@@ -239,4 +269,7 @@ def _speed(candidates: list[_Candidate], machine: Machine, history: SpeedHistory
     expected_speed = assess(
         Subject(middle.name, middle.shape), options, machine, history
     ).expected_speed
-    return expected_speed.tokens_per_s * middle.read_bytes if expected_speed is not None else None
+    if expected_speed is None:
+        return None
+    bytes_per_s = expected_speed.tokens_per_s * middle.read_bytes
+    return _ReadingSpeed(bytes_per_s, expected_speed.disturbed)

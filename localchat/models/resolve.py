@@ -6,10 +6,9 @@ are nothing simpler: this runs before every first frame and every first token.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from msgspec import structs
+import msgspec
 
 from localchat.atomic import write_text
 from localchat.config.paths import Paths
@@ -25,8 +24,7 @@ _LAST_MODEL = "last-model"
 """A plain text file: a path may hold bytes that JSON cannot."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
+class ResolvedModel(msgspec.Struct, frozen=True):
     """A model file that exists, or the model of a remote server."""
 
     word: str
@@ -45,8 +43,7 @@ class ResolvedModel:
         return self.remote is not None or self.route is not None
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedRoute:
+class ResolvedRoute(msgspec.Struct, frozen=True):
     """A route with the models that its words mean."""
 
     route: Route
@@ -70,7 +67,9 @@ def locate(
     from localchat.models.aliases import read_aliases
 
     if target := read_aliases(paths).aliases.get(word):
-        return replace(_locate(target, paths, f"{word} is its alias; {why}", environ), word=word)
+        return msgspec.structs.replace(
+            _locate(target, paths, f"{word} is its alias; {why}", environ), word=word
+        )
     return _locate(word, paths, why, environ)
 
 
@@ -102,7 +101,7 @@ def with_draft(options: LoadOptions, word: str | None, paths: Paths) -> LoadOpti
     if word is None:
         return options
     found = locate(word, paths, "the draft model")
-    return structs.replace(options, draft=os.fspath(found.path))
+    return msgspec.structs.replace(options, draft=os.fspath(found.path))
 
 
 def remote_model(remote: Remote, why: str) -> ResolvedModel:

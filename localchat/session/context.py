@@ -1,8 +1,9 @@
 """Services that a session gets from its front end: paths, environment, models and engines."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from localchat.config.paths import Paths
 from localchat.config.presets import Preset
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
     from localchat.fit.memory_steps import MemoryStep
+    from localchat.models.assess import ExpectedSpeed
     from localchat.models.onboarding import FirstRun
     from localchat.models.resolve import ResolvedModel
     from localchat.session.engine_holder import OpenEngine
@@ -31,8 +33,6 @@ class CatalogEstimate(NamedTuple):
 
     plan: "MemoryPlan"
     file_bytes: int
-    tokens_per_s: float | None = None
-    """Expected decode rate; None if it is not known."""
 
 
 class ModelSetup(NamedTuple):
@@ -52,8 +52,7 @@ class SetupChange(NamedTuple):
     """Applying it opens the engine again."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionContext:
+class SessionContext(msgspec.Struct, frozen=True):
     """Services and data of the front end, for one session."""
 
     paths: Paths
@@ -78,15 +77,17 @@ class SessionContext:
     """The `[keys]` table of the settings file."""
     history_file: "Path | None"
     """None: conversations are not saved."""
-    presets: Mapping[str, Preset] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
     """Of the settings file, by name."""
     memory_steps: "Callable[[ModelSetup], tuple[MemoryStep, ...]]" = lambda setup: ()
     """What would make room for a load that does not fit. Takes a second or two. Raises LocalchatError."""
     embed: "Embed | None" = None
     """Embeds texts for documents that were learned with an embedding model."""
-    speed: "Callable[[ModelSetup], float | None]" = lambda setup: None
-    """Tokens a second that were measured here, or are expected; None if unknown. The first call may take a
-    second. Raises LocalchatError."""
+    speed: "Callable[[ModelSetup], ExpectedSpeed | None]" = lambda setup: None
+    """Decode rate that was measured here, or is expected; None if unknown. The first call may take a second.
+    Raises LocalchatError."""
+    catalog_speed: "Callable[[str], ExpectedSpeed | None]" = lambda name: None
+    """The same for a model of the catalog."""
 
     def owned(
         self, settings: Settings, prompt: "Prompt", conversation: "Conversation"

@@ -3,8 +3,9 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 from localchat.engine.events import (
     Accepted,
@@ -30,8 +31,7 @@ BUSY: Final = frozenset({"sent", "queued", "loading", "prefill", "thinking", "wr
 _RATES_KEPT: Final = 60
 
 
-@dataclass(slots=True)
-class EngineStatus:
+class EngineStatus(msgspec.Struct):
     """State and metrics for the status bar and the metrics panel."""
 
     state: State = "starting"
@@ -44,7 +44,7 @@ class EngineStatus:
     metrics: MetricsSnapshot | None = None
     done: Done | None = None
     stats: EngineStats | None = None
-    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES_KEPT))
+    rates: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RATES_KEPT))
     """Decode rates in tokens per second, oldest first."""
     pulling: str = ""
     """Progress of a download, in words."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -15,15 +15,21 @@ from localchat.engine.stream import Stream
 from localchat.errors import UsageError
 from localchat.session.blocks import TriesBlock
 from localchat.session.view import SessionView
-from localchat.tries.extractor import extractor, last_number
-from localchat.tries.model_judge import ModelJudge, summed
-from localchat.tries.spec import MOST_TRIES, TriesSpec
+
+# What tries need is imported when there are any: the first frame of the screen waits for none of it.
+if TYPE_CHECKING:
+    from localchat.tries.collection import Tries
+    from localchat.tries.model_judge import ModelJudge
+    from localchat.tries.spec import TriesSpec
 
 _FORM: Final = "vote N [KIND], best N, or critique"
 
 
-def parse_tries(words: str) -> TriesSpec:
+def parse_tries(words: str) -> "TriesSpec":
     """The tries that a command asks for. Raises UsageError."""
+    from localchat.tries.extractor import extractor, last_number
+    from localchat.tries.spec import MOST_TRIES, TriesSpec
+
     name, _, rest = words.partition(" ")
     number, _, kind = rest.strip().partition(" ")
     if name == "critique" and not rest.strip():
@@ -38,7 +44,7 @@ def parse_tries(words: str) -> TriesSpec:
     return TriesSpec(count, "vote", extractor(kind) if kind else last_number)
 
 
-def describe(spec: TriesSpec) -> str:
+def describe(spec: "TriesSpec") -> str:
     """One sentence for the user who asked for them."""
     if spec.critique:
         return "the next answer is judged and mended"
@@ -61,12 +67,12 @@ class NextTries:
 class TriesRun:
     """One request, perhaps of several tries: gives the events of the answer that is kept."""
 
-    def __init__(self, spec: TriesSpec | None, request: GenerateRequest, engine: Engine) -> None:
+    def __init__(self, spec: "TriesSpec | None", request: GenerateRequest, engine: Engine) -> None:
         """`spec` None: one try. Raises UsageError for a request whose tries would all be the same."""
         one = msgspec.structs.replace(request, n=1)
         self.request = request if spec is None else spec.widened(one)
         self._spec, self._engine = spec, engine
-        self._tries = (spec or TriesSpec()).begin()
+        self._tries = spec.begin() if spec is not None else None
         self._texts: dict[str, str] = {}
         """What the card shows, by title."""
         self.label = ""
@@ -76,11 +82,13 @@ class TriesRun:
         self, stream: Stream, progress: Callable[[str], None]
     ) -> AsyncIterator[list[Event]]:
         """Events of progress as they come, then those of the kept answer. `progress`: gets a line."""
-        if self._spec is None:
+        spec, tries = self._spec, self._tries
+        if spec is None or tries is None:
             async for batch in stream.batches():
                 yield batch
             return
-        tries = self._tries
+        from localchat.tries.model_judge import ModelJudge, summed
+
         held: defaultdict[int, list[Event]] = defaultdict(list)
         done: Done | None = None
         async for batch in stream.batches():
@@ -101,9 +109,9 @@ class TriesRun:
                 stream.close()
                 break
         judge = ModelJudge(self._ask, self.request)
-        if self._spec.critique:
+        if spec.critique:
             progress("judging the answer")
-            kept = await self._criticized(judge, held[0])
+            kept = await self._criticized(judge, tries, held[0])
         else:
             self.label = tries.report().sentence()
             kept = [msgspec.structs.replace(one, choice=0) for one in held[tries.chosen]]
@@ -117,15 +125,17 @@ class TriesRun:
         progress("")
         yield kept
 
-    async def _criticized(self, judge: ModelJudge, events: list[Event]) -> list[Event]:
-        text = self._tries.texts[0]
-        faults = await judge.faults(text) if self._tries.whole else []
+    async def _criticized(
+        self, judge: "ModelJudge", tries: "Tries", events: list[Event]
+    ) -> list[Event]:
+        text = tries.texts[0]
+        faults = await judge.faults(text) if tries.whole else []
         mended = await judge.mended(text, faults) if faults else None
         count = (
             f"{len(faults)} fault{'s' * (len(faults) != 1)} found" if faults else "no fault found"
         )
         ended = ", answer mended" if mended else ", the answer stays as it was" if faults else ""
-        cost = f"{self._tries.tokens + judge.tokens:,} tokens, {self._tries.tokens:,} without it"
+        cost = f"{tries.tokens + judge.tokens:,} tokens, {tries.tokens:,} without it"
         self.label = f"critique: {count}{ended} · {cost}"
         if faults:
             self._texts["Faults"] = "\n".join(f"- {fault}" for fault in faults)

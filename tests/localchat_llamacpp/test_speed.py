@@ -171,6 +171,16 @@ def test_what_was_measured_is_not_measured_again(
     assert len(questions) == 2
 
 
+def test_a_format_that_was_not_asked_for_yet_is_measured_beside_other_programs_too(
+    questions: list[BenchmarkRequest], tmp_path: Path
+) -> None:
+    benchmark.costs(2, [1], [], MeasurementCache(tmp_path))
+    second = benchmark.costs(2, [1, 8], [LAYER], MeasurementCache(tmp_path))
+    assert second.bytes_per_s == {1: 1e9, 8: 1e9}
+    assert not second.quiet
+    assert [one.codes for one in questions] == [(1,), (8,), (8,)]  # two probes of 8 agree
+
+
 def test_other_threads_and_another_build_are_measured_anew(
     questions: list[BenchmarkRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +294,7 @@ def test_what_was_measured_beside_other_programs_says_so(
     assert heads is not None
 
     def found(layer_s: float, quiet: bool) -> Estimate:
-        answer = Costs(RATES, {heads: layer_s}, 20e-3, quiet)
+        answer = Costs(dict.fromkeys(RATES, 9e9), {heads: layer_s}, 20e-3, quiet)
         monkeypatch.setattr(estimate, "costs", lambda *asked: answer)
         expected = expected_rate(plain(shape), 2, NO_MEASUREMENTS)
         assert expected is not None
@@ -294,6 +304,16 @@ def test_what_was_measured_beside_other_programs_says_so(
     assert found(50e-3, quiet=False).disturbed
     assert found(50e-3, quiet=False).tokens_per_s > 20 * found(50e-3, quiet=True).tokens_per_s
     assert not found(50e-3, quiet=True).disturbed
+
+
+def test_next_to_nothing_beside_other_programs_is_no_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = read_shape(llama(Size(layers=5)).sparse(tmp_path / "m.gguf"))
+    for rate, quiet, known in ((1e6, False, False), (1e6, True, True), (9e9, False, True)):
+        answer = Costs(dict.fromkeys(RATES, rate), {}, 1e-3, quiet)
+        monkeypatch.setattr(estimate, "costs", lambda *asked, answer=answer: answer)
+        assert (expected_rate(plain(shape), 2, NO_MEASUREMENTS) is not None) == known
 
 
 def test_past_runs_correct_the_estimate(tmp_path: Path, asked: list[Layer]) -> None:

@@ -39,9 +39,13 @@ def look(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FirstRu
     """The first run on a machine that reads so many bytes a second."""
 
     def looked(
-        machine: Machine, bytes_per_s: float = 20 * GB, *, offload: bool = False
+        machine: Machine,
+        bytes_per_s: float = 20 * GB,
+        *,
+        offload: bool = False,
+        quiet: bool = True,
     ) -> FirstRun:
-        put_probe(monkeypatch, lambda code: bytes_per_s)
+        put_probe(monkeypatch, lambda code: bytes_per_s, quiet=quiet)
         monkeypatch.setattr("localchat_llamacpp.backend.can_offload", lambda: offload)
         return first_run(paths, os.environ, machine)
 
@@ -83,6 +87,24 @@ def test_a_slow_machine_gets_smaller_models(look: Callable[..., FirstRun]) -> No
     crawling = look(LAPTOP, GB // 10).recommendations
     assert [recommendation.role for recommendation in crawling] == ["fast", "balanced", "best"]
     assert strength(crawling[0]) < strength(crawling[1]) < strength(crawling[2])
+
+
+def test_a_speed_that_other_programs_disturbed_is_called_a_least_one(
+    look: Callable[..., FirstRun],
+) -> None:
+    words = [card.speed_words for card in look(LAPTOP).recommendations]
+    assert all(one.startswith("about ") for one in words)
+    words = [card.speed_words for card in look(LAPTOP, quiet=False).recommendations]
+    assert all(one.startswith("more than ") for one in words)
+
+
+def test_a_starved_measurement_makes_a_machine_neither_slow_nor_fast(
+    look: Callable[..., FirstRun],
+) -> None:
+    usual = [card.name for card in look(LAPTOP, 15 * GB).recommendations]
+    unknown = look(LAPTOP, GB, quiet=False).recommendations
+    assert [card.name for card in unknown] == usual
+    assert not any(card.speed_words for card in unknown)
 
 
 def test_a_machine_too_small_for_anything_gets_no_card(look: Callable[..., FirstRun]) -> None:

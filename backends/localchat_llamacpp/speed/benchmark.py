@@ -116,7 +116,11 @@ def costs(
     if request.codes or request.layers or _STEP not in found:
         lately = _disturbed
         if lately is not None and lately.at == at and time.monotonic() < lately.until_s:
-            return _costs({**lately.results, **found}, codes, layers, quiet=False)
+            found = {**lately.results, **found}
+            missing = tuple(code for code in request.codes if _of_code(code) not in found)
+            if not missing:  # an estimate can do without the layers
+                return _costs(found, codes, layers, quiet=False)
+            request, quiet = BenchmarkRequest(threads, missing, ()), False
         fresh: dict[str, float] = {}
         for one in _best_results(request, found.get(_of_code(_Q8_0))):
             name, value = _key_and_value(one)

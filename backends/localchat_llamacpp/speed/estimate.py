@@ -37,6 +37,8 @@ _USUAL = 0.93
 _USUAL_RUNS = 1.5
 _LEAST_RATIO, _MOST_RATIO = 0.3, 1.6
 _WIDEST_HEAD = 512
+_LEAST_BYTES_PER_S = 3e9
+"""Slower than usual machines: so little says only that other programs left next to nothing."""
 
 
 class DecodeSetup(NamedTuple):
@@ -84,7 +86,8 @@ def expected_rate(
 ) -> Estimate | None:
     """Tokens a second of one request with a short context, all layers on the CPU.
 
-    On a quiet machine. Takes about a second where `measures` lack a result. None where the benchmark fails.
+    On a quiet machine. Takes about a second where `measures` lack a result. None where the benchmark fails, or
+    other programs leave it next to nothing.
     past: models that ran here with as many threads; how far the estimate was off for them corrects it.
     """
     known = [one for one in past if bytes_per_token(one.running.shape)]
@@ -96,6 +99,10 @@ def expected_rate(
     found = costs(threads, codes, layers, measures)
     step_s = _step_s(running, found)
     if step_s is None:
+        return None
+    work = bytes_per_token(running.shape)
+    gemms_s = _gemms_s(work, found.bytes_per_s)
+    if not found.quiet and sum(work.values()) < _LEAST_BYTES_PER_S * gemms_s:
         return None
     ratios = [
         one.tokens_per_s * expected for one in known if (expected := _step_s(one.running, found))
