@@ -24,7 +24,7 @@ def command() -> None:
     """Show or delete the KV of conversations that the disk keeps.
 
     A conversation that is opened again is read back instead of computed. The setting cache_disk_gb bounds it,
-    --no-cache-disk does without, and deleting a conversation deletes what only it had.
+    --no-cache-disk does without. What only a deleted conversation had goes with its text, after thirty days.
     """
 
 

@@ -89,9 +89,22 @@ def _connected(path: Path | None) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA temp_store = MEMORY")
     if path is not None:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_write_ahead_log(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
     return connection
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Two that open a new file at once both change its mode; SQLite refuses one of them without waiting."""
+    end = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as problem:
+            if _primary(problem) != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 def _prepared(path: Path) -> str:

@@ -215,17 +215,12 @@ class History:
             write_title(connection, id_, named)
 
     def delete(self, id_or_prefix: str) -> None:
-        """Delete a conversation; it can be restored for thirty days. Raises UsageError."""
+        """Delete a conversation; it can be restored for thirty days, with its KV. Raises UsageError."""
         id_ = self.find(id_or_prefix)
         with self._database.write() as connection:
             connection.execute(
                 "UPDATE conversations SET deleted_s = ? WHERE id = ?", (time.time(), id_)
             )
-        if self._kv_folder is not None and self._kv_folder.is_dir():
-            from localchat.kv_store.store import KVStore  # numpy
-
-            with suppress(OSError):
-                KVStore(self._kv_folder, 0).forget(id_)
 
     def restore(self, id_: str) -> None:
         """Undo a `delete`; `id_` is the whole id. Raises UsageError where it is gone for good."""
@@ -247,7 +242,19 @@ class History:
             )  # another program may have been first
             for id_ in gone:
                 erase(connection, id_)
+        self._forget_kv(gone)
         return Purged(len(gone))
+
+    def _forget_kv(self, ids: Iterable[str]) -> None:
+        """Delete the KV that only these conversations had."""
+        if self._kv_folder is None or not self._kv_folder.is_dir():
+            return
+        from localchat.kv_store.store import KVStore  # numpy
+
+        store = KVStore(self._kv_folder, 0)
+        for id_ in ids:
+            with suppress(OSError):
+                store.forget(id_)
 
     # ------------------------------------------------------------------ drafts
 

@@ -1,9 +1,11 @@
 """`localchat cache`: what the disk keeps of conversations is listed, deleted, and goes with them."""
 
 import json
+import time
 
 import pytest
 
+from localchat.cli.conversation_options import HISTORY_FILE
 from localchat.config.paths import find_paths
 from localchat.history.store import History
 from localchat.kv_store.store import KVStore
@@ -39,12 +41,17 @@ def test_models_are_listed_and_one_is_cleared(call: Call) -> None:
     assert not list(store.files())
 
 
-def test_deleting_a_conversation_deletes_its_kv(call: Call) -> None:
+def test_a_deleted_conversation_keeps_its_kv_until_it_can_no_longer_be_restored(call: Call) -> None:
     assert call(SCENARIOS["hello"], "hi").code == 0
     [summary] = json.loads(call((), "history", "list", "--json").out)
     store = filled("model", owner=summary["id"])
     assert list(store.files())
     assert call((), "history", "rm", summary["id"], "--yes").code == 0
+    assert list(store.files())
+    with History.open(find_paths({}).data_dir / HISTORY_FILE, store.folder) as history:
+        history.purge(time.time() - 60)
+        assert list(store.files())
+        history.purge(time.time() + 1)
     assert not list(store.files())
 
 

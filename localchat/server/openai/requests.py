@@ -324,7 +324,7 @@ def _completion_limits(body: CompletionBody) -> dict[str, int]:
 
 
 CLIENTS = "clients of the server"
-"""Owner of KV that no conversation of this machine's history has."""
+"""Owner of KV that no conversation of this machine's history has; with the salt, one for each API key."""
 
 
 def generation(
@@ -353,7 +353,7 @@ def generation(
         speculation=body.speculation is not False,
         ignore_eos=bool(body.ignore_eos),
         user=client.user,
-        owner=CLIENTS,
+        owner=f"{CLIENTS} {client.salt}".rstrip(),
     )
 
 

@@ -218,11 +218,13 @@ def test_health_needs_no_key_but_a_name(locked: Stage) -> None:
 
 
 def test_clients_with_different_keys_share_no_cache(locked: Stage, stage: Stage) -> None:
-    salts = set()
+    salts, owners = set(), set()
     for key in (KEY, "another-key"):
         ask(locked, CHAT, {**BODY, "cache_salt": "a"}, headers={"x-api-key": key})
         salts.add(locked.last.salt)
+        owners.add(locked.last.owner)
     assert len(salts) == 2 and not any(KEY in salt for salt in salts)
+    assert len(owners) == 2 and all(owners) and not any(KEY in owner for owner in owners)
     ask(stage, CHAT, {**BODY, "cache_salt": "a"})
     assert stage.last.salt == "a"
     ask(stage, CHAT, BODY)
