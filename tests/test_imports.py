@@ -51,7 +51,12 @@ def test_nothing_heavy_is_loaded_before_a_prompt(code: str) -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["localchat.engine.request", "localchat.cli.ask", "localchat.config.settings_file"],
+    [
+        "localchat.engine.request",
+        "localchat.cli.ask",
+        "localchat.cli.one_shot",
+        "localchat.config.settings_file",
+    ],
 )
 def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: str) -> None:
     loaded = modules_after(f"import {package}")

@@ -7,7 +7,6 @@ runs from a root to the head; switching to another branch only moves the head.
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -76,20 +75,19 @@ def new_id() -> str:
     return f"{int(time.time() * 1000):012x}{os.urandom(10).hex()}"
 
 
-@dataclass(slots=True)
-class Conversation:
+class Conversation(msgspec.Struct):
     """A tree of messages with a title, a model and instructions."""
 
-    id: str = field(default_factory=new_id)
+    id: str = msgspec.field(default_factory=new_id)
     title: str = ""
-    created_s: float = field(default_factory=time.time)
-    updated_s: float = field(default_factory=time.time)
+    created_s: float = msgspec.field(default_factory=time.time)
+    updated_s: float = msgspec.field(default_factory=time.time)
     model: str = ""
     """The word of the model that answers."""
     system: str = ""
     """Instructions, sent first."""
-    policy: Policy = field(default_factory=Policy)
-    nodes: dict[str, Node] = field(default_factory=dict)
+    policy: Policy = msgspec.field(default_factory=Policy)
+    nodes: dict[str, Node] = msgspec.field(default_factory=dict)
     """By id, in order of creation."""
     head: str | None = None
     """Last node of the shown path; None when empty."""

@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from localchat.config.paths import Paths
@@ -44,13 +43,12 @@ def _attach(paths: "Paths", spec: "AttachSpec", user: str, notify: Notify) -> "E
     return attached_engine(paths, spec, user, notify)
 
 
-@dataclass(frozen=True, slots=True)
-class AppContext:
+class AppContext(NamedTuple):
     """Object of the click context (`ctx.obj`)."""
 
     open_engine: "OpenEngine" = _open_engine
     attach: AttachEngine = _attach
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    environ: Mapping[str, str] = os.environ
 
     @property
     def debugging(self) -> bool:

@@ -1,5 +1,6 @@
 """Options `-c` and `--conversation`: find, complete and open saved conversations."""
 
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -39,13 +40,17 @@ def resumed(ctx: click.Context) -> "Conversation | None":
         raise UsageError("--continue is the last conversation; --conversation names another")
     app = ctx.find_object(AppContext)
     assert app is not None
-    with open_history(find_paths(app.environ), to_read=True) as history:
+    history = open_history(find_paths(app.environ), to_read=True)
+    try:
         if named:
             return history.load(named)
         summary = history.last()
         if summary is None:
             raise UsageError("there is no conversation to continue", hint="leave --continue out")
         return history.load(summary.id)
+    finally:
+        # The last one who closes the file waits for the disk: up to 40 ms, which the screen need not wait for.
+        threading.Thread(target=history.close, name="close history").start()
 
 
 def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":

@@ -29,7 +29,13 @@ def read_stdin(notify: Notify) -> str:
     if stream is None or stream.closed or stream.isatty():
         return ""
     _notify_waiting(stream.buffer, notify)
-    return _decoded(_bounded(stream.buffer, "stdin"), "stdin", notify)
+    data = _bounded(stream.buffer, "stdin")
+    if b"\0" in data:
+        raise UsageError(
+            "stdin is binary",
+            hint="pipe text; -f reads PDF, DOCX and HTML; iconv -f utf-16 -t utf-8 converts UTF-16",
+        )
+    return _decoded(data, "stdin", notify)
 
 
 def read_files(names: Sequence[str], notify: Notify) -> str:

@@ -5,7 +5,6 @@ is read. Ctrl+C during a call stops the answer.
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -206,7 +205,7 @@ class Repl:
         recorder.attach(history)
         context, model_setup = session_context(setup)
         self._session = ChatSession(
-            dataclasses.replace(context, remember=self._remember),
+            msgspec.structs.replace(context, remember=self._remember),
             EngineHolder.holding(engine),
             model_setup._replace(settings=settings),
             view,

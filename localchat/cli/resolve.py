@@ -3,10 +3,10 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from localchat.cli.context import AppContext, Notify
 from localchat.cli.options import given_flags
@@ -52,8 +52,7 @@ CHAT_SLOTS = 2
 """Requests that a chat's engine computes at once, at least: an answer, and whatever the user starts next."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(msgspec.Struct, frozen=True):
     """Settings and model of a command, before an engine is opened."""
 
     app: AppContext

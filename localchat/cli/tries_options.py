@@ -1,6 +1,6 @@
 """Reads the flags of more tries at one answer: --best-of, --vote and --critique."""
 
-from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -9,18 +9,19 @@ from localchat.cli.options import given_flags
 from localchat.cli.resolve import Setup
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
-from localchat.tries.collection import Method, Tries
-from localchat.tries.extractor import Extractor, last_number
-from localchat.tries.spec import counted
+
+# The tries are imported when there are any: most prompts and the screen need none.
+if TYPE_CHECKING:
+    from localchat.tries.collection import Method, Tries
+    from localchat.tries.extractor import Extractor
 
 
-@dataclass(frozen=True, slots=True)
-class TriesOptions:
+class TriesOptions(msgspec.Struct, frozen=True):
     """How often a prompt is tried, and how one answer is made of that."""
 
     count: int = 1
-    method: Method | None = None
-    extractor: Extractor = last_number
+    method: "Method | None" = None
+    extractor: "Extractor | None" = None
     judge: bool = False
     critique: bool = False
 
@@ -32,11 +33,18 @@ class TriesOptions:
             raise UsageError(
                 "with temperature 0 every try gives the same answer", hint="--temperature 0.7"
             )
-        return replace(setup, settings=msgspec.structs.replace(setup.settings, n=self.count))
+        return msgspec.structs.replace(
+            setup, settings=msgspec.structs.replace(setup.settings, n=self.count)
+        )
 
-    def begin(self) -> Tries | None:
+    def begin(self) -> "Tries | None":
         """The tries of a request that is sent now; None if there is one answer."""
-        return None if self.method is None else Tries(self.count, self.method, self.extractor)
+        if self.method is None:
+            return None
+        from localchat.tries.collection import Tries
+        from localchat.tries.extractor import last_number
+
+        return Tries(self.count, self.method, self.extractor or last_number)
 
     @property
     def logprobs(self) -> int | None:
@@ -61,6 +69,8 @@ def requested_tries(ctx: click.Context, grammar: Grammar | None) -> TriesOptions
     if given["critique"] and ctx.params["raw_prompt"]:
         raise UsageError("--critique asks in a conversation, and --raw-prompt has none")
     if given["vote"]:
+        from localchat.tries.spec import counted
+
         by = counted(ctx.params.get("vote_by"), grammar)
         return TriesOptions(int(given["vote"]), "vote", by)
     if given["best_of"]:

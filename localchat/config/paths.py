@@ -5,14 +5,13 @@ folder for everything that the program writes, `LOCALCHAT_MODELS` the folder of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _APP = "localchat"
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(NamedTuple):
     """Absolute paths, whether or not they exist."""
 
     settings_file: Path

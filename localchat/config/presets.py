@@ -10,9 +10,10 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from localchat.config.settings import Given, check_key, convert
 from localchat.errors import UsageError
@@ -26,8 +27,7 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _MENTION: Final = re.compile(rf"@({_NAME.pattern})(?:\s+|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
+class Preset(msgspec.Struct, frozen=True):
     """One preset of the settings file, checked."""
 
     name: str

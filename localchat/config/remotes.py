@@ -9,10 +9,11 @@ The word of a remote model is `remote:box`, `remote:box#MODEL`, or `remote:URL`;
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+
+import msgspec
 
 from localchat.errors import UsageError
 
@@ -20,8 +21,7 @@ PREFIX: Final = "remote:"
 _FIELDS: Final = ("url", "model", "key_env", "key_file")
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
+class Remote(msgspec.Struct, frozen=True):
     """A server with the OpenAI API. Its key is read when needed and never kept."""
 
     name: str
@@ -92,7 +92,7 @@ def find_remote(word: str, remotes: Mapping[str, Remote]) -> Remote:
     """
     server, _, model = word.removeprefix(PREFIX).partition("#")
     if known := remotes.get(server):
-        return replace(known, model=model or known.model)
+        return msgspec.structs.replace(known, model=model or known.model)
     address = server if "://" in server else f"http://{server}"
     host = urlsplit(address).hostname or ""
     if "://" in server or ":" in server or "." in host or host == "localhost":

@@ -15,9 +15,10 @@ The word of a route is `route:easy`, wherever a model is named.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from localchat.errors import UsageError
 
@@ -35,8 +36,7 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 _RULES: Final = ("longer_than", "regex", "code", "tools", "doubt", "judge")
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """Two models, and when the large one answers."""
 
     name: str

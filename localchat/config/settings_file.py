@@ -30,9 +30,10 @@ A section of a model overrides `[defaults]`. `[keys]` rebinds keys of the termin
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from localchat.config.presets import TEMPLATE, Preset, check_name, read_presets
 from localchat.config.prices import Prices, read_prices
@@ -48,18 +49,17 @@ _SECTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsFile:
+class SettingsFile(msgspec.Struct, frozen=True):
     """A checked settings file, by section."""
 
     path: Path
     defaults: Mapping[str, object]
     models: Mapping[str, Mapping[str, object]]
-    keys: Mapping[str, str] = field(default_factory=dict)
-    remotes: Mapping[str, Remote] = field(default_factory=dict)
-    presets: Mapping[str, Preset] = field(default_factory=dict)
-    prices: Prices = field(default_factory=Prices)
-    routes: Mapping[str, Route] = field(default_factory=dict)
+    keys: Mapping[str, str] = msgspec.field(default_factory=dict)
+    remotes: Mapping[str, Remote] = msgspec.field(default_factory=dict)
+    presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
+    prices: Prices = msgspec.field(default_factory=Prices)
+    routes: Mapping[str, Route] = msgspec.field(default_factory=dict)
 
     def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
         """The settings for a model with any of these names; a later name overrides an earlier one."""

@@ -1,7 +1,8 @@
 """Options of an engine of our own. Apart from the engine, so that reading settings imports none of it."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from localchat.config.remotes import Remote
 from localchat.config.routes import Route
@@ -12,8 +13,7 @@ _MIB = 2**20
 _NO_OPTIONS = LoadOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
+class EngineOptions(msgspec.Struct, frozen=True):
     """A model, how it is loaded, and what only its engine needs to know."""
 
     model: Path
@@ -25,7 +25,7 @@ class EngineOptions:
     """A backend's name, or `module:Class`; None: the best that can run here."""
     speculation: bool = True
     """Draft tokens from earlier text, for requests without a seed."""
-    sampling: dict[str, float] = field(default_factory=dict)
+    sampling: dict[str, float] = msgspec.field(default_factory=dict)
     """Sampling defaults of the catalogue or the user, by name; they go before the model's own."""
     state_dir: Path | None = None
     """Folder with the record of builds that crashed."""
@@ -41,8 +41,7 @@ class EngineOptions:
     """Check the KV cache manager whenever idle (tests)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteOptions:
+class RouteOptions(msgspec.Struct, frozen=True):
     """A small model, and a large one where it is needed."""
 
     route: Route

@@ -33,7 +33,7 @@ def plain_stats_line(done: Done, words: int) -> str:
         plain_ttft(timings.ttft_s) if timings.ttft_s is not None else "",
         plain_rate(rate, words, count),
         plain_kv(done.kv_used_tokens, done.kv_total_tokens) if done.kv_total_tokens else "",
-        plain_drafts(drafts.accepted, drafts.drafted) if drafts.drafted else "",
+        plain_drafts(drafts.accepted, drafts.drafted) if drafts.accepted else "",
         read_back(done.read_back_tokens, done.usage.prompt_tokens, done.read_back_s)
         if done.read_back_tokens
         else "",

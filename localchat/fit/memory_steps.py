@@ -5,8 +5,9 @@ load_steps.py finds those of a load, chat/prompt_steps.py those of a prompt. Imp
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from localchat.units import size, tokens
 
@@ -36,8 +37,7 @@ TITLES: Final[dict[StepName, str]] = {
 IN_ORDER: Final = "What makes room, in order of what it costs you:"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryStep:
+class MemoryStep(msgspec.Struct, frozen=True):
     """One step towards a load or a prompt that fits."""
 
     name: StepName

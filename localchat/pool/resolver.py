@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,7 +154,7 @@ class ModelResolver:
         same = path.resolve() == self.own.path.resolve()
         model = self.own if same else ResolvedModel(spec.word or spec.name, spec.name, path, "")
         here = self._options(model, spec.word)
-        options = replace(
+        options = msgspec.structs.replace(
             here, load=spec.load.over(here.load), backend=spec.backend or here.backend
         )
         return ModelSpec(model.name, options)

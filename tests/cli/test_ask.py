@@ -273,7 +273,7 @@ def test_an_unexpected_fault_is_one_line_unless_debugging(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("deep inside")
 
-    monkeypatch.setattr("localchat.cli.ask.request_for", broken)
+    monkeypatch.setattr("localchat.cli.one_shot.request_for", broken)
     code, _, err = call(SCENARIOS["hello"], "hi")
     assert code == 1
     assert "ZeroDivisionError: deep inside" in err

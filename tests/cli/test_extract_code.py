@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localchat.cli.ask import first_code_block
+from localchat.cli.one_shot import first_code_block
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,9 @@ def test_a_conversation_keeps_all_that_was_said_wherever_ctrl_c_comes(
 def test_a_single_answer_that_was_shown_is_kept_wherever_ctrl_c_comes(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from localchat.cli import ask
+    from localchat.cli import one_shot
 
-    answer_once = ask._answer_once
+    answer_once = one_shot._answer_once
 
     def once(at: int) -> tuple[Interrupting, Outcome]:
         find_paths({}).data_dir.joinpath(HISTORY_FILE).unlink(missing_ok=True)
@@ -140,7 +140,7 @@ def test_a_single_answer_that_was_shown_is_kept_wherever_ctrl_c_comes(
             interrupting.begin()
             return answer_once(*args)
 
-        monkeypatch.setattr(ask, "_answer_once", traced)
+        monkeypatch.setattr(one_shot, "_answer_once", traced)
         outcome = call(SCENARIOS["hello"], "hi")
         sys.settrace(None)
         return interrupting, outcome
@@ -166,7 +166,7 @@ def test_a_second_ctrl_c_does_not_wait(call: Call, monkeypatch: pytest.MonkeyPat
             signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         hangs.wait()
 
-    monkeypatch.setattr("localchat.cli.ask.remember", hang)
+    monkeypatch.setattr("localchat.cli.one_shot.remember", hang)
     assert call(SCENARIOS["hello"], "hi").code == 130
     assert not hangs.is_set()
     rescue.cancel()

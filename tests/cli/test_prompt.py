@@ -53,6 +53,14 @@ def test_a_file_that_is_no_text_is_refused(call: Call, tmp_path: Path) -> None:
         assert "iconv -f utf-16" in err
 
 
+def test_binary_stdin_is_refused(call: Call) -> None:
+    for data in (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "notes".encode("utf-16")):
+        code, out, err = call(HELLO, "explain", stdin=data)
+        assert (code, out) == (2, "")
+        assert "stdin is binary" in err
+        assert "iconv -f utf-16" in err
+
+
 def test_ten_megabytes_arrive_whole(call: Call) -> None:
     text = "0123456789abcdef" * (10 * 2**16)
     assert sent(call, "q", stdin=text.encode()) == f"{text}\n\nq"

@@ -1,7 +1,6 @@
 """Settings as a user meets them: who wins, what an error says, `config`."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,7 +86,7 @@ def test_a_library_that_a_flag_names_is_loaded_and_no_servers_used(
         asked.append(spec)
 
     app = ScriptedApp(SCENARIOS["hello"])
-    app.app = replace(app.app, attach=attach)
+    app.app = app.app._replace(attach=attach)
     assert call(app, "--llamacpp-library", "/by/flag", "hi").code == 0
     assert (os.environ[name], asked) == ("/by/flag", [])
     monkeypatch.setenv(name, "")

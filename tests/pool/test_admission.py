@@ -158,7 +158,7 @@ def test_users_gpu_limit_holds_even_if_others_unload(machine: Put, folder: Path)
     )
     found = check_memory(options, [other])
     assert not found.fits and found.never_fits([other])
-    wider = replace(options, load=structs.replace(options.load, gpu_limit_bytes=12 * GB))
+    wider = structs.replace(options, load=structs.replace(options.load, gpu_limit_bytes=12 * GB))
     assert check_memory(wider, ()).fits
     assert not check_memory(wider, [other, other]).never_fits([other, other])
 
@@ -174,9 +174,9 @@ def test_a_cache_that_the_user_forbids_unloads_nobody(machine: Put, folder: Path
 def test_engines_with_other_limits_are_other_engines(folder: Path) -> None:
     plain = EngineOptions(folder)
     others = (
-        replace(plain, load=LoadOptions(gpu_limit_bytes=GB)),
-        replace(plain, load=LoadOptions(kv_limit_bytes=GB)),
-        replace(plain, load=LoadOptions(dummy_weights=True)),
+        structs.replace(plain, load=LoadOptions(gpu_limit_bytes=GB)),
+        structs.replace(plain, load=LoadOptions(kv_limit_bytes=GB)),
+        structs.replace(plain, load=LoadOptions(dummy_weights=True)),
     )
     assert len({ModelSpec("it", one).key for one in (plain, *others)}) == 4
 

@@ -173,4 +173,10 @@ class ScriptedApp:
 
 
 if __name__ == "__main__":
+    if sys.argv[2:3] == ["fit"]:  # its benchmark takes ten seconds where other tests run
+        import pytest
+
+        from tests.support.speed_benchmark import put_probe
+
+        put_probe(pytest.MonkeyPatch(), lambda code: 20e9)
     main(sys.argv[2:], ScriptedApp(SCENARIOS[sys.argv[1]]).app)
