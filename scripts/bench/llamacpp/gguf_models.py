@@ -37,6 +37,8 @@ class Shape(NamedTuple):
 
 
 SMALL = Shape()
+MIDDLE = Shape(embedding=1536, layers=28, heads=12, kv_heads=2, feed=8960)
+"""The 1.5B."""
 
 
 class _Blocks(NamedTuple):
@@ -102,6 +104,7 @@ def write_model(
     seed: int,
     shape: Shape = SMALL,
     successors: NDArray[np.int64] | None = None,
+    context: int = TRAINED,
 ) -> None:
     """Write one model with the vocabulary of `reader`. `successors` None: the output matrix is the
     embedding's (tied), and the text is nonsense.
@@ -109,7 +112,7 @@ def write_model(
     unfinished = path.with_suffix(".part")
     writer = GGUFWriter(unfinished, "qwen2")
     writer.add_name(path.stem)
-    writer.add_context_length(TRAINED)
+    writer.add_context_length(context)
     writer.add_embedding_length(shape.embedding)
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.feed)

@@ -21,8 +21,9 @@ _PATIENCE_S = 120.0
 
 _LLAMACPP = """
 import sys, threading, xllamacpp
-path, slots, context, threads = sys.argv[1], *map(int, sys.argv[2:])
+path, slots, context, threads = sys.argv[1], *map(int, sys.argv[2:5])
 params = xllamacpp.CommonParams()
+params.endpoint_slots, params.slot_save_path = True, sys.argv[5] + "/"
 params.model.path = path
 params.n_parallel, params.n_ctx, params.kv_unified = slots, context, True
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
@@ -83,8 +84,12 @@ def localchat(
 def llamacpp(
     python: Path, model: Path, folder: Path, *, slots: int, context: int, threads: int
 ) -> Iterator[Served]:
-    """Serve a model by llama.cpp's server. python: of an environment that has xllamacpp."""
-    command = [str(python), "-c", _LLAMACPP, str(model), str(slots), str(context), str(threads)]
+    """Serve a model by llama.cpp's server, which saves slots in `folder`.
+
+    python: of an environment that has xllamacpp.
+    """
+    numbers = map(str, (slots, context, threads))
+    command = [str(python), "-c", _LLAMACPP, str(model), *numbers, str(folder)]
     with _running("llama.cpp", command, child_environment(os.environ), folder, folder) as served:
         yield served
 
