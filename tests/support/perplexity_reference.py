@@ -28,9 +28,9 @@ def quantize(source: str, target: str, kind: str) -> None:
 
 def logits_of(path: str, text: str, window: int, count: int) -> tuple[NDArray[Any], list[int]]:
     """Log probabilities (count, window / 2 - 1, V) of the second halves, and the tokens they predict."""
-    model = llama_cpp.llama_model_load_from_file(
-        path.encode(), llama_cpp.llama_model_default_params()
-    )
+    weights = llama_cpp.llama_model_default_params()
+    weights.use_extra_bufts = False  # with AMX a stock build crashes on repacked weights
+    model = llama_cpp.llama_model_load_from_file(path.encode(), weights)
     vocabulary = llama_cpp.llama_model_get_vocab(model)
     size = llama_cpp.llama_vocab_n_tokens(vocabulary)
     with_bos = llama_cpp.llama_vocab_get_add_bos(vocabulary)
