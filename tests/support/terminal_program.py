@@ -13,6 +13,7 @@ import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ def endless() -> tuple[str, ...]:
     )
 
 
+_LIBRARY = {"LOCALCHAT_LLAMACPP_LIBRARY": "xllamacpp"} if find_spec("xllamacpp") else {}
+"""What users have. A build of GCC's crashes once on a CPU with AMX, and a notice of that stands before the
+first answer."""
 _FRAMES = 2026
 """The mode of a terminal in which it shows nothing until it is left: a frame is drawn in it."""
 _ASKS_FOR_FRAMES = b"\x1b[?%d$p" % _FRAMES
@@ -132,6 +136,7 @@ class Program:
                 "VISUAL": editor,
                 "LOCALCHAT_DATA_DIR": str(data),
                 "LOCALCHAT_CONFIG": str(data / "settings.toml"),
+                **_LIBRARY,
                 **(environ or {}),
             },
         )

@@ -137,7 +137,8 @@ def test_on_a_busy_machine_trials_go_on_until_the_best_of_each_agree() -> None:
 def test_a_library_is_tried_by_the_program_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     library = find_library().library
     assert library is not None
-    found = try_library(library.file, REQUEST)
+    # In safe mode, because a build that GCC made for a CPU with AMX may crash without.
+    found = try_library(library.file, msgspec.structs.replace(REQUEST, safe_mode=True))
     assert len(found.tokens) == len(found.margins) > 20
     assert min(found.margins) >= 0 < found.prefill_tokens_per_s
     assert found.decode_tokens_per_s > 0
