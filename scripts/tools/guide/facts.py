@@ -57,12 +57,15 @@ VERBS: Final = [
     "plan",
     "batch",
     "learn",
+    "quality",
+    "cache",
     "completion",
 ]
 SUBCOMMANDS: Final = {
     "history": ["list", "search", "show", "export", "rename", "rm", "restore"],
     "config": ["show", "keys", "path", "set", "unset"],
     "preset": ["list", "show", "add", "edit", "rm"],
+    "cache": ["list", "clear"],
     "completion": ["bash", "zsh", "fish"],
 }
 FLAGS: Final = [
@@ -165,6 +168,12 @@ FLAGS: Final = [
     "--compare",
     "--svg",
     "--clients",
+    "--vote",
+    "--best-of",
+    "--judge",
+    "--critique",
+    "--cache-disk",
+    "--no-cache-disk",
     "-v",
     "-V",
     "-n",
