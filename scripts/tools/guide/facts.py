@@ -174,6 +174,8 @@ FLAGS: Final = [
     "--critique",
     "--cache-disk",
     "--no-cache-disk",
+    "--embed",
+    "--documents",
     "-v",
     "-V",
     "-n",
