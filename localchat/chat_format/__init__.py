@@ -33,6 +33,9 @@ class ChatFormat(Protocol):
     reasoning_family: ReasoningFamily
     """Tags of the model's reasoning."""
 
+    warning: str
+    """What may spoil every answer of this model; empty if nothing does."""
+
     def render(self, messages: Messages) -> Rendered:
         """The prompt. Raises TemplateError if the template refuses, fails, or takes too long (2 s)."""
         ...

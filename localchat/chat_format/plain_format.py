@@ -27,6 +27,7 @@ class PlainFormat:
     markup: tuple[str, ...] = ()
     tool_call_family = UNKNOWN
     reasoning_family = ReasoningFamily.default()
+    warning = NO_TEMPLATE
 
     def render(self, messages: Messages) -> Rendered:
         """The prompt. A system message at the top has no label, as base models expect text."""

@@ -34,6 +34,8 @@ NO_TOOLS = "This model's chat template does not support tools, so the model does
 class TemplateFormat:
     """Renders with `default`, or with the template `tool_use` if tools are given."""
 
+    warning = ""
+
     def __init__(
         self,
         sources: Mapping[str, str],

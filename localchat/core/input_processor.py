@@ -265,8 +265,8 @@ class InputProcessor:
 
     @property
     def warning(self) -> str:
-        """Warnings so far about what may spoil answers."""
-        return " ".join(sorted(self._warned))
+        """What may spoil every answer. Warnings about one request are not here: others would read them."""
+        return self.format.warning
 
     def render(self, messages: Messages) -> str:
         return self.format.render(messages).text

@@ -1,4 +1,4 @@
-"""The input processor: sampling defaults of a model file, and token ids out of range."""
+"""The input processor: sampling defaults of a model file, token ids out of range, and warnings."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from localchat.backend_api.scripted import ScriptedTokenizer
 from localchat.core.input_processor import InputProcessor
-from localchat.engine.request import GenerateRequest, Sampling, TokenIds
+from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, TokenIds
 from localchat.errors import UsageError
 from tests.support.engine_core_bench import _Model
 
@@ -74,3 +74,17 @@ def test_a_bias_of_a_text_holds_for_all_its_tokens() -> None:
     biased = Sampling(logit_bias={5: 1.0}, text_bias={"ab": -2.0, "</think>": 3.0})
     request_state, _ = input_processor.accept(1, GenerateRequest(TokenIds((1, 2)), biased))
     assert request_state.sampling.logit_bias == ((5, 1.0), (97, -2.0), (98, -2.0), (259, 3.0))
+
+
+def test_a_warning_about_one_request_is_not_told_to_the_next_client() -> None:
+    said: list[str] = []
+    model = _Model(ScriptedTokenizer())
+    model.info = replace(model.info, chat_template="{{ messages[0].content }}")
+    input_processor = InputProcessor(model, 400, {}, said.append)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    asked = Messages((Message("user", "hi"),), tools=(tool,))
+    input_processor.accept(1, GenerateRequest(asked))
+    assert "does not support tools" in said[0]
+    assert input_processor.warning == ""
+    plain = InputProcessor(_Model(ScriptedTokenizer()), 400, {}, said.append)
+    assert "no chat template" in plain.warning

@@ -175,7 +175,7 @@ def test_a_bad_chat_is_refused_by_its_field(
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [[1 << 40]]}, "prompt"),
         ({"prompt": ["x"] * 65}, "prompt"),
-        ({"prompt": ["a"], "suffix": "b"}, "prompt"),
+        ({"prompt": ["a", "c"], "suffix": "b"}, "prompt"),
         ({"prompt": "a", "suffix": "b", "echo": True}, "echo"),
         ({"prompt": "a", "logprobs": 50}, "logprobs"),
         ({"prompt": "a", "best_of": 3}, "best_of"),

@@ -469,9 +469,14 @@ def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
     editors mark a gap with the model's own tokens."""
     given = body.prompt
     if body.suffix is not None:
-        if given is not None and not isinstance(given, str):
+        match given:
+            case None:
+                given = ""
+            case [str(only)]:
+                given = only
+        if not isinstance(given, str):
             raise bad_request("With 'suffix', the prompt must be a single string.", param="prompt")
-        return [Infill(given or "", body.suffix)]
+        return [Infill(given, body.suffix)]
     if given is None:
         raise bad_request(
             "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"

@@ -445,6 +445,8 @@ def test_a_suffix_makes_it_a_gap_to_fill_that_goes_first(stage: Stage) -> None:
     ask(stage, "/v1/completions", {"prompt": "def f(", "suffix": "return 1"})
     assert stage.last.prompt == Infill("def f(", "return 1")
     assert stage.last.priority > 0
+    ask(stage, "/v1/completions", {"prompt": ["def g("], "suffix": "return 1"})
+    assert stage.last.prompt == Infill("def g(", "return 1")
     ask(stage, "/v1/completions", {"prompt": "def f("})
     assert stage.last.priority == 0
 
