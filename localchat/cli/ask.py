@@ -10,7 +10,7 @@ from functools import partial
 import click
 
 from localchat import gc_control
-from localchat.chat.conversation import Conversation
+from localchat.chat.conversation import Conversation, Inclusion
 from localchat.cli.ask_options import AskOptions, ask_options
 from localchat.cli.choose_model import fetched_if_wanted
 from localchat.cli.context import AppContext
@@ -28,7 +28,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     options = ask_options(ctx)
     words = without_preset(ctx, words)
     mentioned, asked = _mentioned(ctx, words) if not options.interactive else ((), words)
-    text = _prompt_text(ctx, asked)
+    text, included = _prompt_text(ctx, asked)
     if mentioned and not text:
         raise UsageError(
             f"@{mentioned[0]} needs a question",
@@ -56,9 +56,9 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     if text and not options.interactive:
         from localchat.cli.one_shot import answer, with_documents
 
-        documented = partial(with_documents, conversation, mentioned, asked, text)
+        documented = partial(with_documents, conversation, mentioned, asked, (text, included))
         return answer(ctx, setup, options, conversation, documented, model_word)
-    return _converse(ctx, setup, conversation, text, options)
+    return _converse(ctx, setup, conversation, (text, included), options)
 
 
 def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
@@ -80,12 +80,16 @@ def _nothing_to_ask() -> UsageError:
 
 
 def _converse(
-    ctx: click.Context, setup: Setup, conversation: Conversation, text: str, options: AskOptions
+    ctx: click.Context,
+    setup: Setup,
+    conversation: Conversation,
+    first: tuple[str, tuple[Inclusion, ...]],
+    options: AskOptions,
 ) -> int:
     """Open the screen; with `-i`, or on a terminal without one, the line mode."""
     from localchat.tui.launch import can_show, launch
 
-    if not text and not options.interactive and can_show(setup.app.environ):
+    if not first[0] and not options.interactive and can_show(setup.app.environ):
         from localchat.cli.session_context import session_context
 
         return launch(*session_context(setup, chosen_settings(ctx)), conversation)
@@ -93,17 +97,25 @@ def _converse(
     from localchat.cli.line_input import open_keyboard
     from localchat.cli.repl import chat
 
-    return chat(setup, open_keyboard(setup.terminal).read, conversation, text)
+    return chat(setup, open_keyboard(setup.terminal).read, conversation, first)
 
 
-def _prompt_text(ctx: click.Context, words: str) -> str:
+def _prompt_text(ctx: click.Context, words: str) -> tuple[str, tuple[Inclusion, ...]]:
+    """The prompt, and where in it the files and stdin are, which come before the words."""
     app = ctx.find_object(AppContext)
     assert app is not None
     # The settings are not resolved yet, so that a prompt that cannot be read fails before a model is located.
     early = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
-    files = read_files(ctx.params["files"], early.notify)
-    text = join_parts([files, read_stdin(early.notify), decoded_words(words, early.notify)])
-    return question(ctx, text)
+    names: tuple[str, ...] = ctx.params["files"]
+    files, piped = read_files(names, early.notify), read_stdin(early.notify)
+    words = decoded_words(words, early.notify)
+    text = join_parts([files, piped, words])
+    asked = question(ctx, text)
+    before = text.removesuffix(words)
+    if asked != text or not words.strip() or not before:
+        return asked, ()  # a template may have put the text anywhere
+    label = ", ".join((*names, *(("stdin",) if piped.strip() else ())))
+    return text, (Inclusion(label, 0, len(before.rstrip("\n"))),)
 
 
 def _is_interactive() -> bool:

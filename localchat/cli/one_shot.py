@@ -66,13 +66,14 @@ def with_documents(
     conversation: Conversation,
     names: Sequence[str],
     asked: str,
-    text: str,
+    prompt: DocumentedText,
     setup: Setup,
     engine: Engine,
 ) -> DocumentedText:
     """The question behind what it gets of documents, which is told on stderr. Raises LocalchatError."""
+    text, included = prompt
     if not names:
-        return text, ()
+        return prompt
     from localchat.cli.document_options import open_library
     from localchat.cli.learn import embedder
     from localchat.session import documents
@@ -88,7 +89,11 @@ def with_documents(
     )
     for label in found.labels:
         setup.terminal.note(label)
-    return found.text, found.inclusions
+    moved = len(found.text) - len(text)
+    return found.text, (
+        *found.inclusions,
+        *(Inclusion(one.label, one.start + moved, one.end + moved) for one in included),
+    )
 
 
 # ---------------------------------------------------------------------------- one answer

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from localchat.atomic import write_text
-from localchat.chat.conversation import Conversation, Node
+from localchat.chat.conversation import Conversation, Inclusion, Node
 from localchat.chat.export import as_json_text, as_markdown
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
@@ -79,15 +79,15 @@ def chat(
     setup: Setup,
     read: Callable[[], str | None],
     conversation: Conversation,
-    first: str = "",
+    first: tuple[str, tuple[Inclusion, ...]] = ("", ()),
 ) -> int:
     """Hold the conversation until the user leaves; returns the exit code. Raises LocalchatError.
 
     `read`: returns the next message, None at the end; raises KeyboardInterrupt. `first`: a message to begin
-    with."""
+    with, and what it includes."""
     history = open_to_record(setup.paths, setup.terminal, enabled=setup.settings.history)
     with history or History.open(None) as opened, opened_engine(setup) as engine:
-        if not first and not conversation.nodes:
+        if not first[0] and not conversation.nodes:
             _greet(setup)
         with deferred():
             repl = Repl(setup, engine, opened, conversation)
@@ -231,18 +231,19 @@ class Repl:
         remember(self._setup, lambda: info, done)
         return offer_once(self._setup, info)
 
-    def run(self, read: Callable[[], str | None], first: str) -> int:
+    def run(self, read: Callable[[], str | None], first: tuple[str, tuple[Inclusion, ...]]) -> int:
         """Hold the conversation until the user leaves; returns the exit code."""
-        if not first:
+        begun, included = first
+        if not begun:
             self._terminal.notify(
                 f"{self._setup.model.name}; /help lists the commands, Ctrl+D leaves"
             )
             self._show_past()
         while True:
             try:
-                if first:
-                    question, first = first, ""
-                    self._ask(question)
+                if begun:
+                    question, begun = begun, ""
+                    self._ask(question, included)
                 with immediate():
                     line = read()
                 if line is None or line in _QUIT:
@@ -280,7 +281,7 @@ class Repl:
         elif line:
             self._ask(line)
 
-    def _ask(self, text: str) -> None:
+    def _ask(self, text: str, included: tuple[Inclusion, ...] = ()) -> None:
         if text == self._unsent:
             self._unsent = ""
             self._session.recorder.draft("")
@@ -289,7 +290,7 @@ class Repl:
             self._print_error(problem)
             return
         alone = not self._session.conversation.path()
-        self._report(self._call(self._session.ask(text)), text, alone=alone)
+        self._report(self._call(self._session.ask(text, included)), text, alone=alone)
 
     def _needs_another_load(self, text: str) -> LocalchatError | None:
         """The error for a preset that wants another load than this one, or that cannot be used."""

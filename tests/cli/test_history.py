@@ -42,6 +42,19 @@ def test_a_one_shot_is_kept_with_its_figures(call: Call) -> None:
     assert figures["done"]["usage"]["prompt_tokens"] == 12
 
 
+def test_a_question_about_piped_text_and_files_gives_the_title(call: Call, tmp_path: Path) -> None:
+    note = tmp_path / "a.txt"
+    note.write_text("one\n")
+    assert call(SCENARIOS["hello"], "-f", note, "find the bug", stdin=b"def f():\n").code == 0
+    (summary,) = conversations(call)
+    assert summary["title"] == "find the bug"
+    question = shown(call, str(summary["id"])[:12])["messages"][0]
+    (inclusion,) = question["inclusions"]
+    assert inclusion == {"label": f"{note}, stdin", "start": 0, "end": len("one\n\ndef f():")}
+    assert call(SCENARIOS["hello"], stdin=b"what is it?\n").code == 0
+    assert conversations(call)[0]["title"] == "what is it?"
+
+
 @pytest.mark.parametrize("flag", ["--no-history", "LOCALCHAT_HISTORY"])
 def test_nothing_is_kept_where_nothing_shall_be(
     call: Call, flag: str, monkeypatch: pytest.MonkeyPatch
