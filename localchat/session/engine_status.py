@@ -61,6 +61,11 @@ class EngineStatus(msgspec.Struct):
     _last_letter: str = ""
 
     @property
+    def loaded(self) -> bool:
+        """Whether the engine was described after its load, when its memory is measured."""
+        return self.info is not None and self.info.loaded
+
+    @property
     def busy(self) -> bool:
         """Whether a request is running."""
         return self.state in BUSY

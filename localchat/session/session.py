@@ -357,7 +357,7 @@ class ChatSession:
                 async for batch in run.batches(stream, self._set_task):
                     writing = any(isinstance(event, Text | Reasoning) for event in batch)
                     for event in joined(batch):
-                        if self.status.info is None and isinstance(event, Text | Reasoning):
+                        if not self.status.loaded and isinstance(event, Text | Reasoning):
                             self._engine_known(await asyncio.to_thread(engine.info))
                             self.view.status_changed()
                         self.track(event)

@@ -383,6 +383,20 @@ def test_a_regeneration_without_an_answer_shows_the_old_one(tmp_path: Path) -> N
     run(Stage(tmp_path, script=lambda request: next(answers)), play, keep_unanswered=False)
 
 
+def test_the_memory_of_an_engine_is_known_once_it_is_loaded(tmp_path: Path) -> None:
+    before = msgspec.structs.replace(INFO, loaded=False, actual=None)
+    stage = Stage(tmp_path, script=lambda request: told("yes"), about=before)
+
+    async def play(chat: Chat) -> None:
+        await chat.session.wait_until_ready()
+        assert chat.session.status.info == before
+        stage.engine.about = INFO
+        await chat.session.ask("q")
+        assert chat.session.status.info == INFO
+
+    run(stage, play)
+
+
 def test_the_engine_is_known_before_its_first_words(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         session = chat.session

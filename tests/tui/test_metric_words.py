@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 
 from localchat.config.settings_file import read_settings
 from localchat.engine.events import MetricsSnapshot, Prefill, Queued, Reasoning, Text
+from localchat.engine.interface import MemoryParts
 from localchat.metrics import METRICS
 from localchat.session.blocks import AnswerBlock
 from localchat.session.engine_status import EngineStatus
@@ -54,6 +56,15 @@ def test_the_terms_of_the_field_are_all_still_there() -> None:
     shown = foot(answered("so " * 106), TERMS)
     for part in ("TTFT 0.41 s", "62.0 tok/s", "KV 6,412/32,768 (20%)", "drafts 34/51"):
         assert part in shown
+
+
+def test_the_parts_of_the_memory_add_up_to_its_heading() -> None:
+    parts = MemoryParts(31_000_000, 17_000_000, 16_000_000, 83_000_000)
+    info = msgspec.structs.replace(
+        INFO, actual=None, actual_bytes=0, predicted=parts, predicted_bytes=131_000_000
+    )
+    rows = panel_rows(EngineStatus(info=info), 43, PLAIN)
+    assert "147 MB of" in "".join(piece.text for piece in rows[0].pieces)
 
 
 def test_the_panel_has_the_same_figures_in_both_tongues() -> None:

@@ -131,13 +131,17 @@ class ModelScreen(ListDialog[ModelChoice]):
         style = {True: "$success", False: "$error", None: "$foreground 60%"}[verdict.fits]
         speed = self._speed_column(verdict)
         cells, narrow = self.app.size.width, self.app.size.width < _NARROW
-        width = max(12, cells - 24 if narrow else min(cells, _MAX_CELLS) // 2 - 14 - len(speed))
+        tight = cells < _WITH_SPEED
+        names = min(cells, _MAX_CELLS) // 2 - (18 if tight else 14) - len(speed)
+        width = max(12, cells - 24 if narrow else names)
         name = sanitize_line(entry.name)
         name = name if len(name) <= width else f"{name[: width - 1]}…"
         taken = f"{size(verdict.size_bytes) if verdict.size_bytes else '':>8} "
         words = verdict.words
-        if narrow:  # the whole verdict stands below the list
-            words = words.partition(":")[0].partition(",")[0].replace("does not fit", "no room")
+        if tight:  # the whole verdict stands below the list
+            words = words.replace("does not fit", "no room")
+        if narrow:
+            words = words.partition(":")[0].partition(",")[0]
         mark = {"here": "●", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
         return Content.assemble(
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),

@@ -102,13 +102,15 @@ def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     if info.backend == "remote":
         return
     actual, predicted = info.actual, info.predicted
+    shown = actual or predicted
     total = info.actual_bytes or info.predicted_bytes
+    if shown is not None:  # the sum of the rows below, mapped pages that nobody needs included
+        total = sum(max(0, getattr(shown, name)) for _, name, _ in _MEMORY)
     yield _heading("Memory", f"{size(total)} of {size(info.free_bytes)}" if total else "-", panel)
     if actual is not None:
         yield _stacked(actual, info.free_bytes, panel, "actual", "actual_bytes")
     if predicted is not None:
         yield _stacked(predicted, info.free_bytes, panel, "planned", "predicted_bytes")
-    shown = actual or predicted
     if shown is None:
         return
     for term, name, style in _MEMORY:

@@ -124,6 +124,27 @@ def test_models_stand_in_sections_and_too_large_ones_below(tmp_path: Path) -> No
     play(Judge(tmp_path, models=("guide",)), what)
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_verdict_is_whole_beside_the_name(tmp_path: Path, width: int) -> None:
+    class Judge(Stage):
+        def estimate(self, name: str) -> CatalogEstimate | None:
+            found = super().estimate(name)
+            if found is None or name != "qwen2.5:7b":
+                return found
+            plan = replace(found.plan, fits=False, context_tokens=8192, weights_bytes=48 * 10**9)
+            return found._replace(plan=plan)
+
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("f3")
+        screen: Any = pilot.app.screen
+        await until(pilot, lambda: screen.verdicts_complete)
+        line = screen._line(screen._models["qwen2.5:7b"]).plain
+        assert ("no room: 8,192 tokens, 50.1 GB" in line) == (width < 100)
+        assert len(line) <= screen.entries.scrollable_content_region.width
+
+    play(Judge(tmp_path, models=("guide",)), what, width)
+
+
 def test_leaving_the_list_ends_the_weighing(tmp_path: Path) -> None:
     asked: list[str] = []
 
