@@ -43,8 +43,9 @@ def chosen_model(ctx: click.Context) -> str:
 def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
     """Print the models to pick from, the one used last first; returns their names."""
     from localchat.cli.first_run import found_soon
+    from localchat.models.assess import usable_machine
     from localchat.models.index import read_index
-    from localchat.models.onboarding import first_run, is_first_run
+    from localchat.models.onboarding import first_run, fitting_by_size, is_first_run
     from localchat.models.resolve import last_model
 
     terminal = Terminal(environ)
@@ -58,12 +59,12 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
         terminal.print_line(f"{number:3}  {sanitize_line(model.name)}   {about}{used}")
     if is_first_run(paths, environ):
         found = found_soon(lambda: first_run(paths, environ))
-        if found is None:
-            terminal.print_line(
-                "     or the name of one to download: localchat fit NAME tells if it fits"
-            )
-            return names
         terminal.print_line("     to download:")
+        if found is None:  # speeds take long here, so the models are chosen by what a token reads
+            for name, file_bytes in fitting_by_size(paths, usable_machine()):
+                names.append(name)
+                terminal.print_line(f"{len(names):3}  {name}   {size(file_bytes)}, fits here")
+            return names
         for card in found.recommendations:
             names.append(card.name)
             time = duration(card.download_s)

@@ -5,7 +5,7 @@ Plain data, without the network.
 `first_run` takes a second or two, most of it the speed benchmark: call it on a worker thread.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -112,6 +112,17 @@ def fitting_names(paths: Paths, machine: Machine, most: int = 2) -> list[str]:
     except LocalchatError:
         return []  # the user's catalogue cannot be read, which other commands report
     return [one.name for one in found[: -most - 1 : -1]]
+
+
+def fitting_by_size(
+    paths: Paths, machine: Machine, most_bytes: Sequence[float] = (2.2e9, 5.5e9, 12e9)
+) -> list[tuple[str, int]]:
+    """Name and weights of the strongest chat model that fits, up to each of these sizes.
+
+    For a machine whose speed is not measured yet. Blocks for a moment. Raises LocalchatError."""
+    found = sorted(_candidates(read_catalog(paths), machine), key=lambda one: one.strength)
+    best = [[one for one in found if one.shape.weights_bytes <= most][-1:] for most in most_bytes]
+    return list(dict.fromkeys((one.name, one.shape.weights_bytes) for step in best for one in step))
 
 
 def is_first_run(paths: Paths, environ: Mapping[str, str]) -> bool:
