@@ -133,7 +133,8 @@ def best_offer(root: Path = Path("/")) -> RebuildOffer | None:
     if not can_offload() and _has_graphics_card(root):
         offers.append(_offer(offload_kind(root), _GPU_GAIN))
     if library.source == PREBUILT and (sets := unused_instructions(root)):
-        offers.append(_offer("cpu", _CPU_GAIN.format(" and ".join(filter(None, (", ".join(sets[:-1]), sets[-1]))))))
+        words = " and ".join(filter(None, (", ".join(sets[:-1]), sets[-1])))
+        offers.append(_offer("cpu", _CPU_GAIN.format(words)))
     return min(offers, key=lambda one: bool(one.missing), default=None)
 
 
