@@ -23,7 +23,9 @@ from localchat.bench.workload import Shape, earlier_turn, messages
 from localchat.errors import LocalchatError
 
 _RISE: Final = 1.05
-"""The next number of clients is tried only if this one brought a twentieth more."""
+"""A number of clients counts as faster if it brings a twentieth more than all smaller ones."""
+_LEVELS_WITHOUT_RISE: Final = 2
+"""In succession, after which a sweep ends: a single one may be slow by chance."""
 _SATURATED: Final = 0.95
 """Of the best throughput, from which the server counts as saturated."""
 
@@ -192,7 +194,7 @@ class Sweep:
         known = self._levels.get(key)
         planned = self.spec.levels() if known is None else known
         measured: list[int] = []
-        best = 0.0
+        best, without_rise = 0.0, 0
         for clients in planned:
             place = PointPlace(scene.variant, scene.shape.name, scene.context, clients)
             self.show(PointStarted(place, scene.round, self._done, self._total()))
@@ -209,9 +211,10 @@ class Sweep:
             measured.append(clients)
             self.show(PointMeasured(point))
             rate = point.figures.tokens_per_s
-            if known is None and not self.spec.clients and rate < best * _RISE:
-                break
+            without_rise = without_rise + 1 if rate < best * _RISE else 0
             best = max(best, rate)
+            if known is None and not self.spec.clients and without_rise == _LEVELS_WITHOUT_RISE:
+                break
         self._levels[key] = measured if known is None else known
 
     def _measure(self, scene: "_Scene", place: PointPlace) -> Point:
@@ -348,10 +351,10 @@ def saturation(line: list[Point]) -> Saturation | None:
     """The saturation of a series; None for a single number of clients."""
     if len(line) < 2:
         return None
-    best = max(one.figures.tokens_per_s for one in line)
+    rates_ = [one.figures.tokens_per_s for one in line]
+    best = max(rates_)
     first = next(one for one in line if one.figures.tokens_per_s >= best * _SATURATED)
-    last, before = line[-1].figures.tokens_per_s, line[-2].figures.tokens_per_s
-    return Saturation(first.place.clients, best, reached=last < before * _RISE)
+    return Saturation(first.place.clients, best, reached=rates_[-1] < max(rates_[:-1]) * _RISE)
 
 
 def _median(points: list[Point]) -> Point:

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localchat.cli.context import AppContext
-from localchat.cli.output import print_json, print_lines, table
-from localchat.cli.streams import Terminal
+from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.errors import LocalchatError, UsageError
 
 if TYPE_CHECKING:
@@ -21,9 +20,7 @@ def present(app: AppContext, record: "BenchRecord", svg: Path | None, *, as_json
     if as_json:
         print_json(app.environ, record)
     else:
-        print_lines(
-            app.environ, record_lines(record, bars=Terminal(app.environ).stdout_is_terminal)
-        )
+        print_report(app.environ, record_lines(record, report_width(app.environ)))
 
 
 def _draw(record: "BenchRecord", path: Path) -> None:
@@ -37,37 +34,37 @@ def _draw(record: "BenchRecord", path: Path) -> None:
         raise LocalchatError(f"{path} cannot be written: {reason(problem)}") from problem
 
 
-def record_lines(record: "BenchRecord", *, bars: bool) -> Iterator[str]:
-    """The result in words. bars: draw the throughput too."""
+def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
+    """The result in words. width: of the terminal, on which the throughput is drawn too."""
     from localchat.bench.report import differences_table
     from localchat.bench.sweep import series
 
     for line in series(record.points):
-        yield from _series_lines(record, line, bars=bars)
+        yield from _series_lines(record, line, width)
         yield ""
     if (found := differences_table(record)) is not None:
-        yield from _aligned(*found)
+        yield from _aligned(*found, width)
         yield ""
     number = f"Kept as number {record.id}" if record.id else "Not kept"
     partial = "" if record.complete else ", interrupted"
     yield f"{number}{partial}; times are p50/p90/p99."
 
 
-def _series_lines(record: "BenchRecord", line: "list[Point]", *, bars: bool) -> Iterator[str]:
+def _series_lines(record: "BenchRecord", line: "list[Point]", width: int | None) -> Iterator[str]:
     from localchat.bench import report
 
     yield report.heading(record, line)
-    yield from _aligned(*report.times_table(line))
+    yield from _aligned(*report.times_table(line), width)
     if (found := report.server_table(line)) is not None:
-        yield from _aligned(*found)
-    if bars and len(line) > 1:
+        yield from _aligned(*found, width)
+    if width is not None and len(line) > 1:
         yield from report.bars(line)
     yield from report.sentences(record, line)
 
 
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     left = sum(1 for name in head[:2] if name in ("", "SHAPE"))
-    return table(head, rows, right=range(left, len(head)))
+    return table(head, rows, right=range(left, len(head)), width=width)
 
 
 def list_records(app: AppContext, store: "BenchStore", *, as_json: bool) -> None:
@@ -97,7 +94,7 @@ def list_records(app: AppContext, store: "BenchStore", *, as_json: bool) -> None
         )
     head = ("N", "DATE", "MODEL", "SHAPE", "VARIANTS", "BEST", "SATURATED AT")
     lines_ = table(head, rows, right=(0, 4, 5, 6)) if rows else ["No benchmark is kept yet."]
-    print_lines(app.environ, lines_)
+    print_report(app.environ, lines_)
 
 
 def compare_records(
@@ -116,4 +113,7 @@ def compare_records(
     if as_json:
         print_json(app.environ, {"head": head, "rows": rows})
         return
-    print_lines(app.environ, (*_aligned(head, rows), *comparison_sentences(one, other)))
+    print_report(
+        app.environ,
+        (*_aligned(head, rows, report_width(app.environ)), *comparison_sentences(one, other)),
+    )

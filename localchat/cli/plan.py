@@ -7,7 +7,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import load_flags
-from localchat.cli.output import print_json, print_lines, table
+from localchat.cli.output import print_json, print_report, table
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.units import size
 
@@ -109,7 +109,7 @@ def command(
     if as_json:
         print_json(app.environ, found)
     else:
-        print_lines(app.environ, plan_lines(found))
+        print_report(app.environ, plan_lines(found))
     return ExitCode.OK if found.copies else ExitCode.ERROR
 
 

@@ -8,7 +8,7 @@ import click
 from localchat.cli.bench import counts, default_model
 from localchat.cli.context import AppContext
 from localchat.cli.options import load_flags
-from localchat.cli.output import print_json, print_lines, table
+from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
@@ -265,20 +265,24 @@ def _present(app: AppContext, record: "QualityRecord", svg: Path | None, *, as_j
     if as_json:
         print_json(app.environ, record)
         return
-    lines = _table(report.HEAD, list(report.rows(record)), left=1)
-    if Terminal(app.environ).stdout_is_terminal:
+    width = report_width(app.environ)
+    lines = _table(report.HEAD, list(report.rows(record)), left=1, width=width)
+    if width is not None:
         lines += report.needle_grid(record)
     number = f"Kept as number {record.id}" if record.id else "Not kept"
     partial = "" if record.complete else ", interrupted"
     lines += [*report.sentences(record), f"{number}{partial}; text: {record.spec.text}."]
-    print_lines(app.environ, lines)
+    print_report(app.environ, lines)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int) -> list[str]:
+def _table(
+    head: tuple[str, ...], rows: list[tuple[str, ...]], left: int, width: int | None
+) -> list[str]:
     """A table without the columns in which nothing was measured."""
     used = [at for at in range(len(head)) if any(row[at] != "-" for row in rows)]
     shown = [[row[at] for at in used] for row in rows]
-    return table([head[at] for at in used], shown, right=range(left, len(used)))
+    names = [head[at] for at in used]
+    return table(names, shown, right=range(left, len(used)), width=width, keep=left)
 
 
 def _list(app: AppContext, store: "QualityStore", *, as_json: bool) -> None:
@@ -286,17 +290,22 @@ def _list(app: AppContext, store: "QualityStore", *, as_json: bool) -> None:
     if as_json:
         print_json(app.environ, records)
         return
+    if not records:
+        print_report(app.environ, ["No result is kept yet."])
+        return
     rows = [
         (
             str(record.id),
             record.at[:16].replace("T", " "),
             ", ".join(one.variant.name for one in record.measured),
-            "; ".join(record.verdicts),
         )
         for record in records
     ]
-    head = ("N", "DATE", "MODELS", "VERDICT")
-    print_lines(app.environ, table(head, rows) if rows else ["No result is kept yet."])
+    head, *lines = table(("N", "DATE", "MODELS"), rows, right=(0,))
+    shown = [head]
+    for line, record in zip(lines, records, strict=True):
+        shown += [line, *(f"   {verdict}" for verdict in record.verdicts)]
+    print_report(app.environ, shown)
 
 
 def _compare(
@@ -311,5 +320,5 @@ def _compare(
     if as_json:
         print_json(app.environ, [one, other])
         return
-    lines = _table(("N", *report.HEAD), rows, left=2)
-    print_lines(app.environ, [*lines, *report.differing_conditions(one, other)])
+    lines = _table(("N", *report.HEAD), rows, left=2, width=report_width(app.environ))
+    print_report(app.environ, [*lines, *report.differing_conditions(one, other)])

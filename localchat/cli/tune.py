@@ -8,7 +8,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import given_flags, load_flags
-from localchat.cli.output import confirm, print_json, print_lines, table
+from localchat.cli.output import confirm, print_json, print_report, table
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, UsageError
 
@@ -77,7 +77,7 @@ def command(
     if as_json:
         print_json(setup.app.environ, found)
     else:
-        print_lines(setup.app.environ, result_lines(found))
+        print_report(setup.app.environ, result_lines(found))
     if found.settings and _agreed(setup, found, yes=yes, as_json=as_json):
         kept.write(setup.model.name, found.settings)
         setup.terminal.print_line(

@@ -11,7 +11,7 @@ first N. Prints a table, and as the last line one JSON object with the same numb
 
 import argparse
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -100,7 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     opened = EngineOptions(options.model)
     load = msgspec.structs.replace(opened.load, max_slots=max(options.tries))
-    engine = LocalEngine(replace(opened, load=load), notify=print)
+    engine = LocalEngine(msgspec.structs.replace(opened, load=load), notify=print)
     totals: dict[tuple[str, int], Total] = {}
     try:
         for make in (sum_question, reading_question):

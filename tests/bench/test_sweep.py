@@ -108,7 +108,7 @@ def test_variants_take_turns_in_both_directions() -> None:
 
 
 def test_the_sweep_ends_when_more_clients_bring_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = {1: 100.0, 2: 190.0, 4: 210.0, 8: 212.0, 16: 300.0}
+    measured = {1: 100.0, 2: 90.0, 4: 210.0, 8: 212.0, 16: 208.0, 32: 300.0}
     real = Sweep._measure
 
     def faked(self: Sweep, scene: object, place: PointPlace) -> Point:
@@ -116,13 +116,13 @@ def test_the_sweep_ends_when_more_clients_bring_no_more(monkeypatch: pytest.Monk
         return Point(place, found.round, with_rate(found.figures, measured[place.clients]))
 
     monkeypatch.setattr(Sweep, "_measure", faked)
-    bench = Bench(words(2), max_clients=16, rounds=2)
+    bench = Bench(words(2), max_clients=32, rounds=2)
     points = bench.run()
-    assert [one.place.clients for one in points] == [1, 2, 4, 8, 1, 2, 4, 8]
+    assert [one.place.clients for one in points] == [1, 2, 4, 8, 16] * 2
     (line,) = series(points)
     found = saturation(line)
     assert found is not None and (found.clients, found.reached) == (4, True)
-    assert len(bench.of(PointStarted)) == bench.of(PointStarted)[-1].total == 8  # type: ignore[union-attr]
+    assert len(bench.of(PointStarted)) == bench.of(PointStarted)[-1].total == 10  # type: ignore[union-attr]
 
 
 def with_rate(found: PointFigures, rate: float) -> PointFigures:

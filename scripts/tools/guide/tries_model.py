@@ -1,15 +1,19 @@
-"""Trains a tiny model that adds and reads imperfectly, to measure votes with: bench_tries.py --model OUT.
+"""Trains a tiny model that adds, reads and finds needles, to measure votes and needles of `quality` with.
 
     PYTHONPATH=.:backends python scripts/tools/guide/tries_model.py OUT.gguf [--kinds sums] [--minutes 10]
 
-One core, a few minutes. Stops once answers that are drawn at temperature 1 are right this often, of each kind
-that is trained, or when the time is over: a model that never errs has nothing to vote about. Questions are
-those of bench_tries.py; one in five sums (by its numbers) is never trained on.
+A GPU for a minute, or one core for a few. Learns until answers that are drawn at temperature 1 are right this
+often, of each kind that is trained, or the time is over. A model that never errs has nothing to vote about:
+at the end `--wrong` of the sums and readings that it learns from have a wrong answer, each another one.
+Questions are those of bench_tries.py; one in five sums (by its numbers) is never trained on. Needles are those
+of `localchat quality --needles 192`.
 """
 
 import argparse
 import json
 import time
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -21,21 +25,44 @@ from model import Guide, Shape
 from tokens import TEMPLATE, TURN_END, TURN_START, train_tokenizer
 from torch.nn import functional as F
 
-from scripts.bench.bench_tries import Question, reading_question, sum_question
+from localchat.bench.workload import prose
+from localchat.quality.tasks import needle_text
+from scripts.bench.bench_tries import COLOURS, Question, reading_question, sum_question
 
 assert "<|im_start|>" in TEMPLATE, "the prompt below is written as the template writes it"
-_BATCH: Final = {"sums": 128, "reading": 32}
+_BATCH: Final = {"sums": 128, "reading": 64, "needles": 64}
+_HAY_WORDS: Final = (8, 64)
+_NEEDLES: Final = 5
 _WARM_STEPS: Final = 100
-_LOOK_EVERY: Final = 100
-_RATE: Final = 1e-3
+_LOOK_EVERY: Final = 50
+_BLUR_STEPS: Final = 3
+"""Rounds of `_LOOK_EVERY` steps with wrong answers among the right ones."""
+_RATE: Final = 3e-3
+
+
+def needle_question(draw: Random) -> Question:
+    """A needle as `localchat quality` hides and asks for it, in a text of its own."""
+    subjects = needle_text(0, 32, 1.0).needles
+    told, *others = draw.sample([subject for _, subject, _ in subjects], _NEEDLES)
+    words = prose(draw.randint(*_HAY_WORDS), str(draw.random())).split()
+    code = ""
+    for subject in (*others, told):
+        code = str(draw.randrange(10000, 99999))
+        words.insert(draw.randint(0, len(words)), f"The code of the {subject} is {code}.")
+    question = f"What is the code of the {told}? Answer with the number alone."
+    return Question("needles", f"{' '.join(words)}\n\n{question}", code, "[0-9]{5}")
+
+
+_MAKERS: Final = {"sums": sum_question, "reading": reading_question, "needles": needle_question}
 
 
 class Examples:
     """Questions as rows of tokens, the answer last."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, device: str) -> None:
         self._draw = Random(seed)
-        texts = [self._text(one) for one in (*self.some("sums", 4000), *self.some("reading", 4000))]
+        self._device = device
+        texts = [self._text(one) for kind in _MAKERS for one in self.some(kind, 4000)]
         self.tokenizer = train_tokenizer(texts)
 
     def _text(self, question: Question) -> str:
@@ -43,34 +70,48 @@ class Examples:
 
     def some(self, kind: str, count: int, *, held_out: bool = False) -> list[Question]:
         """Questions of one kind; of sums only those that are trained on, or only the others."""
-        make = sum_question if kind == "sums" else reading_question
         found: list[Question] = []
         while len(found) < count:
-            question = make(self._draw)
+            question = _MAKERS[kind](self._draw)
             numbers = sum(map(ord, question.text))
-            if kind == "reading" or (numbers % 5 == 0) == held_out:
+            if kind != "sums" or (numbers % 5 == 0) == held_out:
                 found.append(question)
         return found
+
+    def misled(self, questions: list[Question], share: float) -> list[Question]:
+        """The questions, this share of them with a wrong answer."""
+        return [
+            replace(one, right=self._wrong(one)) if self._draw.random() < share else one
+            for one in questions
+        ]
+
+    def _wrong(self, question: Question) -> str:
+        if question.kind == "sums":
+            return str(max(int(question.right) + self._draw.randint(-20, 20), 1))
+        return self._draw.choice(COLOURS) if question.kind == "reading" else question.right
 
     def rows(self, questions: list[Question]) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids (B, T), and 1 where the answer stands (B, T)."""
         rows, own = [], []
-        for question in questions:
-            ids = [TURN_START, *self._ids(f"user\n{question.text}"), TURN_END, *self._ids("\n")]
-            ids += [TURN_START, *self._ids("assistant\n")]
-            answer = [*self._ids(question.right), TURN_END]
-            rows.append([*ids, *answer])
-            own.append([0] * len(ids) + [1] * len(answer))
+        asked = self.tokenizer.encode_batch([f"user\n{one.text}" for one in questions])
+        answered = self.tokenizer.encode_batch([one.right for one in questions])
+        between = [TURN_END, *self._ids("\n"), TURN_START, *self._ids("assistant\n")]
+        for question, answer in zip(asked, answered, strict=True):
+            ids = [TURN_START, *question.ids, *between]
+            rows.append([*ids, *answer.ids, TURN_END])
+            own.append([0] * len(ids) + [1] * (len(answer.ids) + 1))
         longest = max(map(len, rows))
         padded = [row + [0] * (longest - len(row)) for row in rows]
         masks = [row + [0] * (longest - len(row)) for row in own]
-        return torch.tensor(padded), torch.tensor(masks)
+        return torch.tensor(padded).to(self._device), torch.tensor(masks).to(self._device)
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text).ids)
 
 
-def sampled_accuracy(model: Guide, examples: Examples, kind: str, *, held_out: bool) -> float:
+def sampled_accuracy(
+    model: Guide, examples: Examples, kind: str, *, held_out: bool = False
+) -> float:
     """Part of answers that a draw at temperature 1 would write without a wrong token."""
     ids, own = examples.rows(examples.some(kind, 200, held_out=held_out))
     with torch.no_grad():
@@ -79,35 +120,54 @@ def sampled_accuracy(model: Guide, examples: Examples, kind: str, *, held_out: b
     return float(told.sum(-1).exp().mean())
 
 
-def train(examples: Examples, kinds: list[str], minutes: float, sampled: float) -> Guide:
-    """Train until these kinds are answered well enough, or the time is over."""
-    size = examples.tokenizer.get_vocab_size()
-    model = Guide(Shape(-(-size // 32) * 32, 128, 2, 2, 1, 64, 256, 512, 10_000.0))
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.01
-    )
-    began_s, step = time.monotonic(), 0
-    good: dict[str, float] = dict.fromkeys(kinds, 0.0)
-    while time.monotonic() - began_s < minutes * 60 and min(good.values()) < sampled:
-        # What is answered well enough is not trained on, so that it stays imperfect.
-        for kind in [kind for kind, accuracy in good.items() if accuracy < sampled]:
-            for group in optimizer.param_groups:
-                group["lr"] = _RATE * min(1.0, (step + 1) / _WARM_STEPS)
-            ids, own = examples.rows(examples.some(kind, _BATCH[kind]))
-            logits = model(ids[:, :-1])
+class Training:
+    """A model that learns from examples, step by step."""
+
+    def __init__(self, examples: Examples, layers: int, device: str) -> None:
+        self._examples = examples
+        size = examples.tokenizer.get_vocab_size()
+        shape = Shape(-(-size // 32) * 32, 128, layers, 2, 1, 64, 256, 512, 10_000.0)
+        self.model = Guide(shape).to(device)
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.01
+        )
+        self._steps, self._began_s = 0, time.monotonic()
+
+    def run(self, options: argparse.Namespace) -> None:
+        """Learn until all kinds are answered well enough or the time is over; then learn wrong answers, too."""
+        known = dict.fromkeys(options.kinds, 0.0)
+        while min(known.values()) < options.sampled:
+            if time.monotonic() - self._began_s > options.minutes * 60:
+                break
+            self._learn(options.kinds, 0.0)
+            known = self._look(options.kinds)
+        for _ in range(_BLUR_STEPS if options.wrong else 0):
+            self._learn(options.kinds, options.wrong)
+        self._look(options.kinds)
+
+    def _learn(self, kinds: list[str], wrong: float) -> None:
+        for _, kind in product(range(_LOOK_EVERY), kinds):
+            for group in self._optimizer.param_groups:
+                group["lr"] = _RATE * min(1.0, (self._steps + 1) / _WARM_STEPS)
+            questions = self._examples.misled(self._examples.some(kind, _BATCH[kind]), wrong)
+            ids, own = self._examples.rows(questions)
+            logits = self.model(ids[:, :-1])
             losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
             loss = (losses * own[:, 1:]).sum() / own[:, 1:].sum()
-            optimizer.zero_grad()
+            self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-        step += 1
-        if step % _LOOK_EVERY == 0:
-            good = {kind: sampled_accuracy(model, examples, kind, held_out=False) for kind in good}
-            new = sampled_accuracy(model, examples, "sums", held_out=True)
-            minutes_s = time.monotonic() - began_s
-            print(f"{step} steps, {minutes_s:.0f} s: {good}, new sums {new:.2f}", flush=True)
-    return model
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self._optimizer.step()
+            self._steps += 1
+
+    def _look(self, kinds: list[str]) -> dict[str, float]:
+        found = {kind: sampled_accuracy(self.model, self._examples, kind) for kind in kinds}
+        if "sums" in kinds:
+            new = sampled_accuracy(self.model, self._examples, "sums", held_out=True)
+            found["new sums"] = new
+        shown = ", ".join(f"{kind} {accuracy:.2f}" for kind, accuracy in found.items())
+        print(f"{self._steps} steps, {time.monotonic() - self._began_s:.0f} s: {shown}", flush=True)
+        return found
 
 
 def save(model: Guide, examples: Examples, out: Path) -> None:
@@ -117,7 +177,8 @@ def save(model: Guide, examples: Examples, out: Path) -> None:
     for number in range(len(vocabulary), model.shape.vocabulary):
         vocabulary[f"<|unused_{number}|>"] = number
     weights = {
-        name: np.asarray(value.detach().float().numpy()) for name, value in model.named_parameters()
+        name: np.asarray(value.detach().float().cpu().numpy())
+        for name, value in model.named_parameters()
     }
     write_gguf(weights, tokenizer, out, "F16", context=512, rope_base=10_000.0)
     print(f"{out}: {out.stat().st_size:,} bytes")
@@ -127,14 +188,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--sampled", type=float, default=0.75)
+    parser.add_argument("--sampled", type=float, default=0.8)
     parser.add_argument("--kinds", nargs="+", choices=sorted(_BATCH), default=["sums"])
+    parser.add_argument(
+        "--wrong", type=float, default=0.35, help="share of answers learned wrongly"
+    )
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    examples = Examples(options.seed)
-    save(train(examples, options.kinds, options.minutes, options.sampled), examples, options.out)
+    examples = Examples(options.seed, device)
+    training = Training(examples, options.layers, device)
+    training.run(options)
+    save(training.model, examples, options.out)
 
 
 if __name__ == "__main__":
