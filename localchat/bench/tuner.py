@@ -18,6 +18,7 @@ from localchat.bench.statistics import Difference, difference
 from localchat.bench.sweep import (
     BenchVariant,
     OpenServer,
+    Point,
     PointPlace,
     Sweep,
     SweepEvent,
@@ -190,22 +191,21 @@ class Tuner:
         with self.watch(what) as show:
             sweep = Sweep(spec, self.open_server, show)
             sweep.run()
-        scores = [self._scores(sweep, variant) for variant in variants]
-        if not all(scores):
+        found = [scores(sweep.points, one, self.shapes, self.clients) for one in variants]
+        if not all(found):
             raise LocalchatError("no prompt of the trial fits into its context")
-        return [difference(one, scores[0]) for one in scores]
+        return [difference(one, found[0]) for one in found]
 
-    def _scores(self, sweep: Sweep, variant: BenchVariant) -> list[float]:
-        """Speed in each round: the geometric mean over the shapes, so that each counts alike."""
-        by_shape = [
-            rates(sweep.points, PointPlace(variant.name, shape.name, 0, self.clients))
-            for shape in self.shapes
-        ]
-        measured = [values for values in by_shape if values]
-        return [
-            math.exp(math.fsum(map(math.log, each)) / len(each))
-            for each in zip(*measured, strict=True)
-        ]
+
+def scores(
+    points: Sequence[Point], variant: BenchVariant, shapes: Sequence[Shape], clients: int
+) -> list[float]:
+    """Speed in each round: the geometric mean over the shapes, so that each counts alike."""
+    by_shape = [rates(points, PointPlace(variant.name, shape.name, 0, clients)) for shape in shapes]
+    measured = [values for values in by_shape if values]
+    return [
+        math.exp(math.fsum(map(math.log, each)) / len(each)) for each in zip(*measured, strict=True)
+    ]
 
 
 def _is_faster(gain: Difference) -> bool:

@@ -76,10 +76,10 @@ class BenchServers:
         from localchat.bench.memory_roof import memory_roof
         from localchat.cli.resolve import Inputs, resolve_inputs
         from localchat.config.settings import Given
-        from localchat.engine.options import load_options
         from localchat.errors import ModelMissing
         from localchat.model_files.checkpoint import read_summary
         from localchat.models.assess import Subject, assess, usable_machine
+        from localchat.models.resolve import planned_load
 
         given = {key: Given(value, key) for key, value in settings.items()}
         app = self._ctx.find_object(AppContext)
@@ -88,7 +88,7 @@ class BenchServers:
         try:
             model = read_summary(setup.model.path, dummy_weights=setup.settings.dummy_weights)
             machine = usable_machine()
-            options = load_options(setup.settings, max_slots=parallel or 16)
+            options = planned_load(setup.settings, setup.paths, max_slots=parallel or 16)
             subject = Subject(setup.model.name, model, setup.model.path, setup.settings.backend)
             plan = assess(subject, options, machine, None, speed=False).plan
             return memory_roof(setup.model.path, model, plan, machine)

@@ -15,7 +15,7 @@ from localchat.errors import ExitCode, ModelMissing, NetworkError, UsageError
 from localchat.fit.report import bar, parts
 from localchat.fit.report import verdict as sentences
 from localchat.sanitize import sanitize_line
-from localchat.units import rate
+from localchat.units import rate, size
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Inputs
@@ -46,20 +46,21 @@ def command(
     Exits with 0 if the model fits and with 4 if it does not.
     """
     from localchat.cli.resolve import CHAT_SLOTS
-    from localchat.engine.options import load_options
+    from localchat.config.routes import PREFIX
     from localchat.fit.load_steps import SlotLimit
     from localchat.fit.memory_steps import IN_ORDER, MemoryStep, step_lines
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import assess, usable_machine
     from localchat.models.memory_steps import memory_steps
     from localchat.models.onboarding import with_models_that_fit
-    from localchat.models.resolve import with_draft
+    from localchat.models.resolve import planned_load
 
+    if word.startswith(PREFIX):
+        return _fit_route(ctx, word, parallel, as_json=as_json)
     seen = _find(ctx, word)
     slots = parallel or max(CHAT_SLOTS, seen.settings.n)
     subject, machine, environ = seen.subject, usable_machine(), seen.app.environ
-    options = load_options(seen.settings, max_slots=slots)
-    options = with_draft(options, seen.settings.draft, seen.paths)
+    options = planned_load(seen.settings, seen.paths, max_slots=slots)
     verdict = assess(subject, options, machine, SpeedHistory(seen.paths.state_dir))
     steps: tuple[MemoryStep, ...] = ()
     if not verdict.plan.fits and not verdict.plan.missing:
@@ -76,6 +77,37 @@ def command(
             print_lines(environ, with_models_that_fit("", seen.paths, machine).splitlines())
             print_lines(environ, ("", IN_ORDER, *step_lines(steps)))
     return ExitCode.OK if verdict.plan.fits else ExitCode.DOES_NOT_FIT
+
+
+def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: bool) -> int:
+    """Plan the small model of a route, and the large one beside it."""
+    from localchat.cli.resolve import CHAT_SLOTS, Inputs
+    from localchat.config.routes import find_route
+    from localchat.fit.memory_plan import machine_beside
+    from localchat.fit.speed_history import SpeedHistory
+    from localchat.models.assess import assess, usable_machine
+    from localchat.models.resolve import planned_load
+
+    inputs = Inputs.of(ctx, word)
+    route, machine, reports = find_route(word, inputs.routes), usable_machine(), []
+    for name in (route.small, route.large):
+        seen = _find(ctx, name)
+        slots = parallel or max(CHAT_SLOTS, seen.settings.n)
+        options = planned_load(seen.settings, seen.paths, max_slots=slots)
+        history = SpeedHistory(seen.paths.state_dir)
+        reports.append(assess(seen.subject, options, machine, history))
+        machine = machine_beside(machine, reports[-1].plan)
+    small, large = reports
+    fits = small.plan.fits and large.plan.fits
+    if as_json:
+        both = {"small": small.record(), "large": large.record()}
+        print_json(inputs.app.environ, {"model": word, "fits": fits, **both})
+    else:
+        told = (*verdict_lines(small), "", f"Beside {small.name}:", *verdict_lines(large))
+        whole = small.plan.total_bytes + large.plan.total_bytes
+        both_fit = f"Both fit: {size(whole)} together." if fits else "They do not fit together."
+        print_lines(inputs.app.environ, (*told, "", both_fit))
+    return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
 
 
 class _FoundModel(NamedTuple):

@@ -9,9 +9,9 @@ from localchat.cli.choose_model import can_ask, fetched_if_wanted
 from localchat.cli.resolve import CHAT_SLOTS, Inputs, Setup, resolve_inputs
 from localchat.cli.streams import Terminal
 from localchat.config.settings import Given
-from localchat.engine.options import load_options
 from localchat.errors import ContextExceeded, DoesNotFit, LocalchatError, ModelMissing
 from localchat.fit.memory_steps import IN_ORDER, MemoryStep, step_lines
+from localchat.models.resolve import planned_load
 
 if TYPE_CHECKING:
     from localchat.models.assess import Subject
@@ -29,7 +29,7 @@ def steps_of(setup: Setup) -> tuple[MemoryStep, ...]:
     if subject is None:
         return ()
     slots = max(CHAT_SLOTS, setup.settings.n)
-    options = load_options(setup.settings, max_slots=slots)
+    options = planned_load(setup.settings, setup.paths, max_slots=slots)
     try:
         return memory_steps(subject, options, usable_machine(), setup.paths, setup.app.environ)
     except LocalchatError:

@@ -13,7 +13,7 @@ from localchat.units import size
 
 if TYPE_CHECKING:
     from localchat.bench.record import BenchStore
-    from localchat.bench.service_plan import CostSource, ServicePlan
+    from localchat.bench.service_plan import CostSource, ServiceDemand, ServicePlan
     from localchat.config.prices import Prices
 
 _SLOTS = 16
@@ -58,6 +58,12 @@ _SLOTS = 16
 @click.option(
     "--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once in a copy; 16."
 )
+@click.option(
+    "--large-share",
+    type=click.FloatRange(0, 1),
+    metavar="X",
+    help="Of a route: share of answers of its large model; 0.25.",
+)
 @load_flags
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
@@ -79,12 +85,14 @@ def command(
     From a benchmark of this model (localchat bench MODEL) or, without one, from an estimate, which it says.
     With --users or --rate it finds the copies that are needed; otherwise what one copy can do. Times are those
     of requests that arrive at random. Prices are flags, or stand in the settings file under [prices].
+    route:NAME plans both models of a route, beside the large one alone.
     """
     from localchat.bench.record import BenchStore
     from localchat.bench.service_plan import ServiceDemand, make_plan
     from localchat.bench.statistics import LatencyTarget
     from localchat.cli.bench import milliseconds
     from localchat.config.paths import find_paths
+    from localchat.config.routes import PREFIX
 
     app = ctx.find_object(AppContext)
     assert app is not None
@@ -104,13 +112,37 @@ def command(
         ),
     )
     prices = _prices(app, asked["prices"])
-    source = _source(ctx, BenchStore(find_paths(app.environ).data_dir), word, number)
-    found = make_plan(source, demand, prices)
+    store = BenchStore(find_paths(app.environ).data_dir)
+    if word is not None and word.startswith(PREFIX):
+        return _plan_route(ctx, store, word, demand, prices)
+    found = make_plan(_source(ctx, store, word, number), demand, prices)
     if as_json:
         print_json(app.environ, found)
     else:
         print_report(app.environ, plan_lines(found))
     return ExitCode.OK if found.copies else ExitCode.ERROR
+
+
+def _plan_route(
+    ctx: click.Context, store: "BenchStore", word: str, demand: "ServiceDemand", prices: "Prices"
+) -> int:
+    """Plan a route and print that. Raises LocalchatError."""
+    from localchat.cli.plan_route import LARGE_SHARE, plan_route, route_lines
+    from localchat.cli.resolve import Inputs
+    from localchat.config.routes import find_route
+
+    inputs, asked = Inputs.of(ctx, word), ctx.params
+    if asked["number"] is not None:
+        raise UsageError("--from names one benchmark, and a route has two models")
+    share = LARGE_SHARE if asked["large_share"] is None else asked["large_share"]
+    route = find_route(word, inputs.routes)
+    found = plan_route(route, lambda one: _source(ctx, store, one, None), demand, prices, share)
+    if asked["as_json"]:
+        print_json(inputs.app.environ, found)
+    else:
+        lines = route_lines(found, plan_lines, assumed=asked["large_share"] is None)
+        print_report(inputs.app.environ, lines)
+    return ExitCode.OK if found.small.copies and found.large.copies else ExitCode.ERROR
 
 
 def _prices(app: AppContext, words: tuple[str, ...]) -> "Prices":
@@ -148,11 +180,11 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
     from localchat.bench.service_plan import predicted_source
     from localchat.bench.variants import is_running
     from localchat.cli.resolve import resolve_setup
-    from localchat.engine.options import load_options
     from localchat.fit.memory_plan import demand
     from localchat.fit.speed_history import SpeedHistory
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject, assess, usable_machine
+    from localchat.models.resolve import planned_load
 
     if word is not None and is_running(word):
         raise UsageError(
@@ -164,7 +196,7 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
     machine = usable_machine()
     model = read_summary(setup.model.path, dummy_weights=setup.settings.dummy_weights)
     subject = Subject(setup.model.name, model, setup.model.path, setup.settings.backend)
-    options = load_options(setup.settings, max_slots=slots)
+    options = planned_load(setup.settings, setup.paths, max_slots=slots)
     report = assess(subject, options, machine, SpeedHistory(setup.paths.state_dir))
     plan = demand(report.plan, setup.model.name)
     if report.expected_speed is None:

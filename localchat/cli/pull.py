@@ -220,15 +220,15 @@ def _show_verdict(
     A model whose header cannot be read is downloaded all the same: that may be the server's fault."""
 
     from localchat.cli.resolve import CHAT_SLOTS
-    from localchat.engine.options import load_options
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import Subject, assess, usable_machine
     from localchat.models.hub.events import FitAssessed, Note
     from localchat.models.hub.remote_header import read_remote_header
+    from localchat.models.resolve import planned_load
 
     settings = inputs.settings((choice.name,)).settings
-    options = load_options(settings, max_slots=max(CHAT_SLOTS, settings.n))
     try:
+        options = planned_load(settings, inputs.paths, max_slots=max(CHAT_SLOTS, settings.n))
         subject = Subject(
             choice.name,
             read_remote_header(choice, hub, view.show, retry),

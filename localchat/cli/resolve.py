@@ -27,7 +27,7 @@ from localchat.config.settings import (
 )
 from localchat.config.settings_file import read_settings
 from localchat.engine.attached.protocol import AttachSpec
-from localchat.engine.options import EngineOptions, load_options
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
 from localchat.errors import DoesNotFit, EngineDied, LocalchatError, ModelInvalid, UsageError
 from localchat.models.resolve import (
@@ -37,10 +37,10 @@ from localchat.models.resolve import (
     ResolvedModel,
     locate,
     locate_default,
+    planned_load,
     remember_model,
     remote_model,
     route_model,
-    with_draft,
 )
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _attach_spec(setup: Setup) -> AttachSpec:
         name=setup.model.name,
         word=setup.model.word,
         backend=setup.settings.backend,
-        load=with_draft(load_options(setup.settings), setup.settings.draft, setup.paths),
+        load=planned_load(setup.settings, setup.paths),
     )
 
 

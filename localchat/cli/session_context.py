@@ -19,8 +19,7 @@ from localchat.cli.resolve import (
 )
 from localchat.config.settings import Given, check_key
 from localchat.config.settings_file import read_settings
-from localchat.engine.options import load_options
-from localchat.models.resolve import ResolvedModel
+from localchat.models.resolve import ResolvedModel, planned_load
 from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
 
 # The planner and its hardware probe are imported when a screen asks for them: the first frame waits for none
@@ -167,7 +166,8 @@ class LoadPlanner:
         from localchat.models.assess import Subject, assess
 
         settings = self._setup.settings_for((model.name,))
-        options = load_options(settings, max_slots=max(CHAT_SLOTS, settings.n))
+        slots = max(CHAT_SLOTS, settings.n)
+        options = planned_load(settings, self._setup.paths, max_slots=slots)
         subject = Subject(model.name, model, None, settings.backend)
         has_speed = history is not None
         return assess(subject, options, self._usable_machine(), history, speed=has_speed)

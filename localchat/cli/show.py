@@ -62,18 +62,17 @@ class _Here(NamedTuple):
 def _here(app: AppContext, model: "Model", paths: "Paths") -> _Here:
     """Plan the model on this machine with the user's settings. Raises UsageError for invalid settings."""
     from localchat.cli.resolve import CHAT_SLOTS, Inputs
-    from localchat.engine.options import load_options
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject, assess, usable_machine
     from localchat.models.recommended_sampling import NO_RECOMMENDATION, recommended_sampling
-    from localchat.models.resolve import ResolvedModel
+    from localchat.models.resolve import ResolvedModel, planned_load
 
     if model.path is None:
         return _Here("", NO_RECOMMENDATION)
     located = ResolvedModel(model.stands_for or model.name, model.name, model.path, "")
     settings = Inputs(app, {}).settings((located.word, located.name)).settings
-    options = load_options(settings, max_slots=max(CHAT_SLOTS, settings.n))
     try:
+        options = planned_load(settings, paths, max_slots=max(CHAT_SLOTS, settings.n))
         subject = Subject(model.name, read_summary(model.path), model.path, settings.backend)
         found = assess(subject, options, usable_machine(), None, speed=False)
     except LocalchatError:  # printed as the line "trouble"

@@ -67,6 +67,12 @@ def command(
             f"the settings of {word} are those of its server", hint="tune the model on that machine"
         )
     setup = resolve_setup(ctx, word)
+    if setup.model.route is not None:
+        pair = setup.model.route
+        raise UsageError(
+            f"{word} has two models, each with settings of its own",
+            hint=f"localchat tune {pair.small.word}; localchat tune {pair.large.word}",
+        )
     kept = TunedSettings(setup.paths.settings_file, setup.paths.state_dir)
     if undo:
         _take_back(setup, kept)
@@ -90,17 +96,17 @@ def _tuner(ctx: click.Context, setup: "Setup", clients: int, rounds: int) -> "Tu
     """The trials for this model on this machine. Raises LocalchatError where it does not fit as it is."""
     from localchat.bench.tuner import Tuner, knobs
     from localchat.cli.bench_servers import BenchServers
-    from localchat.engine.options import load_options
     from localchat.fit.memory_plan import demand
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject, assess, usable_machine
+    from localchat.models.resolve import planned_load
 
     app = ctx.find_object(AppContext)
     assert app is not None
     machine = usable_machine()
     model = read_summary(setup.model.path, dummy_weights=setup.settings.dummy_weights)
     subject = Subject(setup.model.name, model, setup.model.path, setup.settings.backend)
-    options = load_options(setup.settings)
+    options = planned_load(setup.settings, setup.paths)
     plan = demand(assess(subject, options, machine, None, speed=False).plan, setup.model.name)
     present = {
         "gpu_layers": str(plan.gpu_layers),

@@ -51,7 +51,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
 
 def load_options(settings: Settings, *, max_slots: int = _NO_OPTIONS.max_slots) -> LoadOptions:
     """The load that these settings ask for. A setting that has the name of an option is taken as it is."""
-    # A draft model's name is looked up by who knows the models (models.resolve.with_draft).
+    # A draft model's name is looked up by who knows the models (models.resolve.planned_load).
     fields = set(LoadOptions.__struct_fields__) & set(Settings.__struct_fields__) - {"draft"}
     cache_mib = settings.cache_ram_mib
     return LoadOptions(

@@ -5,7 +5,7 @@ cache.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from localchat.errors import DoesNotFit
@@ -91,6 +91,17 @@ class MemoryPlan:
     def total_bytes(self) -> int:
         """All memory of the load."""
         return self.weights_bytes + self.kv_bytes + self.compute_bytes + self.overhead_bytes
+
+
+def machine_beside(machine: Machine, plan: MemoryPlan) -> Machine:
+    """The machine with this plan loaded. Several GPUs give in proportion to what they have free."""
+    free = max(machine.gpu_free_bytes, 1)
+    gpus = tuple(
+        replace(gpu, free_bytes=max(gpu.free_bytes - plan.gpu_bytes * gpu.free_bytes // free, 0))
+        for gpu in machine.gpus
+    )
+    in_ram = plan.total_bytes - (0 if machine.unified_memory else plan.gpu_bytes)
+    return replace(machine, gpus=gpus, ram_free_bytes=max(machine.ram_free_bytes - in_ram, 0))
 
 
 def demand(plan: MemoryPlan, name: str) -> MemoryPlan:

@@ -14,6 +14,8 @@ from localchat.atomic import write_text
 from localchat.config.paths import Paths
 from localchat.config.remotes import Remote
 from localchat.config.routes import Route
+from localchat.config.settings import Settings
+from localchat.engine.options import load_options
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.fit.load_options import LoadOptions
 
@@ -93,14 +95,17 @@ def locate_named(
     return _pulled(word, paths, why)
 
 
-def with_draft(options: LoadOptions, word: str | None, paths: Paths) -> LoadOptions:
-    """The options with the file of the draft model that `word` means; None: without one.
+def planned_load(
+    settings: Settings, paths: Paths, *, max_slots: int = LoadOptions().max_slots
+) -> LoadOptions:
+    """The load that these settings ask for, with the file of their draft model.
 
-    Raises ModelMissing, ModelInvalid, UsageError.
+    Raises ModelMissing, ModelInvalid, UsageError for the draft model.
     """
-    if word is None:
+    options = load_options(settings, max_slots=max_slots)
+    if settings.draft is None:
         return options
-    found = locate(word, paths, "the draft model")
+    found = locate(settings.draft, paths, "the draft model")
     return msgspec.structs.replace(options, draft=os.fspath(found.path))
 
 

@@ -13,14 +13,14 @@ from localchat.config.routes import PREFIX as ROUTE
 from localchat.config.routes import find_route
 from localchat.config.settings import Settings
 from localchat.config.settings_file import read_settings
-from localchat.engine.options import EngineOptions, RouteOptions, load_options
+from localchat.engine.options import EngineOptions, RouteOptions
 from localchat.errors import ModelMissing
 from localchat.models.resolve import (
     GUIDE,
     ResolvedModel,
     locate_named,
+    planned_load,
     route_model,
-    with_draft,
 )
 from localchat.pool.entry import ModelSpec
 
@@ -64,7 +64,7 @@ def engine_options(
     kv_bytes = int(settings.cache_disk_gb * 1e9) if settings.history else 0
     return EngineOptions(
         model=model.path,
-        load=with_draft(load_options(settings, max_slots=max_slots), settings.draft, paths),
+        load=planned_load(settings, paths, max_slots=max_slots),
         kv_folder=paths.kv_dir if kv_bytes else None,
         kv_folder_bytes=kv_bytes,
         name=model.name,

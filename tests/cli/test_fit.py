@@ -1,6 +1,7 @@
 """fit: the planner's verdict in words, a bar and JSON, on simulated machines."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from localchat.atomic import write_text
+from localchat.config.paths import find_paths
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.report import bar
 from tests.support.cli_program import SCENARIOS
@@ -65,6 +68,33 @@ def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
     assert text.startswith("8b: fits: ")
     assert "other processes 4.0 GB" in text
     assert "About " in text
+
+
+def test_a_route_plans_the_large_model_beside_the_small_one(
+    fit: Fit, eight_b: Path, tmp_path: Path
+) -> None:
+    small = llama(Size(4, 256, 4, 4, 64, 512, 256, 2048, Q4_0)).sparse(tmp_path / "small.gguf")
+    write_text(
+        find_paths(os.environ).settings_file,
+        f'[routes.easy]\nsmall = "{small}"\nlarge = "{eight_b}"\ncode = true\n',
+    )
+    roomy = replace(SMALL, ram_total_bytes=32 * GB, ram_free_bytes=28 * GB)
+    found = told(fit(roomy, "route:easy", "--ctx", "2048", "--json"))
+    alone = told(fit(roomy, eight_b, "--ctx", "2048", "--json"))
+    assert found["fits"]
+    assert found["large"]["free_bytes"] == alone["free_bytes"] - found["small"]["total_bytes"]
+    assert "Both fit: " in fit(roomy, "route:easy", "--ctx", "2048").out
+    outcome = fit(SMALL, "route:easy", "--ctx", "65536")
+    assert outcome.code == 4
+    assert "They do not fit together." in outcome.out
+
+
+def test_a_draft_model_counts(fit: Fit, eight_b: Path, tmp_path: Path) -> None:
+    draft = llama(Size(4, 256, 4, 4, 64, 512, 1024, 2048, Q4_0)).sparse(tmp_path / "small.gguf")
+    roomy = replace(SMALL, ram_total_bytes=32 * GB, ram_free_bytes=28 * GB)
+    alone = told(fit(roomy, eight_b, "--ctx", "2048", "--json"))
+    both = told(fit(roomy, eight_b, "--ctx", "2048", "--draft", draft, "--json"))
+    assert both["total_bytes"] > alone["total_bytes"]
 
 
 def test_the_expected_rate_follows_the_bytes_of_a_token(

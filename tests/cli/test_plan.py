@@ -1,11 +1,13 @@
 """plan: from a benchmark that is kept, or from an estimate, to people, copies and money."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from localchat.atomic import write_text
 from localchat.bench.record import BenchStore
 from localchat.config.paths import find_paths
 from tests.support.bench_samples import point, record
@@ -25,8 +27,6 @@ def plan(call: Call) -> Plan:
 @pytest.fixture
 def kept() -> None:
     """A benchmark of the model m."""
-    import os
-
     store = BenchStore(find_paths(os.environ).data_dir)
     store.keep(record(point(80, 1), point(150, 2), point(160, 4)))
 
@@ -75,6 +75,35 @@ def test_without_a_benchmark_it_is_an_estimate(
     assert outcome.code == 0, outcome.err
     assert "predicted from the expected speed" in outcome.out
     assert "conversations of 400 tokens at once" in outcome.out
+
+
+def test_an_estimate_counts_the_draft_model(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = Size(4, 256, 4, 4, 64, 512, 256, 2048, Q4_0)
+    model, draft = (llama(size).sparse(tmp_path / f"{name}.gguf") for name in ("tiny", "draft"))
+    put_rates(monkeypatch, {Q4_0: 20_000_000_000})
+    alone = json.loads(plan(model, "--json").out)
+    both = json.loads(plan(model, "--draft", draft, "--json").out)
+    assert both["memory_bytes"] > alone["memory_bytes"]
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_route_needs_copies_of_both_models(plan: Plan) -> None:
+    paths = find_paths(os.environ)
+    BenchStore(paths.data_dir).keep(record(point(8, 1), point(15, 2), point(16, 4), model="big"))
+    write_text(paths.settings_file, '[routes.easy]\nsmall = "m"\nlarge = "big"\ndoubt = -0.9\n')
+    asked = ("route:easy", "--users", "2000", "--large-share", "0.2", "--price", "machine_hour=1")
+    outcome = plan(*asked)
+    assert outcome.code == 0, outcome.err
+    assert "the large model gives 20% of the answers." in outcome.out
+    assert "what it doubts, the large one answers again" in outcome.out
+    found = json.loads(plan(*asked, "--json").out)
+    whole = found["large_alone"]["requests_per_s"]
+    assert found["small"]["requests_per_s"] == pytest.approx(whole)  # it answers everything first
+    assert found["large"]["requests_per_s"] == pytest.approx(0.2 * whole)
+    assert found["large"]["copies"] < found["large_alone"]["copies"]
+    assert "(assumed: --large-share" in plan("route:easy").out
 
 
 @pytest.mark.usefixtures("kept")

@@ -32,13 +32,15 @@ def point(rate: float, clients: int = 1, *, variant: str = "m", round_: int = 0)
     return Point(PointPlace(variant, "chat", 0, clients), round_, found)
 
 
-def record(*points: Point, variants: tuple[str, ...] = ("m",), rounds: int = 1) -> BenchRecord:
+def record(
+    *points: Point, variants: tuple[str, ...] = ("m",), rounds: int = 1, model: str = "m"
+) -> BenchRecord:
     """A record of these points."""
-    made = tuple(BenchVariant(name, "m") for name in variants)
+    made = tuple(BenchVariant(name, model) for name in variants)
     return BenchRecord(
         at="2026-11-23T10:00:00+00:00",
         machine=MachineRecord("A processor", 2, 8_000_000_000, (), "Linux x86_64"),
         spec=SweepSpec(variants=made, shapes=(SHAPES["chat"],), rounds=rounds),
-        served=tuple(ServedVariant(variant=one, model="m") for one in made),
+        served=tuple(ServedVariant(variant=one, model=model) for one in made),
         points=points,
     )
