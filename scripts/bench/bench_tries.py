@@ -70,6 +70,9 @@ def reading_question(draw: Random) -> Question:
     return Question("reading", text, colours[at], "|".join(COLOURS))
 
 
+MAKERS = {"sums": sum_question, "reading": reading_question}
+
+
 def ask(engine: Engine, question: Question, tries: int, seed: int, temperature: float) -> Tries:
     """Ask until the vote is decided."""
     request = GenerateRequest(
@@ -93,6 +96,7 @@ def ask(engine: Engine, question: Question, tries: int, seed: int, temperature: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, default=GUIDE)
+    parser.add_argument("--kinds", nargs="+", choices=sorted(MAKERS), default=sorted(MAKERS))
     parser.add_argument("--questions", type=int, default=200, help="of each kind")
     parser.add_argument("--tries", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--temperature", type=float, default=1.0)
@@ -103,7 +107,7 @@ def main() -> None:
     engine = LocalEngine(msgspec.structs.replace(opened, load=load), notify=print)
     totals: dict[tuple[str, int], Total] = {}
     try:
-        for make in (sum_question, reading_question):
+        for make in (MAKERS[kind] for kind in options.kinds):
             question_of = partial(make, Random(options.seed))
             for number in range(options.questions + 1):
                 question = question_of()

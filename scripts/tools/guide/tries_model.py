@@ -33,6 +33,7 @@ assert "<|im_start|>" in TEMPLATE, "the prompt below is written as the template 
 _BATCH: Final = {"sums": 128, "reading": 64, "needles": 64}
 _HAY_WORDS: Final = (8, 64)
 _NEEDLES: Final = 5
+_SUBJECTS: Final = [subject for _, subject, _ in needle_text(0, 32, 1.0).needles]
 _WARM_STEPS: Final = 100
 _LOOK_EVERY: Final = 50
 _BLUR_STEPS: Final = 3
@@ -42,8 +43,7 @@ _RATE: Final = 3e-3
 
 def needle_question(draw: Random) -> Question:
     """A needle as `localchat quality` hides and asks for it, in a text of its own."""
-    subjects = needle_text(0, 32, 1.0).needles
-    told, *others = draw.sample([subject for _, subject, _ in subjects], _NEEDLES)
+    told, *others = draw.sample(_SUBJECTS, _NEEDLES)
     words = prose(draw.randint(*_HAY_WORDS), str(draw.random())).split()
     code = ""
     for subject in (*others, told):
