@@ -1,14 +1,19 @@
-"""Compares `localchat quality` with llama-perplexity's procedure over llama.cpp's C API, and on damaged models.
+"""Compares `localchat quality` with llama-perplexity's procedure, and shows it models damaged on purpose.
 
-    python -m scripts.tools.check_perplexity [--model localchat/guide/guide.gguf] [--text FILE] [--folder DIR]
+    python -m scripts.tools.check_quality text [--model localchat/guide/guide.gguf] [--text FILE]
+    python -m scripts.tools.check_quality needles MODEL [--lengths 192,256]
 
-The text consists of answers that the guide knows. Forms of the model are made by llama.cpp's own quantizer
-(Q4_0, Q2_K), and one has the rows of one layer's way down in a wrong order. The procedure is that of
-llama-perplexity: chunks of 512 tokens, of which the second half counts, and KL divergence from a base whose log
-probabilities are stored in 16 bits, as in the file of `--kl-divergence-base`. Perplexity, KL and the share of
-equal likeliest tokens must agree to 1 %.
+`text`: forms of the model are made by llama.cpp's own quantizer (Q4_0, Q2_K), and one has the rows of one
+layer's way down in a wrong order. The procedure is that of llama-perplexity, over llama.cpp's C API: chunks of
+512 tokens, of which the second half counts, and KL divergence from a base whose log probabilities are stored in
+16 bits, as in the file of `--kl-divergence-base`. Perplexity, KL and the share of equal likeliest tokens must
+agree to 1 %. Without FILE the text consists of answers that the guide knows.
 
-Prints a table; the last line is JSON. Ends with 1 if a figure differs by more.
+`needles`: a model that finds needles (scripts/tools/guide/tries_model.py --kinds needles --wrong 0) gets keys
+with an outlier that no query looks at: it changes nothing in an f16 cache and spoils the scale of a 4-bit one,
+so `quality` must find the needles with f16 and miss some with q4_0.
+
+Prints a table; the last line is JSON. Ends with 1 if something is not as it must be.
 """
 
 import argparse
@@ -17,6 +22,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +44,7 @@ _FILE_TYPES: Final = {"Q4_0": 2, "Q2_K": 10}
 _DEEPEST: Final = 16.0
 """Log probabilities this far below the best are stored as one, and left out of the sum."""
 _LEVELS: Final = 65_535
+_OUTLIER: Final = 500.0
 _WANTED: Final = 0.01
 
 
@@ -70,25 +77,49 @@ class Rows(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=GUIDE)
-    parser.add_argument("--text", type=Path)
-    parser.add_argument("--folder", type=Path, help="keep the forms of the model there")
-    parser.add_argument("--layer", type=int, default=3, help="the layer to damage")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parts = parser.add_subparsers(dest="part", required=True)
+    text = parts.add_parser("text")
+    text.add_argument("--model", type=Path, default=GUIDE)
+    text.add_argument("--text", type=Path)
+    text.add_argument("--layer", type=int, default=3, help="the layer to damage")
+    needles = parts.add_parser("needles")
+    needles.add_argument("model", type=Path)
+    needles.add_argument("--lengths", default="192,256")
+    for part in (text, needles):
+        part.add_argument("--folder", type=Path, help="keep the forms of the model there")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = asked.folder or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
-        text = asked.text or folder / "text.txt"
-        if asked.text is None:
-            text.write_text(_answers()[:_CHARACTERS], "utf-8")
-        models = {asked.model.stem: asked.model}
-        for name, number in _FILE_TYPES.items():
-            models[name] = quantized(asked.model, folder / f"{name}.gguf", number)
-        models["damaged"] = damaged(asked.model, folder / "damaged.gguf", asked.layer)
-        ours = _quality(list(models.values()), text)
-        theirs = references(list(models.values()), text.read_text("utf-8"))
+        return _needles(asked, folder) if asked.part == "needles" else _text(asked, folder)
+
+
+def _text(asked: argparse.Namespace, folder: Path) -> int:
+    text = asked.text or folder / "text.txt"
+    if asked.text is None:
+        text.write_text(_answers()[:_CHARACTERS], "utf-8")
+    models = {asked.model.stem: asked.model}
+    for name, number in _FILE_TYPES.items():
+        models[name] = quantized(asked.model, folder / f"{name}.gguf", number)
+    models["damaged"] = damaged(asked.model, folder / "damaged.gguf", asked.layer)
+    words = ["--text", str(text), "--only", "text", "--windows", "0"]
+    ours = _quality([*map(str, models.values()), *words])
+    theirs = references(list(models.values()), text.read_text("utf-8"))
     return _report(list(models), ours, theirs)
+
+
+def _needles(asked: argparse.Namespace, folder: Path) -> int:
+    model = with_outliers(asked.model, folder / "outliers.gguf")
+    words = ["--only", "needles", "--needles", asked.lengths]
+    found = _quality([str(model), "--vary", "kv-type=f16,q8_0,q4_0", *words])
+    counts = {
+        one["kv_type"]: sum(task["passed"] for task in one["needles"]) for one in found["measured"]
+    }
+    print("\n".join(found["verdicts"]))
+    lost = counts["f16"] - counts["q4_0"]
+    print(json.dumps({"needles_found": counts, "ok": lost > 0}))
+    return 0 if lost > 0 else 1
 
 
 def _answers() -> str:
@@ -124,9 +155,42 @@ def quantized(source: Path, target: Path, file_type: int) -> Path:
 
 def damaged(source: Path, target: Path, layer: int) -> Path:
     """Write the model with the way down of one layer's feed-forward network in a wrong order of rows."""
+
+    def change(name: str, rows: NDArray[Any]) -> NDArray[Any]:
+        return np.roll(rows, 1, axis=0) if name == f"blk.{layer}.ffn_down.weight" else rows
+
+    return _rewritten(source, target, change)
+
+
+def with_outliers(source: Path, target: Path) -> Path:
+    """Write a model in F16 with a huge value in the slowest pair of each key, which no query looks at."""
+    fields = GGUFReader(source).fields
+    name = str(fields["general.architecture"].contents())
+    heads, embedding = (
+        int(fields[f"{name}.{what}"].contents())
+        for what in ("attention.head_count", "embedding_length")
+    )
+    known = fields.get(f"{name}.attention.key_length")
+    size = int(known.contents()) if known is not None else embedding // heads
+
+    def change(tensor: str, rows: NDArray[Any]) -> NDArray[Any]:
+        part = tensor.split(".")[-2:]
+        if part[0] not in ("attn_q", "attn_k"):
+            return rows
+        changed = rows.reshape(-1, size, *rows.shape[1:]).copy()  # (heads, head dimension, ...)
+        for at in (size // 2 - 1, size - 1):
+            changed[:, at] = _OUTLIER if part == ["attn_k", "bias"] else 0
+        return changed.reshape(rows.shape)
+
+    return _rewritten(source, target, change)
+
+
+def _rewritten(
+    source: Path, target: Path, change: Callable[[str, NDArray[Any]], NDArray[Any]]
+) -> Path:
+    """Write the file with changed tensors."""
     reader = GGUFReader(source)
-    architecture = str(reader.fields["general.architecture"].contents())
-    writer = GGUFWriter(target, architecture)
+    writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
     for name, entry in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
@@ -136,10 +200,8 @@ def damaged(source: Path, target: Path, layer: int) -> Path:
         else:
             writer.add_key_value(name, value, entry.types[0])
     for tensor in reader.tensors:
-        rows = tensor.data
-        if tensor.name == f"blk.{layer}.ffn_down.weight":
-            rows = np.roll(rows, 1, axis=0)
-        writer.add_tensor(tensor.name, np.ascontiguousarray(rows), raw_dtype=tensor.tensor_type)
+        rows = np.ascontiguousarray(change(tensor.name, tensor.data))
+        writer.add_tensor(tensor.name, rows, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -247,19 +309,18 @@ def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 # ---------------------------------------------------------------------------- comparison
 
 
-def _quality(models: list[Path], text: Path) -> dict[str, Any]:
-    """What `localchat quality` measures of the same text."""
-    words = [
-        *map(str, models),
-        "--text",
-        str(text),
-        "--only",
-        "text",
-        "--windows",
-        "0",
+def _quality(words: list[str]) -> dict[str, Any]:
+    """What `localchat quality` measures."""
+    command = [
+        sys.executable,
+        "-m",
+        "localchat",
+        "quality",
+        *words,
         "--no-keep",
+        "--json",
+        "--quiet",
     ]
-    command = [sys.executable, "-m", "localchat", "quality", *words, "--json", "--quiet"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
