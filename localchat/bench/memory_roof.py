@@ -5,6 +5,7 @@ A step reads the weights once for all its requests, and the KV cache of each.
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -72,8 +73,10 @@ def _kv_bytes(model: ModelShape, kv_type: str) -> int:
     return sum(kv_layer_bytes(model, CacheSpec(1, 1, 0, known)))
 
 
+@cache
 def ram_bandwidth(threads: int) -> float:
-    """Bytes a second that so many threads read from RAM, the best of a few runs."""
+    """Bytes a second that so many threads read from RAM, the best of a few runs. Measured once in a process,
+    so that variants are held against the same roof."""
     import numpy as np
 
     values = np.ones(_PROBE_BYTES // 4, dtype=np.float32)

@@ -83,10 +83,9 @@ def sentences(record: BenchRecord, line: list[Point]) -> Iterator[str]:
                 "clients only wait."
             )
         else:
-            yield (
-                f"Still rising at {_clients(line[-1].place.clients)}: --max-clients "
-                f"{line[-1].place.clients * 4} goes on."
-            )
+            last = line[-1].place.clients
+            flag = "--clients" if record.spec.clients else "--max-clients"
+            yield f"Still rising at {_clients(last)}: {flag} {last * 4} goes on."
     first = line[0]
     served = next((one for one in record.served if one.variant.name == first.place.variant), None)
     if served is not None and served.roof is not None and first.figures.roof_share is not None:
