@@ -266,8 +266,10 @@ def _print_rest(
         if _prints_whole(setup, options) and (texts or not answer.interrupted):
             terminal.answer("\n---\n".join(text.rstrip("\n") for _, text in sorted(texts.items())))
         terminal.end_answer(empty=not answer.interrupted)
-    if settings.stats and tries is not None:
+    if tries is not None and settings.stats:
         terminal.print_line(tries.sentence())
+    elif tries is not None and terminal.stdout_is_terminal:
+        terminal.notify(tries.sentence())  # several tries cost several times as much
     if settings.stats and answer.done:
         terminal.print_line(stats_line(answer.done))
     if settings.stats and (answer.done or tries is not None):

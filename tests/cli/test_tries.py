@@ -1,6 +1,7 @@
 """More tries at one answer: votes, the best of several, and a critique."""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -53,6 +54,18 @@ def test_a_vote_prints_an_answer_that_most_agree_on_and_cancels_the_rest(call: C
     assert "5 tries: 3 say 4, 1 say 5, 1 cancelled, the first alone differs" in err
     assert answers.engine.requests[0].n == 5
     assert answers.options[0].load.max_slots >= 5
+
+
+def test_on_a_terminal_several_tries_say_what_they_cost(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*flags: str) -> str:
+        return call(Answers([_whole("4", "4", "4")]).app(), "--vote", "3", *flags, "2 + 2?").err
+
+    assert "tries: " not in told()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "3 tries: " in told()
+    assert "tries: " not in told("-q")
 
 
 def test_a_decided_vote_does_not_wait_for_the_tries_that_are_left(call: Call) -> None:
