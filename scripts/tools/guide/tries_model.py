@@ -36,9 +36,9 @@ _NEEDLES: Final = 5
 _SUBJECTS: Final = [subject for _, subject, _ in needle_text(0, 32, 1.0).needles]
 _WARM_STEPS: Final = 100
 _LOOK_EVERY: Final = 50
-_BLUR_STEPS: Final = 3
-"""Rounds of `_LOOK_EVERY` steps with wrong answers among the right ones."""
-_RATE: Final = 3e-3
+_BLUR_ROUNDS: Final = 2
+"""Of `_LOOK_EVERY` steps with wrong answers among the right ones."""
+_RATE, _BLUR_RATE = 3e-3, 1e-3
 
 
 def needle_question(draw: Random) -> Question:
@@ -139,16 +139,16 @@ class Training:
         while min(known.values()) < options.sampled:
             if time.monotonic() - self._began_s > options.minutes * 60:
                 break
-            self._learn(options.kinds, 0.0)
+            self._learn(options.kinds, 0.0, _RATE)
             known = self._look(options.kinds)
-        for _ in range(_BLUR_STEPS if options.wrong else 0):
-            self._learn(options.kinds, options.wrong)
+        for _ in range(_BLUR_ROUNDS if options.wrong else 0):
+            self._learn(options.kinds, options.wrong, _BLUR_RATE)
         self._look(options.kinds)
 
-    def _learn(self, kinds: list[str], wrong: float) -> None:
+    def _learn(self, kinds: list[str], wrong: float, rate: float) -> None:
         for _, kind in product(range(_LOOK_EVERY), kinds):
             for group in self._optimizer.param_groups:
-                group["lr"] = _RATE * min(1.0, (self._steps + 1) / _WARM_STEPS)
+                group["lr"] = rate * min(1.0, (self._steps + 1) / _WARM_STEPS)
             questions = self._examples.misled(self._examples.some(kind, _BATCH[kind]), wrong)
             ids, own = self._examples.rows(questions)
             logits = self.model(ids[:, :-1])
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--sampled", type=float, default=0.8)
     parser.add_argument("--kinds", nargs="+", choices=sorted(_BATCH), default=["sums"])
     parser.add_argument(
-        "--wrong", type=float, default=0.35, help="share of answers learned wrongly"
+        "--wrong", type=float, default=0.15, help="share of answers learned wrongly"
     )
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
