@@ -1,4 +1,4 @@
-"""SiLU or tanh-GELU of gate, times up: the activation of a gated feed-forward layer.
+"""SiLU or tanh-GELU of gate, times up: the activation of a gated feed-forward layer; and gpt-oss's.
 
 Letters: T rows, F columns of the result, S partial sums.
 
@@ -17,6 +17,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.launch import options, own_carveout, require, set_carveout, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+CLAMPED_SLOPE = tl.constexpr(1.702)
+"""Of the sigmoid of a clamped gate."""
 
 
 def reference(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
@@ -37,6 +39,26 @@ def activation(gate, GELU: tl.constexpr):
         slope = gate * (1.5957691216057308 + 0.07135481282553545 * gate * gate)
         slope = tl.maximum(slope, -80.0)
     return gate / (1.0 + tl.exp(-slope))
+
+
+def clamped_reference(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+    """`gated` with a limit, in fp32 with plain torch."""
+    gate, up = gate_up.float().chunk(2, 1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(CLAMPED_SLOPE.value * gate) * (up + 1.0)
+
+
+@triton.jit
+def gated(gate, up, LIMIT: tl.constexpr):
+    """silu(gate) * up, or with a LIMIT gpt-oss's: gate up to it times a steeper sigmoid, times up within it
+    plus 1."""
+    if LIMIT > 0.0:
+        gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.minimum(up, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.maximum(up, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        return gate / (1.0 + tl.exp(gate * -CLAMPED_SLOPE)) * (up + 1.0)
+    else:
+        return activation(gate, False) * up
 
 
 @triton.jit

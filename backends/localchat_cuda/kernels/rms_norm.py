@@ -6,7 +6,8 @@ For unquantized gemms, the last norm, and large row counts. Letters: T rows, H c
 
 Grid (T,), one row a program, fp32 inside. y [S, T, H] fp32, fp16 or bf16; residual fp32 [T, H],
 read and written; weight [H]; out fp16 or bf16 [T, H], and where `packed` is given the same once more, as
-the int4 gemms of experts read it. RMSNorm: Zhang and Sennrich, 2019.
+the int4 gemms of experts read it: with zeros up to the columns of their weight, which are H or up to 127 more.
+A `bias` [H] of y is added, too. RMSNorm: Zhang and Sennrich, 2019.
 """
 
 import torch
@@ -35,15 +36,18 @@ def reference(
     out: torch.Tensor,
     eps: float,
     packed: HalfRows | None = None,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """`add_norm` in plain torch, same arguments."""
     if y is not None:
         residual += y.float().sum(0)
+    if bias is not None:
+        residual += bias.float()
     inverse = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
     x = residual * inverse * weight.float()
     out.copy_(x)
     if packed is not None:
-        quantize(x, packed)
+        quantize(torch.nn.functional.pad(x, (0, packed.x.shape[1] - x.shape[1])), packed)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -53,12 +57,15 @@ def _norm_kernel(
     weight,
     out,
     packed,
+    bias,
     eps,
     T,
     H: tl.constexpr,
     H_POW2: tl.constexpr,
+    H_PACKED: tl.constexpr,
     S: tl.constexpr,
     GROUP: tl.constexpr,
+    BIASED: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -76,11 +83,14 @@ def _norm_kernel(
         for s in tl.static_range(S):
             total += tl.load(y + (s * T + t) * H + i, mask=inside, other=0.0).to(tl.float32)
         x += total
+        if BIASED:
+            x += tl.load(bias + i, mask=inside, other=0.0).to(tl.float32)
         tl.store(residual + t * H + i, x, mask=inside)
     x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
     tl.store(out + t * H + i, x.to(out.dtype.element_ty), mask=inside)
     if GROUP > 0:
-        tl.store(packed + t * H + packed_cell(i, GROUP, False), to_half(x), mask=inside)
+        at = packed + t * H_PACKED + packed_cell(i, GROUP, False)
+        tl.store(at, to_half(x), mask=i < H_PACKED)
 
 
 def add_norm(
@@ -90,12 +100,13 @@ def add_norm(
     out: torch.Tensor,
     eps: float,
     packed: HalfRows | None = None,
+    bias: torch.Tensor | None = None,
     *,
     pdl: bool = True,
 ) -> None:
     """Add `y` (None: nothing) to the residual and normalize; shapes in the module docstring.
 
-    `packed` (in slot order, no factors): where to write the result, too.
+    `packed` (in slot order, no factors): where to write the result, too. `bias`: of y.
     """
     t, h = residual.shape
     device = residual.device
@@ -104,8 +115,15 @@ def add_norm(
     require("out", out, (t, h), _FLOATS, device)
     if y is not None:
         require("y", y, (y.shape[0], t, h), _FLOATS, device)
+    columns = 0 if packed is None else packed.x.shape[1]
     if packed is not None:
-        require("packed", packed.x, (t, h), (torch.float16,), device)
+        require("packed", packed.x, (t, None), (torch.float16,), device)
+        if not h <= columns <= power_of_two(h):
+            raise ValueError(f"packed: {h} to {power_of_two(h)} columns wanted, {columns} given")
+    if bias is not None:
+        require("bias", bias, (h,), _FLOATS, device)
+        if y is None:
+            raise ValueError("bias: one without y")
     if t == 0:
         return
     gpu = traits(device)
@@ -116,12 +134,15 @@ def add_norm(
         weight,
         out,
         out if packed is None else packed.x,
+        weight if bias is None else bias,
         eps,
         t,
         H=h,
         H_POW2=power_of_two(h),
+        H_PACKED=columns,
         S=0 if y is None else y.shape[0],
         GROUP=0 if packed is None else packed.group,
+        BIASED=bias is not None,
         ROOMY=own_carveout(t),
         PDL=pdl,
         **options(pdl, 8 if h > 1024 else 4),

@@ -96,8 +96,8 @@ def _few_launches(
     layer: experts.Experts, y: torch.Tensor, gain: torch.Tensor
 ) -> dict[str, Callable[[], object]]:
     router, gate_up, down, rows = layer.router, layer.gate_up, layer.down, y.shape[1]
-    group = gate_up.group if isinstance(gate_up, W4) else 0
-    add = partial(choice.add_few, y[1:], y[0], gain, router, EPS, group)
+    reader = gate_up if isinstance(gate_up, W4) else None
+    add = partial(choice.add_few, y[1:], y[0], gain, router, EPS, reader)
     few = add()
     choices, fused = choice.choose_few(few, router), rows == 1
     found: dict[str, Callable[[], object]] = {"add": add}

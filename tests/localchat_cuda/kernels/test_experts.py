@@ -8,6 +8,7 @@ import torch
 
 from localchat_cuda.kernels import experts, rms_norm
 from localchat_cuda.kernels.experts import Experts, Router, blocks, choice
+from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from tests.support.tiny_engine_core import DEVICE
 
@@ -53,11 +54,45 @@ def layer_of(case: Case, group: int = 0) -> Experts:
     return Experts(router, *((torch.randn(shape) * 0.1).half() for shape in shapes))
 
 
-def added_and_normed(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def random_mxfp4(n: int, k: int) -> w4_pack.W4:
+    return e2m1.pack_floats(torch.randint(0, 16, (n, k)), random_exponents(n, k))
+
+
+def random_exponents(n: int, k: int) -> torch.Tensor:
+    return torch.randint(119, 123, (n, k // 32), dtype=torch.uint8)
+
+
+def padded(weight: torch.Tensor, count: int, rows: int) -> torch.Tensor:
+    """Codes or exponents of `count` parts with as many rows each."""
+    parts = weight.view(count, -1, weight.shape[1])
+    return torch.nn.functional.pad(parts, (0, 0, 0, rows - parts.shape[1])).flatten(0, 1)
+
+
+def clamped_layer(width: int, inner: int, *, packed: bool) -> Experts:
+    """5 experts with biases and gpt-oss's activation, of fp16 or MXFP4 weights."""
+    count, whole = 5, -(-inner // 128) * 128 if packed else inner
+    weight = (torch.randn(count, width) * 0.3).half()
+    router = Router(weight, 3, normalized=True, bias=torch.randn(count))
+    gate_bias = torch.zeros(count, 2, whole)
+    gate_bias[..., :inner] = torch.randn(count, 2, inner)
+    biases = gate_bias.flatten(), torch.randn(count * width)
+    if not packed:
+        shapes = (count * 2 * inner, width), (count * width, inner)
+        weights = [(torch.randn(shape) * 0.1).half() for shape in shapes]
+        return Experts(router, *weights, *biases, limit=2.0)
+    rows = count * 2 * inner
+    codes, exponents = torch.randint(0, 16, (rows, width)), random_exponents(rows, width)
+    gate_up = e2m1.pack_floats(*(padded(each, 2 * count, whole) for each in (codes, exponents)))
+    return Experts(router, gate_up, random_mxfp4(count * width, inner), *biases, limit=2.0)
+
+
+def added_and_normed(
+    rows: int, width: int = WIDTH
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Partial sums, residual, gain, and the norm of their sum."""
-    y, residual = torch.randn(2, rows, WIDTH), torch.randn(rows, WIDTH)
-    gain = torch.rand(WIDTH).half() + 0.5
-    x = torch.empty(rows, WIDTH, dtype=torch.float16)
+    y, residual = torch.randn(2, rows, width), torch.randn(rows, width)
+    gain = torch.rand(width).half() + 0.5
+    x = torch.empty(rows, width, dtype=torch.float16)
     rms_norm.reference(y, residual.clone(), gain, x, EPS)
     return y, residual, gain, x
 
@@ -183,6 +218,52 @@ def test_a_row_is_the_same_bits_alone_and_among_others(group: int, normalized: b
         one = slice(row, row + 1)
         alone = run((y[:, one].contiguous(), residual[one].clone(), gain, x[one]), layer)
         assert torch.equal(alone[:, 0], whole[:, row])
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "inner", "packed"),
+    [
+        (1, 192, 160, False),
+        (3, 192, 160, False),
+        (20, 192, 160, False),
+        (1, 192, 160, True),
+        (3, 128, 128, True),
+        (8, 192, 352, True),
+        (20, 192, 160, True),
+        (40, 320, 128, True),
+    ],
+)
+def test_clamped_experts_with_biases_are_their_reference(
+    rows: int, width: int, inner: int, packed: bool
+) -> None:
+    """Also where no column count is a multiple of 128."""
+    layer, y_bias = clamped_layer(width, inner, packed=packed), torch.randn(width)
+    y, residual, gain, x = added_and_normed(rows, width)
+    rms_norm.reference(y, residual.clone(), gain, x, EPS, bias=y_bias)
+    wanted = experts.reference(x, layer)[0]
+    if rows <= experts.FEW_ROWS:
+        found, added = experts.apply_few(y, residual, gain, layer, EPS, y_bias)
+        assert torch.allclose(added, residual + y.sum(0) + y_bias, atol=1e-5)
+    else:
+        packed_x = experts.packed_rows(rows, layer, DEVICE)
+        rms_norm.add_norm(y, residual, gain, torch.empty_like(x), EPS, packed_x, y_bias)
+        found = experts.apply_many(x, packed_x, layer)
+    assert distance(found.sum(0), wanted) < 2e-3
+
+
+def test_mxfp4_weights_are_their_values() -> None:
+    codes = torch.arange(16).repeat(16, 6)
+    exponents = torch.tensor([127, 128, 120, 1, 90, 0], dtype=torch.uint8)[:3].repeat(16, 1)
+    found = e2m1.dense(e2m1.pack_floats(codes, exponents))
+    one = torch.tensor([*e2m1.VALUES, *(-value for value in e2m1.VALUES)]).repeat(2)
+    wanted = torch.cat((one, 2 * one, one / 128, torch.zeros(32)))
+    assert torch.equal(found, wanted.expand(16, -1))
+
+
+def test_mxfp4_weights_beyond_fp16_are_refused() -> None:
+    exponents = torch.full((16, 4), 129, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="scales up to 2 wanted"):
+        e2m1.pack_floats(torch.zeros(16, 128, dtype=torch.int64), exponents)
 
 
 def test_shapes_that_no_kernel_takes_are_refused() -> None:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from localchat_cuda.kernels.activation import clamped_reference
+from localchat_cuda.kernels.activation import reference as gated_reference
 from localchat_cuda.kernels.experts import (
     blocks,
     choice,
@@ -18,6 +20,7 @@ from localchat_cuda.kernels.experts import (
     gemm_int4_many,
 )
 from localchat_cuda.kernels.experts.choice import FEW_ROWS, Router
+from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4.activations import HalfRows
 from localchat_cuda.kernels.int4.pack import ROWS, W4, dense
 from localchat_cuda.kernels.launch import power_of_two
@@ -36,13 +39,20 @@ __all__ = [
 
 class Experts(NamedTuple):
     """Weights of a layer's experts, one after the other along the rows of each weight; shared parts come
-    last."""
+    last. Int4 weights of H or F columns that are no multiple of 128 have zeros there, and rows as well: F is
+    that multiple then."""
 
     router: Router
     gate_up: torch.Tensor | W4
     """[X * 2F, H], an expert's gate before its up."""
     down: torch.Tensor | W4
     """[X * H, F]."""
+    gate_up_bias: torch.Tensor | None = None
+    """fp32 [X * 2F]."""
+    down_bias: torch.Tensor | None = None
+    """fp32 [X * H]."""
+    limit: float = 0.0
+    """Of gate and up, whose activation is activation.gated's then; 0: SiLU."""
 
     @property
     def inner(self) -> int:
@@ -57,9 +67,17 @@ def reference(x: torch.Tensor, experts: Experts) -> torch.Tensor:
     out = torch.zeros(x.shape, device=x.device)
     for expert in choices.ids.unique().tolist():
         rows, at = (choices.ids == expert).nonzero(as_tuple=True)
-        gate_up, down = (_one(each, expert, experts.router.stored) for each in experts[1:])
-        gate, up = (x[rows].float() @ gate_up.t()).chunk(2, 1)
-        found = (torch.nn.functional.silu(gate) * up) @ down.t()
+        gate_up, down = (
+            _one(each, expert, experts.router.stored) for each in (experts.gate_up, experts.down)
+        )
+        inner = x[rows].float() @ gate_up[:, : x.shape[1]].t()
+        if experts.gate_up_bias is not None:
+            inner += experts.gate_up_bias.view(-1, inner.shape[1])[expert]
+        limit = experts.limit
+        found = clamped_reference(inner, limit) if limit else gated_reference(inner)
+        found = found @ down.t()
+        if experts.down_bias is not None:
+            found += experts.down_bias.view(-1, found.shape[1])[expert]
         out[rows] += found * choices.weights[rows, at][:, None]
     return out[None]
 
@@ -70,9 +88,8 @@ def _one(weight: torch.Tensor | W4, expert: int, count: int) -> torch.Tensor:
         return weight.view(count, -1, weight.shape[1])[expert].float()
     blocks = weight.features_out // ROWS // count
     own = slice(expert * blocks, (expert + 1) * blocks)
-    return dense(
-        weight._replace(codes=weight.codes[own], scale_zeros=weight.scale_zeros[own])
-    ).float()
+    one = weight._replace(codes=weight.codes[own], scale_zeros=weight.scale_zeros[own])
+    return (e2m1.dense if one.e2m1 else dense)(one).float()
 
 
 def block_rows(pairs: int, experts: int) -> int:
@@ -81,16 +98,18 @@ def block_rows(pairs: int, experts: int) -> int:
 
 
 def apply_few(
-    y: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, experts: Experts, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add partial sums y [S, T, H] to the residual fp32 [T, H], and compute the experts of the sum's norm.
+    y: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, experts: Experts, eps: float,
+    y_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Add partial sums y [S, T, H] and their bias to the residual fp32 [T, H], and compute the experts of the
+    sum's norm.
 
     Returns parts fp32 [C, T, H], of each choice its weighted result, to be added up; and the sum, which is the
     residual from now on. Up to FEW_ROWS rows.
     """
     gate_up, down, router = experts.gate_up, experts.down, experts.router
-    group = gate_up.group if isinstance(gate_up, W4) else 0
-    rows = choice.add_few(y, residual, gain, router, eps, group)
+    reader = gate_up if isinstance(gate_up, W4) else None
+    rows = choice.add_few(y, residual, gain, router, eps, reader, y_bias)
     own = choice.empty_choices(rows, router)
     choices, fused = own or choice.choose_few(rows, router), own is not None
     shape = router.choices, *residual.shape
@@ -100,12 +119,18 @@ def apply_few(
     )
     if isinstance(gate_up, W4):
         assert isinstance(down, W4)
-        gemm_int4_few.gate_up(rows, gate_up, router, choices, inner, down.group, fused=fused)
-        gemm_int4_few.down(inner, down, choices, out)
+        gemm_int4_few.gate_up(
+            rows, gate_up, router, choices, inner, down.group, bias=experts.gate_up_bias,
+            limit=experts.limit, fused=fused,
+        )  # fmt: skip
+        gemm_int4_few.down(inner, down, choices, out, bias=experts.down_bias)
     else:
         assert isinstance(down, torch.Tensor)
-        gemm_float.gate_up(rows, gate_up, router, choices, None, inner, fused=fused)
-        gemm_float.down(inner, down, choices, None, out)
+        gemm_float.gate_up(
+            rows, gate_up, router, choices, None, inner, bias=experts.gate_up_bias,
+            limit=experts.limit, fused=fused,
+        )  # fmt: skip
+        gemm_float.down(inner, down, choices, None, out, bias=experts.down_bias)
     return out, rows.added
 
 
@@ -137,11 +162,17 @@ def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> to
     if packed is not None:
         assert isinstance(gate_up, W4)
         assert isinstance(down, W4)
-        gemm_int4_many.gate_up(packed.x, gate_up, choices, sorted_pairs, inner, down.group)
-        gemm_int4_many.down(inner, down, choices, sorted_pairs, out)
+        gemm_int4_many.gate_up(
+            packed.x, gate_up, choices, sorted_pairs, inner, down.group,
+            bias=experts.gate_up_bias, limit=experts.limit,
+        )  # fmt: skip
+        gemm_int4_many.down(inner, down, choices, sorted_pairs, out, bias=experts.down_bias)
     else:
         assert isinstance(gate_up, torch.Tensor)
         assert isinstance(down, torch.Tensor)
-        gemm_float.gate_up(x, gate_up, router, choices, sorted_pairs, inner)
-        gemm_float.down(inner, down, choices, sorted_pairs, out)
+        gemm_float.gate_up(
+            x, gate_up, router, choices, sorted_pairs, inner, bias=experts.gate_up_bias,
+            limit=experts.limit,
+        )  # fmt: skip
+        gemm_float.down(inner, down, choices, sorted_pairs, out, bias=experts.down_bias)
     return out

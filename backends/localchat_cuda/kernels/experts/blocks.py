@@ -127,6 +127,12 @@ def check_choices(choices: Choices, blocks: Blocks | None, device: torch.device)
         raise ValueError(f"ids: 1 to {FEW_ROWS} rows wanted without blocks, {t} given")
 
 
+def check_bias(bias: torch.Tensor | None, rows: int, device: torch.device) -> None:
+    """Raise ValueError unless the kernels can read the bias of a weight of so many rows."""
+    if bias is not None:
+        require("bias", bias, (rows,), (torch.float32,), device)
+
+
 def grid_blocks(choices: Choices, blocks: Blocks | None) -> int:
     """Return the blocks of the grid."""
     return choices.ids.numel() if blocks is None else blocks.owners.shape[0]

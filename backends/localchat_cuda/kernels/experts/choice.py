@@ -14,8 +14,10 @@ Up to FEW_ROWS rows, one launch adds to the residual and computes the logits of 
 programs of other columns have the rest of a row. Whoever reads them divides by the rms, from `squares` [T, S]:
 
     y [S', T, K] partial sums, residual fp32 [T, K], gain [K]
-    added    fp32 [T, K]                   residual + sum of y, beside the residual, which others still read
-    x        [T, K]                        added * gain / 16 in the router's dtype, or fp16 in lane order
+    added    fp32 [T, K]                   residual + sum of y (+ y_bias [K]), beside the residual, which
+                                           others still read
+    x        [T, K]                        added * gain / 16 in the router's dtype, or fp16 in lane order,
+                                           then with zeros up to the columns of the int4 weight that reads it
 
 An expert's rank is a count of the better ones where gate_up makes the choice of a single row, else the turn in
 a search for the best. Sums are in fp32 in the same order for every number of rows, or of whole numbers.
@@ -33,6 +35,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.int4.activations import packed_cell
+from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
 MAX_ROWS = 512
@@ -58,6 +61,8 @@ class Router(NamedTuple):
     """The weights of the chosen ones add up to 1."""
     shared: int = 0
     """Parts of a shared expert, which every row takes with the sigmoid of the last logit; 0: there is none."""
+    bias: torch.Tensor | None = None
+    """fp32 [R], added to the logits."""
 
     @property
     def experts(self) -> int:
@@ -92,6 +97,8 @@ class FewRows(NamedTuple):
 def reference(x: torch.Tensor, router: Router) -> Choices:
     """`route` in plain torch."""
     logits = x.float() @ router.weight.float().t()
+    if router.bias is not None:
+        logits = logits + router.bias
     routed = logits[:, : router.experts]
     found, ids = torch.topk(routed.softmax(1), router.chosen, 1)
     if router.normalized:
@@ -130,9 +137,9 @@ def _logits_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def _few_logits_kernel(
-    y, residual, gain, weight, x, added, logits, squares, T, R: tl.constexpr, K: tl.constexpr,
-    PARTS: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
-    GROUP: tl.constexpr, PDL: tl.constexpr,
+    y, y_bias, residual, gain, weight, x, added, logits, squares, T, R: tl.constexpr,
+    K: tl.constexpr, KX: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
+    SPLITS: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -161,6 +168,8 @@ def _few_logits_kernel(
         for s in tl.static_range(PARTS):
             sums += tl.load(y + s * T * K + here, mask=inside, other=0.0).to(tl.float32)
         v += sums
+        if BIASED:
+            v += tl.load(y_bias + at, mask=at < K, other=0.0).to(tl.float32)[:, None]
         g = tl.load(gain + at, mask=at < K, other=0.0).to(tl.float32)
         scaled = v * g[:, None] * 0.0625
         if weight.dtype.element_ty == tl.float16:
@@ -173,8 +182,8 @@ def _few_logits_kernel(
         if block == 0:
             tl.store(added + here, v, mask=inside)
             if GROUP > 0:
-                there = t[None, :] * K + packed_cell(at, GROUP, True)[:, None]
-                tl.store(x + there, to_half(scaled), mask=inside)
+                there = t[None, :] * KX + packed_cell(at, GROUP, True)[:, None]
+                tl.store(x + there, to_half(scaled), mask=(at < KX)[:, None] & (t < T)[None, :])
             else:
                 tl.store(x + here, operand, mask=inside)
     where = (split * T + t)[None, :] * R + r[:, None]
@@ -192,8 +201,8 @@ def inverse_rms(squares, t, eps, K: tl.constexpr, SPLITS: tl.constexpr):
 
 @triton.jit
 def row_logits(
-    logits, squares, t, T, eps, R: tl.constexpr, K: tl.constexpr, R_POW2: tl.constexpr,
-    SPLITS: tl.constexpr, FEW: tl.constexpr,
+    logits, squares, bias, t, T, eps, R: tl.constexpr, K: tl.constexpr, R_POW2: tl.constexpr,
+    SPLITS: tl.constexpr, FEW: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     """Load the logits [R_POW2] of row t, of rows before their norm where FEW."""
     i = tl.arange(0, R_POW2)
@@ -202,6 +211,8 @@ def row_logits(
         v += tl.load(logits + (s * T + t) * R + i, mask=i < R, other=0.0)
     if FEW:
         v *= tl.sum(inverse_rms(squares, t + tl.arange(0, 1), eps, K, SPLITS), 0)
+    if BIASED:
+        v += tl.load(bias + i, mask=i < R, other=0.0)
     return v
 
 
@@ -237,9 +248,10 @@ def ranked(
 
 @triton.jit(do_not_specialize=["T"])
 def _choose_kernel(
-    logits, squares, ids, weights, eps, T, R: tl.constexpr, E: tl.constexpr, K: tl.constexpr,
-    R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr, C: tl.constexpr,
-    C_POW2: tl.constexpr, NORMALIZED: tl.constexpr, FEW: tl.constexpr, PDL: tl.constexpr,
+    logits, squares, bias, ids, weights, eps, T, R: tl.constexpr, E: tl.constexpr,
+    K: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
+    C: tl.constexpr, C_POW2: tl.constexpr, NORMALIZED: tl.constexpr, FEW: tl.constexpr,
+    BIASED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -248,7 +260,7 @@ def _choose_kernel(
     c = tl.arange(0, C_POW2)
     if PDL:
         gdc_wait()
-    v = row_logits(logits, squares, t, T, eps, R, K, R_POW2, SPLITS, FEW)
+    v = row_logits(logits, squares, bias, t, T, eps, R, K, R_POW2, SPLITS, FEW, BIASED)
     rank, p = ranked(v, E, CHOSEN, NORMALIZED, False)
     hit = rank[None, :] == c[:, None]
     found = tl.sum(tl.where(hit, i[None, :], 0), 1)
@@ -263,12 +275,12 @@ def _choose_kernel(
 
 @triton.jit
 def choose_single(
-    logits, squares, ids, weights, c, first, eps, R: tl.constexpr, E: tl.constexpr,
+    logits, squares, bias, ids, weights, c, first, eps, R: tl.constexpr, E: tl.constexpr,
     K: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
-    C: tl.constexpr, NORMALIZED: tl.constexpr,
+    C: tl.constexpr, NORMALIZED: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     """Return the expert of choice `c` of the only row, and write it where `first`."""
-    v = row_logits(logits, squares, 0, 1, eps, R, K, R_POW2, SPLITS, True)
+    v = row_logits(logits, squares, bias, 0, 1, eps, R, K, R_POW2, SPLITS, True, BIASED)
     i = tl.arange(0, R_POW2)
     rank, p = ranked(v, E, CHOSEN, NORMALIZED, True)
     expert = tl.sum(tl.where(rank == c, i, 0), 0)
@@ -296,16 +308,16 @@ def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
         x, router.weight, logits, t, R=r, K=k, TILE=tile, BK=_RUN, SPLITS=_SPLITS, PDL=pdl,
         **options(pdl, 4),
     )  # fmt: skip
-    return _choose(logits, None, 0.0, k, router, pdl)
+    return _choose(logits, None, 0.0, router, pdl)
 
 
 def add_few(
     y: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, router: Router, eps: float,
-    group: int = 0, *, pdl: bool = True,
+    reader: W4 | None = None, y_bias: torch.Tensor | None = None, *, pdl: bool = True,
 ) -> FewRows:  # fmt: skip
     """Add `y` to the residual, and compute logits of the sum; shapes in the module docstring.
 
-    `group`: of the int4 weight that reads x; 0: a floating one does.
+    `reader`: the int4 weight that reads x; None: a floating one does.
     """
     (t, k), device, weight = residual.shape, residual.device, router.weight
     _check(router)
@@ -315,14 +327,20 @@ def add_few(
     require("y", y, (None, t, k), _FLOATS, device)
     require("gain", gain, (k,), _FLOATS, device)
     require("router", weight, (None, k), _HALVES, device)
+    if y_bias is not None:
+        require("y_bias", y_bias, (k,), _FLOATS, device)
     r, splits = weight.shape[0], _few_splits(k)
-    x = torch.empty(t, k, dtype=torch.float16 if group else weight.dtype, device=device)
+    columns = k if reader is None else reader.features_in
+    dtype = weight.dtype if reader is None else torch.float16
+    x = torch.empty(t, columns, dtype=dtype, device=device)
     added, squares = torch.empty_like(residual), torch.empty(t, splits, device=device)
     logits = torch.empty(splits, t, r, device=device)
     pdl = pdl and traits(device).pdl
     kernel = _few_logits_kernel[(triton.cdiv(r, 16), splits)](
-        y, residual, gain, weight, x, added, logits, squares, t, R=r, K=k, PARTS=y.shape[0],
-        M=8, BK=_RUN, SPLITS=splits, GROUP=group, PDL=pdl, **options(pdl, 4),
+        y, gain if y_bias is None else y_bias, residual, gain, weight, x, added, logits, squares, t,
+        R=r, K=k, KX=columns, PARTS=y.shape[0], M=8, BK=_RUN, SPLITS=splits,
+        GROUP=0 if reader is None else reader.group, BIASED=y_bias is not None, PDL=pdl,
+        **options(pdl, 4),
     )  # fmt: skip
     set_carveout(kernel, t)
     return FewRows(x, added, logits, squares, eps)
@@ -331,7 +349,7 @@ def add_few(
 def choose_few(rows: FewRows, router: Router, *, pdl: bool = True) -> Choices:
     """Choose the experts of few rows."""
     pdl = pdl and traits(rows.x.device).pdl
-    return _choose(rows.logits, rows.squares, rows.eps, rows.x.shape[1], router, pdl)
+    return _choose(rows.logits, rows.squares, rows.eps, router, pdl)
 
 
 def empty_choices(rows: FewRows, router: Router) -> Choices | None:
@@ -344,16 +362,24 @@ def empty_choices(rows: FewRows, router: Router) -> Choices | None:
 
 
 def few_sources(
-    rows: FewRows | None, unused: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, float]:
+    rows: FewRows | None, router: Router | None, unused: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
     """Arguments of gate_up's kernels that few rows bring; None: of others, `unused` is never read."""
-    return (unused, unused, 0.0) if rows is None else (rows.logits, rows.squares, rows.eps)
+    if rows is None or router is None:
+        return unused, unused, unused, 0.0
+    bias = unused if router.bias is None else router.bias
+    return rows.logits, rows.squares, bias, rows.eps
+
+
+FEW_CONSTANTS = (
+    *("R", "E", "R_POW2", "SPLITS", "CHOSEN", "NORMALIZED", "ROUTER_BIASED", "WIDTH", "FUSED"),
+)
 
 
 def few_constants(rows: FewRows | None, router: Router | None, *, fused: bool) -> dict[str, int]:
     """Constants that belong to them."""
     if rows is None or router is None:
-        return dict.fromkeys(("R", "E", "R_POW2", "SPLITS", "CHOSEN", "NORMALIZED", "FUSED"), 0)
+        return dict.fromkeys(FEW_CONSTANTS, 0)
     r = len(router.weight)
     return {
         "R": r,
@@ -362,6 +388,8 @@ def few_constants(rows: FewRows | None, router: Router | None, *, fused: bool) -
         "SPLITS": rows.squares.shape[1],
         "CHOSEN": router.chosen,
         "NORMALIZED": router.normalized,
+        "ROUTER_BIASED": router.bias is not None,
+        "WIDTH": router.weight.shape[1],
         "FUSED": fused,
     }
 
@@ -372,6 +400,8 @@ def _few_splits(k: int) -> int:
 
 
 def _check(router: Router) -> None:
+    if router.bias is not None:
+        require("router.bias", router.bias, (len(router.weight),), (torch.float32,))
     if not router.chosen <= router.experts or len(router.weight) > MAX_ROWS:
         raise ValueError(
             f"router: at most {MAX_ROWS} rows wanted, {router.chosen} of {len(router.weight)} given"
@@ -379,16 +409,18 @@ def _check(router: Router) -> None:
 
 
 def _choose(
-    logits: torch.Tensor, squares: torch.Tensor | None, eps: float, k: int, router: Router, pdl: bool
-) -> Choices:  # fmt: skip
+    logits: torch.Tensor, squares: torch.Tensor | None, eps: float, router: Router, pdl: bool
+) -> Choices:
     splits, t, r = logits.shape
     ids = torch.empty(t, router.choices, dtype=torch.int32, device=logits.device)
     weights = torch.empty(t, router.choices, device=logits.device)
     kernel = _choose_kernel[(t,)](
-        logits, logits if squares is None else squares, ids, weights, eps, t, R=r, E=router.experts,
-        K=k, R_POW2=power_of_two(r), SPLITS=splits, CHOSEN=router.chosen, C=router.choices,
-        C_POW2=power_of_two(router.choices), NORMALIZED=router.normalized,
-        FEW=squares is not None, PDL=pdl, **options(pdl, 1),
+        logits, logits if squares is None else squares,
+        logits if router.bias is None else router.bias, ids, weights, eps, t, R=r,
+        E=router.experts, K=router.weight.shape[1], R_POW2=power_of_two(r), SPLITS=splits,
+        CHOSEN=router.chosen, C=router.choices, C_POW2=power_of_two(router.choices),
+        NORMALIZED=router.normalized, FEW=squares is not None, BIASED=router.bias is not None,
+        PDL=pdl, **options(pdl, 1),
     )  # fmt: skip
     if squares is not None:
         set_carveout(kernel, t)

@@ -5,6 +5,7 @@ Letters as in choice.py; F inner features of an expert, H columns of the model.
     gate_up    x [T, H] or FewRows, weight [X * 2F, H], gate before up    out [P, F] = silu(gate) * up
     down       x [P, F], weight [X * H, F], weights fp32 [P]             out [C, T, H] = weight * product
 
+A bias fp32 [X * 2F] or [X * H] is added to the products; `limit`: of activation.gated in place of SiLU, or 0.
 One dtype; out of `down` fp32 or that dtype: the reader adds the C parts, always in the same order. Grid
 (features / BN, blocks), weights as the left operand of the tensor cores, so that few rows pad 16 columns
 only; accumulation in fp32. Blocks as in choice.expert_rows: pairs themselves without `blocks`, up to
@@ -18,9 +19,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.activation import activation, to_half
+from localchat_cuda.kernels.activation import gated as apply_gate
+from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.experts.blocks import (
     Blocks,
+    check_bias,
     check_choices,
     expert_rows,
     grid_blocks,
@@ -51,11 +54,12 @@ class FloatTile(NamedTuple):
 
 @triton.jit(do_not_specialize=["P", "T"])
 def _float_kernel(
-    x, weight, ids, slots, owners, scales, out, logits, squares, eps, P, T, C: tl.constexpr,
-    N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, R: tl.constexpr,
-    E: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
-    NORMALIZED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr,
+    x, weight, bias, ids, slots, owners, scales, out, logits, squares, router_bias, eps, P, T,
+    C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr,
+    BIASED: tl.constexpr, LIMIT: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
+    R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr,
+    ROUTER_BIASED: tl.constexpr, WIDTH: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -64,8 +68,8 @@ def _float_kernel(
     if FUSED:
         pair = tl.program_id(1)
         expert = choose_single(
-            logits, squares, ids, scales, pair, tl.program_id(0) == 0, eps, R, E, K, R_POW2, SPLITS,
-            CHOSEN, C, NORMALIZED,
+            logits, squares, router_bias, ids, scales, pair, tl.program_id(0) == 0, eps, R, E,
+            WIDTH, R_POW2, SPLITS, CHOSEN, C, NORMALIZED, ROUTER_BIASED,
         )  # fmt: skip
         pairs = pair + m * 0
         inside = m == 0
@@ -97,12 +101,18 @@ def _float_kernel(
                 up = tl.dot(w, columns, up)
     if GATED:
         if SPLITS > 0:
-            inverse = inverse_rms(squares, rows, eps, K, SPLITS)[None, :]
+            inverse = inverse_rms(squares, rows, eps, WIDTH, SPLITS)[None, :]
             acc = acc * inverse
             up = up * inverse
-        acc = activation(acc, False) * up
+        if BIASED:
+            own = bias + expert * N + tl.minimum(n, F - 1)
+            acc += tl.load(own)[:, None]
+            up += tl.load(own + F)[:, None]
+        acc = apply_gate(acc, up, LIMIT)
         place = pairs
     else:
+        if BIASED:
+            acc += tl.load(bias + expert * N + tl.minimum(n, F - 1))[:, None]
         acc = acc * tl.load(scales + pairs)[None, :]
         place = pairs % C * T + pairs // C
     if out.dtype.element_ty == tl.float16:
@@ -119,7 +129,7 @@ def tile_for(*, gated: bool) -> FloatTile:
 def gate_up(
     x: torch.Tensor | FewRows, weight: torch.Tensor, router: Router, choices: Choices,
     blocks: Blocks | None, out: torch.Tensor, tile: FloatTile | None = None, *,
-    fused: bool = False, pdl: bool = True,
+    bias: torch.Tensor | None = None, limit: float = 0.0, fused: bool = False, pdl: bool = True,
 ) -> None:  # fmt: skip
     """Write silu(gate) * up of every pair into `out` [P, F].
 
@@ -128,40 +138,45 @@ def gate_up(
     rows = x if isinstance(x, FewRows) else None
     held = x.x if isinstance(x, FewRows) else x
     require("out", out, (choices.ids.numel(), None), (held.dtype,), held.device)
-    few = few_sources(rows, out), few_constants(rows, router, fused=fused)
-    _launch(held, weight, choices, blocks, out, 2 * out.shape[1], tile, pdl, few, gated=True)
+    few = few_sources(rows, router, out), few_constants(rows, router, fused=fused)
+    n = 2 * out.shape[1]
+    _launch(held, weight, bias, choices, blocks, out, n, tile, pdl, few, gated=True, limit=limit)
 
 
 def down(
     x: torch.Tensor, weight: torch.Tensor, choices: Choices, blocks: Blocks | None,
-    out: torch.Tensor, tile: FloatTile | None = None, *, pdl: bool = True,
+    out: torch.Tensor, tile: FloatTile | None = None, *, bias: torch.Tensor | None = None,
+    pdl: bool = True,
 ) -> None:  # fmt: skip
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, x.dtype), x.device)
     require("x", x, (c * t, None), _HALVES, x.device)
-    few = few_sources(None, out), few_constants(None, None, fused=False)
-    _launch(x, weight, choices, blocks, out, out.shape[2], tile, pdl, few, gated=False)
+    few = few_sources(None, None, out), few_constants(None, None, fused=False)
+    _launch(x, weight, bias, choices, blocks, out, out.shape[2], tile, pdl, few, gated=False)
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, choices: Choices, blocks: Blocks | None,
-    out: torch.Tensor, n: int, tile: FloatTile | None, pdl: bool,
-    few: tuple[tuple[torch.Tensor, torch.Tensor, float], dict[str, int]], *, gated: bool,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, choices: Choices,
+    blocks: Blocks | None, out: torch.Tensor, n: int, tile: FloatTile | None, pdl: bool,
+    few: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float], dict[str, int]], *,
+    gated: bool, limit: float = 0.0,
 ) -> None:  # fmt: skip
     (t, c), k, device = choices.ids.shape, x.shape[1], x.device
     require("x", x, (None, k), _HALVES, device)
     require("weight", weight, (None, k), (x.dtype,), device)
     check_choices(choices, blocks, device)
+    check_bias(bias, weight.shape[0], device)
     m = 16 if blocks is None else blocks.rows
     tile = tile or tile_for(gated=gated)
     pdl = pdl and traits(device).pdl
     ids = choices.ids
     grid = (triton.cdiv(n // (1 + gated), tile.features), grid_blocks(choices, blocks))
     _float_kernel[grid](
-        x, weight, ids, ids if blocks is None else blocks.slots,
-        ids if blocks is None else blocks.owners, choices.weights, out, *few[0], t * c, t, C=c,
-        N=n, K=k, M=m, P_POW2=pairs_class(choices, blocks), BN=tile.features,
-        BK=min(tile.run, power_of_two(k)), STAGES=tile.stages, GATED=gated, **few[1], PDL=pdl,
+        x, weight, choices.weights if bias is None else bias, ids,
+        ids if blocks is None else blocks.slots, ids if blocks is None else blocks.owners,
+        choices.weights, out, *few[0], t * c, t, C=c, N=n, K=k, M=m,
+        P_POW2=pairs_class(choices, blocks), BN=tile.features, BK=min(tile.run, power_of_two(k)),
+        STAGES=tile.stages, GATED=gated, BIASED=bias is not None, LIMIT=limit, **few[1], PDL=pdl,
         **options(pdl, tile.warps),
     )  # fmt: skip

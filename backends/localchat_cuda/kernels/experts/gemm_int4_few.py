@@ -1,6 +1,6 @@
 """Products of up to 8 rows with int4 weights of their experts: gate and up with their activation, or down.
 
-Letters as in gemm_float.py; G = K / 128 column blocks of the weight.
+Letters as in gemm_float.py; G = K / 128 column blocks of the weight. Biases and `limit` as there.
 
     gate_up    rows choice.FewRows, weight W4 of X * 2F rows    out fp16 [P, F] = silu(gate) * up
     down       x fp16 [P, F], weight W4 of X * H rows           out fp32 [C, T, H] = weight * product
@@ -12,7 +12,8 @@ is read once.
 
 Codes become fp16(offset + code) by one masked operation; the sums of x that remove offset and zero come from
 the tensor cores, too, as products with ones, where the accumulators need them: whoever writes x keeps no
-sums. Scale and zero are applied once per group, sums are fp32. Unpacking as in int4/gemm_fp16.py.
+sums. Scale and zero are applied once per group, sums are fp32. Unpacking as in int4/gemm_fp16.py;
+e2m1 codes have neither offset nor zero.
 """
 # mypy: disable-error-code="assignment, var-annotated"
 # (Triton unrolls loops over tuples that grow; no type says that)
@@ -24,8 +25,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.activation import activation, to_half
-from localchat_cuda.kernels.experts.blocks import check_choices, expert_rows, pairs_class
+from localchat_cuda.kernels.activation import gated as apply_gate
+from localchat_cuda.kernels.activation import to_half
+from localchat_cuda.kernels.experts.blocks import (
+    check_bias,
+    check_choices,
+    expert_rows,
+    pairs_class,
+)
 from localchat_cuda.kernels.experts.choice import (
     Choices,
     FewRows,
@@ -36,6 +43,7 @@ from localchat_cuda.kernels.experts.choice import (
     inverse_rms,
 )
 from localchat_cuda.kernels.int4.activations import packed_cell
+from localchat_cuda.kernels.int4.e2m1 import float_halves, group_scale
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.tile_ops import (
     halves,
@@ -88,7 +96,7 @@ def _columns(x, rows, WARPS: tl.constexpr, RUN: tl.constexpr):
 @triton.jit
 def _load(
     codes, scale_zeros, block, chunk, G: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr, E2M1: tl.constexpr,
 ):  # fmt: skip
     """Load codes and words of scales and zeros of DEPTH chunks of one row block."""
     ws = ()
@@ -102,7 +110,7 @@ def _load(
             )
         else:
             ws = ws + (load_pairs(codes, at * 512, WARPS),)
-        if GROUP == 128:
+        if GROUP == 128 or E2M1:
             ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
         else:
             ss = ss + load_sides(scale_zeros, block, (chunk + d) * WARPS, G, GROUP, WARPS)
@@ -112,9 +120,10 @@ def _load(
 @triton.jit
 def _load_x(
     x, rows, chunk, PARTS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr, E2M1: tl.constexpr,
 ):  # fmt: skip
-    """Load x of DEPTH chunks: of each chunk, group of codes and eight rows two operands, and x's sums."""
+    """Load x of DEPTH chunks: of each chunk, group of codes and eight rows two operands, and x's sums (none
+    of E2M1, whose codes have no offset)."""
     S: tl.constexpr = 4 if GROUP == 32 else 2
     RUN: tl.constexpr = 8 if GROUP == 32 else 16
     if WARPS == 1:
@@ -128,30 +137,33 @@ def _load_x(
             for p in tl.static_range(PARTS):
                 xa = _columns(at, rows[p], WARPS, RUN)
                 xb = _columns(at + 32, rows[p], WARPS, RUN)
-                found = found + (xa, xb, tl.dot(ones, xb, tl.dot(ones, xa)))
+                if E2M1:
+                    found = found + (xa, xb, 0)
+                else:
+                    found = found + (xa, xb, tl.dot(ones, xb, tl.dot(ones, xa)))
     return found
 
 
 @triton.jit
 def _add_group(
-    sums, a, b, xs, at: tl.constexpr, scale, zero, PARTS: tl.constexpr, WARPS: tl.constexpr
+    sums, a, b, xs, at: tl.constexpr, scale, zero, PARTS: tl.constexpr, WARPS: tl.constexpr,
+    E2M1: tl.constexpr,
 ):  # fmt: skip
     """Add the products of one group of codes to the sums of all rows; `zero` includes the codes' offset."""
     added = ()
     for p in tl.static_range(PARTS):
         acc = tl.dot(b, xs[at + 3 * p + 1], tl.dot(a, xs[at + 3 * p]))
-        total = xs[at + 3 * p + 2]
-        if WARPS == 1:
-            added = added + (sums[p] + scale[:, None] * (acc - zero[:, None] * total),)
-        else:
-            added = added + (sums[p] + scale[:, :, None] * (acc - zero[:, :, None] * total),)
+        if not E2M1:
+            total = xs[at + 3 * p + 2]
+            acc -= (zero[:, None] if WARPS == 1 else zero[:, :, None]) * total
+        added = added + (sums[p] + (scale[:, None] if WARPS == 1 else scale[:, :, None]) * acc,)
     return added
 
 
 @triton.jit
 def _multiply(
     sums, ws, ss, xs, PARTS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
-    ASM: tl.constexpr, GROUP: tl.constexpr,
+    ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
 ):  # fmt: skip
     """Add the products of DEPTH chunks of one row block."""
     S: tl.constexpr = 4 if GROUP == 32 else 2
@@ -159,35 +171,73 @@ def _multiply(
     Q: tl.constexpr = 3 * PARTS
     for d in tl.static_range(DEPTH):
         for h in tl.static_range(H):
-            e, f, g, i = halves(ws[d * H + h], ASM)
-            if GROUP == 128:
+            if E2M1:
+                e, f, g, i = float_halves(ws[d * H + h], ASM)
+                scale = group_scale(ss[d], h)
+                sums = _add_group(sums, e, f, xs, (d * S + h) * Q, scale, 0, PARTS, WARPS, True)
+                scale = group_scale(ss[d], H + h)
+                sums = _add_group(sums, g, i, xs, (d * S + H + h) * Q, scale, 0, PARTS, WARPS, True)
+            elif GROUP == 128:
+                e, f, g, i = halves(ws[d * H + h], ASM)
                 scale = scale_of(ss[d])
                 zero = zero_of(ss[d])
-                sums = _add_group(sums, e, f, xs, d * S * Q, scale, zero + 1024.0, PARTS, WARPS)
-                sums = _add_group(sums, g, i, xs, d * S * Q + Q, scale, zero + 64.0, PARTS, WARPS)
+                sums = _add_group(
+                    sums, e, f, xs, d * S * Q, scale, zero + 1024.0, PARTS, WARPS, False
+                )
+                sums = _add_group(
+                    sums, g, i, xs, d * S * Q + Q, scale, zero + 64.0, PARTS, WARPS, False
+                )
             else:
+                e, f, g, i = halves(ws[d * H + h], ASM)
                 first, second, zeros = ss[3 * d], ss[3 * d + 1], ss[3 * d + 2]
                 scale = side_scale(first, second, h)
                 zero = side_zero(zeros, h).to(tl.float32)
                 sums = _add_group(
-                    sums, e, f, xs, (d * S + h) * Q, scale, zero + 1024.0, PARTS, WARPS
+                    sums, e, f, xs, (d * S + h) * Q, scale, zero + 1024.0, PARTS, WARPS, False
                 )
                 scale = side_scale(first, second, H + h)
                 zero = side_zero(zeros, H + h).to(tl.float32)
                 sums = _add_group(
-                    sums, g, i, xs, (d * S + H + h) * Q, scale, zero + 64.0, PARTS, WARPS
+                    sums, g, i, xs, (d * S + H + h) * Q, scale, zero + 64.0, PARTS, WARPS, False
                 )
     return sums
 
 
+@triton.jit
+def _step(
+    sums, x, codes, scale_zeros, rows, block, chunk, G: tl.constexpr, F: tl.constexpr,
+    TILES: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr,
+    WARPS: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
+):  # fmt: skip
+    """Add the products of DEPTH chunks of all row blocks, whose weights are loaded together."""
+    ws = ()
+    ss = ()
+    for r in tl.static_range(TILES):
+        w, s = _load(
+            codes, scale_zeros, block + r % BLOCKS + r // BLOCKS * (F // 16), chunk, G, DEPTH,
+            WARPS, GROUP, E2M1,
+        )  # fmt: skip
+        ws = ws + (w,)
+        ss = ss + (s,)
+    xs = _load_x(x, rows, chunk, PARTS, DEPTH, WARPS, GROUP, E2M1)
+    grown = ()
+    for r in tl.static_range(TILES):
+        part = ()
+        for p in tl.static_range(PARTS):
+            part = part + (sums[r * PARTS + p],)
+        grown = grown + _multiply(part, ws[r], ss[r], xs, PARTS, DEPTH, WARPS, ASM, GROUP, E2M1)
+    return grown
+
+
 @triton.jit(do_not_specialize=["P", "T"])
 def _few_kernel(
-    x, codes, scale_zeros, ids, scales, out, logits, squares, eps, P, T, C: tl.constexpr,
-    N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr,
+    x, codes, scale_zeros, bias, ids, scales, out, logits, squares, router_bias, eps, P, T,
+    C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr,
     WARPS: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr, GATED: tl.constexpr,
-    ASM: tl.constexpr, GROUP: tl.constexpr, INTO: tl.constexpr, R: tl.constexpr,
-    E: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
-    NORMALIZED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr,
+    BIASED: tl.constexpr, LIMIT: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
+    E2M1: tl.constexpr, INTO: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
+    R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr,
+    ROUTER_BIASED: tl.constexpr, WIDTH: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     G: tl.constexpr = K // 128
     CHUNKS: tl.constexpr = G // WARPS
@@ -195,7 +245,7 @@ def _few_kernel(
     F: tl.constexpr = N // 2 if GATED else N
     TILES: tl.constexpr = 2 * BLOCKS if GATED else BLOCKS
     S: tl.constexpr = 128 // GROUP
-    LINE: tl.constexpr = G * 16 if S == 1 else G * 8 * S + (G * S + 7) // 8 * 16
+    LINE: tl.constexpr = G * 16 if S == 1 or E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -203,8 +253,8 @@ def _few_kernel(
     pair = tl.program_id(1)
     if FUSED:
         expert = choose_single(
-            logits, squares, ids, scales, pair, tl.program_id(0) == 0, eps, R, E, K, R_POW2, SPLITS,
-            CHOSEN, C, NORMALIZED,
+            logits, squares, router_bias, ids, scales, pair, tl.program_id(0) == 0, eps, R, E,
+            WIDTH, R_POW2, SPLITS, CHOSEN, C, NORMALIZED, ROUTER_BIASED,
         )  # fmt: skip
         pairs = pair + m * 0
         inside = m == 0
@@ -234,36 +284,35 @@ def _few_kernel(
         else:
             sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
     for chunk in tl.range(0, CHUNKS // DEPTH * DEPTH, DEPTH, num_stages=1):
-        ws = ()
-        ss = ()
-        for r in tl.static_range(TILES):
-            w, s = _load(
-                codes, scale_zeros, block + r % BLOCKS + r // BLOCKS * (F // 16), chunk, G, DEPTH,
-                WARPS, GROUP,
-            )  # fmt: skip
-            ws = ws + (w,)
-            ss = ss + (s,)
-        xs = _load_x(x, rows, chunk, PARTS, DEPTH, WARPS, GROUP)
-        grown = ()
-        for r in tl.static_range(TILES):
-            part = ()
-            for p in tl.static_range(PARTS):
-                part = part + (sums[r * PARTS + p],)
-            grown = grown + _multiply(part, ws[r], ss[r], xs, PARTS, DEPTH, WARPS, ASM, GROUP)
-        sums = grown
+        sums = _step(
+            sums, x, codes, scale_zeros, rows, block, chunk, G, F, TILES, BLOCKS, PARTS, DEPTH,
+            WARPS, ASM, GROUP, E2M1,
+        )  # fmt: skip
+    if CHUNKS % DEPTH > 0:
+        sums = _step(
+            sums, x, codes, scale_zeros, rows, block, CHUNKS // DEPTH * DEPTH, G, F, TILES, BLOCKS,
+            PARTS, CHUNKS % DEPTH, WARPS, ASM, GROUP, E2M1,
+        )  # fmt: skip
     n = tl.arange(0, 16)
     for r in tl.static_range(BLOCKS):
         for p in tl.static_range(PARTS):
             v = sums[r * PARTS + p]
             if WARPS > 1:
                 v = tl.sum(v, 0)
+            if GATED:
+                inverse = inverse_rms(squares, own[p] // C, eps, WIDTH, SPLITS)[None, :]
+                v = v * inverse
             column = (block + r) * 16 + n
+            if BIASED:
+                v += tl.load(bias + expert * N + column)[:, None]
             if GATED:
                 up = sums[(BLOCKS + r) * PARTS + p]
                 if WARPS > 1:
                     up = tl.sum(up, 0)
-                inverse = inverse_rms(squares, own[p] // C, eps, K, SPLITS)[None, :]
-                v = activation(v * inverse, False) * (up * inverse)
+                up = up * inverse
+                if BIASED:
+                    up += tl.load(bias + expert * N + F + column)[:, None]
+                v = apply_gate(v, up, LIMIT)
                 column = packed_cell(column, INTO, True)
                 at = own[p][None, :] * F + column[:, None]
                 tl.store(out + at, to_half(v), mask=there[p][None, :])
@@ -286,49 +335,57 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool) -> FewTile:
 
 def gate_up(
     rows: FewRows, weight: W4, router: Router, choices: Choices, out: torch.Tensor,
-    into: int = BLOCK_K, tile: FewTile | None = None, *, fused: bool = False, pdl: bool = True,
+    into: int = BLOCK_K, tile: FewTile | None = None, *, bias: torch.Tensor | None = None,
+    limit: float = 0.0, fused: bool = False, pdl: bool = True,
 ) -> None:  # fmt: skip
     """Write silu(gate) * up of every pair into `out` [P, F], for a weight in groups of `into`.
 
     fused: of a single row, and write its choices, too.
     """
     require("out", out, (choices.ids.numel(), None), (torch.float16,), rows.x.device)
-    _launch(rows.x, weight, choices, out, 2 * out.shape[1], into, tile, pdl, rows, router, fused)
+    _launch(
+        rows.x, weight, bias, choices, out, 2 * out.shape[1], into, tile, pdl, rows, router,
+        limit=limit, fused=fused,
+    )  # fmt: skip
 
 
 def down(
     x: torch.Tensor, weight: W4, choices: Choices, out: torch.Tensor, tile: FewTile | None = None,
-    *, pdl: bool = True,
+    *, bias: torch.Tensor | None = None, pdl: bool = True,
 ) -> None:  # fmt: skip
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32,), x.device)
     require("x", x, (c * t, None), (torch.float16,), x.device)
-    _launch(x, weight, choices, out, out.shape[2], BLOCK_K, tile, pdl, None, None, fused=False)
+    _launch(x, weight, bias, choices, out, out.shape[2], BLOCK_K, tile, pdl, None, None)
 
 
 def _launch(
-    x: torch.Tensor, weight: W4, choices: Choices, out: torch.Tensor, n: int, into: int,
-    tile: FewTile | None, pdl: bool, rows: FewRows | None, router: Router | None, fused: bool,
+    x: torch.Tensor, weight: W4, bias: torch.Tensor | None, choices: Choices, out: torch.Tensor,
+    n: int, into: int, tile: FewTile | None, pdl: bool, rows: FewRows | None,
+    router: Router | None, *, limit: float = 0.0, fused: bool = False,
 ) -> None:  # fmt: skip
     (t, c), k, device, gated = choices.ids.shape, weight.features_in, x.device, rows is not None
     require("x", x, (None, k), (torch.float16,), device)
     check_choices(choices, None, device)
+    check_bias(bias, weight.features_out, device)
     features, gpu = n // (1 + gated), traits(device)
     tile = tile or tile_for(t, features, k, gated=gated)
     if weight.features_out % n or features % (16 * tile.blocks):
         raise ValueError(
             f"weight: experts of {n} features in {16 * tile.blocks}s wanted, {weight.features_out} given"
         )
-    if k // BLOCK_K % (tile.warps * tile.depth):
+    if k // BLOCK_K % tile.warps:
         raise ValueError(f"tile: {tile} does not divide {k} columns")
     pdl = pdl and gpu.pdl
     kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
-        x, weight.codes.view(torch.int16), weight.scale_zeros, choices.ids, choices.weights, out,
-        *few_sources(rows, out), t * c, t, C=c, N=n, K=k, M=8,
+        x, weight.codes.view(torch.int16), weight.scale_zeros,
+        choices.weights if bias is None else bias, choices.ids, choices.weights, out,
+        *few_sources(rows, router, out), t * c, t, C=c, N=n, K=k, M=8,
         P_POW2=pairs_class(choices, None),
-        WARPS=tile.warps, DEPTH=tile.depth, BLOCKS=tile.blocks, GATED=gated, ASM=gpu.asm,
-        GROUP=weight.group, INTO=into, **few_constants(rows, router, fused=fused), PDL=pdl,
+        WARPS=tile.warps, DEPTH=tile.depth, BLOCKS=tile.blocks, GATED=gated,
+        BIASED=bias is not None, LIMIT=limit, ASM=gpu.asm, GROUP=weight.group, E2M1=weight.e2m1,
+        INTO=into, **few_constants(rows, router, fused=fused), PDL=pdl,
         **options(pdl, tile.warps),
     )  # fmt: skip
     set_carveout(kernel, t)

@@ -5,9 +5,9 @@ Letters as in gemm_float.py.
     gate_up    x fp16 [T, H], weight W4 of X * 2F rows    out fp16 [P, F] = silu(gate) * up
     down       x fp16 [P, F], weight W4 of X * H rows     out fp32, fp16 or bf16 [C, T, H] = weight * product
 
-x and the result of gate_up have their columns in slot order (int4/activations.py). Grid (features of a
-program, blocks of sorted pairs); weights are scaled in registers before they are multiplied, as in
-int4/gemm_tiled.py, sums are fp32.
+x and the result of gate_up have their columns in slot order (int4/activations.py), as many as the weight that
+reads them. Biases and `limit` as in gemm_float.py. Grid (features of a program, blocks of sorted pairs);
+weights are scaled in registers before they are multiplied, as in int4/gemm_tiled.py, sums are fp32.
 """
 
 from typing import NamedTuple
@@ -17,10 +17,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.activation import activation, to_half
-from localchat_cuda.kernels.experts.blocks import Blocks, check_choices, expert_rows
+from localchat_cuda.kernels.activation import gated as apply_gate
+from localchat_cuda.kernels.activation import to_half
+from localchat_cuda.kernels.experts.blocks import Blocks, check_bias, check_choices, expert_rows
 from localchat_cuda.kernels.experts.choice import Choices
 from localchat_cuda.kernels.int4.activations import packed_cell
+from localchat_cuda.kernels.int4.e2m1 import scaled_floats
 from localchat_cuda.kernels.int4.gemm_tiled import landed, scaled, scaled_groups
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.launch import options, require, traits
@@ -37,9 +39,10 @@ class ManyTile(NamedTuple):
 
 @triton.jit(do_not_specialize=["P", "T"])
 def _many_kernel(
-    x, codes, scale_zeros, slots, owners, scales, out, P, T, C: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, TILE: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
-    STAGES: tl.constexpr, GATED: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
+    x, codes, scale_zeros, bias, slots, owners, scales, out, P, T, C: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+    LIMIT: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
     INTO: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     G: tl.constexpr = K // 128
@@ -48,7 +51,7 @@ def _many_kernel(
     # Row blocks of a program: contiguous, or half of gate and as many of up, F features further on.
     OWN: tl.constexpr = BLOCKS // 2 if GATED else BLOCKS
     S: tl.constexpr = 128 // GROUP
-    LINE: tl.constexpr = G * 16 if S == 1 else G * 8 * S + (G * S + 7) // 8 * 16
+    LINE: tl.constexpr = G * 16 if S == 1 or E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -75,7 +78,10 @@ def _many_kernel(
         w = tl.load(codes + (first_block * G + g) * 512 + run)
         w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
         w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
-        if GROUP == 128:
+        if E2M1:
+            exponents = tl.load(scale_zeros + first_block * LINE + g * 16 + side)
+            wa, wb, wc, wd = scaled_floats(w, exponents, ASM)
+        elif GROUP == 128:
             scale_zero = tl.load(scale_zeros + first_block * LINE + g * 16 + side)
             scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
             zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
@@ -93,10 +99,15 @@ def _many_kernel(
         acc = landed(tl.dot(wd, tl.load(xg + 96), acc), ASM)
     if GATED:
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, TILE)), (1, 2, 0)))
-        column = packed_cell(first_block * 16 + tl.arange(0, BN // 2), INTO, False)
-        at = pairs[None, :].to(tl.int64) * F + column[:, None]
-        tl.store(out + at, to_half(activation(gate, False) * up), mask=inside[None, :])
+        feature = first_block * 16 + tl.arange(0, BN // 2)
+        if BIASED:
+            gate += tl.load(bias + expert * N + feature)[:, None]
+            up += tl.load(bias + expert * N + F + feature)[:, None]
+        at = pairs[None, :].to(tl.int64) * F + packed_cell(feature, INTO, False)[:, None]
+        tl.store(out + at, to_half(apply_gate(gate, up, LIMIT)), mask=inside[None, :])
     else:
+        if BIASED:
+            acc += tl.load(bias + expert * N + first_block * 16 + n)[:, None]
         acc = acc * tl.load(scales + pairs)[None, :]
         if out.dtype.element_ty == tl.float16:
             acc = to_half(acc)
@@ -116,31 +127,36 @@ def tile_for(rows: int, features: int, *, gated: bool) -> ManyTile:
 
 def gate_up(
     x: torch.Tensor, weight: W4, choices: Choices, blocks: Blocks, out: torch.Tensor,
-    into: int = BLOCK_K, tile: ManyTile | None = None, *, pdl: bool = True,
+    into: int = BLOCK_K, tile: ManyTile | None = None, *, bias: torch.Tensor | None = None,
+    limit: float = 0.0, pdl: bool = True,
 ) -> None:  # fmt: skip
     """Write silu(gate) * up of every pair into `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), x.device)
-    _launch(x, weight, choices, blocks, out, 2 * out.shape[1], into, tile, pdl, gated=True)
+    n = 2 * out.shape[1]
+    _launch(x, weight, bias, choices, blocks, out, n, into, tile, pdl, gated=True, limit=limit)
 
 
 def down(
     x: torch.Tensor, weight: W4, choices: Choices, blocks: Blocks, out: torch.Tensor,
-    tile: ManyTile | None = None, *, pdl: bool = True,
+    tile: ManyTile | None = None, *, bias: torch.Tensor | None = None, pdl: bool = True,
 ) -> None:  # fmt: skip
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, torch.float16, torch.bfloat16), x.device)
     require("x", x, (c * t, None), (torch.float16,), x.device)
-    _launch(x, weight, choices, blocks, out, out.shape[2], BLOCK_K, tile, pdl, gated=False)
+    n = out.shape[2]
+    _launch(x, weight, bias, choices, blocks, out, n, BLOCK_K, tile, pdl, gated=False)
 
 
 def _launch(
-    x: torch.Tensor, weight: W4, choices: Choices, blocks: Blocks, out: torch.Tensor, n: int,
-    into: int, tile: ManyTile | None, pdl: bool, *, gated: bool,
+    x: torch.Tensor, weight: W4, bias: torch.Tensor | None, choices: Choices, blocks: Blocks,
+    out: torch.Tensor, n: int, into: int, tile: ManyTile | None, pdl: bool, *, gated: bool,
+    limit: float = 0.0,
 ) -> None:  # fmt: skip
     (t, c), k, device = choices.ids.shape, weight.features_in, x.device
     require("x", x, (None, k), (torch.float16,), device)
     check_choices(choices, blocks, device)
+    check_bias(bias, weight.features_out, device)
     features, gpu = n // (1 + gated), traits(device)
     tile = tile or tile_for(blocks.rows, features, gated=gated)
     own = 16 * tile.warps * tile.blocks // (1 + gated)
@@ -148,8 +164,9 @@ def _launch(
         raise ValueError(f"tile: {tile} does not divide experts of {features} features")
     pdl = pdl and gpu.pdl
     _many_kernel[(features // own, blocks.owners.shape[0])](
-        x, weight.codes.view(torch.int16), weight.scale_zeros, blocks.slots, blocks.owners,
-        choices.weights, out, t * c, t, C=c, N=n, K=k, TILE=blocks.rows, BLOCKS=tile.blocks,
-        WARPS=tile.warps, STAGES=tile.stages, GATED=gated, ASM=gpu.asm, GROUP=weight.group,
-        INTO=into, PDL=pdl, **options(pdl, tile.warps),
+        x, weight.codes.view(torch.int16), weight.scale_zeros,
+        choices.weights if bias is None else bias, blocks.slots, blocks.owners, choices.weights,
+        out, t * c, t, C=c, N=n, K=k, TILE=blocks.rows, BLOCKS=tile.blocks, WARPS=tile.warps,
+        STAGES=tile.stages, GATED=gated, BIASED=bias is not None, LIMIT=limit, ASM=gpu.asm,
+        GROUP=weight.group, E2M1=weight.e2m1, INTO=into, PDL=pdl, **options(pdl, tile.warps),
     )  # fmt: skip

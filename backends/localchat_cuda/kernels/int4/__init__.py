@@ -101,7 +101,7 @@ def gemm(
 
     squares as in gemm_int8.py. `kernels` False: the reference. ValueError for activations of other groups.
     """
-    if rows.group != weight.group:
+    if rows.group != weight.group or weight.e2m1:
         raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
     if not kernels:
         if isinstance(rows, w4_activations.Int8Rows):

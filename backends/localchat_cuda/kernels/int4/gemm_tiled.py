@@ -166,7 +166,7 @@ def _offset_zero(zeros, s: tl.constexpr):
 
 
 @triton.jit
-def _spread(low, high, w, GROUP: tl.constexpr):
+def spread(low, high, w, GROUP: tl.constexpr):
     """Give each column of w [BN, 32] the value [BN] of its group.
 
     `low` in the first half, `high` in the second; groups of 64: `low` in both.
@@ -190,15 +190,15 @@ def scaled_groups(w, line, g, row, G: tl.constexpr, GROUP: tl.constexpr, ASM: tl
     zeros = tl.load(line + G * 8 * S + g * S // 8 * 16 + row) >> (g * S % 8 * 4)
     if S == 4:
         second = tl.load(line + g * (8 * S) + 16 + row)
-        zero = _spread(_offset_zero(zeros, 0), _offset_zero(zeros, 1), w, GROUP)
-        zero_high = _spread(_offset_zero(zeros, 2), _offset_zero(zeros, 3), w, GROUP)
-        scale = _spread(_low_half(first), _low_half(first >> 16), w, GROUP)
-        scale_high = _spread(_low_half(second), _low_half(second >> 16), w, GROUP)
+        zero = spread(_offset_zero(zeros, 0), _offset_zero(zeros, 1), w, GROUP)
+        zero_high = spread(_offset_zero(zeros, 2), _offset_zero(zeros, 3), w, GROUP)
+        scale = spread(_low_half(first), _low_half(first >> 16), w, GROUP)
+        scale_high = spread(_low_half(second), _low_half(second >> 16), w, GROUP)
     else:
-        zero = _spread(_offset_zero(zeros, 0), zeros, w, GROUP)
-        zero_high = _spread(_offset_zero(zeros, 1), zeros, w, GROUP)
-        scale = _spread(_low_half(first), first, w, GROUP)
-        scale_high = _spread(_low_half(first >> 16), first, w, GROUP)
+        zero = spread(_offset_zero(zeros, 0), zeros, w, GROUP)
+        zero_high = spread(_offset_zero(zeros, 1), zeros, w, GROUP)
+        scale = spread(_low_half(first), first, w, GROUP)
+        scale_high = spread(_low_half(first >> 16), first, w, GROUP)
     return _scaled_planes(w, zero, scale, zero_high, scale_high, ASM)
 
 

@@ -62,6 +62,8 @@ class W4(NamedTuple):
     of prompts need not dequantize it."""
     group: int = BLOCK_K
     """Columns of a scale and a zero, one of GROUPS."""
+    e2m1: bool = False
+    """Codes and scales are floating, in the order of e2m1.py: gemms of experts alone read these."""
 
     @property
     def features_out(self) -> int:
