@@ -60,8 +60,9 @@ class Layers(Protocol[X]):
         ...
 
     def attend(
-        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
-    ) -> X:
+        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
+        sinks: torch.Tensor | None = None,
+    ) -> X:  # fmt: skip
         """Rotate, write keys and values into the pages of `layer`, attend: [T, H*D]. In the last layer [P, H*D]
         if P is small, and everything after it has as many rows."""
         ...
@@ -75,10 +76,11 @@ class Layers(Protocol[X]):
         ...
 
     def run_experts(
-        self, y: torch.Tensor, gain: torch.Tensor, weights: experts.Experts
-    ) -> torch.Tensor:
-        """Add partial sums to the residual, norm the sum with `gain`, and compute the experts of each row:
-        partial sums [S, T, K]."""
+        self, y: torch.Tensor, gain: torch.Tensor, weights: experts.Experts,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Add partial sums and their bias to the residual, norm the sum with `gain`, and compute the experts of
+        each row: partial sums [S, T, K]."""
         ...
 
     def finish(
@@ -119,7 +121,9 @@ class _LayersBase:
             columns=self.config.rotation.columns, exponents=pages.exponents,
         )  # fmt: skip
 
-    def decode_attention(self, layer: int) -> decode_attention.Partials:
+    def decode_attention(
+        self, rules: attention_reference.Rules, layer: int
+    ) -> decode_attention.Partials:
         """Attention of the decode part, which comes first."""
         part = self.inputs.decode
         assert part is not None
@@ -133,35 +137,38 @@ class _LayersBase:
             part.batch,
             part.widest,
             partials,
-            self.rules(layer),
+            rules,
             exponents=exponents,
         )
         return partials
 
-    def rules(self, layer: int) -> attention_reference.Rules:
-        """Scale, window and soft cap of a layer's attention."""
+    def rules(self, layer: int, sinks: torch.Tensor | None) -> attention_reference.Rules:
+        """Scale, window, soft cap and sinks of a layer's attention."""
         config = self.config
         return attention_reference.Rules(
-            config.attention_scale, config.window(layer), config.attention_cap
+            config.attention_scale, config.window(layer), config.attention_cap, sinks
         )
 
-    def attention(self, layer: int) -> torch.Tensor:
+    def attention(self, layer: int, sinks: torch.Tensor | None) -> torch.Tensor:
         """Attention of all sequences, [T, H*D] in the model's dtype."""
+        rules = self.rules(layer, sinks)
         if not self.kernels:
             k, v, exponents = self.pages.layer(layer)
-            rules = self.rules(layer)
             out = attention_reference.reference(self.q, k, v, self.inputs.batch, rules, exponents)
             return out.view(self.tokens, -1).to(self.dtype)
         out = torch.empty_like(self.q)
         flat = out.view(self.tokens, -1)
         decode, prefill = self.inputs.decode, self.inputs.prefill
         if decode is not None:
-            decode_attention.merge(self.decode_attention(layer), flat[: decode.tokens])
+            partials = self.decode_attention(rules, layer)
+            decode_attention.merge(partials, flat[: decode.tokens], sinks=sinks)
         if prefill is not None:
-            self.prefill_attention(prefill, layer, out)
+            self.prefill_attention(prefill, rules, layer, out)
         return flat
 
-    def prefill_attention(self, part: PrefillBatch, layer: int, out: torch.Tensor) -> None:
+    def prefill_attention(
+        self, part: PrefillBatch, rules: attention_reference.Rules, layer: int, out: torch.Tensor
+    ) -> None:
         """Attention of the prompt chunks, into their rows of `out` [T, H, D]."""
         k, v, exponents = self.pages.layer(layer)
         batch, sources = part.batch, part.dequant_pages
@@ -175,7 +182,7 @@ class _LayersBase:
             batch = self._dequantized.batch(batch)
             k, v, exponents = self._dequantized.pool[:, 0], self._dequantized.pool[:, 1], None
         prefill_attention.attend(
-            self.q, k, v, batch, part.tiles, out, self.rules(layer), exponents=exponents,
+            self.q, k, v, batch, part.tiles, out, rules, exponents=exponents,
             config=part.tile_config,
         )  # fmt: skip
 
@@ -196,19 +203,20 @@ class _LayersBase:
         return x[indices]
 
     def run_experts(
-        self, y: torch.Tensor, gain: torch.Tensor, weights: experts.Experts
-    ) -> torch.Tensor:
+        self, y: torch.Tensor, gain: torch.Tensor, weights: experts.Experts,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         if not self.kernels:
-            return experts.reference(self.normed(y, self.residual, gain), weights)
+            return experts.reference(self.normed(y, self.residual, gain, bias=bias), weights)
         rows = self.residual.shape[0]
         if rows <= experts.FEW_ROWS:
             found, self.residual = experts.apply_few(
-                y, self.residual, gain, weights, self.config.eps
+                y, self.residual, gain, weights, self.config.eps, bias
             )
             return found
         packed = experts.packed_rows(rows, weights, self.device)
         return experts.apply_many(
-            self.normed(y, self.residual, gain, packed=packed), packed, weights
+            self.normed(y, self.residual, gain, packed=packed, bias=bias), packed, weights
         )
 
     @property
@@ -228,9 +236,10 @@ class _LayersBase:
     def normed(
         self, y: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor,
         post: torch.Tensor | None = None, packed: w4_activations.HalfRows | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype. `packed`: as
-        rms_norm.add_norm has it."""
+        """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype. `packed`, `bias`:
+        as rms_norm.add_norm has them."""
         out = torch.empty(residual.shape, dtype=self.dtype, device=self.device)
         eps = self.config.eps
         if y is not None and post is not None:
@@ -238,7 +247,7 @@ class _LayersBase:
             both(y, residual, post, gain, out, eps)
         else:
             call = rms_norm.add_norm if self.kernels else rms_norm.reference
-            call(y, residual, gain, out, eps, packed)
+            call(y, residual, gain, out, eps, packed, bias)
         return out
 
 
@@ -310,10 +319,11 @@ class DenseLayers(_LayersBase):
         return int4.gemm_of(x, weight, kernels=self.kernels, wide=added)
 
     def attend(
-        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
-    ) -> torch.Tensor:
+        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         self.store_kv(qkv, layer, bias, norms)
-        out = self.attention(layer)
+        out = self.attention(layer, sinks)
         return self.drop_rows(out) if self.drops_rows(layer) else out
 
     def add_norm(
@@ -373,21 +383,22 @@ class PackedW4Layers(_LayersBase):
         )  # fmt: skip
 
     def attend(
-        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
-    ) -> PackedActivations:
+        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
+        sinks: torch.Tensor | None = None,
+    ) -> PackedActivations:  # fmt: skip
         self.store_kv(qkv, layer, bias, norms)
         decode, drops = self.inputs.decode, self.drops_rows(layer)
         if self.kernels and decode is not None and decode.tokens == self.tokens and not drops:
             # Merging the partial sums writes the rows of the next gemm: one kernel fewer.
-            partials = self.decode_attention(layer)
+            partials = self.decode_attention(self.rules(layer, sinks), layer)
 
             def merge(reader: w4_pack.W4) -> w4_activations.Rows:
                 rows = self._rows(reader)
-                decode_attention.merge(partials, rows, order=reader.order)
+                decode_attention.merge(partials, rows, order=reader.order, sinks=sinks)
                 return rows
 
             return PackedActivations(merge)
-        out = self.attention(layer)
+        out = self.attention(layer, sinks)
         if drops:
             out = self.drop_rows(out)
             self._buffers.clear()

@@ -35,7 +35,14 @@ def test_decode_of_several_tokens_matches_the_reference(h: int, j: int, d: int) 
     close(out, attention_reference.reference(q, k, v, batch, Rules()).view(20, -1))
 
 
-@pytest.mark.parametrize("rules", [Rules(window=50), Rules(soft_cap=5.0), Rules(scale=0.3)])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        *(Rules(window=50), Rules(soft_cap=5.0), Rules(scale=0.3)),
+        Rules(window=50, sinks=torch.tensor([2.0, -1.0])),
+        Rules(sinks=torch.tensor([60.0, 4.0])),
+    ],
+)
 @pytest.mark.parametrize("prefill", [False, True])
 def test_windows_soft_caps_and_scales_match_the_reference(rules: Rules, prefill: bool) -> None:
     work = [(9, 150)]
@@ -50,8 +57,17 @@ def test_windows_soft_caps_and_scales_match_the_reference(rules: Rules, prefill:
         partials = Partials.empty(2, 9, 2, 64, q.device)
         flat = torch.empty(9, 128)
         decode_attention.attend(q, k, v, batch, 9, partials, rules)
-        decode_attention.merge(partials, flat)
+        decode_attention.merge(partials, flat, sinks=rules.sinks)
         close(flat, wanted.view(9, -1))
+
+
+def test_merged_heads_of_128_columns_have_their_sinks() -> None:
+    q, k, v, batch = scene([(1, 100)], 2, 1, 128)
+    rules = Rules(sinks=torch.tensor([3.0, -1.0]))
+    partials, out = Partials.empty(2, 1, 2, 128, q.device), torch.empty(1, 256)
+    decode_attention.attend(q, k, v, batch, 1, partials, rules)
+    decode_attention.merge(partials, out, sinks=rules.sinks)
+    close(out, attention_reference.reference(q, k, v, batch, rules).view(1, -1))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ pdl = cc >= 90
 index = {n: "*i32" for n in ("starts", "counts", "lengths", "slots", "tables", "tiles", "positions")}
 whole = {n: "i32" for n in ("T", "M", "width", "page_stride", "mark_stride")}
 paged = dict(q="*bf16", k="*bf16", v="*bf16", marks="*bf16", out="*bf16", sums="*fp32", peaks="*fp32",
-             masses="*fp32", scale="fp32", **index, **whole)
+             masses="*fp32", sinks="*fp32", scale="fp32", **index, **whole)
 found = {}
 rules = dict(WINDOW=1024, SOFT_CAP=50.0, CODED=0)
 config = decode_attention.tile_config_for(256, 64)
@@ -49,7 +49,7 @@ found["decode"] = compiled(
 config = prefill_attention.tile_config_for(256)
 found["prefill"] = compiled(
     prefill_attention._prefill_kernel, paged, config.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
-    M=config.rows, TILE=config.tile, STAGES=config.stages, **rules)
+    M=config.rows, TILE=config.tile, STAGES=config.stages, SUNK=True, **rules)
 rescored = dict(
     logits="*fp32", states="*bf16", weight="*bf16", bounds="*fp32", rows="*i32", slots="*i32",
     positions="*i32", floats="*fp32", top_k="*i32", keys="*i64", bias_counts="*i32", bias_ids="*i32",
@@ -86,7 +86,7 @@ for form, x in ((0, "*i8"), (2, "*fp16")):
         ROWS=4 if form else 1, ORDER=form == 0, PDL=pdl, GROUP=128)
 found["merge"] = compiled(
     decode_attention._merge_kernel, dict(paged, out="*i8", factors="*fp32"), 1, cc, H=28,
-    D=128, SPLITS=4, SPLITS_POW2=4, MQ=4, FORMAT=0, ROOMY=False,
+    D=128, SUNK=True, SPLITS=4, SPLITS_POW2=4, MQ=4, FORMAT=0, ROOMY=False,
     PDL=pdl, GROUP=32)
 for mode, n in (("norm", 3584), ("act_and_mul", 7168)):
     found[f"{mode} in order"] = compiled(

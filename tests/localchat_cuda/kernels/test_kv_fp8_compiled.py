@@ -59,8 +59,8 @@ for q, d, rows, window, cap in (
         STAGES=config.stages, ROOMY=False, PDL=pdl, **rules)
     config = prefill_attention.tile_config_for(d)
     found[f"prefill {d}"] = compiled(
-        prefill_attention._prefill_kernel, types, config.warps, cc, M=config.rows, TILE=config.tile,
-        STAGES=config.stages, **rules)
+        prefill_attention._prefill_kernel, dict(types, sinks="*fp32"), config.warps, cc, M=config.rows,
+        TILE=config.tile, STAGES=config.stages, SUNK=True, **rules)
 found["plain"] = compiled(
     kv_fp8_dequant._dequantize_kernel, dict(paged, sources="*i32", pool="*bf16", table="*i32"), 4, cc, J=4,
     P=64,

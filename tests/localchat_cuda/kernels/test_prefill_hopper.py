@@ -34,7 +34,8 @@ def emulated(
     rows = pool.reshape(-1, d)
     out = torch.full_like(q, float("nan"))
     listed = torch.tensor(tiles, dtype=torch.int32)
-    numbers = (listed, batch.starts, batch.counts, batch.lengths, batch.slots, batch.tables)
+    sinks = torch.zeros(h) if rules.sinks is None else rules.sinks
+    numbers = (sinks, listed, batch.starts, batch.counts, batch.lengths, batch.slots, batch.tables)
     gluon_emulation.run(
         prefill_hopper._hopper_kernel,
         programs,
@@ -43,7 +44,7 @@ def emulated(
             Pointer(out.view(-1)), *(Pointer(each.flatten()) for each in numbers),
             rules.scale_for(d) * LOG2E.value, batch.tables.shape[1], 2 * j * PAGE,
             len(tiles) * h, h, j, d, PAGE, prefill_hopper.ROWS // 2, prefill_hopper.STAGES,
-            rules.window,
+            rules.window, rules.sinks is not None,
         ),
     )  # fmt: skip
     return out
@@ -89,6 +90,13 @@ def test_emulated_kernel_with_a_window_reads_no_step_before_it(window: int) -> N
     close(emulated(q, pool, batch, tiles_of(work), Rules(window=window), 2), wanted)
 
 
+def test_emulated_kernel_with_sinks_matches_the_reference() -> None:
+    q, k, v, batch = scene([(140, 200)], 4, 2, 64)
+    rules = Rules(window=100, sinks=torch.tensor([3.0, -1.0, 0.5, 20.0]))
+    wanted = attention_reference.reference(q, k, v, batch, rules)
+    close(emulated(q, torch.stack((k, v), 1), batch, tiles_of([(140, 200)]), rules, 2), wanted)
+
+
 def test_tiles_without_work_write_nothing_and_read_no_keys() -> None:
     work = [(150, 300), (0, 1)]
     q, k, v, batch = scene([work[0], (1, 1)], 2, 1, 64)
@@ -117,8 +125,9 @@ def compiled(half, d, window):
     types = dict(
         q="*" + half, k_boxes=boxes, v_boxes=boxes, out="*" + half, factor="fp32", width="i32",
         items="i32", rows_a_page="i32",
-        **{n: "*i32" for n in ("tiles", "starts", "counts", "lengths", "slots", "tables")})
-    values = dict(H=28, J=4, D=d, P=hopper.PAGE, M=hopper.ROWS // 2, STAGES=hopper.STAGES, WINDOW=window)
+        sinks="*fp32", **{n: "*i32" for n in ("tiles", "starts", "counts", "lengths", "slots", "tables")})
+    values = dict(H=28, J=4, D=d, P=hopper.PAGE, M=hopper.ROWS // 2, STAGES=hopper.STAGES, WINDOW=window,
+                  SUNK=window > 0)
     source = GluonASTSource(
         kernel, {n: types.get(n, "constexpr") for n in names},
         {(names.index(n),): v for n, v in values.items()},

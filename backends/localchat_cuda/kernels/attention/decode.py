@@ -28,7 +28,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.attention import kv_fp8
-from localchat_cuda.kernels.attention.reference import HALF_TYPES, AttentionBatch, Rules, check
+from localchat_cuda.kernels.attention.reference import (
+    HALF_TYPES,
+    AttentionBatch,
+    Rules,
+    check,
+    check_sinks,
+)
 from localchat_cuda.kernels.int4.activations import (
     Int8Rows,
     Rows,
@@ -258,9 +264,11 @@ def _merge_kernel(
     masses,
     out,
     factors,
+    sinks,
     T,
     H: tl.constexpr,
     D: tl.constexpr,
+    SUNK: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLITS_POW2: tl.constexpr,
     MQ: tl.constexpr,
@@ -285,6 +293,8 @@ def _merge_kernel(
         top = tl.max(peak, 0)
         weight = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top))
         mass = tl.sum(weight * tl.load(masses + at, mask=s < SPLITS, other=0.0), 0)
+        if SUNK:
+            mass += tl.exp2(tl.load(sinks + group * 128 // D) * LOG2E - top)
         full = (peak > float("-inf"))[:, None]
         share = weight[:, None]
     else:
@@ -294,6 +304,8 @@ def _merge_kernel(
         top = tl.max(peak, 0)
         share = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)[None, :])
         mass = tl.sum(share * tl.load(masses + at, mask=there, other=0.0), 0)
+        if SUNK:
+            mass += tl.exp2(tl.load(sinks + i // D, mask=columns, other=0.0) * LOG2E - top)
         full = there & (peak > float("-inf"))
     cell = ((s * T + t) * (H * D)).to(tl.int64)[:, None] + i[None, :]
     parts = tl.load(sums + cell, mask=full, other=0.0)
@@ -360,9 +372,10 @@ def merge(
     out: torch.Tensor | Rows,
     *,
     order: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
-    """Merge the ranges into `out` [T, H*D].
+    """Merge the ranges into `out` [T, H*D], with the `sinks` of Rules.
 
     fp16, bf16, fp32, or the activations of an int4 gemm. Activations may have their columns in the stored
     `order` (int32 [H*D]) of the weight. A kernel of its own reorders them, so that out-of-order columns are
@@ -378,13 +391,14 @@ def merge(
         target, factors, variant, room = out, out, 3, 0
     elif order is not None:
         flat = torch.empty(t, columns, device=device)
-        merge(partials, flat, pdl=pdl)
+        merge(partials, flat, sinks=sinks, pdl=pdl)
         prepare("plain", flat[None], out, order=order, pdl=pdl)
         return
     else:
         check_rows(out, t, columns, device)
         target, factors, variant = out.x, out.factors, format_of(out)
         room = factors.shape[1] if isinstance(out, Int8Rows) else factors.shape[2]
+    check_sinks(sinks, h, device)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     kernel = _merge_kernel[(triton.cdiv(columns, 128), t)](
@@ -393,9 +407,11 @@ def merge(
         partials.masses,
         target,
         factors,
+        partials.peaks if sinks is None else sinks,
         t,
         H=h,
         D=columns // h,
+        SUNK=sinks is not None,
         SPLITS=splits,
         SPLITS_POW2=power_of_two(splits),
         MQ=room,

@@ -24,7 +24,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.attention.decode import LOG2E
-from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules, check
+from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules, check, check_sinks
 from localchat_cuda.kernels.launch import options, power_of_two, require
 
 hopper: ModuleType | None
@@ -177,6 +177,7 @@ def _prefill_kernel(
     lengths,
     slots,
     tables,
+    sinks,
     scale,
     width,
     page_stride,
@@ -190,6 +191,7 @@ def _prefill_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    SUNK: tl.constexpr,
     CODED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -244,6 +246,8 @@ def _prefill_kernel(
             scale, page_stride, mark_stride, group, D, D_POW2, P, TILE, WINDOW, SOFT_CAP, CODED,
             True,
         )  # fmt: skip
+    if SUNK:
+        mass += tl.exp2(tl.load(sinks + head) * LOG2E - peak)
     mass = tl.where(mass == 0.0, 1.0, mass)[:, None]
     tl.store(out + q_at, (acc / mass).to(out.dtype.element_ty), mask=valid)
     if CODED:
@@ -275,6 +279,7 @@ def attend(
     if tiles.shape[0] == 0:
         return
     rules, config = rules or Rules(), config or tile_config_for(d)
+    check_sinks(rules.sinks, h, q.device)
     if config == HOPPER:
         if hopper is None or exponents is not None:
             raise ValueError("config: that kernel is not here, or not for codes of 8 bits")
@@ -295,6 +300,7 @@ def attend(
         batch.lengths,
         batch.slots,
         batch.tables,
+        q if rules.sinks is None else rules.sinks,
         rules.scale_for(d) * LOG2E.value,
         batch.tables.shape[1],
         k.stride(0),
@@ -308,6 +314,7 @@ def attend(
         TILE=config.tile,
         WINDOW=rules.window,
         SOFT_CAP=rules.soft_cap,
+        SUNK=rules.sinks is not None,
         CODED=0 if exponents is None else kv_fp8.decoder_of(q.device),
         STAGES=config.stages,
         **options(False, config.warps),

@@ -171,9 +171,9 @@ def _without_rest(values, key, length, P: gl.constexpr, B_L: gl.constexpr):
 
 @gluon.jit
 def _attend(
-    q, out, ks, vs, full, empty, start, count, length, first, low, end, base, head, factor,
+    q, out, ks, vs, full, empty, sinks, start, count, length, first, low, end, base, head, factor,
     WG: gl.constexpr, H: gl.constexpr, P: gl.constexpr, D: gl.constexpr, M: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr, SUNK: gl.constexpr,
 ):  # fmt: skip
     """Compute rows WG * M and on of an item, in one warpgroup. `base` continues step numbers across items."""
     S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, P, 16])
@@ -264,6 +264,8 @@ def _attend(
     mbarrier.wait(full.index(stage), (last // STAGES) & 1)
     acc_run = warpgroup_mma(p, vs.index(stage * 2), acc, is_async=True)
     acc_run = warpgroup_mma(r, vs.index(stage * 2 + 1), acc_run, is_async=True)
+    if SUNK:
+        mass += gl.exp2(gl.load(sinks + head) * 1.4426950408889634 - peak * factor)  # log2(e)
     mass = gl.where(mass == 0.0, 1.0, mass)
     shrink = gl.convert_layout(1.0 / mass, gl.SliceLayout(1, A_L))
     acc, p, r = warpgroup_mma_wait(0, deps=[acc_run, p, r])
@@ -275,9 +277,9 @@ def _attend(
 
 @gluon.jit
 def _consume(
-    q, out, ks, vs, full, empty, tiles, starts, counts, lengths, items, factor, WG: gl.constexpr,
-    H: gl.constexpr, P: gl.constexpr, D: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
-    WINDOW: gl.constexpr,
+    q, out, ks, vs, full, empty, sinks, tiles, starts, counts, lengths, items, factor,
+    WG: gl.constexpr, H: gl.constexpr, P: gl.constexpr, D: gl.constexpr, M: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr, SUNK: gl.constexpr,
 ):  # fmt: skip
     base = 0
     for round_index in range(_rounds(items)):
@@ -287,17 +289,17 @@ def _consume(
         if low < end:
             start = gl.load(starts + sequence)
             _attend(
-                q, out, ks, vs, full, empty, start, count, length, first, low, end, base, head,
-                factor, WG, H, P, D, M, STAGES, WINDOW,
+                q, out, ks, vs, full, empty, sinks, start, count, length, first, low, end, base,
+                head, factor, WG, H, P, D, M, STAGES, WINDOW, SUNK,
             )  # fmt: skip
             base += end - low + 1
 
 
 @gluon.jit(do_not_specialize=["width", "items"])
 def _hopper_kernel(
-    q, k_boxes, v_boxes, out, tiles, starts, counts, lengths, slots, tables, factor, width,
+    q, k_boxes, v_boxes, out, sinks, tiles, starts, counts, lengths, slots, tables, factor, width,
     rows_a_page, items, H: gl.constexpr, J: gl.constexpr, D: gl.constexpr, P: gl.constexpr,
-    M: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    M: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SUNK: gl.constexpr,
 ):  # fmt: skip
     T_L: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ks = gl.allocate_shared_memory(k_boxes.dtype, [STAGES * 2, P, D], T_L)
@@ -311,10 +313,10 @@ def _hopper_kernel(
     barrier()
     gl.warp_specialize(
         [
-            (_consume, (q, out, ks, vs, full, empty, tiles, starts, counts, lengths, items, factor,
-                        gl.constexpr(0), H, P, D, M, STAGES, WINDOW)),
-            (_consume, (q, out, ks, vs, full, empty, tiles, starts, counts, lengths, items, factor,
-                        gl.constexpr(1), H, P, D, M, STAGES, WINDOW)),
+            (_consume, (q, out, ks, vs, full, empty, sinks, tiles, starts, counts, lengths, items,
+                        factor, gl.constexpr(0), H, P, D, M, STAGES, WINDOW, SUNK)),
+            (_consume, (q, out, ks, vs, full, empty, sinks, tiles, starts, counts, lengths, items,
+                        factor, gl.constexpr(1), H, P, D, M, STAGES, WINDOW, SUNK)),
             (_load, (k_boxes, v_boxes, ks, vs, full, empty, tiles, counts, lengths, slots, tables,
                      width, items, rows_a_page, H, J, M, P, D, STAGES, WINDOW)),
         ],
@@ -357,6 +359,7 @@ def launch(
         _boxes(k),
         _boxes(v),
         out,
+        out if rules.sinks is None else rules.sinks,
         tiles,
         batch.starts,
         batch.counts,
@@ -374,6 +377,7 @@ def launch(
         M=ROWS // 2,
         STAGES=STAGES,
         WINDOW=rules.window,
+        SUNK=rules.sinks is not None,
         num_warps=4,
         maxnreg=168,
     )

@@ -48,6 +48,8 @@ class Rules:
     """Keys visible to a query; 0: all of them."""
     soft_cap: float = 0.0
     """Logits become cap * tanh(logit / cap); 0.0: no cap."""
+    sinks: torch.Tensor | None = None
+    """fp32 [H]: a logit of each head for a key without a value, as gpt-oss has it; None: there is none."""
 
     def scale_for(self, d: int) -> float:
         return self.scale or d**-0.5
@@ -73,6 +75,12 @@ def check(
     for name in ("starts", "counts", "lengths", "slots"):
         require(name, getattr(batch, name), (s,), (torch.int32,), device)
     require("tables", batch.tables, (None, None), (torch.int32,), device)
+
+
+def check_sinks(sinks: torch.Tensor | None, h: int, device: torch.device) -> None:
+    """Raise ValueError unless the kernels can read the sinks of so many heads."""
+    if sinks is not None:
+        require("sinks", sinks, (h,), (torch.float32,), device)
 
 
 def reference(
@@ -105,7 +113,12 @@ def reference(
         hidden = key > at
         if rules.window:
             hidden = hidden | (key <= at - rules.window)
-        weights = logits.masked_fill(hidden[:, None, None, :], -torch.inf).softmax(-1)
+        logits = logits.masked_fill(hidden[:, None, None, :], -torch.inf)
+        if rules.sinks is not None:
+            sinks = rules.sinks.float().view(1, j, h // j, 1).expand(count, -1, -1, -1)
+            weights = torch.cat((logits, sinks), -1).softmax(-1)[..., :-1]
+        else:
+            weights = logits.softmax(-1)
         mixed = torch.einsum("tjrn,njd->tjrd", weights, values)
         out[start : start + count] = mixed.reshape(count, h, d)
     return out
