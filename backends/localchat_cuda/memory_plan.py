@@ -20,7 +20,7 @@ from localchat.fit.memory_plan import (
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
 from localchat_cuda.model_config import FloatType, ModelConfig
-from localchat_cuda.quantization_config import floating_bytes
+from localchat_cuda.quantization_config import floating_bytes, padded
 from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
 from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
@@ -104,9 +104,30 @@ def parameters(config: ModelConfig) -> int:
     layer = sum(n * k for n, k in _linear_shapes(config)) + width * norms
     if config.mixture is not None:
         layer += width * (config.mixture.experts + bool(config.mixture.shared))
+        layer += _expert_biases(config)
     layer += config.qkv_columns if config.qkv_bias else 0
+    layer += width if config.output_bias else 0
+    layer += config.heads if config.sinks else 0
     layer += 2 * d if config.normed_heads else 0
     return config.layers * layer + config.vocabulary * width * (1 if config.tied else 2) + width
+
+
+def _expert_biases(config: ModelConfig) -> int:
+    """Numbers in the biases of a layer's router and experts."""
+    if config.mixture is None or not config.mixture.biased:
+        return 0
+    return config.mixture.experts * (1 + 2 * config.intermediate + config.hidden)
+
+
+def _expert_bytes(config: ModelConfig) -> int:
+    """Bytes of the linear layers of a layer's experts."""
+    shapes, quantization = _expert_shapes(config), config.quantization
+    if quantization is None or config.mixture is None:
+        return sum(n * k for n, k in shapes) * (_FLOAT if config.dtype == "float32" else _HALF)
+    if quantization.of_experts:
+        rows = 2 * config.mixture.stored * padded(config.intermediate)
+        shapes = ((rows, shapes[0][1]), *shapes[1:])
+    return sum(quantization.linear_bytes(n, k) for n, k in shapes)
 
 
 def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
@@ -128,12 +149,7 @@ def token_bytes(config: ModelConfig, weights: int) -> int:
     """Bytes that one token reads of so many bytes of weights: not those of experts that it does not choose."""
     if config.mixture is None:
         return weights
-    shapes = _expert_shapes(config)
-    if config.quantization is None:
-        experts = sum(n * k for n, k in shapes) * (_FLOAT if config.dtype == "float32" else _HALF)
-    else:
-        experts = sum(config.quantization.linear_bytes(n, k) for n, k in shapes)
-    share = config.layers * experts / dummy_bytes(config)
+    share = config.layers * _expert_bytes(config) / dummy_bytes(config)
     return round(weights * (1 - share * (1 - config.mixture.taken / config.mixture.stored)))
 
 
@@ -142,9 +158,16 @@ def dummy_bytes(config: ModelConfig) -> int:
     float_bytes = _FLOAT if config.dtype == "float32" else _HALF
     if config.quantization is None:
         return parameters(config) * float_bytes
-    shapes = _linear_shapes(config)
-    layer = sum(config.quantization.linear_bytes(n, k) for n, k in shapes)
+    of_experts = config.quantization.of_experts
+    shapes = _expert_shapes(config) if of_experts else _linear_shapes(config)
     plain = parameters(config) - config.layers * sum(n * k for n, k in shapes)
+    if of_experts:
+        layer = _expert_bytes(config)
+        assert config.mixture is not None
+        more = padded(config.intermediate) - config.intermediate
+        plain += config.layers * config.mixture.experts * 2 * more  # in biases
+    else:
+        layer = sum(config.quantization.linear_bytes(n, k) for n, k in shapes)
     return config.layers * layer + plain * float_bytes
 
 

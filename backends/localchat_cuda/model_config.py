@@ -16,6 +16,7 @@ from localchat.model_files.checkpoint import weight_paths, whole_config
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda.config_fields import ConfigFields
 from localchat_cuda.quantization_config import (
+    PACKED_GROUPS,
     STORED,
     Quantization,
     parse_quantization,
@@ -26,7 +27,7 @@ from localchat_cuda.weights.tensor_names import is_text
 
 Architecture = (
     Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
-    | Literal["mixtral", "qwen2_moe", "qwen3_moe"]
+    | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"]
 )
 Activation = Literal["silu", "gelu_tanh"]
 FloatType = Literal["bfloat16", "float16", "float32"]
@@ -44,13 +45,14 @@ CLASSES: dict[str, Architecture] = {
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GptOssForCausalLM": "gpt_oss",
 }
 """Names in `architectures` of config.json."""
 FAMILIES = (
-    "Llama 3.x, Mistral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Gemma 2, Gemma 3, Phi-3 and "
-    "Phi-4"
+    "Llama 3.x, Mistral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Gemma 2, Gemma 3, Phi-3, "
+    "Phi-4 and gpt-oss"
 )
-_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
 MAX_EXPERTS = 511
 """Of a layer: a row for each in the router (kernels/experts/choice.py), and one for a shared expert's gate."""
 HEAD_DIMENSIONS = (64, 96, 128, 256)
@@ -86,6 +88,16 @@ _DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     },
+    "gpt_oss": {
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_experts_per_tok": 4,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "attention_bias": True,
+    },
     "gemma2": {
         **_GEMMA,
         "attn_logit_softcapping": 50.0,
@@ -103,6 +115,8 @@ _DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
 }
 """Defaults of transformers, by architecture: configs on the hub leave such fields out."""
 _FLOAT_TYPES: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+CLAMPED_SLOPE = 1.702
+"""Of the only clamped activation that there is."""
 _EXPERT_FORMS = "experts are possible in bf16, fp16 and 4 bits without act-order"
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -118,6 +132,10 @@ class Mixture:
     """The weights of the chosen ones add up to 1."""
     shared: int = 0
     """Experts that a shared one, which every token goes through, is as wide as; 0: there is none."""
+    biased: bool = False
+    """The router and the experts have biases."""
+    limit: float = 0.0
+    """Gate and up are clamped to it (kernels/activation.py); 0.0: the activation is SiLU."""
 
     @property
     def stored(self) -> int:
@@ -203,6 +221,16 @@ class ModelConfig:
         return self.architecture in ("qwen3", "qwen3_moe", "gemma3")
 
     @property
+    def output_bias(self) -> bool:
+        """True if attention's output layer has a bias."""
+        return self.architecture == "gpt_oss"
+
+    @property
+    def sinks(self) -> bool:
+        """True if each query head has a logit for a key without a value."""
+        return self.architecture == "gpt_oss"
+
+    @property
     def post_normed(self) -> bool:
         """True if outputs of attention and MLP are normalized before they join the residual."""
         return self.architecture in ("gemma2", "gemma3")
@@ -276,7 +304,8 @@ def parse_config(
     quantization = parse_quantization(
         reader.raw.get("quantization_config"), name, reader.unsupported
     )
-    inner = "intermediate_size" if architecture == "mixtral" else "moe_intermediate_size"
+    plain = architecture in ("mixtral", "gpt_oss")
+    inner = "intermediate_size" if plain else "moe_intermediate_size"
     mixed = architecture in _MIXTURES
     return ModelConfig(
         architecture=architecture,
@@ -293,7 +322,7 @@ def parse_config(
         rotation=rotations.all,
         windowed_rotation=rotations.windowed,
         tied=bool(reader.raw.get("tie_word_embeddings", False)),
-        qkv_bias=architecture in ("qwen2", "qwen2_moe"),
+        qkv_bias=architecture in ("qwen2", "qwen2_moe", "gpt_oss"),
         quantization=quantization,
         dtype=reader.dtype(stored_type(headers)),
         eos_ids=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
@@ -321,10 +350,13 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
             f"{name} is quantized already ({config.quantization.label}), and cannot be rounded to {to}.",
             hint="Leave out --quantize, or name the model in bf16.",
         )
-    if config.mixture is not None and to != "int4":
+    interleaved = config.architecture == "gpt_oss"
+    if config.mixture is not None and (to != "int4" or interleaved):
+        forms = "its experts are possible in bf16 and MXFP4" if interleaved else _EXPERT_FORMS
+        other = "Leave out --quantize" if interleaved else "Ask for --quantize int4"
         raise UsageError(
-            f"{name} is a mixture of experts, and cannot be rounded to {to}: {_EXPERT_FORMS}.",
-            hint="Ask for --quantize int4, or take a GGUF file: llama.cpp runs it on this GPU too.",
+            f"{name} is a mixture of experts, and cannot be rounded to {to}: {forms}.",
+            hint=f"{other}, or take a GGUF file: llama.cpp runs it on this GPU too.",
         )
     return replace(config, quantization=rounding(to))
 
@@ -378,7 +410,7 @@ def read_windows(
         if not isinstance(first, int):
             raise ModelInvalid(f"{fields.name}: max_window_layers is {first!r}, no usable number.")
         windowed = [layer >= first for layer in range(layers)]
-    elif architecture in ("gemma2", "gemma3"):
+    elif architecture in ("gemma2", "gemma3", "gpt_oss"):
         pattern = fields.integer("sliding_window_pattern")
         windowed = [(layer + 1) % pattern != 0 for layer in range(layers)]
     else:
@@ -412,8 +444,11 @@ class _Reader(ConfigFields):
         """Raise ModelInvalid for features that no layer here has."""
         if self.raw.get("mlp_bias"):
             raise self.unsupported("biases in the feed-forward layers")
-        if architecture not in ("qwen2", "qwen2_moe") and self.raw.get("attention_bias"):
+        biased = self.raw.get("attention_bias")
+        if architecture not in ("qwen2", "qwen2_moe", "gpt_oss") and biased:
             raise self.unsupported("biases in the attention layers of this architecture")
+        if architecture == "gpt_oss" and not biased:
+            raise self.unsupported("attention layers without the biases of this architecture")
         if self.raw.get("use_bidirectional_attention"):
             raise self.unsupported("attention to later tokens")
 
@@ -427,7 +462,12 @@ class _Reader(ConfigFields):
             raise self.unsupported("sliding windows in a mixture of experts")
         if self.activation() != "silu":
             raise self.unsupported("experts with another activation than SiLU")
-        if quantization is not None and (not quantization.packed or quantization.act_order):
+        clamped = architecture == "gpt_oss"
+        if quantization is not None and quantization.method == "mxfp4" and clamped:
+            self.check_mxfp4()
+        elif quantization is not None and (
+            clamped or not quantization.packed or quantization.act_order
+        ):
             order = " with act-order" if quantization.act_order else ""
             raise self.unsupported(
                 f"experts quantized as {quantization.label}{order} ({_EXPERT_FORMS})"
@@ -446,8 +486,21 @@ class _Reader(ConfigFields):
                 raise self.unsupported(
                     f"a shared expert of {width} columns, which are no multiple of {inner}"
                 )
+        if clamped:
+            limit, slope = self.number("swiglu_limit", 7.0), self.number("swiglu_alpha", 1.702)
+            if slope != CLAMPED_SLOPE:
+                raise self.unsupported(f"experts whose gates have a slope of {slope}")
+            return Mixture(experts, chosen, normalized=True, biased=True, limit=limit)
         normalized = architecture == "mixtral" or bool(raw.get("norm_topk_prob", False))
         return Mixture(experts, chosen, normalized, shared)
+
+    def check_mxfp4(self) -> None:
+        """Raise ModelInvalid for columns that groups of 32 do not divide."""
+        for field in ("hidden_size", "intermediate_size"):
+            if self.integer(field) % PACKED_GROUPS[-1]:
+                raise self.unsupported(
+                    f"MXFP4 with {field} {self.integer(field)}, no multiple of 32"
+                )
 
     def head_dim(self, default: int) -> int:
         found = self.integer("head_dim", default)

@@ -17,7 +17,7 @@ from localchat.fit.load_options import RoundedType
 from localchat.model_files.safetensors import Tensor
 from localchat_cuda.ggml_forms import INT8, INT8_ZEROS, packed_bytes
 
-Method = Literal["awq", "gptq", "packed", "int8", "fp8", "gguf"]
+Method = Literal["awq", "gptq", "packed", "int8", "fp8", "gguf", "mxfp4"]
 Unsupported = Callable[[str], ModelInvalid]
 """Makes the error for an unsupported setting; its text ends a sentence."""
 
@@ -25,7 +25,7 @@ PACKED_GROUPS = (128, 64, 32)
 """Input features that share a scale and a zero in the packed form (kernels/int4/pack.py), largest first."""
 _FP8_BLOCK = 128
 """Output and input features of a block that shares a scale."""
-STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 or 8 bits or FP8"
+STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 or 8 bits, FP8 or (gpt-oss) MXFP4"
 """Supported storage of a layer, for messages."""
 _SCALE_BYTES = 4
 """Of one scale of FP8 weights."""
@@ -36,6 +36,7 @@ _LABELS: dict[Method, str] = {
     "int8": "INT8",
     "fp8": "FP8",
     "gguf": "GGUF",
+    "mxfp4": "MXFP4",
 }
 INT8_BITS = 8
 _ROUNDED_ROWS = 16
@@ -50,6 +51,8 @@ _PACKED_TENSORS = {
 _SIDE_TENSORS = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape", "g_idx")
 """Names of tensors that belong to the codes and are counted with them."""
 
+_MXFP4_TENSORS = ("_blocks", "_scales", "gate_up_proj_bias")
+"""Names of the tensors of quantized experts whose size changes."""
 _SCALE_NAMES = ("_scale", "_scale_inv")
 """Of FP8 weights."""
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -86,7 +89,12 @@ class Quantization:
     @property
     def packed(self) -> bool:
         """True if layers become 4-bit codes in the order of the int4 gemms."""
-        return self.bits == 4
+        return self.bits == 4 and not self.of_experts
+
+    @property
+    def of_experts(self) -> bool:
+        """True if experts alone are quantized, in groups of 32 floating numbers of four bits."""
+        return self.method == "mxfp4"
 
     @property
     def label(self) -> str:
@@ -95,7 +103,7 @@ class Quantization:
             return self.mix
         if self.on_load:
             return f"rounded to {self.method if self.method == 'fp8' else f'int{self.bits}'}"
-        named = self.method in ("fp8", "int8", "gguf")
+        named = self.method in ("fp8", "int8", "gguf", "mxfp4")
         return _LABELS[self.method] if named else f"{_LABELS[self.method]} {self.bits}-bit"
 
     @property
@@ -110,6 +118,8 @@ class Quantization:
 
     def linear_bytes(self, n: int, k: int) -> int:
         """Bytes of a loaded layer of N x K weights."""
+        if self.of_experts:
+            return n * padded(k) * (16 + 1) // PACKED_GROUPS[-1]
         order = 4 * k if self.act_order else 0
         if self.in_ggml_forms:
             return packed_bytes(INT8 if self.symmetric else INT8_ZEROS, n, k) + order
@@ -129,6 +139,8 @@ class Quantization:
             return (
                 self.linear_bytes(*tensor.shape) if taken else floating_bytes(tensor, float_bytes)
             )
+        if self.of_experts and tensor.name.endswith(_MXFP4_TENSORS):
+            return self._mxfp4_bytes(tensor, float_bytes)
         if self.method not in _PACKED_TENSORS:
             return floating_bytes(
                 tensor, _SCALE_BYTES if tensor.name.endswith(_SCALE_NAMES) else float_bytes
@@ -145,6 +157,21 @@ class Quantization:
             self.method, (rows, in_word * words)
         )
         return self.linear_bytes(n, k)
+
+    def _mxfp4_bytes(self, tensor: Tensor, float_bytes: int) -> int:
+        """Of codes, and of biases, whose gate and up are padded; scales are counted with the codes."""
+        if tensor.name.endswith("_scales"):
+            return 0
+        experts, rows = tensor.shape[:2]
+        rows = 2 * padded(rows // 2) if "gate_up" in tensor.name else rows
+        if tensor.name.endswith("_bias"):
+            return experts * rows * float_bytes
+        return self.linear_bytes(experts * rows, tensor.shape[2] * PACKED_GROUPS[-1])
+
+
+def padded(columns: int) -> int:
+    """Columns of a packed weight: those of a layer, and zeros up to the next 128."""
+    return -(-columns // PACKED_GROUPS[0]) * PACKED_GROUPS[0]
 
 
 def can_round(n: int, k: int) -> bool:
@@ -313,6 +340,11 @@ def _gguf(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     return Quantization("gguf", 8, 0, mix=str(raw.get("mix") or ""))
 
 
+def _mxfp4(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
+    """Experts of gpt-oss; all other layers are floating."""
+    return Quantization("mxfp4", group=PACKED_GROUPS[-1], symmetric=True)
+
+
 def _group(size: object, what: str, unsupported: Unsupported) -> int:
     """Input features of a scale; 0: all."""
     if size == -1:
@@ -334,5 +366,6 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], Unsupported], Quantization]] = 
     "fbgemm_fp8": _fp8,
     "modelopt": _modelopt,
     "gguf": _gguf,
+    "mxfp4": _mxfp4,
 }
 """By `quant_method` of the config."""

@@ -113,6 +113,7 @@ def by_format() -> dict[str, dict[str, int]]:
         "coded": job_of(QWEN25, HOPPER, kv_type="fp8"),
         "experts": job_of(CONFIGS["qwen3:30b-a3b"][0], HOPPER),
         "experts awq": job_of({**CONFIGS["mixtral:8x7b"][0], "quantization_config": AWQ}, NEWER),
+        "mxfp4": job_of(CONFIGS["gpt-oss:20b"][0], HOPPER),
     })  # fmt: skip
 
 
@@ -137,7 +138,8 @@ def test_every_kernel_variant_of_a_gemm_is_met(by_format: dict[str, dict[str, in
     assert by_format["experts"]["experts.choice"] >= 4
     assert by_format["experts"]["experts.gemm_float"] >= 12
     kinds = {f"experts.gemm_int4_{kind}" for kind in ("few", "many")}
-    assert kinds | {"experts.choice"} <= by_format["experts awq"].keys()
+    for form in ("experts awq", "mxfp4"):
+        assert kinds | {"experts.choice"} <= by_format[form].keys()
 
 
 def test_kernels_between_gemms_are_met(by_format: dict[str, dict[str, int]]) -> None:

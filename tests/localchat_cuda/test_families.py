@@ -21,7 +21,7 @@ from tests.support.tiny_models import KINDS, Stretch, Tiny, tokens_of
 
 NEWER = (
     *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
-    *("mixtral", "qwen2-moe", "qwen3-moe"),
+    *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
 )
 
 
@@ -64,6 +64,13 @@ def test_drafts_chunks_and_neighbours_leave_the_text_of_transformers(
     for id_, prompt in zip(ids, prompts, strict=True):
         found = loop.received[id_].tokens()
         assert found == greedy(model, prompt, 64) or (ON_GPU and lost(model, prompt, found) < 0.2)
+
+
+def test_mxfp4_experts_leave_the_text_of_transformers(tmp_path: Path) -> None:
+    model, prompt = tiny_models.reference("gpt-oss"), tokens_of(29, 50)
+    tiny_models.save_mxfp4(model, tmp_path)
+    found = TinyLoop(tiny_runner(tmp_path, step=24)).say(request(prompt, max_tokens=64)).tokens()
+    assert found == greedy(model, prompt, 64) or (ON_GPU and lost(model, prompt, found) < 0.2)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mistral"])
@@ -121,6 +128,19 @@ def test_kernels_of_packed_weights_match_transformers(
     tiny_models.save_awq(model, tmp_path)
     found = Tiny(tmp_path, torch.float16, kernels=True).prompt(tokens, chunk, packed=True)
     wanted = compute_logits(model, tokens)
+    assert float((found - wanted).norm() / wanted.norm()) < 2e-2
+
+
+@pytest.mark.skipif(ON_GPU, reason="for the interpreter")
+@pytest.mark.parametrize("mxfp4", [False, True])
+def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> None:
+    """A prompt chunk longer than the window, whose rows are sorted by expert, and then few rows."""
+    model, tokens = tiny_models.reference("gpt-oss"), tokens_of(10, 30)
+    (tiny_models.save_mxfp4 if mxfp4 else tiny_models.save)(model, tmp_path)
+    ours = Tiny(tmp_path, torch.float16, kernels=True)
+    ours.step(Stretch(0, 0, tokens[:29]))
+    found = ours.step(Stretch(0, 29, tokens[29:]), Stretch(1, 0, tokens[:3]))
+    wanted = compute_logits(model, tokens)[[29, 2]]
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 

@@ -250,6 +250,7 @@ def test_windows_are_those_of_the_layers(change: dict[str, Any], windows: tuple[
         ("qwen3:30b-a3b", Mixture(128, 8, normalized=True)),
         ("qwen1.5-moe:14b-a2.7b", Mixture(60, 4, normalized=False, shared=4)),
         ("mixtral:8x7b", Mixture(8, 2, normalized=True)),
+        ("gpt-oss:20b", Mixture(32, 4, normalized=True, biased=True, limit=7.0)),
         ("mistral:7b", None),
     ],
 )
@@ -278,6 +279,30 @@ def test_experts_that_no_kernel_takes_are_refused(change: dict[str, Any], words:
     with pytest.raises(ModelInvalid, match=words) as caught:
         parse_config({**CONFIGS["qwen3:30b-a3b"][0], **change}, "it")
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"quantization_config": AWQ}, "experts quantized as AWQ 4-bit"),
+        ({"intermediate_size": 2890}, "MXFP4 with intermediate_size 2890, no"),
+        ({"swiglu_alpha": 1.0}, "gates have a slope of 1.0"),
+        ({"attention_bias": False}, "without the biases"),
+    ],
+)
+def test_forms_of_gpt_oss_that_no_kernel_takes_are_refused(
+    change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelInvalid, match=words):
+        parse_config({**CONFIGS["gpt-oss:20b"][0], **change}, "it")
+
+
+def test_gpt_oss_has_windows_in_every_second_layer_and_is_never_rounded() -> None:
+    config = parse_config(CONFIGS["gpt-oss:20b"][0], "it")
+    assert config.windows == (128, 0) * 12
+    floating = parse_config({**CONFIGS["gpt-oss:20b"][0], "quantization_config": None}, "it")
+    with pytest.raises(UsageError, match="its experts are possible in bf16 and MXFP4"):
+        rounded_config(floating, "int4", "it")
 
 
 def test_a_shared_expert_is_as_wide_as_whole_experts() -> None:

@@ -12,6 +12,7 @@ import transformers
 
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
+from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.layers import DenseLayers, PackedW4Layers, compute_logits
 from localchat_cuda.model_config import ModelConfig, read_config
@@ -113,23 +114,35 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**NARROW, **MIXTURE, "shared_expert_intermediate_size": 256},
     ),
     "qwen3-moe": ("Qwen3Moe", {**MIXTURE, "norm_topk_prob": True}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "hidden_size": 192,
+            "intermediate_size": 160,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 24,
+            "swiglu_limit": 2.0,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
 }
 
 
 def reference(kind: str, **changed: Any) -> Any:
     """The model in transformers, fp32, every bias and norm away from its dull beginning."""
-    name, changes = KINDS[kind]
-    text = "Gemma3Text" if name == "Gemma3" else name
+    family, changes = KINDS[kind]
+    text = "Gemma3Text" if family == "Gemma3" else family
     shape = {**SHAPE, **changes, **changed}
     if "rope_parameters" in shape:
         del shape["rope_theta"]
     config = getattr(transformers, f"{text}Config")(**shape, attn_implementation="eager")
     torch.manual_seed(len(kind))
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     model.generation_config.eos_token_id = None  # else no token that ends a text is ever drawn
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
 
@@ -155,6 +168,30 @@ def save_awq(model: Any, folder: Path, floating: str = "-") -> None:
         return Layer(dict(parts), (codes - wide[1]) * wide[0])
 
     save_layers(model, folder, layer, AWQ, floating)
+
+
+def save_mxfp4(model: Any, folder: Path) -> None:
+    """gpt-oss as it is published, experts in MXFP4; the model's own become what is stored."""
+    generator = torch.Generator().manual_seed(4)
+    tensors: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for name, parameter in model.state_dict().items():
+            if not name.endswith(("gate_up_proj", "down_proj")):
+                tensors[name] = parameter.clone()
+                continue
+            count, k, n = parameter.shape
+            codes = torch.randint(0, 16, (count, n, k), generator=generator)
+            scales = torch.randint(123, 126, (count, n, k // 32), generator=generator)
+            values = torch.tensor([*e2m1.VALUES, *(-each for each in e2m1.VALUES)])[codes]
+            wide = torch.exp2(scales.float() - 127).repeat_interleave(32, 2)
+            parameter.copy_((values * wide).transpose(1, 2))
+            packed = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+            tensors[f"{name}_blocks"] = packed.view(count, n, k // 32, 16)
+            tensors[f"{name}_scales"] = scales.to(torch.uint8)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    held = {**model.config.to_dict(), "quantization_config": {"quant_method": "mxfp4"}}
+    held["architectures"] = [type(model).__name__]
+    (folder / "config.json").write_text(json.dumps(held, default=str))
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}

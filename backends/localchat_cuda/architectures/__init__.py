@@ -5,6 +5,7 @@ from types import ModuleType
 from localchat_cuda.architectures import (
     gemma2,
     gemma3,
+    gpt_oss,
     llama,
     mistral,
     mixtral,
@@ -27,6 +28,7 @@ ARCHITECTURES: dict[Architecture, ModuleType] = {
     "mixtral": mixtral,
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
+    "gpt_oss": gpt_oss,
 }
 
 __all__ = ["ARCHITECTURES"]

@@ -44,6 +44,7 @@ from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import Mixture, ModelConfig
+from localchat_cuda.quantization_config import padded
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MAX_DECODE_WIDTH,
@@ -117,6 +118,7 @@ def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> 
             if field in names.biased
         },
         None if config.mixture is None else _meta_experts(config, config.mixture),
+        _empty(config.heads, dtype=half) if names.sinks else None,
     )
     head: torch.Tensor | w8_pack.W8 = _empty(config.vocabulary, config.hidden, dtype=half)
     embedding = _empty(config.vocabulary, config.hidden, dtype=half)
@@ -134,14 +136,21 @@ def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
     gate_up, down = (_meta_linear(config, "down", *shape) for shape in stacks)
     assert isinstance(gate_up, torch.Tensor | w4_pack.W4)
     assert isinstance(down, torch.Tensor | w4_pack.W4)
-    weight = _empty(*router, dtype=getattr(torch, config.dtype))
+    half = getattr(torch, config.dtype)
+    rows = (router[0], *(shape[0] for shape in stacks))
+    biases = [_empty(n, dtype=half) if mixture.biased else None for n in rows]
     chosen, shared = mixture.chosen, mixture.shared
-    return Experts(Router(weight, chosen, mixture.normalized, shared), gate_up, down)
+    held = Router(_empty(*router, dtype=half), chosen, mixture.normalized, shared, biases[0])
+    return Experts(held, gate_up, down, biases[1], biases[2], mixture.limit)
 
 
 def _meta_linear(config: ModelConfig, field: str, n: int, k: int) -> Weight:
     quantization = config.quantization
-    if quantization is None:
+    if quantization is not None and quantization.of_experts and field == "down":
+        blocks = n // 16, padded(k) // w4_pack.BLOCK_K
+        sides = _empty(*blocks, 16, dtype=torch.int32)
+        return w4_pack.W4(_empty(*blocks, 1024, dtype=torch.int8), sides, group=32, e2m1=True)
+    if quantization is None or quantization.of_experts:
         return _empty(n, k, dtype=getattr(torch, config.dtype))
     if quantization.packed:
         # gate and up compute in the order that `down` reads, so `down` needs none (weights/loader.py)

@@ -18,6 +18,8 @@ from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead, bounded_he
 from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import Mixture, ModelConfig
+from localchat_cuda.quantization_config import padded
+from localchat_cuda.weights import interleaved_experts
 from localchat_cuda.weights.formats import Unquantized, weight_format
 from localchat_cuda.weights.formats.weight import (
     Weight,
@@ -49,6 +51,8 @@ class ExpertNames:
     shared: str = ""
     """Stands in for the part with the number, in the names of a shared expert."""
     shared_gate: str = ""
+    interleaved: str = ""
+    """Prefix of the tensors, where one holds all experts (interleaved_experts.py), in place of those names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class Names:
     """Added to the weights of norms, which then stay in fp32."""
     experts: ExpertNames | None = None
     """In place of `gate_up` and `down`."""
+    sinks: str = ""
+    """Of attention; empty: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,8 @@ class LayerWeights:
     linears: Mapping[str, Weight]
     biases: Mapping[str, torch.Tensor]
     experts: Experts | None = None
+    sinks: torch.Tensor | None = None
+    """[heads]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +111,9 @@ class ModelWeights:
             total += sum(t.numel() * t.element_size() for t in tensor)
             total += sum(bytes_of(weight) for weight in layer.linears.values())
             if layer.experts is not None:
-                router, *stacks = layer.experts
-                total += sum(bytes_of(weight) for weight in (router.weight, *stacks))
+                total += sum(bytes_of(weight) for weight in layer.experts.weights)
+            if layer.sinks is not None:
+                total += bytes_of(layer.sinks)
         return total
 
     @property
@@ -163,6 +172,8 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int]]
 def expert_shapes(config: ModelConfig, mixture: Mixture) -> tuple[tuple[int, int], ...]:
     """Shapes of the router's weight, and of gate_up and down of all experts (kernels/experts)."""
     hidden, inner = config.hidden, config.intermediate
+    if config.quantization is not None and config.quantization.of_experts:
+        inner = padded(inner)
     return (
         (mixture.experts + bool(mixture.shared), hidden),
         (mixture.stored * 2 * inner, hidden),
@@ -252,15 +263,28 @@ class _Loader:
             else:
                 self.check_biases(prefixes, parts)
         if self.config.mixture is not None:
-            return LayerWeights(norms, linears, biases, self.experts(begin, self.config.mixture))
+            experts = self.experts(begin, self.config.mixture)
+            return LayerWeights(norms, linears, biases, experts, self.sinks(begin))
         if "gate_up" not in biases:
             _fold_down_order(linears)
         return LayerWeights(norms, linears, biases)
+
+    def sinks(self, begin: str) -> torch.Tensor | None:
+        if not self.names.sinks:
+            return None
+        return self.tensor(begin + self.names.sinks, self.config.heads)
 
     def experts(self, begin: str, mixture: Mixture) -> Experts:
         names, hidden, inner = self.names.experts, self.config.hidden, self.config.intermediate
         assert names is not None
         router = self.router(begin + names.router, mixture.experts)
+        if names.interleaved:
+            bias = self.tensor(f"{begin}{names.router}.bias", mixture.experts)
+            return interleaved_experts.load(
+                begin + names.interleaved,
+                Router(router, mixture.chosen, mixture.normalized, bias=bias),
+                self.config, mixture, self.target,
+            )  # fmt: skip
         if mixture.shared:
             router = torch.cat((router, self.router(begin + names.shared_gate, 1)))
         shapes = ((names.gate_up, 2, inner, hidden), ((names.down,), 1, hidden, inner))
@@ -290,7 +314,9 @@ class _Loader:
                     f"The experts {begin}{field[0]} cannot be joined: {error}.",
                     hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
                 ) from error
-        return Experts(Router(router, mixture.chosen, mixture.normalized, mixture.shared), *stacks)
+        gate_up, down = stacks
+        held = Router(router, mixture.chosen, mixture.normalized, mixture.shared)
+        return Experts(held, gate_up, down)
 
     def router(self, prefix: str, rows: int) -> torch.Tensor:
         """A router's weight, floating: never rounded, and dequantized where a checkpoint did that."""

@@ -15,6 +15,8 @@ from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
 """Names of scales."""
+_EXPONENTS, _EXPONENT = "_proj_scales", 119
+"""Names of MXFP4 scales, and what stands for 2^-8."""
 _SINGLE_FILE = "model.safetensors"
 """A file of this name comes before all others."""
 _OPTIONAL = (
@@ -166,6 +168,8 @@ class RandomWeights:
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if name.endswith("g_idx"):
             return self._groups(shape[0])
+        if name.endswith(_EXPONENTS):
+            return torch.full(shape, _EXPONENT, dtype=dtype, device=self.device)
         if not dtype.is_floating_point:
             numbers = torch.iinfo(dtype)
             return self._draw(torch.randint, numbers.min, numbers.max, shape, dtype=dtype)

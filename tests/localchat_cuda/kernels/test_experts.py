@@ -50,8 +50,10 @@ def layer_of(case: Case, group: int = 0) -> Experts:
     router = router_of(case)
     shapes = (router.stored * 2 * INNER, WIDTH), (router.stored * WIDTH, INNER)
     if group:
-        return Experts(router, *(random_w4(*shape, group) for shape in shapes))
-    return Experts(router, *((torch.randn(shape) * 0.1).half() for shape in shapes))
+        packed = [random_w4(*shape, group) for shape in shapes]
+        return Experts(router, packed[0], packed[1])
+    floating = [(torch.randn(shape) * 0.1).half() for shape in shapes]
+    return Experts(router, floating[0], floating[1])
 
 
 def random_mxfp4(n: int, k: int) -> w4_pack.W4:
@@ -79,11 +81,12 @@ def clamped_layer(width: int, inner: int, *, packed: bool) -> Experts:
     if not packed:
         shapes = (count * 2 * inner, width), (count * width, inner)
         weights = [(torch.randn(shape) * 0.1).half() for shape in shapes]
-        return Experts(router, *weights, *biases, limit=2.0)
+        return Experts(router, weights[0], weights[1], biases[0], biases[1], 2.0)
     rows = count * 2 * inner
     codes, exponents = torch.randint(0, 16, (rows, width)), random_exponents(rows, width)
     gate_up = e2m1.pack_floats(*(padded(each, 2 * count, whole) for each in (codes, exponents)))
-    return Experts(router, gate_up, random_mxfp4(count * width, inner), *biases, limit=2.0)
+    down = random_mxfp4(count * width, inner)
+    return Experts(router, gate_up, down, biases[0], biases[1], 2.0)
 
 
 def added_and_normed(

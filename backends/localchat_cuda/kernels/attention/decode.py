@@ -294,7 +294,7 @@ def _merge_kernel(
         weight = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top))
         mass = tl.sum(weight * tl.load(masses + at, mask=s < SPLITS, other=0.0), 0)
         if SUNK:
-            mass += tl.exp2(tl.load(sinks + group * 128 // D) * LOG2E - top)
+            mass += tl.exp2(tl.load(sinks + group * 128 // D).to(tl.float32) * LOG2E - top)
         full = (peak > float("-inf"))[:, None]
         share = weight[:, None]
     else:
@@ -305,7 +305,8 @@ def _merge_kernel(
         share = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)[None, :])
         mass = tl.sum(share * tl.load(masses + at, mask=there, other=0.0), 0)
         if SUNK:
-            mass += tl.exp2(tl.load(sinks + i // D, mask=columns, other=0.0) * LOG2E - top)
+            sink = tl.load(sinks + i // D, mask=columns, other=0.0).to(tl.float32)
+            mass += tl.exp2(sink * LOG2E - top)
         full = there & (peak > float("-inf"))
     cell = ((s * T + t) * (H * D)).to(tl.int64)[:, None] + i[None, :]
     parts = tl.load(sums + cell, mask=full, other=0.0)

@@ -247,7 +247,7 @@ def _prefill_kernel(
             True,
         )  # fmt: skip
     if SUNK:
-        mass += tl.exp2(tl.load(sinks + head) * LOG2E - peak)
+        mass += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2E - peak)
     mass = tl.where(mass == 0.0, 1.0, mass)[:, None]
     tl.store(out + q_at, (acc / mass).to(out.dtype.element_ty), mask=valid)
     if CODED:

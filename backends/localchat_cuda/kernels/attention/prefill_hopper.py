@@ -265,7 +265,8 @@ def _attend(
     acc_run = warpgroup_mma(p, vs.index(stage * 2), acc, is_async=True)
     acc_run = warpgroup_mma(r, vs.index(stage * 2 + 1), acc_run, is_async=True)
     if SUNK:
-        mass += gl.exp2(gl.load(sinks + head) * 1.4426950408889634 - peak * factor)  # log2(e)
+        sink = gl.load(sinks + head).to(gl.float32) * 1.4426950408889634  # log2(e)
+        mass += gl.exp2(sink - peak * factor)
     mass = gl.where(mass == 0.0, 1.0, mass)
     shrink = gl.convert_layout(1.0 / mass, gl.SliceLayout(1, A_L))
     acc, p, r = warpgroup_mma_wait(0, deps=[acc_run, p, r])

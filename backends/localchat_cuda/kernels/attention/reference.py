@@ -49,7 +49,7 @@ class Rules:
     soft_cap: float = 0.0
     """Logits become cap * tanh(logit / cap); 0.0: no cap."""
     sinks: torch.Tensor | None = None
-    """fp32 [H]: a logit of each head for a key without a value, as gpt-oss has it; None: there is none."""
+    """[H]: a logit of each head for a key without a value, as gpt-oss has it; None: there is none."""
 
     def scale_for(self, d: int) -> float:
         return self.scale or d**-0.5
@@ -80,7 +80,7 @@ def check(
 def check_sinks(sinks: torch.Tensor | None, h: int, device: torch.device) -> None:
     """Raise ValueError unless the kernels can read the sinks of so many heads."""
     if sinks is not None:
-        require("sinks", sinks, (h,), (torch.float32,), device)
+        require("sinks", sinks, (h,), HALF_TYPES, device)
 
 
 def reference(

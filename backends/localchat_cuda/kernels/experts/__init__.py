@@ -48,11 +48,18 @@ class Experts(NamedTuple):
     down: torch.Tensor | W4
     """[X * H, F]."""
     gate_up_bias: torch.Tensor | None = None
-    """fp32 [X * 2F]."""
+    """[X * 2F]."""
     down_bias: torch.Tensor | None = None
-    """fp32 [X * H]."""
+    """[X * H]."""
     limit: float = 0.0
     """Of gate and up, whose activation is activation.gated's then; 0: SiLU."""
+
+    @property
+    def weights(self) -> tuple[torch.Tensor | W4, ...]:
+        """Of router and experts, biases included."""
+        biases = self.router.bias, self.gate_up_bias, self.down_bias
+        held = (each for each in biases if each is not None)
+        return self.router.weight, self.gate_up, self.down, *held
 
     @property
     def inner(self) -> int:
@@ -72,12 +79,12 @@ def reference(x: torch.Tensor, experts: Experts) -> torch.Tensor:
         )
         inner = x[rows].float() @ gate_up[:, : x.shape[1]].t()
         if experts.gate_up_bias is not None:
-            inner += experts.gate_up_bias.view(-1, inner.shape[1])[expert]
+            inner += experts.gate_up_bias.float().view(-1, inner.shape[1])[expert]
         limit = experts.limit
         found = clamped_reference(inner, limit) if limit else gated_reference(inner)
         found = found @ down.t()
         if experts.down_bias is not None:
-            found += experts.down_bias.view(-1, found.shape[1])[expert]
+            found += experts.down_bias.float().view(-1, found.shape[1])[expert]
         out[rows] += found * choices.weights[rows, at][:, None]
     return out[None]
 

@@ -21,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.experts.choice import FEW_ROWS, Choices
 from localchat_cuda.kernels.launch import options, power_of_two, require, traits
 
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CHUNKS = 1024, 4096
 """Pairs that a program looks at together, of few and of many."""
 
@@ -130,7 +131,7 @@ def check_choices(choices: Choices, blocks: Blocks | None, device: torch.device)
 def check_bias(bias: torch.Tensor | None, rows: int, device: torch.device) -> None:
     """Raise ValueError unless the kernels can read the bias of a weight of so many rows."""
     if bias is not None:
-        require("bias", bias, (rows,), (torch.float32,), device)
+        require("bias", bias, (rows,), _FLOATS, device)
 
 
 def grid_blocks(choices: Choices, blocks: Blocks | None) -> int:

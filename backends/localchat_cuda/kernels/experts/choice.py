@@ -62,7 +62,7 @@ class Router(NamedTuple):
     shared: int = 0
     """Parts of a shared expert, which every row takes with the sigmoid of the last logit; 0: there is none."""
     bias: torch.Tensor | None = None
-    """fp32 [R], added to the logits."""
+    """[R], added to the logits."""
 
     @property
     def experts(self) -> int:
@@ -98,7 +98,7 @@ def reference(x: torch.Tensor, router: Router) -> Choices:
     """`route` in plain torch."""
     logits = x.float() @ router.weight.float().t()
     if router.bias is not None:
-        logits = logits + router.bias
+        logits = logits + router.bias.float()
     routed = logits[:, : router.experts]
     found, ids = torch.topk(routed.softmax(1), router.chosen, 1)
     if router.normalized:
@@ -212,7 +212,7 @@ def row_logits(
     if FEW:
         v *= tl.sum(inverse_rms(squares, t + tl.arange(0, 1), eps, K, SPLITS), 0)
     if BIASED:
-        v += tl.load(bias + i, mask=i < R, other=0.0)
+        v += tl.load(bias + i, mask=i < R, other=0.0).to(tl.float32)
     return v
 
 
@@ -401,7 +401,7 @@ def _few_splits(k: int) -> int:
 
 def _check(router: Router) -> None:
     if router.bias is not None:
-        require("router.bias", router.bias, (len(router.weight),), (torch.float32,))
+        require("router.bias", router.bias, (len(router.weight),), _FLOATS)
     if not router.chosen <= router.experts or len(router.weight) > MAX_ROWS:
         raise ValueError(
             f"router: at most {MAX_ROWS} rows wanted, {router.chosen} of {len(router.weight)} given"

@@ -5,7 +5,7 @@ Letters as in choice.py; F inner features of an expert, H columns of the model.
     gate_up    x [T, H] or FewRows, weight [X * 2F, H], gate before up    out [P, F] = silu(gate) * up
     down       x [P, F], weight [X * H, F], weights fp32 [P]             out [C, T, H] = weight * product
 
-A bias fp32 [X * 2F] or [X * H] is added to the products; `limit`: of activation.gated in place of SiLU, or 0.
+A bias [X * 2F] or [X * H] is added to the products; `limit`: of activation.gated in place of SiLU, or 0.
 One dtype; out of `down` fp32 or that dtype: the reader adds the C parts, always in the same order. Grid
 (features / BN, blocks), weights as the left operand of the tensor cores, so that few rows pad 16 columns
 only; accumulation in fp32. Blocks as in choice.expert_rows: pairs themselves without `blocks`, up to
@@ -106,13 +106,13 @@ def _float_kernel(
             up = up * inverse
         if BIASED:
             own = bias + expert * N + tl.minimum(n, F - 1)
-            acc += tl.load(own)[:, None]
-            up += tl.load(own + F)[:, None]
+            acc += tl.load(own).to(tl.float32)[:, None]
+            up += tl.load(own + F).to(tl.float32)[:, None]
         acc = apply_gate(acc, up, LIMIT)
         place = pairs
     else:
         if BIASED:
-            acc += tl.load(bias + expert * N + tl.minimum(n, F - 1))[:, None]
+            acc += tl.load(bias + expert * N + tl.minimum(n, F - 1)).to(tl.float32)[:, None]
         acc = acc * tl.load(scales + pairs)[None, :]
         place = pairs % C * T + pairs // C
     if out.dtype.element_ty == tl.float16:

@@ -304,14 +304,14 @@ def _few_kernel(
                 v = v * inverse
             column = (block + r) * 16 + n
             if BIASED:
-                v += tl.load(bias + expert * N + column)[:, None]
+                v += tl.load(bias + expert * N + column).to(tl.float32)[:, None]
             if GATED:
                 up = sums[(BLOCKS + r) * PARTS + p]
                 if WARPS > 1:
                     up = tl.sum(up, 0)
                 up = up * inverse
                 if BIASED:
-                    up += tl.load(bias + expert * N + F + column)[:, None]
+                    up += tl.load(bias + expert * N + F + column).to(tl.float32)[:, None]
                 v = apply_gate(v, up, LIMIT)
                 column = packed_cell(column, INTO, True)
                 at = own[p][None, :] * F + column[:, None]

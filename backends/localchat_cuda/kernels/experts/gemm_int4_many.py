@@ -101,13 +101,13 @@ def _many_kernel(
         gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, TILE)), (1, 2, 0)))
         feature = first_block * 16 + tl.arange(0, BN // 2)
         if BIASED:
-            gate += tl.load(bias + expert * N + feature)[:, None]
-            up += tl.load(bias + expert * N + F + feature)[:, None]
+            gate += tl.load(bias + expert * N + feature).to(tl.float32)[:, None]
+            up += tl.load(bias + expert * N + F + feature).to(tl.float32)[:, None]
         at = pairs[None, :].to(tl.int64) * F + packed_cell(feature, INTO, False)[:, None]
         tl.store(out + at, to_half(apply_gate(gate, up, LIMIT)), mask=inside[None, :])
     else:
         if BIASED:
-            acc += tl.load(bias + expert * N + first_block * 16 + n)[:, None]
+            acc += tl.load(bias + expert * N + first_block * 16 + n).to(tl.float32)[:, None]
         acc = acc * tl.load(scales + pairs)[None, :]
         if out.dtype.element_ty == tl.float16:
             acc = to_half(acc)

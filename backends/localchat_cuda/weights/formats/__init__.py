@@ -30,7 +30,7 @@ class WeightFormat(Protocol):
 
 def weight_format(quantization: Quantization | None, target: LoadTarget) -> WeightFormat:
     """The format of a checkpoint's layers. Raises ValueError for a method without a module here."""
-    if quantization is None:
+    if quantization is None or quantization.of_experts:
         return Unquantized(target)
     if quantization.on_load:
         return Rounded(target, quantization)
