@@ -141,7 +141,7 @@ def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
     biases = [_empty(n, dtype=half) if mixture.biased else None for n in rows]
     chosen, shared = mixture.chosen, mixture.shared
     held = Router(_empty(*router, dtype=half), chosen, mixture.normalized, shared, biases[0])
-    return Experts(held, gate_up, down, biases[1], biases[2], mixture.limit)
+    return Experts(held.counting(), gate_up, down, biases[1], biases[2], mixture.limit)
 
 
 def _meta_linear(config: ModelConfig, field: str, n: int, k: int) -> Weight:

@@ -282,7 +282,7 @@ class _Loader:
             bias = self.tensor(f"{begin}{names.router}.bias", mixture.experts)
             return interleaved_experts.load(
                 begin + names.interleaved,
-                Router(router, mixture.chosen, mixture.normalized, bias=bias),
+                Router(router, mixture.chosen, mixture.normalized, bias=bias).counting(),
                 self.config, mixture, self.target,
             )  # fmt: skip
         if mixture.shared:
@@ -316,7 +316,7 @@ class _Loader:
                 ) from error
         gate_up, down = stacks
         held = Router(router, mixture.chosen, mixture.normalized, mixture.shared)
-        return Experts(held, gate_up, down)
+        return Experts(held.counting(), gate_up, down)
 
     def router(self, prefix: str, rows: int) -> torch.Tensor:
         """A router's weight, floating: never rounded, and dequantized where a checkpoint did that."""

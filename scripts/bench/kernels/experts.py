@@ -26,7 +26,7 @@ _BYTES_US = 4.8e6
 
 def _router() -> Router:
     weight = torch.randn(EXPERTS, WIDTH, device=GPU, dtype=torch.bfloat16) * 0.05
-    return Router(weight, CHOSEN, normalized=True)
+    return Router(weight, CHOSEN, normalized=True).counting()
 
 
 def w4_layer(group: int = 128) -> experts.Experts:
@@ -99,23 +99,17 @@ def _few_launches(
     reader = gate_up if isinstance(gate_up, W4) else None
     add = partial(choice.add_few, y[1:], y[0], gain, router, EPS, reader)
     few = add()
-    choices, fused = choice.choose_few(few, router), rows == 1
+    choices = few.choices
     found: dict[str, Callable[[], object]] = {"add": add}
-    if not fused:
-        found["choose"] = partial(choice.choose_few, few, router)
     out = torch.empty(CHOSEN, rows, WIDTH, device=GPU)
     inner = torch.zeros(rows * CHOSEN, INNER, dtype=few.x.dtype, device=GPU)
     if isinstance(gate_up, W4):
         assert isinstance(down, W4)
-        found["gate_up"] = partial(
-            gemm_int4_few.gate_up, few, gate_up, router, choices, inner, fused=fused
-        )
+        found["gate_up"] = partial(gemm_int4_few.gate_up, few, gate_up, choices, inner)
         found["down"] = partial(gemm_int4_few.down, inner, down, choices, out)
     else:
         assert isinstance(down, torch.Tensor)
-        found["gate_up"] = partial(
-            gemm_float.gate_up, few, gate_up, router, choices, None, inner, fused=fused
-        )
+        found["gate_up"] = partial(gemm_float.gate_up, few, gate_up, choices, None, inner)
         found["down"] = partial(gemm_float.down, inner, down, choices, None, out)
     return found
 
@@ -135,7 +129,7 @@ def _many_launches(layer: experts.Experts, x: torch.Tensor) -> dict[str, Callabl
     if packed is None:
         assert isinstance(gate_up, torch.Tensor)
         assert isinstance(down, torch.Tensor)
-        found["gate_up"] = partial(gemm_float.gate_up, x, gate_up, router, choices, made, inner)
+        found["gate_up"] = partial(gemm_float.gate_up, x, gate_up, choices, made, inner)
         found["down"] = partial(gemm_float.down, inner, down, choices, made, out)
         return found
     assert isinstance(gate_up, W4)

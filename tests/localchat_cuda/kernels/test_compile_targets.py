@@ -117,17 +117,17 @@ for tile, warps, fused, group in tiles + ([(32, 4, False, 64), (64, 4, True, 32)
         gemm_tiled._tiled_kernel, dict(types, out="*fp16" if fused else "*fp32"), warps, cc, TILE=tile,
         SPLITS=1, BLOCKS=1 + fused, WARPS=warps, STAGES=3, FUSED=fused, GELU=False, GROUP=group, INTO=group,
         **shape)
-few = dict(R=128, E=128, R_POW2=128, SPLITS=16, CHOSEN=8, NORMALIZED=1, ROUTER_BIASED=1, WIDTH=2048)
-none = dict.fromkeys((*few, "FUSED"), 0)
+few, none = dict(SPLITS=16, WIDTH=2048), dict(SPLITS=0, WIDTH=1)
 biased = dict(BIASED=True, LIMIT=7.0)
 chosen = dict(
     ids="*i32", slots="*i32", owners="*i32", scales="*fp32", weights="*fp32", logits="*fp32",
     squares="*fp32", eps="fp32", P="i32", T="i32", B="i32", y="*fp32", residual="*fp32", gain="*bf16",
-    added="*fp32", weight="*bf16", x="*bf16", out="*bf16", bias="*fp32", router_bias="*fp32",
-    y_bias="*bf16")
+    added="*fp32", weight="*bf16", x="*bf16", out="*bf16", bias="*fp32",
+    y_bias="*bf16", arrivals="*i32")
 found["experts add"] = compiled(
-    choice._few_logits_kernel, dict(chosen, x="*fp16"), 4, cc, R=128, K=2048, KX=2176, PARTS=8, M=8,
-    BK=128, SPLITS=16, GROUP=128, BIASED=True, PDL=pdl)
+    choice._few_logits_kernel, dict(chosen, x="*fp16"), 4, cc, R=128, E=127, R_POW2=128, K=2048,
+    KX=2176, PARTS=8, M=8, BK=128, SPLITS=16, GROUP=128, CHOSEN=8, C=12, C_POW2=16, NORMALIZED=True,
+    Y_BIASED=True, BIASED=True, CHOOSE=True, PDL=pdl)
 found["experts choose"] = compiled(
     choice._choose_kernel, chosen, 1, cc, R=512, E=512, K=2048, R_POW2=512, SPLITS=16, CHOSEN=8, C=8,
     C_POW2=8, NORMALIZED=True, FEW=True, BIASED=True, PDL=pdl)
@@ -136,7 +136,7 @@ found["experts sort"] = compiled(
 tile = gemm_float.tile_for(gated=True)
 found["experts float few"] = compiled(
     gemm_float._float_kernel, chosen, tile.warps, cc, C=8, N=1536, K=2048, M=16, P_POW2=1,
-    BN=tile.features, BK=tile.run, STAGES=tile.stages, GATED=True, FUSED=1, PDL=pdl, **few, **biased)
+    BN=tile.features, BK=tile.run, STAGES=tile.stages, GATED=True, PDL=pdl, **few, **biased)
 most = 64
 for gated, n, k in ((True, 1536, 2048), (False, 2048, 768)):
     tile = gemm_float.tile_for(gated=gated)
@@ -152,7 +152,7 @@ for gated, n, k in ((True, 1536, 2048), (False, 2048, 768)):
             BLOCKS=tile.blocks, WARPS=tile.warps, STAGES=tile.stages, GATED=gated, ASM=True,
             PDL=pdl, **form)
         few_tile = gemm_int4_few.tile_for(8, n // (1 + gated), k, gated=gated)
-        held = dict(few, FUSED=0) if gated else none
+        held = few if gated else none
         found[f"experts int4 few {gated} {group}"] = compiled(
             gemm_int4_few._few_kernel, packed, few_tile.warps, cc, C=8, N=n, K=k, M=8, P_POW2=64,
             WARPS=few_tile.warps, DEPTH=few_tile.depth, BLOCKS=few_tile.blocks, GATED=gated,

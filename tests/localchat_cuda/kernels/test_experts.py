@@ -37,7 +37,7 @@ CASES = [
 def router_of(case: Case, spread: float = 0.3) -> Router:
     rows = case.experts + bool(case.shared)
     weight = (torch.randn(rows, WIDTH) * spread).half()
-    return Router(weight, case.chosen, case.normalized, case.shared)
+    return Router(weight, case.chosen, case.normalized, case.shared).counting()
 
 
 def random_w4(n: int, k: int, group: int) -> w4_pack.W4:
@@ -74,7 +74,7 @@ def clamped_layer(width: int, inner: int, *, packed: bool) -> Experts:
     """5 experts with biases and gpt-oss's activation, of fp16 or MXFP4 weights."""
     count, whole = 5, -(-inner // 128) * 128 if packed else inner
     weight = (torch.randn(count, width) * 0.3).half()
-    router = Router(weight, 3, normalized=True, bias=torch.randn(count))
+    router = Router(weight, 3, normalized=True, bias=torch.randn(count)).counting()
     gate_bias = torch.zeros(count, 2, whole)
     gate_bias[..., :inner] = torch.randn(count, 2, inner)
     biases = gate_bias.flatten(), torch.randn(count * width)
@@ -126,12 +126,12 @@ def seeded() -> Iterator[None]:
 
 @pytest.mark.parametrize("case", [*CASES, Case(2, 130, 8), Case(70, 60, 4, False, 4)])
 def test_choices_are_the_top_of_the_softmax(case: Case) -> None:
-    router, scene = router_of(case), added_and_normed(case.rows)
+    router, scene = router_of(case)._replace(arrivals=None), added_and_normed(case.rows)
     wanted = choice.reference(scene[3], router)
     found = [choice.route(scene[3], router)]
     if case.rows <= choice.FEW_ROWS:
-        rows = choice.add_few(*scene[:3], router, EPS)
-        found.append(choice.choose_few(rows, router))
+        for one in (router, router.counting()):
+            found += [choice.add_few(*scene[:3], one, EPS).choices for _ in range(2)]
     for each in found:
         assert torch.equal(each.ids, wanted.ids)
         assert torch.allclose(each.weights, wanted.weights, atol=1e-3)

@@ -1,8 +1,8 @@
 """Feed-forward layer of experts: each row goes through the few that its router chooses.
 
-Letters as in choice.py and gemm_float.py. Up to FEW_ROWS rows, one launch adds to the residual and computes
-the router's logits, one gate and up and one down, which read the weights of the chosen experts, each once; of
-several rows one more makes the choice. More rows are sorted by expert first. The order of all sums is fixed,
+Letters as in choice.py and gemm_float.py. Up to FEW_ROWS rows, one launch adds to the residual and chooses
+(of several rows two), one computes gate and up and one down, which read the weights of the chosen experts,
+each once. More rows are sorted by expert first. The order of all sums is fixed,
 nothing waits for the host, and every shape follows from the number of rows: steps can be captured.
 """
 
@@ -117,8 +117,7 @@ def apply_few(
     gate_up, down, router = experts.gate_up, experts.down, experts.router
     reader = gate_up if isinstance(gate_up, W4) else None
     rows = choice.add_few(y, residual, gain, router, eps, reader, y_bias)
-    own = choice.empty_choices(rows, router)
-    choices, fused = own or choice.choose_few(rows, router), own is not None
+    choices = rows.choices
     shape = router.choices, *residual.shape
     out = torch.empty(shape, device=residual.device)
     inner = torch.empty(
@@ -127,15 +126,14 @@ def apply_few(
     if isinstance(gate_up, W4):
         assert isinstance(down, W4)
         gemm_int4_few.gate_up(
-            rows, gate_up, router, choices, inner, down.group, bias=experts.gate_up_bias,
-            limit=experts.limit, fused=fused,
+            rows, gate_up, choices, inner, down.group, bias=experts.gate_up_bias,
+            limit=experts.limit,
         )  # fmt: skip
         gemm_int4_few.down(inner, down, choices, out, bias=experts.down_bias)
     else:
         assert isinstance(down, torch.Tensor)
         gemm_float.gate_up(
-            rows, gate_up, router, choices, None, inner, bias=experts.gate_up_bias,
-            limit=experts.limit, fused=fused,
+            rows, gate_up, choices, None, inner, bias=experts.gate_up_bias, limit=experts.limit
         )  # fmt: skip
         gemm_float.down(inner, down, choices, None, out, bias=experts.down_bias)
     return out, rows.added
@@ -178,7 +176,7 @@ def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> to
         assert isinstance(gate_up, torch.Tensor)
         assert isinstance(down, torch.Tensor)
         gemm_float.gate_up(
-            x, gate_up, router, choices, sorted_pairs, inner, bias=experts.gate_up_bias,
+            x, gate_up, choices, sorted_pairs, inner, bias=experts.gate_up_bias,
             limit=experts.limit,
         )  # fmt: skip
         gemm_float.down(inner, down, choices, sorted_pairs, out, bias=experts.down_bias)

@@ -19,11 +19,10 @@ programs of other columns have the rest of a row. Whoever reads them divides by 
     x        [T, K]                        added * gain / 16 in the router's dtype, or fp16 in lane order,
                                            then with zeros up to the columns of the int4 weight that reads it
 
-An expert's rank is a count of the better ones where gate_up makes the choice of a single row, else the turn in
-a search for the best. Sums are in fp32 in the same order for every number of rows, or of whole numbers.
-Of equal logits the first wins. A
-row of NaN has choices with weights of NaN, so it spoils no other. Grids: logits (R / 16 or 64, T / 16 or 64,
-S), choose (T,). Not supported: routers of more than 512 rows.
+Of a single row the program that ends last makes the choice, too; then an expert's rank is a count of the better
+ones, else the turn in a search for the best. Sums are in fp32 in the same order for every number of rows, or of
+whole numbers. Of equal logits the first wins. A row of NaN has choices with weights of NaN, so it spoils no
+other. Grids: logits (R / 16 or 64, T / 16 or 64, S), choose (T,). Not supported: routers of more than 512 rows.
 """
 
 from typing import NamedTuple
@@ -43,7 +42,7 @@ MAX_ROWS = 512
 FEW_ROWS = 8
 """More rows are faster sorted: 16 took 244 us, 17 sorted 79 us (a layer of Qwen3-30B-A3B in W4 on an H200)."""
 MOST_FUSED = 128
-"""Rows of a router up to which each program of gate_up makes a single row's choice itself."""
+"""Rows of a router up to which a single row's choice needs no launch of its own."""
 _SPLITS, _RUN = 4, 128
 _FEW_SPLITS = 16
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -63,6 +62,14 @@ class Router(NamedTuple):
     """Parts of a shared expert, which every row takes with the sigmoid of the last logit; 0: there is none."""
     bias: torch.Tensor | None = None
     """[R], added to the logits."""
+    arrivals: torch.Tensor | None = None
+    """int32 [1] of 0: counts the programs that have ended, and is 0 again after each launch. None: the choice
+    is always a launch of its own."""
+
+    def counting(self) -> "Router":
+        """The same with a count of arrivals."""
+        zero = torch.zeros(1, dtype=torch.int32, device=self.weight.device)
+        return self._replace(arrivals=zero)
 
     @property
     def experts(self) -> int:
@@ -85,13 +92,15 @@ class Choices(NamedTuple):
 
 
 class FewRows(NamedTuple):
-    """Up to FEW_ROWS rows before their norm, and their logits."""
+    """Up to FEW_ROWS rows before their norm, and their choices."""
 
     x: torch.Tensor
     added: torch.Tensor
-    logits: torch.Tensor
     squares: torch.Tensor
     eps: float
+    width: int
+    """K."""
+    choices: Choices
 
 
 def reference(x: torch.Tensor, router: Router) -> Choices:
@@ -137,9 +146,12 @@ def _logits_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def _few_logits_kernel(
-    y, y_bias, residual, gain, weight, x, added, logits, squares, T, R: tl.constexpr,
-    K: tl.constexpr, KX: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr, BK: tl.constexpr,
-    SPLITS: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
+    y, y_bias, residual, gain, weight, x, added, logits, squares, bias, ids, weights, arrivals, eps,
+    T, R: tl.constexpr, E: tl.constexpr, K: tl.constexpr, KX: tl.constexpr, R_POW2: tl.constexpr,
+    PARTS: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, CHOSEN: tl.constexpr, C: tl.constexpr, C_POW2: tl.constexpr,
+    NORMALIZED: tl.constexpr, Y_BIASED: tl.constexpr, BIASED: tl.constexpr, CHOOSE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -168,7 +180,7 @@ def _few_logits_kernel(
         for s in tl.static_range(PARTS):
             sums += tl.load(y + s * T * K + here, mask=inside, other=0.0).to(tl.float32)
         v += sums
-        if BIASED:
+        if Y_BIASED:
             v += tl.load(y_bias + at, mask=at < K, other=0.0).to(tl.float32)[:, None]
         g = tl.load(gain + at, mask=at < K, other=0.0).to(tl.float32)
         scaled = v * g[:, None] * 0.0625
@@ -190,6 +202,15 @@ def _few_logits_kernel(
     tl.store(logits + where, acc, mask=(t < T)[None, :] & (r < R)[:, None])
     if block == 0:
         tl.store(squares + t * SPLITS + split, total, mask=t < T)
+    if CHOOSE:
+        tl.debug_barrier()  # the stores of all warps come before the count of one thread
+        programs = tl.num_programs(0) * tl.num_programs(1)
+        if tl.atomic_add(arrivals, 1) == programs - 1:
+            tl.store(arrivals, 0)
+            _choose_row(
+                logits, squares, bias, ids, weights, 0, T, eps, R, E, K, R_POW2, SPLITS, CHOSEN, C,
+                C_POW2, NORMALIZED, True, BIASED, True,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -200,7 +221,7 @@ def inverse_rms(squares, t, eps, K: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def row_logits(
+def _row_logits(
     logits, squares, bias, t, T, eps, R: tl.constexpr, K: tl.constexpr, R_POW2: tl.constexpr,
     SPLITS: tl.constexpr, FEW: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
@@ -217,7 +238,7 @@ def row_logits(
 
 
 @triton.jit
-def ranked(
+def _ranked(
     v, E: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr, COUNTED: tl.constexpr
 ):  # fmt: skip
     """Return rank and weight of each expert by logits v: int32 and fp32 like v."""
@@ -255,13 +276,25 @@ def _choose_kernel(
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
-    t = tl.program_id(0)
+        gdc_wait()
+    _choose_row(
+        logits, squares, bias, ids, weights, tl.program_id(0), T, eps, R, E, K, R_POW2, SPLITS,
+        CHOSEN, C, C_POW2, NORMALIZED, FEW, BIASED, False,
+    )  # fmt: skip
+
+
+@triton.jit
+def _choose_row(
+    logits, squares, bias, ids, weights, t, T, eps, R: tl.constexpr, E: tl.constexpr,
+    K: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
+    C: tl.constexpr, C_POW2: tl.constexpr, NORMALIZED: tl.constexpr, FEW: tl.constexpr,
+    BIASED: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """Write the choices of row t."""
     i = tl.arange(0, R_POW2)
     c = tl.arange(0, C_POW2)
-    if PDL:
-        gdc_wait()
-    v = row_logits(logits, squares, bias, t, T, eps, R, K, R_POW2, SPLITS, FEW, BIASED)
-    rank, p = ranked(v, E, CHOSEN, NORMALIZED, False)
+    v = _row_logits(logits, squares, bias, t, T, eps, R, K, R_POW2, SPLITS, FEW, BIASED)
+    rank, p = _ranked(v, E, CHOSEN, NORMALIZED, COUNTED)
     hit = rank[None, :] == c[:, None]
     found = tl.sum(tl.where(hit, i[None, :], 0), 1)
     weight = tl.sum(tl.where(hit, p[None, :], 0.0), 1)
@@ -271,28 +304,6 @@ def _choose_kernel(
         weight = tl.where(c >= CHOSEN, 1.0 / (1.0 + tl.exp(-gate)), weight)
     tl.store(ids + t * C + c, found, mask=c < C)
     tl.store(weights + t * C + c, weight, mask=c < C)
-
-
-@triton.jit
-def choose_single(
-    logits, squares, bias, ids, weights, c, first, eps, R: tl.constexpr, E: tl.constexpr,
-    K: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
-    C: tl.constexpr, NORMALIZED: tl.constexpr, BIASED: tl.constexpr,
-):  # fmt: skip
-    """Return the expert of choice `c` of the only row, and write it where `first`."""
-    v = row_logits(logits, squares, bias, 0, 1, eps, R, K, R_POW2, SPLITS, True, BIASED)
-    i = tl.arange(0, R_POW2)
-    rank, p = ranked(v, E, CHOSEN, NORMALIZED, True)
-    expert = tl.sum(tl.where(rank == c, i, 0), 0)
-    weight = tl.sum(tl.where(rank == c, p, 0.0), 0)
-    if C > CHOSEN:
-        gate = tl.sum(tl.where(i == E, v, 0.0), 0)
-        expert = tl.where(c >= CHOSEN, E + c - CHOSEN, expert)
-        weight = tl.where(c >= CHOSEN, 1.0 / (1.0 + tl.exp(-gate)), weight)
-    if first:
-        tl.store(ids + c, expert)
-        tl.store(weights + c, weight)
-    return expert
 
 
 def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
@@ -308,14 +319,17 @@ def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
         x, router.weight, logits, t, R=r, K=k, TILE=tile, BK=_RUN, SPLITS=_SPLITS, PDL=pdl,
         **options(pdl, 4),
     )  # fmt: skip
-    return _choose(logits, None, 0.0, router, pdl)
+    ids = torch.empty(t, router.choices, dtype=torch.int32, device=device)
+    choices = Choices(ids, torch.empty(t, router.choices, device=device))
+    _choose(logits, None, 0.0, router, choices, pdl)
+    return choices
 
 
 def add_few(
     y: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, router: Router, eps: float,
     reader: W4 | None = None, y_bias: torch.Tensor | None = None, *, pdl: bool = True,
 ) -> FewRows:  # fmt: skip
-    """Add `y` to the residual, and compute logits of the sum; shapes in the module docstring.
+    """Add `y` to the residual, and choose the experts of the sum; shapes in the module docstring.
 
     `reader`: the int4 weight that reads x; None: a floating one does.
     """
@@ -335,63 +349,32 @@ def add_few(
     x = torch.empty(t, columns, dtype=dtype, device=device)
     added, squares = torch.empty_like(residual), torch.empty(t, splits, device=device)
     logits = torch.empty(splits, t, r, device=device)
-    pdl = pdl and traits(device).pdl
+    ids = torch.empty(t, router.choices, dtype=torch.int32, device=device)
+    weights = torch.empty(t, router.choices, device=device)
+    pdl, chooses = pdl and traits(device).pdl, t == 1 and r <= MOST_FUSED
+    arrivals = router.arrivals if chooses else None
     kernel = _few_logits_kernel[(triton.cdiv(r, 16), splits)](
-        y, gain if y_bias is None else y_bias, residual, gain, weight, x, added, logits, squares, t,
-        R=r, K=k, KX=columns, PARTS=y.shape[0], M=8, BK=_RUN, SPLITS=splits,
-        GROUP=0 if reader is None else reader.group, BIASED=y_bias is not None, PDL=pdl,
-        **options(pdl, 4),
+        y, gain if y_bias is None else y_bias, residual, gain, weight, x, added, logits, squares,
+        logits if router.bias is None else router.bias, ids, weights,
+        ids if arrivals is None else arrivals, eps, t, K=k, KX=columns, PARTS=y.shape[0], M=8,
+        BK=_RUN, GROUP=0 if reader is None else reader.group, Y_BIASED=y_bias is not None,
+        CHOOSE=arrivals is not None, PDL=pdl, **_constants(router, splits), **options(pdl, 4),
     )  # fmt: skip
     set_carveout(kernel, t)
-    return FewRows(x, added, logits, squares, eps)
+    choices = Choices(ids, weights)
+    if arrivals is None:
+        _choose(logits, squares, eps, router, choices, pdl)
+    return FewRows(x, added, squares, eps, k, choices)
 
 
-def choose_few(rows: FewRows, router: Router, *, pdl: bool = True) -> Choices:
-    """Choose the experts of few rows."""
-    pdl = pdl and traits(rows.x.device).pdl
-    return _choose(rows.logits, rows.squares, rows.eps, router, pdl)
-
-
-def empty_choices(rows: FewRows, router: Router) -> Choices | None:
-    """Allocate choices that gate_up makes itself, of a single row and few experts; None for others."""
-    if rows.x.shape[0] > 1 or len(router.weight) > MOST_FUSED:
-        return None
-    device = rows.x.device
-    ids = torch.empty(1, router.choices, dtype=torch.int32, device=device)
-    return Choices(ids, torch.empty(1, router.choices, device=device))
-
-
-def few_sources(
-    rows: FewRows | None, router: Router | None, unused: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
-    """Arguments of gate_up's kernels that few rows bring; None: of others, `unused` is never read."""
-    if rows is None or router is None:
-        return unused, unused, unused, 0.0
-    bias = unused if router.bias is None else router.bias
-    return rows.logits, rows.squares, bias, rows.eps
-
-
-FEW_CONSTANTS = (
-    *("R", "E", "R_POW2", "SPLITS", "CHOSEN", "NORMALIZED", "ROUTER_BIASED", "WIDTH", "FUSED"),
-)
-
-
-def few_constants(rows: FewRows | None, router: Router | None, *, fused: bool) -> dict[str, int]:
-    """Constants that belong to them."""
-    if rows is None or router is None:
-        return dict.fromkeys(FEW_CONSTANTS, 0)
-    r = len(router.weight)
-    return {
-        "R": r,
-        "E": router.experts,
-        "R_POW2": power_of_two(r),
-        "SPLITS": rows.squares.shape[1],
-        "CHOSEN": router.chosen,
-        "NORMALIZED": router.normalized,
-        "ROUTER_BIASED": router.bias is not None,
-        "WIDTH": router.weight.shape[1],
-        "FUSED": fused,
-    }
+def few_arguments(
+    rows: FewRows | None, unused: torch.Tensor
+) -> tuple[tuple[torch.Tensor, float], dict[str, int]]:
+    """Arguments and constants of gate_up's kernels that few rows bring; None: of others, `unused` is never
+    read."""
+    if rows is None:
+        return (unused, 0.0), {"SPLITS": 0, "WIDTH": 1}
+    return (rows.squares, rows.eps), {"SPLITS": rows.squares.shape[1], "WIDTH": rows.width}
 
 
 def _few_splits(k: int) -> int:
@@ -408,20 +391,32 @@ def _check(router: Router) -> None:
         )
 
 
+def _constants(router: Router, splits: int) -> dict[str, int]:
+    """What makes a choice."""
+    r, c = len(router.weight), router.choices
+    return {
+        "R": r,
+        "E": router.experts,
+        "R_POW2": power_of_two(r),
+        "SPLITS": splits,
+        "CHOSEN": router.chosen,
+        "C": c,
+        "C_POW2": power_of_two(c),
+        "NORMALIZED": router.normalized,
+        "BIASED": router.bias is not None,
+    }
+
+
 def _choose(
-    logits: torch.Tensor, squares: torch.Tensor | None, eps: float, router: Router, pdl: bool
-) -> Choices:
-    splits, t, r = logits.shape
-    ids = torch.empty(t, router.choices, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(t, router.choices, device=logits.device)
+    logits: torch.Tensor, squares: torch.Tensor | None, eps: float, router: Router,
+    choices: Choices, pdl: bool,
+) -> None:  # fmt: skip
+    splits, t, _ = logits.shape
     kernel = _choose_kernel[(t,)](
         logits, logits if squares is None else squares,
-        logits if router.bias is None else router.bias, ids, weights, eps, t, R=r,
-        E=router.experts, K=router.weight.shape[1], R_POW2=power_of_two(r), SPLITS=splits,
-        CHOSEN=router.chosen, C=router.choices, C_POW2=power_of_two(router.choices),
-        NORMALIZED=router.normalized, FEW=squares is not None, BIASED=router.bias is not None,
-        PDL=pdl, **options(pdl, 1),
+        logits if router.bias is None else router.bias, choices.ids, choices.weights, eps, t,
+        K=router.weight.shape[1], FEW=squares is not None, PDL=pdl,
+        **_constants(router, splits), **options(pdl, 1),
     )  # fmt: skip
     if squares is not None:
         set_carveout(kernel, t)
-    return Choices(ids, weights)

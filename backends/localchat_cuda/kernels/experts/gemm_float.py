@@ -32,10 +32,7 @@ from localchat_cuda.kernels.experts.blocks import (
 from localchat_cuda.kernels.experts.choice import (
     Choices,
     FewRows,
-    Router,
-    choose_single,
-    few_constants,
-    few_sources,
+    few_arguments,
     inverse_rms,
 )
 from localchat_cuda.kernels.launch import options, power_of_two, require, traits
@@ -54,29 +51,18 @@ class FloatTile(NamedTuple):
 
 @triton.jit(do_not_specialize=["P", "T"])
 def _float_kernel(
-    x, weight, bias, ids, slots, owners, scales, out, logits, squares, router_bias, eps, P, T,
-    C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr,
-    BIASED: tl.constexpr, LIMIT: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
-    R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr,
-    ROUTER_BIASED: tl.constexpr, WIDTH: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr,
+    x, weight, bias, ids, slots, owners, scales, out, squares, eps, P, T, C: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
+    LIMIT: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     m = tl.arange(0, M)
-    if FUSED:
-        pair = tl.program_id(1)
-        expert = choose_single(
-            logits, squares, router_bias, ids, scales, pair, tl.program_id(0) == 0, eps, R, E,
-            WIDTH, R_POW2, SPLITS, CHOSEN, C, NORMALIZED, ROUTER_BIASED,
-        )  # fmt: skip
-        pairs = pair + m * 0
-        inside = m == 0
-    else:
-        expert, pairs, inside = expert_rows(ids, slots, owners, tl.program_id(1), P, m, M, P_POW2)
-        if expert < 0:
-            return
+    expert, pairs, inside = expert_rows(ids, slots, owners, tl.program_id(1), P, m, M, P_POW2)
+    if expert < 0:
+        return
     F: tl.constexpr = N // 2 if GATED else N
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
@@ -127,18 +113,15 @@ def tile_for(*, gated: bool) -> FloatTile:
 
 
 def gate_up(
-    x: torch.Tensor | FewRows, weight: torch.Tensor, router: Router, choices: Choices,
-    blocks: Blocks | None, out: torch.Tensor, tile: FloatTile | None = None, *,
-    bias: torch.Tensor | None = None, limit: float = 0.0, fused: bool = False, pdl: bool = True,
+    x: torch.Tensor | FewRows, weight: torch.Tensor, choices: Choices, blocks: Blocks | None,
+    out: torch.Tensor, tile: FloatTile | None = None, *, bias: torch.Tensor | None = None,
+    limit: float = 0.0, pdl: bool = True,
 ) -> None:  # fmt: skip
-    """Write silu(gate) * up of every pair into `out` [P, F].
-
-    fused: of a single row, and write its choices, too.
-    """
+    """Write silu(gate) * up of every pair into `out` [P, F]."""
     rows = x if isinstance(x, FewRows) else None
     held = x.x if isinstance(x, FewRows) else x
     require("out", out, (choices.ids.numel(), None), (held.dtype,), held.device)
-    few = few_sources(rows, router, out), few_constants(rows, router, fused=fused)
+    few = few_arguments(rows, out)
     n = 2 * out.shape[1]
     _launch(held, weight, bias, choices, blocks, out, n, tile, pdl, few, gated=True, limit=limit)
 
@@ -152,15 +135,14 @@ def down(
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, x.dtype), x.device)
     require("x", x, (c * t, None), _HALVES, x.device)
-    few = few_sources(None, None, out), few_constants(None, None, fused=False)
+    few = few_arguments(None, out)
     _launch(x, weight, bias, choices, blocks, out, out.shape[2], tile, pdl, few, gated=False)
 
 
 def _launch(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, choices: Choices,
     blocks: Blocks | None, out: torch.Tensor, n: int, tile: FloatTile | None, pdl: bool,
-    few: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float], dict[str, int]], *,
-    gated: bool, limit: float = 0.0,
+    few: tuple[tuple[torch.Tensor, float], dict[str, int]], *, gated: bool, limit: float = 0.0,
 ) -> None:  # fmt: skip
     (t, c), k, device = choices.ids.shape, x.shape[1], x.device
     require("x", x, (None, k), _HALVES, device)

@@ -36,10 +36,7 @@ from localchat_cuda.kernels.experts.blocks import (
 from localchat_cuda.kernels.experts.choice import (
     Choices,
     FewRows,
-    Router,
-    choose_single,
-    few_constants,
-    few_sources,
+    few_arguments,
     inverse_rms,
 )
 from localchat_cuda.kernels.int4.activations import packed_cell
@@ -210,6 +207,20 @@ def _step(
     WARPS: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
 ):  # fmt: skip
     """Add the products of DEPTH chunks of all row blocks, whose weights are loaded together."""
+    ws, ss = _load_tiles(
+        codes, scale_zeros, block, chunk, G, F, TILES, BLOCKS, DEPTH, WARPS, GROUP, E2M1
+    )
+    return _multiply_tiles(
+        sums, ws, ss, x, rows, chunk, TILES, PARTS, DEPTH, WARPS, ASM, GROUP, E2M1
+    )
+
+
+@triton.jit
+def _load_tiles(
+    codes, scale_zeros, block, chunk, G: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
+    BLOCKS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    E2M1: tl.constexpr,
+):  # fmt: skip
     ws = ()
     ss = ()
     for r in tl.static_range(TILES):
@@ -219,6 +230,14 @@ def _step(
         )  # fmt: skip
         ws = ws + (w,)
         ss = ss + (s,)
+    return ws, ss
+
+
+@triton.jit
+def _multiply_tiles(
+    sums, ws, ss, x, rows, chunk, TILES: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr,
+    WARPS: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
+):  # fmt: skip
     xs = _load_x(x, rows, chunk, PARTS, DEPTH, WARPS, GROUP, E2M1)
     grown = ()
     for r in tl.static_range(TILES):
@@ -231,13 +250,12 @@ def _step(
 
 @triton.jit(do_not_specialize=["P", "T"])
 def _few_kernel(
-    x, codes, scale_zeros, bias, ids, scales, out, logits, squares, router_bias, eps, P, T,
-    C: tl.constexpr, N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr,
+    x, codes, scale_zeros, bias, ids, scales, out, squares, eps, P, T, C: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr,
     WARPS: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr, GATED: tl.constexpr,
     BIASED: tl.constexpr, LIMIT: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
-    E2M1: tl.constexpr, INTO: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
-    R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr,
-    ROUTER_BIASED: tl.constexpr, WIDTH: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr,
+    E2M1: tl.constexpr, INTO: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     G: tl.constexpr = K // 128
     CHUNKS: tl.constexpr = G // WARPS
@@ -247,21 +265,15 @@ def _few_kernel(
     S: tl.constexpr = 128 // GROUP
     LINE: tl.constexpr = G * 16 if S == 1 or E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
     if PDL:
+        if GATED:
+            # In this order whoever chose the experts has ended when `down` begins: it may read them at once.
+            gdc_wait()
         gdc_launch_dependents()
-        gdc_wait()
     m = tl.arange(0, 8)
     pair = tl.program_id(1)
-    if FUSED:
-        expert = choose_single(
-            logits, squares, router_bias, ids, scales, pair, tl.program_id(0) == 0, eps, R, E,
-            WIDTH, R_POW2, SPLITS, CHOSEN, C, NORMALIZED, ROUTER_BIASED,
-        )  # fmt: skip
-        pairs = pair + m * 0
-        inside = m == 0
-    else:
-        expert, pairs, inside = expert_rows(ids, ids, ids, pair, P, m, M, P_POW2)
-        if expert < 0:
-            return
+    expert, pairs, inside = expert_rows(ids, ids, ids, pair, P, m, M, P_POW2)
+    if expert < 0:
+        return
     own = (pairs,)
     there = (inside,)
     if PARTS == 2:
@@ -283,7 +295,13 @@ def _few_kernel(
             sums = sums + (tl.zeros((16, 8), tl.float32),)
         else:
             sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
-    for chunk in tl.range(0, CHUNKS // DEPTH * DEPTH, DEPTH, num_stages=1):
+    ws, ss = _load_tiles(
+        codes, scale_zeros, block, 0, G, F, TILES, BLOCKS, DEPTH, WARPS, GROUP, E2M1
+    )
+    if PDL and not GATED:
+        gdc_wait()
+    sums = _multiply_tiles(sums, ws, ss, x, rows, 0, TILES, PARTS, DEPTH, WARPS, ASM, GROUP, E2M1)
+    for chunk in tl.range(DEPTH, CHUNKS // DEPTH * DEPTH, DEPTH, num_stages=1):
         sums = _step(
             sums, x, codes, scale_zeros, rows, block, chunk, G, F, TILES, BLOCKS, PARTS, DEPTH,
             WARPS, ASM, GROUP, E2M1,
@@ -334,19 +352,15 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool) -> FewTile:
 
 
 def gate_up(
-    rows: FewRows, weight: W4, router: Router, choices: Choices, out: torch.Tensor,
-    into: int = BLOCK_K, tile: FewTile | None = None, *, bias: torch.Tensor | None = None,
-    limit: float = 0.0, fused: bool = False, pdl: bool = True,
+    rows: FewRows, weight: W4, choices: Choices, out: torch.Tensor, into: int = BLOCK_K,
+    tile: FewTile | None = None, *, bias: torch.Tensor | None = None, limit: float = 0.0,
+    pdl: bool = True,
 ) -> None:  # fmt: skip
-    """Write silu(gate) * up of every pair into `out` [P, F], for a weight in groups of `into`.
-
-    fused: of a single row, and write its choices, too.
-    """
+    """Write silu(gate) * up of every pair into `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), rows.x.device)
     _launch(
-        rows.x, weight, bias, choices, out, 2 * out.shape[1], into, tile, pdl, rows, router,
-        limit=limit, fused=fused,
-    )  # fmt: skip
+        rows.x, weight, bias, choices, out, 2 * out.shape[1], into, tile, pdl, rows, limit=limit
+    )
 
 
 def down(
@@ -357,13 +371,13 @@ def down(
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32,), x.device)
     require("x", x, (c * t, None), (torch.float16,), x.device)
-    _launch(x, weight, bias, choices, out, out.shape[2], BLOCK_K, tile, pdl, None, None)
+    _launch(x, weight, bias, choices, out, out.shape[2], BLOCK_K, tile, pdl, None)
 
 
 def _launch(
     x: torch.Tensor, weight: W4, bias: torch.Tensor | None, choices: Choices, out: torch.Tensor,
-    n: int, into: int, tile: FewTile | None, pdl: bool, rows: FewRows | None,
-    router: Router | None, *, limit: float = 0.0, fused: bool = False,
+    n: int, into: int, tile: FewTile | None, pdl: bool, rows: FewRows | None, *,
+    limit: float = 0.0,
 ) -> None:  # fmt: skip
     (t, c), k, device, gated = choices.ids.shape, weight.features_in, x.device, rows is not None
     require("x", x, (None, k), (torch.float16,), device)
@@ -375,17 +389,17 @@ def _launch(
         raise ValueError(
             f"weight: experts of {n} features in {16 * tile.blocks}s wanted, {weight.features_out} given"
         )
-    if k // BLOCK_K % tile.warps:
+    if k // BLOCK_K % tile.warps or k // BLOCK_K < tile.warps * tile.depth:
         raise ValueError(f"tile: {tile} does not divide {k} columns")
-    pdl = pdl and gpu.pdl
+    pdl, few = pdl and gpu.pdl, few_arguments(rows, out)
     kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
         x, weight.codes.view(torch.int16), weight.scale_zeros,
         choices.weights if bias is None else bias, choices.ids, choices.weights, out,
-        *few_sources(rows, router, out), t * c, t, C=c, N=n, K=k, M=8,
+        *few[0], t * c, t, C=c, N=n, K=k, M=8,
         P_POW2=pairs_class(choices, None),
         WARPS=tile.warps, DEPTH=tile.depth, BLOCKS=tile.blocks, GATED=gated,
         BIASED=bias is not None, LIMIT=limit, ASM=gpu.asm, GROUP=weight.group, E2M1=weight.e2m1,
-        INTO=into, **few_constants(rows, router, fused=fused), PDL=pdl,
+        INTO=into, **few[1], PDL=pdl,
         **options(pdl, tile.warps),
     )  # fmt: skip
     set_carveout(kernel, t)
