@@ -221,7 +221,9 @@ class _LayersBase:
 
     @property
     def embedding_scale(self) -> float:
-        """Rounded to the model's dtype, as its reference implementation does."""
+        """Rounded to the model's dtype where its reference implementation does that."""
+        if not self.config.rounds_embedding_scale:
+            return self.config.embedding_scale
         return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
 
     def finish(

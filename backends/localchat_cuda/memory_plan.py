@@ -248,8 +248,8 @@ def dequant_bytes(config: ModelConfig, gpu: Gpu) -> int:
 
 
 def rotation_bytes(config: ModelConfig, context: int) -> int:
-    """Bytes of the tables of cosines and sines: two if layers with a window have their own rotation."""
-    tables = 1 if config.windowed_rotation is None else 2
+    """Bytes of the tables of cosines and sines: one more where some layers have their own rotation or none."""
+    tables = 1 + (config.windowed_rotation is not None) + any(config.unrotated)
     return tables * context * config.head_dim * _FLOAT
 
 

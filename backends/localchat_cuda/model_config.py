@@ -27,6 +27,7 @@ from localchat_cuda.weights.tensor_names import is_text
 
 Architecture = (
     Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+    | Literal["granite", "seed_oss", "smollm3"]
     | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"]
 )
 Activation = Literal["silu", "gelu_tanh"]
@@ -35,9 +36,13 @@ FloatType = Literal["bfloat16", "float16", "float32"]
 CLASSES: dict[str, Architecture] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MinistralForCausalLM": "mistral",
+    "Ministral3ForCausalLM": "mistral",
     "Mistral3ForConditionalGeneration": "mistral",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3VLForConditionalGeneration": "qwen3",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -46,12 +51,17 @@ CLASSES: dict[str, Architecture] = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "GptOssForCausalLM": "gpt_oss",
+    "GraniteForCausalLM": "granite",
+    "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 """Names in `architectures` of config.json."""
 FAMILIES = (
-    "Llama 3.x, Mistral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Gemma 2, Gemma 3, Phi-3, "
-    "Phi-4 and gpt-oss"
+    "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Gemma 2, Gemma 3, "
+    "Phi-3, Phi-4, gpt-oss, Granite 3, Seed-OSS and SmolLM3"
 )
+_BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss")
+"""Architectures with biases on queries, keys and values."""
 _MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
 MAX_EXPERTS = 511
 """Of a layer: a row for each in the router (kernels/experts/choice.py), and one for a shared expert's gate."""
@@ -88,6 +98,8 @@ _DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     },
+    "seed_oss": {"head_dim": 128, "attention_bias": True},
+    "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True},
     "gpt_oss": {
         "num_key_value_heads": 8,
         "head_dim": 64,
@@ -195,6 +207,10 @@ class ModelConfig:
     """Beyond `context_train`, attention would need a scale by position, which no kernel here has."""
     mixture: Mixture | None = None
     """Of the feed-forward layers; None: they are dense."""
+    unrotated: tuple[bool, ...] = ()
+    """By layer, whether queries and keys are not rotated; empty: all are."""
+    logits_divisor: float = 1.0
+    """Of the head's logits."""
 
     def window(self, layer: int) -> int:
         """Keys that a query of a layer sees; 0: all."""
@@ -221,6 +237,11 @@ class ModelConfig:
         return self.architecture in ("qwen3", "qwen3_moe", "gemma3")
 
     @property
+    def rounds_embedding_scale(self) -> bool:
+        """True if the reference rounds the factor of embeddings to the model's dtype."""
+        return self.post_normed
+
+    @property
     def output_bias(self) -> bool:
         """True if attention's output layer has a bias."""
         return self.architecture == "gpt_oss"
@@ -234,6 +255,15 @@ class ModelConfig:
     def post_normed(self) -> bool:
         """True if outputs of attention and MLP are normalized before they join the residual."""
         return self.architecture in ("gemma2", "gemma3")
+
+
+class Factors(NamedTuple):
+    """Of a Granite; logits are divided by theirs."""
+
+    embedding: float
+    attention: float
+    residual: float
+    logits: float
 
 
 class RuntimeConfig(NamedTuple):
@@ -284,7 +314,7 @@ def parse_config(
     none. Raises ModelInvalid."""
     architecture = _Reader(raw, name).architecture()
     text = raw.get("text_config")
-    vision = isinstance(text, dict)
+    vision = isinstance(text, dict) or "vision_config" in raw
     default = _DEFAULTS.get(architecture, {})
     reader = _Reader({**default, **raw, **(text or {})} if vision else {**default, **raw}, name)
     reader.check(architecture)
@@ -301,6 +331,7 @@ def parse_config(
     context = max(context, rotations.context)
     context_capped = 0 < rotations.bound < context
     gemma = architecture in ("gemma2", "gemma3")
+    granite = reader.granite() if architecture == "granite" else None
     quantization = parse_quantization(
         reader.raw.get("quantization_config"), name, reader.unsupported
     )
@@ -318,24 +349,34 @@ def parse_config(
         vocabulary=reader.integer("vocab_size"),
         context_train=rotations.bound if context_capped else context,
         context_capped=context_capped,
-        eps=reader.number("rms_norm_eps", 1e-6),
+        eps=reader.number("rms_norm_eps", 1e-6) / (granite.residual**2 if granite else 1.0),
         rotation=rotations.all,
         windowed_rotation=rotations.windowed,
         tied=bool(reader.raw.get("tie_word_embeddings", False)),
-        qkv_bias=architecture in ("qwen2", "qwen2_moe", "gpt_oss"),
+        qkv_bias=architecture in _BIASED,
         quantization=quantization,
         dtype=reader.dtype(stored_type(headers)),
         eos_ids=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
         windows=read_windows(
             reader, architecture, layers, context, own_rotation=rotations.windowed is not None
         ),
-        attention_scale=reader.number("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
+        attention_scale=(
+            granite.attention
+            if granite
+            else reader.number("query_pre_attn_scalar", 256.0) ** -0.5
+            if gemma
+            else 0.0
+        ),
         attention_cap=reader.cap("attn_logit_softcapping") if architecture == "gemma2" else 0.0,
         head_cap=reader.cap("final_logit_softcapping") if gemma else 0.0,
         activation=reader.activation(),
-        embedding_scale=hidden**0.5 if gemma else 1.0,
+        embedding_scale=(
+            granite.embedding / granite.residual if granite else hidden**0.5 if gemma else 1.0
+        ),
         vision=vision,
         mixture=reader.mixture(architecture, quantization) if mixed else None,
+        unrotated=reader.unrotated(layers) if architecture == "smollm3" else (),
+        logits_divisor=granite.logits if granite else 1.0,
     )
 
 
@@ -389,8 +430,8 @@ def read_windows(
     Raises ModelInvalid."""
     raw = fields.raw
     configured = raw.get("sliding_window")
-    if architecture == "llama" or (
-        architecture in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
+    if architecture in ("llama", "granite", "seed_oss") or (
+        architecture in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3")
         and not raw.get("use_sliding_window")
     ):
         configured = None
@@ -445,9 +486,10 @@ class _Reader(ConfigFields):
         if self.raw.get("mlp_bias"):
             raise self.unsupported("biases in the feed-forward layers")
         biased = self.raw.get("attention_bias")
-        if architecture not in ("qwen2", "qwen2_moe", "gpt_oss") and biased:
+        out = architecture != "gpt_oss" and self.raw.get("attention_out_bias")
+        if (architecture not in _BIASED and biased) or out:
             raise self.unsupported("biases in the attention layers of this architecture")
-        if architecture == "gpt_oss" and not biased:
+        if architecture in ("gpt_oss", "seed_oss") and not biased:
             raise self.unsupported("attention layers without the biases of this architecture")
         if self.raw.get("use_bidirectional_attention"):
             raise self.unsupported("attention to later tokens")
@@ -501,6 +543,21 @@ class _Reader(ConfigFields):
                 raise self.unsupported(
                     f"MXFP4 with {field} {self.integer(field)}, no multiple of 32"
                 )
+
+    def granite(self) -> Factors:
+        """The factors of a Granite. Raises ModelInvalid."""
+        names = "embedding_multiplier", "attention_multiplier", "residual_multiplier"
+        return Factors(*(self.number(name, 1.0) for name in (*names, "logits_scaling")))
+
+    def unrotated(self, layers: int) -> tuple[bool, ...]:
+        """The layers of a SmolLM3 without rotations. Raises ModelInvalid."""
+        listed = self.raw.get("no_rope_layers")
+        if listed is None:
+            interval = self.integer("no_rope_layer_interval", 4)
+            return tuple((layer + 1) % interval == 0 for layer in range(layers))
+        if not isinstance(listed, list) or len(listed) < layers:
+            raise ModelInvalid(f"{self.name}: no_rope_layers is no list of {layers} numbers.")
+        return tuple(not each for each in listed[:layers])
 
     def head_dim(self, default: int) -> int:
         found = self.integer("head_dim", default)

@@ -188,7 +188,7 @@ def _read(fields: ConfigFields, held: Mapping[str, Any], head_dim: int, context:
     kind = held.get("rope_type") or held.get("type") or "default"
     if "short_factor" in held:
         kind = "longrope"
-    if kind == "default":
+    if kind in ("default", "mrope"):  # of text alone, all parts of a position are equal
         return Rotation(theta, None, rotary_columns)
     if kind == "linear":
         return Rotation(theta, LinearScaling(fields.number("factor", 1.0, held)), rotary_columns)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import transformers
 
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda import memory_plan
@@ -22,6 +23,7 @@ from tests.support.tiny_models import KINDS, Stretch, Tiny, tokens_of
 NEWER = (
     *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
+    *("ministral", "seed-oss", "granite", "smollm3"),
 )
 
 
@@ -184,6 +186,26 @@ def test_the_text_part_of_a_model_that_sees_is_loaded_alone(prefix: str, tmp_pat
     header = read_safetensors(tmp_path / "model.safetensors")
     assert memory_plan.weights_bytes(config, [header]) == text_bytes
     found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
+    assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Qwen2_5_VL", "Qwen3VL"])
+def test_text_of_qwen_models_that_see_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    rotation = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}
+    text = {**tiny_models.SHAPE, **tiny_models.NARROW, "rope_parameters": rotation}
+    del text["rope_theta"], text["head_dim"]
+    if family == "Qwen3VL":
+        text["head_dim"] = 64
+    seen = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
+    config = getattr(transformers, f"{family}Config")(
+        text_config=text, vision_config={**seen, "out_hidden_size": 128}, tie_word_embeddings=False
+    )
+    torch.manual_seed(3)
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+    tiny_models.save(model, tmp_path)
+    tokens = tokens_of(29, 40)
+    assert read_config(tmp_path).vision
+    found = Tiny(tmp_path, torch.float32).prompt(tokens, 13)
     assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
 
 

@@ -305,6 +305,60 @@ def test_gpt_oss_has_windows_in_every_second_layer_and_is_never_rounded() -> Non
         rounded_config(floating, "int4", "it")
 
 
+def test_granite_divides_its_residual_by_its_factor() -> None:
+    factors = {"embedding_multiplier": 12, "residual_multiplier": 0.5, "logits_scaling": 16}
+    raw = {
+        **QWEN25,
+        "architectures": ["GraniteForCausalLM"],
+        "attention_multiplier": 0.01,
+        **factors,
+    }
+    found = parse_config(raw, "it")
+    assert (found.embedding_scale, found.attention_scale) == (24.0, 0.01)
+    assert (found.logits_divisor, found.eps) == (16.0, 4e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "layers"),
+    [
+        ({}, [3, 7, 11]),
+        ({"no_rope_layer_interval": 6}, [5, 11]),
+        ({"no_rope_layers": [0] + [1] * 11}, [0]),
+    ],
+)
+def test_smollm3_leaves_layers_unrotated(change: dict[str, Any], layers: list[int]) -> None:
+    raw = {**QWEN25, "architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 12, **change}
+    unrotated = parse_config(raw, "it").unrotated
+    assert [layer for layer, each in enumerate(unrotated) if each] == layers
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("SeedOss", {}, "without the biases"),
+        (
+            "SeedOss",
+            {"attention_bias": True, "attention_out_bias": True},
+            "biases in the attention",
+        ),
+        ("SmolLM3", {"no_rope_layers": [1]}, "no_rope_layers is no list of 28 numbers"),
+    ],
+)
+def test_forms_of_plain_families_that_no_layer_has_are_refused(
+    name: str, change: dict[str, Any], words: str
+) -> None:
+    raw = {**QWEN25, "attention_bias": False, "architectures": [f"{name}ForCausalLM"], **change}
+    with pytest.raises(ModelInvalid, match=words):
+        parse_config(raw, "it")
+
+
+def test_positions_of_models_that_see_are_plain_for_text() -> None:
+    raw = {**QWEN25, "architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {}}
+    found = parse_config({**raw, "rope_scaling": {"type": "mrope", "mrope_section": [16]}}, "it")
+    assert (found.architecture, found.vision) == ("qwen2", True)
+    assert found.rotation == Rotation(1e6)
+
+
 def test_a_shared_expert_is_as_wide_as_whole_experts() -> None:
     raw = {**CONFIGS["qwen1.5-moe:14b-a2.7b"][0], "shared_expert_intermediate_size": 5000}
     with pytest.raises(ModelInvalid, match="5000 columns, which are no multiple of 1408"):

@@ -114,6 +114,23 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**NARROW, **MIXTURE, "shared_expert_intermediate_size": 256},
     ),
     "qwen3-moe": ("Qwen3Moe", {**MIXTURE, "norm_topk_prob": True}),
+    "ministral": (
+        "Ministral",
+        {**NARROW, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "seed-oss": ("SeedOss", NARROW),
+    "granite": (
+        "Granite",
+        {
+            "hidden_size": 256,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.05,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 6.0,
+            "rms_norm_eps": 0.1,
+        },
+    ),
+    "smollm3": ("SmolLM3", {**NARROW, **ENDS, "num_hidden_layers": 3, "no_rope_layer_interval": 2}),
     "gpt-oss": (
         "GptOss",
         {

@@ -6,6 +6,7 @@ from localchat_cuda.architectures import (
     gemma2,
     gemma3,
     gpt_oss,
+    granite,
     llama,
     mistral,
     mixtral,
@@ -14,6 +15,8 @@ from localchat_cuda.architectures import (
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    seed_oss,
+    smollm3,
 )
 from localchat_cuda.model_config import Architecture
 
@@ -29,6 +32,9 @@ ARCHITECTURES: dict[Architecture, ModuleType] = {
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
     "gpt_oss": gpt_oss,
+    "granite": granite,
+    "seed_oss": seed_oss,
+    "smollm3": smollm3,
 }
 
 __all__ = ["ARCHITECTURES"]

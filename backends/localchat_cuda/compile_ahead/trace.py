@@ -127,7 +127,8 @@ def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> 
     if head_int8:
         head = rounded
     copy = BoundedHead(rounded, _empty(config.vocabulary)) if head_bounds else None
-    last_norm = _empty(config.hidden, dtype=norm)
+    scaled = config.logits_divisor != 1.0
+    last_norm = _empty(config.hidden, dtype=torch.float32 if scaled else norm)
     return ModelWeights(embedding, (layer,) * config.layers, last_norm, head, copy)
 
 

@@ -61,6 +61,13 @@ class Pages:
             self._angle_table(config, windowed, context_tokens) if windowed else self._angles
         )
 
+        self._unrotated_angles = self._angles
+        if any(config.unrotated):
+            self._unrotated_angles = rope.angle_table(
+                context_tokens, width, (0.0,) * (width // 2), device
+            )
+        self._unrotated = config.unrotated
+
     def _angle_table(
         self, config: ModelConfig, rotation: Rotation, context_tokens: int
     ) -> torch.Tensor:
@@ -70,6 +77,8 @@ class Pages:
 
     def angles(self, layer: int) -> torch.Tensor:
         """The table of cosines and sines of a layer."""
+        if self._unrotated and self._unrotated[layer]:
+            return self._unrotated_angles
         return self._windowed_angles if layer in self._windowed_layers else self._angles
 
     @property

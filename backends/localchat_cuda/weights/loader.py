@@ -393,5 +393,7 @@ def load(
     stored_head = w8_pack.whole_rows(head) if head_int8 else head
     copy = bounded_head(head) if head_bounds else None
     last_norm = loader.norm(names.last_norm, config.hidden)
+    if config.logits_divisor != 1.0:
+        last_norm = last_norm.float() / config.logits_divisor
     loader.report_unread()
     return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy)

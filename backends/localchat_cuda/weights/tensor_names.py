@@ -9,7 +9,7 @@ _PREFIXES = (
     ("model.language_model.", "model."),
 )
 """Prefixes found on the hub; the last one is written by transformers 4.52 and later."""
-_VISION_PARTS = ("vision_tower", "multi_modal_projector")
+_VISION_PARTS = ("vision_tower", "multi_modal_projector", "visual")
 
 
 def canonical_name(name: str) -> str:
