@@ -1,7 +1,7 @@
-"""Checks and times a layer of experts in the shapes of Qwen3-30B-A3B, by the library's own choice of kernels.
+"""Checks and times a layer of experts in the shapes of Qwen3-30B-A3B and gpt-oss-20b, by the library's choice.
 
-In W4 and in bf16: the whole layer as a decoder layer runs it (norm, router, experts), each launch of it, and
-the share of the memory roof, which is the time to read the weights of the chosen experts once at 4.8 TB/s.
+In W4 and in bf16, and in MXFP4: the whole layer as a decoder layer runs it (norm, router, experts), each launch
+of it, and the share of the memory roof, which is the time to read the weights of the chosen experts once.
 Weights of several layers rotate, so that none stays in the L2 cache.
 """
 
@@ -14,19 +14,27 @@ from localchat_cuda.kernels import experts, rms_norm
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
 from localchat_cuda.kernels.experts.choice import Router
 from localchat_cuda.kernels.int4.activations import quantize
-from localchat_cuda.kernels.int4.pack import W4
-from scripts.bench.kernels.timing import EPS, GPU, Results, error, random_w4, timed
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
+from scripts.bench.kernels.timing import EPS, GPU, Results, error, memory_rate, random_w4, timed
 
 WIDTH, INNER, EXPERTS, CHOSEN = 2048, 768, 128, 8
+"""Of Qwen3-30B-A3B; gpt-oss-20b has as many columns inside its experts as outside."""
+OSS_WIDTH, OSS_EXPERTS, OSS_CHOSEN, OSS_LIMIT = 2880, 32, 4, 7.0
 ROWS = (1, 2, 4, 8, 9, 16, 32, 128, 512, 2048)
 _LAYERS = 3
 """Of 300 MB in W4: more than six times the L2 cache."""
-_BYTES_US = 4.8e6
 
 
-def _router() -> Router:
-    weight = torch.randn(EXPERTS, WIDTH, device=GPU, dtype=torch.bfloat16) * 0.05
-    return Router(weight, CHOSEN, normalized=True).counting()
+def _router(
+    experts: int = EXPERTS, width: int = WIDTH, chosen: int = CHOSEN, *, biased: bool = False
+) -> Router:
+    weight = torch.randn(experts, width, device=GPU, dtype=torch.bfloat16) * 0.05
+    bias = _bias(experts) if biased else None
+    return Router(weight, chosen, normalized=True, bias=bias).counting()
+
+
+def _bias(rows: int) -> torch.Tensor:
+    return torch.randn(rows, device=GPU, dtype=torch.bfloat16)
 
 
 def w4_layer(group: int = 128) -> experts.Experts:
@@ -46,13 +54,28 @@ def float_layer() -> experts.Experts:
     )
 
 
+def mxfp4_layer() -> experts.Experts:
+    whole = -(-OSS_WIDTH // BLOCK_K) * BLOCK_K
+
+    def weight(n: int) -> W4:
+        blocks = n // 16, whole // BLOCK_K
+        codes = torch.randint(-128, 128, (*blocks, 1024), dtype=torch.int8, device=GPU)
+        scales = torch.randint(118, 121, (*blocks, 64), dtype=torch.uint8, device=GPU)
+        return W4(codes, scales.view(torch.int32), group=32, e2m1=True)
+
+    rows = OSS_EXPERTS * 2 * whole, OSS_EXPERTS * OSS_WIDTH
+    router = _router(OSS_EXPERTS, OSS_WIDTH, OSS_CHOSEN, biased=True)
+    weights, biases = [weight(n) for n in rows], [_bias(n) for n in rows]
+    return experts.Experts(router, weights[0], weights[1], biases[0], biases[1], OSS_LIMIT)
+
+
 def bytes_of(layer: experts.Experts, chosen: int) -> float:
     """Of the weights of so many experts."""
     whole = sum(
         each.bytes if isinstance(each, W4) else each.numel() * each.element_size()
         for each in (layer.gate_up, layer.down)
     )
-    return whole * chosen / EXPERTS
+    return whole * chosen / layer.router.experts
 
 
 def run_layer(layer: experts.Experts, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
@@ -101,11 +124,11 @@ def _few_launches(
     few = add()
     choices = few.choices
     found: dict[str, Callable[[], object]] = {"add": add}
-    out = torch.empty(CHOSEN, rows, WIDTH, device=GPU)
-    inner = torch.zeros(rows * CHOSEN, INNER, dtype=few.x.dtype, device=GPU)
+    out = torch.empty(router.chosen, rows, router.weight.shape[1], device=GPU)
+    inner = torch.zeros(rows * router.chosen, layer.inner, dtype=few.x.dtype, device=GPU)
     if isinstance(gate_up, W4):
         assert isinstance(down, W4)
-        found["gate_up"] = partial(gemm_int4_few.gate_up, few, gate_up, choices, inner)
+        found["gate_up"] = partial(gemm_int4_few.gate_up, few, gate_up, choices, inner, down.group)
         found["down"] = partial(gemm_int4_few.down, inner, down, choices, out)
     else:
         assert isinstance(down, torch.Tensor)
@@ -116,16 +139,17 @@ def _few_launches(
 
 def _many_launches(layer: experts.Experts, x: torch.Tensor) -> dict[str, Callable[[], object]]:
     router, gate_up, down, rows = layer.router, layer.gate_up, layer.down, x.shape[0]
-    choices, size = choice.route(x, router), experts.block_rows(x.shape[0] * CHOSEN, EXPERTS)
-    made = blocks.sort(choices.ids, EXPERTS, size)
+    choices, count = choice.route(x, router), router.experts
+    size = experts.block_rows(choices.ids.numel(), count)
+    made = blocks.sort(choices.ids, count, size)
     found: dict[str, Callable[[], object]] = {
         "route": partial(choice.route, x, router),
-        "sort": partial(blocks.sort, choices.ids, EXPERTS, size),
+        "sort": partial(blocks.sort, choices.ids, count, size),
     }
-    out = torch.empty(CHOSEN, rows, WIDTH, dtype=torch.bfloat16, device=GPU)
+    out = torch.empty(router.chosen, rows, router.weight.shape[1], dtype=torch.bfloat16, device=GPU)
     packed = experts.packed_rows(rows, layer, GPU)
     dtype = torch.bfloat16 if packed is None else torch.float16
-    inner = torch.zeros(rows * CHOSEN, INNER, dtype=dtype, device=GPU)
+    inner = torch.zeros(choices.ids.numel(), layer.inner, dtype=dtype, device=GPU)
     if packed is None:
         assert isinstance(gate_up, torch.Tensor)
         assert isinstance(down, torch.Tensor)
@@ -134,19 +158,23 @@ def _many_launches(layer: experts.Experts, x: torch.Tensor) -> dict[str, Callabl
         return found
     assert isinstance(gate_up, W4)
     assert isinstance(down, W4)
-    quantize(x.float(), packed)
-    found["gate_up"] = partial(gemm_int4_many.gate_up, packed.x, gate_up, choices, made, inner)
+    missing = packed.x.shape[1] - x.shape[1]
+    quantize(torch.nn.functional.pad(x.float(), (0, missing)), packed)
+    found["gate_up"] = partial(
+        gemm_int4_many.gate_up, packed.x, gate_up, choices, made, inner, down.group
+    )
     found["down"] = partial(gemm_int4_many.down, inner, down, choices, made, out)
     return found
 
 
 def experts_part(rows: tuple[int, ...] = ROWS) -> Results:
     found: Results = {}
-    for form, make in (("w4", w4_layer), ("bf16", float_layer)):
+    for form, make in (("w4", w4_layer), ("mxfp4", mxfp4_layer), ("bf16", float_layer)):
         layers = [make() for _ in range(_LAYERS)]
-        gain = torch.rand(WIDTH, device=GPU, dtype=torch.bfloat16) + 0.5
+        width = layers[0].router.weight.shape[1]
+        gain = torch.rand(width, device=GPU, dtype=torch.bfloat16) + 0.5
         for m in rows:
-            y = torch.randn(2, m, WIDTH, device=GPU)
+            y = torch.randn(2, m, width, device=GPU)
             y[1] = 0
             _print_rows(found, form, layers, y, gain)
         del layers
@@ -161,15 +189,15 @@ def _print_rows(
     off = checked(layers[0], y, gain)
     us = timed([partial(run_layer, layer, y, gain) for layer in layers] * 4) / (4 * len(layers))
     chosen = len(set(choice.route(normed(y, gain), layers[0].router).ids.flatten().tolist()))
-    floor = bytes_of(layers[0], chosen) / _BYTES_US
-    flops = 6 * rows * CHOSEN * WIDTH * INNER
+    floor = bytes_of(layers[0], chosen) / memory_rate() * 1e6
+    flops = 6 * rows * layers[0].router.chosen * y.shape[2] * layers[0].inner
     parts = [launches(layer, y, gain) for layer in layers]
     alone = {
         name: timed([each[name] for each in parts] * 4) / (4 * len(layers)) for name in parts[0]
     }
     text = " ".join(f"{name} {each:.1f}" for name, each in alone.items())
     print(
-        f"experts {form:4} M={rows:4} {us:8.2f} us, {chosen:3} chosen, floor {floor:6.2f} us: "
+        f"experts {form:5} M={rows:4} {us:8.2f} us, {chosen:3} chosen, floor {floor:6.2f} us: "
         f"{floor / us:.2f}, {flops / us / 1e6:5.1f} TFLOP/s, err {off:.1e}; {text}",
         flush=True,
     )
