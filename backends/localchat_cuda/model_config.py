@@ -27,7 +27,7 @@ from localchat_cuda.weights.tensor_names import is_text
 
 Architecture = (
     Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
-    | Literal["granite", "seed_oss", "smollm3"]
+    | Literal["glm4", "granite", "seed_oss", "smollm3"]
     | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"]
 )
 Activation = Literal["silu", "gelu_tanh"]
@@ -51,6 +51,7 @@ CLASSES: dict[str, Architecture] = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "GptOssForCausalLM": "gpt_oss",
+    "Glm4ForCausalLM": "glm4",
     "GraniteForCausalLM": "granite",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
@@ -58,7 +59,7 @@ CLASSES: dict[str, Architecture] = {
 """Names in `architectures` of config.json."""
 FAMILIES = (
     "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Gemma 2, Gemma 3, "
-    "Phi-3, Phi-4, gpt-oss, Granite 3, Seed-OSS and SmolLM3"
+    "Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, Seed-OSS and SmolLM3"
 )
 _BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss")
 """Architectures with biases on queries, keys and values."""
@@ -98,6 +99,7 @@ _DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     },
+    "glm4": {"head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
     "seed_oss": {"head_dim": 128, "attention_bias": True},
     "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True},
     "gpt_oss": {
@@ -254,7 +256,7 @@ class ModelConfig:
     @property
     def post_normed(self) -> bool:
         """True if outputs of attention and MLP are normalized before they join the residual."""
-        return self.architecture in ("gemma2", "gemma3")
+        return self.architecture in ("gemma2", "gemma3", "glm4")
 
 
 class Factors(NamedTuple):
@@ -353,7 +355,8 @@ def parse_config(
         rotation=rotations.all,
         windowed_rotation=rotations.windowed,
         tied=bool(reader.raw.get("tie_word_embeddings", False)),
-        qkv_bias=architecture in _BIASED,
+        qkv_bias=architecture in _BIASED
+        or (architecture == "glm4" and bool(reader.raw.get("attention_bias", True))),
         quantization=quantization,
         dtype=reader.dtype(stored_type(headers)),
         eos_ids=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
@@ -430,7 +433,7 @@ def read_windows(
     Raises ModelInvalid."""
     raw = fields.raw
     configured = raw.get("sliding_window")
-    if architecture in ("llama", "granite", "seed_oss") or (
+    if architecture in ("llama", "glm4", "granite", "seed_oss") or (
         architecture in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3")
         and not raw.get("use_sliding_window")
     ):
@@ -487,7 +490,7 @@ class _Reader(ConfigFields):
             raise self.unsupported("biases in the feed-forward layers")
         biased = self.raw.get("attention_bias")
         out = architecture != "gpt_oss" and self.raw.get("attention_out_bias")
-        if (architecture not in _BIASED and biased) or out:
+        if (architecture not in (*_BIASED, "glm4") and biased) or out:
             raise self.unsupported("biases in the attention layers of this architecture")
         if architecture in ("gpt_oss", "seed_oss") and not biased:
             raise self.unsupported("attention layers without the biases of this architecture")

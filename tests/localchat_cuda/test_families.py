@@ -23,7 +23,7 @@ from tests.support.tiny_models import KINDS, Stretch, Tiny, tokens_of
 NEWER = (
     *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
-    *("ministral", "seed-oss", "granite", "smollm3"),
+    *("ministral", "seed-oss", "glm4", "granite", "smollm3"),
 )
 
 

@@ -119,6 +119,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**NARROW, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "seed-oss": ("SeedOss", NARROW),
+    "glm4": (
+        "Glm4",
+        {
+            **NARROW,
+            **ENDS,
+            "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "rms_norm_eps": 1e-5,
+        },
+    ),
     "granite": (
         "Granite",
         {

@@ -5,6 +5,7 @@ from types import ModuleType
 from localchat_cuda.architectures import (
     gemma2,
     gemma3,
+    glm4,
     gpt_oss,
     granite,
     llama,
@@ -32,6 +33,7 @@ ARCHITECTURES: dict[Architecture, ModuleType] = {
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
     "gpt_oss": gpt_oss,
+    "glm4": glm4,
     "granite": granite,
     "seed_oss": seed_oss,
     "smollm3": smollm3,

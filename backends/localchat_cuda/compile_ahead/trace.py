@@ -115,7 +115,7 @@ def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> 
         {
             field: _empty(sum(parts), dtype=half)
             for field, (parts, _) in linear_shapes(config).items()
-            if field in names.biased
+            if field in names.biased and (field != "qkv" or config.qkv_bias)
         },
         None if config.mixture is None else _meta_experts(config, config.mixture),
         _empty(config.heads, dtype=half) if names.sinks else None,

@@ -5,6 +5,7 @@ computes (q, k and v; gate and up) along N. Only formats/ knows how a linear lay
 the model and one tensor.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -75,6 +76,10 @@ class Names:
     """In place of `gate_up` and `down`."""
     sinks: str = ""
     """Of attention; empty: there are none."""
+    orders: Mapping[str, Callable[[ModelConfig], torch.Tensor]] = dataclasses.field(
+        default_factory=dict
+    )
+    """By gemm, the checkpoint's rows in the order in which they are computed, int64 [N]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +262,16 @@ class _Loader:
             if len(prefixes) == 1:
                 parts = (sum(parts),)
             linears[field] = self.linear(prefixes, parts, k)
-            if field in self.names.biased:
+            if field in self.names.biased and (field != "qkv" or self.config.qkv_bias):
                 held = [self.tensor(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
                 biases[field] = torch.cat(held)
             else:
                 self.check_biases(prefixes, parts)
+            if field in self.names.orders:
+                order = self.names.orders[field](self.config).to(self.target.device)
+                linears[field] = reorder_rows(linears[field], order)
+                if field in biases:
+                    biases[field] = biases[field][order]
         if self.config.mixture is not None:
             experts = self.experts(begin, self.config.mixture)
             return LayerWeights(norms, linears, biases, experts, self.sinks(begin))
