@@ -21,6 +21,7 @@ from localchat.backend_api.step import (
     Drop,
     Enter,
     Import,
+    LoadBlock,
     LogitsKind,
     LogitsPosition,
     Mask,
@@ -29,6 +30,7 @@ from localchat.backend_api.step import (
     Sample,
     SamplingParams,
     Save,
+    SaveBlock,
     StateRange,
     StepPlan,
     StepResult,
@@ -59,7 +61,9 @@ __all__ = [
     "EmbeddingModel",
     "Enter",
     "ExportingRunner",
+    "HostBlockRunner",
     "Import",
+    "LoadBlock",
     "LoadRequest",
     "LogitsKind",
     "LogitsPosition",
@@ -80,6 +84,7 @@ __all__ = [
     "Sample",
     "SamplingParams",
     "Save",
+    "SaveBlock",
     "StateRange",
     "StepPlan",
     "StepResult",
@@ -133,6 +138,9 @@ class Capabilities:
     """True if one slot's prefix can be aliased by another."""
     block_tokens: int = 0
     """Page size; 0: the cache is not paged."""
+    host_blocks: int = 0
+    """Blocks of a paged cache that host memory holds (SaveBlock, LoadBlock); then the runner is a
+    HostBlockRunner."""
     bytes_per_token: int = 0
     """KV of one token."""
     state_bytes: int = 0
@@ -265,6 +273,21 @@ class ExportingRunner(Protocol):
 
     def export_saved(self, key: int, start: int, end: int) -> memoryview | None:
         """The same of a state saved in host memory; None: there is no room to take it apart."""
+        ...
+
+
+class HostBlockRunner(Protocol):
+    """Further method of a runner whose capabilities have host blocks.
+
+    The bytes may go to another process and come back in one of the same model, build and KV type.
+    """
+
+    def host_block(self, number: int) -> memoryview | None:
+        """The bytes of a host block, to read and to write until a later plan names it.
+
+        None: a copy of a launched plan still uses it. Called from the thread of `launch`; the bytes may be
+        used by any.
+        """
         ...
 
 

@@ -38,7 +38,7 @@ from localchat.backend_api.interface import (
 )
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
-from localchat.backend_api.scripted_kv import SlotStorage, storage_for
+from localchat.backend_api.scripted_kv import BlockStorage, SlotStorage, storage_for
 from localchat.errors import ContextExceeded, DeviceFault, EngineClosed, ModelInvalid, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -224,6 +224,10 @@ class ScriptedRunner:
     def export_saved(self, key: int, start: int, end: int) -> memoryview | None:
         assert isinstance(self.storage, SlotStorage)
         return self.storage.export_saved(key, start, end)
+
+    def host_block(self, number: int) -> memoryview | None:
+        assert isinstance(self.storage, BlockStorage)
+        return self.storage.host_block(number)
 
     def memory(self) -> MemoryReport:
         return MemoryReport(1000, 100, 10, 1)

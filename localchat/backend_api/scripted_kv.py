@@ -16,9 +16,11 @@ from localchat.backend_api.interface import (
     Discard,
     Drop,
     Import,
+    LoadBlock,
     MemoryOp,
     Restore,
     Save,
+    SaveBlock,
     StateRange,
     StepPlan,
     StepRow,
@@ -127,7 +129,7 @@ class SlotStorage:
             case Import(key, ranges):
                 assert key not in self._saved, f"key {key} is taken"
                 self._saved[key] = _imported(ranges)
-            case Copy():
+            case Copy() | SaveBlock() | LoadBlock():
                 raise AssertionError("a unified cache has no blocks to copy")
 
     def _check_truncation(self, slot: _Slot, tokens: int) -> None:
@@ -239,6 +241,7 @@ class BlockStorage:
     def __init__(self, capabilities: Capabilities) -> None:
         size = self._size = capabilities.block_tokens
         self._blocks = [[_UNWRITTEN] * size for _ in range(capabilities.kv_tokens // size)]
+        self._host = [array("q", [_UNWRITTEN] * size) for _ in range(capabilities.host_blocks)]
         self._readers = [0] * len(self._blocks)
         self._tables = [_Table() for _ in range(capabilities.max_slots)]
         self._slot_of: dict[int, int] = {}
@@ -257,14 +260,29 @@ class BlockStorage:
             self._slot_of[enter.seq] = enter.slot
 
     def apply(self, op: MemoryOp) -> None:
-        """Execute one operation: a paged cache knows `Copy` only."""
-        assert isinstance(op, Copy), f"a paged cache cannot {op}"
-        assert 0 < op.tokens <= self._size
-        text = self._blocks[op.src_block][: op.tokens]
-        assert op.src_block != op.dst_block, "a copy onto itself"
-        assert _UNWRITTEN not in text, f"block {op.src_block} holds fewer than {op.tokens} tokens"
-        assert not self._readers[op.dst_block], f"block {op.dst_block} is read by a slot"
-        self._blocks[op.dst_block] = text + [_UNWRITTEN] * (self._size - op.tokens)
+        """Execute one operation of a paged cache."""
+        match op:
+            case Copy(source, target, tokens):
+                assert 0 < tokens <= self._size
+                assert source != target, "a copy onto itself"
+                self._fill(target, self._blocks[source][:tokens])
+            case SaveBlock(block, number):
+                text = self._blocks[block]
+                assert _UNWRITTEN not in text, f"block {block} is not full"
+                self._host[number][:] = array("q", text)
+            case LoadBlock(number, block):
+                self._fill(block, list(self._host[number]))
+            case _:
+                raise AssertionError(f"a paged cache cannot {op}")
+
+    def _fill(self, block: int, text: list[int]) -> None:
+        assert _UNWRITTEN not in text, f"a copy of more than there is to block {block}"
+        assert not self._readers[block], f"block {block} is read by a slot"
+        self._blocks[block] = text + [_UNWRITTEN] * (self._size - len(text))
+
+    def host_block(self, number: int) -> memoryview:
+        """The bytes of a host block."""
+        return memoryview(self._host[number]).cast("B")
 
     def _close(self, slot: int) -> None:
         for block in self._tables[slot].blocks:

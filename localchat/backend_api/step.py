@@ -99,7 +99,25 @@ class Import:
     ranges: tuple[StateRange, ...]
 
 
-MemoryOp: TypeAlias = Copy | Alias | Truncate | Drop | Save | Restore | Discard | Import
+@dataclass(frozen=True, slots=True)
+class SaveBlock:
+    """Copy a full block to `host_block` in host memory, over what that held (paged caches)."""
+
+    block: int
+    host_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBlock:
+    """Copy `host_block` from host memory to a block. The host block stays."""
+
+    host_block: int
+    block: int
+
+
+MemoryOp: TypeAlias = (
+    Copy | Alias | Truncate | Drop | Save | Restore | Discard | Import | SaveBlock | LoadBlock
+)
 
 
 # ---------------------------------------------------------------------------- a step

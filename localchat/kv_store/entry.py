@@ -74,11 +74,13 @@ def make_entry(
     parent: bytes, start: int, ids: TokenIds32, payload_bytes: int, earliest: int = 0
 ) -> Entry:
     """An entry with the key that belongs to its content."""
-    return Entry(parent, _key(parent, start, ids), start, ids, earliest, payload_bytes)
+    key = entry_key(parent, start, ids.astype("<i4").tobytes())
+    return Entry(parent, key, start, ids, earliest, payload_bytes)
 
 
-def _key(parent: bytes, start: int, ids: TokenIds32) -> bytes:
-    return _hash(b"entry", parent + start.to_bytes(8, "little") + ids.astype("<i4").tobytes())
+def entry_key(parent: bytes, start: int, ids: bytes) -> bytes:
+    """The name of the tokens from `start` on behind what `parent` names. `ids`: 4 bytes each."""
+    return _hash(b"entry", parent + start.to_bytes(8, "little") + ids)
 
 
 def _hash(purpose: bytes, content: bytes) -> bytes:
@@ -161,6 +163,6 @@ def _entry(name: str, head: bytes, ids_bytes: bytes) -> Entry:
     if not count or len(ids_bytes) != 4 * count:
         raise EntryInvalid(name)
     ids = np.frombuffer(ids_bytes, "<i4").astype(np.int32)
-    if keys_of(name) != (parent, key) or _key(parent, start, ids) != key:
+    if keys_of(name) != (parent, key) or entry_key(parent, start, ids_bytes) != key:
         raise EntryInvalid(name)
     return Entry(parent, key, start, ids, earliest, size)

@@ -166,8 +166,15 @@ class Bench:
 
     def flush(self) -> None:
         """A plan with everything that waits, and no rows."""
+        behind = self.kv_cache.write_behind()
+        self.log.extend(behind)
         self.storage.begin(
-            StepPlan(0, memory=tuple(self.ops), enter=tuple(self._enter), leave=tuple(self._leave))
+            StepPlan(
+                0,
+                memory=(*self.ops, *behind),
+                enter=tuple(self._enter),
+                leave=tuple(self._leave),
+            )
         )
         self.ops, self._enter, self._leave = [], [], []
         for it in self.running.values():

@@ -20,4 +20,6 @@ def make_kv_cache_manager(
     if not can.block_tokens:
         return SlotKVCacheManager(can, cache_ram_bytes)
     blocks = can.kv_tokens // can.block_tokens
-    return PagedKVCacheManager(can.block_tokens, blocks, can.max_slots, f"{identity} {can.kv_type}")
+    return PagedKVCacheManager(
+        can.block_tokens, blocks, can.max_slots, f"{identity} {can.kv_type}", can.host_blocks
+    )

@@ -24,6 +24,8 @@ class PrefixHit(NamedTuple):
     """One phrase when less was found than could have been."""
     source: object = None
     """For the manager alone."""
+    swapped: int = 0
+    """Of the cached tokens, those in host memory, which need room on the device. Only paged caches."""
 
 
 class CacheUpdate(NamedTuple):
@@ -109,6 +111,16 @@ class KVCacheManager(Protocol):
 
     def release(self, seq: int, *, keep: bool) -> CacheUpdate:
         """End a sequence. `keep`: its KV stays as a reusable prefix."""
+        ...
+
+    def write_behind(self) -> tuple[MemoryOp, ...]:
+        """The last operations of a plan that is about to be launched: copies to host memory that nothing
+        waits for. Called once for each plan."""
+        ...
+
+    @property
+    def behind(self) -> bool:
+        """Whether `write_behind` has more for another plan."""
         ...
 
     def usage(self) -> KVUsage: ...

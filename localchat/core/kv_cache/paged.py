@@ -3,19 +3,31 @@
 A block is *live* (held by running sequences), *cached* (held by none, its tokens findable) or *free*. Cached
 blocks are evicted least recently used first. A sequence releases its blocks from the last to the first, so a
 leaf is always evicted before the blocks that it continues, never a block in the middle of a prefix. A partly
-shared block is copied (`Copy`), or reused where nobody else needs it; a fork is the same operation. Ideas:
-vLLM's block manager (chained hashes, reverse release), exllamav3's eviction (leaf first).
+shared block is copied (`Copy`), or reused where nobody else needs it; a fork is the same operation.
+
+Where the runner has host blocks, full blocks are also saved in host memory, a few with each plan, and at the
+latest when they are evicted from the device. A hit may then end in blocks of host memory: they are loaded into
+new blocks. So a preempted sequence is copied back, and not computed again. The device holds each text from its
+beginning, and so does host memory, unless the disk tier read the end of a text whose beginning is on the device.
+
+Ideas: vLLM's block manager (chained hashes, reverse release), exllamav3's eviction (leaf first), SGLang's
+hierarchical cache (written through to the host).
 """
 
 import heapq
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
-from localchat.backend_api.interface import Copy, MemoryOp
+from localchat.backend_api.interface import Copy, LoadBlock, MemoryOp, SaveBlock
+from localchat.core.kv_cache.host_blocks import HostBlocks
 from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
 from localchat.core.kv_cache.prefix_tree import PrefixMatch, PrefixNode, PrefixTree, TokenArray
+
+_SAVES_PER_PLAN = 16
+"""More would hold up a load that comes behind them: 16 blocks of a 7B model take 1 ms."""
 
 
 class _SequenceBlocks:
@@ -44,7 +56,9 @@ class _PagedPrefix(NamedTuple):
 class PagedKVCacheManager:
     """See KVCacheManager. Counts of KVUsage are blocks times `block_tokens`."""
 
-    def __init__(self, block_tokens: int, blocks: int, max_slots: int, identity: str) -> None:
+    def __init__(
+        self, block_tokens: int, blocks: int, max_slots: int, identity: str, host_blocks: int = 0
+    ) -> None:
         """`identity` names everything besides the tokens that KV depends on (weights, KV type); it is
         hashed with every prefix."""
         self._block_tokens = block_tokens
@@ -56,6 +70,14 @@ class PagedKVCacheManager:
         self._sequences: dict[int, _SequenceBlocks] = {}
         self._slots = list(range(max_slots))
         self._max_slots = max_slots
+        self._host = HostBlocks(host_blocks)
+        self._unsaved: dict[PrefixNode, None] = {}
+        """Full blocks that are on the device alone, in the order in which they were computed."""
+        self._swapped = 0
+        """Nodes that are in host memory alone."""
+        self._reserved = 0
+        self._memory: list[MemoryOp] = []
+        """Operations of the change under way."""
         self._shared = 0
         self._evictions = 0
         self._version = 0
@@ -67,7 +89,10 @@ class PagedKVCacheManager:
         walk = self._tree.match(array("i", tokens), limit, salt)
         cached = len(walk.nodes) * self._block_tokens + walk.shared
         why = "" if cached >= limit else self._miss_reason(walk, cached)
-        return PrefixHit(cached, why, _PagedPrefix(self._version, walk))
+        swapped = sum(not node.blocks for node in walk.nodes)
+        return PrefixHit(
+            cached, why, _PagedPrefix(self._version, walk), swapped * self._block_tokens
+        )
 
     def _miss_reason(self, walk: PrefixMatch, cached: int) -> str:
         if walk.was_known:
@@ -83,19 +108,22 @@ class PagedKVCacheManager:
         assert isinstance(hit.source, _PagedPrefix)
         assert hit.source.version == self._version, "the hit is older than the last change"
         nodes, partial, shared, _, _ = hit.source.walk
-        blocks = [node.blocks[0] for node in nodes]
-        room = len(self._free) + len(self._cached) - sum(not self._refs[b] for b in blocks)
+        held = [node.blocks[0] for node in nodes if node.blocks]
+        missing = nodes[len(held) :]
+        room = len(self._free) + len(self._cached) - sum(not self._refs[b] for b in held)
         reuse = False
-        if partial is not None and not self._refs[partial.blocks[0]]:
+        if partial is not None and partial.blocks and not self._refs[partial.blocks[0]]:
             room -= 1
             reuse = room < 1 or shared == len(partial.tokens)
-        if not self._slots or (room < 1 and not reuse):
+        if not self._slots or (room < len(missing) + 1 and not reuse):
             return None
-        for block in blocks:
+        for block in held:
             self._hold(block)
-        last, memory = self._last_block(partial, shared, reuse)
+        self._host.touch([*nodes, *([partial] if partial else [])])
+        loaded = self._load(missing)
+        last = self._last_block(partial, shared, reuse)
         root = self._tree.acquire_root(salt)
-        table = [*blocks, last]
+        table = [*held, *loaded, last]
         sequence = _SequenceBlocks(
             heapq.heappop(self._slots), salt, table, hit.cached, nodes[-1] if nodes else root
         )
@@ -103,30 +131,62 @@ class PagedKVCacheManager:
         if shared:
             self._begin_tail(sequence, array("i", tokens[hit.cached - shared : hit.cached]))
         self._version += 1
-        return CacheUpdate(memory, tuple(table))
+        return CacheUpdate(self._take_memory(), tuple(table))
 
-    def _last_block(
-        self, partial: PrefixNode | None, shared: int, reuse: bool
-    ) -> tuple[int, tuple[MemoryOp, ...]]:
+    def _load(self, nodes: Sequence[PrefixNode]) -> list[int]:
+        """Take a block for each of these nodes, and load it from host memory."""
+        for node in nodes:
+            self._host.pin(node.host)
+        blocks = []
+        for node in nodes:
+            block = self._take_block()
+            self._add_load(node, block)
+            node.blocks.append(block)
+            self._node_of[block] = node
+            self._swapped -= 1
+            blocks.append(block)
+        for node in nodes:
+            self._host.unpin(node.host)
+        return blocks
+
+    def _add_load(self, node: PrefixNode, block: int) -> None:
+        self._memory.append(LoadBlock(node.host, block))
+        self._host.in_plan.add(node.host)
+
+    def _take_memory(self) -> tuple[MemoryOp, ...]:
+        """The operations of the change that is now complete."""
+        memory, self._memory = tuple(self._memory), []
+        return memory
+
+    def _last_block(self, partial: PrefixNode | None, shared: int, reuse: bool) -> int:
         """Choose the block that a sequence continues in, with `shared` tokens of `partial` in it."""
         if partial is None:
-            return self._take_block(), ()
+            return self._take_block()
+        if not partial.blocks:
+            self._host.pin(partial.host)
+            block = self._take_block()
+            self._host.unpin(partial.host)
+            self._add_load(partial, block)
+            return block
         source = partial.blocks[0]
         if reuse:
             # Nobody else holds it, and either all its tokens are shared or there is no other block
             # left (then it has no children: they would have been evicted before it).
             del self._cached[source], self._node_of[source]
-            self._tree.remove(partial, evicted=shared < len(partial.tokens))
-            self._evictions += shared < len(partial.tokens)
+            if shared < len(partial.tokens):
+                self._evict(partial, source)
+            else:
+                self._tree.remove(partial, evicted=False)
             self._hold(source)
-            return source, ()
+            return source
         idle = not self._refs[source]
         if idle:
             del self._cached[source]
         block = self._take_block()
         if idle:
             self._cached[source] = None
-        return block, (Copy(source, block, shared),)
+        self._memory.append(Copy(source, block, shared))
+        return block
 
     def _begin_tail(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
         if sequence.tip is not None:
@@ -146,8 +206,7 @@ class PagedKVCacheManager:
         """Take a block for new tokens: a free one, else the least recently used cached one."""
         if not self._free:
             block, _ = self._cached.popitem(last=False)
-            self._tree.remove(self._node_of.pop(block), evicted=True)
-            self._evictions += 1
+            self._evict(self._node_of.pop(block), block)
             self._free.append(block)
         block = self._free.pop()
         self._hold(block)
@@ -169,7 +228,70 @@ class PagedKVCacheManager:
             del self._node_of[block]
             node.blocks.remove(block)
             if not node.blocks:
-                self._tree.remove(node, evicted=False)
+                self._swapped += node.host >= 0
+                self._forget(node, evicted=False)
+
+    # ------------------------------------------------------------------------ host memory
+
+    def _evict(self, node: PrefixNode, block: int) -> None:
+        """Take a node's last block from it: host memory has it, gets it now, or it is lost."""
+        if self._host.exist and node.digest and node.host < 0:
+            self._save(node, block)
+        self._unsaved.pop(node, None)
+        node.blocks.clear()
+        if node.host >= 0:
+            self._swapped += 1
+        else:
+            self._forget(node, evicted=True)
+
+    def _forget(self, node: PrefixNode, *, evicted: bool) -> None:
+        """Remove a node that is no longer on the device, and what host memory has behind it."""
+        behind = [node]
+        for one in behind:
+            behind.extend(child for children in one.children.values() for child in children)
+        for one in reversed(behind):
+            if one.host >= 0:
+                self._swapped -= 1
+                self._host.drop(one)
+            self._unsaved.pop(one, None)
+            self._tree.remove(one, evicted=evicted)
+        self._evictions += len(behind) if evicted else 0
+
+    def _save(self, node: PrefixNode, block: int) -> None:
+        """Save a block in host memory, if there is room or something of less use."""
+        number = self._host_block()
+        if number is None:
+            return
+        self._memory.append(SaveBlock(block, number))
+        self._host.put(node, number)
+        self._host.in_plan.add(number)
+
+    def _host_block(self) -> int | None:
+        number = self._host.take()
+        if number is not None:
+            return number
+        victim = self._host.victim()
+        if victim is None:
+            return None
+        self._host.drop(victim)
+        if not victim.blocks:
+            self._swapped -= 1
+            self._evictions += 1
+            self._tree.remove(victim, evicted=True)
+        return self._host.take()
+
+    def write_behind(self) -> tuple[MemoryOp, ...]:
+        for node in list(islice(self._unsaved, _SAVES_PER_PLAN)):
+            del self._unsaved[node]
+            self._save(node, node.blocks[0])
+        self._host.in_plan.clear()
+        memory = self._take_memory()
+        self._version += bool(memory)
+        return memory
+
+    @property
+    def behind(self) -> bool:
+        return bool(self._unsaved)
 
     # ------------------------------------------------------------------------ running
 
@@ -186,7 +308,7 @@ class PagedKVCacheManager:
         new = tuple(self._take_block() for _ in range(missing))
         sequence.table.extend(new)
         self._version += 1
-        return CacheUpdate(new_blocks=new)
+        return CacheUpdate(self._take_memory(), new)
 
     def commit(
         self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
@@ -221,7 +343,10 @@ class PagedKVCacheManager:
             del self._node_of[block]
         elif sequence.tip is not tail:
             self._node_of[block] = sequence.tip
+            self._swapped -= len(sequence.tip.blocks) == 1
             self._free_cached_copies(sequence.tip)
+        if self._host.exist and sequence.tip is not None and sequence.tip.host < 0:
+            self._unsaved[sequence.tip] = None
 
     def _free_cached_copies(self, node: PrefixNode) -> None:
         """Free the cached copies of a node's tokens: a live copy makes them needless."""
@@ -254,17 +379,27 @@ class PagedKVCacheManager:
         if sequence.tail is not None:
             self._begin_tail(other, sequence.tail.tokens[:])
         self._version += 1
-        memory = (Copy(sequence.table[full], block, part),) if part else ()
-        return CacheUpdate(memory, tuple(table))
+        if part:
+            self._memory.append(Copy(sequence.table[full], block, part))
+        return CacheUpdate(self._take_memory(), tuple(table))
 
     def release(self, seq: int, *, keep: bool) -> CacheUpdate:
         sequence = self._sequences.pop(seq)
         for block in reversed(sequence.table):
             self._release_block(block, keep)
+        self._touch(sequence.tip)
         self._tree.release_root(sequence.salt)
         heapq.heappush(self._slots, sequence.slot)
         self._version += 1
         return CacheUpdate()
+
+    def _touch(self, tip: PrefixNode | None) -> None:
+        """Mark a text as used now, for host memory."""
+        path: list[PrefixNode] = []
+        while tip is not None and self._host.exist:
+            path.append(tip)
+            tip = tip.parent
+        self._host.touch(path)
 
     # ------------------------------------------------------------------------ usage and integrity
 
@@ -276,7 +411,7 @@ class PagedKVCacheManager:
             live=live * size,
             shared=self._shared * size,
             cached=cached * size,
-            swapped=0,
+            swapped=self._swapped * size,
             free=free * size,
             total=total * size,
             evictions=self._evictions,
@@ -301,11 +436,17 @@ class PagedKVCacheManager:
         self._tree.check(Counter(sequence.salt for sequence in self._sequences.values()))
         order = {block: age for age, block in enumerate(self._cached)}
         copies = {block: node for node in self._tree for block in node.blocks}
+        hosted = [node for node in self._tree if node.host >= 0]
+        self._host.check(hosted, self._reserved)
+        assert self._swapped == sum(not node.blocks for node in hosted), "swapped nodes are off"
+        assert not self._memory, "operations that nobody got"
+        assert all(node.blocks and node.host < 0 for node in self._unsaved), "nothing to save"
         assert copies == self._node_of, "blocks and nodes do not name each other"
         assert order.keys() <= copies.keys(), "a cached block without tokens"
         for block, node in copies.items():
             assert block in order or block in live, f"block {block} has tokens and is free"
             above = node.parent.blocks if node.parent else []
+            assert above or not (node.parent and node.parent.parent), "a gap on the device"
             assert block not in order or len(node.blocks) == 1, "a cached copy next to another"
             if block in order and above and above[0] in order:
                 assert order[block] < order[above[0]], "a block would go before its continuation"

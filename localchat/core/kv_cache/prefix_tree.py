@@ -1,8 +1,8 @@
 """Prefix tree of cached blocks, one for each salt: which block continues which, and what was evicted.
 
-A *node* is one block of tokens after its parent's. It is named by a digest chained from H(salt, identity)
-over all tokens before it, and its tokens are compared on every hit, so a digest collision costs a miss and
-never a wrong answer. The last node of a running sequence may be partly filled: it has no digest yet and is
+A *node* is one block of tokens after its parent's. It is named by a digest chained from H(identity, salt)
+over all tokens before it, which is also the key of its entry on the disk (kv_store/entry.py). Its tokens are
+compared on every hit, so a digest collision costs a miss and never a wrong answer. The last node of a running sequence may be partly filled: it has no digest yet and is
 found by its first token. Two sequences that computed the same tokens at the same time leave one node with
 two *copies* (blocks). The idea of chained block hashes is vLLM's; that of finding a partly filled block by
 its tokens is SGLang's radix cache.
@@ -11,8 +11,9 @@ its tokens is SGLang's radix cache.
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
-from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
+
+from localchat.kv_store.entry import entry_key, root_key
 
 TokenArray: TypeAlias = "array[int]"
 """Token ids, 4 bytes each."""
@@ -22,15 +23,18 @@ _SIBLINGS_TRIED = 32
 """Candidates compared for a partly shared block: the newest; more would only cost time at a busy fork."""
 
 
-def _digest(before: bytes, tokens: bytes) -> bytes:
-    """Hash `tokens` after what `before` names, to 16 bytes."""
-    return blake2b(tokens, key=before, digest_size=16).digest()
+def _digest(parent: "PrefixNode", tokens: TokenArray) -> bytes:
+    """Name `tokens` behind a node."""
+    return entry_key(parent.digest, parent.end, tokens.tobytes())
 
 
 class PrefixNode:
     """One block of tokens."""
 
-    __slots__ = ("blocks", "children", "digest", "end", "kept", "parent", "tokens", "users")
+    __slots__ = (
+        *("blocks", "children", "digest", "end", "kept", "parent", "tokens", "users"),
+        *("host", "host_children", "last_use"),
+    )
 
     def __init__(
         self, parent: "PrefixNode | None", tokens: TokenArray, digest: bytes = b""
@@ -45,6 +49,11 @@ class PrefixNode:
         """A sequence released it with `keep`."""
         self.users = 0
         """Running sequences of the salt; roots only."""
+        self.host = -1
+        """Its block in host memory; -1: none."""
+        self.host_children = 0
+        """Nodes after it that are in host memory."""
+        self.last_use = 0
 
 
 class PrefixMatch(NamedTuple):
@@ -72,7 +81,7 @@ class PrefixTree:
 
     def __init__(self, block_tokens: int, identity: str) -> None:
         self._block_tokens = block_tokens
-        self._identity = identity.encode()
+        self._identity = identity
         self._roots: dict[str, PrefixNode] = {}
         self._full: dict[bytes, PrefixNode] = {}
         self._lost: OrderedDict[bytes, None] = OrderedDict()
@@ -83,14 +92,13 @@ class PrefixTree:
         """Follow the first `limit` tokens as far as they are known."""
         node = root = self._roots.get(salt)
         if node is None:
-            root_digest = self._root_digest(salt)
-            return PrefixMatch(
-                (), None, 0, self._was_known(root_digest, tokens[: self._block_tokens]), None
-            )
+            nowhere = self._new_root(salt)
+            known = self._was_known(nowhere, tokens[: self._block_tokens])
+            return PrefixMatch((), None, 0, known, None)
         nodes: list[PrefixNode] = []
         while node.end + self._block_tokens <= limit:
             piece = tokens[node.end : node.end + self._block_tokens]
-            found = self._full.get(_digest(node.digest, piece.tobytes()))
+            found = self._full.get(_digest(node, piece))
             if found is None or found.parent is not node or found.tokens != piece:
                 break
             nodes.append(found)
@@ -98,7 +106,7 @@ class PrefixTree:
         rest = tokens[node.end : min(limit, node.end + self._block_tokens - 1)]
         partial, shared = self._closest(node, rest) if rest else (None, 0)
         piece = tokens[node.end : node.end + self._block_tokens]
-        return PrefixMatch(tuple(nodes), partial, shared, self._was_known(node.digest, piece), root)
+        return PrefixMatch(tuple(nodes), partial, shared, self._was_known(node, piece), root)
 
     def _closest(self, node: PrefixNode, rest: TokenArray) -> tuple[PrefixNode | None, int]:
         best: PrefixNode | None = None
@@ -109,8 +117,8 @@ class PrefixTree:
                 best, shared = child, length
         return best, shared
 
-    def _was_known(self, before: bytes, piece: TokenArray) -> bool:
-        return len(piece) == self._block_tokens and _digest(before, piece.tobytes()) in self._lost
+    def _was_known(self, before: PrefixNode, piece: TokenArray) -> bool:
+        return len(piece) == self._block_tokens and _digest(before, piece) in self._lost
 
     def __iter__(self) -> Iterator[PrefixNode]:
         """Every node, parents first; roots excluded."""
@@ -122,14 +130,18 @@ class PrefixTree:
 
     # ------------------------------------------------------------------------ changing
 
-    def _root_digest(self, salt: str) -> bytes:
-        return _digest(blake2b(self._identity, digest_size=32).digest(), salt.encode())
+    def _new_root(self, salt: str) -> PrefixNode:
+        return PrefixNode(None, array("i"), self.root_digest(salt))
+
+    def root_digest(self, salt: str) -> bytes:
+        """What names the beginning of all texts of a salt."""
+        return root_key(self._identity, salt)
 
     def acquire_root(self, salt: str) -> PrefixNode:
         """Get the root of a salt, and hold it until `release_root`."""
         root = self._roots.get(salt)
         if root is None:
-            root = self._roots[salt] = PrefixNode(None, array("i"), self._root_digest(salt))
+            root = self._roots[salt] = self._new_root(salt)
         root.users += 1
         return root
 
@@ -160,7 +172,7 @@ class PrefixTree:
         parent = node.parent
         assert parent is not None
         assert len(node.tokens) == self._block_tokens
-        digest = _digest(parent.digest, node.tokens.tobytes())
+        digest = _digest(parent, node.tokens)
         older = self._full.get(digest)
         if older is None:
             node.digest = digest
@@ -173,6 +185,12 @@ class PrefixTree:
         older.kept |= node.kept
         older.blocks += node.blocks
         return older
+
+    def add_full(self, parent: PrefixNode, tokens: TokenArray) -> PrefixNode | None:
+        """The full node after `parent`, a new one if there is none. None: other tokens have its digest."""
+        node = PrefixNode(parent, tokens)
+        parent.children.setdefault(tokens[0], []).append(node)
+        return self.complete(node)
 
     def remove(self, node: PrefixNode, *, evicted: bool) -> None:
         """Remove a leaf."""
@@ -208,14 +226,14 @@ class PrefixTree:
             assert parent is not None
             assert node in parent.children[node.tokens[0]], "a node is not its parent's child"
             assert node.end == parent.end + len(node.tokens), "a node's end is off"
-            assert node.blocks, "a node without a block"
+            assert node.blocks or node.host >= 0, "a node without a block"
+            hosted = sum(one.host >= 0 for ones in node.children.values() for one in ones)
+            assert node.host_children == hosted, "children in host memory are off"
             assert 0 < len(node.tokens) <= self._block_tokens, "a node of impossible length"
             if node.digest:
                 full += 1
                 assert self._full[node.digest] is node, "the hash map names another node"
-                assert node.digest == _digest(parent.digest, node.tokens.tobytes()), (
-                    "a wrong digest"
-                )
+                assert node.digest == _digest(parent, node.tokens), "a wrong digest"
             else:
                 assert not node.children, "a node without a digest has children"
         assert full == len(self._full), "the hash map holds nodes outside the tree"

@@ -356,6 +356,13 @@ class SlotKVCacheManager:
             return [Drop(entry.slot)]
         return [] if self._can.rewind == "checkpoint" else [Truncate(entry.slot, tokens)]
 
+    def write_behind(self) -> tuple[MemoryOp, ...]:
+        return ()
+
+    @property
+    def behind(self) -> bool:
+        return False
+
     def checkpoint(self, seq: int) -> CacheUpdate:
         if self._can.rewind != "checkpoint":
             return CacheUpdate()

@@ -145,7 +145,9 @@ class Scheduler:
 
     @property
     def _has_pending(self) -> bool:
-        return bool(self._memory_ops or self._enter or self._leave)
+        return bool(
+            self._memory_ops or self._enter or self._leave or self._kv_cache.behind
+        )
 
     # ------------------------------------------------------------------------ steps
 
@@ -217,7 +219,7 @@ class Scheduler:
             number=self.step_number,
             rows=tuple(step.rows),
             positions=tuple(step.positions),
-            memory=tuple(self._memory_ops),
+            memory=(*self._memory_ops, *self._kv_cache.write_behind()),
             enter=tuple(self._enter),
             leave=tuple(self._leave),
             masks=tuple(step.masks),
@@ -463,7 +465,7 @@ class Scheduler:
             return True
         usage = self._kv_cache.usage()
         # A preempted sequence comes back to stay: its prefix may lie in the room that it needs.
-        found = 0 if sequence.was_preempted else hit.cached
+        found = 0 if sequence.was_preempted else hit.cached - hit.swapped
         return usage.free + usage.cached >= sequence.known - found + _WATERMARK_TOKENS
 
     def _start(self, sequence: Sequence, update: CacheUpdate) -> None:

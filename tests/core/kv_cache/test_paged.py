@@ -186,7 +186,7 @@ def test_a_fork_copies_only_the_partly_filled_block() -> None:
 def test_a_collision_of_digests_is_a_miss_and_never_another_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefix_tree, "_digest", lambda before, text: b"same")
+    monkeypatch.setattr(prefix_tree, "_digest", lambda parent, tokens: b"same")
     b = bench(blocks=16)
     run(b, TEN)
     assert b.find_prefix(TEN).cached < 9

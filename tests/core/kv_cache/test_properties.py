@@ -1,5 +1,7 @@
 """Random lives of the KV cache, beside a storage that refuses what a real cache would do wrongly."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -114,7 +116,14 @@ class BlocksLife(Life):
         )
 
     def book_of(self, can: Capabilities, ram: int) -> KVCacheManager:
-        return PagedKVCacheManager(can.block_tokens, can.kv_tokens // 4, can.max_slots, "model")
+        return PagedKVCacheManager(
+            can.block_tokens, can.kv_tokens // 4, can.max_slots, "model", can.host_blocks
+        )
+
+
+class HostBlocksLife(BlocksLife):
+    def capabilities_of(self, size: int) -> Capabilities:
+        return replace(super().capabilities_of(size), host_blocks=size // 2)
 
 
 class SlotsLife(Life):
@@ -146,6 +155,10 @@ SETTINGS = settings(
 
 def test_paged_cache_keeps_every_sequence_and_leaks_no_block() -> None:
     run_state_machine_as_test(BlocksLife, settings=settings(SETTINGS, max_examples=60))
+
+
+def test_paged_cache_with_blocks_in_host_memory_keeps_every_sequence_and_leaks_no_block() -> None:
+    run_state_machine_as_test(HostBlocksLife, settings=settings(SETTINGS, max_examples=100))
 
 
 @pytest.mark.parametrize("kind", KINDS)
