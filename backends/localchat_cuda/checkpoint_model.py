@@ -56,7 +56,8 @@ class CheckpointModel:
         limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
         headers = () if options.dummy_weights else self.headers
         config = rounded_config(self.config, options.quantize, self.info.name)
-        plan = planner.plan(config, headers, options, self._target_gpu(), limits)
+        ram_bytes = read_machine().ram_free_bytes
+        plan = planner.plan(config, headers, options, self._target_gpu(), limits, ram_bytes)
         return demand(plan, self.info.name)
 
     def _target_gpu(self) -> Gpu:

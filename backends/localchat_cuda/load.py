@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_byt
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
+from localchat_cuda.runner.host_blocks import HostBlocks
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MIXED_BUCKETS,
@@ -112,9 +114,26 @@ def load_runner(
         graph_bytes = max(0, plan.overhead_bytes - OVERHEAD_BYTES)
         if device.type == "cuda":
             trust_callers()
-        runner = CudaRunner(model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes)
+        host_blocks = _host_blocks(pages, caps.host_blocks, notify)
+        if host_blocks is None:
+            caps = replace(caps, host_blocks=0)
+        runner = CudaRunner(
+            model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes,
+            host_blocks=host_blocks,
+        )  # fmt: skip
         warm_up(runner)
     return runner
+
+
+def _host_blocks(pages: Pages, count: int, notify: Callable[[str], None]) -> HostBlocks | None:
+    """Pinned RAM for so many blocks; None: none are wanted, or there is no such RAM."""
+    if not count:
+        return None
+    try:
+        return HostBlocks(pages, count)
+    except (OSError, RuntimeError) as error:
+        notify(f"Idle conversations are not kept in RAM, which cannot be pinned ({error}).")
+        return None
 
 
 def _source(config: ModelConfig, path: Path | None, device: torch.device) -> WeightSource:
@@ -148,6 +167,7 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         max_step_tokens=plan.max_step_tokens,
         depth=DEPTH,
         block_tokens=PAGE_TOKENS,
+        host_blocks=plan.cache_ram_bytes // (per_token * PAGE_TOKENS),
         bytes_per_token=per_token,
         kv_type=plan.kv_type,
         kv_types=kv_types(config),

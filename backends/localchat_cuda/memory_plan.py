@@ -46,6 +46,9 @@ _DEQUANT_PAGES, _DEQUANT_BYTES = 512, 1 << 27
 _HOPPER_BYTES = 40_000_000_000
 """No Hopper GPU has less memory."""
 _HALF, _FLOAT, _TABLE, _LARGEST_SLOTS = 2, 4, 4, 256
+_HOST_BYTES, _HOST_SHARE, _HOST_CACHES = 4_000_000_000, 4, 4
+"""Pinned RAM for KV that nobody uses, by default: so much, a quarter of the free RAM, and four times the KV
+cache at most."""
 _KV_TYPES: dict[FloatType, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
@@ -65,10 +68,12 @@ def plan(
     options: LoadOptions,
     gpu: Gpu,
     limits: StepLimits | None = None,
+    ram_bytes: int = 0,
 ) -> MemoryPlan:
-    """Plan a load to one GPU. Never raises for memory: `fit.memory_plan.demand` makes the error of a plan that
+    """Plan a load to one GPU, beside so much free RAM. Never raises for memory: `fit.memory_plan.demand` makes the error of a plan that
     does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers."""
-    return _LoadPlanner(config, tuple(headers), options, gpu, limits or StepLimits()).plan()
+    limits = limits or StepLimits()
+    return _LoadPlanner(config, tuple(headers), options, gpu, limits, ram_bytes).plan()
 
 
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
@@ -256,9 +261,10 @@ def rotation_bytes(config: ModelConfig, context: int) -> int:
 class _LoadPlanner:
     def __init__(
         self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], options: LoadOptions, gpu: Gpu,
-        limits: StepLimits,
+        limits: StepLimits, ram_bytes: int,
     ) -> None:  # fmt: skip
         self.config, self.options, self.limits = config, options, limits
+        self.ram_bytes = ram_bytes
         self.kv_types = kv_types(config)
         self.kv_type = canonical_kv_type(options.kv_type) or self.kv_types[0]
         self._check()
@@ -415,7 +421,7 @@ class _LoadPlanner:
             kv_type=self.kv_type,
             flash_attention=True,
             gpu_layers=self.config.layers + 1,
-            cache_ram_bytes=0,
+            cache_ram_bytes=self._host_bytes(kv) if fits else 0,
             max_step_tokens=self.step,
             advice=advice,
             notes=tuple(self.notes),
@@ -429,6 +435,17 @@ class _LoadPlanner:
             head_bounds=self.head_bounds,
             kv_tokens=kv // self.kv(1) * PAGE_TOKENS,
         )
+
+    def _host_bytes(self, kv: int) -> int:
+        """Pinned RAM for KV that nobody uses: as requested, but for RAM that is not free."""
+        asked = self.options.cache_ram_bytes
+        if asked is None:
+            return min(_HOST_BYTES, self.ram_bytes // _HOST_SHARE, _HOST_CACHES * kv)
+        if asked > self.ram_bytes // 2:
+            self.notes.append(
+                f"--cache-ram is {size(self.ram_bytes // 2)} here: pinned RAM is at most half of what is free."
+            )
+        return min(asked, self.ram_bytes // 2)
 
     def _limit_exceeded(self, context: int, total: int) -> str:
         """The message if only the user's limit on the KV cache forbids the load, else empty."""

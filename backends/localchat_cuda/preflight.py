@@ -47,7 +47,7 @@ def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> Mem
     gpu = _gpu(machine)
     limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
     headers = () if options.dummy_weights else headers
-    plan = planner.plan(config, headers, options, gpu, limits)
+    plan = planner.plan(config, headers, options, gpu, limits, machine.ram_free_bytes)
     plan = replace(plan, notes=(*config_notes, *plan.notes))
     if not machine.gpus:
         note = f" {machine.gpu_note}" if machine.gpu_note else ""

@@ -18,6 +18,7 @@ from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.model_config import read_config
+from localchat_cuda.runner.host_blocks import HostBlocks
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
@@ -76,6 +77,7 @@ def tiny_runner(
     fp8_kv: bool = False,
     head_int8: bool = False,
     head_bounds: bool = False,
+    host_blocks: int = 0,
 ) -> CudaRunner:
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them."""
     config = read_config(folder)
@@ -94,9 +96,14 @@ def tiny_runner(
         max_step_tokens=step,
         depth=2,
         block_tokens=PAGE,
+        host_blocks=host_blocks,
+        bytes_per_token=pages.page_bytes // PAGE,
+        kv_type="fp8" if fp8_kv else str(dtype),
         step_target_s=0.1,
     )
-    return CudaRunner(DeviceModel(config, weights, pages, kernels=kernels), can, graphs=graphs)
+    model = DeviceModel(config, weights, pages, kernels=kernels)
+    host = HostBlocks(pages, host_blocks) if host_blocks else None
+    return CudaRunner(model, can, graphs=graphs, host_blocks=host)
 
 
 @dataclass

@@ -5,6 +5,7 @@ Letters: T tokens of the step, S sequences, L layers, J key/value heads, D head 
 Page numbers are the same in all layers.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,6 +86,33 @@ class Pages:
     def bytes(self) -> int:
         """Device memory of the cache."""
         return self.pool.nbytes + (0 if self.exponents is None else self.exponents.nbytes)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page in all layers."""
+        return self.bytes // self.pool.shape[1]
+
+    def read(self, page: int, out: torch.Tensor) -> None:
+        """Copy a page in all layers to bytes uint8 [page_bytes]."""
+        for part, pages in self._parts(page, out):
+            part.copy_(pages)
+
+    def write(self, page: int, source: torch.Tensor) -> None:
+        """Copy bytes that `read` gave to a page."""
+        for part, pages in self._parts(page, source):
+            pages.copy_(part)
+
+    def _parts(
+        self, page: int, content: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The parts of a page's bytes beside the views that hold them: numbers or codes, then exponents."""
+        begin = 0
+        for tensor in (self.pool, self.exponents):
+            if tensor is not None:
+                view = tensor[:, page]
+                end = begin + view.numel() * view.element_size()
+                yield content[begin:end].view(view.dtype).view(view.shape), view
+                begin = end
 
     def layer(self, number: int) -> LayerPages:
         """Keys and values of a layer."""

@@ -15,7 +15,15 @@ from typing import TypeVar
 
 import torch
 
-from localchat.backend_api.interface import Capabilities, Copy, MemoryReport, StepPlan, StepResult
+from localchat.backend_api.interface import (
+    Capabilities,
+    Copy,
+    LoadBlock,
+    MemoryReport,
+    SaveBlock,
+    StepPlan,
+    StepResult,
+)
 from localchat.errors import DeviceFault
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_tile_config
@@ -25,7 +33,9 @@ from localchat_cuda.runner.common_steps import common_steps
 from localchat_cuda.runner.cuda_errors import describe_device, is_device_fault, is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs
 from localchat_cuda.runner.device_state import StateTable
+from localchat_cuda.runner.host_blocks import HostBlocks
 from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig
+from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.sampler import DeviceSampler, ReferenceSampler, TritonSampler
 from localchat_cuda.runner.step_buffer import StepBuffer
@@ -46,14 +56,16 @@ class CudaRunner:
 
     def __init__(
         self, model: DeviceModel, capabilities: Capabilities, *, graphs: bool = True,
-        graph_bytes: int = 1 << 62,
+        graph_bytes: int = 1 << 62, host_blocks: HostBlocks | None = None,
     ) -> None:  # fmt: skip
         """Takes ownership of `model`, which has one page more than the capabilities have blocks: the last one
-        is for padding. `graphs` False: capture none; `graph_bytes`: most memory that they may take."""
+        is for padding. `graphs` False: capture none; `graph_bytes`: most memory that they may take.
+        `host_blocks`: those of the capabilities, None only where no plan names any."""
         self.capabilities = capabilities
         if model.kernels and not interpreted():
             hash_bottom_up()
         self._model: DeviceModel | None = model
+        self._host_blocks = host_blocks
         pages, config = model.pages, model.config
         self.device = pages.device
         self._gpu = self.device.type == "cuda"
@@ -111,9 +123,7 @@ class CudaRunner:
             begun = self._event()
             self.table.remove(plan.leave)
             self._sampler.add(self.table.add(plan.enter))
-            for operation in plan.memory:
-                assert isinstance(operation, Copy), f"a paged cache cannot {operation}"
-                model.pages.copy(operation.src_block, operation.dst_block, operation.tokens)
+            behind = self._execute_memory(plan, model.pages)
             self._buffer.begin_step()
             prepared = self._guarded(step, self._prepare)
             # Block tables grow whatever became of the step.
@@ -124,6 +134,7 @@ class CudaRunner:
             self.table.apply(writes)
             if prepared is not None:
                 self._guarded(step, partial(self._compute, prepared))
+            self._save(behind)
             # Behind another step this one is waited for while a third is queued already, so the thread may
             # sleep: waking up late costs the GPU nothing. A step alone is waited for by a core that spins.
             done = self._event(blocking=bool(self._pending))
@@ -131,6 +142,52 @@ class CudaRunner:
                 step.events = (begun, done)
         step.host_s = time.perf_counter() - step.launched_s
         self._pending.append(step)
+
+    def _execute_memory(self, plan: StepPlan, pages: Pages) -> list[SaveBlock]:
+        """Queue the memory operations, but for the saves that nothing in the plan depends on: these come once
+        the step is queued. Then wait for the copies of all blocks that rows begin to use."""
+        host = self._host_blocks
+        new = [block for row in plan.rows for block in row.new_blocks]
+        if host is None:
+            for operation in plan.memory:
+                assert isinstance(operation, Copy), f"without host blocks nobody can {operation}"
+                pages.copy(operation.src_block, operation.dst_block, operation.tokens)
+            return []
+        loaded = {one.block for one in plan.memory if isinstance(one, LoadBlock)}
+        copied = {one.dst_block for one in plan.memory if isinstance(one, Copy)}
+        written = {*new, *loaded, *copied}
+        behind: list[SaveBlock] = []
+        for operation in plan.memory:
+            match operation:
+                case Copy(source, target, tokens):
+                    host.wait_for((source, target))
+                    pages.copy(source, target, tokens)
+                    host.copied()
+                case SaveBlock(block) if block not in written:
+                    behind.append(operation)
+                case SaveBlock(block, number) | LoadBlock(number, block):
+                    if any(one.host_block == number for one in behind):
+                        self._save(behind)
+                        behind = []
+                    if isinstance(operation, SaveBlock):
+                        host.save(block, number)
+                    else:
+                        host.load(number, block)
+                case _:
+                    raise AssertionError(f"a paged cache cannot {operation}")
+        host.wait_for(new)
+        return behind
+
+    def _save(self, operations: list[SaveBlock]) -> None:
+        if self._host_blocks is not None:
+            for operation in operations:
+                self._host_blocks.save(operation.block, operation.host_block)
+            self._host_blocks.record()
+
+    def host_block(self, number: int) -> memoryview | None:
+        """See backend_api.interface.HostBlockRunner."""
+        assert self._host_blocks is not None, "there are no host blocks"
+        return self._host_blocks.bytes_of(number)
 
     @contextlib.contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -287,6 +344,8 @@ class CudaRunner:
             torch.cuda.synchronize(self.device)
         self._pending.clear()
         self.graphs.clear()
+        if self._host_blocks is not None:
+            self._host_blocks.close()
         del self._model, self._executor, self._sampler, self._buffer, self.table, self.graphs
         self._model = None
         if self._gpu:
