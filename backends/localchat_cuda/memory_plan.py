@@ -70,8 +70,9 @@ def plan(
     limits: StepLimits | None = None,
     ram_bytes: int = 0,
 ) -> MemoryPlan:
-    """Plan a load to one GPU, beside so much free RAM. Never raises for memory: `fit.memory_plan.demand` makes the error of a plan that
-    does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers."""
+    """Plan a load to one GPU. Never raises for memory: `fit.memory_plan.demand` makes the error of a plan that
+    does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers.
+    `ram_bytes`: free RAM, of which pinned memory for idle KV takes a part."""
     limits = limits or StepLimits()
     return _LoadPlanner(config, tuple(headers), options, gpu, limits, ram_bytes).plan()
 

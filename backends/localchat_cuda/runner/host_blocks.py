@@ -42,7 +42,7 @@ class HostBlocks:
             self._buffer = torch.empty(pages.page_bytes, dtype=torch.uint8, device=pages.device)
 
     def _pin(self) -> None:
-        cudart = torch.cuda.cudart()
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         begin, end = self._rows.data_ptr(), self._rows.data_ptr() + self._rows.numel()
         for at in range(begin, end, _PINNED_AT_ONCE):
             error = cudart.cudaHostRegister(at, min(_PINNED_AT_ONCE, end - at), 0)
@@ -108,13 +108,14 @@ class HostBlocks:
     def bytes_of(self, number: int) -> memoryview | None:
         """See backend_api.interface.HostBlockRunner."""
         event = self._numbers.get(number)
-        if event is not None and not event.query():
+        if event is not None and not event.query():  # type: ignore[no-untyped-call]
             return None
         self._numbers.pop(number, None)
-        return memoryview(self._rows[number].numpy())
+        size = self._pages.page_bytes
+        return memoryview(self._memory)[number * size : (number + 1) * size]
 
     def close(self) -> None:
         """Unpin the memory. No copy is under way."""
         for at in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(at)
+            torch.cuda.cudart().cudaHostUnregister(at)  # type: ignore[no-untyped-call]
         self._pinned = []

@@ -1,8 +1,8 @@
 """Blocks in host memory: which node of the prefix tree lies where, and which goes first.
 
-A text is evicted from its end, the least recently used one first: only a node without a successor in host memory
-goes, and then the one before it may. A block that is being read or written outside the plans (by the disk tier)
-is pinned and stays where it is.
+A text is evicted from its end, the least recently used one first: only a node without a successor in host
+memory goes, and then the one before it may. A block that is being read or written outside the plans (by the
+disk tier) is pinned and stays where it is.
 """
 
 import heapq

@@ -6,9 +6,9 @@ leaf is always evicted before the blocks that it continues, never a block in the
 shared block is copied (`Copy`), or reused where nobody else needs it; a fork is the same operation.
 
 Where the runner has host blocks, full blocks are also saved in host memory, a few with each plan, and at the
-latest when they are evicted from the device. A hit may then end in blocks of host memory: they are loaded into
-new blocks. So a preempted sequence is copied back, and not computed again. The device holds each text from its
-beginning, and so does host memory, unless the disk tier read the end of a text whose beginning is on the device.
+latest when they are evicted from the device. A hit may then end in blocks of host memory: they are loaded
+into new blocks. So a preempted sequence is copied back, and not computed again. The device holds each text from
+its beginning; what host memory has behind that, it has without a gap.
 
 Ideas: vLLM's block manager (chained hashes, reverse release), exllamav3's eviction (leaf first), SGLang's
 hierarchical cache (written through to the host).

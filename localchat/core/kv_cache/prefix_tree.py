@@ -2,10 +2,10 @@
 
 A *node* is one block of tokens after its parent's. It is named by a digest chained from H(identity, salt)
 over all tokens before it, which is also the key of its entry on the disk (kv_store/entry.py). Its tokens are
-compared on every hit, so a digest collision costs a miss and never a wrong answer. The last node of a running sequence may be partly filled: it has no digest yet and is
-found by its first token. Two sequences that computed the same tokens at the same time leave one node with
-two *copies* (blocks). The idea of chained block hashes is vLLM's; that of finding a partly filled block by
-its tokens is SGLang's radix cache.
+compared on every hit, so a digest collision costs a miss and never a wrong answer. The last node of a running
+sequence may be partly filled: it has no digest yet and is found by its first token. Two sequences that computed
+the same tokens at the same time leave one node with two *copies* (blocks). The idea of chained block hashes is
+vLLM's; that of finding a partly filled block by its tokens is SGLang's radix cache.
 """
 
 from array import array

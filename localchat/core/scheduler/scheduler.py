@@ -145,9 +145,7 @@ class Scheduler:
 
     @property
     def _has_pending(self) -> bool:
-        return bool(
-            self._memory_ops or self._enter or self._leave or self._kv_cache.behind
-        )
+        return bool(self._memory_ops or self._enter or self._leave or self._kv_cache.behind)
 
     # ------------------------------------------------------------------------ steps
 

@@ -25,6 +25,7 @@ from localchat_cuda.kernels.sampling.rescore import Rescoring
 from localchat_cuda.load import capabilities, random_weights, warm_up
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig, parse_config
+from localchat_cuda.runner.host_blocks import HostBlocks
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
@@ -44,12 +45,13 @@ def config_of(stored: str = "") -> ModelConfig:
 def runner_of(
     config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 8192,
     graphs: bool = True, head_int8: bool = False, kv_type: str | None = None, unpacked: bool = True,
-    head_bounds: bool = False,
+    head_bounds: bool = False, cache_ram_bytes: int = 0,
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights."""
     architecture = ARCHITECTURES[config.architecture]
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
+    plan = replace(plan, cache_ram_bytes=cache_ram_bytes)
     can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
     with CompileAhead(
         config, can, GPU, print, head_int8=head_int8, unpacked=unpacked, head_bounds=head_bounds
@@ -64,7 +66,8 @@ def runner_of(
     weights = with_unpacked(weights, dtype) if unpacked else weights
     pages = Pages(config, blocks + 1, context, GPU, dtype, fp8=kv_type == FP8)
     model = DeviceModel(config, weights, pages, kernels=GPU.type == "cuda")
-    runner = CudaRunner(model, can, graphs=graphs)
+    host_blocks = HostBlocks(pages, can.host_blocks) if can.host_blocks else None
+    runner = CudaRunner(model, can, graphs=graphs, host_blocks=host_blocks)
     warm_up(runner)
     return runner
 
@@ -116,9 +119,13 @@ class Asked:
 class Engine:
     """One engine core over a runner. `ask` queues; `settle` steps until all requests are answered."""
 
-    def __init__(self, runner: Runner, vocabulary: int, *, speculation: bool = False) -> None:
+    def __init__(
+        self, runner: Runner, vocabulary: int, *, speculation: bool = False, tiers: bool = True
+    ) -> None:
+        """`tiers` False: nothing is kept in host memory."""
         self.runner = runner
-        self.kv_cache = make_kv_cache_manager(runner.capabilities, "m", 0)
+        can = runner.capabilities if tiers else replace(runner.capabilities, host_blocks=0)
+        self.kv_cache = make_kv_cache_manager(can, "m", 0)
         model = _Model(vocabulary)
         self.asked: dict[int, Asked] = {}
         self.failures: list[str] = []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localchat.backend_api.interface import Copy
+from localchat.backend_api.interface import Copy, LoadBlock, SaveBlock
 from localchat.core.kv_cache import prefix_tree
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from tests.support.kv_cache_bench import Bench, capabilities
@@ -227,3 +227,91 @@ def test_check_finds_a_lost_block() -> None:
     b.kv_cache._free.pop()
     with pytest.raises(AssertionError, match="a block is lost"):
         b.kv_cache.check()
+
+
+# ---------------------------------------------------------------------------- blocks in host memory
+
+
+def tiered(blocks: int = 4, host_blocks: int = 8, slots: int = 4) -> Bench:
+    can = capabilities(
+        kv_tokens=blocks * 4, block_tokens=4, max_slots=slots, host_blocks=host_blocks
+    )
+    return Bench(PagedKVCacheManager(4, blocks, slots, "model", host_blocks), can)
+
+
+def test_full_blocks_are_saved_behind_the_steps_and_loaded_after_their_eviction() -> None:
+    b = tiered()
+    run(b, TEN)
+    b.flush()
+    assert [op for op in b.log if isinstance(op, SaveBlock)] == [SaveBlock(0, 0), SaveBlock(1, 1)]
+    assert not b.kv_cache.behind
+    run(b, list(range(50, 64)))
+    assert b.kv_cache.usage().swapped == 8
+    hit = b.find_prefix(TEN)
+    assert (hit.cached, hit.swapped) == (8, 8)
+    b.allocate(TEN)
+    assert [op.host_block for op in b.log if isinstance(op, LoadBlock)] == [0, 1]
+    b.flush()
+    assert b.kv_cache.usage().swapped == 8
+    assert b.kv_cache.usage().evictions == 2  # the parts of blocks
+
+
+def test_what_was_not_saved_yet_is_saved_when_it_is_evicted() -> None:
+    b = tiered()
+    seq = b.allocate(TEN)
+    assert seq is not None
+    assert b.compute(seq)
+    b.release(seq)
+    assert b.kv_cache.behind
+    other = b.allocate(list(range(50, 64)))
+    assert other is not None
+    assert b.compute(other)
+    assert sum(isinstance(op, SaveBlock) for op in b.log) >= 2
+    assert b.find_prefix(TEN).cached == 8
+
+
+def test_part_of_a_block_in_host_memory_is_a_hit() -> None:
+    b = tiered()
+    run(b, TEN)
+    run(b, list(range(50, 64)))
+    hit = b.find_prefix([0, 1, 2, 3, 4, 5, 90, 91])
+    assert hit.cached == 6
+    b.allocate([0, 1, 2, 3, 4, 5, 90, 91])
+    b.flush()
+    assert b.find_prefix(TEN).cached == 8
+
+
+def test_host_memory_evicts_the_longest_unused_text_from_its_end() -> None:
+    b = tiered(blocks=4, host_blocks=5)
+    first, second, third = TEN[:9], list(range(50, 59)), list(range(70, 79))
+    for text in (first, second, first, third):
+        run(b, text)
+        b.flush()
+    assert b.find_prefix(first).cached == 8
+    assert b.find_prefix(second).cached == 4
+    assert b.find_prefix(second).why_missed == "evicted to make room"
+
+
+def test_a_text_released_without_keep_leaves_host_memory_too() -> None:
+    b = tiered()
+    seq = b.allocate(TEN)
+    assert seq is not None
+    assert b.compute(seq)
+    b.flush()
+    b.release(seq, keep=False)
+    b.flush()
+    assert b.find_prefix(TEN).cached == 0
+    assert b.kv_cache.usage().swapped == 0
+
+
+def test_a_block_computed_again_is_not_saved_again() -> None:
+    b = tiered(blocks=8)
+    run(b, TEN)
+    b.flush()
+    for text in (list(range(50, 64)), list(range(70, 84)), list(range(90, 104))):
+        run(b, text)
+        b.flush()
+    saved = sum(isinstance(op, SaveBlock) for op in b.log)
+    run(b, TEN)
+    b.flush()
+    assert sum(isinstance(op, SaveBlock) for op in b.log) == saved
