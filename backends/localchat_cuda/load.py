@@ -36,7 +36,7 @@ from localchat_cuda.runner.input_batch import (
     MIXED_DECODE_BUCKETS,
     PREFILL_BUCKETS,
 )
-from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.kv_pages import Pages, host_layout
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import DEPTH, CudaRunner
 from localchat_cuda.weights.gguf_source import GgufWeights
@@ -168,6 +168,7 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         depth=DEPTH,
         block_tokens=PAGE_TOKENS,
         host_blocks=plan.cache_ram_bytes // (per_token * PAGE_TOKENS),
+        host_layout=host_layout(config),
         bytes_per_token=per_token,
         kv_type=plan.kv_type,
         kv_types=kv_types(config),

@@ -15,6 +15,7 @@ from typing import TypeAlias, cast
 from localchat.backend_api.drafter import DraftingRunner
 from localchat.backend_api.interface import Runner, Tokenizer
 from localchat.core.event_sender import EventSender
+from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskRead, DiskTier
 from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.output_processor import OutputProcessor
@@ -77,7 +78,7 @@ class EngineCore:
         counters: EngineCounters | None = None,
         audit: bool = False,
         coalesce_s: float = 0.0,
-        disk_tier: DiskTier | None = None,
+        disk_tier: DiskTier | BlockDiskTier | None = None,
     ) -> None:
         """`speculation`: requests may have drafts. `counters` are shared with whoever else counts
         requests. `coalesce_s`: see EventSender. `audit`: check the KV cache whenever nothing runs, and
@@ -210,6 +211,8 @@ class EngineCore:
                 break
             self._in_flight.append(following)
             self._runner.launch(following.plan)
+        if self._disk_tier is not None and self._in_flight:
+            self._disk_tier.step_launched()
         self._update_sole_request()
         self._send_queue_positions()
         now_s = time.perf_counter()
@@ -291,11 +294,10 @@ class EngineCore:
         """Queue a request once the disk was read for it, unless it ended in the meantime."""
         self._reading -= 1
         request_state = read.request_state
-        if self.output_processor.requests.get(request_state.id) is not request_state:
-            return
         assert self._disk_tier is not None
         self._scheduler.add_memory_ops(self._disk_tier.adopt(read))
-        self._add(request_state)
+        if self.output_processor.requests.get(request_state.id) is request_state:
+            self._add(request_state)
 
     def _add(self, request_state: RequestState) -> None:
         first, *others = request_state.sequences

@@ -32,9 +32,11 @@ from localchat.core.event_sender import COALESCE_S
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import (
     KVCacheManager,
+    PagedKVCacheManager,
     SlotKVCacheManager,
     make_kv_cache_manager,
 )
+from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskTier
 from localchat.core.sequence import RequestState
 from localchat.core.stats import EngineCounters
@@ -179,7 +181,7 @@ class EngineProcess:
         loaded_s = time.perf_counter()
         opened.memory.measure(runner.memory())
         kv_cache = make_kv_cache_manager(
-            runner.capabilities, opened.model.info.identity, opened.plan.cache_ram_bytes
+            runner.capabilities, _kv_description(opened), opened.plan.cache_ram_bytes
         )
         core = EngineCore(
             runner,
@@ -198,15 +200,19 @@ class EngineProcess:
         self._submit_waiting(loaded, loaded_s)
         return loaded
 
-    def _disk_tier(self, runner: Runner, kv_cache: KVCacheManager) -> DiskTier | None:
-        spec, opened = self._spec, self._opened
-        exports = runner.capabilities.exports and isinstance(kv_cache, SlotKVCacheManager)
-        if not exports or not spec.kv_folder:
+    def _disk_tier(
+        self, runner: Runner, kv_cache: KVCacheManager
+    ) -> DiskTier | BlockDiskTier | None:
+        spec, can = self._spec, runner.capabilities
+        if not spec.kv_folder or not (can.exports or can.host_blocks):
             return None
-        assert isinstance(kv_cache, SlotKVCacheManager)
         folder = Path(os.fsdecode(spec.kv_folder))
         store = KVStore(folder, spec.kv_folder_bytes, self._sender.notify)
-        return DiskTier(store, _kv_description(opened), spec.name, runner, kv_cache)
+        description = _kv_description(self._opened)
+        if isinstance(kv_cache, PagedKVCacheManager):
+            return BlockDiskTier(store, description, spec.name, runner, kv_cache)
+        assert isinstance(kv_cache, SlotKVCacheManager)
+        return DiskTier(store, description, spec.name, runner, kv_cache)
 
     def _load_request(self) -> LoadRequest:
         opened = self._opened

@@ -135,20 +135,37 @@ def read_head(path: Path) -> Entry:
 
 
 def read_payload(path: Path, wanted: Entry) -> memoryview:
-    """The payload of an entry, after all checks. Raises EntryInvalid, OSError."""
-    content = memoryview(path.read_bytes())
-    head = bytes(content[:_HEAD_BYTES])
-    count = _fixed(head)[3]
-    begin = _HEAD_BYTES + 4 * count
-    found = _entry(path.name, head, bytes(content[_HEAD_BYTES:begin]))
-    if found.key != wanted.key or found.earliest != wanted.earliest:
+    """The payload of an entry, after all checks. Raises EntryInvalid, OSError, MemoryError."""
+    if wanted.payload_bytes > path.stat().st_size:
         raise EntryInvalid(path)
-    if len(content) != begin + found.payload_bytes:
+    payload = memoryview(bytearray(wanted.payload_bytes))
+    read_payload_into(path, wanted, payload)
+    return payload
+
+
+def read_payload_into(path: Path, wanted: Entry, out: memoryview) -> None:
+    """Read the payload of an entry into `out`, of its length; after an error that holds anything.
+
+    Raises EntryInvalid, OSError.
+    """
+    with path.open("rb", buffering=0) as file:
+        head, ids = file.read(_HEAD_BYTES), file.read(4 * len(wanted.ids))
+        found = _entry(path.name, head, ids)
+        if (found.key, found.earliest) != (wanted.key, wanted.earliest):
+            raise EntryInvalid(path)
+        size = len(head) + len(ids) + len(out)
+        if found.payload_bytes != len(out) or os.fstat(file.fileno()).st_size != size:
+            raise EntryInvalid(path)
+        done = 0
+        while done < len(out):
+            got = file.readinto(out[done:])
+            if not got:
+                raise EntryInvalid(path)
+            done += got
+    digest = hashlib.sha256(head[len(_MAGIC) + _DIGEST_BYTES :] + ids)
+    digest.update(out)
+    if digest.digest()[:_DIGEST_BYTES] != head[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]:
         raise EntryInvalid(path)
-    digest = hashlib.sha256(content[len(_MAGIC) + _DIGEST_BYTES :]).digest()[:_DIGEST_BYTES]
-    if digest != head[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]:
-        raise EntryInvalid(path)
-    return content[begin:]
 
 
 def _fixed(head: bytes) -> tuple[bytes, bytes, int, int, int, int]:

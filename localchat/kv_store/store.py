@@ -24,6 +24,7 @@ from localchat.kv_store.entry import (
     keys_of,
     make_entry,
     read_payload,
+    read_payload_into,
     root_key,
     write_entry,
 )
@@ -87,6 +88,7 @@ class KVStore:
         self.owners = Owners(folder)
         self.writer = Writer()
         self.written_bytes = 0
+        self.evictions = 0
 
     @property
     def writable(self) -> bool:
@@ -153,6 +155,7 @@ class KVStore:
             return False
         for file in victims(files, allowed, time.time()):
             file.path.unlink(missing_ok=True)
+            self.evictions += 1
         return True
 
     # ------------------------------------------------------------------------ the whole
@@ -274,6 +277,34 @@ class Namespace:
                 os.utime(path, (now_s, now_s))
         return ReadBack(match.entries[: len(payloads)], tuple(payloads))
 
+    # ------------------------------------------------------------------------ entries of one length
+
+    def has(self, parent: bytes, key: bytes) -> bool:
+        """Whether an entry is kept or is being written."""
+        return self._tree.has(parent, key)
+
+    def chain(
+        self, parent: bytes, start: int, ids: TokenIds32, size: int, payload_bytes: int
+    ) -> list[Entry]:
+        """Entries of `size` tokens each that hold a text from `start` on, where `parent` ends."""
+        return self._tree.chain(parent, start, ids, size, payload_bytes)
+
+    def read_into(self, entry: Entry, out: memoryview) -> bool:
+        """Read one entry. False: it is gone or damaged, and no longer counts."""
+        path = self.folder / entry.name
+        try:
+            read_payload_into(path, entry, out)
+        except (OSError, EntryInvalid):
+            self._tree.remove(entry)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            return False
+        with suppress(OSError):
+            os.utime(path)
+        return True
+
+    # ------------------------------------------------------------------------ writing
+
     def put(
         self,
         parent: bytes,
@@ -283,15 +314,19 @@ class Namespace:
         *,
         owner: str,
         earliest: int = 0,
+        then: Callable[[], None] = lambda: None,
     ) -> bytes:
-        """Write an entry behind the answers. Returns its key."""
+        """Write an entry behind the answers, and call `then` when that has ended. Returns its key."""
         size = sum(len(piece) for piece in payload)
         entry = make_entry(parent, start, ids.copy(), size, earliest)
         self._tree.add(entry)
 
         def write() -> None:
+            before_ns, evictions = self._tree.changed_ns(), self._store.evictions
             ok = self._store.write(self, entry, payload)
-            self._tree.written(entry, ok=ok)
+            alone = evictions == self._store.evictions
+            self._tree.written(entry, ok=ok, alone_since_ns=before_ns if alone else -2)
+            then()
             if ok:
                 self._own(owner, entry.key)
 

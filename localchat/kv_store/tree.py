@@ -6,14 +6,25 @@ and delete files at any time: a folder that changed is listed again, and a file 
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from localchat.kv_store.entry import Entry, EntryInvalid, TokenIds32, keys_of, read_head
+from localchat.kv_store.entry import (
+    Entry,
+    EntryInvalid,
+    TokenIds32,
+    keys_of,
+    make_entry,
+    read_head,
+)
 
 Usable: TypeAlias = Callable[[int, int, int], bool]
 """(length, earliest, tokens): whether a state of `length` tokens can be truncated to `tokens`."""
+
+_LIST_INTERVAL_S = 1.0
+"""A folder of blocks has thousands of files: listing them takes 10 ms of the engine core's thread."""
 
 
 class Match(NamedTuple):
@@ -34,7 +45,7 @@ class EntryTree:
         self._heads: dict[bytes, Entry] = {}
         self._pending: set[bytes] = set()
         """Keys that are being written: they count as there."""
-        self._listed_ns = -1
+        self._listed_ns, self._listed_s = -1, float("-inf")
 
     def add(self, entry: Entry) -> None:
         """Add an entry whose file is about to be written."""
@@ -43,10 +54,13 @@ class EntryTree:
             self._children.setdefault(entry.parent, set()).add(entry.key)
             self._pending.add(entry.key)
 
-    def written(self, entry: Entry, *, ok: bool) -> None:
-        """Note the end of a write."""
+    def written(self, entry: Entry, *, ok: bool, alone_since_ns: int = -1) -> None:
+        """Note the end of a write. `alone_since_ns`: the folder's date before it, if nothing else of this
+        program changed the folder since; then it need not be listed again for this write."""
         with self._lock:
             self._pending.discard(entry.key)
+            if alone_since_ns == self._listed_ns:
+                self._listed_ns = self.changed_ns()
         if not ok:
             self.remove(entry)
 
@@ -104,16 +118,42 @@ class EntryTree:
             self._heads[key] = entry
         return entry
 
-    def _list_again(self) -> None:
-        """List the folder, if it changed."""
+    def has(self, parent: bytes, key: bytes) -> bool:
+        """Whether an entry is there or is being written, by the latest list."""
+        with self._lock:
+            return key in self._children.get(parent, ())
+
+    def chain(
+        self, parent: bytes, start: int, ids: TokenIds32, size: int, payload_bytes: int
+    ) -> list[Entry]:
+        """The entries of `size` tokens each that go on from `parent` and `start` as a text does."""
+        self._list_again(_LIST_INTERVAL_S)
+        found: list[Entry] = []
+        while start + size <= len(ids):
+            entry = make_entry(parent, start, ids[start : start + size], payload_bytes)
+            if not self.has(parent, entry.key):
+                break
+            found.append(entry)
+            parent, start = entry.key, entry.end
+        return found
+
+    def changed_ns(self) -> int:
+        """The folder's date."""
         try:
-            changed_ns = self._folder.stat().st_mtime_ns
+            return self._folder.stat().st_mtime_ns
         except OSError:
-            changed_ns = -1
+            return -1
+
+    def _list_again(self, interval_s: float = 0.0) -> None:
+        """List the folder, if it changed, and the last list is older than `interval_s`."""
+        now_s = time.monotonic()
+        if now_s - self._listed_s < interval_s:
+            return
+        changed_ns = self.changed_ns()
         with self._lock:
             if changed_ns == self._listed_ns:
                 return
-            self._listed_ns = changed_ns
+            self._listed_ns, self._listed_s = changed_ns, now_s
             pending = [self._heads[key] for key in self._pending if key in self._heads]
             self._children = {}
             for parent, key in _names(self._folder):

@@ -26,7 +26,12 @@ from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.scripted import EOS, VOCAB, Logits, ScriptedRunner, ScriptedTokenizer
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
-from localchat.core.kv_cache import SlotKVCacheManager, make_kv_cache_manager
+from localchat.core.kv_cache import (
+    PagedKVCacheManager,
+    SlotKVCacheManager,
+    make_kv_cache_manager,
+)
+from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskTier
 from localchat.core.sequence import RequestState
 from localchat.core.structured_output.compiler import grammar_spec, llguidance_tokenizer
@@ -160,19 +165,15 @@ class Bench:
         disk: KVStore | None = None,
         model: str = "m",
     ) -> None:
-        """`disk`: a store of KV, with ranges of 8 tokens, from 8 tokens on."""
+        """`disk`: a store of KV, with ranges of 8 tokens, from 8 tokens on, or with blocks."""
         self.can = can or capabilities()
         self.runner = ScriptedRunner(
             self.can, logits, stumble=frozenset(stumble), halt=frozenset(halt)
         )
-        self.kv_cache = make_kv_cache_manager(self.can, "m", ram)
-        self.disk_tier = None
+        self.kv_cache = make_kv_cache_manager(self.can, model, ram)
+        self.disk_tier: DiskTier | BlockDiskTier | None = None
         if disk is not None:
-            assert isinstance(self.kv_cache, SlotKVCacheManager)
-            self.disk_tier = DiskTier(
-                disk, model, model, self.runner, self.kv_cache,
-                min_tokens=8, min_read_tokens=2, range_tokens=8,
-            )  # fmt: skip
+            self.disk_tier = self._disk_tier(disk, model)
         self.sent: list[str] = []
         self.frames: list[list[Event]] = []
         """Events that were sent together."""
@@ -193,6 +194,15 @@ class Bench:
             _Model(vocabulary), self.can.context_tokens, {}, self.sent.append
         )
         self._ids = itertools.count(1)
+
+    def _disk_tier(self, disk: KVStore, model: str) -> DiskTier | BlockDiskTier:
+        if isinstance(self.kv_cache, PagedKVCacheManager):
+            return BlockDiskTier(disk, model, model, self.runner, self.kv_cache, min_tokens=8)
+        assert isinstance(self.kv_cache, SlotKVCacheManager)
+        return DiskTier(
+            disk, model, model, self.runner, self.kv_cache,
+            min_tokens=8, min_read_tokens=2, range_tokens=8,
+        )  # fmt: skip
 
     def _events(self, items: list[tuple[int, Event]]) -> None:
         assert items, "an empty frame was sent"

@@ -133,6 +133,7 @@ class Bench:
         if update is None:
             self.check()
             return False
+        self._do(update.memory)
         it.new_blocks.extend(update.new_blocks)
         it.room = max(it.room, len(wide))
         self.flush()

@@ -12,10 +12,12 @@ import torch
 from localchat.backend_api.interface import Capabilities, ModelInfo
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
-from localchat.core.kv_cache import make_kv_cache_manager
+from localchat.core.kv_cache import PagedKVCacheManager, make_kv_cache_manager
+from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.engine.events import Event, PromptLogprobs, Text, TokenLogprob
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
+from localchat.kv_store.store import KVStore
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.model_config import read_config
 from localchat_cuda.runner.host_blocks import HostBlocks
@@ -128,14 +130,20 @@ class Received:
 class TinyLoop:
     """One engine core over one runner, its KV cache checked whenever it is idle."""
 
-    def __init__(self, runner: CudaRunner, *, speculation: bool = True) -> None:
+    def __init__(
+        self, runner: CudaRunner, *, speculation: bool = True, disk: KVStore | None = None
+    ) -> None:
         self.runner = runner
+        self.disk_tier: BlockDiskTier | None = None
         self.kv_cache = make_kv_cache_manager(runner.capabilities, "m", 0)
+        if disk is not None:
+            assert isinstance(self.kv_cache, PagedKVCacheManager)
+            self.disk_tier = BlockDiskTier(disk, "m", "m", runner, self.kv_cache, min_tokens=64)
         self.sent: list[str] = []
         self.received: dict[int, Received] = {}
         self.core = EngineCore(
             runner, Bytes(), self.kv_cache, EngineCallbacks(self._events, self._failure, self.sent.append),
-            speculation=speculation, audit=True,
+            speculation=speculation, audit=True, disk_tier=self.disk_tier,
         )  # fmt: skip
         context = runner.capabilities.context_tokens
         self.input_processor = InputProcessor(_Model(), context, {}, self.sent.append)  # type: ignore[arg-type]

@@ -18,6 +18,14 @@ from localchat_cuda.memory_plan import PAGE_TOKENS
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.rope_config import Rotation
 
+_LAYOUT = 1
+"""To be raised whenever a page's bytes are arranged in another way: pages on the disk are then misses."""
+
+
+def host_layout(config: ModelConfig) -> str:
+    """Names the arrangement of the bytes that `Pages.read` gives."""
+    return f"{_LAYOUT}: {config.layers} {config.key_heads} {config.head_dim}"
+
 
 class LayerPages(NamedTuple):
     """Views of one layer's pages: numbers, or 8-bit codes with exponents (kernels/attention/kv_fp8.py)."""

@@ -5,7 +5,12 @@ from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.slots import SlotKVCacheManager
 
-__all__ = ["KVCacheManager", "SlotKVCacheManager", "make_kv_cache_manager"]
+__all__ = [
+    "KVCacheManager",
+    "PagedKVCacheManager",
+    "SlotKVCacheManager",
+    "make_kv_cache_manager",
+]
 
 
 def make_kv_cache_manager(
@@ -13,8 +18,8 @@ def make_kv_cache_manager(
 ) -> KVCacheManager:
     """Make the empty KV cache manager of a loaded model.
 
-    `identity` names the model's weights (`ModelInfo.identity`); `cache_ram_bytes` bounds what an unpaged
-    cache saves in RAM.
+    `identity` names everything that decides the KV of given tokens, besides the KV type; `cache_ram_bytes`
+    bounds what an unpaged cache saves in RAM.
     """
     can = capabilities
     if not can.block_tokens:

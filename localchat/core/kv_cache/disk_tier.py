@@ -137,6 +137,9 @@ class DiskTier:
         full = self._store.writer.pending_bytes >= _MOST_PENDING_BYTES
         return full and next(self._kv_cache.unstored(), None) is not None
 
+    def step_launched(self) -> None:
+        """Do nothing: the runner is busy, and exporting would make it wait."""
+
     def store_next(self) -> bool:
         """Hand one range of tokens to the writer. False: nothing is left, or the writer is behind.
 

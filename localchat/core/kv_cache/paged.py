@@ -33,10 +33,16 @@ _SAVES_PER_PLAN = 16
 class _SequenceBlocks:
     """Blocks of a running sequence."""
 
-    __slots__ = ("committed", "salt", "slot", "table", "tail", "tip")
+    __slots__ = ("committed", "noted", "owner", "salt", "slot", "table", "tail", "tip")
 
     def __init__(
-        self, slot: int, salt: str, table: list[int], committed: int, tip: PrefixNode | None
+        self,
+        slot: int,
+        salt: str,
+        table: list[int],
+        committed: int,
+        tip: PrefixNode | None,
+        owner: str = "",
     ) -> None:
         self.slot = slot
         self.salt = salt
@@ -46,6 +52,10 @@ class _SequenceBlocks:
         """Its last published full node; None once its tokens can no longer be published (digest collision)."""
         self.tail: PrefixNode | None = None
         """Its partly filled node."""
+        self.owner = owner
+        """Conversation for which its blocks may go to the disk; empty: they may not."""
+        self.noted: PrefixNode | None = None
+        """The last node that was noted for the disk."""
 
 
 class _PagedPrefix(NamedTuple):
@@ -73,9 +83,17 @@ class PagedKVCacheManager:
         self._host = HostBlocks(host_blocks)
         self._unsaved: dict[PrefixNode, None] = {}
         """Full blocks that are on the device alone, in the order in which they were computed."""
+        self._host_full = False
+        """Every host block is pinned or reserved."""
         self._swapped = 0
         """Nodes that are in host memory alone."""
         self._reserved = 0
+        """Host blocks that are being filled from the disk."""
+        self.stores = False
+        """Whether there is a disk tier."""
+        self.unstored: dict[tuple[PrefixNode, str], int] = {}
+        """Last full nodes of texts that may go to the disk, each with an owner: tokens that were handed to the
+        writer. The disk tier removes them."""
         self._memory: list[MemoryOp] = []
         """Operations of the change under way."""
         self._shared = 0
@@ -125,7 +143,7 @@ class PagedKVCacheManager:
         root = self._tree.acquire_root(salt)
         table = [*held, *loaded, last]
         sequence = _SequenceBlocks(
-            heapq.heappop(self._slots), salt, table, hit.cached, nodes[-1] if nodes else root
+            heapq.heappop(self._slots), salt, table, hit.cached, nodes[-1] if nodes else root, owner
         )
         self._sequences[seq] = sequence
         if shared:
@@ -257,14 +275,15 @@ class PagedKVCacheManager:
             self._tree.remove(one, evicted=evicted)
         self._evictions += len(behind) if evicted else 0
 
-    def _save(self, node: PrefixNode, block: int) -> None:
-        """Save a block in host memory, if there is room or something of less use."""
+    def _save(self, node: PrefixNode, block: int) -> bool:
+        """Save a block in host memory. False: all that is there is in use."""
         number = self._host_block()
         if number is None:
-            return
+            return False
         self._memory.append(SaveBlock(block, number))
         self._host.put(node, number)
         self._host.in_plan.add(number)
+        return True
 
     def _host_block(self) -> int | None:
         number = self._host.take()
@@ -282,8 +301,10 @@ class PagedKVCacheManager:
 
     def write_behind(self) -> tuple[MemoryOp, ...]:
         for node in list(islice(self._unsaved, _SAVES_PER_PLAN)):
+            if not self._save(node, node.blocks[0]):
+                self._host_full = True
+                break
             del self._unsaved[node]
-            self._save(node, node.blocks[0])
         self._host.in_plan.clear()
         memory = self._take_memory()
         self._version += bool(memory)
@@ -291,7 +312,81 @@ class PagedKVCacheManager:
 
     @property
     def behind(self) -> bool:
-        return bool(self._unsaved)
+        return bool(self._unsaved) and not self._host_full
+
+    # ------------------------------------------------------------------------ the disk
+
+    def known_blocks(self, tokens: Sequence[int], salt: str) -> tuple[int, bytes]:
+        """Full blocks of a prompt that need not be read, and the digest of the last one."""
+        nodes = self._tree.match(array("i", tokens), len(tokens) - 1, salt).nodes
+        return len(nodes), nodes[-1].digest if nodes else self._tree.root_digest(salt)
+
+    def reserve(self, count: int, tokens: Sequence[int], salt: str) -> list[int]:
+        """Take up to `count` host blocks to read blocks of a prompt into; `adopt` takes them over."""
+        nodes = self._tree.match(array("i", tokens), len(tokens) - 1, salt).nodes
+        held = [node.host for node in nodes if node.host >= 0]
+        for pinned in held:
+            self._host.pin(pinned)
+        numbers: list[int] = []
+        named: list[int] = []
+        while len(numbers) < count and (number := self._host_block()) is not None:
+            (named if number in self._host.in_plan else numbers).append(number)
+        for left in named:
+            self._host.give_back(left)
+        for pinned in held:
+            self._host.unpin(pinned)
+        self._reserved += len(numbers)
+        self._version += 1
+        return numbers
+
+    def adopt(
+        self, tokens: Sequence[int], salt: str, first: int, numbers: list[int], count: int
+    ) -> int:
+        """Take over host blocks from `reserve`, of which the first `count` hold the blocks of `tokens` from
+        number `first` on. Returns how many are findable now."""
+        self._reserved -= len(numbers)
+        self._host_full = False
+        self._version += 1
+        size, ids, left = self._block_tokens, array("i", tokens), numbers
+        root = self._tree.acquire_root(salt)
+        nodes = self._tree.match(ids[: first * size], first * size, salt).nodes
+        node, added = nodes[-1] if nodes else root, list[PrefixNode]()
+        if len(nodes) == first:
+            left = numbers[count:]
+            for at, number in enumerate(numbers[:count], first):
+                following = self._tree.add_full(node, ids[at * size : (at + 1) * size])
+                if following is None or following.host >= 0:
+                    left.append(number)
+                else:
+                    self._unsaved.pop(following, None)
+                    self._swapped += not following.blocks
+                    following.kept = True
+                    self._host.put(following, number)
+                if following is None:
+                    left += numbers[at - first + 1 : count]
+                    break
+                node = following
+                added.append(node)
+        for number in left:
+            self._host.give_back(number)
+        self._host.touch([*nodes, *added])
+        self._tree.release_root(salt)
+        return len(added)
+
+    def pin_saved(self, node: PrefixNode) -> bool:
+        """Pin a node's host block, if it has one and every copy to it was launched; else it gets one."""
+        if node.host < 0:
+            self._unsaved[node] = None
+            return False
+        if node.host in self._host.in_plan:
+            return False
+        self._host.pin(node.host)
+        return True
+
+    def unpin(self, number: int) -> None:
+        """End what `pin_saved` began."""
+        self._host.unpin(number)
+        self._host_full = False
 
     # ------------------------------------------------------------------------ running
 
@@ -317,12 +412,25 @@ class PagedKVCacheManager:
         assert sequence.committed <= computed <= len(sequence.table) * self._block_tokens, (
             f"sequence {seq}: {computed} tokens computed, {sequence.committed} were before"
         )
+        before = sequence.committed
         while sequence.committed < computed:
             end = min(computed, (sequence.committed // self._block_tokens + 1) * self._block_tokens)
             self._publish(sequence, array("i", tokens[sequence.committed : end]))
             sequence.committed = end
             self._version += 1
+        if computed - before == 1:
+            # A token was sampled behind it, so the KV is sound.
+            self._note_unstored(sequence)
         return CacheUpdate()
+
+    def _note_unstored(self, sequence: _SequenceBlocks) -> None:
+        """Note what a sequence has for the disk."""
+        tip, owner = sequence.tip, sequence.owner
+        if not (self.stores and owner and tip) or tip is sequence.noted or tip.parent is None:
+            return
+        done = self.unstored.pop((sequence.noted, owner), 0) if sequence.noted else 0
+        self.unstored.setdefault((tip, owner), done)
+        sequence.noted = tip
 
     def _publish(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
         """Make more computed tokens of one block findable."""
@@ -385,6 +493,8 @@ class PagedKVCacheManager:
 
     def release(self, seq: int, *, keep: bool) -> CacheUpdate:
         sequence = self._sequences.pop(seq)
+        if keep:
+            self._note_unstored(sequence)
         for block in reversed(sequence.table):
             self._release_block(block, keep)
         self._touch(sequence.tip)

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import torch
 
+from localchat.backend_api.interface import LoadBlock, Runner, SaveBlock, StepPlan
 from scripts.bench.cuda.driving import Engine, config_of, random_tokens, runner_of
 from scripts.bench.cuda.speed import LONG, SHORT, MetricsSnapshot
 
@@ -56,7 +57,7 @@ def _first_tokens(engine: Engine, name: str, length: int, results: MetricsSnapsh
         print(f"{name}, {length:,} tokens, {state}: {middle:.1f} ms", flush=True)
 
 
-def _decode(runner, vocabulary: int, results: MetricsSnapshot) -> None:  # noqa: ANN001
+def _decode(runner: Runner, vocabulary: int, results: MetricsSnapshot) -> None:
     """Rates of decoding with the tier over those without, in turns."""
     engines = {tiers: Engine(runner, vocabulary, tiers=tiers) for tiers in (True, False)}
     draw = np.random.default_rng(5)
@@ -83,8 +84,6 @@ def _decode(runner, vocabulary: int, results: MetricsSnapshot) -> None:  # noqa:
 
 def _copies(engine: Engine, results: MetricsSnapshot) -> None:
     """Rates of copies to and from pinned memory through the runner."""
-    from localchat.backend_api.interface import LoadBlock, SaveBlock, StepPlan
-
     runner, count = engine.runner, 400
     for name, kind in (("save", SaveBlock), ("load", LoadBlock)):
         for _ in range(2):

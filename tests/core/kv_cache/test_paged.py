@@ -305,7 +305,7 @@ def test_a_text_released_without_keep_leaves_host_memory_too() -> None:
 
 
 def test_a_block_computed_again_is_not_saved_again() -> None:
-    b = tiered(blocks=8)
+    b = tiered(blocks=8, host_blocks=20)
     run(b, TEN)
     b.flush()
     for text in (list(range(50, 64)), list(range(70, 84)), list(range(90, 104))):

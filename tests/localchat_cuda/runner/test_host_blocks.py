@@ -1,5 +1,6 @@
 """Pages saved in host memory: they come back bit for bit, and texts that continue them are the same."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from localchat.backend_api.interface import LoadBlock, SaveBlock, StepPlan
 from localchat.engine.events import Prefill
+from localchat.kv_store.store import KVStore
 from scripts.bench.cuda.stress import stress
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import DEVICE, TinyLoop, request, tiny_runner
@@ -72,6 +74,25 @@ def test_a_text_that_left_the_device_goes_on_the_same(
     assert prefill.cached == 192
     assert warm.tokens() == cold.tokens()
     loop.runner.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
+def test_a_text_goes_on_the_same_after_a_restart(
+    folder: Path, tmp_path: Path, kind: str, sampling: dict[str, Any]
+) -> None:
+    prompt, found = tokens_of(11, 193), []
+    for cached in (0, 192):
+        runner = tiny_runner(folder, blocks=6, host_blocks=40, **KINDS[kind])
+        loop = TinyLoop(runner, disk=KVStore(tmp_path, 1 << 30))
+        told = loop.say(request(prompt, salt="a", owner="1", **sampling))
+        [prefill, *_] = [event for event in told.events if isinstance(event, Prefill)]
+        assert prefill.cached == prefill.read_back == cached
+        found.append(told.tokens())
+        assert loop.disk_tier is not None
+        loop.disk_tier.finish(time.monotonic() + 5)
+        runner.close()
+    assert found[0] == found[1]
 
 
 def test_a_preempted_sequence_is_copied_back(folder: Path) -> None:

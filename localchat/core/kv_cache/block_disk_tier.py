@@ -1,0 +1,241 @@
+"""Disk tier of a paged KV cache: blocks go from host memory to the disk, and come back the same way.
+
+A block of the disk is named by the digest of its node in the prefix tree. Blocks are written from host memory
+by a thread of the lowest priority, also while steps run; those of a text in their order, so that a program that
+is killed leaves a beginning. They are read into host memory by several threads, while other requests run, and
+the KV cache manager finds them there like any other.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from localchat.backend_api.interface import HostBlockRunner, MemoryOp, Runner, StepPlan
+from localchat.core.kv_cache.disk_tier import (
+    DAMAGED,
+    MIN_STORED_TOKENS,
+    NO_ROOM,
+    DiskRead,
+)
+from localchat.core.kv_cache.paged import PagedKVCacheManager
+from localchat.core.kv_cache.prefix_tree import PrefixNode
+from localchat.core.sequence import RequestState
+from localchat.kv_store.store import KVStore, ReadBack
+from localchat.kv_store.tree import Match
+
+_READERS = 8
+"""A thread reads and checks 1 GB/s."""
+_MOST_PENDING_BYTES = 128_000_000
+"""Host memory for blocks that wait to be written, which stay where they are."""
+_COPY_WAIT_S = 0.001
+_MEASURED_BYTES = 20_000_000
+"""Smaller reads do not show how fast the disk is."""
+_NEW_RATE = 0.1
+_TRY_AGAIN = 0.8
+SLOW = "the disk reads more slowly than the prompt is computed"
+
+
+@dataclass(slots=True)
+class _Reserved:
+    """Host blocks that are being filled for a request."""
+
+    first: int
+    """Number of the text's block that comes first."""
+    numbers: list[int]
+    buffers: list[memoryview]
+
+
+class BlockDiskTier:
+    """The disk tier of one loaded model with host blocks. Used by the engine core's thread."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        description: str,
+        model: str,
+        runner: Runner,
+        kv_cache: PagedKVCacheManager,
+        *,
+        min_tokens: int = MIN_STORED_TOKENS,
+    ) -> None:
+        """`description`: all that decides the KV of given tokens: model file and build; the KV cache manager's
+        digests hash it too."""
+        can = runner.capabilities
+        assert can.host_blocks, "this runner has no host blocks"
+        self._store = store
+        self._runner = runner
+        self._blocks = cast(HostBlockRunner, runner)
+        self._kv_cache = kv_cache
+        self._size = can.block_tokens
+        self._block_bytes = can.block_tokens * can.bytes_per_token
+        self._min_tokens = min_tokens
+        layout = f"{can.kv_type}\0{self._size}\0{self._block_bytes}\0{can.host_layout}"
+        self._namespace = store.namespace(f"{description}\0{layout}", model)
+        self._reader = ThreadPoolExecutor(1, "kv-reader")
+        self._readers = ThreadPoolExecutor(_READERS, "kv-block-reader")
+        self._reserved: dict[int, _Reserved] = {}
+        self._written: deque[int] = deque()
+        """Host blocks that the writer no longer needs. It appends to this."""
+        self._prefill_s = self._read_s = 0.0
+        """Seconds per byte; 0: not measured yet."""
+        kv_cache.stores = True
+
+    # ------------------------------------------------------------------------ reading
+
+    def find(self, request_state: RequestState) -> Match | None:
+        """What is worth reading for a prompt, with host blocks reserved for it; None: nothing."""
+        self._unpin()
+        request = request_state.request
+        if request.prompt_logprobs is not None:
+            return None
+        first, parent = self._kv_cache.known_blocks(request_state.tokens, request.salt)
+        ids = np.asarray(request_state.tokens, np.int32)[:-1]
+        size = self._size
+        entries = self._namespace.chain(parent, first * size, ids, size, self._block_bytes)
+        if not entries:
+            return None
+        if 0 < self._prefill_s < self._read_s:
+            self._read_s *= _TRY_AGAIN
+            request_state.disk_missed = SLOW
+            return None
+        numbers = self._kv_cache.reserve(len(entries), request_state.tokens, request.salt)
+        reserved = _Reserved(first, numbers, [])
+        for number in numbers:
+            if (buffer := self._blocks.host_block(number)) is None:
+                break
+            reserved.buffers.append(buffer)
+        entries = entries[: len(reserved.buffers)]
+        if not entries:
+            self._kv_cache.adopt(request_state.tokens, request.salt, first, numbers, 0)
+            request_state.disk_missed = NO_ROOM
+            return None
+        self._reserved[request_state.id] = reserved
+        return Match(tuple(entries), entries[-1].end)
+
+    def read(
+        self, request_state: RequestState, match: Match, then: Callable[[DiskRead], None]
+    ) -> None:
+        """Read in other threads, one of which calls `then`."""
+
+        def completed(future: Future[DiskRead]) -> None:
+            then(future.result())
+
+        buffers = self._reserved[request_state.id].buffers
+        task = partial(self._read, request_state, match, buffers)
+        self._reader.submit(task).add_done_callback(completed)
+
+    def _read(
+        self, request_state: RequestState, match: Match, buffers: list[memoryview]
+    ) -> DiskRead:
+        begun_s = time.perf_counter()
+        whole = list(self._readers.map(self._namespace.read_into, match.entries, buffers))
+        count = whole.index(False) if False in whole else len(whole)
+        back = ReadBack(match.entries[:count], ())
+        return DiskRead(request_state, match, back, time.perf_counter() - begun_s)
+
+    def adopt(self, read: DiskRead) -> tuple[MemoryOp, ...]:
+        """Make what was read findable, and note on the request how that went."""
+        request_state, count = read.request_state, len(read.back.entries)
+        reserved = self._reserved.pop(request_state.id)
+        adopted = self._kv_cache.adopt(
+            request_state.tokens,
+            request_state.request.salt,
+            reserved.first,
+            reserved.numbers,
+            count,
+        )
+        if count < len(read.match.entries):
+            request_state.disk_missed = DAMAGED
+        size = count * self._block_bytes
+        if size >= _MEASURED_BYTES:
+            self._read_s = _average(self._read_s, read.elapsed_s / size)
+        request_state.read_back = adopted * self._size
+        request_state.read_s = read.elapsed_s if adopted else 0.0
+        return ()
+
+    # ------------------------------------------------------------------------ writing
+
+    def observe_prefill(self, tokens: int, elapsed_s: float) -> None:
+        """Note what a step of prompt tokens took: the worth of an entry is the time that it saves."""
+        bytes_ = max(1, tokens) * self._runner.capabilities.bytes_per_token
+        if elapsed_s:
+            self._prefill_s = _average(self._prefill_s, elapsed_s / bytes_)
+            self._namespace.seconds_per_byte = self._prefill_s
+
+    @property
+    def behind(self) -> bool:
+        """Whether something has to be written and may wait for what is being written."""
+        return self._store.writer.pending_bytes > 0 and bool(self._kv_cache.unstored)
+
+    def step_launched(self) -> None:
+        """Use the time of a step: hand one block to the writer."""
+        if self._kv_cache.unstored or self._written:
+            self.store_next()
+
+    def store_next(self) -> bool:
+        """Hand one block to the writer. False: there is none now, or the writer is behind."""
+        self._unpin()
+        if not self._store.writable or self._store.writer.pending_bytes >= _MOST_PENDING_BYTES:
+            return False
+        return any(self._store_of(tip, owner) for tip, owner in list(self._kv_cache.unstored))
+
+    def _store_of(self, tip: PrefixNode, owner: str) -> bool:
+        """Hand the first block of a text that is missing on the disk to the writer."""
+        unstored = self._kv_cache.unstored
+        first = self._first_missing(tip, unstored[tip, owner])
+        if first is None or tip.end < self._min_tokens:
+            if first is None:
+                self._namespace.own(owner, tip.digest)
+            del unstored[tip, owner]
+            return False
+        assert first.parent is not None
+        if first.host < 0 and not first.blocks:
+            del unstored[tip, owner]  # it was evicted
+            return False
+        if not self._kv_cache.pin_saved(first):
+            return False
+        content = self._blocks.host_block(first.host)
+        if content is None:
+            self._kv_cache.unpin(first.host)
+            return False
+        ids = np.frombuffer(first.tokens, np.int32)
+        start = first.end - self._size
+        then = partial(self._written.append, first.host)
+        self._namespace.put(first.parent.digest, start, ids, [content], owner=owner, then=then)
+        unstored[tip, owner] = first.end
+        return True
+
+    def _first_missing(self, tip: PrefixNode, done: int) -> PrefixNode | None:
+        """The first node of a text, behind `done` tokens, that the disk has not."""
+        first, node = None, tip
+        while node.parent is not None and node.end > done:
+            if self._namespace.has(node.parent.digest, node.digest):
+                break
+            first, node = node, node.parent
+        return first
+
+    def _unpin(self) -> None:
+        while self._written:
+            self._kv_cache.unpin(self._written.popleft())
+
+    def finish(self, deadline_s: float) -> None:
+        """Write what is left, until time.monotonic() is `deadline_s`: the engine is about to end."""
+        while self._kv_cache.unstored and time.monotonic() < deadline_s:
+            while self._kv_cache.behind:
+                self._runner.launch(StepPlan(0, memory=self._kv_cache.write_behind()))
+                self._runner.collect()
+            if not self._store.writable:
+                break
+            if not self.store_next():
+                time.sleep(_COPY_WAIT_S)
+        self._store.writer.drain(max(0.0, deadline_s - time.monotonic()))
+
+
+def _average(known: float, new: float) -> float:
+    return known + _NEW_RATE * (new - known) if known else new
