@@ -63,6 +63,8 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_s: float = 0.0
     """Duration of the load."""
     context_tokens: int = 4096
+    block_tokens: int = 0
+    """Above 0: its KV cache is paged, with as many host blocks as blocks."""
     template: str | None = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
     )
@@ -344,6 +346,8 @@ class ScriptedModel:
             raise DeviceFault("a kernel failed")
         if script.crash == "always" or (script.crash == "warmup" and not request.safe_mode):
             os.kill(os.getpid(), signal.SIGSEGV)
+        size = script.block_tokens
+        blocks = request.plan.context_tokens // size if size else 0
         return ScriptedRunner(
             Capabilities(
                 context_tokens=request.plan.context_tokens,
@@ -351,8 +355,10 @@ class ScriptedModel:
                 max_slots=request.options.max_slots,
                 max_rows=request.options.max_slots,
                 max_step_tokens=request.plan.max_step_tokens,
-                bytes_per_token=4,
-                exports="range",
+                bytes_per_token=8,
+                exports="" if script.block_tokens else "range",
+                block_tokens=script.block_tokens,
+                host_blocks=blocks,
                 all_logprobs=True,
                 kv_type=request.plan.kv_type,
                 kv_types=_KV_TYPES,

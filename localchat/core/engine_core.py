@@ -166,9 +166,13 @@ class EngineCore:
                 self._execute(self._wait_for_command())
             self.step()
         while self._in_flight:
-            self._in_flight.popleft()
-            self._runner.collect()
-        if self._disk_tier is not None and self._scheduler.idle:
+            # A sequence that has ended is released with its last row, and then the disk may have it.
+            scheduled = self._in_flight.popleft()
+            self.output_processor.process_result(scheduled, self._runner.collect())
+        if self._disk_tier is not None and not (self._scheduler.running or self._scheduler.waiting):
+            while (left := self._scheduler.schedule()) is not None:
+                self._runner.launch(left.plan)
+                self._runner.collect()
             self._disk_tier.finish(time.monotonic() + _LAST_WRITES_S)
         for request_state in list(self.output_processor.requests.values()):
             self.output_processor.fail(request_state, EngineClosed("the engine was closed"))

@@ -25,6 +25,12 @@ def _scripted(folder: Path) -> Path:
     return path
 
 
+def _paged(folder: Path) -> Path:
+    path = folder / "paged.script"
+    path.write_text(json.dumps({"reply": None, "context_tokens": 2048, "block_tokens": 16}))
+    return path
+
+
 def _llamacpp(folder: Path) -> Path:
     from tests.support.llamacpp_models import write_chain
 
@@ -39,6 +45,7 @@ def _cuda(folder: Path) -> Path:
 
 BACKENDS = {
     "scripted": (SCRIPTED, _scripted),
+    "paged": (SCRIPTED, _paged),
     "llamacpp": ("llamacpp", _llamacpp),
     "cuda": ("localchat_cuda.backend:ReferenceBackend", _cuda),
 }

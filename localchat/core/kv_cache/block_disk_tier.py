@@ -227,7 +227,7 @@ class BlockDiskTier:
     def finish(self, deadline_s: float) -> None:
         """Write what is left, until time.monotonic() is `deadline_s`: the engine is about to end."""
         while self._kv_cache.unstored and time.monotonic() < deadline_s:
-            while self._kv_cache.behind:
+            while self._kv_cache.behind:  # again, where host memory had no room
                 self._runner.launch(StepPlan(0, memory=self._kv_cache.write_behind()))
                 self._runner.collect()
             if not self._store.writable:
