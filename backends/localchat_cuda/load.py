@@ -29,7 +29,7 @@ from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_byt
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
-from localchat_cuda.runner.host_blocks import HostBlocks
+from localchat_cuda.runner.host_blocks import HostBlocks, HostMemory
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MIXED_BUCKETS,
@@ -55,6 +55,7 @@ _FP8_LIMIT = (
     "this checkpoint was made for activations of 8 bits: GPUs with FP8 tensor cores round them in steps of "
     "more than 64 rows"
 )
+_NO_HOST_BLOCKS = "Idle conversations are not kept in RAM: it cannot be pinned"
 _WARM_PROMPTS = (33, 100, 1100)
 """One for each kernel variant of the gemms: with the fewest tiles, with more, and dequantized."""
 _WARM_POSITIONS = (1, 130, 260, 520, 1040)
@@ -82,6 +83,7 @@ def load_runner(
 
     head_int8 = request.options.head_int8
     head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
+    memory = _host_memory(device, kv_token_bytes(config, caps.kv_type) * PAGE_TOKENS, caps, notify)
     with (
         CompileAhead(
             config, caps, device, notify, head_int8=head_int8, unpacked=plan.unpacked_bytes > 0,
@@ -114,7 +116,7 @@ def load_runner(
         graph_bytes = max(0, plan.overhead_bytes - OVERHEAD_BYTES)
         if device.type == "cuda":
             trust_callers()
-        host_blocks = _host_blocks(pages, caps.host_blocks, notify)
+        host_blocks = _host_blocks(pages, memory, notify)
         if host_blocks is None:
             caps = replace(caps, host_blocks=0)
         runner = CudaRunner(
@@ -125,15 +127,31 @@ def load_runner(
     return runner
 
 
-def _host_blocks(pages: Pages, count: int, notify: Callable[[str], None]) -> HostBlocks | None:
-    """Pinned RAM for so many blocks; None: none are wanted, or there is no such RAM."""
-    if not count:
+def _host_memory(
+    device: torch.device, size: int, caps: Capabilities, notify: Callable[[str], None]
+) -> HostMemory | None:
+    """Memory for the host blocks; None: none are wanted, or there is no such RAM."""
+    if not caps.host_blocks:
         return None
     try:
-        return HostBlocks(pages, count)
-    except (OSError, RuntimeError) as error:
-        notify(f"Idle conversations are not kept in RAM, which cannot be pinned ({error}).")
+        return HostMemory(device, size, caps.host_blocks)
+    except OSError as error:
+        notify(f"{_NO_HOST_BLOCKS} ({error.strerror}).")
         return None
+
+
+def _host_blocks(
+    pages: Pages, memory: HostMemory | None, notify: Callable[[str], None]
+) -> HostBlocks | None:
+    """Host blocks over memory that was pinned in the meantime; None: there is none."""
+    if memory is None:
+        return None
+    try:
+        memory.wait()
+    except RuntimeError as error:
+        notify(f"{_NO_HOST_BLOCKS} ({error}).")
+        return None
+    return HostBlocks(pages, memory)
 
 
 def _source(config: ModelConfig, path: Path | None, device: torch.device) -> WeightSource:

@@ -3,7 +3,7 @@ Qwen2.5-7B.
 
     PYTHONPATH=backends:. python3 scripts/bench/bench_cuda.py [PARTS]
 
-PARTS, all by default: decoding prefix gaps drafts formats kept families experts half
+PARTS, all by default: decoding prefix gaps drafts formats kept warm families experts half
 bytes startup cold.
 
 Random token ids, greedy, speculation and prefix cache off, end tokens ignored; rates are the difference
@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / 
 
 PARTS = (
     *("decoding", "prefix", "gaps", "drafts"),
-    *("formats", "kept", "families", "experts", "half", "bytes", "startup", "cold"),
+    *("formats", "kept", "warm", "families", "experts", "half", "bytes", "startup", "cold"),
 )
 STREAMS = (1, 8, 32, 128)
 
@@ -36,6 +36,7 @@ def main() -> int:
     from scripts.bench.cuda.mixture import mixture
     from scripts.bench.cuda.startup import startup
     from scripts.bench.cuda.stored import eight_bits, four_bits
+    from scripts.bench.cuda.warm import warm
 
     parts = sys.argv[1:] or list(PARTS)
     results: dict[str, float] = {}
@@ -65,6 +66,7 @@ def main() -> int:
     run("formats", lambda: four_bits(results))
     torch.cuda.empty_cache()
     run("kept", lambda: kept(results))
+    run("warm", lambda: warm(results))
     torch.cuda.empty_cache()
     run("families", lambda: families(results))
     torch.cuda.empty_cache()

@@ -20,7 +20,7 @@ from localchat.errors import LocalchatError
 from localchat.kv_store.store import KVStore
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.model_config import read_config
-from localchat_cuda.runner.host_blocks import HostBlocks
+from localchat_cuda.runner.host_blocks import HostBlocks, HostMemory
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
@@ -104,7 +104,11 @@ def tiny_runner(
         step_target_s=0.1,
     )
     model = DeviceModel(config, weights, pages, kernels=kernels)
-    host = HostBlocks(pages, host_blocks) if host_blocks else None
+    host = None
+    if host_blocks:
+        memory = HostMemory(device, pages.page_bytes, host_blocks)
+        memory.wait()
+        host = HostBlocks(pages, memory)
     return CudaRunner(model, can, graphs=graphs, host_blocks=host)
 
 

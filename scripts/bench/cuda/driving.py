@@ -12,20 +12,23 @@ import torch
 from localchat.backend_api.interface import Capabilities, LoadRequest, ModelInfo, Runner
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
-from localchat.core.kv_cache import make_kv_cache_manager
+from localchat.core.kv_cache import PagedKVCacheManager, make_kv_cache_manager
+from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
+from localchat.core.sequence import RequestState
 from localchat.engine.events import Event, Text
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
 from localchat.fit.kv_types import FP8
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.kv_store.store import KVStore
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.kernels.sampling.rescore import Rescoring
 from localchat_cuda.load import capabilities, random_weights, warm_up
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig, parse_config
-from localchat_cuda.runner.host_blocks import HostBlocks
+from localchat_cuda.runner.host_blocks import HostBlocks, HostMemory
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
@@ -66,7 +69,13 @@ def runner_of(
     weights = with_unpacked(weights, dtype) if unpacked else weights
     pages = Pages(config, blocks + 1, context, GPU, dtype, fp8=kv_type == FP8)
     model = DeviceModel(config, weights, pages, kernels=GPU.type == "cuda")
-    host_blocks = HostBlocks(pages, can.host_blocks) if can.host_blocks else None
+    host_blocks = None
+    if can.host_blocks:
+        began_s = time.perf_counter()
+        memory = HostMemory(GPU, pages.page_bytes, can.host_blocks)
+        memory.wait()
+        print(f"{cache_ram_bytes / 1e9:.1f} GB pinned in {time.perf_counter() - began_s:.2f} s")
+        host_blocks = HostBlocks(pages, memory)
     runner = CudaRunner(model, can, graphs=graphs, host_blocks=host_blocks)
     warm_up(runner)
     return runner
@@ -120,18 +129,24 @@ class Engine:
     """One engine core over a runner. `ask` queues; `settle` steps until all requests are answered."""
 
     def __init__(
-        self, runner: Runner, vocabulary: int, *, speculation: bool = False, tiers: bool = True
-    ) -> None:
-        """`tiers` False: nothing is kept in host memory."""
+        self, runner: Runner, vocabulary: int, *, speculation: bool = False, tiers: bool = True,
+        disk: KVStore | None = None,
+    ) -> None:  # fmt: skip
+        """`tiers` False: nothing is kept in host memory. `disk`: keep what has an owner there."""
         self.runner = runner
         can = runner.capabilities if tiers else replace(runner.capabilities, host_blocks=0)
         self.kv_cache = make_kv_cache_manager(can, "m", 0)
+        self.disk_tier: BlockDiskTier | None = None
+        if disk is not None:
+            assert isinstance(self.kv_cache, PagedKVCacheManager)
+            self.disk_tier = BlockDiskTier(disk, "m", "m", runner, self.kv_cache)
         model = _Model(vocabulary)
         self.asked: dict[int, Asked] = {}
+        self.states: list[RequestState] = []
         self.failures: list[str] = []
         self.loop = EngineCore(
             runner, model.tokenizer, self.kv_cache, EngineCallbacks(self._events, self._failed, print),
-            speculation=speculation,
+            speculation=speculation, disk_tier=self.disk_tier,
         )  # fmt: skip
         context = runner.capabilities.context_tokens
         self.input_processor = InputProcessor(model, context, {}, print)  # type: ignore[arg-type]
@@ -159,10 +174,13 @@ class Engine:
             **{"speculation": False, "salt": str(id_), **changes},
         )  # fmt: skip
         job, _ = self.input_processor.accept(id_, request)
+        self.states.append(job)
         self.loop.submit(job)
         return asked
 
     def turn(self) -> None:
+        if self.loop._reading:
+            time.sleep(0.0002)  # other threads read
         self.loop.process_commands()
         self.loop.step()
 
