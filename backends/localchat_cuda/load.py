@@ -119,6 +119,8 @@ def load_runner(
         host_blocks = _host_blocks(pages, memory, notify)
         if host_blocks is None:
             caps = replace(caps, host_blocks=0)
+        else:
+            caps = replace(caps, host_block_s=host_blocks.load_s(blocks))
         runner = CudaRunner(
             model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes,
             host_blocks=host_blocks,

@@ -141,6 +141,8 @@ class Capabilities:
     host_blocks: int = 0
     """Blocks of a paged cache that host memory holds (SaveBlock, LoadBlock); then the runner is a
     HostBlockRunner."""
+    host_block_s: float = 0.0
+    """Measured time of loading a host block; 0: none worth counting."""
     host_layout: str = ""
     """Names the arrangement of a host block's bytes: KV of another arrangement is never read."""
     bytes_per_token: int = 0

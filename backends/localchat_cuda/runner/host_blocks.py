@@ -15,6 +15,7 @@ import torch
 from localchat_cuda.runner.kv_pages import Pages
 
 _PINNED_AT_ONCE = 1 << 28
+_MEASURED_LOADS = 8
 
 
 class HostMemory:
@@ -118,6 +119,20 @@ class HostBlocks:
             self._pages.write(block, self._buffer)
         self._new_blocks.append(block)
         self._new_numbers.append(number)
+
+    def load_s(self, page: int) -> float:
+        """Measure what loading a block takes, to a page that nobody reads; 0 on a CPU."""
+        if not self._gpu:
+            return 0.0
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self.load(0, page)
+        begun.record(self._stream)
+        for number in range(_MEASURED_LOADS):
+            self.load(number % len(self._rows), page)
+        ended.record(self._stream)
+        ended.synchronize()
+        self.record()
+        return float(begun.elapsed_time(ended)) / 1e3 / _MEASURED_LOADS
 
     def copied(self) -> None:
         """Note that the current stream copied pages."""

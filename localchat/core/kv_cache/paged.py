@@ -107,10 +107,10 @@ class PagedKVCacheManager:
         walk = self._tree.match(array("i", tokens), limit, salt)
         cached = len(walk.nodes) * self._block_tokens + walk.shared
         why = "" if cached >= limit else self._miss_reason(walk, cached)
-        swapped = sum(not node.blocks for node in walk.nodes)
-        return PrefixHit(
-            cached, why, _PagedPrefix(self._version, walk), swapped * self._block_tokens
-        )
+        swapped = sum(not node.blocks for node in walk.nodes) * self._block_tokens
+        if walk.partial is not None and not walk.partial.blocks:
+            swapped += walk.shared
+        return PrefixHit(cached, why, _PagedPrefix(self._version, walk), swapped)
 
     def _miss_reason(self, walk: PrefixMatch, cached: int) -> str:
         if walk.was_known:

@@ -77,6 +77,7 @@ class Scheduler:
         self._leave: list[int] = []
         self._entered: set[int] = set()
         """Numbers of the sequences that the runner knows."""
+        self._load_token_s = capabilities.host_block_s / max(1, capabilities.block_tokens)
         self.step_number = 0
         self._short_of_memory = False
         self._shrink_pending = False
@@ -456,7 +457,12 @@ class Scheduler:
         if request.prompt_logprobs is not None and missing:
             nothing = self._kv_cache.find_prefix(sequence.tokens[:1], request.salt)
             return nothing._replace(why_missed="log probabilities of all its tokens were asked")
-        return self._kv_cache.find_prefix(sequence.tokens, request.salt)
+        hit = self._kv_cache.find_prefix(sequence.tokens, request.salt)
+        if hit.swapped and 0 < self._token_budget.token_s < self._load_token_s:
+            resident = sequence.tokens[: hit.cached - hit.swapped + 1]
+            hit = self._kv_cache.find_prefix(resident, request.salt)
+            return hit._replace(why_missed="it is computed faster than copied from RAM")
+        return hit
 
     def _has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         if not self.running:

@@ -43,6 +43,11 @@ class TokenBudget:
         affordable = int((target_s - base_s) / token_s)
         return max(min(LEAST_TOKENS, self._allowed), min(self._allowed, affordable))
 
+    @property
+    def token_s(self) -> float:
+        """Seconds of a prompt's token; 0: not measured yet."""
+        return self._seconds / self._tokens if self._tokens else 0.0
+
     def observe(self, tokens: int, elapsed_s: float, *, prompt: bool = True) -> None:
         """Learn from a successful step of `tokens`.
 

@@ -76,6 +76,8 @@ def runner_of(
         memory.wait()
         print(f"{cache_ram_bytes / 1e9:.1f} GB pinned in {time.perf_counter() - began_s:.2f} s")
         host_blocks = HostBlocks(pages, memory)
+        can = replace(can, host_block_s=host_blocks.load_s(blocks))
+        print(f"a block is loaded in {can.host_block_s * 1e6:.0f} us", flush=True)
     runner = CudaRunner(model, can, graphs=graphs, host_blocks=host_blocks)
     warm_up(runner)
     return runner
