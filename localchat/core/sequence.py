@@ -61,6 +61,8 @@ class Sequence:
     """Depth 2: its launched row will come back without a result, so nothing can follow it now."""
     recomputed: int = 0
     """Known tokens that the next row computes again, because a rejected draft took the state back."""
+    loaded_s: float = 0.0
+    """When its prefix is expected to have been copied from host memory, by time.perf_counter()."""
     was_preempted: bool = False
     kv_invalid: bool = False
     """Its KV may be wrong: none of it is kept."""

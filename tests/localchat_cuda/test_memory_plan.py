@@ -292,3 +292,20 @@ def test_experts_are_planned_whole_and_read_in_part() -> None:
     dense = replace(config, mixture=None, intermediate=1024)
     assert workspace_bytes(config, 4) - workspace_bytes(dense, 4) >= results
     assert unpacked_bytes(config) == 2 * 48 * 2048 * (5120 + 4096)
+
+
+@pytest.mark.parametrize(
+    ("asked", "ram", "planned"),
+    [
+        (None, 64 * GB, 4 * GB),
+        (None, 8 * GB, 2 * GB),
+        (0, 64 * GB, 0),
+        (10 * GB, 64 * GB, 10 * GB),
+        (10 * GB, 8 * GB, 4 * GB),
+    ],
+)
+def test_pinned_ram_is_a_part_of_what_is_free(asked: int | None, ram: int, planned: int) -> None:
+    options = LoadOptions(max_slots=2, cache_ram_bytes=asked)
+    found = plan(CONFIG, [header(15 * GB)], options, gpu(140 * GB, 141 * GB), ram_bytes=ram)
+    assert found.cache_ram_bytes == planned
+    assert ("--cache-ram" in " ".join(found.notes)) is (asked is not None and planned < asked)

@@ -5,6 +5,7 @@ table of its second model runner: a preempted sequence leaves the runner and com
 handles token ids and bookkeeping only; it never waits and never calls a runner.
 """
 
+import time
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
@@ -237,7 +238,7 @@ class Scheduler:
 
     def _add_row(self, step: StepBuilder, sequence: Sequence, share: int = 0) -> None:
         """Add the next tokens of a running sequence, if there is room for them."""
-        if sequence.state is not State.RUNNING or sequence.blocked:
+        if sequence.state is not State.RUNNING or sequence.blocked or self._loading(sequence):
             return
         if sequence.grammar_matcher is not None and sequence.unknown:
             return  # what may come next depends on the token that is on the device
@@ -260,6 +261,12 @@ class Scheduler:
                 return
             width = (width + 1) // 2
         self._write_row(step, sequence, width, drafts)
+
+    def _loading(self, sequence: Sequence) -> bool:
+        """Whether its KV is still being copied from host memory, and others would wait for that with it."""
+        if time.perf_counter() >= sequence.loaded_s:
+            return False
+        return any(one is not sequence and not one.in_prompt for one in self.running)
 
     def _prompt_width(self, step: StepBuilder, sequence: Sequence, share: int) -> int:
         """Tokens of a prompt's next chunk.
@@ -441,6 +448,8 @@ class Scheduler:
             return False
         self.waiting.popleft()
         sequence.launched = sequence.computed = hit.cached
+        if hit.swapped and self._load_token_s:
+            sequence.loaded_s = time.perf_counter() + hit.swapped * self._load_token_s
         if sequence is request_state.sequences[0] and not sequence.was_preempted:
             request_state.cached = hit.cached
             request_state.read_back = min(request_state.read_back, hit.cached)
