@@ -29,7 +29,7 @@ from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_byt
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
-from localchat_cuda.runner.host_blocks import HostBlocks, HostMemory
+from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MIXED_BUCKETS,
@@ -144,7 +144,7 @@ def _host_memory(
 
 def _host_blocks(
     pages: Pages, memory: HostMemory | None, notify: Callable[[str], None]
-) -> HostBlocks | None:
+) -> HostPages | None:
     """Host blocks over memory that was pinned in the meantime; None: there is none."""
     if memory is None:
         return None
@@ -153,7 +153,7 @@ def _host_blocks(
     except RuntimeError as error:
         notify(f"{_NO_HOST_BLOCKS} ({error}).")
         return None
-    return HostBlocks(pages, memory)
+    return HostPages(pages, memory)
 
 
 def _source(config: ModelConfig, path: Path | None, device: torch.device) -> WeightSource:

@@ -20,7 +20,7 @@ from localchat.errors import LocalchatError
 from localchat.kv_store.store import KVStore
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.model_config import read_config
-from localchat_cuda.runner.host_blocks import HostBlocks, HostMemory
+from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
@@ -108,7 +108,7 @@ def tiny_runner(
     if host_blocks:
         memory = HostMemory(device, pages.page_bytes, host_blocks)
         memory.wait()
-        host = HostBlocks(pages, memory)
+        host = HostPages(pages, memory)
     return CudaRunner(model, can, graphs=graphs, host_blocks=host)
 
 

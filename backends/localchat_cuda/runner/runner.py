@@ -33,7 +33,7 @@ from localchat_cuda.runner.common_steps import common_steps
 from localchat_cuda.runner.cuda_errors import describe_device, is_device_fault, is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs
 from localchat_cuda.runner.device_state import StateTable
-from localchat_cuda.runner.host_blocks import HostBlocks
+from localchat_cuda.runner.host_pages import HostPages
 from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
@@ -56,7 +56,7 @@ class CudaRunner:
 
     def __init__(
         self, model: DeviceModel, capabilities: Capabilities, *, graphs: bool = True,
-        graph_bytes: int = 1 << 62, host_blocks: HostBlocks | None = None,
+        graph_bytes: int = 1 << 62, host_blocks: HostPages | None = None,
     ) -> None:  # fmt: skip
         """Takes ownership of `model`, which has one page more than the capabilities have blocks: the last one
         is for padding. `graphs` False: capture none; `graph_bytes`: most memory that they may take.

@@ -28,7 +28,7 @@ from localchat_cuda.kernels.sampling.rescore import Rescoring
 from localchat_cuda.load import capabilities, random_weights, warm_up
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig, parse_config
-from localchat_cuda.runner.host_blocks import HostBlocks, HostMemory
+from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
@@ -75,7 +75,7 @@ def runner_of(
         memory = HostMemory(GPU, pages.page_bytes, can.host_blocks)
         memory.wait()
         print(f"{cache_ram_bytes / 1e9:.1f} GB pinned in {time.perf_counter() - began_s:.2f} s")
-        host_blocks = HostBlocks(pages, memory)
+        host_blocks = HostPages(pages, memory)
         can = replace(can, host_block_s=host_blocks.load_s(blocks))
         print(f"a block is loaded in {can.host_block_s * 1e6:.0f} us", flush=True)
     runner = CudaRunner(model, can, graphs=graphs, host_blocks=host_blocks)

@@ -1,4 +1,4 @@
-"""Host blocks: pages of KV in pinned host memory, copied beside the steps.
+"""Host pages: blocks of KV in pinned host memory, copied beside the steps.
 
 Copies run on a stream of their own. A step waits for those of the blocks that it is about to write or read, and
 for no others, so saving blocks delays nobody. Each page goes through a contiguous buffer on the device, because
@@ -74,7 +74,7 @@ class HostMemory:
         self._areas = []
 
 
-class HostBlocks:
+class HostPages:
     """Copies between pages and host blocks. Used by one thread."""
 
     def __init__(self, pages: Pages, memory: HostMemory) -> None:
