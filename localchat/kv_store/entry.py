@@ -149,21 +149,22 @@ def read_payload_into(path: Path, wanted: Entry, out: memoryview) -> None:
 
     Raises EntryInvalid, OSError.
     """
-    with path.open("rb", buffering=0) as file:
-        head, ids = file.read(_HEAD_BYTES), file.read(4 * len(wanted.ids))
-        found = _entry(path.name, head, ids)
-        if (found.key, found.earliest) != (wanted.key, wanted.earliest):
+    head = bytearray(_HEAD_BYTES + 4 * len(wanted.ids))
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if os.fstat(handle).st_size != len(head) + len(out):
             raise EntryInvalid(path)
-        size = len(head) + len(ids) + len(out)
-        if found.payload_bytes != len(out) or os.fstat(file.fileno()).st_size != size:
-            raise EntryInvalid(path)
-        done = 0
-        while done < len(out):
-            got = file.readinto(out[done:])
-            if not got:
-                raise EntryInvalid(path)
-            done += got
-    digest = _checksum(head[len(_MAGIC) + _DIGEST_BYTES :] + ids, [out])
+        done = os.readv(handle, [head, out]) - len(head)
+        while done < len(out) and (got := os.readv(handle, [out[done:]])):
+            done += got  # the kernel reads 2 GB at once
+    finally:
+        os.close(handle)
+    if done != len(out):
+        raise EntryInvalid(path)
+    found = _entry(path.name, bytes(head[:_HEAD_BYTES]), bytes(head[_HEAD_BYTES:]))
+    if found[:2] != wanted[:2] or found[-2:] != (wanted.earliest, len(out)):
+        raise EntryInvalid(path)
+    digest = _checksum(bytes(head[len(_MAGIC) + _DIGEST_BYTES :]), [out])
     if digest != head[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]:
         raise EntryInvalid(path)
 
