@@ -74,7 +74,6 @@ class BlockDiskTier:
         self._kv_cache = kv_cache
         self._size = can.block_tokens
         self._block_bytes = can.block_tokens * can.bytes_per_token
-        self._min_tokens = min_tokens
         layout = f"{can.kv_type}\0{self._size}\0{self._block_bytes}\0{can.host_layout}"
         self._namespace = store.namespace(f"{description}\0{layout}", model)
         self._reader = ThreadPoolExecutor(1, "kv-reader")
@@ -84,7 +83,7 @@ class BlockDiskTier:
         """Host blocks that the writer no longer needs. It appends to this."""
         self._prefill_s = self._read_s = 0.0
         """Seconds per byte; 0: not measured yet."""
-        kv_cache.stores = True
+        kv_cache.stored_from = min_tokens
 
     # ------------------------------------------------------------------------ reading
 
@@ -189,9 +188,8 @@ class BlockDiskTier:
         """Hand the first block of a text that is missing on the disk to the writer."""
         unstored = self._kv_cache.unstored
         first = self._first_missing(tip, unstored[tip, owner])
-        if first is None or tip.end < self._min_tokens:
-            if first is None:
-                self._namespace.own(owner, tip.digest)
+        if first is None:
+            self._namespace.own(owner, tip.digest)
             del unstored[tip, owner]
             return False
         assert first.parent is not None

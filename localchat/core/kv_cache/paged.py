@@ -89,8 +89,8 @@ class PagedKVCacheManager:
         """Nodes that are in host memory alone."""
         self._reserved = 0
         """Host blocks that are being filled from the disk."""
-        self.stores = False
-        """Whether there is a disk tier."""
+        self.stored_from = 0
+        """Tokens from which on a text may go to the disk; 0: there is no disk tier."""
         self.unstored: dict[tuple[PrefixNode, str], int] = {}
         """Last full nodes of texts that may go to the disk, each with an owner: tokens that were handed to the
         writer. The disk tier removes them."""
@@ -425,10 +425,10 @@ class PagedKVCacheManager:
 
     def _note_unstored(self, sequence: _SequenceBlocks) -> None:
         """Note what a sequence has for the disk."""
-        tip, owner = sequence.tip, sequence.owner
-        if not (self.stores and owner and tip) or tip is sequence.noted or tip.parent is None:
+        tip, owner, noted = sequence.tip, sequence.owner, sequence.noted
+        if not (self.stored_from and owner and tip) or tip.end < self.stored_from or tip is noted:
             return
-        done = self.unstored.pop((sequence.noted, owner), 0) if sequence.noted else 0
+        done = self.unstored.pop((noted, owner), noted.end) if noted else 0
         self.unstored.setdefault((tip, owner), done)
         sequence.noted = tip
 
