@@ -295,11 +295,13 @@ class EngineCore:
         self._disk_tier.read(request_state, match, self._commands.put)
 
     def _resume(self, read: DiskRead) -> None:
-        """Queue a request once the disk was read for it, unless it ended in the meantime."""
-        self._reading -= 1
+        """Take over what was read; queue the request with the last of it, unless it ended in the meantime."""
         request_state = read.request_state
         assert self._disk_tier is not None
         self._scheduler.add_memory_ops(self._disk_tier.adopt(read))
+        if not read.last:
+            return
+        self._reading -= 1
         if self.output_processor.requests.get(request_state.id) is request_state:
             self._add(request_state)
 

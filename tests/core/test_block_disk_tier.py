@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from localchat.backend_api.interface import LoadBlock
 from localchat.engine.events import Prefill
 from localchat.kv_store.store import KVStore
 from tests.support.engine_core_bench import Bench, capabilities, check_received, peaked, request
@@ -62,6 +63,19 @@ def test_the_next_turn_after_a_restart_is_read_back_and_goes_on_the_same(
     again = bench.ask(request(following, owner="1"))
     bench.run_until_idle()
     assert prefill(bench, again).read_back == 0
+
+
+def test_parts_that_were_read_are_on_the_device_before_the_last_one(tmp_path: Path) -> None:
+    tokens = kept(tmp_path)
+    bench = started(tmp_path)
+    bench.ask(request([*tokens, 65]))
+    bench.run_until_idle()
+    loads = [
+        sum(isinstance(op, LoadBlock) for op in plan.memory)
+        for plan in bench.runner.steps
+        if not plan.rows
+    ]
+    assert len([one for one in loads if one]) > 1
 
 
 def test_a_branch_reads_the_beginning_that_it_shares(tmp_path: Path) -> None:

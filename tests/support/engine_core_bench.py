@@ -197,7 +197,9 @@ class Bench:
 
     def _disk_tier(self, disk: KVStore, model: str) -> DiskTier | BlockDiskTier:
         if isinstance(self.kv_cache, PagedKVCacheManager):
-            return BlockDiskTier(disk, model, model, self.runner, self.kv_cache, min_tokens=8)
+            return BlockDiskTier(
+                disk, model, model, self.runner, self.kv_cache, min_tokens=8, part_bytes=160
+            )
         assert isinstance(self.kv_cache, SlotKVCacheManager)
         return DiskTier(
             disk, model, model, self.runner, self.kv_cache,

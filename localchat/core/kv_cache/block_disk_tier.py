@@ -6,10 +6,11 @@ is killed leaves a beginning. They are read into host memory by several threads,
 the KV cache manager finds them there like any other.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -29,8 +30,9 @@ from localchat.core.sequence import RequestState
 from localchat.kv_store.store import KVStore, ReadBack
 from localchat.kv_store.tree import Match
 
-_READERS = 8
-"""A thread reads and checks 1 GB/s."""
+_MOST_READERS = 16
+_PART_BYTES = 64_000_000
+"""What is read in parts goes on to the device in parts."""
 _MOST_PENDING_BYTES = 128_000_000
 """Host memory for blocks that wait to be written, which stay where they are."""
 _COPY_WAIT_S = 0.001
@@ -46,7 +48,7 @@ class _Reserved:
     """Host blocks that are being filled for a request."""
 
     first: int
-    """Number of the text's block that comes first."""
+    """Number of the text's block that is read next."""
     numbers: list[int]
     buffers: list[memoryview]
 
@@ -63,6 +65,7 @@ class BlockDiskTier:
         kv_cache: PagedKVCacheManager,
         *,
         min_tokens: int = MIN_STORED_TOKENS,
+        part_bytes: int = _PART_BYTES,
     ) -> None:
         """`description`: all that decides the KV of given tokens: model file and build; the KV cache manager's
         digests hash it too."""
@@ -74,10 +77,12 @@ class BlockDiskTier:
         self._kv_cache = kv_cache
         self._size = can.block_tokens
         self._block_bytes = can.block_tokens * can.bytes_per_token
+        self._part_blocks = max(1, part_bytes // self._block_bytes)
         layout = f"{can.kv_type}\0{self._size}\0{self._block_bytes}\0{can.host_layout}"
         self._namespace = store.namespace(f"{description}\0{layout}", model)
         self._reader = ThreadPoolExecutor(1, "kv-reader")
-        self._readers = ThreadPoolExecutor(_READERS, "kv-block-reader")
+        readers = min(_MOST_READERS, os.cpu_count() or 1)
+        self._readers = ThreadPoolExecutor(readers, "kv-block-reader")
         self._reserved: dict[int, _Reserved] = {}
         self._written: deque[int] = deque()
         """Host blocks that the writer no longer needs. It appends to this."""
@@ -120,43 +125,49 @@ class BlockDiskTier:
     def read(
         self, request_state: RequestState, match: Match, then: Callable[[DiskRead], None]
     ) -> None:
-        """Read in other threads, one of which calls `then`."""
-
-        def completed(future: Future[DiskRead]) -> None:
-            then(future.result())
-
+        """Read in other threads, one of which calls `then` for each part."""
         buffers = self._reserved[request_state.id].buffers
-        task = partial(self._read, request_state, match, buffers)
-        self._reader.submit(task).add_done_callback(completed)
+        self._reader.submit(self._read, request_state, match, buffers, then)
 
     def _read(
-        self, request_state: RequestState, match: Match, buffers: list[memoryview]
-    ) -> DiskRead:
+        self,
+        request_state: RequestState,
+        match: Match,
+        buffers: list[memoryview],
+        then: Callable[[DiskRead], None],
+    ) -> None:
+        """Read in parts: while one is read, the device loads the one before it."""
         begun_s = time.perf_counter()
-        whole = list(self._readers.map(self._namespace.read_into, match.entries, buffers))
-        count = whole.index(False) if False in whole else len(whole)
-        back = ReadBack(match.entries[:count], ())
-        return DiskRead(request_state, match, back, time.perf_counter() - begun_s)
+        step = self._part_blocks
+        for first in range(0, len(match.entries), step):
+            part = match.entries[first : first + step]
+            whole = list(self._readers.map(self._namespace.read_into, part, buffers[first:]))
+            count = whole.index(False) if False in whole else len(part)
+            last = count < len(part) or first + step >= len(match.entries)
+            back, elapsed_s = ReadBack(part[:count], ()), time.perf_counter() - begun_s
+            then(DiskRead(request_state, match._replace(entries=part), back, elapsed_s, last))
+            if last:
+                return
 
     def adopt(self, read: DiskRead) -> tuple[MemoryOp, ...]:
-        """Make what was read findable, and note on the request how that went."""
+        """Make a part that was read findable, and note on the request how that went."""
         request_state, count = read.request_state, len(read.back.entries)
-        reserved = self._reserved.pop(request_state.id)
-        adopted = self._kv_cache.adopt(
-            request_state.tokens,
-            request_state.request.salt,
-            reserved.first,
-            reserved.numbers,
-            count,
-        )
+        tokens, salt = request_state.tokens, request_state.request.salt
+        reserved = self._reserved[request_state.id]
+        end = None if read.last else count
+        numbers, reserved.numbers = reserved.numbers[:end], reserved.numbers[count:]
+        adopted = self._kv_cache.adopt(tokens, salt, reserved.first, numbers, count)
+        reserved.first += count
+        request_state.read_back += adopted * self._size
+        request_state.read_s = read.elapsed_s if request_state.read_back else 0.0
         if count < len(read.match.entries):
             request_state.disk_missed = DAMAGED
-        size = count * self._block_bytes
-        if size >= _MEASURED_BYTES:
-            self._read_s = _average(self._read_s, read.elapsed_s / size)
-        request_state.read_back = adopted * self._size
-        request_state.read_s = read.elapsed_s if adopted else 0.0
-        return ()
+        if read.last:
+            del self._reserved[request_state.id]
+            size = request_state.read_back * self._block_bytes // self._size
+            if size >= _MEASURED_BYTES:
+                self._read_s = _average(self._read_s, read.elapsed_s / size)
+        return self._kv_cache.load_ahead(tokens, salt)
 
     # ------------------------------------------------------------------------ writing
 

@@ -37,6 +37,8 @@ class DiskRead(NamedTuple):
     match: Match
     back: ReadBack
     elapsed_s: float
+    last: bool = True
+    """Nothing more is read for this request."""
 
 
 class DiskTier:

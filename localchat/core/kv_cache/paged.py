@@ -373,6 +373,20 @@ class PagedKVCacheManager:
         self._tree.release_root(salt)
         return len(added)
 
+    def load_ahead(self, tokens: Sequence[int], salt: str) -> tuple[MemoryOp, ...]:
+        """Load what host memory has of a prompt into blocks that nobody holds, as far as there are any."""
+        nodes = self._tree.match(array("i", tokens), len(tokens) - 1, salt).nodes
+        table = [node.blocks[0] for node in nodes if node.blocks]
+        room = len(self._free) + len(self._cached) - sum(not self._refs[block] for block in table)
+        missing = nodes[len(table) :][:room]
+        for block in table:
+            self._hold(block)
+        table += self._load(missing)
+        for block in reversed(table):
+            self._release_block(block, keep=False)  # they stay: all were kept before
+        self._version += 1
+        return self._take_memory()
+
     def pin_saved(self, node: PrefixNode) -> bool:
         """Pin a node's host block, if it has one and every copy to it was launched; else it gets one."""
         if node.host < 0:
