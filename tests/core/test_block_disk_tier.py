@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from localchat.backend_api.interface import LoadBlock
+from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.engine.events import Prefill
 from localchat.kv_store.store import KVStore
 from tests.support.engine_core_bench import Bench, capabilities, check_received, peaked, request
@@ -183,6 +184,35 @@ def test_an_engine_that_ends_writes_what_is_left(tmp_path: Path) -> None:
     other = again.ask(request([*tokens, 65]))
     again.run_until_idle()
     assert prefill(again, other).read_back == (len(tokens) - 1) // 4 * 4
+
+
+def test_a_disk_that_is_slower_than_computing_is_left_alone_until_it_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    tokens = kept(tmp_path)
+    bench = started(tmp_path)
+    tier = bench.disk_tier
+    assert isinstance(tier, BlockDiskTier)
+    tier.observe_prefill(1000, 1e-3)
+    tier._read_s = 3 * tier._prefill_s
+    found = []
+    for letter in range(7):
+        id_ = bench.ask(request([*tokens, 65 + letter], salt=""))
+        bench.run_until_idle()
+        check_received(bench, id_, peaked)
+        found.append(prefill(bench, id_).read_back > 0)
+        if not found[-1]:
+            assert "slowly" in prefill(bench, id_).why_missed
+        bench = restarted_over(bench, tmp_path)
+    assert found.index(True) == 5
+
+
+def restarted_over(bench: Bench, folder: Path) -> Bench:
+    """An engine that starts anew and remembers the measured rates."""
+    fresh, before = started(folder), bench.disk_tier
+    assert isinstance(fresh.disk_tier, BlockDiskTier) and isinstance(before, BlockDiskTier)
+    fresh.disk_tier._prefill_s, fresh.disk_tier._read_s = before._prefill_s, before._read_s
+    return fresh
 
 
 def test_a_prompt_larger_than_host_memory_reads_as_much_as_that_holds(tmp_path: Path) -> None:

@@ -172,9 +172,9 @@ class BlockDiskTier:
     # ------------------------------------------------------------------------ writing
 
     def observe_prefill(self, tokens: int, elapsed_s: float) -> None:
-        """Note what a step of prompt tokens took: the worth of an entry is the time that it saves."""
+        """Note what a step of many prompt tokens took: the worth of an entry is the time that it saves."""
         bytes_ = max(1, tokens) * self._runner.capabilities.bytes_per_token
-        if elapsed_s:
+        if elapsed_s and tokens >= MIN_STORED_TOKENS:
             self._prefill_s = _average(self._prefill_s, elapsed_s / bytes_)
             self._namespace.seconds_per_byte = self._prefill_s
 
