@@ -9,7 +9,7 @@ here. Two classes do the same with different activations: `DenseLayers` keeps [T
 Each runs the kernels, or with `kernels` False their plain-torch references: on a CPU, and in tests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -17,6 +17,7 @@ import torch
 
 from localchat_cuda.kernels import (
     activation,
+    delta_net,
     experts,
     fp8_int8,
     ggml,
@@ -30,6 +31,7 @@ from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import kv_fp8_dequant
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.delta_net import gated_norm
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
@@ -327,6 +329,55 @@ class DenseLayers(_LayersBase):
         self.store_kv(qkv, layer, bias, norms)
         out = self.attention(layer, sinks)
         return self.drop_rows(out) if self.drops_rows(layer) else out
+
+    def attend_gated(self, qkvg: torch.Tensor, layer: int, norms: HeadNorms) -> torch.Tensor:
+        """As `attend`, of sums with a gate [H*D] after the values, whose sigmoid multiplies the result."""
+        gates = self.config.heads * self.config.head_dim
+        self.store_kv(qkvg[..., :-gates].contiguous(), layer, None, norms)
+        found = self.attention(layer, None)
+        out = torch.empty_like(found)
+        heads = found.view(self.tokens, self.config.heads, self.config.head_dim)
+        self._gate(heads, qkvg[..., -gates:], None, out)
+        return self.drop_rows(out) if self.drops_rows(layer) else out
+
+    def run_delta_net(
+        self, x: torch.Tensor, linears: Mapping[str, Weight], weights: delta_net.DeltaNetWeights,
+        layer: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """Compute the gemms `qkvz` and `ba` of a delta net (one `qkvz` may hold both), change the states of
+        `layer`, and norm the output: [T, H*V], rows as in `attend`."""
+        shape, states, inputs = self.config.delta_net, self.pages.states, self.inputs
+        assert shape is not None
+        assert states is not None
+        assert inputs.tokens is not None
+        qkvz = self.gemm(x, linears["qkvz"])
+        ba = self.gemm(x, linears["ba"]) if "ba" in linears else qkvz[..., shape.columns :]
+        projection, own = delta_net.Projection(qkvz, ba), states.layer(layer)
+        out = torch.empty(
+            self.tokens, shape.value_heads, shape.value_dim, dtype=self.dtype, device=self.device
+        )
+        if self.kernels:
+            decode = None if inputs.decode is None else inputs.decode.batch
+            delta_net.apply(
+                projection, weights, own, inputs.tokens, decode, self._chunked_part(), out
+            )
+        else:
+            delta_net.reference(projection, weights, own, inputs.tokens, inputs.batch, out)
+        normed = torch.empty(self.tokens, shape.values, dtype=self.dtype, device=self.device)
+        self._gate(out, qkvz[..., shape.channels : shape.columns], weights.norm, normed)
+        return self.drop_rows(normed) if self.drops_rows(layer) else normed
+
+    def _chunked_part(self) -> delta_net.ChunkedPart | None:
+        prefill = self.inputs.prefill
+        if prefill is None or prefill.chunks is None:
+            return None
+        return delta_net.ChunkedPart(prefill.batch, prefill.chunks)
+
+    def _gate(
+        self, x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        call = gated_norm.gate if self.kernels else gated_norm.reference
+        call(x, z, weight, out, self.config.eps)
 
     def add_norm(
         self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None

@@ -56,6 +56,12 @@ _FP8_LIMIT = (
     "more than 64 rows"
 )
 _NO_HOST_BLOCKS = "Idle conversations are not kept in RAM: it cannot be pinned"
+_STATE_LIMIT = (
+    "no drafts, and prefixes are found only where a state was saved: no state can rewind; idle "
+    "conversations are kept neither in RAM nor on the disk"
+)
+_STATE_INTERVAL = 4096
+"""A state takes as much memory as 1,600 tokens of keys and values (Qwen3.5-9B)."""
 _WARM_PROMPTS = (33, 100, 1100)
 """One for each kernel variant of the gemms: with the fewest tiles, with more, and dequantized."""
 _WARM_POSITIONS = (1, 130, 260, 520, 1040)
@@ -109,7 +115,7 @@ def load_runner(
         blocks = caps.kv_tokens // caps.block_tokens
         pages = Pages(
             config, blocks + 1, caps.context_tokens, device, _DTYPES[config.dtype], caps.block_tokens,
-            fp8=caps.kv_type == FP8,
+            fp8=caps.kv_type == FP8, slots=caps.max_slots, saved_states=caps.saved_states,
         )  # fmt: skip
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
@@ -190,13 +196,25 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         host_blocks=plan.cache_ram_bytes // (per_token * PAGE_TOKENS),
         host_layout=host_layout(config),
         bytes_per_token=per_token,
+        rewind="any" if config.delta_net is None else "checkpoint",
+        state_bytes=config.state_bytes,
+        saved_states=plan.saved_states,
+        state_interval_tokens=_STATE_INTERVAL if plan.saved_states else 0,
         kv_type=plan.kv_type,
         kv_types=kv_types(config),
         step_target_s=_STEP_S,
         shared_step_target_s=_SHARED_STEP_S,
         widths=Widths(PREFILL_BUCKETS, MIXED_DECODE_BUCKETS, MIXED_BUCKETS, DECODE_BUCKETS),
-        limits=(*_LIMITS, _FP8_LIMIT) if config.fp8_activations else _LIMITS,
+        limits=tuple(_limits(config)),
     )
+
+
+def _limits(config: ModelConfig) -> Iterator[str]:
+    yield from _LIMITS
+    if config.fp8_activations:
+        yield _FP8_LIMIT
+    if config.delta_net is not None:
+        yield _STATE_LIMIT
 
 
 def warm_up(runner: CudaRunner) -> None:

@@ -4,8 +4,10 @@ Free memory is read at planning time; limits are absolute (`StepLimits`). If the
 and the user asked for none, the plan has a shorter one and a note.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 
 from localchat.errors import UsageError
 from localchat.fit.hardware import Gpu
@@ -19,6 +21,7 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
+from localchat_cuda.delta_net_config import TAPS
 from localchat_cuda.model_config import FloatType, ModelConfig
 from localchat_cuda.quantization_config import floating_bytes, padded
 from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
@@ -45,6 +48,8 @@ _DEQUANT_PAGES, _DEQUANT_BYTES = 512, 1 << 27
 """Most pages and bytes of an FP8 cache that a step dequantizes: 32,768 tokens, fewer with many key heads."""
 _HOPPER_BYTES = 40_000_000_000
 """No Hopper GPU has less memory."""
+_SAVED_STATES, _SAVED_SHARE = 64, 4
+"""Most states that are saved for prefixes, and the part of the KV cache's memory that they take at most."""
 _HALF, _FLOAT, _TABLE, _LARGEST_SLOTS = 2, 4, 4, 256
 _HOST_BYTES, _HOST_SHARE, _HOST_CACHES = 4_000_000_000, 4, 4
 """Pinned RAM for KV that nobody uses, by default: so much, a quarter of the free RAM, and four times the KV
@@ -84,7 +89,7 @@ def kv_types(config: ModelConfig) -> tuple[str, ...]:
 
 def kv_token_bytes(config: ModelConfig, kv_type: str | None = None) -> int:
     """Bytes of keys and values of one token in all layers; None: in the model's own type."""
-    heads = 2 * config.layers * config.key_heads
+    heads = 2 * config.attention_layers * config.key_heads
     if kv_type == FP8:
         return heads * (config.head_dim + 1)
     return heads * config.head_dim * (_FLOAT if config.dtype == "float32" else _HALF)
@@ -107,15 +112,20 @@ def parameters(config: ModelConfig) -> int:
     """Number of weights, as model sizes are counted."""
     width, d = config.hidden, config.head_dim
     norms = 4 if config.post_normed else 2
-    layer = sum(n * k for n, k in _linear_shapes(config)) + width * norms
+    layer = width * norms
     if config.mixture is not None:
         layer += width * (config.mixture.experts + bool(config.mixture.shared))
         layer += _expert_biases(config)
-    layer += config.qkv_columns if config.qkv_bias else 0
     layer += width if config.output_bias else 0
-    layer += config.heads if config.sinks else 0
-    layer += 2 * d if config.normed_heads else 0
-    return config.layers * layer + config.vocabulary * width * (1 if config.tied else 2) + width
+    attention = config.qkv_columns if config.qkv_bias else 0
+    attention += config.heads if config.sinks else 0
+    attention += 2 * d if config.normed_heads else 0
+    others = config.layers * layer + config.attention_layers * attention
+    if (net := config.delta_net) is not None:
+        gates = 2 * net.value_heads * (width + 1)
+        others += net.count * (gates + net.channels * TAPS + net.value_dim)
+    ends = config.vocabulary * width * (1 if config.tied else 2) + width
+    return sum(map(prod, _all_linear_shapes(config))) + others + ends
 
 
 def _expert_biases(config: ModelConfig) -> int:
@@ -144,11 +154,17 @@ def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
     return (stored * 2 * inner, width), (stored * width, inner)
 
 
-def _linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Outputs and inputs of a layer's linear layers."""
+def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Outputs and inputs of the linear layers of all layers, but for the gates of delta nets."""
     width, heads, inner = config.hidden, config.heads * config.head_dim, config.intermediate
     feed = _expert_shapes(config) or ((2 * inner, width), (width, inner))
-    return (config.qkv_columns, width), (width, heads), *feed
+    attention = (config.qkv_columns, width), (width, heads), *feed
+    net = config.delta_net
+    if net is None:
+        return attention * config.layers
+    return attention * config.attention_layers + (
+        (net.columns, width), (width, net.values), *feed,
+    ) * net.count  # fmt: skip
 
 
 def token_bytes(config: ModelConfig, weights: int) -> int:
@@ -164,26 +180,31 @@ def dummy_bytes(config: ModelConfig) -> int:
     float_bytes = _FLOAT if config.dtype == "float32" else _HALF
     if config.quantization is None:
         return parameters(config) * float_bytes
-    of_experts = config.quantization.of_experts
-    shapes = _expert_shapes(config) if of_experts else _linear_shapes(config)
-    plain = parameters(config) - config.layers * sum(n * k for n, k in shapes)
-    if of_experts:
-        layer = _expert_bytes(config)
-        assert config.mixture is not None
-        more = padded(config.intermediate) - config.intermediate
-        plain += config.layers * config.mixture.experts * 2 * more  # in biases
-    else:
-        layer = sum(config.quantization.linear_bytes(n, k) for n, k in shapes)
-    return config.layers * layer + plain * float_bytes
+    if config.quantization.of_experts:
+        return _float_and_expert_bytes(config, float_bytes)
+    shapes = Counter(_all_linear_shapes(config))
+    linear = sum(
+        count * config.quantization.linear_bytes(*shape) for shape, count in shapes.items()
+    )
+    plain = parameters(config) - sum(count * prod(shape) for shape, count in shapes.items())
+    return linear + plain * float_bytes
+
+
+def _float_and_expert_bytes(config: ModelConfig, float_bytes: int) -> int:
+    """Bytes of a model of whose layers the experts alone are quantized."""
+    assert config.mixture is not None
+    experts = config.layers * sum(map(prod, _expert_shapes(config)))
+    padding = config.mixture.experts * 2 * (padded(config.intermediate) - config.intermediate)
+    plain = parameters(config) - experts + config.layers * padding  # in biases
+    return config.layers * _expert_bytes(config) + plain * float_bytes
 
 
 def unpacked_bytes(config: ModelConfig) -> int:
     """Bytes of unpacked copies of all 4-bit linear layers outside experts; 0 for a model without."""
     if config.quantization is None or not config.quantization.packed:
         return 0
-    experts = _expert_shapes(config)
-    layer = sum(n * k for n, k in _linear_shapes(config)) - sum(n * k for n, k in experts)
-    return config.layers * layer * _HALF
+    experts = config.layers * sum(map(prod, _expert_shapes(config)))
+    return (sum(map(prod, _all_linear_shapes(config))) - experts) * _HALF
 
 
 def head_int8_bytes(config: ModelConfig) -> int:
@@ -222,13 +243,18 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
 
     Activations of `step` tokens; logits of one sample batch, the graphs' buffer for them, and the sampler's two
     copies; the graphs' buffer for last states; the dequantized weight that the library multiplies. Of experts
-    the inner features and the results of every choice, and the rows in 16 bits twice."""
+    the inner features and the results of every choice, and the rows in 16 bits twice. Of delta nets what the
+    delta rule reads and makes, and the keys and values of its chunks."""
     feed = 0 if config.mixture is not None else 2 * config.intermediate
-    width = max(config.qkv_columns, feed, config.hidden)
+    net = config.delta_net
+    width = max(config.qkv_columns, feed, config.hidden, 0 if net is None else net.columns)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     if config.mixture is not None:
         chosen = config.mixture.taken * (config.intermediate * _HALF + config.hidden * _FLOAT)
         activations += step * (chosen + 2 * config.hidden * _HALF)
+    if net is not None:
+        chunks = net.value_heads * net.key_dim + net.values
+        activations += step * (net.channels + chunks + 2 * net.values) * _HALF
     logits = 4 * logit_rows(slots) * config.vocabulary * _FLOAT
     states = min(step, LARGEST_CAPTURED) * config.hidden * _HALF
     dequantized = (feed or width) * config.hidden * _HALF if config.quantization else 0
@@ -282,6 +308,12 @@ class _LoadPlanner:
         self.overhead = OVERHEAD_BYTES + graph_bytes(gpu, limits)
         if self.kv_type == FP8:
             self.workspace += dequant_bytes(config, gpu)
+        self.saved_states = 0
+        if config.delta_net is not None:
+            self.workspace += config.state_bytes * (options.max_slots + 1)
+            room = max(0, self.free - self.weights - self.workspace - self.overhead)
+            self.saved_states = min(_SAVED_STATES, room // _SAVED_SHARE // config.state_bytes)
+            self.workspace += config.state_bytes * self.saved_states
         self.gpu = gpu
         self.notes = [*_window_notes(config), *_context_notes(config)]
         if config.quantization is not None and config.quantization.on_load:
@@ -434,11 +466,15 @@ class _LoadPlanner:
             reserve_bytes=self.reserve,
             unpacked_bytes=unpacked,
             head_bounds=self.head_bounds,
+            saved_states=self.saved_states,
             kv_tokens=kv // self.kv(1) * PAGE_TOKENS,
         )
 
     def _host_bytes(self, kv: int) -> int:
-        """Pinned RAM for KV that nobody uses: as requested, but for RAM that is not free."""
+        """Pinned RAM for KV that nobody uses: as requested, but for RAM that is not free. A hybrid's would
+        lack its states."""
+        if self.config.delta_net is not None:
+            return 0
         asked = self.options.cache_ram_bytes
         if asked is None:
             return min(_HOST_BYTES, self.ram_bytes // _HOST_SHARE, _HOST_CACHES * kv)

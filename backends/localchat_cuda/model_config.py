@@ -15,6 +15,7 @@ from localchat.fit.load_options import RoundedType
 from localchat.model_files.checkpoint import weight_paths, whole_config
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda.config_fields import ConfigFields
+from localchat_cuda.delta_net_config import DeltaNet, read_delta_net
 from localchat_cuda.quantization_config import (
     PACKED_GROUPS,
     STORED,
@@ -29,6 +30,7 @@ Architecture = (
     Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
     | Literal["glm4", "granite", "seed_oss", "smollm3"]
     | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"]
+    | Literal["qwen3_next", "qwen3_5", "qwen3_5_moe"]
 )
 Activation = Literal["silu", "gelu_tanh"]
 FloatType = Literal["bfloat16", "float16", "float32"]
@@ -55,16 +57,24 @@ CLASSES: dict[str, Architecture] = {
     "GraniteForCausalLM": "granite",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
 }
 """Names in `architectures` of config.json."""
 FAMILIES = (
-    "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Gemma 2, Gemma 3, "
-    "Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, Seed-OSS and SmolLM3"
+    "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Qwen3.5, "
+    "Gemma 2, Gemma 3, Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, Seed-OSS and SmolLM3"
 )
 _BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss")
 """Architectures with biases on queries, keys and values."""
-_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
-MAX_EXPERTS = 511
+_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe")
+_SHARED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
+"""Mixtures with a shared expert."""
+_HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+MAX_EXPERTS = 1023
 """Of a layer: a row for each in the router (kernels/experts/choice.py), and one for a shared expert's gate."""
 HEAD_DIMENSIONS = (64, 96, 128, 256)
 _MOST_LAYERS = 10_000
@@ -81,6 +91,13 @@ _GEMMA: Mapping[str, Any] = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
     "hidden_activation": "gelu_pytorch_tanh",
+}
+_HYBRID: Mapping[str, Any] = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
 }
 _DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
     "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
@@ -112,6 +129,19 @@ _DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
         "sliding_window_pattern": 2,
         "attention_bias": True,
     },
+    "qwen3_next": {
+        **_HYBRID,
+        "num_key_value_heads": 2,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    "qwen3_5": {**_HYBRID, "num_key_value_heads": 4},
+    "qwen3_5_moe": {
+        **_HYBRID,
+        "num_key_value_heads": 2,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
     "gemma2": {
         **_GEMMA,
         "attn_logit_softcapping": 50.0,
@@ -132,6 +162,7 @@ _FLOAT_TYPES: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32
 CLAMPED_SLOPE = 1.702
 """Of the only clamped activation that there is."""
 _EXPERT_FORMS = "experts are possible in bf16, fp16 and 4 bits without act-order"
+_HYBRID_FORMS = "delta nets are possible in bf16, fp16 and 4 bits"
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -213,10 +244,27 @@ class ModelConfig:
     """By layer, whether queries and keys are not rotated; empty: all are."""
     logits_divisor: float = 1.0
     """Of the head's logits."""
+    delta_net: DeltaNet | None = None
+    """Of a hybrid, whose attention has an output gate; None: all layers have attention."""
 
     def window(self, layer: int) -> int:
         """Keys that a query of a layer sees; 0: all."""
         return self.windows[layer] if self.windows else 0
+
+    def has_delta_net(self, layer: int) -> bool:
+        """True if a layer has a delta net in place of attention."""
+        return self.delta_net is not None and self.delta_net.layers[layer]
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.layers - (0 if self.delta_net is None else self.delta_net.count)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's state in all delta nets."""
+        numbers = 4 if self.dtype == "float32" else 2
+        return 0 if self.delta_net is None else self.delta_net.state_bytes(numbers)
 
     @property
     def fp8_activations(self) -> bool:
@@ -230,13 +278,14 @@ class ModelConfig:
 
     @property
     def qkv_columns(self) -> int:
-        """Output columns of the merged gemm of queries, keys and values."""
-        return (self.heads + 2 * self.key_heads) * self.head_dim
+        """Output columns of the merged gemm of queries, keys, values and a hybrid's output gate."""
+        heads = self.heads if self.delta_net is None else 2 * self.heads
+        return (heads + 2 * self.key_heads) * self.head_dim
 
     @property
     def normed_heads(self) -> bool:
         """True if queries and keys are normalized per head."""
-        return self.architecture in ("qwen3", "qwen3_moe", "gemma3")
+        return self.architecture in ("qwen3", "qwen3_moe", "gemma3", *_HYBRIDS)
 
     @property
     def rounds_embedding_scale(self) -> bool:
@@ -380,6 +429,7 @@ def parse_config(
         mixture=reader.mixture(architecture, quantization) if mixed else None,
         unrotated=reader.unrotated(layers) if architecture == "smollm3" else (),
         logits_divisor=granite.logits if granite else 1.0,
+        delta_net=reader.delta_net(layers, quantization) if architecture in _HYBRIDS else None,
     )
 
 
@@ -395,11 +445,14 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
             hint="Leave out --quantize, or name the model in bf16.",
         )
     interleaved = config.architecture == "gpt_oss"
-    if config.mixture is not None and (to != "int4" or interleaved):
-        forms = "its experts are possible in bf16 and MXFP4" if interleaved else _EXPERT_FORMS
+    expected = config.mixture is not None or config.delta_net is not None
+    if expected and (to != "int4" or interleaved):
+        kind = "a hybrid" if config.delta_net else "a mixture of experts"
+        forms = _HYBRID_FORMS if config.delta_net else _EXPERT_FORMS
+        forms = "its experts are possible in bf16 and MXFP4" if interleaved else forms
         other = "Leave out --quantize" if interleaved else "Ask for --quantize int4"
         raise UsageError(
-            f"{name} is a mixture of experts, and cannot be rounded to {to}: {forms}.",
+            f"{name} is {kind}, and cannot be rounded to {to}: {forms}.",
             hint=f"{other}, or take a GGUF file: llama.cpp runs it on this GPU too.",
         )
     return replace(config, quantization=rounding(to))
@@ -522,7 +575,7 @@ class _Reader(ConfigFields):
         if not chosen <= experts <= MAX_EXPERTS:
             raise self.unsupported(f"{chosen} of {experts} experts (at most {MAX_EXPERTS})")
         shared = 0
-        if architecture == "qwen2_moe":
+        if architecture in _SHARED:
             inner, width = (
                 self.integer(f"{kind}_intermediate_size") for kind in ("moe", "shared_expert")
             )
@@ -536,7 +589,8 @@ class _Reader(ConfigFields):
             if slope != CLAMPED_SLOPE:
                 raise self.unsupported(f"experts whose gates have a slope of {slope}")
             return Mixture(experts, chosen, normalized=True, biased=True, limit=limit)
-        normalized = architecture == "mixtral" or bool(raw.get("norm_topk_prob", False))
+        always = architecture in ("mixtral", "qwen3_5_moe")
+        normalized = always or bool(raw.get("norm_topk_prob", False))
         return Mixture(experts, chosen, normalized, shared)
 
     def check_mxfp4(self) -> None:
@@ -561,6 +615,16 @@ class _Reader(ConfigFields):
         if not isinstance(listed, list) or len(listed) < layers:
             raise ModelInvalid(f"{self.name}: no_rope_layers is no list of {layers} numbers.")
         return tuple(not each for each in listed[:layers])
+
+    def delta_net(self, layers: int, quantization: Quantization | None) -> DeltaNet:
+        """The delta nets of a hybrid. Raises ModelInvalid for forms that are not loaded."""
+        if quantization is not None and not quantization.packed:
+            raise self.unsupported(
+                f"delta nets quantized as {quantization.label} ({_HYBRID_FORMS})"
+            )
+        if self.activation() != "silu":
+            raise self.unsupported("delta nets with another activation than SiLU")
+        return read_delta_net(self, layers)
 
     def head_dim(self, default: int) -> int:
         found = self.integer("head_dim", default)

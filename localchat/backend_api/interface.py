@@ -149,6 +149,10 @@ class Capabilities:
     """KV of one token."""
     state_bytes: int = 0
     """Fixed part of a saved state (recurrent models)."""
+    saved_states: int = 0
+    """Of a paged cache with `checkpoint`: states that can be saved at once, in the device's memory."""
+    state_interval_tokens: int = 0
+    """With `checkpoint`: a state is saved after so many tokens of a prompt; 0: only near its end."""
     exports: Literal["", "range", "whole"] = ""
     """What of a slot can be taken out of the process and imported by another one (ExportingRunner): any range
     of its tokens, its whole state, or nothing."""

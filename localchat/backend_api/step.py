@@ -36,7 +36,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Share the first `tokens` of slot `src` with the empty slot `dst`, without a copy."""
+    """Share the first `tokens` of slot `src` with the empty slot `dst`, without a copy. Of a paged cache: give
+    it a copy of the state, which is of `tokens` tokens."""
 
     src: int
     dst: int
@@ -60,7 +61,8 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save a slot's state in host memory under `key`. The slot keeps it; a `Drop` may follow."""
+    """Save a slot's state under `key`: in host memory, of a paged cache in the device's. The slot keeps it; a
+    `Drop` may follow."""
 
     slot: int
     key: int

@@ -58,6 +58,7 @@ class OutputProcessor:
         """End of a hint where memory is short."""
         self._plain_kv = next((n for n in ("f16", "bf16") if n in capabilities.kv_types), "f32")
         self._rewinds = capabilities.rewind != "checkpoint"
+        self._state_interval = capabilities.state_interval_tokens
         self.step_costs = CostModel(capabilities.widths.decode)
         self.earlier_texts = EarlierTexts()
         self.requests: dict[int, RequestState] = {}
@@ -75,6 +76,7 @@ class OutputProcessor:
             sequence = row.sequence
             sequence.steps_in_flight -= 1
             sequence.blocked = False
+            sequence.state_lost |= result.status == "out_of_memory" and not self._rewinds
             earliest = result.earliest[number] if result.earliest else 0
             # A row launched before its predecessor came back short has a gap before it.
             void = row.start != sequence.computed
@@ -139,7 +141,7 @@ class OutputProcessor:
             sequence.launched = sequence.computed
         if sequence.proposer is not None:
             self._update_proposer(sequence.proposer, scheduled, row, sampled, elapsed_s)
-        if row.start < request_state.state_at == sequence.computed:
+        if sequence.computed == request_state.next_state_at(row.start, self._state_interval):
             self._scheduler.add_memory_ops(self._kv_cache.checkpoint(sequence.number).memory)
         if row.forks:
             self._start_forks(row, samples, now_s)
@@ -302,6 +304,11 @@ class OutputProcessor:
         sequence = row.sequence
         if row.positions and not row.drafts:
             sequence.unknown -= 1
+        if sequence.state_lost:
+            if not sequence.steps_in_flight:
+                sequence.state_lost = False
+                self._scheduler.recompute(sequence)
+            return
         kept = min(computed, sequence.known - 1 - row.start) if not row.prompt_positions else 0
         if kept < computed and not self._rewinds:
             self._scheduler.recompute(sequence)
@@ -326,7 +333,8 @@ class OutputProcessor:
         if self._scheduler.handle_out_of_memory():
             self._out_of_memory_steps = 0
             return
-        running = [row.sequence for row in scheduled.rows if row.sequence.state is State.RUNNING]
+        alive = (State.RUNNING, State.WAITING)  # waiting: where its state was lost
+        running = [row.sequence for row in scheduled.rows if row.sequence.state in alive]
         if running and self._out_of_memory_steps > _MAX_OUT_OF_MEMORY_STEPS:
             self._out_of_memory_steps = 0
             self.fail(
@@ -417,7 +425,9 @@ class OutputProcessor:
         sequence.state = State.ENDED
         if sequence.steps_in_flight:
             return
-        keep = not sequence.kv_invalid
-        if keep and sequence in self._scheduler.running:
+        keep = not sequence.kv_invalid and not sequence.state_lost
+        # Of a request that was cancelled, the state may hold a token that nobody knows.
+        whole = not self._launches_ahead or sequence.launched == sequence.computed
+        if keep and whole and sequence in self._scheduler.running:
             self._scheduler.add_memory_ops(self._kv_cache.checkpoint(sequence.number).memory)
         self._scheduler.remove(sequence, keep=keep)

@@ -64,6 +64,8 @@ class Sequence:
     loaded_s: float = 0.0
     """When its prefix is expected to have been copied from host memory, by time.perf_counter()."""
     was_preempted: bool = False
+    state_lost: bool = False
+    """A step without memory may have changed its state in part: all of it is computed again."""
     kv_invalid: bool = False
     """Its KV may be wrong: none of it is kept."""
     last_step: int = 0
@@ -174,6 +176,14 @@ class RequestState:
         """
         early = self.prompt_tokens - _AFTER_STATE_TOKENS
         return early if early > 0 else self.prompt_tokens
+
+    def next_state_at(self, computed: int, interval: int) -> int:
+        """The first place after `computed` tokens where a state is saved; `state_at` where there is none.
+
+        interval: tokens between such places before `state_at`; 0: there are none.
+        """
+        following = (computed // interval + 1) * interval if interval else self.state_at
+        return min(following, self.state_at)
 
     @property
     def prompt_logprobs_wanted(self) -> int:

@@ -75,6 +75,8 @@ class MemoryPlan:
     """Within `weights_bytes`: a copy of packed weights for the gemms of prompts, where memory is plentiful."""
     head_bounds: bool = False
     """The weights count an int8 copy of the output head, which saves most reads of the head itself."""
+    saved_states: int = 0
+    """States of recurrent layers that are kept on the GPU for prefixes; within `compute_bytes`."""
 
     kv_tokens: int = 0
     """Room of the KV cache for all conversations together; 0: unknown."""

@@ -98,11 +98,13 @@ def test_sequences_in_one_step_do_not_touch_each_other(pair: tuple[Any, Path]) -
     assert torch.allclose(found, torch.cat(wanted), atol=2e-3, rtol=1e-4)
 
 
-def test_a_copied_page_continues_like_its_original(pair: tuple[Any, Path]) -> None:
+def test_a_copied_page_and_state_continue_like_their_originals(pair: tuple[Any, Path]) -> None:
     model, folder = pair
     ours, text = Tiny(folder, torch.float32), tokens_of(6, 40)
     ours.prompt(text[:30], 30)
     ours.pages.copy(int(ours.tables[0, 0]), int(ours.tables[1, 0]), 30)
+    if ours.pages.states is not None:
+        ours.pages.states.copy(0, 1)
     found = ours.step(Stretch(1, 30, text[30:]))
     assert torch.allclose(found, wanted_of(model, text)[-1:], atol=2e-3, rtol=1e-4)
 
@@ -180,7 +182,9 @@ def test_kernels_of_packed_weights_are_their_references(
     assert distance(found, wanted_of(model, tokens)) < 2e-2
 
 
-@pytest.mark.parametrize("pair", ["qwen3", "mixtral", "qwen2-moe", "qwen3-moe"], indirect=True)
+@pytest.mark.parametrize(
+    "pair", ["qwen3", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next"], indirect=True
+)
 def test_kernels_of_dense_weights_are_their_references(pair: tuple[Any, Path]) -> None:
     model, folder = pair
     ours, tokens = Tiny(folder, torch.float16, kernels=True), tokens_of(9, 18)

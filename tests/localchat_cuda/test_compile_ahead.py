@@ -191,7 +191,9 @@ def test_compiled_shapes_stay_within_the_capabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [QWEN25, TINY, CONFIGS["qwen3:30b-a3b"][0]], ids=["7B", "tiny", "experts"]
+    "raw",
+    [QWEN25, TINY, CONFIGS["qwen3:30b-a3b"][0], CONFIGS["qwen3.5:9b"][0]],
+    ids=["7B", "tiny", "experts", "hybrid"],
 )
 def test_steps_of_any_kind_need_no_other_kernels(raw: dict[str, Any]) -> None:
     awq = job_of({**raw, "quantization_config": AWQ}, HOPPER)

@@ -277,6 +277,22 @@ def test_experts_in_ram_are_refused_with_the_way() -> None:
     plan(CONFIG, [header(GB)], LoadOptions(experts_on_cpu=0), gpu(20 * GB))
 
 
+def test_states_are_planned_beside_the_pages_of_attention_layers() -> None:
+    config = parse_config(CONFIGS["qwen3.5:9b"][0], "it")
+    assert kv_token_bytes(config) == 8 * 2 * 4 * 256 * 2
+    found = plan(config, [], LoadOptions(max_slots=4), gpu(23 * GB, 24 * GB))
+    assert found.fits
+    assert 3 <= found.saved_states <= 6
+    assert found.kv_bytes > 3 * found.saved_states * config.state_bytes
+    more = plan(config, [], LoadOptions(max_slots=5), gpu(23 * GB, 24 * GB))
+    tables = (262_144 + 4096) * 4
+    assert more.compute_bytes - found.compute_bytes == pytest.approx(
+        (1 + more.saved_states - found.saved_states) * config.state_bytes + tables, rel=0.01
+    )
+    roomy = plan(config, [], LoadOptions(max_slots=4), gpu(79 * GB, 80 * GB))
+    assert roomy.saved_states == 64
+
+
 def test_experts_are_planned_whole_and_read_in_part() -> None:
     raw = {**CONFIGS["qwen3:30b-a3b"][0], "quantization_config": AWQ}
     config = parse_config(raw, "it")

@@ -196,6 +196,45 @@ def test_gemma_3_is_read_where_its_config_is_silent() -> None:
     assert found.activation == "gelu_tanh"
 
 
+def test_hybrids_are_read_with_their_delta_nets() -> None:
+    found = parse_config(CONFIGS["qwen3.5:9b"][0], "it")
+    net = found.delta_net
+    assert net is not None
+    assert (net.count, found.attention_layers, net.layers[2:5]) == (24, 8, (True, False, True))
+    assert (net.key_heads, net.value_heads, net.channels, net.columns) == (16, 32, 8192, 12288)
+    assert found.rotation == Rotation(1e7, columns=64)
+    assert found.state_bytes == 24 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
+    assert found.qkv_columns == (2 * 16 + 2 * 4) * 256 and found.vision
+    mixed = parse_config(CONFIGS["qwen3.6:35b-a3b"][0], "it")
+    assert mixed.mixture == Mixture(256, 8, normalized=True, shared=1)
+    assert mixed.delta_net is not None and mixed.delta_net.count == 30
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_types": ["linear_attention"] * 32}, "attention in none"),
+        ({"layer_types": ["mamba"] * 32}, "layers of kind mamba"),
+        ({"layer_types": ["full_attention"]}, "no list of 32 kinds"),
+        ({"linear_conv_kernel_dim": 3}, "convolutions over 3 tokens"),
+        ({"linear_num_value_heads": 24}, "no multiple"),
+        ({"linear_key_head_dim": 192}, "192 columns"),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, "delta nets quantized"),
+    ],
+)
+def test_other_delta_nets_are_refused(change: dict[str, Any], words: str) -> None:
+    raw = CONFIGS["qwen3.5:9b"][0]
+    with pytest.raises(ModelInvalid, match=words):
+        parse_config({**raw, "text_config": {**raw["text_config"], **change}}, "it")
+
+
+def test_a_hybrid_is_rounded_to_four_bits_alone() -> None:
+    config = parse_config(CONFIGS["qwen3.5:9b"][0], "it")
+    assert rounded_config(config, "int4", "it").packed
+    with pytest.raises(UsageError, match="hybrid"):
+        rounded_config(config, "fp8", "it")
+
+
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "Gemma2"])
 def test_where_a_config_is_silent_transformers_default_is_meant(name: str) -> None:
     default = getattr(transformers, f"{name}Config")(use_sliding_window=True)

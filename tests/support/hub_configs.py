@@ -68,6 +68,13 @@ _PHI: dict[str, Any] = {
     "sliding_window": None,
     "tie_word_embeddings": False,
 }
+_TEXT_POSITIONS = {
+    "mrope_interleaved": True,
+    "mrope_section": [11, 11, 10],
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 1e7,
+    "rope_type": "default",
+}
 CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
     "mistral:7b": (_MISTRAL, 7_248_023_552),
     "mistral-7b-v0.1": (
@@ -230,6 +237,57 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
             "vocab_size": 151936,
         },
         14_315_784_192,
+    ),
+    "qwen3.5:9b": (
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "text_config": {
+                "dtype": "bfloat16",
+                "full_attention_interval": 4,
+                "head_dim": 256,
+                "hidden_act": "silu",
+                "hidden_size": 4096,
+                "intermediate_size": 12288,
+                "linear_conv_kernel_dim": 4,
+                "linear_key_head_dim": 128,
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 32,
+                "linear_value_head_dim": 128,
+                "max_position_embeddings": 262144,
+                "mlp_only_layers": [],
+                "num_attention_heads": 16,
+                "num_hidden_layers": 32,
+                "num_key_value_heads": 4,
+                "rms_norm_eps": 1e-6,
+                "rope_parameters": _TEXT_POSITIONS,
+                "tie_word_embeddings": False,
+                "vocab_size": 248320,
+            },
+            "vision_config": {"hidden_size": 1152},
+        },
+        8_953_803_264,
+    ),
+    "qwen3.6:35b-a3b": (
+        {
+            "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+            "text_config": {
+                "dtype": "bfloat16",
+                "hidden_size": 2048,
+                "layer_types": 10 * [*["linear_attention"] * 3, "full_attention"],
+                "max_position_embeddings": 262144,
+                "moe_intermediate_size": 512,
+                "num_attention_heads": 16,
+                "num_experts": 256,
+                "num_experts_per_tok": 8,
+                "num_hidden_layers": 40,
+                "num_key_value_heads": 2,
+                "rope_parameters": _TEXT_POSITIONS,
+                "shared_expert_intermediate_size": 512,
+                "vocab_size": 248320,
+            },
+            "vision_config": {"hidden_size": 1152},
+        },
+        34_660_610_688,
     ),
     "mixtral:8x7b": (
         {

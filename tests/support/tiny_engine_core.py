@@ -80,6 +80,8 @@ def tiny_runner(
     head_int8: bool = False,
     head_bounds: bool = False,
     host_blocks: int = 0,
+    saved_states: int = 6,
+    state_interval: int = 0,
 ) -> CudaRunner:
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them."""
     config = read_config(folder)
@@ -88,7 +90,11 @@ def tiny_runner(
     weights = load(
         config, names, source, device, dtype=dtype, head_int8=head_int8, head_bounds=head_bounds
     )
-    pages = Pages(config, blocks + 1, context, device, dtype, PAGE, fp8=fp8_kv)
+    hybrid = config.delta_net is not None
+    pages = Pages(
+        config, blocks + 1, context, device, dtype, PAGE, fp8=fp8_kv, slots=slots,
+        saved_states=saved_states,
+    )  # fmt: skip
     spoil(pages)
     can = Capabilities(
         context_tokens=context,
@@ -102,6 +108,10 @@ def tiny_runner(
         bytes_per_token=pages.page_bytes // PAGE,
         kv_type="fp8" if fp8_kv else str(dtype),
         step_target_s=0.1,
+        rewind="checkpoint" if hybrid else "any",
+        state_bytes=config.state_bytes,
+        saved_states=saved_states if hybrid else 0,
+        state_interval_tokens=state_interval if hybrid else 0,
     )
     model = DeviceModel(config, weights, pages, kernels=kernels)
     host = None

@@ -79,6 +79,26 @@ GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
 }
 MIXTURE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 128}
+DELTA_NET_FLOATS = tuple(
+    f"{name}.weight" for name in ("conv1d", "in_proj_ba", "in_proj_a", "in_proj_b")
+)
+"""Parts of delta nets that no checkpoint quantizes."""
+HYBRID = {
+    "initializer_range": 0.15,
+    **NARROW,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "rope_parameters": {
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "rope_type": "default",
+    },
+    "tie_word_embeddings": False,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": False, "rope_parameters": LLAMA3}),
     "qwen2": (
@@ -152,13 +172,27 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "truncate": False},
         },
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            **HYBRID,
+            **MIXTURE,
+            "shared_expert_intermediate_size": 256,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        },
+    ),
+    "qwen3.5": ("Qwen3_5", HYBRID),
+    "qwen3.5-moe": (
+        "Qwen3_5Moe",
+        {**HYBRID, **MIXTURE, "shared_expert_intermediate_size": 128},
+    ),
 }
 
 
 def reference(kind: str, **changed: Any) -> Any:
     """The model in transformers, fp32, every bias and norm away from its dull beginning."""
     family, changes = KINDS[kind]
-    text = "Gemma3Text" if family == "Gemma3" else family
+    text = f"{family}Text" if family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else family
     shape = {**SHAPE, **changes, **changed}
     if "rope_parameters" in shape:
         del shape["rope_theta"]
@@ -239,14 +273,14 @@ def save_layers(
     tensors: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
-            if parameter.dim() == 3:
+            if parameter.dim() == 3 and "experts" in name:
                 for prefix, weight in _expert_layers(model, name, parameter):
                     plain = Layer({"weight": weight.clone().half()}, weight.half())
                     found = plain if floating in name else layer(prefix, weight)
                     weight.copy_(found.weight)
                     tensors |= {f"{prefix}.{part}": each for part, each in found.tensors.items()}
                 continue
-            routes = name.endswith(("mlp.gate.weight", "expert_gate.weight"))
+            routes = name.endswith((*("mlp.gate.weight", "expert_gate.weight"), *DELTA_NET_FLOATS))
             kept = not name.startswith("model.layers.") or parameter.dim() == 1 or routes
             if kept or floating in name:
                 stored = _stored_name(model, name)
@@ -291,6 +325,9 @@ def spoil(pages: Pages) -> None:
     else:
         pages.pool.fill_(0x7F7F)
         pages.exponents.fill_(255)
+    if pages.states is not None:
+        pages.states.matrices.fill_(float("nan"))
+        pages.states.inputs.fill_(float("nan"))
 
 
 class Stretch(NamedTuple):
@@ -317,9 +354,10 @@ class Tiny:
         self.kernels = kernels
         heads, d = self.config.heads, self.config.head_dim
         self.batch_config = BatchConfig(
-            heads, self.config.key_heads, d, 64, 4, fp8_kv=fp8_kv, prefill_tile=prefill_tile
-        )
-        self.pages = Pages(self.config, 13, 256, CPU, dtype, fp8=fp8_kv)
+            heads, self.config.key_heads, d, 64, 4, fp8_kv=fp8_kv, prefill_tile=prefill_tile,
+            states=self.config.delta_net is not None,
+        )  # fmt: skip
+        self.pages = Pages(self.config, 13, 256, CPU, dtype, fp8=fp8_kv, slots=3)
         spoil(self.pages)
         order = torch.randperm(12, generator=torch.Generator().manual_seed(2)).int()
         self.tables = torch.cat((order.view(3, 4), torch.tensor([[12, 0, 0, 0]]).int()))

@@ -15,7 +15,10 @@ from localchat_cuda.architectures import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
+    qwen3_5_moe,
     qwen3_moe,
+    qwen3_next,
     seed_oss,
     smollm3,
 )
@@ -37,6 +40,9 @@ ARCHITECTURES: dict[Architecture, ModuleType] = {
     "granite": granite,
     "seed_oss": seed_oss,
     "smollm3": smollm3,
+    "qwen3_next": qwen3_next,
+    "qwen3_5": qwen3_5,
+    "qwen3_5_moe": qwen3_5_moe,
 }
 
 __all__ = ["ARCHITECTURES"]

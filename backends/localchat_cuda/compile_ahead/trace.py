@@ -39,6 +39,7 @@ from localchat.backend_api.interface import (
 from localchat.fit.kv_types import FP8
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels import launch
+from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
@@ -96,9 +97,15 @@ class CompileJob(NamedTuple):
 def one_layer_per_kind(config: ModelConfig) -> ModelConfig:
     """Keep one layer of each kind, and the last one: after its attention fewer rows go on."""
     last = config.layers - 1
-    windows = dict.fromkeys(config.window(layer) for layer in range(last))
-    kept = (*windows, config.window(last))
-    return replace(config, layers=len(kept), windows=kept if config.windows else ())
+    kinds = {(config.window(n), config.has_delta_net(n)): n for n in reversed(range(last))}
+    kept = (*sorted(kinds.values()), last)
+    net = config.delta_net
+    return replace(
+        config,
+        layers=len(kept),
+        windows=tuple(map(config.window, kept)) if config.windows else (),
+        delta_net=net and replace(net, layers=tuple(map(config.has_delta_net, kept))),
+    )
 
 
 def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> ModelWeights:
@@ -106,20 +113,30 @@ def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> 
     names, half = ARCHITECTURES[config.architecture].NAMES, getattr(torch, config.dtype)
     widths = {"q_norm": config.head_dim, "k_norm": config.head_dim}
     norm = torch.float32 if names.norm_offset else half
-    layer = LayerWeights(
-        {field: _empty(widths.get(field, config.hidden), dtype=norm) for field in names.norms},
-        {
+
+    def layer(number: int) -> LayerWeights:
+        shapes, net = linear_shapes(config, number), config.has_delta_net(number)
+        linears = {
             field: _meta_linear(config, field, sum(parts), k)
-            for field, (parts, k) in linear_shapes(config).items()
-        },
-        {
-            field: _empty(sum(parts), dtype=half)
-            for field, (parts, _) in linear_shapes(config).items()
-            if field in names.biased and (field != "qkv" or config.qkv_bias)
-        },
-        None if config.mixture is None else _meta_experts(config, config.mixture),
-        _empty(config.heads, dtype=half) if names.sinks else None,
-    )
+            for field, (parts, k) in shapes.items()
+        }
+        return LayerWeights(
+            {
+                field: _empty(widths.get(field, config.hidden), dtype=norm)
+                for field in names.norms
+                if not (net and field in widths)
+            },
+            linears,
+            {
+                field: _empty(sum(parts), dtype=half)
+                for field, (parts, _) in shapes.items()
+                if field in names.biased and (field != "qkv" or config.qkv_bias)
+            },
+            None if config.mixture is None else _meta_experts(config, config.mixture),
+            _empty(config.heads, dtype=half) if names.sinks else None,
+            _meta_delta_net(config, linears) if net else None,
+        )
+
     head: torch.Tensor | w8_pack.W8 = _empty(config.vocabulary, config.hidden, dtype=half)
     embedding = _empty(config.vocabulary, config.hidden, dtype=half)
     codes = _empty(config.vocabulary, config.hidden, dtype=torch.uint8)
@@ -129,7 +146,22 @@ def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> 
     copy = BoundedHead(rounded, _empty(config.vocabulary)) if head_bounds else None
     scaled = config.logits_divisor != 1.0
     last_norm = _empty(config.hidden, dtype=torch.float32 if scaled else norm)
-    return ModelWeights(embedding, (layer,) * config.layers, last_norm, head, copy)
+    return ModelWeights(embedding, tuple(map(layer, range(config.layers))), last_norm, head, copy)
+
+
+def _meta_delta_net(config: ModelConfig, linears: dict[str, Weight]) -> DeltaNetWeights:
+    """The weights of a delta net; its gates join the linear layers as the loader has them."""
+    net, half = config.delta_net, getattr(torch, config.dtype)
+    assert net is not None
+    heads, qkvz = net.value_heads, linears["qkvz"]
+    if isinstance(qkvz, torch.Tensor):
+        linears["qkvz"] = _empty(net.columns + 2 * heads, config.hidden, dtype=half)
+    else:
+        linears["ba"] = _empty(2 * heads, config.hidden, dtype=half)
+    return DeltaNetWeights(
+        _empty(net.channels, TAPS, dtype=half), _empty(heads), _empty(heads),
+        _empty(net.value_dim, dtype=half),
+    )  # fmt: skip
 
 
 def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
@@ -177,6 +209,7 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     pages = Pages(
         config, capabilities.kv_tokens // capabilities.block_tokens + 1, capabilities.context_tokens, META,
         getattr(torch, config.dtype), capabilities.block_tokens, fp8=capabilities.kv_type == FP8,
+        slots=capabilities.max_slots,
     )  # fmt: skip
     weights = meta_weights(config, head_int8=job.head_int8, head_bounds=job.head_bounds)
     if job.unpacked:

@@ -16,6 +16,7 @@ from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.kernels.attention.reference import AttentionBatch
+from localchat_cuda.kernels.delta_net import CHUNK, Tokens
 from localchat_cuda.memory_plan import LARGEST_CAPTURED, LARGEST_DECODE, PAGE_TOKENS, dequant_pages
 from localchat_cuda.runner.kv_pages import DecodeBatch, ModelInputs, PrefillBatch
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
@@ -89,6 +90,8 @@ class BatchConfig:
     """The cache holds 8-bit codes."""
     context_tokens: int = PAGE_TOKENS
     """Most tokens of a sequence, padding among them."""
+    states: bool = False
+    """The model has delta nets, which read the place of each token in its sequence."""
     prefill_tile: prefill_attention.PrefillTileConfig | None = None
     """Tile config of the fastest kernel for prompt chunks over fp16 pages; None: the one for every device."""
 
@@ -115,6 +118,8 @@ class InputBatch:
     """FP8 pages to dequantize for the prompt chunks, each (slot, index in its block table)."""
     captured: bool
     """A CUDA graph may serve this step."""
+    chunks: tuple[tuple[int, int], ...] | None = None
+    """Chunks of the prompt chunks' tokens, as ChunkedPart has them; None: the model has no states."""
 
     @property
     def all_logits(self) -> bool:
@@ -125,8 +130,10 @@ class InputBatch:
 def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: int) -> InputBatch:
     """Order and pad a step; every span has at least one token. Padding is text of the slot `scratch`: rows
     that no sequence owns would otherwise read memory that was never written."""
-    decode_rows = [i for i, each in enumerate(spans) if each.width <= MAX_DECODE_WIDTH]
-    prefill_rows = [i for i, each in enumerate(spans) if each.width > MAX_DECODE_WIDTH]
+    # A state goes through the parts of a split span one after the other, so none is split.
+    most = WIDEST if config.states else MAX_DECODE_WIDTH
+    decode_rows = [i for i, each in enumerate(spans) if each.width <= most]
+    prefill_rows = [i for i, each in enumerate(spans) if each.width > most]
     decode_used = sum(spans[i].width for i in decode_rows)
     prefill_used = sum(spans[i].width for i in prefill_rows)
     decode_tokens, tokens, captured = _padded(decode_used, prefill_used)
@@ -159,9 +166,12 @@ def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: 
     shape = StepShape(
         tokens, decode_tokens, len(decode), widest, splits, len(prefill), len(tiles), pages
     )
+    chunks = None
+    if config.states:
+        chunks = _chunks(prefill, tokens - decode_tokens if captured else 0)
     return InputBatch(
         (*decode, *prefill), tuple(first), shape, tuple(tiles), tile_config, tuple(dequantized),
-        captured,
+        captured, chunks,
     )  # fmt: skip
 
 
@@ -221,6 +231,17 @@ def _tiles(prefill: Sequence[TokenSpan], rows: int) -> list[tuple[int, int]]:
     return prefill_attention.tiles_of(counts, ends, rows)
 
 
+def _chunks(prefill: Sequence[TokenSpan], captured_tokens: int) -> tuple[tuple[int, int], ...]:
+    """(sequence, chunk in it) of every chunk; for a graph as many as its shape can have, the rest (-1, 0)."""
+    chunks = [
+        (number, at) for number, each in enumerate(prefill) for at in range(-(-each.width // CHUNK))
+    ]
+    if captured_tokens:
+        most = -(-captured_tokens // CHUNK) + len(prefill)
+        chunks += [(-1, 0)] * (most - len(chunks))
+    return tuple(chunks)
+
+
 def _splits(decode: Sequence[TokenSpan], widest: int, config: BatchConfig, *, coarse: bool) -> int:
     """Ranges of a history: a power of two, so that graphs are few. `coarse`: a power of four, for steps with
     prompt chunks, which take longer than the decode part."""
@@ -259,6 +280,9 @@ class BatchSlices(NamedTuple):
     sequence_slots: BufferSlice
     tiles: BufferSlice
     dequantized: BufferSlice
+    offsets: BufferSlice | None = None
+    """Of tokens from the first one of their sequence [T], and the chunks; None: the model has no states."""
+    chunks: BufferSlice | None = None
 
 
 def write_batch(
@@ -275,7 +299,7 @@ def write_batch(
     ids = np.where(slots == scratch, padding_index, slots * columns + positions)
     lengths = [max(1, each.start + each.width) for each in spans]
     unused = [-1] * (2 * (batch.shape.dequant_pages - len(batch.dequantized)))
-    return BatchSlices(
+    found = BatchSlices(
         ids=buffer.write(ids, int64=True),
         positions=buffer.write(positions),
         slots=buffer.write(slots),
@@ -288,6 +312,11 @@ def write_batch(
             [number for page in batch.dequantized for number in page] + unused
         ),
     )
+    if batch.chunks is None:
+        return found
+    offsets = np.arange(batch.shape.tokens) - np.repeat(first, widths)
+    chunks = [number for chunk in batch.chunks for number in chunk]
+    return found._replace(offsets=buffer.write(offsets), chunks=buffer.write(chunks))
 
 
 def model_inputs(
@@ -303,7 +332,9 @@ def model_inputs(
             starts[sequences], counts[sequences], lengths[sequences], slots[sequences], block_tables
         )
 
-    decode = prefill = None
+    decode = prefill = tokens = None
+    if slices.offsets is not None:
+        tokens = Tokens(slices.slots.view(), slices.positions.view(), slices.offsets.view())
     shape = batch.shape
     border = shape.decode_sequences
     if border:
@@ -313,13 +344,17 @@ def model_inputs(
     if shape.tiles:
         tiles = slices.tiles.view().view(-1, 2)
         dequantized = slices.dequantized.view().view(-1, 2) if shape.dequant_pages else None
-        prefill = PrefillBatch(part(slice(border, None)), tiles, batch.tile_config, dequantized)
+        chunks = slices.chunks.view().view(-1, 2) if slices.chunks is not None else None
+        prefill = PrefillBatch(
+            part(slice(border, None)), tiles, batch.tile_config, dequantized, chunks
+        )
     return ModelInputs(
         ids=torch.index_select(token_table, 0, slices.ids.view()),
         positions=slices.positions.view(),
         slots=slices.slots.view(),
         block_tables=block_tables,
         logits_indices=logits_indices,
+        tokens=tokens,
         batch=part(slice(None)),
         decode=decode,
         prefill=prefill,

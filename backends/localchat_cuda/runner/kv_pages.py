@@ -14,9 +14,11 @@ import torch
 from localchat_cuda.kernels import rope
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.attention.reference import AttentionBatch
+from localchat_cuda.kernels.delta_net import Tokens
 from localchat_cuda.memory_plan import PAGE_TOKENS
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.rope_config import Rotation
+from localchat_cuda.runner.states import States
 
 _LAYOUT = 1
 """To be raised whenever a page's bytes are arranged in another way: pages on the disk are then misses."""
@@ -41,25 +43,34 @@ class LayerPages(NamedTuple):
 class Pages:
     """The KV cache: one tensor [L, pages, 2, J, page_tokens, D], a page's keys next to its values.
 
-    With `fp8`, words of two codes [..., D/2] and their exponents [L, pages, J, page_tokens, 2].
+    With `fp8`, words of two codes [..., D/2] and their exponents [L, pages, J, page_tokens, 2]. Layers with a
+    delta net have states in place of pages, and do not count in L.
     """
 
     def __init__(
         self, config: ModelConfig, pages: int, context_tokens: int, device: torch.device,
-        dtype: torch.dtype, page_tokens: int = PAGE_TOKENS, *, fp8: bool = False,
+        dtype: torch.dtype, page_tokens: int = PAGE_TOKENS, *, fp8: bool = False, slots: int = 0,
+        saved_states: int = 0,
     ) -> None:  # fmt: skip
         """`context_tokens`: the longest sequence, for the tables of rotations. `dtype`: of the numbers;
-        `fp8`: store them in 8 bits."""
+        `fp8`: store them in 8 bits. `slots`, `saved_states`: see States."""
         self.page_tokens, self.device, self.dtype = page_tokens, device, dtype
         heads, width = config.key_heads, config.head_dim
+        self.states = (
+            States(config.delta_net, slots, saved_states, device, dtype)
+            if config.delta_net
+            else None
+        )
+        with_pages = [n for n in range(config.layers) if not config.has_delta_net(n)]
+        self._number = {layer: n for n, layer in enumerate(with_pages)}
         self.pool = torch.zeros(
-            config.layers, pages, 2, heads, page_tokens, width // 2 if fp8 else width,
+            len(with_pages), pages, 2, heads, page_tokens, width // 2 if fp8 else width,
             device=device, dtype=torch.int16 if fp8 else dtype,
         )  # fmt: skip
         self.exponents: torch.Tensor | None = None
         if fp8:
             self.exponents = torch.zeros(
-                config.layers, pages, heads, page_tokens, 2, device=device, dtype=torch.uint8
+                len(with_pages), pages, heads, page_tokens, 2, device=device, dtype=torch.uint8
             )
         self._angles = self._angle_table(config, config.rotation, context_tokens)
         windowed = config.windowed_rotation
@@ -92,7 +103,7 @@ class Pages:
 
     @property
     def bytes(self) -> int:
-        """Device memory of the cache."""
+        """Device memory of the pages."""
         return self.pool.nbytes + (0 if self.exponents is None else self.exponents.nbytes)
 
     @property
@@ -124,8 +135,9 @@ class Pages:
 
     def layer(self, number: int) -> LayerPages:
         """Keys and values of a layer."""
-        pool, exponents = self.pool[number], self.exponents
-        return LayerPages(pool[:, 0], pool[:, 1], None if exponents is None else exponents[number])
+        own, exponents = self._number[number], self.exponents
+        pool = self.pool[own]
+        return LayerPages(pool[:, 0], pool[:, 1], None if exponents is None else exponents[own])
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` positions of a page, in all layers."""
@@ -157,6 +169,8 @@ class PrefillBatch:
     tile_config: PrefillTileConfig
     dequant_pages: torch.Tensor | None
     """FP8 pages to dequantize first, as kv_fp8_dequant takes them; None: pages are read as they are."""
+    chunks: torch.Tensor | None = None
+    """As ChunkedPart has them; None: the model has no states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +187,8 @@ class ModelInputs:
     """[slots, pages of the longest sequence]"""
     logits_indices: torch.Tensor | None
     """Tokens whose last state is needed, int64 [P]; None: all."""
+    tokens: Tokens | None
+    """Places of the tokens; None: the model has no states."""
     batch: AttentionBatch
     """All sequences, in two parts:"""
     decode: DecodeBatch | None

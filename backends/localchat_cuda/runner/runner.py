@@ -16,10 +16,15 @@ from typing import TypeVar
 import torch
 
 from localchat.backend_api.interface import (
+    Alias,
     Capabilities,
     Copy,
+    Discard,
     LoadBlock,
+    MemoryOp,
     MemoryReport,
+    Restore,
+    Save,
     SaveBlock,
     StepPlan,
     StepResult,
@@ -75,7 +80,7 @@ class CudaRunner:
         batch_config = BatchConfig(
             config.heads, config.key_heads, config.head_dim, pages.page_tokens,
             traits(self.device).sms, fp8_kv=pages.exponents is not None,
-            context_tokens=capabilities.context_tokens,
+            context_tokens=capabilities.context_tokens, states=pages.states is not None,
             prefill_tile=best_tile_config(
                 config.head_dim, pages.page_tokens, pages.dtype, self.device, config.attention_cap
             ),
@@ -150,8 +155,7 @@ class CudaRunner:
         new = [block for row in plan.rows for block in row.new_blocks]
         if host is None:
             for operation in plan.memory:
-                assert isinstance(operation, Copy), f"without host blocks nobody can {operation}"
-                pages.copy(operation.src_block, operation.dst_block, operation.tokens)
+                _execute(operation, pages)
             return []
         loaded = {one.block for one in plan.memory if isinstance(one, LoadBlock)}
         copied = {one.dst_block for one in plan.memory if isinstance(one, Copy)}
@@ -350,3 +354,23 @@ class CudaRunner:
         self._model = None
         if self._gpu:
             torch.cuda.empty_cache()
+
+
+def _execute(operation: MemoryOp, pages: Pages) -> None:
+    """Queue a memory operation. Only a model with states has others than Copy."""
+    if isinstance(operation, Copy):
+        pages.copy(operation.src_block, operation.dst_block, operation.tokens)
+        return
+    states = pages.states
+    assert states is not None, f"a paged cache cannot {operation}"
+    match operation:
+        case Save(slot, key):
+            states.save(slot, key)
+        case Restore(key, slot):
+            states.restore(key, slot)
+        case Discard(key):
+            states.discard(key)
+        case Alias(source, target):
+            states.copy(source, target)
+        case _:
+            raise AssertionError(f"a paged cache cannot {operation}")

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 
 from localchat.errors import EngineClosed, ModelInvalid
+from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead, bounded_head
@@ -54,6 +55,20 @@ class ExpertNames:
     shared_gate: str = ""
     interleaved: str = ""
     """Prefix of the tensors, where one holds all experts (interleaved_experts.py), in place of those names."""
+    stacked: tuple[str, str] | None = None
+    """Tensors of all experts that a checkpoint may have in place of numbered layers: gate with up, and down."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetNames:
+    """Checkpoint names of a layer's delta net, as they follow `Names.layer`."""
+
+    ba: tuple[str, ...]
+    """Linear layers of b and a. They stay floating, and join `qkvz` if that is."""
+    conv: str = "linear_attn.conv1d.weight"
+    a_log: str = "linear_attn.A_log"
+    dt_bias: str = "linear_attn.dt_bias"
+    norm: str = "linear_attn.norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +91,7 @@ class Names:
     """In place of `gate_up` and `down`."""
     sinks: str = ""
     """Of attention; empty: there are none."""
+    delta_net: DeltaNetNames | None = None
     orders: Mapping[str, Callable[[ModelConfig], torch.Tensor]] = dataclasses.field(
         default_factory=dict
     )
@@ -92,6 +108,7 @@ class LayerWeights:
     experts: Experts | None = None
     sinks: torch.Tensor | None = None
     """[heads]."""
+    delta_net: DeltaNetWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +136,7 @@ class ModelWeights:
                 total += sum(bytes_of(weight) for weight in layer.experts.weights)
             if layer.sinks is not None:
                 total += bytes_of(layer.sinks)
+            total += sum(bytes_of(weight) for weight in layer.delta_net or ())
         return total
 
     @property
@@ -159,16 +177,24 @@ def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
     return replace(weights, layers=layers)
 
 
-def linear_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int]]:
-    """By field of `Names.merged`: output features of each part, and input features."""
-    d = config.head_dim
-    attention: dict[str, tuple[tuple[int, ...], int]] = {
-        "qkv": ((config.heads * d, config.key_heads * d, config.key_heads * d), config.hidden),
-        "o": ((config.hidden,), config.heads * d),
-    }
+def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int, ...], int]]:
+    """By field of `Names.merged` that a layer has: output features of each part, and input features."""
+    d, net = config.head_dim, config.delta_net
+    mixer: dict[str, tuple[tuple[int, ...], int]]
+    if net is not None and net.layers[layer]:
+        mixer = {
+            "qkvz": ((net.channels, net.values), config.hidden),
+            "out": ((config.hidden,), net.values),
+        }
+    else:
+        queries = config.heads * d if net is None else 2 * config.heads * d
+        mixer = {
+            "qkv": ((queries, config.key_heads * d, config.key_heads * d), config.hidden),
+            "o": ((config.hidden,), config.heads * d),
+        }
     if config.mixture is not None:
-        return attention
-    return attention | {
+        return mixer
+    return mixer | {
         "gate_up": ((config.intermediate, config.intermediate), config.hidden),
         "down": ((config.hidden,), config.intermediate),
     }
@@ -250,14 +276,16 @@ class _Loader:
 
     def layer(self, number: int) -> LayerWeights:
         begin = self.names.layer.format(number)
+        net = self.config.has_delta_net(number)
         widths = {"q_norm": self.config.head_dim, "k_norm": self.config.head_dim}
         norms = {
             field: self.norm(begin + name, widths.get(field, self.config.hidden))
             for field, name in self.names.norms.items()
+            if not (net and field in widths)
         }
         linears: dict[str, Weight] = {}
         biases = {}
-        for field, (parts, k) in linear_shapes(self.config).items():
+        for field, (parts, k) in linear_shapes(self.config, number).items():
             prefixes = [begin + name for name in self.names.merged[field]]
             if len(prefixes) == 1:
                 parts = (sum(parts),)
@@ -272,12 +300,37 @@ class _Loader:
                 linears[field] = reorder_rows(linears[field], order)
                 if field in biases:
                     biases[field] = biases[field][order]
+        delta_net = self.delta_net(begin, linears) if net else None
         if self.config.mixture is not None:
             experts = self.experts(begin, self.config.mixture)
-            return LayerWeights(norms, linears, biases, experts, self.sinks(begin))
+            return LayerWeights(norms, linears, biases, experts, self.sinks(begin), delta_net)
         if "gate_up" not in biases:
             _fold_down_order(linears)
-        return LayerWeights(norms, linears, biases)
+        return LayerWeights(norms, linears, biases, delta_net=delta_net)
+
+    def delta_net(self, begin: str, linears: dict[str, Weight]) -> DeltaNetWeights:
+        """The weights of a delta net; adds its gates to the linear layers."""
+        names, shape, target = self.names.delta_net, self.config.delta_net, self.target
+        assert names is not None
+        assert shape is not None
+        heads = shape.value_heads
+        parts = 2 * heads // len(names.ba)
+        ba = torch.cat([self.router(begin + name, parts) for name in names.ba])
+        if "ba" in self.names.orders:
+            ba = ba[self.names.orders["ba"](self.config).to(target.device)]
+        qkvz = linears["qkvz"]
+        if isinstance(qkvz, torch.Tensor):
+            linears["qkvz"] = torch.cat((qkvz, ba))
+        else:
+            linears["ba"] = ba
+        a_log, dt_bias = (
+            target.tensor(begin + name, (heads,), torch.float32)
+            for name in (names.a_log, names.dt_bias)
+        )
+        conv = self.tensor(begin + names.conv, shape.channels, 1, TAPS)[:, 0].contiguous()
+        return DeltaNetWeights(
+            conv, -a_log.exp(), dt_bias, self.tensor(begin + names.norm, shape.value_dim)
+        )
 
     def sinks(self, begin: str) -> torch.Tensor | None:
         if not self.names.sinks:
@@ -300,8 +353,10 @@ class _Loader:
         shapes = ((names.gate_up, 2, inner, hidden), ((names.down,), 1, hidden, inner))
 
         def parts(field: tuple[str, ...], count: int, n: int, k: int) -> Iterator[Weight]:
-            for number in range(mixture.experts):
+            stacked = self.stacked_experts(begin, mixture, of_gate_up=count == 2)
+            for number in range(0 if stacked is not None else mixture.experts):
                 yield self.checked([begin + each.format(number) for each in field], (n,) * count, k)
+            yield from stacked if stacked is not None else ()
             if not mixture.shared:
                 return
             prefixes = [begin + _shared_name(each, names.shared) for each in field]
@@ -327,6 +382,24 @@ class _Loader:
         gate_up, down = stacks
         held = Router(router, mixture.chosen, mixture.normalized, mixture.shared)
         return Experts(held.counting(), gate_up, down)
+
+    def stacked_experts(
+        self, begin: str, mixture: Mixture, *, of_gate_up: bool
+    ) -> torch.Tensor | None:
+        """One tensor with a weight [N, K] of each expert, where the checkpoint has one."""
+        names, hidden, inner = self.names.experts, self.config.hidden, self.config.intermediate
+        assert names is not None
+        if names.stacked is None or not self.target.source.has(begin + names.stacked[0]):
+            return None
+        if self.config.quantization is not None:
+            raise ModelInvalid(
+                f"{begin}{names.stacked[0]} holds all experts at once, and those of a quantized model "
+                "can only be loaded one by one.",
+                hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
+            )
+        shape = (2 * inner, hidden) if of_gate_up else (hidden, inner)
+        name = names.stacked[0 if of_gate_up else 1]
+        return self.tensor(begin + name, mixture.experts, *shape)
 
     def router(self, prefix: str, rows: int) -> torch.Tensor:
         """A router's weight, floating: never rounded, and dequantized where a checkpoint did that."""

@@ -17,6 +17,8 @@ _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
 """Names of scales."""
 _EXPONENTS, _EXPONENT = "_proj_scales", 119
 """Names of MXFP4 scales, and what stands for 2^-8."""
+_ABSENT = (".weight", ".bias", "g_idx", "_proj")
+"""Ends of names that random weights do without; "_proj" is that of all experts at once."""
 _SINGLE_FILE = "model.safetensors"
 """A file of this name comes before all others."""
 _OPTIONAL = (
@@ -104,7 +106,7 @@ class CheckpointWeights:
 
     def unread(self) -> list[str]:
         left = self._files.keys() - self._read_names
-        return sorted(name for name in left if is_text(name) and not name.endswith(_OPTIONAL))
+        return sorted(name for name in left if is_text(name) and not name.endswith(_ABSENT))
 
     def _read(self, path: Path, stored: str) -> torch.Tensor:
         try:
@@ -160,7 +162,7 @@ class RandomWeights:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def has(self, name: str) -> bool:
-        return ".layers." in name and not name.endswith((".weight", ".bias", "g_idx"))
+        return ".layers." in name and not name.endswith(_ABSENT)
 
     def shape(self, name: str) -> None:
         return None

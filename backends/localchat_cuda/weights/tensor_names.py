@@ -9,7 +9,8 @@ _PREFIXES = (
     ("model.language_model.", "model."),
 )
 """Prefixes found on the hub; the last one is written by transformers 4.52 and later."""
-_VISION_PARTS = ("vision_tower", "multi_modal_projector", "visual")
+_OTHER_PARTS = ("vision_tower", "visual", "multi_modal_projector", "mtp")
+"""Parts that see images, and heads that predict more than one token."""
 
 
 def canonical_name(name: str) -> str:
@@ -22,4 +23,4 @@ def canonical_name(name: str) -> str:
 
 def is_text(name: str) -> bool:
     """True for tensors of the text part."""
-    return name.removeprefix("model.").split(".", 1)[0] not in _VISION_PARTS
+    return name.removeprefix("model.").split(".", 1)[0] not in _OTHER_PARTS

@@ -3,6 +3,7 @@
 from localchat.backend_api.interface import Capabilities
 from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.kv_cache.paged import PagedKVCacheManager
+from localchat.core.kv_cache.paged_states import HybridKVCacheManager
 from localchat.core.kv_cache.slots import SlotKVCacheManager
 
 __all__ = [
@@ -25,6 +26,9 @@ def make_kv_cache_manager(
     if not can.block_tokens:
         return SlotKVCacheManager(can, cache_ram_bytes)
     blocks = can.kv_tokens // can.block_tokens
-    return PagedKVCacheManager(
+    pages = PagedKVCacheManager(
         can.block_tokens, blocks, can.max_slots, f"{identity} {can.kv_type}", can.host_blocks
     )
+    if can.rewind == "checkpoint":
+        return HybridKVCacheManager(pages, can.saved_states)
+    return pages

@@ -92,7 +92,7 @@ class KVCacheManager(Protocol):
         ...
 
     def checkpoint(self, seq: int) -> CacheUpdate:
-        """Save the state near the end of a prompt, or at the end of an answer.
+        """Save the state near the end of a prompt, at the end of an answer, or before a preemption.
 
         Only models that cannot rewind need it; others do nothing.
         """

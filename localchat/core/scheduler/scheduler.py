@@ -240,6 +240,12 @@ class Scheduler:
         """Add the next tokens of a running sequence, if there is room for them."""
         if sequence.state is not State.RUNNING or sequence.blocked or self._loading(sequence):
             return
+        if (
+            self._can.rewind == "checkpoint"
+            and sequence.steps_in_flight
+            and self._is_copied(sequence)
+        ):
+            return
         if sequence.grammar_matcher is not None and sequence.unknown:
             return  # what may come next depends on the token that is on the device
         free_tokens = sequence.free_tokens
@@ -268,6 +274,12 @@ class Scheduler:
             return False
         return any(one is not sequence and not one.in_prompt for one in self.running)
 
+    def _is_copied(self, sequence: Sequence) -> bool:
+        """Whether the state that its launched steps leave is saved or forked before it goes on."""
+        at, interval = sequence.launched, self._can.state_interval_tokens
+        saved = at == sequence.request_state.next_state_at(at - 1, interval)
+        return saved or (bool(sequence.pending_forks) and not sequence.in_prompt)
+
     def _prompt_width(self, step: StepBuilder, sequence: Sequence, share: int) -> int:
         """Tokens of a prompt's next chunk.
 
@@ -276,14 +288,21 @@ class Scheduler:
         measured, so its text is the same each time.
         """
         width = min(sequence.needs, share or step.tokens_left, step.tokens_left)
+        at_state = False
         if self._can.rewind == "checkpoint":
             # A chunk ends where the state is saved.
-            left = sequence.request_state.state_at - sequence.launched
-            width = min(width, left) if left > 0 else width
+            interval = self._can.state_interval_tokens
+            at = sequence.request_state.next_state_at(sequence.launched, interval)
+            at_state = 0 < at - sequence.launched <= width
+            width = at - sequence.launched if at_state else width
         if not sequence.request_state.seeded:
             # A rest of a few tokens would take a step of its own, padded to many more.
             missing = self._shares.min_tokens - (sequence.needs - width)
-            if width < sequence.needs and 0 < missing <= width - self._shares.min_tokens:
+            if (
+                not at_state
+                and width < sequence.needs
+                and 0 < missing <= width - self._shares.min_tokens
+            ):
                 width -= missing
             return width
         chunk = self._seeded_chunk - sequence.launched % self._seeded_chunk
@@ -418,6 +437,8 @@ class Scheduler:
         """Return a sequence to the queue; what the cache keeps of its KV comes back as a prefix hit."""
         self.preemptions += 1
         victim.was_preempted = True
+        if keep:
+            self.add_memory_ops(self._kv_cache.checkpoint(victim.number).memory)
         self.remove(victim, keep=keep)
         victim.state = State.WAITING
         victim.launched = victim.computed = victim.unknown = victim.recomputed = 0

@@ -27,6 +27,8 @@ _COMPANIONS: Final = (
 """Tensors that accompany quantized weights and hold no weights."""
 _LICENCE: Final = re.compile(r"^license(?:_name)?:[ \t]*['\"]?([\w .+-]{1,80}?)['\"]?[ \t]*$", re.M)
 _HALF: Final = 2
+_FULL_ATTENTION_INTERVAL: Final = 4
+"""Of Qwen3-Next and Qwen3.5, where their config does not state it."""
 
 
 def describe_checkpoint(
@@ -49,9 +51,9 @@ def describe_checkpoint(
         vocab_size=model.number("vocab_size") or _rows(model, "embed_tokens.weight"),
         licence=_licence(folder),
         templates=templates,
-        kv_bytes_per_token=2 * _HALF * layers * _key_width(model),
+        kv_bytes_per_token=2 * _HALF * (layers - _delta_nets(model)) * _key_width(model),
         kv_types=(),
-        state_bytes=0,
+        state_bytes=_delta_nets(model) * _state_bytes(model),
         abilities=abilities,
         can=can,
         cannot=cannot,
@@ -142,6 +144,27 @@ def _bits(model: Checkpoint) -> int:
     ]
     named = [held.get("bits"), *(one.get("num_bits") for one in weights if isinstance(one, dict))]
     return next((one for one in named if isinstance(one, int) and 1 <= one <= 16), 4)
+
+
+def _delta_nets(model: Checkpoint) -> int:
+    """Layers with a state in place of keys and values."""
+    if not model.number("linear_num_value_heads"):
+        return 0
+    text = model.config.get("text_config")
+    kinds = {**model.config, **(text if isinstance(text, Mapping) else {})}.get("layer_types")
+    if isinstance(kinds, list):
+        return kinds.count("linear_attention")
+    layers, interval = model.number("num_hidden_layers"), model.number("full_attention_interval")
+    return layers - layers // (interval or _FULL_ATTENTION_INTERVAL)
+
+
+def _state_bytes(model: Checkpoint) -> int:
+    """Bytes of a conversation's state in one layer: matrices in fp32, and three inputs in 16 bits."""
+    heads, keys, k, v = (
+        model.number(f"linear_{name}")
+        for name in ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim")
+    )
+    return 4 * heads * k * v + 3 * _HALF * (2 * keys * k + heads * v)
 
 
 def _key_width(model: Checkpoint) -> int:

@@ -48,13 +48,15 @@ def config_of(stored: str = "") -> ModelConfig:
 def runner_of(
     config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 8192,
     graphs: bool = True, head_int8: bool = False, kv_type: str | None = None, unpacked: bool = True,
-    head_bounds: bool = False, cache_ram_bytes: int = 0,
+    head_bounds: bool = False, cache_ram_bytes: int = 0, saved_states: int = 8,
 ) -> CudaRunner:  # fmt: skip
-    """A warm runner over random weights."""
+    """A warm runner over random weights. `saved_states`: of a hybrid."""
     architecture = ARCHITECTURES[config.architecture]
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
     plan = replace(plan, cache_ram_bytes=cache_ram_bytes)
+    if config.delta_net is not None:
+        plan = replace(plan, saved_states=saved_states)
     can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
     with CompileAhead(
         config, can, GPU, print, head_int8=head_int8, unpacked=unpacked, head_bounds=head_bounds
@@ -67,7 +69,10 @@ def runner_of(
         ahead.wait()
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
     weights = with_unpacked(weights, dtype) if unpacked else weights
-    pages = Pages(config, blocks + 1, context, GPU, dtype, fp8=kv_type == FP8)
+    pages = Pages(
+        config, blocks + 1, context, GPU, dtype, fp8=kv_type == FP8, slots=slots,
+        saved_states=can.saved_states,
+    )  # fmt: skip
     model = DeviceModel(config, weights, pages, kernels=GPU.type == "cuda")
     host_blocks = None
     if can.host_blocks:

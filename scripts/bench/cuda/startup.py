@@ -43,7 +43,7 @@ def write_checkpoint(folder: Path) -> int:
             begin + name: source.tensor(begin + name, (hidden,), half)
             for name in names.norms.values()
         }
-        for field, (parts, k) in linear_shapes(config).items():
+        for field, (parts, k) in linear_shapes(config, number).items():
             for name, n in zip(names.merged[field], parts, strict=True):
                 prefix = begin + name
                 tensors |= {

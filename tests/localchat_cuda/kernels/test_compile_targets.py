@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 from localchat_cuda.kernels.attention import decode as decode_attention, prefill as prefill_attention
 from localchat_cuda.kernels import activation, permute_columns, rms_norm_post, rope
 from localchat_cuda.kernels.sampling import rescore
+from localchat_cuda.kernels.delta_net import chunked, gated_norm, prepare, recurrent
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
 from localchat_cuda.kernels.int4 import activations as w4_activations, gemm_fp16, gemm_int8, gemm_tiled
 
@@ -63,6 +64,24 @@ for rows in (1, 8):
     found[f"rescore {rows}"] = compiled(
         rescore._rescore_kernel, rescored, 4, cc, N=152064, K=3584, MP=rows, ROWS=min(rows, 2),
         TOKENS=128, BN=4, BK=512, UNROLL=4, PDL=pdl)
+states = dict(
+    x="*bf16", qkvz="*fp32", ba="*fp32", conv="*bf16", decays="*fp32", dt_bias="*fp32", inputs="*bf16",
+    offsets="*i32", decay="*fp32", beta="*fp32", matrices="*fp32", out="*bf16", eps="fp32", T="i32", N="i32",
+    chunks="*i32", keys="*bf16", values="*bf16", sums="*fp32", z="*fp32", weight="*bf16",
+    **dict.fromkeys(("part_stride", "row_stride", "ba_part_stride", "ba_row_stride"), "i32"), **index)
+net = dict(G=16, H=32, K=128, V=128)
+for rows, sums in ((1, 4), (16, 1)):
+    found[f"delta net prepare {rows}"] = compiled(
+        prepare._prepare_kernel, states, 1 if rows == 1 else 4, cc, W=128, TAPS=4, P=sums, P_BA=sums, H_POW2=32,
+        BT=rows, ROOMY=rows > 1, PDL=pdl, **net)
+    found[f"delta net gate {rows}"] = compiled(
+        gated_norm._gate_kernel, states, 1 if rows == 1 else 4, cc, H=32, V=128, W=128, P=sums, NORM=True,
+        ROWS=rows, ROOMY=rows > 1, PDL=pdl)
+found["delta net recurrent"] = compiled(
+    recurrent._recurrent_kernel, states, 4, cc, BV=32, TAPS=4, P=4, ROOMY=False, PDL=pdl, **net)
+found["delta net chunks"] = compiled(chunked._chunk_kernel, states, 4, cc, B=64, **net)
+found["delta net scan"] = compiled(
+    chunked._scan_kernel, states, 4, cc, BV=32, B=64, TAPS=4, P=1, STAGES=chunked.stages_of(cc), **net)
 if cc == 90:  # the other kernels run in the tests on a GPU
     print(json.dumps(found))
     sys.exit()
@@ -174,6 +193,6 @@ def test_kernels_compile_and_fit_shared_memory(capability: int) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == {90: 6, 120: 43}.get(capability, 37)
+    assert len(found) == {90: 13, 120: 50}.get(capability, 44)
     wide = {name: held for name, held in found.items() if held > SHARED_BYTES[capability]}
     assert not wide, f"of {SHARED_BYTES[capability]} bytes"

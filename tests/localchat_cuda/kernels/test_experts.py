@@ -30,8 +30,10 @@ CASES = [
     Case(16, 7, 1, False),
     Case(17, 20, 2),
     Case(33, 2, 1, True, 1),
+    Case(2, 512, 3, True, 1),
 ]
-"""Of 20 experts some get no row; 3 of 3 is all of them; 33 rows over 2 need several blocks."""
+"""Of 20 experts some get no row; 3 of 3 is all of them; 33 rows over 2 need several blocks; of 512
+most get none."""
 
 
 def router_of(case: Case, spread: float = 0.3) -> Router:
@@ -271,7 +273,7 @@ def test_mxfp4_weights_beyond_fp16_are_refused() -> None:
 
 def test_shapes_that_no_kernel_takes_are_refused() -> None:
     x = torch.randn(2, WIDTH).half()
-    with pytest.raises(ValueError, match="router: at most 512 rows wanted, 5 of 4 given"):
+    with pytest.raises(ValueError, match="router: at most 1024 rows wanted, 5 of 4 given"):
         choice.route(x, Router(torch.zeros(4, WIDTH).half(), 5, normalized=True))
     with pytest.raises(ValueError, match=r"router: torch\.float16 wanted"):
         choice.route(x, Router(torch.zeros(4, WIDTH), 2, normalized=True))

@@ -37,6 +37,27 @@ def test_a_checkpoint_tells_its_shape(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "how", [{}, {"layer_types": 8 * [*["linear_attention"] * 3, "full_attention"]}]
+)
+def test_a_hybrid_tells_its_states(tmp_path: Path, how: dict[str, Any]) -> None:
+    shape = {
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    }
+    facts = seen(
+        write(tmp_path / "h", {"a": ("BF16", (7,), 14)}, text_config={**shape, **how})
+    ).facts
+    assert facts is not None
+    assert facts.kv_bytes_per_token == 2 * 2 * 8 * 4 * 256
+    assert facts.state_bytes == 24 * (4 * 32 * 128 * 128 + 3 * 2 * 8192)
+
+
+@pytest.mark.parametrize(
     ("stated", "codes", "label"),
     [
         ({"quant_method": "awq", "bits": 4}, "a.qweight", "AWQ"),

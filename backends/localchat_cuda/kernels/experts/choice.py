@@ -22,7 +22,7 @@ programs of other columns have the rest of a row. Whoever reads them divides by 
 Of a single row the program that ends last makes the choice, too; then an expert's rank is a count of the better
 ones, else the turn in a search for the best. Sums are in fp32 in the same order for every number of rows, or of
 whole numbers. Of equal logits the first wins. A row of NaN has choices with weights of NaN, so it spoils no
-other. Grids: logits (R / 16 or 64, T / 16 or 64, S), choose (T,). Not supported: routers of more than 512 rows.
+other. Grids: logits (R / 16 or 64, T / 16 or 64, S), choose (T,). Not supported: routers of over 1,024 rows.
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
 
-MAX_ROWS = 512
+MAX_ROWS = 1024
 """Of a router."""
 FEW_ROWS = 8
 """More rows are faster sorted: 16 took 244 us, 17 sorted 79 us (a layer of Qwen3-30B-A3B in W4 on an H200)."""

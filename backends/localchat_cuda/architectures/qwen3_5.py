@@ -1,0 +1,36 @@
+"""Qwen3.5 and 3.6, dense: the layers of Qwen3-Next without experts, the gemms of delta nets stored apart.
+
+Qwen Team, 2026. Of models that see images, only the text part runs: there the three positions of a token are
+equal, so that rotations are those of Qwen3-Next.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from localchat_cuda.architectures import qwen3_next
+from localchat_cuda.layers import DenseLayers
+from localchat_cuda.weights.loader import DeltaNetNames, ModelWeights
+
+NAMES = replace(
+    qwen3_next.HYBRID,
+    merged={
+        **qwen3_next.HYBRID.merged,
+        "qkvz": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    },
+    delta_net=DeltaNetNames(ba=("linear_attn.in_proj_b", "linear_attn.in_proj_a")),
+)
+"""Checkpoint name of each weight."""
+
+
+def forward(ops: DenseLayers, weights: ModelWeights) -> torch.Tensor:
+    """Last states [P, hidden] of one step; writes keys and values to the KV pages, and the states."""
+    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
+    last = len(weights.layers) - 1
+    for number, layer in enumerate(weights.layers):
+        x = ops.add_norm(qwen3_next.mix(ops, x, layer, number), layer.norms["mlp"])
+        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
+        y = ops.gemm(x, layer.linears["down"])
+        if number < last:
+            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
+    return ops.finish(y, weights.last_norm)

@@ -1,0 +1,62 @@
+"""Gated delta nets: a short convolution, and a state that each token of a sequence changes.
+
+A layer takes three steps over the products of its input: `prepare` (convolution, norms, gates), the delta rule
+(`recurrent` for few tokens of a sequence, `chunked` for many), and `gated_norm`.
+"""
+
+import torch
+
+from localchat_cuda.kernels.attention.reference import AttentionBatch
+from localchat_cuda.kernels.delta_net import chunked, prepare, recurrent
+from localchat_cuda.kernels.delta_net.shapes import (
+    CHUNK,
+    TAPS,
+    ChunkedPart,
+    DeltaNetWeights,
+    LayerStates,
+    Prepared,
+    Projection,
+    Tokens,
+)
+
+__all__ = [
+    "CHUNK",
+    "TAPS",
+    "ChunkedPart",
+    "DeltaNetWeights",
+    "LayerStates",
+    "Prepared",
+    "Projection",
+    "Tokens",
+    "apply",
+    "reference",
+]
+
+
+def reference(
+    projection: Projection, weights: DeltaNetWeights, states: LayerStates, tokens: Tokens,
+    batch: AttentionBatch, out: torch.Tensor,
+) -> None:  # fmt: skip
+    """Run a layer up to its norm over all sequences of a step, with plain torch: out [T, H, V]."""
+    prepared = _prepared(states, out)
+    prepare.reference(projection, weights, states, tokens, prepared)
+    recurrent.reference(prepared, projection, states, batch, out)
+
+
+def apply(
+    projection: Projection, weights: DeltaNetWeights, states: LayerStates, tokens: Tokens,
+    few: AttentionBatch | None, many: ChunkedPart | None, out: torch.Tensor,
+) -> None:  # fmt: skip
+    """As `reference`: sequences `few` of a few tokens each, and `many`, which may be None."""
+    prepared = _prepared(states, out)
+    prepare.prepare(projection, weights, states, tokens, prepared)
+    if few is not None:
+        recurrent.apply(prepared, projection, states, few, out)
+    if many is not None:
+        chunked.apply(prepared, projection, states, many, out)
+
+
+def _prepared(states: LayerStates, out: torch.Tensor) -> Prepared:
+    return Prepared.empty(
+        out.shape[0], states.inputs.shape[2], out.shape[1], states.inputs.dtype, out.device
+    )

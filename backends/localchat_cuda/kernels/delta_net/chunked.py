@@ -1,0 +1,284 @@
+"""Gated delta rule over chunks of 64 tokens: prompts.
+
+Letters as in shapes.py; B tokens of a chunk, c the sum of the logarithms of the decays of a chunk up to a
+token. Of each value head, with the state S before the chunk:
+
+    N      = beta k k^T exp(c_i - c_j) below the diagonal;   A = (1 + N)^-1
+    u, w   = A (beta v), A (beta exp(c) k)                    changes of the state, and what they owe to S
+    d      = u - w S
+    out    = exp(c) q S + (q k^T exp(c_i - c_j) up to the diagonal) d
+    S      = exp(c_B) S + (exp(c_B - c) k)^T d
+
+One kernel computes u, w and c of all chunks at once, grid (chunks, H); another goes through those of a
+sequence, grid (S, H, V / BV). Products of the model's dtype, sums and states in fp32. A is made of
+inverses of diagonal blocks of 8, merged by products: powers of all of N would grow beyond fp32 where keys are
+alike. WY form: Yang et al., 2024 (arXiv 2406.06484), with decays 2412.06464; blocks as in
+flash-linear-attention.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from localchat_cuda.kernels.delta_net.recurrent import store_inputs
+from localchat_cuda.kernels.delta_net.shapes import (
+    CHUNK,
+    FLOATS,
+    TAPS,
+    ChunkedPart,
+    LayerStates,
+    Prepared,
+    Projection,
+    require_batch,
+    require_prepared,
+    require_projection,
+    require_states,
+)
+from localchat_cuda.kernels.launch import options, require, traits
+
+_COLUMNS = 32
+"""Of a state in one program."""
+_SMALL_SHARED = (86, 89, 120)
+"""Compute capabilities with 100 KB of shared memory."""
+
+
+def stages_of(capability: int) -> int:
+    """Stages of the pipeline that loads a sequence's chunks."""
+    return 1 if capability in _SMALL_SHARED else 2
+
+
+@triton.jit
+def _product(a, b):
+    return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit
+def _inverse(n, same, diagonal):
+    """Invert 1 + n, with n [64, 64] below the diagonal and `same` where row and column share a block of 8."""
+    # (1 + n)^-1 = (1 - n)(1 + n^2)(1 + n^4).. up to the power that is 0: in blocks of 8 first.
+    own = tl.where(same, n, 0.0)
+    square = _product(own, own)
+    found = tl.where(diagonal, 1.0, 0.0) + square
+    found += _product(_product(square, square), found)
+    found -= _product(own, found)
+    # With their inverses D: 1 + n = D^-1 (1 + D (n - own)), and the product is 0 to the power of 8.
+    m = _product(found, tl.where(same, 0.0, n))
+    square = _product(m, m)
+    found += _product(_product(square, square), found)
+    found += _product(square, found)
+    return found - _product(m, found)
+
+
+@triton.jit
+def _chunk_kernel(
+    x,
+    decay,
+    beta,
+    starts,
+    counts,
+    chunks,
+    keys,
+    values,
+    sums,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    B: tl.constexpr,
+):
+    C: tl.constexpr = 2 * G * K + H * V
+    s = tl.load(chunks + tl.program_id(0) * 2)
+    h = tl.program_id(1)
+    if s >= 0:
+        at = tl.load(chunks + tl.program_id(0) * 2 + 1) * B + tl.arange(0, B)
+        there = at < tl.load(counts + s)
+        t = tl.load(starts + s) + at
+        k = tl.arange(0, K)
+        v = tl.arange(0, V)
+        token = x + t * C
+        key = tl.load(
+            token[:, None] + (G + h // (H // G)) * K + k[None, :], mask=there[:, None], other=0.0
+        )
+        c = tl.cumsum(tl.load(decay + t * H + h, mask=there, other=0.0), 0)
+        rate = tl.load(beta + t * H + h, mask=there, other=0.0)
+        r = tl.arange(0, B)
+        below = r[:, None] > r[None, :]
+        apart = tl.where(below, c[:, None] - c[None, :], 0.0)
+        n = tl.dot(key, tl.trans(key), input_precision="ieee") * rate[:, None] * tl.exp(apart)
+        n = tl.where(below, n, 0.0)
+        same = (r // 8)[:, None] == (r // 8)[None, :]
+        inverse = _inverse(n, same, r[:, None] == r[None, :])
+        inverse = inverse.to(x.dtype.element_ty)
+        value = tl.load(
+            token[:, None] + 2 * G * K + h * V + v[None, :], mask=there[:, None], other=0.0
+        )
+        change = (value.to(tl.float32) * rate[:, None]).to(x.dtype.element_ty)
+        u = tl.dot(inverse, change, input_precision="ieee")
+        owed = (key.to(tl.float32) * (rate * tl.exp(c))[:, None]).to(x.dtype.element_ty)
+        w = tl.dot(inverse, owed, input_precision="ieee")
+        out = t * H + h
+        tl.store(
+            values + out[:, None] * V + v[None, :], u.to(values.dtype.element_ty),
+            mask=there[:, None],
+        )  # fmt: skip
+        tl.store(
+            keys + out[:, None] * K + k[None, :], w.to(keys.dtype.element_ty), mask=there[:, None]
+        )
+        tl.store(sums + out, c, mask=there)
+
+
+@triton.jit
+def _scan_kernel(
+    x,
+    qkvz,
+    keys,
+    values,
+    sums,
+    matrices,
+    inputs,
+    starts,
+    counts,
+    lengths,
+    slots,
+    out,
+    part_stride,
+    row_stride,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BV: tl.constexpr,
+    B: tl.constexpr,
+    TAPS: tl.constexpr,
+    P: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    C: tl.constexpr = 2 * G * K + H * V
+    s = tl.program_id(0)
+    h = tl.program_id(1)
+    first = tl.program_id(2) * BV
+    g = h // (H // G)
+    row = tl.load(starts + s)
+    count = tl.load(counts + s)
+    length = tl.load(lengths + s)
+    entry = tl.load(slots + s)
+    if count > 0:
+        k = tl.arange(0, K)
+        v = first + tl.arange(0, BV)
+        r = tl.arange(0, B)
+        upto = r[:, None] >= r[None, :]
+        place = matrices + (entry * H + h).to(tl.int64) * (K * V) + k[:, None] * V + v[None, :]
+        rows = tl.where(length > count, K, 0)
+        state = tl.load(place, mask=(k < rows)[:, None], other=0.0)
+        for at in tl.range(0, count, B, num_stages=STAGES):
+            there = (at + r < count)[:, None]
+            t = row + at + r
+            token = (x + t * C)[:, None] + k[None, :]
+            query = tl.load(token + g * K, mask=there, other=0.0)
+            key = tl.load(token + (G + g) * K, mask=there, other=0.0)
+            cell = t * H + h
+            w = tl.load(keys + cell[:, None] * K + k[None, :], mask=there, other=0.0)
+            u = tl.load(values + cell[:, None] * V + v[None, :], mask=there, other=0.0)
+            c = tl.load(sums + cell, mask=at + r < count, other=0.0)
+            last = tl.min(c, 0)  # sums only fall
+            c = tl.where(at + r < count, c, last)
+            held = state.to(x.dtype.element_ty)
+            change = u.to(tl.float32) - tl.dot(w, held, input_precision="ieee")
+            apart = tl.where(upto, c[:, None] - c[None, :], 0.0)
+            weights = tl.dot(query, tl.trans(key), input_precision="ieee") * tl.exp(apart)
+            weights = tl.where(upto, weights, 0.0).to(x.dtype.element_ty)
+            found = tl.dot(query, held, input_precision="ieee") * tl.exp(c)[:, None]
+            found += tl.dot(weights, change.to(x.dtype.element_ty), input_precision="ieee")
+            tl.store(
+                out + cell[:, None] * V + v[None, :], found.to(out.dtype.element_ty), mask=there
+            )
+            change = (change * tl.exp(last - c)[:, None]).to(x.dtype.element_ty)
+            state = state * tl.exp(last) + tl.dot(tl.trans(key), change, input_precision="ieee")
+        tl.store(place, state)
+        store_inputs(
+            qkvz, inputs, entry, row + count, count, length, 2 * G * K + h * V + first, BV, part_stride,
+            row_stride, C, TAPS, P,
+        )  # fmt: skip
+        if (first == 0) & (h % (H // G) == 0):
+            store_inputs(
+                qkvz,
+                inputs,
+                entry,
+                row + count,
+                count,
+                length,
+                g * K,
+                K,
+                part_stride,
+                row_stride,
+                C,
+                TAPS,
+                P,
+            )
+            store_inputs(
+                qkvz, inputs, entry, row + count, count, length, (G + g) * K, K, part_stride, row_stride, C,
+                TAPS, P,
+            )  # fmt: skip
+
+
+def apply(
+    prepared: Prepared, projection: Projection, states: LayerStates, part: ChunkedPart,
+    out: torch.Tensor,
+) -> None:  # fmt: skip
+    """Change the states and fill the rows of `out` [T, H, V]; recurrent.reference does the same."""
+    device, x = out.device, prepared.x
+    h, k, v = require_states(states, x)
+    t, g = x.shape[0], states.key_heads
+    require_prepared(prepared, h, device)
+    require_projection(projection, t, x.shape[1], 0, device)
+    s = require_batch(part.batch, device)
+    require("chunks", part.chunks, (None, 2), (torch.int32,), device)
+    require("out", out, (t, h, v), FLOATS, device)
+    keys = torch.empty(t, h, k, dtype=x.dtype, device=device)
+    values = torch.empty(t, h, v, dtype=x.dtype, device=device)
+    sums = torch.empty(t, h, device=device)
+    starts, counts, lengths, slots, _ = (
+        getattr(part.batch, name) for name in part.batch.__dataclass_fields__
+    )
+    _chunk_kernel[(part.chunks.shape[0], h)](
+        *prepared,
+        starts,
+        counts,
+        part.chunks,
+        keys,
+        values,
+        sums,
+        G=g,
+        H=h,
+        K=k,
+        V=v,
+        B=CHUNK,
+        **options(False, 4),
+    )
+    qkvz, columns = projection.qkvz, min(_COLUMNS, v)
+    major, minor = traits(device).capability
+    _scan_kernel[(s, h, v // columns)](
+        x,
+        qkvz,
+        keys,
+        values,
+        sums,
+        *states,
+        starts,
+        counts,
+        lengths,
+        slots,
+        out,
+        qkvz.stride(0),
+        qkvz.stride(1),
+        G=g,
+        H=h,
+        K=k,
+        V=v,
+        BV=columns,
+        B=CHUNK,
+        TAPS=TAPS,
+        P=qkvz.shape[0],
+        STAGES=stages_of(10 * major + minor),
+        **options(False, 4),
+    )

@@ -1,0 +1,227 @@
+"""Short causal convolution of a gated delta net, and the norms and gates that follow it.
+
+Letters as in shapes.py. In the model's dtype x is the sum of the partial sums, and
+
+    c[t]     = silu(sum over i of conv[:, TAPS - 1 - i] * x[t - i])       i from 0 to TAPS - 1
+    q, k     = c of a head over its length (rsqrt of the sum of squares + 1e-6), q by K^-1/2 too;  v = c
+    decay[t] = weights.decay * softplus(a + dt_bias),  beta[t] = sigmoid(b)
+
+x before the step's first token of a sequence comes from its state, and is 0 before the first token of all.
+Grid (T, 2 G + H + 1), or a 16th of T for many tokens: a head each, the last one the gates; fp32 inside.
+Yang et al., Gated Delta Networks (2024, arXiv 2412.06464).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.delta_net.shapes import (
+    FLOATS,
+    TAPS,
+    DeltaNetWeights,
+    LayerStates,
+    Prepared,
+    Projection,
+    Tokens,
+    require_projection,
+    require_states,
+)
+from localchat_cuda.kernels.launch import (
+    options,
+    own_carveout,
+    power_of_two,
+    require,
+    set_carveout,
+    traits,
+)
+
+_NORM_EPS = 1e-6
+_ALONE = 32
+"""Up to so many tokens each has programs of its own."""
+_TOGETHER = 16
+
+
+def reference(
+    projection: Projection, weights: DeltaNetWeights, states: LayerStates, tokens: Tokens,
+    out: Prepared,
+) -> None:  # fmt: skip
+    """`prepare` in plain torch, same arguments."""
+    t, c = out.x.shape
+    g, k = states.key_heads, states.matrices.shape[2]
+    h = states.matrices.shape[1]
+    x = projection.qkvz[..., :c].float().sum(0).to(out.x.dtype)
+    total = torch.zeros(t, c, device=x.device)
+    rows = torch.arange(t, device=x.device)
+    slots, positions, offsets = (each.long() for each in tokens)
+    for back in range(TAPS):
+        held = states.inputs[slots, (TAPS - 1 - back + offsets).clamp(max=TAPS - 2)]
+        found = torch.where((offsets >= back)[:, None], x[(rows - back).clamp(min=0)], held)
+        found = torch.where((positions >= back)[:, None], found, torch.zeros_like(found))
+        total += found.float() * weights.conv[:, TAPS - 1 - back].float()
+    total = torch.nn.functional.silu(total)
+    qk, values = total[:, : 2 * g * k].view(t, 2, g, k), total[:, 2 * g * k :]
+    qk = qk * torch.rsqrt(qk.square().sum(-1, keepdim=True) + _NORM_EPS)
+    qk[:, 0] *= k**-0.5
+    out.x.copy_(torch.cat((qk.reshape(t, -1), values), 1))
+    b, a = projection.ba[..., : 2 * h].float().sum(0).chunk(2, 1)
+    out.decay.copy_(weights.decay * torch.nn.functional.softplus(a + weights.dt_bias))
+    out.beta.copy_(b.sigmoid())
+
+
+@triton.jit
+def sigmoid(v):
+    """Compute the sigmoid of fp32 values without overflow; NaN stays NaN."""
+    return 1.0 / (1.0 + tl.exp(tl.minimum(-v, 80.0, propagate_nan=tl.PropagateNan.ALL)))
+
+
+@triton.jit(do_not_specialize=["T"])
+def _prepare_kernel(
+    qkvz,
+    ba,
+    conv,
+    decays,
+    dt_bias,
+    inputs,
+    slots,
+    positions,
+    offsets,
+    x,
+    decay,
+    beta,
+    eps,
+    T,
+    part_stride,
+    row_stride,
+    ba_part_stride,
+    ba_row_stride,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    W: tl.constexpr,
+    TAPS: tl.constexpr,
+    P: tl.constexpr,
+    P_BA: tl.constexpr,
+    H_POW2: tl.constexpr,
+    BT: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    C: tl.constexpr = 2 * G * K + H * V
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    there = t < T
+    head = tl.program_id(1)
+    if head < 2 * G + H:
+        # The step buffer and the states were complete before the step began.
+        slot = tl.load(slots + t, mask=there, other=0)
+        position = tl.load(positions + t, mask=there, other=0)
+        offset = tl.load(offsets + t, mask=there, other=0)
+        i = tl.arange(0, W)
+        column = head * K
+        width = K
+        if head >= 2 * G:
+            column = 2 * G * K + (head - 2 * G) * V
+            width = V
+        cell = there[:, None] & (i < width)[None, :]
+        columns = column + i
+        total = tl.zeros((BT, W), tl.float32)
+        if PDL:
+            gdc_wait()
+        for back in tl.static_range(TAPS):
+            own = offset >= back
+            row = qkvz + (t - back)[:, None] * row_stride + columns[None, :]
+            found = tl.zeros((BT, W), tl.float32)
+            for p in tl.static_range(P):
+                found += tl.load(row + p * part_stride, mask=cell & own[:, None], other=0.0).to(
+                    tl.float32
+                )
+            found = found.to(x.dtype.element_ty).to(tl.float32)
+            if back > 0:
+                earlier = (position >= back) & (offset < back)
+                entry = slot * (TAPS - 1) + TAPS - 1 - back + offset
+                held = inputs + entry[:, None] * C + columns[None, :]
+                found += tl.load(held, mask=cell & earlier[:, None], other=0.0).to(tl.float32)
+            tap = tl.load(conv + columns * TAPS + TAPS - 1 - back, mask=i < width, other=0.0)
+            total += found * tap.to(tl.float32)[None, :]
+        total *= sigmoid(total)
+        if head < 2 * G:
+            inverse = tl.rsqrt(tl.sum(total * total, 1) + eps)
+            if head < G:
+                inverse *= K**-0.5
+            total *= inverse[:, None]
+        tl.store(x + t[:, None] * C + columns[None, :], total.to(x.dtype.element_ty), mask=cell)
+    else:
+        h = tl.arange(0, H_POW2)
+        gates = there[:, None] & (h < H)[None, :]
+        rate = tl.load(decays + h, mask=h < H, other=0.0)
+        bias = tl.load(dt_bias + h, mask=h < H, other=0.0)
+        b = tl.zeros((BT, H_POW2), tl.float32)
+        a = tl.zeros((BT, H_POW2), tl.float32)
+        if PDL:
+            gdc_wait()
+        for p in tl.static_range(P_BA):
+            product = ba + p * ba_part_stride + t[:, None] * ba_row_stride + h[None, :]
+            b += tl.load(product, mask=gates, other=0.0).to(tl.float32)
+            a += tl.load(product + H, mask=gates, other=0.0).to(tl.float32)
+        a += bias[None, :]
+        least = tl.minimum(a, 20.0, propagate_nan=tl.PropagateNan.ALL)
+        softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(least)))
+        out = t[:, None] * H + h[None, :]
+        tl.store(decay + out, rate[None, :] * softplus, mask=gates)
+        tl.store(beta + out, sigmoid(b), mask=gates)
+
+
+def prepare(
+    projection: Projection, weights: DeltaNetWeights, states: LayerStates, tokens: Tokens,
+    out: Prepared, *, pdl: bool = True,
+) -> None:  # fmt: skip
+    """Fill `out`; shapes in the module docstring."""
+    t, c = out.x.shape
+    device, dtype = out.x.device, out.x.dtype
+    h, k, v = require_states(states, out.x)
+    g = states.key_heads
+    require_projection(projection, t, c + h * v, h, device)
+    require("conv", weights.conv, (c, TAPS), (dtype,), device)
+    for name in ("decay", "dt_bias"):
+        require(name, getattr(weights, name), (h,), (torch.float32,), device)
+    for name in tokens._fields:
+        require(name, getattr(tokens, name), (t,), (torch.int32,), device)
+    require("x", out.x, (t, c), FLOATS, device)
+    require("out.decay", out.decay, (t, h), (torch.float32,), device)
+    require("out.beta", out.beta, (t, h), (torch.float32,), device)
+    pdl = pdl and traits(device).pdl
+    qkvz, ba = projection
+    together = 1 if t <= _ALONE else _TOGETHER
+    kernel = _prepare_kernel[(triton.cdiv(t, together), 2 * g + h + 1)](
+        qkvz,
+        ba,
+        weights.conv,
+        weights.decay,
+        weights.dt_bias,
+        states.inputs,
+        *tokens,
+        *out,
+        _NORM_EPS,
+        t,
+        qkvz.stride(0),
+        qkvz.stride(1),
+        ba.stride(0),
+        ba.stride(1),
+        G=g,
+        H=h,
+        K=k,
+        V=v,
+        W=max(k, v),
+        TAPS=TAPS,
+        P=qkvz.shape[0],
+        P_BA=ba.shape[0],
+        H_POW2=power_of_two(h),
+        BT=together,
+        ROOMY=own_carveout(t),
+        PDL=pdl,
+        **options(pdl, 1 if together == 1 else 4),
+    )
+    set_carveout(kernel, t)

@@ -1,0 +1,269 @@
+"""Gated delta rule, one token after the other: decode rows, and prompt chunks of a few tokens.
+
+Letters as in shapes.py. Of each value head the state S [K, V], 0 before the first token of a sequence:
+
+    S      = exp(decay) S;   S += k (beta (v - k S))^T;   out = q S
+
+The sequence's last inputs of the convolution are stored with it. Grid (S, H, V / BV): a program has BV columns
+of a state in registers while it goes through the tokens; fp32 inside. out [T, H, V] in the model's dtype. Yang
+et al., Gated Delta Networks (2024, arXiv 2412.06464).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.attention.reference import AttentionBatch
+from localchat_cuda.kernels.delta_net.shapes import (
+    FLOATS,
+    TAPS,
+    LayerStates,
+    Prepared,
+    Projection,
+    require_batch,
+    require_prepared,
+    require_projection,
+    require_states,
+)
+from localchat_cuda.kernels.launch import options, own_carveout, require, set_carveout, traits
+
+_COLUMNS = 32
+"""Of a state in one program."""
+
+
+def reference(
+    prepared: Prepared, projection: Projection, states: LayerStates, batch: AttentionBatch,
+    out: torch.Tensor,
+) -> None:  # fmt: skip
+    """`apply` in plain torch, same arguments."""
+    g, (_, h, k, v) = states.key_heads, states.matrices.shape
+    t, c = prepared.x.shape
+    x = prepared.x.float()
+    q, key = (each.view(t, g, k) for each in x[:, : 2 * g * k].chunk(2, 1))
+    q, key = (each.repeat_interleave(h // g, 1) for each in (q, key))
+    value = x[:, 2 * g * k :].view(t, h, v)
+    places = zip(
+        *(each.tolist() for each in (batch.starts, batch.counts, batch.lengths, batch.slots)),
+        strict=True,
+    )
+    for start, count, length, slot in places:
+        if not count:
+            continue
+        state = states.matrices[slot].clone()
+        if length == count:
+            state.zero_()
+        for at in range(start, start + count):
+            state *= prepared.decay[at].exp()[:, None, None]
+            known = torch.einsum("hkv,hk->hv", state, key[at])
+            change = (value[at] - known) * prepared.beta[at][:, None]
+            state += key[at][:, :, None] * change[:, None, :]
+            out[at] = torch.einsum("hkv,hk->hv", state, q[at]).to(out.dtype)
+        states.matrices[slot] = state
+        raw = projection.qkvz[:, start : start + count, :c].float().sum(0)
+        earlier = states.inputs[slot] if length > count else torch.zeros_like(states.inputs[slot])
+        states.inputs[slot] = torch.cat((earlier, raw.to(earlier.dtype)))[-(TAPS - 1) :]
+
+
+@triton.jit
+def _input(
+    qkvz, inputs, entry, end, at, count, length, first, width: tl.constexpr, part_stride, row_stride,
+    C: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """Load input `at` (0 the oldest) of the TAPS - 1 that follow the step: of the step, or of the state."""
+    back = TAPS - 1 - at  # tokens from the end, at row `end`
+    i = tl.arange(0, width)
+    new = qkvz + (end - back) * row_stride + first + i
+    total = tl.zeros((width,), tl.float32)
+    here = i < tl.where(back <= count, width, 0)
+    for p in tl.static_range(P):
+        total += tl.load(new + p * part_stride, mask=here, other=0.0).to(tl.float32)
+    total = total.to(inputs.dtype.element_ty)
+    held = inputs + (entry * (TAPS - 1) + at + count) * C + first + i
+    earlier = i < tl.where((back > count) & (back <= length), width, 0)
+    return total + tl.load(held, mask=earlier, other=0.0)
+
+
+@triton.jit
+def store_inputs(
+    qkvz, inputs, entry, end, count, length, first, width: tl.constexpr, part_stride, row_stride,
+    C: tl.constexpr, TAPS: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """Store the last inputs of `width` channels from `first` on, after `count` tokens before row `end`."""
+    a = _input(
+        qkvz,
+        inputs,
+        entry,
+        end,
+        0,
+        count,
+        length,
+        first,
+        width,
+        part_stride,
+        row_stride,
+        C,
+        TAPS,
+        P,
+    )
+    b = _input(
+        qkvz,
+        inputs,
+        entry,
+        end,
+        1,
+        count,
+        length,
+        first,
+        width,
+        part_stride,
+        row_stride,
+        C,
+        TAPS,
+        P,
+    )
+    c = _input(
+        qkvz,
+        inputs,
+        entry,
+        end,
+        2,
+        count,
+        length,
+        first,
+        width,
+        part_stride,
+        row_stride,
+        C,
+        TAPS,
+        P,
+    )
+    tl.debug_barrier()  # threads may hold the same channel: all are read before one is overwritten
+    out = inputs + entry * (TAPS - 1) * C + first + tl.arange(0, width)
+    tl.store(out, a)
+    tl.store(out + C, b)
+    tl.store(out + 2 * C, c)
+
+
+@triton.jit
+def _recurrent_kernel(
+    x,
+    decay,
+    beta,
+    qkvz,
+    matrices,
+    inputs,
+    starts,
+    counts,
+    lengths,
+    slots,
+    out,
+    part_stride,
+    row_stride,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BV: tl.constexpr,
+    TAPS: tl.constexpr,
+    P: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    C: tl.constexpr = 2 * G * K + H * V
+    s = tl.program_id(0)
+    h = tl.program_id(1)
+    first = tl.program_id(2) * BV
+    g = h // (H // G)
+    row = tl.load(starts + s)
+    count = tl.load(counts + s)
+    length = tl.load(lengths + s)
+    entry = tl.load(slots + s)
+    if count > 0:
+        k = tl.arange(0, K)
+        v = first + tl.arange(0, BV)
+        # Of this step only this kernel writes the states of this layer: they are read before the wait.
+        place = matrices + (entry * H + h).to(tl.int64) * (K * V) + k[:, None] * V + v[None, :]
+        rows = tl.where(length > count, K, 0)
+        state = tl.load(place, mask=(k < rows)[:, None], other=0.0)
+        if PDL:
+            gdc_wait()
+        for t in range(row, row + count):
+            token = x + t * C
+            query = tl.load(token + g * K + k).to(tl.float32)
+            key = tl.load(token + (G + g) * K + k).to(tl.float32)
+            value = tl.load(token + 2 * G * K + h * V + v).to(tl.float32)
+            state *= tl.exp(tl.load(decay + t * H + h))
+            known = tl.sum(state * key[:, None], 0)
+            change = (value - known) * tl.load(beta + t * H + h)
+            state += key[:, None] * change[None, :]
+            found = tl.sum(state * query[:, None], 0)
+            tl.store(out + (t * H + h) * V + v, found.to(out.dtype.element_ty))
+        tl.store(place, state)
+        store_inputs(
+            qkvz, inputs, entry, row + count, count, length, 2 * G * K + h * V + first, BV, part_stride,
+            row_stride, C, TAPS, P,
+        )  # fmt: skip
+        if (first == 0) & (h % (H // G) == 0):
+            store_inputs(
+                qkvz,
+                inputs,
+                entry,
+                row + count,
+                count,
+                length,
+                g * K,
+                K,
+                part_stride,
+                row_stride,
+                C,
+                TAPS,
+                P,
+            )
+            store_inputs(
+                qkvz, inputs, entry, row + count, count, length, (G + g) * K, K, part_stride, row_stride, C,
+                TAPS, P,
+            )  # fmt: skip
+    elif PDL:
+        gdc_wait()
+
+
+def apply(
+    prepared: Prepared, projection: Projection, states: LayerStates, batch: AttentionBatch,
+    out: torch.Tensor, *, pdl: bool = True,
+) -> None:  # fmt: skip
+    """Change the states and fill the rows of `out`; shapes in the module docstring."""
+    device = out.device
+    h, k, v = require_states(states, prepared.x)
+    t = prepared.x.shape[0]
+    require_prepared(prepared, h, device)
+    require_projection(projection, t, prepared.x.shape[1], 0, device)
+    s = require_batch(batch, device)
+    require("out", out, (t, h, v), FLOATS, device)
+    pdl = pdl and traits(device).pdl
+    qkvz, columns = projection.qkvz, min(_COLUMNS, v)
+    kernel = _recurrent_kernel[(s, h, v // columns)](
+        *prepared,
+        qkvz,
+        *states,
+        batch.starts,
+        batch.counts,
+        batch.lengths,
+        batch.slots,
+        out,
+        qkvz.stride(0),
+        qkvz.stride(1),
+        G=states.key_heads,
+        H=h,
+        K=k,
+        V=v,
+        BV=columns,
+        TAPS=TAPS,
+        P=qkvz.shape[0],
+        ROOMY=own_carveout(t),
+        PDL=pdl,
+        **options(pdl, 4),
+    )
+    set_carveout(kernel, t)

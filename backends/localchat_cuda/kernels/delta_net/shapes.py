@@ -1,0 +1,128 @@
+"""Weights, states and step of a gated delta net, as its kernels read them.
+
+Letters, in all modules of this folder: T tokens of the step, S sequences, P partial sums of a gemm, G key
+heads, H value heads (a multiple of G), K and V columns of a key and a value, C channels of the convolution (2 G
+K + H V: queries, keys, values), E entries of the states: a running sequence has the one of its slot.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from localchat_cuda.kernels.attention.reference import AttentionBatch
+from localchat_cuda.kernels.launch import require
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+TAPS = 4
+"""Tokens that the convolution sees, its own among them."""
+CHUNK = 64
+"""Tokens of a chunk."""
+
+
+class DeltaNetWeights(NamedTuple):
+    """Weights of one layer besides its gemms."""
+
+    conv: torch.Tensor
+    """[C, TAPS] in the model's dtype; the last tap is that of the token itself."""
+    decay: torch.Tensor
+    """fp32 [H]: the logarithm of the decay is this times softplus(a + dt_bias); below 0."""
+    dt_bias: torch.Tensor
+    """fp32 [H]."""
+    norm: torch.Tensor
+    """[V]: of the output of each head."""
+
+
+class LayerStates(NamedTuple):
+    """States of one layer."""
+
+    matrices: torch.Tensor
+    """fp32 [E, H, K, V]."""
+    inputs: torch.Tensor
+    """[E, TAPS - 1, C] in the model's dtype: last inputs of the convolution, the oldest first."""
+
+    @property
+    def key_heads(self) -> int:
+        """G."""
+        _, h, k, v = self.matrices.shape
+        return (self.inputs.shape[2] - h * v) // (2 * k)
+
+
+class Projection(NamedTuple):
+    """Products of a layer's input: partial sums, fp32, fp16 or bf16, with dense columns."""
+
+    qkvz: torch.Tensor
+    """[P, T, at least C + H V]: queries, keys, values, the output's gate."""
+    ba: torch.Tensor
+    """[P', T, 2 H]: b and a of each value head."""
+
+
+class Tokens(NamedTuple):
+    """Places of a step's tokens, int32 [T]."""
+
+    slots: torch.Tensor
+    positions: torch.Tensor
+    offsets: torch.Tensor
+    """Tokens of the same sequence that come before it in this step."""
+
+
+class Prepared(NamedTuple):
+    """What the delta rule reads of each token."""
+
+    x: torch.Tensor
+    """[T, C] in the model's dtype: q and k of length 1, q by K^-1/2, and v."""
+    decay: torch.Tensor
+    """fp32 [T, H]: logarithm of the factor of the state."""
+    beta: torch.Tensor
+    """fp32 [T, H]."""
+
+    @staticmethod
+    def empty(t: int, c: int, h: int, dtype: torch.dtype, device: torch.device) -> "Prepared":
+        """Room for T tokens."""
+        x = torch.empty(t, c, dtype=dtype, device=device)
+        return Prepared(x, *torch.empty(2, t, h, device=device).unbind(0))
+
+
+class ChunkedPart(NamedTuple):
+    """Sequences of many new tokens in a step, which are computed in chunks."""
+
+    batch: AttentionBatch
+    chunks: torch.Tensor
+    """int32 [chunks, 2]: sequence of the batch, and number of the chunk in it; (-1, 0) is none."""
+
+
+def require_states(states: LayerStates, x: torch.Tensor) -> tuple[int, int, int]:
+    """Raise ValueError unless the states are of layers with channels x [T, C]; returns H, K and V."""
+    matrices, inputs = states
+    require("matrices", matrices, (None, None, None, None), (torch.float32,), x.device)
+    e, h, k, v = matrices.shape
+    require("inputs", inputs, (e, TAPS - 1, x.shape[1]), (x.dtype,), x.device)
+    if (x.shape[1] - h * v) % (2 * k) or h % max(1, states.key_heads):
+        raise ValueError(f"inputs: {x.shape[1]} channels are none of {h} heads of {k} and {v}")
+    return h, k, v
+
+
+def require_projection(
+    projection: Projection, t: int, columns: int, h: int, device: torch.device
+) -> None:
+    """Raise ValueError unless the products have `columns` columns and the gates of H heads."""
+    for name, least in (("qkvz", columns), ("ba", 2 * h)):
+        found = getattr(projection, name)
+        require(name, found, (None, t, None), FLOATS, device, contiguous=False)
+        if found.shape[2] < least:
+            raise ValueError(f"{name}: at least {least} columns wanted, {found.shape[2]} given")
+
+
+def require_batch(batch: AttentionBatch, device: torch.device) -> int:
+    """Raise ValueError unless the arrays of a batch are as long; returns S."""
+    s = batch.starts.shape[0]
+    for name in ("starts", "counts", "lengths", "slots"):
+        require(name, getattr(batch, name), (s,), (torch.int32,), device)
+    return s
+
+
+def require_prepared(prepared: Prepared, h: int, device: torch.device) -> None:
+    """Raise ValueError unless x, decay and beta are of H heads and as many tokens."""
+    t = prepared.x.shape[0]
+    require("x", prepared.x, (t, None), FLOATS, device)
+    require("decay", prepared.decay, (t, h), (torch.float32,), device)
+    require("beta", prepared.beta, (t, h), (torch.float32,), device)

@@ -1,0 +1,187 @@
+"""Paged KV cache of a hybrid model: pages of its attention layers, and whole states of its recurrent ones.
+
+Pages can be used up to any token, a state only where it was saved: near the end of a prompt, every so many
+tokens of a long one, and at the end of an answer. So a prefix hit is as long as the longest saved state whose
+pages are all there. As many states are saved as the runner has room for; the least recently used goes first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from localchat.backend_api.interface import Alias, Discard, MemoryOp, Restore, Save
+from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
+from localchat.core.kv_cache.paged import PagedKVCacheManager
+from localchat.core.kv_cache.prefix_index import PrefixIndex
+from localchat.core.kv_cache.token_prefix import TokenPrefix
+
+MIN_STATE_TOKENS = 64
+"""Computing fewer again takes no longer than a step of one token."""
+_NO_STATE = "this model cannot rewind, and no state was saved so near to it"
+
+
+class _SavedPrefixState(NamedTuple):
+    salt: str
+    prefix: TokenPrefix
+
+
+class _RunningState:
+    """What the state in a running sequence's slot is of."""
+
+    __slots__ = ("keys", "prefix", "salt", "saved")
+
+    def __init__(self, salt: str, prefix: TokenPrefix, saved: int) -> None:
+        self.salt = salt
+        self.prefix = prefix
+        self.saved = saved
+        """Length of the longest prefix of it that was saved."""
+        self.keys: list[int] = []
+        """Keys that it was saved under."""
+
+
+class _HybridPrefix(NamedTuple):
+    pages: PrefixHit
+    key: int
+    """Of the state; -1: none."""
+
+
+class HybridKVCacheManager:
+    """See KVCacheManager."""
+
+    def __init__(
+        self,
+        pages: PagedKVCacheManager,
+        saved_states: int,
+        *,
+        min_state_tokens: int = MIN_STATE_TOKENS,
+    ) -> None:
+        """`saved_states`: most at once; without any, no prompt has a prefix hit. A state is saved if it is of
+        `min_state_tokens` more than the last one."""
+        self._pages = pages
+        self._min_tokens = min_state_tokens
+        self._most = saved_states
+        self._saved: OrderedDict[int, _SavedPrefixState] = OrderedDict()
+        """By key, least recently used first. Keys are never used again."""
+        self._index = PrefixIndex()
+        self._running: dict[int, _RunningState] = {}
+        self._last_key = 0
+        self._evictions = 0
+
+    # ------------------------------------------------------------------------ the prefix
+
+    def find_prefix(self, tokens: Sequence[int], salt: str) -> PrefixHit:
+        whole = self._pages.find_prefix(tokens, salt)
+        ids = np.asarray(tokens[: whole.cached], np.int32)
+        for key in self._index.prefixes(salt, ids):
+            length = len(self._saved[key].prefix)
+            pages = self._pages.find_prefix(tokens[: length + 1], salt)
+            if pages.cached == length:
+                why = whole.why_missed if length == whole.cached else _NO_STATE
+                return PrefixHit(length, why, _HybridPrefix(pages, key))
+        none = self._pages.find_prefix(tokens[:1], salt)
+        return PrefixHit(
+            0, _NO_STATE if whole.cached else whole.why_missed, _HybridPrefix(none, -1)
+        )
+
+    def allocate(
+        self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str, owner: str = ""
+    ) -> CacheUpdate | None:
+        assert isinstance(hit.source, _HybridPrefix)
+        pages, key = hit.source
+        update = self._pages.allocate(seq, tokens, pages, salt, owner)
+        if update is None:
+            return None
+        ids = np.asarray(tokens[: hit.cached], np.int32)
+        self._running[seq] = _RunningState(salt, TokenPrefix(ids), hit.cached)
+        if key < 0:
+            return update
+        self._saved.move_to_end(key)
+        restore = Restore(key, self._pages.slot(seq), hit.cached)
+        return update._replace(memory=(*update.memory, restore))
+
+    # ------------------------------------------------------------------------ running
+
+    def slot(self, seq: int) -> int:
+        return self._pages.slot(seq)
+
+    def extend(self, seq: int, tokens: int) -> CacheUpdate | None:
+        return self._pages.extend(seq, tokens)
+
+    def commit(
+        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
+    ) -> CacheUpdate:
+        prefix = self._running[seq].prefix
+        update = self._pages.commit(seq, tokens, computed, earliest)
+        prefix.append(tokens[len(prefix) : computed])
+        return update
+
+    def hold_state(self, seq: int) -> CacheUpdate | None:
+        return None
+
+    def checkpoint(self, seq: int) -> CacheUpdate:
+        state = self._running[seq]
+        length = len(state.prefix)
+        if not self._most or length < state.saved + self._min_tokens:
+            return CacheUpdate()
+        state.saved = length
+        for key in self._index.prefixes(state.salt, state.prefix.ids)[:1]:
+            if len(self._saved[key].prefix) == length:
+                self._saved.move_to_end(key)
+                return CacheUpdate()
+        ops: list[MemoryOp] = []
+        if len(self._saved) == self._most:
+            ops.append(self._discard(next(iter(self._saved))))
+            self._evictions += 1
+        self._last_key = key = self._last_key + 1
+        state.keys.append(key)
+        self._saved[key] = _SavedPrefixState(state.salt, state.prefix.head(length))
+        self._index.add(state.salt, state.prefix.ids, key)
+        return CacheUpdate((*ops, Save(self._pages.slot(seq), key)))
+
+    def _discard(self, key: int) -> Discard:
+        saved = self._saved.pop(key)
+        self._index.remove(saved.salt, saved.prefix.ids, key)
+        return Discard(key)
+
+    def fork(self, seq: int, child: int) -> CacheUpdate | None:
+        update = self._pages.fork(seq, child)
+        if update is None:
+            return None
+        state = self._running[seq]
+        length = len(state.prefix)
+        self._running[child] = _RunningState(state.salt, state.prefix.head(length), length)
+        copy = Alias(self._pages.slot(seq), self._pages.slot(child), length)
+        return update._replace(memory=(*update.memory, copy))
+
+    def release(self, seq: int, *, keep: bool) -> CacheUpdate:
+        state = self._running.pop(seq)
+        update = self._pages.release(seq, keep=keep)
+        if keep:
+            return update
+        discarded = [self._discard(key) for key in state.keys if key in self._saved]
+        return update._replace(memory=(*discarded, *update.memory))
+
+    def write_behind(self) -> tuple[MemoryOp, ...]:
+        return self._pages.write_behind()
+
+    @property
+    def behind(self) -> bool:
+        return self._pages.behind
+
+    # ------------------------------------------------------------------------ usage and integrity
+
+    def usage(self) -> KVUsage:
+        found = self._pages.usage()
+        return found._replace(evictions=found.evictions + self._evictions)
+
+    def never_fits(self, tokens: int) -> bool:
+        return self._pages.never_fits(tokens)
+
+    def check(self) -> None:
+        self._pages.check()
+        assert len(self._saved) <= self._most, "more states are saved than there is room for"
+        for key, saved in self._saved.items():
+            ids = saved.prefix.ids
+            assert key in self._index.prefixes(saved.salt, ids), f"state {key} cannot be found"
