@@ -24,56 +24,21 @@ from localchat_cuda.quantization_config import (
     rounding,
 )
 from localchat_cuda.rope_config import Rotation, read_rotations
+from localchat_cuda.supported_architectures import (
+    BIASED,
+    CLASSES,
+    DEFAULTS,
+    FAMILIES,
+    HYBRIDS,
+    MIXTURES,
+    SHARED,
+    Architecture,
+)
 from localchat_cuda.weights.tensor_names import is_text
 
-Architecture = (
-    Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
-    | Literal["glm4", "granite", "seed_oss", "smollm3"]
-    | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"]
-    | Literal["qwen3_next", "qwen3_5", "qwen3_5_moe"]
-)
 Activation = Literal["silu", "gelu_tanh"]
 FloatType = Literal["bfloat16", "float16", "float32"]
 
-CLASSES: dict[str, Architecture] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MinistralForCausalLM": "mistral",
-    "Ministral3ForCausalLM": "mistral",
-    "Mistral3ForConditionalGeneration": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2_5_VLForConditionalGeneration": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3VLForConditionalGeneration": "qwen3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "Phi3ForCausalLM": "phi3",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "GptOssForCausalLM": "gpt_oss",
-    "Glm4ForCausalLM": "glm4",
-    "GraniteForCausalLM": "granite",
-    "SeedOssForCausalLM": "seed_oss",
-    "SmolLM3ForCausalLM": "smollm3",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "Qwen3_5ForCausalLM": "qwen3_5",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
-}
-"""Names in `architectures` of config.json."""
-FAMILIES = (
-    "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Qwen3.5, "
-    "Gemma 2, Gemma 3, Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, Seed-OSS and SmolLM3"
-)
-_BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss")
-"""Architectures with biases on queries, keys and values."""
-_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe")
-_SHARED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
-"""Mixtures with a shared expert."""
-_HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 MAX_EXPERTS = 1023
 """Of a layer: a row for each in the router (kernels/experts/choice.py), and one for a shared expert's gate."""
 HEAD_DIMENSIONS = (64, 96, 128, 256)
@@ -83,81 +48,6 @@ _UNSUPPORTED_HINT = (
     f"{_LOADS} For other models take a GGUF file: llama.cpp runs it on this GPU too."
 )
 _DAMAGED_HINT = "The file may be cut off or damaged: download it again."
-_GEMMA: Mapping[str, Any] = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-    "hidden_activation": "gelu_pytorch_tanh",
-}
-_HYBRID: Mapping[str, Any] = {
-    "head_dim": 256,
-    "partial_rotary_factor": 0.25,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "norm_topk_prob": True,
-}
-_DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
-    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
-    "qwen2": {"sliding_window": 4096, "num_key_value_heads": 32},
-    "qwen3": {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
-    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
-    "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
-    "qwen2_moe": {
-        "num_key_value_heads": 16,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-    },
-    "qwen3_moe": {
-        "num_key_value_heads": 4,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-    },
-    "glm4": {"head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
-    "seed_oss": {"head_dim": 128, "attention_bias": True},
-    "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True},
-    "gpt_oss": {
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "num_experts_per_tok": 4,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150_000.0,
-        "sliding_window": 128,
-        "sliding_window_pattern": 2,
-        "attention_bias": True,
-    },
-    "qwen3_next": {
-        **_HYBRID,
-        "num_key_value_heads": 2,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-    },
-    "qwen3_5": {**_HYBRID, "num_key_value_heads": 4},
-    "qwen3_5_moe": {
-        **_HYBRID,
-        "num_key_value_heads": 2,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-    },
-    "gemma2": {
-        **_GEMMA,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "sliding_window_pattern": 2,
-    },
-    "gemma3": {
-        **_GEMMA,
-        "vocab_size": 262_208,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-        "sliding_window_pattern": 6,
-    },
-}
-"""Defaults of transformers, by architecture: configs on the hub leave such fields out."""
 _FLOAT_TYPES: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 CLAMPED_SLOPE = 1.702
 """Of the only clamped activation that there is."""
@@ -285,7 +175,7 @@ class ModelConfig:
     @property
     def normed_heads(self) -> bool:
         """True if queries and keys are normalized per head."""
-        return self.architecture in ("qwen3", "qwen3_moe", "gemma3", *_HYBRIDS)
+        return self.architecture in ("qwen3", "qwen3_moe", "gemma3", *HYBRIDS)
 
     @property
     def rounds_embedding_scale(self) -> bool:
@@ -366,7 +256,7 @@ def parse_config(
     architecture = _Reader(raw, name).architecture()
     text = raw.get("text_config")
     vision = isinstance(text, dict) or "vision_config" in raw
-    default = _DEFAULTS.get(architecture, {})
+    default = DEFAULTS.get(architecture, {})
     reader = _Reader({**default, **raw, **(text or {})} if vision else {**default, **raw}, name)
     reader.check(architecture)
     heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
@@ -388,7 +278,7 @@ def parse_config(
     )
     plain = architecture in ("mixtral", "gpt_oss")
     inner = "intermediate_size" if plain else "moe_intermediate_size"
-    mixed = architecture in _MIXTURES
+    mixed = architecture in MIXTURES
     return ModelConfig(
         architecture=architecture,
         layers=layers,
@@ -404,7 +294,7 @@ def parse_config(
         rotation=rotations.all,
         windowed_rotation=rotations.windowed,
         tied=bool(reader.raw.get("tie_word_embeddings", False)),
-        qkv_bias=architecture in _BIASED
+        qkv_bias=architecture in BIASED
         or (architecture == "glm4" and bool(reader.raw.get("attention_bias", True))),
         quantization=quantization,
         dtype=reader.dtype(stored_type(headers)),
@@ -429,7 +319,7 @@ def parse_config(
         mixture=reader.mixture(architecture, quantization) if mixed else None,
         unrotated=reader.unrotated(layers) if architecture == "smollm3" else (),
         logits_divisor=granite.logits if granite else 1.0,
-        delta_net=reader.delta_net(layers, quantization) if architecture in _HYBRIDS else None,
+        delta_net=reader.delta_net(layers, quantization) if architecture in HYBRIDS else None,
     )
 
 
@@ -543,7 +433,7 @@ class _Reader(ConfigFields):
             raise self.unsupported("biases in the feed-forward layers")
         biased = self.raw.get("attention_bias")
         out = architecture != "gpt_oss" and self.raw.get("attention_out_bias")
-        if (architecture not in (*_BIASED, "glm4") and biased) or out:
+        if (architecture not in (*BIASED, "glm4") and biased) or out:
             raise self.unsupported("biases in the attention layers of this architecture")
         if architecture in ("gpt_oss", "seed_oss") and not biased:
             raise self.unsupported("attention layers without the biases of this architecture")
@@ -575,7 +465,7 @@ class _Reader(ConfigFields):
         if not chosen <= experts <= MAX_EXPERTS:
             raise self.unsupported(f"{chosen} of {experts} experts (at most {MAX_EXPERTS})")
         shared = 0
-        if architecture in _SHARED:
+        if architecture in SHARED:
             inner, width = (
                 self.integer(f"{kind}_intermediate_size") for kind in ("moe", "shared_expert")
             )

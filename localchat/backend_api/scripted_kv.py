@@ -265,7 +265,9 @@ class BlockStorage:
             case Copy(source, target, tokens):
                 assert 0 < tokens <= self._size
                 assert source != target, "a copy onto itself"
-                self._fill(target, self._blocks[source][:tokens])
+                text = self._blocks[source][:tokens]
+                assert _UNWRITTEN not in text, f"block {source} holds fewer than {tokens} tokens"
+                self._fill(target, text)
             case SaveBlock(block, number):
                 text = self._blocks[block]
                 assert _UNWRITTEN not in text, f"block {block} is not full"

@@ -10,9 +10,10 @@ from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.fit.load_options import RoundedType
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.memory_plan import parameters
-from localchat_cuda.model_config import CLASSES, Mixture, parse_config, read_config, rounded_config
+from localchat_cuda.model_config import Mixture, parse_config, read_config, rounded_config
 from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.rope_config import LinearScaling, Llama3Scaling, Rotation
+from localchat_cuda.supported_architectures import CLASSES
 from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
 from tests.support.hub_configs import CONFIGS
 

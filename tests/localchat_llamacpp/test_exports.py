@@ -9,7 +9,6 @@ import pytest
 from localchat.backend_api.interface import (
     LAST,
     Drop,
-    ExportingRunner,
     Import,
     LogitsPosition,
     Restore,
@@ -19,6 +18,7 @@ from localchat.backend_api.interface import (
     StateRange,
     StepRow,
 )
+from localchat.backend_api.kv_transfer import ExportingRunner
 from tests.support.llamacpp_driver import GREEDY, Driver, Start, with_logprobs
 from tests.support.llamacpp_models import VOCAB
 

@@ -22,7 +22,7 @@ from localchat_cuda.architectures import (
     seed_oss,
     smollm3,
 )
-from localchat_cuda.model_config import Architecture
+from localchat_cuda.supported_architectures import Architecture
 
 ARCHITECTURES: dict[Architecture, ModuleType] = {
     "llama": llama,

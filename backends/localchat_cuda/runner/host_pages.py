@@ -162,7 +162,7 @@ class HostPages:
     # ------------------------------------------------------------------------ bytes
 
     def bytes_of(self, number: int) -> memoryview | None:
-        """See backend_api.interface.HostBlockRunner."""
+        """See backend_api.kv_transfer.HostBlockRunner."""
         event = self._numbers.get(number)
         if event is not None and not event.query():  # type: ignore[no-untyped-call]
             return None

@@ -189,7 +189,7 @@ class CudaRunner:
             self._host_blocks.record()
 
     def host_block(self, number: int) -> memoryview | None:
-        """See backend_api.interface.HostBlockRunner."""
+        """See backend_api.kv_transfer.HostBlockRunner."""
         assert self._host_blocks is not None, "there are no host blocks"
         return self._host_blocks.bytes_of(number)
 

@@ -106,7 +106,7 @@ class CheckpointWeights:
 
     def unread(self) -> list[str]:
         left = self._files.keys() - self._read_names
-        return sorted(name for name in left if is_text(name) and not name.endswith(_ABSENT))
+        return sorted(name for name in left if is_text(name) and not name.endswith(_OPTIONAL))
 
     def _read(self, path: Path, stored: str) -> torch.Tensor:
         try:

@@ -17,7 +17,8 @@ from typing import cast
 
 import numpy as np
 
-from localchat.backend_api.interface import HostBlockRunner, MemoryOp, Runner, StepPlan
+from localchat.backend_api.interface import MemoryOp, Runner, StepPlan
+from localchat.backend_api.kv_transfer import HostBlockRunner
 from localchat.core.kv_cache.disk_tier import (
     DAMAGED,
     MIN_STORED_TOKENS,

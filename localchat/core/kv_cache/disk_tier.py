@@ -12,7 +12,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from localchat.backend_api.interface import ExportingRunner, MemoryOp, Runner, StateRange
+from localchat.backend_api.interface import MemoryOp, Runner, StateRange
+from localchat.backend_api.kv_transfer import ExportingRunner
 from localchat.core.kv_cache.slots import SlotKVCacheManager, UnstoredText
 from localchat.core.sequence import RequestState
 from localchat.kv_store.store import KVStore, ReadBack

@@ -1,0 +1,126 @@
+"""Architectures that the backend runs: their names in config.json, traits, and what a silent config means."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Architecture = (
+    Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+    | Literal["glm4", "granite", "seed_oss", "smollm3"]
+    | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"]
+    | Literal["qwen3_next", "qwen3_5", "qwen3_5_moe"]
+)
+
+CLASSES: dict[str, Architecture] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MinistralForCausalLM": "mistral",
+    "Ministral3ForCausalLM": "mistral",
+    "Mistral3ForConditionalGeneration": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3VLForConditionalGeneration": "qwen3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GptOssForCausalLM": "gpt_oss",
+    "Glm4ForCausalLM": "glm4",
+    "GraniteForCausalLM": "granite",
+    "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+}
+"""Names in `architectures` of config.json."""
+FAMILIES = (
+    "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Qwen3.5, "
+    "Gemma 2, Gemma 3, Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, Seed-OSS and SmolLM3"
+)
+BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss")
+"""Architectures with biases on queries, keys and values."""
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe")
+SHARED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
+"""Mixtures with a shared expert."""
+HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+_GEMMA: Mapping[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+_HYBRID: Mapping[str, Any] = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "qwen2": {"sliding_window": 4096, "num_key_value_heads": 32},
+    "qwen3": {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
+    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "qwen2_moe": {
+        "num_key_value_heads": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+    },
+    "qwen3_moe": {
+        "num_key_value_heads": 4,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    "glm4": {"head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
+    "seed_oss": {"head_dim": 128, "attention_bias": True},
+    "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    "gpt_oss": {
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_experts_per_tok": 4,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "attention_bias": True,
+    },
+    "qwen3_next": {
+        **_HYBRID,
+        "num_key_value_heads": 2,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    "qwen3_5": {**_HYBRID, "num_key_value_heads": 4},
+    "qwen3_5_moe": {
+        **_HYBRID,
+        "num_key_value_heads": 2,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+    "gemma2": {
+        **_GEMMA,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window_pattern": 2,
+    },
+    "gemma3": {
+        **_GEMMA,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window_pattern": 6,
+    },
+}
+"""Defaults of transformers, by architecture: configs on the hub leave such fields out."""
