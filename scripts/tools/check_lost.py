@@ -1,6 +1,6 @@
-"""Measures what a kill loses: kills the screen and the engine at random moments during an answer.
+"""Measures what a kill loses: kills screen, engine, one-shots and line mode at random moments of an answer.
 
-    python -m scripts.tools.check_lost [--kills 20] [--engine-kills 5] [--seed 1]
+    python -m scripts.tools.check_lost [--kills 20] [--engine-kills 5] [--line-kills 20] [--seed 1]
 
 Runs on a terminal, with the real engine and the guide.
 
@@ -8,6 +8,8 @@ Runs on a terminal, with the real engine and the guide.
    seconds (since the first lost letter appeared) and in letters. At most the last second may be missing. Every
    conversation must open again: on the screen, which the next round begins with, and by `localchat history`.
 2. SIGKILL to the engine. Everything shown must be in the history, and the next question must be answered.
+3. SIGKILL to one-shots and to the line mode by turns, from the first moment on that a question is stored.
+   Counted as with the screen.
 
 The guide is kept from ending its answers, so that every kill hits one. The last line is JSON. Ends with
 1 if something is lost.
@@ -28,6 +30,7 @@ from pathlib import Path
 from localchat.chat.conversation import Conversation, Node
 from localchat.history.store import History
 from tests.support.terminal_program import Program, endless, letters
+from tests.support.terminal_screen import Screen
 
 ROOT = Path(__file__).resolve().parents[2]
 LOST_S = 1.0
@@ -40,6 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--engine-kills", type=int, default=5)
+    parser.add_argument("--line-kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     places = [str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")]
@@ -47,9 +51,13 @@ def main() -> int:
     draw = random.Random(asked.seed)
     with tempfile.TemporaryDirectory() as folder:
         found, rounds = _kill_screens(Path(folder), asked.kills, draw)
-        wrong = _open_all(Path(folder), rounds)
+        wrong = _open_all(Path(folder), rounds) if rounds else []
     with tempfile.TemporaryDirectory() as folder:
         engines = _kill_engines(Path(folder), asked.engine_kills, draw)
+    with tempfile.TemporaryDirectory() as folder:
+        lines = _kill_lines(Path(folder), asked.line_kills, draw)
+        wrong += _open_all(Path(folder), len(lines)) if lines else []
+    wrong += [f"a kill of {name} lost {lost_s:.2f} s" for name, lost_s in lines if lost_s > LOST_S]
     seconds = sorted(lost_s for lost_s, _ in found)
     wrong += [f"a kill lost {each:.2f} s" for each in seconds if each > LOST_S]
     wrong += [f"an engine's death lost {each} letters" for each in engines if each]
@@ -61,6 +69,8 @@ def main() -> int:
                 "lost_s_median": round(seconds[len(seconds) // 2], 3) if seconds else None,
                 "lost_s_most": round(max(seconds, default=0.0), 3),
                 "lost_letters_most": max((count for _, count in found), default=0),
+                "line_kills": len(lines),
+                "line_lost_s_most": round(max((lost_s for _, lost_s in lines), default=0.0), 3),
                 "engine_kills": len(engines),
                 "engine_lost_letters": sum(engines),
                 "wrong": wrong,
@@ -203,6 +213,40 @@ def _kill_engines(data: Path, kills: int, draw: random.Random) -> list[int]:
             )  # or it reads as of the answer
     finally:
         program.close()
+    return found
+
+
+def _kill_lines(data: Path, kills: int, draw: random.Random) -> list[tuple[str, float]]:
+    """What was killed and the seconds that it lost, one-shots and line mode by turns."""
+    found: list[tuple[str, float]] = []
+    os.environ["LOCALCHAT_DATA_DIR"] = str(data)
+    for number in range(kills):
+        name, flags = (("a one-shot", ()), ("the line mode", ("-i",)))[number % 2]
+        question = _question(number)
+        args = ("-m", "localchat", "-q", "-m", "guide", *endless(), *flags, question)
+        program = Screen(args, term="xterm-256color")
+        pause_s = draw.uniform(0.05, 3.0)
+        end, shown = time.monotonic() + 90.0, ""
+        came: list[tuple[float, int]] = []
+        while time.monotonic() < end:
+            shown += program.read()
+            if shown and not came:
+                end = time.monotonic() + pause_s
+            came.append((time.monotonic(), len(letters(shown)))) if shown else None
+        killed_s = time.monotonic()
+        os.killpg(program.process.pid, signal.SIGKILL)
+        program.process.wait()
+        path = _last(data).path()
+        if not path or path[0].message.content != question:
+            raise SystemExit(f"{name} lost its question {pause_s:.2f} s after its answer began")
+        kept = len(letters(path[1].message.content)) if len(path) > 1 else 0
+        lost_s = next((killed_s - at_s for at_s, count in came if count > kept), 0.0)
+        found.append((name, lost_s))
+        print(
+            f"{name} killed after {pause_s:.2f} s: {lost_s:.2f} s, {came[-1][1] - kept} letters",
+            flush=True,
+        )
+    del os.environ["LOCALCHAT_DATA_DIR"]
     return found
 
 

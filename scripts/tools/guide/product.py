@@ -19,7 +19,6 @@ from localchat.cli.group import VERBS  # noqa: E402
 from localchat.cli.main import root  # noqa: E402
 from localchat.cli.verb_words import ALIASES, spoken  # noqa: E402
 from localchat.engine.events import Finished, Text  # noqa: E402
-from localchat.engine.local.engine import LocalEngine  # noqa: E402
 from localchat.engine.options import EngineOptions  # noqa: E402
 from localchat.engine.request import (  # noqa: E402
     GenerateRequest,
@@ -45,8 +44,8 @@ class Product:
     """One GGUF file in localchat's engine; greedy. Use as a context manager."""
 
     def __init__(self, model: Path) -> None:
-        self._engine = LocalEngine(
-            EngineOptions(model, name="guide"), notify=lambda text: print(text, file=sys.stderr)
+        self._engine = AppContext().open_engine(
+            EngineOptions(model, name="guide"), lambda text: print(text, file=sys.stderr)
         )
 
     def answer(self, messages: list[tuple[str, str]], max_tokens: int = 400) -> tuple[str, bool]:

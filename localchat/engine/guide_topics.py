@@ -1,0 +1,79 @@
+"""Topics of the guide's questions: a linear classifier over words and pieces of words, apart from the guide.
+
+Trained by scripts/tools/guide/topic_classifier.py on the questions that the guide was trained on; it reads the
+question alone and writes nothing, so where both name the same topic, both would have to be wrong in one way.
+"""
+
+import re
+import zlib
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FEATURES: Final = 1 << 13
+HEAD: Final = 40
+"""Characters of an answer that tell it from all others."""
+_NUMBER: Final = re.compile(r"\d[\d,.]*")
+_OPEN: Final = re.compile(
+    r"(I know no |Here it is |There are several |localchat has no (?=.{1,40}\. `localchat --help`)).*"
+)
+"""Answers that repeat a word of the question early on."""
+HELD: Final = 80
+"""Characters that are enough for `answer_key`."""
+
+
+def features(question: str) -> list[int]:
+    """Ids of the words, neighbouring words, and pieces of three and four letters of a question."""
+    words = re.findall(r"\d+|[+#]+|[^\W\d_]+", question.lower())
+    found = {f"{one} {two}" for one, two in pairwise(words)}
+    for word in words:
+        edged = f"<{word}>"
+        found.add(f"={word}")
+        for size in (3, 4):
+            found.update(edged[at : at + size] for at in range(len(edged) - size + 1))
+    return sorted({zlib.crc32(text.encode()) % FEATURES for text in found})
+
+
+def answer_key(answer: str) -> str:
+    """The beginning of an answer without its numbers: equal for all answers of one topic."""
+    text = " ".join(answer[:HELD].split())
+    return _NUMBER.sub("#", _OPEN.sub(r"\1", text))[:HEAD]
+
+
+class Topics:
+    """The classifier. `path`: its file, which is read at the first question."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @cached_property
+    def _tables(self) -> "dict[str, np.ndarray]":
+        import numpy as np  # 60 ms, while the model loads
+
+        with np.load(self._path) as file:
+            return dict(file)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The key of each topic's answer (`answer_key`)."""
+        return bytes(self._tables["keys"]).decode().split("\0")
+
+    @cached_property
+    def answers(self) -> list[str]:
+        """The answer of each topic; empty where it depends on the question."""
+        return bytes(self._tables["answers"]).decode().split("\0")
+
+    def probabilities(self, question: str) -> "np.ndarray":
+        """The probability of each topic."""
+        import numpy as np
+
+        tables = self._tables
+        ids = features(question)
+        mean = tables["features"][ids].sum(0, dtype=np.float32) / max(1, len(ids)) * tables["scale"]
+        logits = tables["topics"].astype(np.float32) @ mean + tables["bias"]
+        weights = np.exp(logits - logits.max())
+        return np.asarray(weights / weights.sum())
