@@ -81,13 +81,14 @@ def checked_question(request: GenerateRequest) -> str:
     return "" if len(asked) > 1 and leans else question
 
 
-def checked_answer(topics: Topics, probabilities: "np.ndarray", answer: str) -> str:
-    """What to say instead of an answer that begins so; empty: it is about the question, or a refusal."""
-    if answer.startswith(_REFUSALS):
+def checked_answer(topics: Topics, probabilities: "np.ndarray", question: str, answer: str) -> str:
+    """What to say instead of an answer that begins so; empty: it is about the question, or repeats a part of
+    it, or refuses."""
+    if answer.startswith(_REFUSALS) or answer.strip() in question:
         return ""
     key = answer_key(answer)
-    likely = float(probabilities[topics.keys.index(key)]) if key in topics.keys else 0.0
-    if likely >= UNLIKELY:
+    pairs = zip(topics.keys, probabilities, strict=True)
+    if sum(probability for name, probability in pairs if name.startswith(key)) >= UNLIKELY:
         return ""
     best = int(probabilities.argmax())
     if probabilities[best] >= SURE and topics.answers[best]:
@@ -128,6 +129,6 @@ class CheckedAnswer:
         self._text += event.text if isinstance(event, Text) else ""
         if len(self._text) >= HELD or isinstance(event, Finished):
             self._judged = True
-            other = checked_answer(self._topics, probabilities, self._text)
+            other = checked_answer(self._topics, probabilities, self._question, self._text)
             self._replaced = bool(other)
             self.stream.put(*([Text(0, other), Finished(0, "stop")] if other else self._held))

@@ -19,7 +19,8 @@ HEAD: Final = 40
 """Characters of an answer that tell it from all others."""
 _NUMBER: Final = re.compile(r"\d[\d,.]*")
 _OPEN: Final = re.compile(
-    r"(I know no |Here it is |There are several |localchat has no (?=.{1,40}\. `localchat --help`)).*"
+    r"(I know no |Here it is |There are several |Add `--stop |"
+    r"localchat has no (?=.{1,40}\. `localchat --help`)).*"
 )
 """Answers that repeat a word of the question early on."""
 HELD: Final = 80

@@ -34,11 +34,12 @@ from localchat.errors import EngineDied
 TOPICS = Topics(Path(localchat.__file__).with_name("guide") / "topics.npz")
 GGUF = "GGUF is the file format of llama.cpp: weights, tokenizer and chat template in one file, in many "
 QUIT = "`Ctrl+D` on an empty line quits, and so do `Ctrl+Q`, `/quit`, or `Ctrl+C` twice. The conversation is "
-DONE = Done(Usage(5, 0, 9), Timings(*[0.0] * 2, *[None] * 6, 0.0), 0, 0, Speculation(), "print")
+_TIMINGS = Timings(0.0, 0.0, None, None, None, None, None, None, 0.0)
+DONE = Done(Usage(5, 0, 9), _TIMINGS, 0, 0, Speculation(), "print")
 
 
 def said(question: str, answer: str) -> str:
-    return guide.checked_answer(TOPICS, TOPICS.probabilities(question), answer)
+    return guide.checked_answer(TOPICS, TOPICS.probabilities(question), question, answer)
 
 
 def test_answers_of_one_topic_have_one_key_whatever_their_numbers_and_names() -> None:
@@ -66,6 +67,11 @@ def test_without_a_sure_topic_the_guide_says_that_it_does_not_know() -> None:
 
 def test_a_refusal_stays() -> None:
     assert said("what is gguf?", "I cannot work on texts: I am a small guide") == ""
+
+
+def test_an_answer_with_a_word_of_the_question_stays() -> None:
+    assert said("stop generating when it writes END", 'Add `--stop "END"`.') == ""
+    assert said("repeat after me: zebra lantern 42", "zebra lantern 42") == ""
 
 
 def asked(*contents: str, **changes: object) -> GenerateRequest:
