@@ -29,6 +29,8 @@ SURE: Final = 0.9
 UNKNOWN: Final = "I do not know that."
 """How the answer begins that names a real model."""
 _REFUSALS: Final = (UNKNOWN, "I cannot", "I am sorry", "I did not understand")
+_ABSENT: Final = "localchat has no"
+"""The beginning of answers that are told apart late."""
 _LONGEST: Final = 200
 """Characters of a question; what is longer is a text with a task, which the guide refuses."""
 _LATIN: Final = "\u024f"
@@ -81,15 +83,22 @@ def checked_question(request: GenerateRequest) -> str:
     return "" if len(asked) > 1 and leans else question
 
 
-def checked_answer(topics: Topics, probabilities: "np.ndarray", question: str, answer: str) -> str:
+def checked_answer(
+    topics: Topics, probabilities: "np.ndarray", question: str, answer: str, *, whole: bool = True
+) -> str | None:
     """What to say instead of an answer that begins so; empty: it is about the question, or repeats a part of
-    it, or refuses."""
-    if answer.startswith(_REFUSALS) or answer.strip() in question:
+    it, or refuses. None: its next words will tell, if it is not `whole` yet.
+    """
+    if answer.startswith(_REFUSALS) or (whole and answer.strip() in question):
         return ""
+    waits = answer in question or any(text.startswith(answer) for text in (*_REFUSALS, _ABSENT))
+    if not whole and (waits or answer.startswith(_ABSENT)):
+        return None
     key = answer_key(answer)
     pairs = zip(topics.keys, probabilities, strict=True)
-    if sum(probability for name, probability in pairs if name.startswith(key)) >= UNLIKELY:
-        return ""
+    likely = [probability for name, probability in pairs if name.startswith(key)]
+    if sum(likely) >= UNLIKELY:
+        return "" if whole or min(likely) >= UNLIKELY else None
     best = int(probabilities.argmax())
     if probabilities[best] >= SURE and topics.answers[best]:
         return topics.answers[best]
@@ -127,8 +136,9 @@ class CheckedAnswer:
             return
         self._held.append(event)
         self._text += event.text if isinstance(event, Text) else ""
-        if len(self._text) >= HELD or isinstance(event, Finished):
+        whole = len(self._text) >= HELD or isinstance(event, Finished)
+        other = checked_answer(self._topics, probabilities, self._question, self._text, whole=whole)
+        if other is not None:
             self._judged = True
-            other = checked_answer(self._topics, probabilities, self._question, self._text)
             self._replaced = bool(other)
             self.stream.put(*([Text(0, other), Finished(0, "stop")] if other else self._held))

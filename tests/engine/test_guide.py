@@ -39,7 +39,10 @@ DONE = Done(Usage(5, 0, 9), _TIMINGS, 0, 0, Speculation(), "print")
 
 
 def said(question: str, answer: str) -> str:
-    return guide.checked_answer(TOPICS, TOPICS.probabilities(question), question, answer)
+    """What is said instead of a whole answer."""
+    other = guide.checked_answer(TOPICS, TOPICS.probabilities(question), question, answer)
+    assert other is not None
+    return other
 
 
 def test_answers_of_one_topic_have_one_key_whatever_their_numbers_and_names() -> None:
@@ -72,6 +75,24 @@ def test_a_refusal_stays() -> None:
 def test_an_answer_with_a_word_of_the_question_stays() -> None:
     assert said("stop generating when it writes END", 'Add `--stop "END"`.') == ""
     assert said("repeat after me: zebra lantern 42", "zebra lantern 42") == ""
+
+
+def words_held(question: str, answer: str) -> int:
+    """Words of an answer after which it is known whether it is shown."""
+    probabilities, words = TOPICS.probabilities(question), answer.split(" ")
+    for count in range(1, len(words)):
+        begun = " ".join(words[:count])
+        if guide.checked_answer(TOPICS, probabilities, question, begun, whole=False) is not None:
+            return count
+    return len(words)
+
+
+def test_few_words_wait() -> None:
+    assert words_held("what is gguf?", GGUF) <= 4
+    assert words_held("what is gguf?", QUIT) <= 4
+    assert (
+        words_held("what is the capital of France?", "I do not know that. I am a small guide") <= 5
+    )
 
 
 def asked(*contents: str, **changes: object) -> GenerateRequest:
