@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 UNLIKELY: Final = 0.01
-"""Below it an answer is beside the question. Of 76 wrong answers among 963 it finds 48, and it loses 18 right
-ones; at 0.02 it finds 52 and loses 33."""
-SURE: Final = 0.9
+"""Below it an answer is beside the question. Of 151 wrong answers to 1,408 questions of strangers it finds 102,
+and it loses 26 right ones; at 0.02 it finds 111 and loses 36."""
+SURE: Final = 0.8
 UNKNOWN: Final = "I do not know that."
 """How the answer begins that names a real model."""
 _REFUSALS: Final = (UNKNOWN, "I cannot", "I am sorry", "I did not understand")
