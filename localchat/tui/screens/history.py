@@ -1,6 +1,7 @@
 """History screen: search, resume, rename, delete and restore conversations."""
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _MAX_SHOWN = 100
 _PREVIEW_CHARACTERS = 110
 _PREVIEW_AFTER_S = 0.05
+_FENCE = re.compile(r"^ *```.*$", re.MULTILINE)
 _MATCH_STYLE = "bold $accent"
 
 
@@ -149,7 +151,8 @@ def _preview(conversation: "Conversation") -> str:
     for role, sign in (("user", "▌ "), ("assistant", "  ")):
         texts = [n.message.content for n in conversation.path() if n.message.role == role]
         if texts:
-            lines.append(sign + sanitize_line(" ".join(texts[-1][:_PREVIEW_CHARACTERS].split())))
+            text = _FENCE.sub("", texts[-1])[:_PREVIEW_CHARACTERS]
+            lines.append(sign + sanitize_line(" ".join(text.split())))
     return "\n".join(lines)
 
 

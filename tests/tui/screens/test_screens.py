@@ -9,12 +9,15 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
+from localchat.chat.conversation import Conversation
+from localchat.engine.request import Message
 from localchat.errors import LocalchatError
 from localchat.history.store import History
 from localchat.models.index import Model
 from localchat.models.onboarding import FirstRun
 from localchat.session.blocks import NoticeBlock
 from localchat.session.commands import COMMANDS
+from localchat.tui.screens import history
 from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.themes import textual_name
@@ -66,6 +69,16 @@ def test_a_preview_that_is_read_after_its_list_is_closed_is_dropped(tmp_path: Pa
         assert "▌ about rivers" in screen._previews[id_]
 
     play(Stage(tmp_path), what)
+
+
+def test_a_preview_has_the_code_without_its_fences() -> None:
+    conversation = Conversation()
+    asked = conversation.add(Message("user", "how do I list?"), parent=None)
+    answer = Message("assistant", "Use this:\n\n```sh\nlocalchat list\n```\nIt shows all.")
+    conversation.add(answer, parent=asked.id)
+    question, beginning = history._preview(conversation).split("\n")
+    assert question == "▌ how do I list?"
+    assert beginning == "  Use this: localchat list It shows all."
 
 
 def test_keys_that_do_not_fit_on_the_frame_stand_below_the_list(tmp_path: Path) -> None:
