@@ -35,6 +35,8 @@ _LONGEST: Final = 200
 """Characters of a question; what is longer is a text with a task, which the guide refuses."""
 _LATIN: Final = "\u024f"
 """The last Latin letter; what the classifier knows of other scripts is too little."""
+_TELLING: Final = 6
+"""Characters that tell "I speak English only" from other answers."""
 _ENOUGH_TOKENS: Final = 200
 _LEANS: Final = re.compile(
     r"\b(it|its|that|this|these|those|them|they|one|ones|there|then|and|same|again|else|also|why|more)\b"
@@ -77,7 +79,7 @@ def checked_question(request: GenerateRequest) -> str:
         return ""
     asked = [message.content for message in prompt.messages if message.role == "user"]
     question = asked[-1].strip() if asked else ""
-    if not question or len(question) > _LONGEST or "\n" in question or max(question) > _LATIN:
+    if len(question) > _LONGEST or "\n" in question:
         return ""
     leans = len(question.split()) < 3 or _LEANS.search(question.lower())
     return "" if len(asked) > 1 and leans else question
@@ -88,12 +90,24 @@ def checked_answer(
 ) -> str | None:
     """What to say instead of an answer that begins so; empty: it is about the question, or repeats a part of
     it, or refuses. None: its next words will tell, if it is not `whole` yet.
+
+    Half of the answers to other languages that go beyond "I speak English only" were wrong, among them "remove"
+    for "download", so all of them say that.
     """
     if answer.startswith(_REFUSALS) or (whole and answer.strip() in question):
         return ""
-    waits = answer in question or any(text.startswith(answer) for text in (*_REFUSALS, _ABSENT))
+    if line := next((line for line in topics.languages if answer.startswith(line)), ""):
+        rest = answer[len(line) :].strip()[:_TELLING]
+        if not whole and len(rest) < _TELLING:
+            return None
+        if not topics.english.startswith(rest):
+            return f"{line}\n\n{topics.english}"
+    beginnings = (*_REFUSALS, _ABSENT, *topics.languages)
+    waits = answer in question or any(text.startswith(answer) for text in beginnings)
     if not whole and (waits or answer.startswith(_ABSENT)):
         return None
+    if max(question) > _LATIN:
+        return ""
     key = answer_key(answer)
     pairs = zip(topics.keys, probabilities, strict=True)
     likely = [probability for name, probability in pairs if name.startswith(key)]

@@ -68,6 +68,16 @@ class Topics:
         """The answer of each topic; empty where it depends on the question."""
         return bytes(self._tables["answers"]).decode().split("\0")
 
+    @cached_property
+    def languages(self) -> list[str]:
+        """The sentences with which answers in other languages begin."""
+        return bytes(self._tables["languages"]).decode().split("\0")
+
+    @cached_property
+    def english(self) -> str:
+        """What follows them, whatever was asked."""
+        return bytes(self._tables["english"]).decode()
+
     def probabilities(self, question: str) -> "np.ndarray":
         """The probability of each topic."""
         import numpy as np

@@ -77,6 +77,24 @@ def test_an_answer_with_a_word_of_the_question_stays() -> None:
     assert said("repeat after me: zebra lantern 42", "zebra lantern 42") == ""
 
 
+@pytest.mark.parametrize(
+    "question", ["¿Cómo descargo un modelo?", "как скачать модель", "怎么退出"]
+)
+def test_an_answer_to_another_language_says_that_english_is_wanted(question: str) -> None:
+    for line in TOPICS.languages:
+        wrong = f"{line}\n\n`localchat rm MODEL` removes a model that localchat pulled"
+        assert said(question, wrong) == f"{line}\n\n{TOPICS.english}"
+
+
+def test_the_line_in_a_language_and_english_stay() -> None:
+    russian = next(line for line in TOPICS.languages if line.startswith("Я маленькая"))
+    assert said("как выйти", f"{russian}\n\n{TOPICS.english}") == ""
+
+
+def test_english_to_a_question_in_another_script_stays() -> None:
+    assert said("怎么退出 llama", QUIT) == ""
+
+
 def words_held(question: str, answer: str) -> int:
     """Words of an answer after which it is known whether it is shown."""
     probabilities, words = TOPICS.probabilities(question), answer.split(" ")
@@ -112,7 +130,7 @@ def asked(*contents: str, **changes: object) -> GenerateRequest:
         (asked("What is GGUF?", "A format.", "why?"), ""),
         (asked("x" * 300), ""),
         (asked("Sum up:\na text"), ""),
-        (asked("怎么退出"), ""),
+        (asked("怎么退出"), "怎么退出"),
         (asked("hi", max_tokens=5), ""),
         (asked("hi", stop=("x",)), ""),
         (asked("hi", n=2), ""),

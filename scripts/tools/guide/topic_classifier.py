@@ -107,8 +107,13 @@ def write(path: Path, net: Net, keys: list[str], answers: list[str]) -> None:
         step = float(weights.detach().abs().max()) / 127
         tables[name] = (weights.detach() / step).round().numpy().astype(np.int8)
         scale *= step
+    foreign = read_facts(HERE / "facts.json")["foreign"]
+    english = foreign["english"]
+    languages = [each["answer"] for each in foreign.values() if isinstance(each, dict)]
     np.savez_compressed(
         path,
+        english=np.frombuffer(english.encode(), np.uint8),
+        languages=np.frombuffer("\0".join(languages).encode(), np.uint8),
         scale=np.float32(scale),
         bias=net.topics.bias.detach().numpy(),
         keys=np.frombuffer("\0".join(keys).encode(), np.uint8),
