@@ -72,5 +72,8 @@ def packed_bytes(type_: str, n: int, k: int) -> int:
     form = FORMS[type_]
     row_blocks = -(-n // ROWS) * ROWS * -(-k // BLOCK)
     groups = BLOCK // form.group
-    sides = (2 + groups if form.factors else 2 * groups) * (2 if form.minimum else 1)
+    both = 2 if form.minimum else 1
+    sides = 2 * groups * both
+    if form.factors:  # two of four bits share a byte
+        sides = 4 + groups * (both if form.group == 32 else 1)
     return row_blocks * (BLOCK * form.bits // 8 + sides)

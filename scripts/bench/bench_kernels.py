@@ -7,8 +7,8 @@ poisoned outputs before it is timed; times are medians of 7 replays of a CUDA gr
 MB of rotating weights, so that nothing comes from the L2 cache. PARTS: floors, products (the gemms),
 chain, sampler, few (decode attention), many (prefill attention), coded (attention over 8-bit KV), head,
 dense, overlap (dequantizing ahead), ordered (columns sorted for act-order), windows (shapes of Gemma
-and Mistral), bytes (8-bit weights), groups (int4 gemms in groups of 128, 64 and 32), experts (a layer of
-Qwen3-30B-A3B); chunks (Hopper GPUs) and byte_cuts (tile configs) only when named.
+and Mistral), bytes (8-bit weights), groups (int4 gemms in groups of 128, 64 and 32), ggml (gemms of GGUF's
+formats), experts (a layer of Qwen3-30B-A3B); chunks (Hopper GPUs) and byte_cuts (tile configs) only when named.
 Prints a table, and JSON as the last line.
 """
 
@@ -39,6 +39,7 @@ from scripts.bench.kernels.chunks import chunks
 from scripts.bench.kernels.coded import coded
 from scripts.bench.kernels.draws import sampler
 from scripts.bench.kernels.experts import experts_part
+from scripts.bench.kernels.ggml import ggml_part
 from scripts.bench.kernels.groups import groups
 from scripts.bench.kernels.ordered import ordered
 from scripts.bench.kernels.overlap import overlap
@@ -180,6 +181,7 @@ PARTS: dict[str, Callable[[], Results]] = {
     "windows": windows,
     "bytes": as_cut,
     "groups": groups,
+    "ggml": ggml_part,
     "experts": experts_part,
     "byte_cuts": other_cuts,
 }

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 SHARED_BYTES = {86: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 """Most that a program may take, by compute capability; 89 is as 86, 103 as 100, and 80 has more."""
 SCRIPT = """
-import json, sys, triton
+import json, sys, torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from localchat_cuda.kernels.attention import decode as decode_attention, prefill as prefill_attention
@@ -24,6 +24,7 @@ from localchat_cuda.kernels import activation, permute_columns, rms_norm_post, r
 from localchat_cuda.kernels.sampling import rescore
 from localchat_cuda.kernels.delta_net import chunked, gated_norm, prepare, recurrent
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
+from localchat_cuda.kernels.ggml import gemm_int8 as ggml_int8, gemm_tiles as ggml_tiles, pack as ggml_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations, gemm_fp16, gemm_int8, gemm_tiled
 
 def compiled(kernel, types, warps, cc, **values):
@@ -82,6 +83,18 @@ found["delta net recurrent"] = compiled(
 found["delta net chunks"] = compiled(chunked._chunk_kernel, states, 4, cc, B=64, **net)
 found["delta net scan"] = compiled(
     chunked._scan_kernel, states, 4, cc, BV=32, B=64, TAPS=4, P=1, STAGES=chunked.stages_of(cc), **net)
+held = dict(x="*fp16", factors="*fp32", low="*i8", high="*i8", out="*fp32", sides="*i64", scales="*i32",
+            squares="*fp32", eps="fp32", M="i32", N="i32", C="i32", column="i32")
+formats = {name: ggml_int8.constants(ggml_pack.empty(name, 16, 3584, torch.device("meta")))
+           for name in ("Q3_K", "Q8_0", "Q5_K")}
+found["ggml few"] = compiled(
+    ggml_int8._few_kernel, dict(held, x="*i8"), 2, cc, MQ=4, SPLITS=1, BLOCKS=1, WARPS=2, NORM=True, G_POW2=32,
+    ASM=True, PDL=pdl, **formats["Q3_K"])
+found["ggml tiles"] = compiled(
+    ggml_tiles._tiles_kernel, held, 4, cc, TILE=32, SPLITS=1, TILES=8, STAGES=4, ASM=True, PDL=pdl,
+    **formats["Q8_0"])
+found["ggml dequantized"] = compiled(
+    ggml_tiles._dequantize_kernel, held, 4, cc, TILES=4, ASM=True, **formats["Q5_K"])
 if cc == 90:  # the other kernels run in the tests on a GPU
     print(json.dumps(found))
     sys.exit()
@@ -193,6 +206,6 @@ def test_kernels_compile_and_fit_shared_memory(capability: int) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == {90: 13, 120: 50}.get(capability, 44)
+    assert len(found) == {90: 16, 120: 53}.get(capability, 47)
     wide = {name: held for name, held in found.items() if held > SHARED_BYTES[capability]}
     assert not wide, f"of {SHARED_BYTES[capability]} bytes"

@@ -9,17 +9,18 @@ in fp32 and in this order, as ggml's own dequantization rounds. A code's value i
 of a table. A scale is an fp16 number, or such a number of 256 columns times an integer of the group: its
 product has up to 18 bits, so the two are kept apart. The same holds for minimums.
 
-A code of 3, 5 or 6 bits is cut in two planes, so that each has 1, 2, 4 or 8 bits. The element of a plane for a
-column of a group holds that column of all groups of the block, group 0 in the lowest bits: one load, and a
-shift and a mask for each group. Elements of 64 bits are stored in two parts. The 16 x GROUP elements of a tile
-are in the order of `mma`'s left operand, four neighbours for each lane:
+A code of 3, 5 or 6 bits is cut in two planes, so that each has 1, 2, 4 or 8 bits. A tile of a plane of b bits
+is 512 bytes, one for each of 16 rows and 32 columns, and holds 8 / b times 32 columns of the block, the first
+in the lowest bits. Its bytes are in the order of the left operand of `mma`, 16 for each lane:
 
-    half (k / 16), upper (row / 8), row % 8, quad (k / 2 % 4), pair (k / 8 % 2), k % 2
+    row % 8, quad (column / 2 % 4), half (column / 16), upper (row / 8), pair (column / 8 % 2), column % 2
 
+The highest bit of a code with an offset is stored inverted, which makes `code - offset` a signed number. Of a
+row, all factors or scales of half a column block are a word, or two, so that a lane reads them at once.
 Rows and columns beyond the weight have scale and minimum 0.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from localchat_cuda.kernels.ggml.blocks import SplitRows, split
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Values of the codes of IQ4_NL and IQ4_XS."""
 _SLICE_ROWS = 2048
+_TILE = 512
 
 
 class GgmlTensor(NamedTuple):
@@ -40,17 +42,14 @@ class GgmlTensor(NamedTuple):
     features_out: int
     features_in: int
     low: torch.Tensor
-    """int8, int16 or int32 [T, B, parts, 16 * GROUP]."""
+    """int8 [T, B, bits, 512]."""
     high: torch.Tensor | None
-    """Upper bits of codes of 3, 5 or 6 bits, [T, B, 1, 16 * GROUP]."""
-    scales: torch.Tensor
-    """fp16 [T, B, G, 16], or [T, B, 1, 16] with factors."""
-    factors: torch.Tensor | None
-    """int8 [T, B, G, 16]."""
-    minimums: torch.Tensor | None
-    """fp16, as scales."""
-    minimum_factors: torch.Tensor | None
-    """int8 [T, B, G, 16]."""
+    """Upper bits of codes of 3, 5 or 6 bits, as `low`."""
+    sides: torch.Tensor
+    """int64 or int32 [T, 2B, words, 16]: factors int8 of the groups, those of scales before those of minimums,
+    or four bits each with codes of 2 bits; without factors fp16 scales, and in a second word minimums."""
+    scales: torch.Tensor | None
+    """int32 [T, B, 16]: with factors, the fp16 number of scales in the lower half, of minimums above."""
 
     @property
     def form(self) -> GgmlForm:
@@ -71,6 +70,13 @@ class GgmlWeight(NamedTuple):
     parts: tuple[GgmlTensor, ...]
     order: torch.Tensor | None = None
     """int32 [K]: packed column k is column order[k] of the layer (act-order). None: as in the layer."""
+    unpacked: torch.Tensor | None = None
+    """The weight [N, K] in floating point, too, where memory is plentiful: for steps of many rows."""
+
+    @property
+    def group(self) -> int:
+        """Of Int8Rows that are multiplied with any of these formats."""
+        return 16
 
     @property
     def features_out(self) -> int:
@@ -82,8 +88,28 @@ class GgmlWeight(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        order = 0 if self.order is None else 4 * self.order.numel()
-        return sum(part.bytes for part in self.parts) + order
+        beside = [each for each in (self.order, self.unpacked) if each is not None]
+        total = sum(each.numel() * each.element_size() for each in beside)
+        return sum(part.bytes for part in self.parts) + total
+
+
+def empty(type_: str, n: int, k: int, device: torch.device) -> GgmlTensor:
+    """A repacked weight of N x K whose numbers are not set."""
+    form = FORMS[type_]
+    t, b, groups = -(-n // ROWS), -(-k // BLOCK), BLOCK // form.group
+    both = 2 if form.minimum else 1
+    size = groups * (both if form.group == 32 else 1) if form.factors else 2 * groups * both
+    words = torch.int64 if size >= 16 else torch.int32  # in half a block of a row
+
+    def room(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.empty(t, *shape, dtype=dtype, device=device)
+
+    low, high = (room(torch.int8, b, bits, _TILE) if bits else None for bits in form.planes)
+    assert low is not None
+    sides = room(words, 2 * b, max(1, size // 16), ROWS)
+    return GgmlTensor(
+        type_, n, k, low, high, sides, room(torch.int32, b, ROWS) if form.factors else None
+    )
 
 
 def pack(type_: str, raw: torch.Tensor, k: int) -> GgmlTensor:
@@ -128,10 +154,10 @@ def pack_int8(
 
 def _packed(type_: str, some: Iterable[SplitRows], n: int, k: int) -> GgmlTensor:
     slices = [_pack_rows(FORMS[type_], rows) for rows in some]
-    low, high, *sides = (_joined(column) for column in zip(*slices, strict=True))
+    low, high, sides, scales = (_joined(column) for column in zip(*slices, strict=True))
     assert low is not None
-    assert sides[0] is not None
-    return GgmlTensor(type_, n, k, low, high, sides[0], *sides[1:])
+    assert sides is not None
+    return GgmlTensor(type_, n, k, low, high, sides, scales)
 
 
 def _joined(parts: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
@@ -139,21 +165,47 @@ def _joined(parts: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
     return held[0] if len(held) == 1 else torch.cat(held) if held else None
 
 
+def with_neighbours_joined(parts: Sequence[GgmlTensor]) -> tuple[GgmlTensor, ...]:
+    """Join neighbours of one format along N, where tiles of rows allow it: fewer launches."""
+    found = [parts[0]]
+    for part in parts[1:]:
+        last = found[-1]
+        if last.type != part.type or last.features_out % ROWS:
+            found.append(part)
+            continue
+        pairs = zip(
+            (last.low, last.high, last.sides, last.scales),
+            (part.low, part.high, part.sides, part.scales),
+            strict=True,
+        )
+        low, high, sides, scales = (_joined(pair) for pair in pairs)
+        assert low is not None
+        assert sides is not None
+        n = last.features_out + part.features_out
+        found[-1] = GgmlTensor(part.type, n, part.features_in, low, high, sides, scales)
+    return tuple(found)
+
+
 def _pack_rows(form: GgmlForm, rows: SplitRows) -> tuple[torch.Tensor | None, ...]:
     low_bits, high_bits = form.planes
-    codes = _padded(rows.codes, BLOCK)
-    low = _plane(codes & ((1 << low_bits) - 1), low_bits, form.group)
-    high = _plane(codes >> low_bits, high_bits, form.group) if high_bits else None
-    per_block = BLOCK // form.group
-    wide = 1 if form.factors else per_block
-    return (
-        low,
-        high,
-        _side(rows.scales, wide),
-        None if rows.factors is None else _side(rows.factors, per_block),
-        None if rows.minimums is None else _side(rows.minimums, wide),
-        None if rows.minimum_factors is None else _side(rows.minimum_factors, per_block),
-    )
+    codes = _padded(rows.codes, BLOCK) ^ form.offset
+    low = _plane(codes & ((1 << low_bits) - 1), low_bits)
+    high = _plane(codes >> low_bits, high_bits) if high_bits else None
+    if rows.factors is None:
+        both = [rows.scales] if rows.minimums is None else [rows.scales, rows.minimums]
+        words = [_words(each, BLOCK // form.group, 2, torch.int64) for each in both]
+        return low, high, torch.cat(words, 2), None
+    factors, per_half = rows.factors, BLOCK // form.group // 2
+    if rows.minimum_factors is not None and per_half == 8:
+        factors = factors | (rows.minimum_factors << 4)
+    elif rows.minimum_factors is not None:
+        pair = (factors, rows.minimum_factors)
+        factors = torch.cat([each.view(len(each), -1, per_half) for each in pair], 2).flatten(1)
+        per_half *= 2
+    sides = _words(factors, 2 * per_half, 2, torch.int64 if per_half == 8 else torch.int32)
+    least = torch.zeros_like(rows.scales) if rows.minimums is None else rows.minimums
+    scales = torch.stack((rows.scales, least), 2).flatten(1)
+    return low, high, sides, _words(scales, 2, 1, torch.int32)[:, :, 0].contiguous()
 
 
 def _padded(found: torch.Tensor, columns: int) -> torch.Tensor:
@@ -165,57 +217,67 @@ def _padded(found: torch.Tensor, columns: int) -> torch.Tensor:
     return torch.nn.functional.pad(found, (0, wide - k, 0, rows - n))
 
 
-def _side(found: torch.Tensor, per_block: int) -> torch.Tensor:
-    """[N, groups] as [T, B, per_block, 16]."""
+def _words(found: torch.Tensor, per_block: int, units: int, word: torch.dtype) -> torch.Tensor:
+    """[N, values] as words of what a row has in a `units`-th of a column block: [T, units * B, words, 16]."""
     padded = _padded(found, per_block)
-    tiles = padded.view(padded.shape[0] // ROWS, ROWS, -1, per_block)
-    return tiles.permute(0, 2, 3, 1).contiguous()
+    t, b = len(padded) // ROWS, padded.shape[1] // per_block
+    flat = padded.clone(memory_format=torch.contiguous_format).view(-1).view(word)
+    return flat.view(t, ROWS, units * b, -1).permute(0, 2, 3, 1).contiguous()
 
 
-def element_bits(bits: int, group: int) -> int:
-    """Bits of an element of a plane."""
-    return min(32, bits * (BLOCK // group))
+def _unworded(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Invert `_words`: [16 T, units * B, values]."""
+    t, units, _, rows = words.shape
+    return words.permute(0, 3, 1, 2).flatten().view(dtype).view(t * rows, units, -1)
 
 
-_ELEMENTS = {8: torch.int8, 16: torch.int16, 32: torch.int32}
-
-
-def _plane(values: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+def _plane(values: torch.Tensor, bits: int) -> torch.Tensor:
     n, k = values.shape
-    t, b, groups, width = n // ROWS, k // BLOCK, BLOCK // group, element_bits(bits, group)
-    fields = width // bits
-    #                  t  upper row b  part  field  half  pair quad e
-    tiles = values.view(t, 2, 8, b, groups // fields, fields, group // 16, 2, 4, 2)
-    elements = torch.zeros_like(tiles[:, :, :, :, :, 0], dtype=torch.int32)
+    t, b, fields = n // ROWS, k // BLOCK, 8 // bits
+    #                  t  upper row b tile  field  half pair quad e
+    tiles = values.view(t, 2, 8, b, bits, fields, 2, 2, 4, 2)
+    found = torch.zeros_like(tiles[:, :, :, :, :, 0])
     for field in range(fields):
-        elements |= tiles[:, :, :, :, :, field].to(torch.int32) << (bits * field)
-    #                          t  b  part half upper row quad pair e
-    ordered = elements.permute(0, 3, 4, 5, 1, 2, 7, 6, 8)
-    return ordered.to(_ELEMENTS[width]).reshape(t, b, groups // fields, ROWS * group)
+        found |= tiles[:, :, :, :, :, field] << (bits * field)
+    #                       t  b tile row quad half upper pair e
+    ordered = found.permute(0, 3, 4, 2, 7, 5, 1, 6, 8)
+    return ordered.reshape(t, b, bits, _TILE).view(torch.int8)
 
 
-def _unplaned(plane: torch.Tensor, bits: int, group: int) -> torch.Tensor:
-    """Invert `_plane`: uint8 [N, K]."""
-    t, b, parts, _ = plane.shape
-    ordered = plane.to(torch.int32).view(t, b, parts, group // 16, 2, 8, 4, 2, 2)
-    elements = ordered.permute(0, 4, 5, 1, 2, 3, 7, 6, 8)  # t upper row b part half pair quad e
-    fields = element_bits(bits, group) // bits
+def _unplaned(plane: torch.Tensor, bits: int) -> torch.Tensor:
+    """Invert `_plane`: uint8 [16 T, 256 B]."""
+    t, b = plane.shape[:2]
+    ordered = plane.view(torch.uint8).view(t, b, bits, 8, 4, 2, 2, 2, 2)
+    found = ordered.permute(0, 6, 3, 1, 2, 5, 7, 4, 8)  # t upper row b tile half pair quad e
     mask = (1 << bits) - 1
-    tiles = torch.stack([(elements >> (bits * i)) & mask for i in range(fields)], dim=5)
-    return tiles.to(torch.uint8).reshape(t * ROWS, b * BLOCK)
+    fields = [(found >> (bits * field)) & mask for field in range(8 // bits)]
+    return torch.stack(fields, dim=5).reshape(t * ROWS, b * BLOCK)
 
 
-def _unsided(side: torch.Tensor) -> torch.Tensor:
-    """Invert `_side`: fp32 [N, groups]."""
-    t, b, per_block, _ = side.shape
-    return side.float().permute(0, 3, 1, 2).reshape(t * ROWS, b * per_block)
+def _sides(weight: GgmlTensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales and minimums fp32 [16 T, groups]."""
+    form = weight.form
+    if weight.scales is None:
+        scales, *minimums = (
+            _unworded(weight.sides[:, :, i : i + 1], torch.float16).flatten(1).float()
+            for i in range(weight.sides.shape[2])
+        )
+        return scales, minimums[0] if minimums else None
+    factors = _unworded(weight.sides, torch.int8)
+    numbers = _unworded(weight.scales[:, :, None], torch.float16).float()
+    if not form.minimum:
+        return _times(numbers[:, :, 0], factors), None
+    if form.group == 16:
+        pair = factors & 15, (factors >> 4) & 15
+    else:
+        pair = factors[:, :, :4], factors[:, :, 4:]
+    return _times(numbers[:, :, 0], pair[0]), _times(numbers[:, :, 1], pair[1])
 
 
-def _product(numbers: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-    wide = _unsided(numbers)
-    if factors is None:
-        return wide
-    return wide.repeat_interleave(factors.shape[2], 1) * _unsided(factors)
+def _times(numbers: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Numbers [R, B] times factors [R, 2B, groups of half a block]: [R, all groups]."""
+    wide = factors.float() * numbers.repeat_interleave(2, 1)[:, :, None]
+    return wide.flatten(1)
 
 
 def dense(weight: GgmlTensor | GgmlWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -225,17 +287,16 @@ def dense(weight: GgmlTensor | GgmlWeight, dtype: torch.dtype = torch.float32) -
         return torch.cat([dense(part, dtype) for part in weight.parts])
     form = weight.form
     low_bits, high_bits = form.planes
-    codes = _unplaned(weight.low, low_bits, form.group)
+    codes = _unplaned(weight.low, low_bits)
     if weight.high is not None:
-        codes |= _unplaned(weight.high, high_bits, form.group) << low_bits
+        codes |= _unplaned(weight.high, high_bits) << low_bits
     if form.table:
         table = torch.tensor(TABLE, dtype=torch.float32, device=codes.device)
         values = table[codes.long()]
     else:
-        values = codes.float() - form.offset
-    scales = _product(weight.scales, weight.factors)
+        values = (codes ^ form.offset).float() - form.offset
+    scales, minimums = _sides(weight)
     found = values.mul_(scales.repeat_interleave(form.group, 1))
-    if weight.minimums is not None:
-        minimums = _product(weight.minimums, weight.minimum_factors)
+    if minimums is not None:
         found -= minimums.repeat_interleave(form.group, 1)
     return found[: weight.features_out, : weight.features_in].to(dtype)

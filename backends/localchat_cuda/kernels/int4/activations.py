@@ -18,6 +18,7 @@ Modes
 
 Formats of the result
     Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4 or 8]  gemm_int8.py
+              [G, MQ, 16] in groups of 16                   ggml/gemm_int8.py
     HalfRows  x fp16 [M, K], factors fp32 [2, G, MP] or
               [1, K / group, MP]                            gemm_fp16.py
               x alone                                       gemm_tiled.py, gemm_hopper.py
@@ -63,6 +64,8 @@ class Int8Rows:
     x: torch.Tensor
     factors: torch.Tensor
     group: int = BLOCK_K
+    """16: for ggml's block formats, factors x_scale, three unused, and int32 sums of the values of 32 columns
+    and of 16."""
 
     @staticmethod
     def empty(rows: int, k: int, device: torch.device, group: int = BLOCK_K) -> "Int8Rows":
@@ -171,11 +174,36 @@ def quantize(values: torch.Tensor, rows: Rows) -> None:
     rows.factors[1, :, :m] = -(1024 * halves[..., 0] + 64 * halves[..., 1]).t()
 
 
+def _ggml_order(values: torch.Tensor) -> torch.Tensor:
+    """Permute [M, K], in groups of 16: quad before group, half and pair."""
+    m, k = values.shape
+    return values.reshape(m, k // 64, 8, 4, 2).transpose(2, 3).reshape(m, k)
+
+
+def natural_int8(rows: Int8Rows) -> torch.Tensor:
+    """Values fp32 [M, K] of rows in groups of 16, in the layer's order."""
+    m, k = rows.x.shape[0] // 2, rows.x.shape[1]
+    pair = rows.x.float().view(m, 2, k)
+    values = (256.0 * pair[:, 0] + pair[:, 1]).view(m, k // 64, 4, 8, 2)
+    scales = rows.factors[:, :m, 0].t().repeat_interleave(BLOCK_K, 1)
+    return values.transpose(2, 3).reshape(m, k) * scales
+
+
 def _quantize_int8(values: torch.Tensor, rows: Int8Rows) -> None:
     m, k = values.shape
     blocks = values.view(m, k // BLOCK_K, BLOCK_K)
     scale = (blocks.abs().amax(-1) / INT16_MOST).clamp_min(1e-30)
     whole = torch.floor(blocks / scale[..., None] + 0.5)
+    if rows.group == 16:
+        stored = _ggml_order(whole.view(m, k))
+        high = torch.floor((stored + 128) / 256)
+        pair = torch.stack((high, stored - 256 * high), 1).reshape(2 * m, k)
+        rows.x.copy_(pair.to(torch.int8))
+        sums = whole.to(torch.int32).view(m, k // BLOCK_K, 8, 16).sum(-1, dtype=torch.int32)
+        both = sums.view(m, k // BLOCK_K, 4, 2).sum(-1, dtype=torch.int32)
+        rows.factors[:, :m, 0] = scale.t()
+        rows.factors[:, :m, 4:] = torch.cat((both, sums), -1).view(torch.float32).transpose(0, 1)
+        return
     stored = _packed_order(whole.view(m, k), rows.group)
     high = torch.floor((stored + 128) / 256)
     pair = torch.stack((high, stored - 256 * high), 1).view(m, 2, k // 4, 4)
@@ -242,6 +270,8 @@ def _packed_column(j, GROUP: tl.constexpr):
     """Column of a packed block for columns j of x: those of groups of 32 have half before quad."""
     if GROUP == 32:
         j = (j & ~56) + ((j & 24) << 1) + ((j & 32) >> 2)
+    elif GROUP == 16:  # quad(16) group(8) half(4) pair(2), as ggml's block formats have them
+        j = (j & ~62) + ((j & 6) << 3) + ((j & 56) >> 2)
     return j
 
 
@@ -279,8 +309,9 @@ def write_rows(
         high = (whole + 128) >> 8
         low = whole - high * 256
         p = _packed_column(j, GROUP)
-        swapped = block * 128 + (p & ~3) + ((p & 1) << 1) + ((p >> 1) & 1)
-        cell = (2 * m)[:, None] * K + swapped[None, :]
+        if GROUP != 16:
+            p = (p & ~3) + ((p & 1) << 1) + ((p >> 1) & 1)
+        cell = (2 * m)[:, None] * K + block * 128 + p[None, :]
         tl.store(x + cell, high.to(tl.int8), mask=inside)
         tl.store(x + cell + K, low.to(tl.int8), mask=inside)
         if GROUP == 128:
@@ -289,6 +320,16 @@ def write_rows(
             tl.store(at + 1, scale * tl.sum(whole, 1), mask=there)
             upper = tl.sum(tl.where((j >= 64)[None, :], whole, 0), 1)
             tl.store(at + 2, 8 * scale * upper, mask=there)
+        elif GROUP == 16:  # sums as they are, of 32 columns and of 16
+            at = factors + (block * MQ + m) * 16
+            tl.store(at, scale, mask=there)
+            for s in tl.static_range(4):
+                first = _group_sum(whole, j, 2 * s, 16)
+                second = _group_sum(whole, j, 2 * s + 1, 16)
+                both = (first + second).to(tl.float32, bitcast=True)
+                tl.store(at + 4 + s, both, mask=there)
+                tl.store(at + 8 + 2 * s, first.to(tl.float32, bitcast=True), mask=there)
+                tl.store(at + 9 + 2 * s, second.to(tl.float32, bitcast=True), mask=there)
         else:
             at = factors + (block * MQ + m) * (8 if GROUP == 32 else 4)
             tl.store(at, scale * 0.0625, mask=there)

@@ -67,7 +67,8 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
         if len(blocks) <= len(rest):
             return _concat_floating([first, *rest], n, dtype)
         _check_order(blocks)
-        return first._replace(parts=tuple(part for each in blocks for part in each.parts))
+        tensors = [tensor for each in blocks for tensor in each.parts]
+        return first._replace(parts=ggml_pack.with_neighbours_joined(tensors), unpacked=None)
     packed = [first, *(each for each in rest if isinstance(each, w4_pack.W4))]
     if len(packed) <= len(rest):
         return _concat_floating([first, *rest], n, dtype)

@@ -1,0 +1,145 @@
+"""Device functions shared by the gemms with ggml's block formats: decoding of codes.
+
+Layout: pack.py. Four codes stay in one register from the load to the operand of `mma`, so decoding takes one to
+four operations for four weights; each inline instruction has a twin in plain Triton for the interpreter (`ASM`
+False).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def field(
+    low, high, group: tl.constexpr, skip, LOW: tl.constexpr, HIGH: tl.constexpr, SHIFT: tl.constexpr,
+    TABLE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Decode the codes of one group of 32 columns from bytes of both planes: int8, times 2 ** SHIFT.
+
+    skip: bits of `high` before those of group 0, or None."""
+    f: tl.constexpr = group % (8 // LOW) * LOW
+    if LOW == 8:
+        return low
+    if ASM:
+        if TABLE:
+            return _table_asm(low, f)
+        turn = tl.full(low.shape, (SHIFT - f) % 32, tl.int8)
+        kept: tl.constexpr = (((1 << LOW) - 1) << SHIFT) + 128
+        mask = tl.full(low.shape, kept % 256 - 128, tl.int8)
+        if not HIGH:
+            return tl.inline_asm_elementwise(
+                "{.reg .b32 t; shf.l.wrap.b32 t, $1, $1, $2; and.b32 $0, t, $3;}",
+                "=r,r,r,r", [low, turn, mask], dtype=tl.int8, is_pure=True, pack=4,
+            )  # fmt: skip
+        else:
+            g: tl.constexpr = group % (8 // HIGH) * HIGH
+            turn_high = tl.full(low.shape, (SHIFT + LOW - g) % 32, tl.int8)
+            if skip is not None:
+                turn_high -= skip.to(tl.int8)
+            kept_high: tl.constexpr = (((1 << HIGH) - 1) << (SHIFT + LOW)) + 128
+            mask_high = tl.full(low.shape, kept_high % 256 - 128, tl.int8)
+            return tl.inline_asm_elementwise(
+                """{
+                .reg .b32 t, u;
+                shf.l.wrap.b32 t, $1, $1, $2;
+                and.b32 t, t, $3;
+                shf.l.wrap.b32 u, $4, $4, $5;
+                lop3.b32 $0, u, $6, t, 0xea;
+                }""",
+                "=r,r,r,r,r,r,r", [low, turn, mask, high, turn_high, mask_high],
+                dtype=tl.int8, is_pure=True, pack=4,
+            )  # fmt: skip
+    else:
+        code = (low.to(tl.int32) >> f) & ((1 << LOW) - 1)
+        if HIGH:
+            top: tl.constexpr = group % (8 // HIGH) * HIGH
+            above = high.to(tl.int32) >> top
+            if skip is not None:
+                above = above >> skip
+            code |= (above & ((1 << HIGH) - 1)) << LOW
+        if TABLE:
+            # -127 -104 -83 -65 -49 -35 -22 -10, and 1 13 25 38 53 69 89 113, as in pack.TABLE
+            lower = tl.full(code.shape, 0xF6EADDCFBFAD9881 - (1 << 64), tl.int64)
+            upper = tl.full(code.shape, 0x7159453526190D01, tl.int64)
+            return (tl.where(code < 8, lower, upper) >> (code % 8 * 8).to(tl.int64)).to(tl.int8)
+        else:
+            return (code << SHIFT).to(tl.int8)
+
+
+@triton.jit
+def _table_asm(low, f: tl.constexpr):
+    """Values of pack.TABLE for four nibbles: bytes chosen by their three lower bits, then by the fourth."""
+    shift = tl.full(low.shape, f, tl.int8)
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 t, u, a, b, p;
+        shf.r.wrap.b32 t, $1, $1, $2;
+        and.b32 t, t, 0x0f0f0f0f;
+        shr.u32 u, t, 4;
+        or.b32 t, t, u;
+        prmt.b32 t, t, 0, 0x4420;
+        and.b32 u, t, 0x7777;
+        prmt.b32 a, 0xbfad9881, 0xf6eaddcf, u;
+        prmt.b32 b, 0x26190d01, 0x71594535, u;
+        shr.u32 p, t, 1;
+        and.b32 p, p, 0x4444;
+        or.b32 p, p, 0x3210;
+        prmt.b32 $0, a, b, p;
+        }""",
+        "=r,r,r", [low, shift], dtype=tl.int8, is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def byte(word, at: tl.constexpr, ASM: tl.constexpr):
+    """Byte `at` of words int32 as a signed number."""
+    if ASM:  # a selector of 8 and more repeats the sign
+        return tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, 0, $2;", "=r,r,n",
+            [word, 0x8880 + at * 0x1111], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return (word << (24 - 8 * at)) >> 24
+
+
+@triton.jit
+def half(word, at: tl.constexpr):
+    """Half `at` of words int32 as fp32."""
+    return (word >> (16 * at)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def four_numbers(word, upper: tl.constexpr):
+    """Half of words int64, or the words int32, as int32."""
+    if word.dtype == tl.int64:
+        return (word >> 32).to(tl.int32) if upper else word.to(tl.int32)
+    else:
+        return word
+
+
+@triton.jit
+def scaled(codes, scale, least, SHIFT: tl.constexpr, ASM: tl.constexpr):
+    """Turn codes int8 times 2 ** SHIFT into code * scale - least, fp16; all [R, 32]."""
+    if ASM:
+        # 0x6480 is 1152: 1024, whose last bits count ones, and 128 that makes a signed byte positive
+        shrink = tl.full(codes.shape, 1.0 / (1 << SHIFT), tl.float16)
+        offset = tl.full(codes.shape, -1152.0 / (1 << SHIFT), tl.float16)
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t, a, b;
+            xor.b32 t, $2, 0x80808080;
+            prmt.b32 a, t, 0x64646464, 0x4140;
+            prmt.b32 b, t, 0x64646464, 0x4342;
+            fma.rn.f16x2 a, a, $7, $9;
+            fma.rn.f16x2 b, b, $8, $10;
+            neg.f16x2 t, $5;
+            fma.rn.f16x2 $0, a, $3, t;
+            neg.f16x2 t, $6;
+            fma.rn.f16x2 $1, b, $4, t;
+            }""",
+            "=&r,=&r,r,r,r,r,r,r,r,r,r", [codes, scale, least, shrink, offset],
+            dtype=tl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        exact = codes.to(tl.float32) * (1.0 / (1 << SHIFT))
+        return (exact * scale.to(tl.float32) - least.to(tl.float32)).to(tl.float16)
