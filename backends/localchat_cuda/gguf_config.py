@@ -37,6 +37,9 @@ _NAMES: Final = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
+_CHECKPOINT_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+LayerFormats: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
+"""Of each kind of layer, pairs of a linear layer's name and its number format."""
 
 
 def checkpoint_names(header: Header) -> dict[str, GgufTensor]:
@@ -55,6 +58,16 @@ def _checkpoint_name(name: str) -> str:
     return f"{begin}{_NAMES[stem]}.{end}" if stem in _NAMES else name
 
 
+def layer_formats(header: Header) -> LayerFormats:
+    """Return the number formats of the matrices of each kind of layer in the file."""
+    layers: dict[str, dict[str, str]] = {}
+    for name, each in checkpoint_names(header).items():
+        found = _CHECKPOINT_LAYER.fullmatch(name)
+        if found and len(each.shape) == 2:
+            layers.setdefault(found[1], {})[found[2]] = each.format.name
+    return tuple(dict.fromkeys(tuple(sorted(each.items())) for each in layers.values()))
+
+
 def rotated_heads(header: Header) -> dict[str, int]:
     """Heads of the projections whose rows llama.cpp's converter reordered, by name."""
     if header.architecture != "llama":
@@ -71,7 +84,9 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
     foreign = {each.format.name for each in header.tensors} - {*GGUF_FORMS, *_FLOATING}
     if foreign:
         raise _unsupported(header, f"weights in {', '.join(sorted(foreign))}")
-    heads, names = header.number("attention.head_count"), {each.name for each in header.tensors}
+    heads = header.number("attention.head_count")
+    formats = {each.name: each.format.name for each in header.tensors}
+    head = formats.get("output.weight") or formats.get("token_embd.weight")
     config: dict[str, Any] = {
         "architectures": [_CLASSES[architecture]],
         "torch_dtype": "float16",
@@ -84,8 +99,8 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
         "max_position_embeddings": header.number("context_length"),
         "rms_norm_eps": _float(header, "attention.layer_norm_rms_epsilon", 1e-5),
         "rope_theta": _float(header, "rope.freq_base", 10000.0),
-        "tie_word_embeddings": "output.weight" not in names,
-        "quantization_config": {"quant_method": "gguf", "mix": header.quantization},
+        "tie_word_embeddings": "output.weight" not in formats,
+        "quantization_config": {"quant_method": "gguf", "mix": header.quantization, "head": head},
         "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
     }
     if head_dim := header.number("attention.key_length"):
@@ -139,11 +154,12 @@ def has_rope_factors(header: Header) -> GgufTensor | None:
 
 
 def loaded_header(header: Header) -> SafetensorsHeader:
-    """Tensors as they are in memory once loaded, for the memory plan: layers repacked, the rest floating."""
+    """Return the tensors as they are in memory once loaded: layers and head repacked, the rest floating."""
     tensors = []
     for name, each in checkpoint_names(header).items():
         shape, type_ = each.shape[::-1], each.format.name
-        repacked = ".layers." in name and type_ in GGUF_FORMS and len(shape) == 2
+        repacked = ".layers." in name or name == "lm_head.weight"
+        repacked = repacked and type_ in GGUF_FORMS and len(shape) == 2
         size = packed_bytes(type_, *shape) if repacked else 2 * each.elements
         tensors.append(Tensor(name, shape, type_ if repacked else "F16", each.offset, size))
     return SafetensorsHeader(header.name, {}, tuple(tensors), header.file_bytes)

@@ -5,13 +5,14 @@ heads, D head dimension, P tokens whose logits are computed.
 
 A gemm leaves partial sums [S, T, N]; the operation after it adds them up. The residual is fp32 and stays
 here. Two classes do the same with different activations: `DenseLayers` keeps [T, K] in the model's dtype,
-`PackedW4Layers` the rows that the int4 gemms read, with 1/rms left to the gemm (kernels/int4/activations.py).
+`PackedLayers` the rows that gemms of packed weights read, with 1/rms left to the gemm
+(kernels/int4/activations.py).
 Each runs the kernels, or with `kernels` False their plain-torch references: on a CPU, and in tests.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -257,7 +258,7 @@ class _LayersBase:
 
 def compute_logits(
     x: torch.Tensor,
-    head: torch.Tensor | w8_pack.W8,
+    head: torch.Tensor | w8_pack.W8 | ggml.GgmlWeight,
     cap: float = 0.0,
     *,
     kernels: bool,
@@ -270,6 +271,8 @@ def compute_logits(
     351 of our kernel inside a step)."""
     if isinstance(head, w8_pack.W8):
         found = fp8_int8.logits(x, head, kernels=kernels, out=out)
+    elif isinstance(head, ggml.GgmlWeight):
+        found = ggml.logits(x, head, kernels=kernels, out=out)
     elif kernels and x.is_cuda and x.shape[0] > 1 and x.dtype != torch.float32:
         found = torch.mm(x, head.t(), out_dtype=torch.float32, out=out)
     else:
@@ -397,27 +400,31 @@ class DenseLayers(_LayersBase):
         return out
 
 
+PackedWeight: TypeAlias = w4_pack.W4 | ggml.GgmlWeight
+"""A weight whose gemms of few rows read packed activations."""
+
+
 class PackedActivations:
-    """Activations of one int4 gemm, written when its weight, and so their order and groups, are known."""
+    """Activations of one gemm, written when its weight, and so their order and groups, are known."""
 
     def __init__(
         self,
-        write: Callable[[w4_pack.W4], w4_activations.Rows],
+        write: Callable[[PackedWeight], w4_activations.Rows],
         squares: torch.Tensor | None = None,
     ) -> None:
         """`squares` [T, K / 128]: sums of squares, from which the gemm takes the rms of a row to divide by."""
-        self._write: Callable[[w4_pack.W4], w4_activations.Rows] | None = write
+        self._write: Callable[[PackedWeight], w4_activations.Rows] | None = write
         self.squares = squares
 
-    def rows(self, weight: w4_pack.W4) -> w4_activations.Rows:
+    def rows(self, weight: PackedWeight) -> w4_activations.Rows:
         """Write them, once: writing may add to the residual. In the order and for the groups of `weight`."""
         write, self._write = self._write, None
         assert write is not None, "a second gemm of the same activations"
         return write(weight)
 
 
-class PackedW4Layers(_LayersBase):
-    """Activations as int4 gemms read them: at most int4.packed_rows tokens, every weight of a layer int4."""
+class PackedLayers(_LayersBase):
+    """Activations as gemms of packed weights read them: steps of at most ModelWeights.packed_rows tokens."""
 
     def __init__(
         self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
@@ -429,11 +436,17 @@ class PackedW4Layers(_LayersBase):
         return self._write_packed("embed", table, gain)
 
     def gemm(self, x: PackedActivations, weight: Weight) -> torch.Tensor:
-        assert isinstance(weight, w4_pack.W4)
-        return int4.gemm(
-            x.rows(weight), weight, squares=x.squares, eps=self.config.eps,
-            kernels=self.kernels,
-        )  # fmt: skip
+        assert isinstance(weight, PackedWeight)
+        return self._multiply(x.rows(weight), weight, x.squares)
+
+    def _multiply(
+        self, rows: w4_activations.Rows, weight: PackedWeight, squares: torch.Tensor | None
+    ) -> torch.Tensor:
+        eps, kernels = self.config.eps, self.kernels
+        if isinstance(weight, w4_pack.W4):
+            return int4.gemm(rows, weight, squares=squares, eps=eps, kernels=kernels)
+        assert isinstance(rows, w4_activations.Int8Rows)
+        return ggml.gemm_rows(rows, weight, squares=squares, eps=eps, kernels=kernels)
 
     def attend(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
@@ -445,7 +458,7 @@ class PackedW4Layers(_LayersBase):
             # Merging the partial sums writes the rows of the next gemm: one kernel fewer.
             partials = self.decode_attention(self.rules(layer, sinks), layer)
 
-            def merge(reader: w4_pack.W4) -> w4_activations.Rows:
+            def merge(reader: PackedWeight) -> w4_activations.Rows:
                 rows = self._rows(reader)
                 decode_attention.merge(partials, rows, order=reader.order, sinks=sinks)
                 return rows
@@ -466,7 +479,7 @@ class PackedW4Layers(_LayersBase):
         squares = self._squares()
         call = rms_norm_post.prepare if self.kernels else rms_norm_post.prepare_reference
 
-        def write(reader: w4_pack.W4) -> w4_activations.Rows:
+        def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader)
             call(y, self.residual, first, gain, rows, squares, eps, order=reader.order)
             return rows
@@ -474,16 +487,21 @@ class PackedW4Layers(_LayersBase):
         return PackedActivations(write, squares)
 
     def gemm_act_mul(self, x: PackedActivations, weight: Weight) -> PackedActivations:
-        assert isinstance(weight, w4_pack.W4)
+        assert isinstance(weight, PackedWeight)
         read = x.rows(weight)
         gelu = self.config.activation == "gelu_tanh"
 
-        def write(reader: w4_pack.W4) -> w4_activations.Rows:
+        def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader, activated=True)
-            int4.gemm_silu_mul(
-                read, weight, rows, squares=x.squares, eps=self.config.eps, gelu=gelu,
-                order=reader.order, kernels=self.kernels,
-            )  # fmt: skip
+            if isinstance(weight, w4_pack.W4):
+                int4.gemm_silu_mul(
+                    read, weight, rows, squares=x.squares, eps=self.config.eps, gelu=gelu,
+                    order=reader.order, kernels=self.kernels,
+                )  # fmt: skip
+                return rows
+            sums = self._multiply(read, weight, x.squares)
+            call = w4_activations.prepare if self.kernels else w4_activations.reference
+            call("act_and_mul", sums, rows, gelu=gelu, order=reader.order)
             return rows
 
         return PackedActivations(write)
@@ -504,7 +522,7 @@ class PackedW4Layers(_LayersBase):
             scaled = mode == "norm" and isinstance(rows, w4_activations.HalfRows)
             return w4_activations.HALF_RESIDUAL if scaled else 1.0
 
-        def write(reader: w4_pack.W4) -> w4_activations.Rows:
+        def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader)
             call(
                 mode, source, rows, ids=self.inputs.ids if embeds else None,
@@ -518,7 +536,7 @@ class PackedW4Layers(_LayersBase):
     def _squares(self) -> torch.Tensor:
         return torch.empty(self.tokens, self.config.hidden // w4_pack.BLOCK_K, device=self.device)
 
-    def _rows(self, reader: w4_pack.W4, *, activated: bool = False) -> w4_activations.Rows:
+    def _rows(self, reader: PackedWeight, *, activated: bool = False) -> w4_activations.Rows:
         """One buffer per width and group of the weight that reads it: a gemm has read it before the next kernel
         writes it, and its padding is zeroed once. `activated` rows have buffers of their own: the gemm that
         writes them still reads others, which may be as wide."""

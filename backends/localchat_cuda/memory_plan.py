@@ -22,6 +22,7 @@ from localchat.fit.memory_plan import (
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
 from localchat_cuda.delta_net_config import TAPS
+from localchat_cuda.ggml_forms import packed_bytes
 from localchat_cuda.model_config import FloatType, ModelConfig
 from localchat_cuda.quantization_config import floating_bytes, padded
 from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
@@ -200,8 +201,9 @@ def _float_and_expert_bytes(config: ModelConfig, float_bytes: int) -> int:
 
 
 def unpacked_bytes(config: ModelConfig) -> int:
-    """Bytes of unpacked copies of all 4-bit linear layers outside experts; 0 for a model without."""
-    if config.quantization is None or not config.quantization.packed:
+    """Bytes of unpacked copies of all packed linear layers outside experts; 0 for a model without."""
+    quantization = config.quantization
+    if quantization is None or not (quantization.packed or quantization.in_ggml_forms):
         return 0
     experts = config.layers * sum(map(prod, _expert_shapes(config)))
     return (sum(map(prod, _all_linear_shapes(config))) - experts) * _HALF
@@ -318,7 +320,9 @@ class _LoadPlanner:
         self.notes = [*_window_notes(config), *_context_notes(config)]
         if config.quantization is not None and config.quantization.on_load:
             self.notes.append(f"The layers are {config.quantization.label} while they are read.")
-        if options.head_int8:
+        if config.head_format and config.tied:  # the embedding is in memory, too
+            self.weights += packed_bytes(config.head_format, config.vocabulary, config.hidden)
+        if options.head_int8 and not config.head_format:
             self.weights += head_int8_bytes(config)
             self.notes.append("The output head is rounded to 8 bits.")
         self.head_bounds = self._takes_head_bounds()
@@ -329,7 +333,7 @@ class _LoadPlanner:
         """Whether the head can have an int8 copy, and there is room: it shortens no context, and takes at
         most a quarter of the memory for the KV cache."""
         config, options = self.config, self.options
-        if not HEAD_BOUNDS or options.head_int8 or config.dtype == "float32":
+        if not HEAD_BOUNDS or options.head_int8 or config.dtype == "float32" or config.head_format:
             return False
         if config.head_cap or config.hidden % HEAD_COLUMNS:
             return False

@@ -167,6 +167,11 @@ class ModelConfig:
         return self.quantization is not None and self.quantization.packed
 
     @property
+    def head_format(self) -> str:
+        """Number format of a head that stays in ggml's blocks; empty for others."""
+        return self.quantization.head if self.quantization is not None else ""
+
+    @property
     def qkv_columns(self) -> int:
         """Output columns of the merged gemm of queries, keys, values and a hybrid's output gate."""
         heads = self.heads if self.delta_net is None else 2 * self.heads

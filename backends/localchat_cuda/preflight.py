@@ -84,7 +84,8 @@ def expected_rate(
     share = median(shares) if shares else _BANDWIDTH_SHARE
     config, _ = _parsed(model)
     copied = planner.head_bounds_bytes(config) if plan.head_bounds else 0
-    return share * gpu.bytes_per_s / planner.token_bytes(config, plan.weights_bytes - copied)
+    read = plan.weights_bytes - plan.unpacked_bytes - copied
+    return share * gpu.bytes_per_s / planner.token_bytes(config, read)
 
 
 def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, ...]]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import RoundedType
 from localchat.model_files.safetensors import Tensor
-from localchat_cuda.ggml_forms import INT8, INT8_ZEROS, packed_bytes
+from localchat_cuda.ggml_forms import GGUF_FORMS, INT8, INT8_ZEROS, packed_bytes
 
 Method = Literal["awq", "gptq", "packed", "int8", "fp8", "gguf", "mxfp4"]
 Unsupported = Callable[[str], ModelInvalid]
@@ -85,6 +85,8 @@ class Quantization:
     """The checkpoint is floating; its layers are rounded while they are read."""
     mix: str = ""
     """Of a GGUF file, the name of its mix of formats."""
+    head: str = ""
+    """Of a GGUF file, the number format of its head; empty: floating."""
 
     @property
     def packed(self) -> bool:
@@ -337,7 +339,8 @@ def _modelopt(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
 
 def _gguf(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     """Block formats of a GGUF file, one for each tensor (gguf_config.py writes this section)."""
-    return Quantization("gguf", 8, 0, mix=str(raw.get("mix") or ""))
+    mix, head = (str(raw.get(key) or "") for key in ("mix", "head"))
+    return Quantization("gguf", 8, 0, mix=mix, head=head if head in GGUF_FORMS else "")
 
 
 def _mxfp4(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:

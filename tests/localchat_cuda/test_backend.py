@@ -162,6 +162,10 @@ def test_a_past_run_of_an_fp32_checkpoint_counts_loaded_bytes(tmp_path: Path) ->
     plan = plan_for(model, LoadOptions(max_slots=2), machine)
     past = [PastRun(model, 123.0, plan.kv_type)]
     assert expected_rate(model, plan, machine, past) == pytest.approx(123.0, rel=0.01)
+    twice = replace(
+        plan, weights_bytes=5 * plan.weights_bytes, unpacked_bytes=4 * plan.weights_bytes
+    )
+    assert expected_rate(model, twice, machine, past) == pytest.approx(123.0, rel=0.01)
 
 
 def test_weights_that_lie_there_in_a_second_form_are_left_alone(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.layers import DenseLayers, PackedW4Layers, compute_logits
+from localchat_cuda.layers import DenseLayers, PackedLayers, compute_logits
 from localchat_cuda.model_config import ModelConfig, read_config
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
@@ -379,7 +379,7 @@ class Tiny:
             for back in range(each.wanted, 0, -1)
         ]
         inputs = model_inputs(batch, slices, token_table, self.tables, torch.tensor(wanted))
-        kind = PackedW4Layers if packed else DenseLayers
+        kind = PackedLayers if packed else DenseLayers
         layers = kind(self.config, inputs, self.pages, kernels=self.kernels)
         states = self.architecture.forward(layers, self.weights)
         return compute_logits(states, self.weights.head, self.config.head_cap, kernels=self.kernels)

@@ -4,9 +4,8 @@ import torch
 
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels import fp8_int8
-from localchat_cuda.kernels.int4 import packed_rows
 from localchat_cuda.kernels.sampling.rescore import MAX_ROWS, Rescoring
-from localchat_cuda.layers import DenseLayers, PackedW4Layers, compute_logits
+from localchat_cuda.layers import DenseLayers, PackedLayers, compute_logits
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.weights.loader import ModelWeights
@@ -24,9 +23,8 @@ class DeviceModel:
 
     def hidden_states(self, inputs: ModelInputs) -> torch.Tensor:
         """Last states [P, hidden] of the tokens in `logits_indices`; writes keys and values to the pages."""
-        most = packed_rows(self.pages.device, unpacked=self.weights.unpacked)
-        packed = self.weights.packed and inputs.ids.shape[0] <= most
-        layers = PackedW4Layers if packed else DenseLayers
+        packed = inputs.ids.shape[0] <= self.weights.packed_rows(self.pages.device)
+        layers = PackedLayers if packed else DenseLayers
         states: torch.Tensor = self._forward(
             layers(self.config, inputs, self.pages, kernels=self.kernels), self.weights
         )

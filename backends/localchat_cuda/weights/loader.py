@@ -8,15 +8,18 @@ the model and one tensor.
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
 
 from localchat.errors import EngineClosed, ModelInvalid
+from localchat_cuda.kernels import ggml, int4
 from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead, bounded_head
+from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import Mixture, ModelConfig
@@ -113,12 +116,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All weights. Embedding and head [vocabulary, hidden] are one tensor if tied and the head is not int8."""
+    """All weights. Embedding and head [vocabulary, hidden] are one tensor if tied and the head is floating."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     last_norm: torch.Tensor
-    head: torch.Tensor | w8_pack.W8
+    head: torch.Tensor | w8_pack.W8 | GgmlWeight
     bounded_head: BoundedHead | None = None
     """An int8 copy of a floating head."""
 
@@ -141,33 +144,48 @@ class ModelWeights:
 
     @property
     def unpacked(self) -> bool:
-        """True if int4 layers are in memory unpacked, too."""
+        """True if packed layers are in memory unpacked, too."""
         return any(
-            isinstance(weight, w4_pack.W4) and weight.unpacked is not None
+            isinstance(weight, w4_pack.W4 | GgmlWeight) and weight.unpacked is not None
             for weight in self.layers[0].linears.values()
         )
 
     @property
     def packed(self) -> bool:
-        """True if all linear layers are int4: steps of few rows use PackedW4Layers then."""
+        """True if all linear layers are packed: steps of few rows use PackedLayers then."""
         return all(
             isinstance(weight, w4_pack.W4)
+            or (isinstance(weight, GgmlWeight) and weight.features_in % w4_pack.BLOCK_K == 0)
             for layer in self.layers
             for weight in layer.linears.values()
         )
 
+    def packed_rows(self, device: torch.device) -> int:
+        """Most rows of a step for PackedLayers; 0: none."""
+        if not self.packed:
+            return 0
+        linears = (weight for layer in self.layers for weight in layer.linears.values())
+        if any(isinstance(weight, GgmlWeight) for weight in linears):
+            return ggml.FEW_ROWS
+        return int4.packed_rows(device, unpacked=self.unpacked)
+
 
 def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
-    """Add an unpacked copy in `dtype` of every int4 linear layer; see W4.unpacked."""
+    """Add an unpacked copy in `dtype` of every packed linear layer; see W4.unpacked."""
 
     def unpacked(weight: Weight) -> Weight:
-        if not isinstance(weight, w4_pack.W4):
+        if isinstance(weight, w4_pack.W4):
+            device, write = weight.codes.device, partial(gemm_dequant.dequantize, weight)
+            reference = partial(w4_pack.dense, weight)
+        elif isinstance(weight, GgmlWeight):
+            device, write = weight.parts[0].low.device, partial(ggml.dequantize, weight)
+            reference = partial(ggml.dense, weight)
+        else:
             return weight
-        device = weight.codes.device
         if device.type == "cpu":
-            return weight._replace(unpacked=w4_pack.dense(weight, dtype))
+            return weight._replace(unpacked=reference(dtype))
         out = torch.empty(weight.features_out, weight.features_in, dtype=dtype, device=device)
-        gemm_dequant.dequantize(weight, out)
+        write(out)
         return weight._replace(unpacked=out)
 
     layers = tuple(
@@ -225,9 +243,15 @@ class _Loader:
             return self.tensor(name, width)
         return self.target.tensor(name, (width,), torch.float32) + self.names.norm_offset
 
-    def head(self, embedding: torch.Tensor) -> torch.Tensor:
-        """The embedding if they are tied, unless the checkpoint holds a different head."""
+    def head(self, embedding: torch.Tensor) -> torch.Tensor | GgmlWeight:
+        """The embedding if they are tied, unless the checkpoint holds a different head. That of a GGUF file
+        stays in its block format."""
         size, name = (self.config.vocabulary, self.config.hidden), self.names.head
+        if self.config.head_format:
+            stored = self.names.embedding if self.config.tied else name
+            found = self.format.part(stored.removesuffix(".weight"), *size)
+            assert isinstance(found, GgmlWeight)
+            return found
         if not self.config.tied:
             self.check_head()
             return self.tensor(name, *size)
@@ -473,8 +497,11 @@ def load(
         if not progress(number + 1, config.layers):
             raise EngineClosed("The load was stopped.")
     head = loader.head(embedding)
-    stored_head = w8_pack.whole_rows(head) if head_int8 else head
-    copy = bounded_head(head) if head_bounds else None
+    stored_head: torch.Tensor | w8_pack.W8 | GgmlWeight = head
+    copy = None
+    if isinstance(head, torch.Tensor):
+        stored_head = w8_pack.whole_rows(head) if head_int8 else head
+        copy = bounded_head(head) if head_bounds else None
     last_norm = loader.norm(names.last_norm, config.hidden)
     if config.logits_divisor != 1.0:
         last_norm = last_norm.float() / config.logits_divisor
