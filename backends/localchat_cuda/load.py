@@ -24,6 +24,7 @@ from localchat.fit.kv_types import FP8
 from localchat.model_files.open_gguf import read_header
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
+from localchat_cuda.gguf_config import layer_formats
 from localchat_cuda.kernels.launch import set_safe_mode, trust_callers
 from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig
@@ -87,13 +88,14 @@ def load_runner(
         # The head still follows the last layer; `progress(total, total)` comes after it.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
-    head_int8 = request.options.head_int8
+    header = read_header(path) if path is not None and path.is_file() else None
+    head_int8 = request.options.head_int8 and not config.head_format
     head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
     memory = _host_memory(device, kv_token_bytes(config, caps.kv_type) * PAGE_TOKENS, caps, notify)
     with (
         CompileAhead(
             config, caps, device, notify, head_int8=head_int8, unpacked=plan.unpacked_bytes > 0,
-            head_bounds=head_bounds,
+            head_bounds=head_bounds, formats=() if header is None else layer_formats(header),
         ) as ahead,
         _advise_on_out_of_memory(request),
     ):  # fmt: skip

@@ -19,6 +19,7 @@ from localchat.backend_api.interface import StepPlan
 from localchat.fit.hardware import ContainerLimits, read_machine
 from localchat_cuda.compile_ahead import trace, workers
 from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
+from localchat_cuda.ggml_forms import FORMS
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.launch import Traits
 from localchat_cuda.model_config import ModelConfig, parse_config
@@ -38,6 +39,15 @@ from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
 from tests.support.hub_configs import CONFIGS
 
 HOPPER, AMPERE, NEWER = Traits.of((9, 0), 132), Traits.of((8, 6), 82), Traits.of((12, 0), 170)
+GGUF = {"quant_method": "gguf", "mix": "Q4_K_M", "head": "Q6_K"}
+LINEARS = {
+    **{f"self_attn.{each}_proj": "Q4_K" for each in ("q", "k", "v", "o")},
+    **{f"mlp.{each}_proj": "Q4_K" for each in ("gate", "up", "down")},
+}
+FORMATS = tuple(
+    tuple({**LINEARS, **wider}.items())
+    for wider in ({}, {"self_attn.v_proj": "Q6_K", "mlp.down_proj": "Q6_K"})
+)
 SURVEY = """
 import collections, json, pickle, sys
 from localchat_cuda.compile_ahead import trace
@@ -77,6 +87,30 @@ count = len(claims.kept)
 assert not trace.launch_all(runner, job.config.vocabulary, more)
 print(json.dumps([count, list(claims.kept.values())[count:]]))
 """
+READ = """
+import collections, json, pickle, sys
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import compiler
+from localchat_cuda.compile_ahead import trace
+
+class Read(trace.Claims):
+    def skip(self, *, key, fn, **rest):
+        own = fn.module.startswith("localchat_cuda.kernels.ggml") or fn.name == "_prepare_kernel"
+        if not own or (fn.name, key) in read:
+            return True
+        read.add((fn.name, key))
+        return False
+
+def first_stage(self, stages, options, language, capability=None):
+    stages["ttir"] = lambda module, metadata: module
+
+CUDABackend.add_stages, compiler.CompiledKernel = first_stage, lambda source, *rest: None
+job, read = pickle.load(sys.stdin.buffer), set()
+trace.only_compile(job.gpu, Read(""))
+failed = trace.launch_all(
+    trace.meta_runner(job), job.config.vocabulary, trace.compile_shapes(job.capabilities))
+print(json.dumps([collections.Counter(name for name, _ in read), [str(error) for error in failed[:3]]]))
+"""
 
 
 def job_of(raw: dict[str, Any], gpu: Traits, **wishes: Any) -> CompileJob:
@@ -111,6 +145,8 @@ def by_format() -> dict[str, dict[str, int]]:
         "head": floating._replace(head_int8=True),
         "bounded": floating._replace(head_bounds=True),
         "coded": job_of(QWEN25, HOPPER, kv_type="fp8"),
+        "gguf": job_of(stored(**GGUF), HOPPER)._replace(formats=FORMATS),
+        "int8": job_of(stored(**{**GPTQ, "bits": 8}), HOPPER),
         "experts": job_of(CONFIGS["qwen3:30b-a3b"][0], HOPPER),
         "experts awq": job_of({**CONFIGS["mixtral:8x7b"][0], "quantization_config": AWQ}, NEWER),
         "mxfp4": job_of(CONFIGS["gpt-oss:20b"][0], HOPPER),
@@ -137,6 +173,11 @@ def test_every_kernel_variant_of_a_gemm_is_met(by_format: dict[str, dict[str, in
     # Of one row alone, of pairs that find their expert themselves, and of blocks of several sizes.
     assert by_format["experts"]["experts.choice"] >= 4
     assert by_format["experts"]["experts.gemm_float"] >= 12
+    # Of two kinds of layers: both formats of v and down, and the head's.
+    assert by_format["gguf"]["ggml.gemm_int8"] >= 2 * 7
+    assert {"ggml.gemm_tiles", "int4.activations", "rms_norm"} <= by_format["gguf"].keys()
+    assert not {"skinny_gemm", "int4.gemm_int8"} & by_format["gguf"].keys()
+    assert "ggml.gemm_int8" in by_format["int8"]
     kinds = {f"experts.gemm_int4_{kind}" for kind in ("few", "many")}
     for form in ("experts awq", "mxfp4"):
         assert kinds | {"experts.choice"} <= by_format[form].keys()
@@ -191,16 +232,36 @@ def test_compiled_shapes_stay_within_the_capabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw",
-    [QWEN25, TINY, CONFIGS["qwen3:30b-a3b"][0], CONFIGS["qwen3.5:9b"][0]],
-    ids=["7B", "tiny", "experts", "hybrid"],
+    ("raw", "stored"),
+    [
+        *((raw, AWQ) for raw in (QWEN25, TINY, CONFIGS["qwen3:30b-a3b"][0])),
+        (CONFIGS["qwen3.5:9b"][0], AWQ),
+        (QWEN25, GGUF),
+    ],
+    ids=["7B", "tiny", "experts", "hybrid", "gguf"],
 )
-def test_steps_of_any_kind_need_no_other_kernels(raw: dict[str, Any]) -> None:
-    awq = job_of({**raw, "quantization_config": AWQ}, HOPPER)
-    sent = child(["-c", UNMET], (awq, random_shapes(300)))
+def test_steps_of_any_kind_need_no_other_kernels(
+    raw: dict[str, Any], stored: dict[str, Any]
+) -> None:
+    job = job_of({**raw, "quantization_config": stored}, HOPPER)
+    job = job._replace(formats=FORMATS if stored is GGUF else ())
+    sent = child(["-c", UNMET], (job, random_shapes(300)))
     kernels, missed = json.loads(sent)
     assert kernels > 100
     assert not missed
+
+
+def test_triton_reads_the_kernels_of_every_format(tmp_path: Path) -> None:
+    """The interpreter runs Python and takes what Triton's front end refuses; its other stages take minutes."""
+    raw = {**TINY, "intermediate_size": 256, "quantization_config": GGUF}
+    formats = tuple(tuple((name, type_) for name in LINEARS) for type_ in FORMS)
+    job = job_of(raw, HOPPER, slots=8, context=600)._replace(formats=formats)
+    read, failed = json.loads(child(["-c", READ], job, tmp_path))
+    assert not failed
+    assert read["_few_kernel"] >= 4 * len(FORMS)  # up to 4 rows and to 8, after a norm and not
+    assert read["_tiles_kernel"] >= 2 * len(FORMS)  # up to 32 rows and more
+    assert read["_dequantize_kernel"] >= len(FORMS)
+    assert read["_prepare_kernel"] > 4
 
 
 # ---------------------------------------------------------------------------- who compiles

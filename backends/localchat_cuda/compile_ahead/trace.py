@@ -14,7 +14,7 @@ import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -38,11 +38,15 @@ from localchat.backend_api.interface import (
 )
 from localchat.fit.kv_types import FP8
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.ggml_forms import FORMS, INT8, INT8_ZEROS
+from localchat_cuda.gguf_config import LayerFormats
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
+from localchat_cuda.kernels.ggml import GgmlWeight
+from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import Mixture, ModelConfig
 from localchat_cuda.quantization_config import padded
@@ -56,7 +60,7 @@ from localchat_cuda.runner.input_batch import (
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
-from localchat_cuda.weights.formats.weight import Weight
+from localchat_cuda.weights.formats.weight import Weight, concat_rows
 from localchat_cuda.weights.loader import (
     LayerWeights,
     ModelWeights,
@@ -87,6 +91,8 @@ class CompileJob(NamedTuple):
     unpacked: bool = False
     """The weights are in memory unpacked, too."""
     head_bounds: bool = False
+    formats: LayerFormats = ()
+    """Kinds of layers of a GGUF file."""
     claims: str = ""
     """Folder with a file for every kernel, made by the process that compiles it; empty: compile all here."""
 
@@ -94,11 +100,12 @@ class CompileJob(NamedTuple):
 # ---------------------------------------------------------------------------- without memory
 
 
-def one_layer_per_kind(config: ModelConfig) -> ModelConfig:
+def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> ModelConfig:
     """Keep one layer of each kind, and the last one: after its attention fewer rows go on."""
     last = config.layers - 1
     kinds = {(config.window(n), config.has_delta_net(n)): n for n in reversed(range(last))}
     kept = (*sorted(kinds.values()), last)
+    kept = (kept[0],) * (len(formats) - len(kept)) + kept
     net = config.delta_net
     return replace(
         config,
@@ -108,7 +115,9 @@ def one_layer_per_kind(config: ModelConfig) -> ModelConfig:
     )
 
 
-def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> ModelWeights:
+def meta_weights(
+    config: ModelConfig, *, head_int8: bool, head_bounds: bool, formats: LayerFormats = ()
+) -> ModelWeights:
     """All weights in the types and shapes of a load, without memory."""
     names, half = ARCHITECTURES[config.architecture].NAMES, getattr(torch, config.dtype)
     widths = {"q_norm": config.head_dim, "k_norm": config.head_dim}
@@ -116,8 +125,11 @@ def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> 
 
     def layer(number: int) -> LayerWeights:
         shapes, net = linear_shapes(config, number), config.has_delta_net(number)
+        stored = dict(formats[number % len(formats)]) if formats else {}
         linears = {
-            field: _meta_linear(config, field, sum(parts), k)
+            field: _meta_linear(
+                config, field, parts, k, [stored.get(each, "") for each in names.merged[field]]
+            )
             for field, (parts, k) in shapes.items()
         }
         return LayerWeights(
@@ -137,7 +149,11 @@ def meta_weights(config: ModelConfig, *, head_int8: bool, head_bounds: bool) -> 
             _meta_delta_net(config, linears) if net else None,
         )
 
-    head: torch.Tensor | w8_pack.W8 = _empty(config.vocabulary, config.hidden, dtype=half)
+    head: torch.Tensor | w8_pack.W8 | GgmlWeight
+    head = _empty(config.vocabulary, config.hidden, dtype=half)
+    if config.head_format:
+        shape = config.vocabulary, config.hidden
+        head = GgmlWeight((ggml_pack.empty(config.head_format, *shape, META),))
     embedding = _empty(config.vocabulary, config.hidden, dtype=half)
     codes = _empty(config.vocabulary, config.hidden, dtype=torch.uint8)
     rounded = w8_pack.W8(codes, _empty(config.vocabulary))
@@ -166,7 +182,7 @@ def _meta_delta_net(config: ModelConfig, linears: dict[str, Weight]) -> DeltaNet
 
 def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
     router, *stacks = expert_shapes(config, mixture)
-    gate_up, down = (_meta_linear(config, "down", *shape) for shape in stacks)
+    gate_up, down = (_meta_linear(config, "down", (n,), k) for n, k in stacks)
     assert isinstance(gate_up, torch.Tensor | w4_pack.W4)
     assert isinstance(down, torch.Tensor | w4_pack.W4)
     half = getattr(torch, config.dtype)
@@ -177,14 +193,30 @@ def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
     return Experts(held.counting(), gate_up, down, biases[1], biases[2], mixture.limit)
 
 
-def _meta_linear(config: ModelConfig, field: str, n: int, k: int) -> Weight:
-    quantization = config.quantization
+def _meta_linear(
+    config: ModelConfig, field: str, parts: tuple[int, ...], k: int, stored: Sequence[str] = ()
+) -> Weight:
+    """stored: number formats of the parts in a GGUF file."""
+    quantization, n, half = config.quantization, sum(parts), getattr(torch, config.dtype)
     if quantization is not None and quantization.of_experts and field == "down":
         blocks = n // 16, padded(k) // w4_pack.BLOCK_K
         sides = _empty(*blocks, 16, dtype=torch.int32)
         return w4_pack.W4(_empty(*blocks, 1024, dtype=torch.int8), sides, group=32, e2m1=True)
     if quantization is None or quantization.of_experts:
-        return _empty(n, k, dtype=getattr(torch, config.dtype))
+        return _empty(n, k, dtype=half)
+    if quantization.in_ggml_forms:
+        if quantization.method != "gguf":
+            stored = [INT8 if quantization.symmetric else INT8_ZEROS] * len(parts)
+        order = _empty(k, dtype=torch.int32) if quantization.act_order else None
+        if len(stored) != len(parts):  # stored as one
+            parts = (n,)
+        found = (
+            GgmlWeight((ggml_pack.empty(type_, rows, k, META),), order)
+            if type_ in FORMS
+            else _empty(rows, k, dtype=half)
+            for type_, rows in zip(stored, parts, strict=True)
+        )
+        return concat_rows(found, n, half)
     if quantization.packed:
         # gate and up compute in the order that `down` reads, so `down` needs none (weights/loader.py)
         act_order = quantization.act_order and field != "down"
@@ -205,13 +237,15 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def meta_runner(job: CompileJob) -> CudaRunner:
     """The runner of a load, with a few layers and without memory."""
-    config, capabilities = one_layer_per_kind(job.config), job.capabilities
+    config, capabilities = one_layer_per_kind(job.config, job.formats), job.capabilities
     pages = Pages(
         config, capabilities.kv_tokens // capabilities.block_tokens + 1, capabilities.context_tokens, META,
         getattr(torch, config.dtype), capabilities.block_tokens, fp8=capabilities.kv_type == FP8,
         slots=capabilities.max_slots,
     )  # fmt: skip
-    weights = meta_weights(config, head_int8=job.head_int8, head_bounds=job.head_bounds)
+    weights = meta_weights(
+        config, head_int8=job.head_int8, head_bounds=job.head_bounds, formats=job.formats
+    )
     if job.unpacked:
         weights = with_unpacked(weights, pages.dtype)
     return CudaRunner(DeviceModel(config, weights, pages, kernels=True), capabilities, graphs=False)

@@ -22,6 +22,7 @@ import triton
 from localchat.backend_api.interface import Capabilities
 from localchat.fit.hardware import read_limits, read_machine
 from localchat_cuda.compile_ahead.trace import CompileJob, all_shapes
+from localchat_cuda.gguf_config import LayerFormats
 from localchat_cuda.kernels import launch
 from localchat_cuda.model_config import ModelConfig
 
@@ -40,16 +41,14 @@ class CompileAhead:
     def __init__(
         self, config: ModelConfig, capabilities: Capabilities, device: torch.device,
         notify: Callable[[str], None], *, head_int8: bool = False, unpacked: bool = False,
-        head_bounds: bool = False,
+        head_bounds: bool = False, formats: LayerFormats = (),
     ) -> None:  # fmt: skip
         self._processes: list[subprocess.Popen[bytes]] = []
         self._claims: tempfile.TemporaryDirectory[str] | None = None
         if device.type != "cuda" or launch.interpreted():
             return
-        if config.quantization is not None and config.quantization.in_ggml_forms:
-            return  # a GGUF's config does not say which formats there are: they compile on first use
         job = CompileJob(
-            config, capabilities, launch.traits(device), head_int8, unpacked, head_bounds
+            config, capabilities, launch.traits(device), head_int8, unpacked, head_bounds, formats
         )
         self._done_file = Path(triton.knobs.cache.dir) / f"localchat-{_digest(job)}"
         if self._done_file.exists():
