@@ -3,8 +3,8 @@ Qwen2.5-7B.
 
     PYTHONPATH=backends:. python3 scripts/bench/bench_cuda.py [PARTS]
 
-PARTS, all by default: decoding prefix gaps drafts formats kept warm families experts hybrid
-half bytes startup cold.
+PARTS, all by default: decoding prefix gaps drafts formats gguf kept warm families experts
+hybrid half bytes startup cold.
 
 Random token ids, greedy, speculation and prefix cache off, end tokens ignored; rates are the difference
 of 257 and 1 tokens, medians of 3. Prints a table, and as the last line one JSON object. The kernels
@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / 
 
 PARTS = (
     *("decoding", "prefix", "gaps", "drafts"),
-    *("formats", "kept", "warm", "families", "experts", "hybrid"),
+    *("formats", "gguf", "kept", "warm", "families", "experts", "hybrid"),
     *("half", "bytes", "startup", "cold"),
 )
 STREAMS = (1, 8, 32, 128)
@@ -33,6 +33,7 @@ def main() -> int:
     from scripts.bench.cuda import speed
     from scripts.bench.cuda.driving import Engine, config_of, runner_of
     from scripts.bench.cuda.families import families
+    from scripts.bench.cuda.gguf import gguf
     from scripts.bench.cuda.hybrid import hybrid
     from scripts.bench.cuda.kept import kept
     from scripts.bench.cuda.mixture import mixture
@@ -66,6 +67,8 @@ def main() -> int:
         del engine, drafting, runner
         torch.cuda.empty_cache()
     run("formats", lambda: four_bits(results))
+    torch.cuda.empty_cache()
+    run("gguf", lambda: gguf(results))
     torch.cuda.empty_cache()
     run("kept", lambda: kept(results))
     run("warm", lambda: warm(results))

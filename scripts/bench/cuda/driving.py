@@ -24,6 +24,7 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
+from localchat_cuda.gguf_config import LayerFormats
 from localchat_cuda.kernels.sampling.rescore import Rescoring
 from localchat_cuda.load import capabilities, random_weights, warm_up
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
@@ -34,6 +35,7 @@ from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.sampler import SampleBatch, SampledTokens, TritonSampler
 from localchat_cuda.weights.loader import load, with_unpacked
+from localchat_cuda.weights.source import WeightSource
 from scripts.bench.cuda.shapes import QWEN, STORED
 
 GPU = torch.device("cuda", 0)
@@ -49,8 +51,10 @@ def runner_of(
     config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 8192,
     graphs: bool = True, head_int8: bool = False, kv_type: str | None = None, unpacked: bool = True,
     head_bounds: bool = False, cache_ram_bytes: int = 0, saved_states: int = 8,
+    source: WeightSource | None = None, formats: LayerFormats = (),
 ) -> CudaRunner:  # fmt: skip
-    """A warm runner over random weights. `saved_states`: of a hybrid."""
+    """A warm runner over random weights, or those of a source. `saved_states`: of a hybrid; `formats`: of a
+    GGUF file."""
     architecture = ARCHITECTURES[config.architecture]
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
@@ -59,9 +63,10 @@ def runner_of(
         plan = replace(plan, saved_states=saved_states)
     can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
     with CompileAhead(
-        config, can, GPU, print, head_int8=head_int8, unpacked=unpacked, head_bounds=head_bounds
-    ) as ahead:
-        source = random_weights(config, GPU)
+        config, can, GPU, print, head_int8=head_int8, unpacked=unpacked, head_bounds=head_bounds,
+        formats=formats,
+    ) as ahead:  # fmt: skip
+        source = source or random_weights(config, GPU)
         weights = load(
             config, architecture.NAMES, source, GPU, head_int8=head_int8,
             head_bounds=head_bounds,

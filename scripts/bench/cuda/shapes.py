@@ -26,6 +26,7 @@ STORED: dict[str, dict[str, object]] = {
     "awq": {"quantization_config": AWQ},
     "awq_64": {"quantization_config": {**AWQ, "group_size": 64}},
     "awq_32": {"quantization_config": {**AWQ, "group_size": 32}},
+    "q4_k_m": {"quantization_config": {"quant_method": "gguf", "mix": "Q4_K_M", "head": "Q6_K"}},
     "gptq": {"quantization_config": GPTQ},
     "fp8": {"quantization_config": FP8, "torch_dtype": "bfloat16"},
     "fp8_blocks": {"quantization_config": BLOCKS, "torch_dtype": "bfloat16"},
