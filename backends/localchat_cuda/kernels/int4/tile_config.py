@@ -86,6 +86,19 @@ _MEASURED: dict[tuple[GemmVariant, int], dict[tuple[int, int], TileConfig]] = {
 }
 
 
+_MEASURED_GROUPS: dict[tuple[int, int], dict[tuple[int, int], TileConfig]] = {
+    (64, 4): {_GATE_UP: TileConfig(1, 4, 1, 1, 64), _O: TileConfig(1, 4, 1, 4, 96)},
+    (32, 4): {
+        _GATE_UP: TileConfig(1, 4, 1, 1, 64),
+        _QKV: TileConfig(1, 2, 1, 7, 64),
+        _O: TileConfig(1, 4, 1, 4, 96),
+    },
+    (64, 8): {_GATE_UP: TileConfig(1, 2, 1, 1, 96)},
+    (32, 8): {_GATE_UP: TileConfig(1, 2, 1, 1, 96)},
+}
+"""Of the int8 variant for smaller groups, on an H100, by group and row class; the rule is as good elsewhere."""
+
+
 _CLASSES: dict[GemmVariant, tuple[int, ...]] = {
     "int8": (4, 8),
     "fp16": (8, 16),
@@ -109,13 +122,16 @@ def tile_config_for(
 ) -> TileConfig:
     """Choose the tile config of the int8 and fp16 variants (tiled: gemm_tiled.tile_config_for) for a weight.
 
-    Depends on rows only through `row_class`, so that rows of a class are bit-equal. Smaller groups follow the
-    rule: what was measured for groups of 128 takes minutes to compile for them, and spills. ValueError if no
-    config divides the weight.
+    Depends on rows only through `row_class`, so that rows of a class are bit-equal. Smaller groups have configs
+    of their own: what was measured for groups of 128 takes minutes to compile for them, and spills. ValueError
+    if no config divides the weight.
     """
     size = row_class(variant, rows)
-    found = _MEASURED.get((variant, size), {}).get((n, k))
-    if found is not None and sms == _MEASURED_SMS and group == BLOCK_K:
+    measured = _MEASURED.get((variant, size), {})
+    if group != BLOCK_K:
+        measured = _MEASURED_GROUPS.get((group, size), {}) if variant == "int8" else {}
+    found = measured.get((n, k))
+    if found is not None and sms == _MEASURED_SMS:
         return found
     return _narrow(variant, size, n, k, sms)
 
