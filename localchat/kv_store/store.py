@@ -18,6 +18,7 @@ import msgspec
 
 from localchat.kv_store.entry import (
     PART_SUFFIX,
+    SUFFIX,
     Entry,
     EntryInvalid,
     TokenIds32,
@@ -111,7 +112,7 @@ class KVStore:
             self._since_check_bytes += size
             if self._since_check_bytes >= min(_BATCH_BYTES, self._limit_bytes // 16):
                 self._since_check_bytes = 0
-                if not self.make_room(size):
+                if not self.make_room(size) or not _is_reachable(namespace.folder, entry):
                     self._since_check_bytes = _BATCH_BYTES
                     return False
             write_entry(namespace.folder, entry, payload)
@@ -352,6 +353,12 @@ class Namespace:
     def _unlink(self, entry: Entry) -> None:
         with suppress(OSError):
             (self.folder / entry.name).unlink(missing_ok=True)
+
+
+def _is_reachable(folder: Path, entry: Entry) -> bool:
+    """Whether an entry begins a text, or what it continues is there: in a store smaller than a text, a text's
+    beginning goes for its end."""
+    return not entry.start or any(folder.glob(f"*-{entry.parent.hex()}{SUFFIX}"))
 
 
 def _is_left(changed_s: float) -> bool:

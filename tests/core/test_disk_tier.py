@@ -115,6 +115,22 @@ def test_without_room_in_ram_it_is_computed_and_the_events_say_so(tmp_path: Path
     assert "--cache-ram" in bench.received[id_].all(Prefill)[0].why_missed
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_without_room_is_offered_each_text_once(
+    tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    bench = Bench(capabilities(**kind), disk=store_in(tmp_path, 1))
+    for text in (TEXT, TEXT[::-1]):
+        bench.ask(request(text, owner="1"))
+        bench.run_until_idle()
+    offered = 0
+    assert bench.disk_tier is not None
+    while offered < 100 and bench.disk_tier.store_next():
+        offered += 1
+        bench.disk_tier._store.writer.drain(5)
+    assert 0 < offered < 10
+
+
 def test_a_request_that_is_cancelled_while_the_disk_is_read_leaves_nothing(tmp_path: Path) -> None:
     kept(tmp_path, KINDS[0])
     bench = restarted(tmp_path, KINDS[0])

@@ -70,6 +70,8 @@ class DiskTier:
         self._min_read_tokens = min_read_tokens
         self._namespace = store.namespace(f"{description} {can.exports} {can.kv_type}", model)
         self._reader = ThreadPoolExecutor(1, "kv-reader")
+        self._handed: tuple[object, int] = (None, 0)
+        """Holder of the text that is being written, and the end of its last range."""
 
     # ------------------------------------------------------------------------ reading
 
@@ -160,6 +162,9 @@ class DiskTier:
                 self._namespace.own(text.owner, parent)
             text.mark_stored()
             return False
+        if self._handed[0] is text.holder and start < self._handed[1]:
+            text.mark_stored()  # the store took a range and kept nothing: there is no room
+            return False
         end = min(start - start % self._range_tokens + self._range_tokens, length)
         if self._whole:
             start, end, parent = 0, length, self._namespace.root(text.salt)
@@ -177,6 +182,7 @@ class DiskTier:
             earliest=text.earliest if self._whole else 0,
         )
         self._namespace.supersede(older)
+        self._handed = (text.holder, end)
         if end == length:
             text.mark_stored()
         return True
