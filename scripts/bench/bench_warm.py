@@ -5,6 +5,7 @@
         [--shapes 0.5b 1.5b] [--tokens 1500 8000 20000]
     scripts/bench/bench_warm.py cost --models DIR --vocabulary GGUF
     scripts/bench/bench_warm.py documents --models DIR --vocabulary GGUF [--tokens 30000]
+    scripts/bench/bench_warm.py keys [--model GGUF] [--tokens 1000] [--rounds 40]
 
 `restart`: a prompt is computed by a server, which is then ended; after each of the next starts the conversation
 goes on with another question, with the files of KV in the file cache (warm) and without (cold). llama.cpp's
@@ -12,13 +13,17 @@ server (PYTHON: of an environment with the wheel xllamacpp) computes, saves and 
 restoring counts in its first token. The answer to the first prompt is asked again behind each start: `texts
 equal` are those that it has in common with the run that computed it. `cost`: servers with and without the tier
 are asked in turn what neither has seen, and so are one-shots of the command line. `documents`: a folder that
-was learned is asked after a restart. Prints medians; the last line is JSON.
+was learned is asked after a restart. `keys`: one client of the endpoint asks what another one, with another
+API key, has asked before, and what nobody has, in RAM and after a restart: a test of means of what the client
+could tell from the time of its first token, with the first client's own second time as a control. Prints
+medians; the last line is JSON.
 """
 
 import argparse
 import http.client
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -38,6 +43,7 @@ from scripts.bench.server import servers  # noqa: E402
 from scripts.bench.server.client import Answer, Body, alone, chat  # noqa: E402
 
 _ANSWER_TOKENS = 8
+_GUIDE = ROOT / "localchat" / "guide" / "guide.gguf"
 _TRAINED = 65_536
 _ROOM = 2_000
 """Context beside the prompt."""
@@ -55,6 +61,7 @@ def main() -> int:
         "restart": _restart,
         "cost": _cost,
         "documents": _documents,
+        "keys": _keys,
     }
     with tempfile.TemporaryDirectory(prefix="bench-warm-") as folder:
         figures = parts[asked.part](asked, Path(folder))
@@ -67,8 +74,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("restart", "cost", "documents"))
-    parser.add_argument("--models", type=Path, required=True, metavar="DIR")
+    parser.add_argument("part", choices=("restart", "cost", "documents", "keys"))
+    parser.add_argument("--models", type=Path, metavar="DIR", default=Path("bench-models"))
+    parser.add_argument("--model", type=Path, metavar="GGUF", default=_GUIDE, help="for keys")
     parser.add_argument("--vocabulary", type=Path, metavar="GGUF", help="to write missing models")
     parser.add_argument("--llamacpp", type=Path, metavar="PYTHON")
     parser.add_argument("--shapes", nargs="+", choices=("0.5b", "1.5b"), default=["0.5b"])
@@ -115,12 +123,14 @@ class _Talk(NamedTuple):
         return chat(self.text, _ANSWER_TOKENS, temperature=0)
 
     def following(self, number: int) -> Body:
+        """A question that goes on, for the time of its first token: a server may hold back text that is only
+        white space, so there is no second one."""
         messages = [
             {"role": "user", "content": self.text},
             {"role": "assistant", "content": self.answer},
             {"role": "user", "content": f"And number {number}, in one word?"},
         ]
-        return {**self.opening(), "messages": messages}
+        return {**self.opening(), "messages": messages, "max_tokens": 1}
 
 
 class _Ours:
@@ -362,7 +372,7 @@ def _documents(asked: argparse.Namespace, folder: Path) -> Figures:
     for number in range(asked.rounds + 1):
         with servers.localchat("ours", ROOT, model, folder, options) as served:
             servers.wait_ready(served)
-            body = chat(f"What stands in chapter {number}?", _ANSWER_TOKENS, temperature=0)
+            body = chat(f"What stands in chapter {number}?", 1, temperature=0)
             answer = alone(served.port, {**body, "model": "@bench"})
             if not number:
                 _wait_written(folder / "ours")
@@ -372,6 +382,63 @@ def _documents(asked: argparse.Namespace, folder: Path) -> Figures:
                 seen.append(answer.first_s)
     _tell(figures, f"{label}: after a restart", seen)
     return figures
+
+
+# ---------------------------------------------------------------------------- two clients
+
+_FIRST_KEY, _OTHER_KEY = "first-client-key", "other-client-key"
+
+
+def _keys(asked: argparse.Namespace, folder: Path) -> Figures:
+    """Whether one client's first tokens tell what another one's prompts were."""
+    draw, words = random.Random(asked.rounds), (asked.tokens or [1000])[0] // 2
+    # The first text of a pair is asked by the first client, the second by nobody before.
+    pairs = [(prose(words, 2 * at), prose(words, 2 * at + 1)) for at in range(2 * asked.rounds)]
+    in_ram, on_disk = pairs[: asked.rounds], pairs[asked.rounds :]
+    keys = folder / "keys.txt"
+    keys.write_text(f"{_FIRST_KEY}\n{_OTHER_KEY}\n")
+    keys.chmod(0o600)
+    options = ["--api-key-file", str(keys), "--threads", "1", "--parallel", "1"]
+    figures, rows = Figures(), list[list[float]]()
+
+    def first_s(served: servers.Served, text: str, key: str) -> float:
+        return alone(served.port, chat(text, 1, temperature=0), key).first_s
+
+    def compare(served: servers.Served, pair: tuple[str, str]) -> None:
+        times = [0.0, 0.0]
+        for place in draw.sample((0, 1), 2):
+            times[place] = first_s(served, pair[place], _OTHER_KEY)
+        rows.append([*times, first_s(served, pair[0], _FIRST_KEY)])
+
+    with servers.localchat("ours", ROOT, asked.model, folder, options) as served:
+        servers.wait_ready(served)
+        for pair in in_ram:
+            first_s(served, pair[0], _FIRST_KEY)
+            compare(served, pair)
+        for pair in on_disk:
+            first_s(served, pair[0], _FIRST_KEY)
+        _wait_written(folder / "ours")
+    _tell_means(figures, "RAM", rows)
+    rows.clear()
+    with servers.localchat("ours", ROOT, asked.model, folder, options) as served:
+        servers.wait_ready(served)
+        first_s(served, "warm-up", _OTHER_KEY)
+        for pair in on_disk:
+            compare(served, pair)
+    _tell_means(figures, "disk", rows)
+    return figures
+
+
+def _tell_means(figures: Figures, where: str, rows: Sequence[Sequence[float]]) -> None:
+    """Print first tokens of texts that another key has asked, that nobody has, and that the same key has."""
+    names = ("asked by another key", "asked by nobody", "asked by the same key")
+    for place, name in enumerate(names):
+        _tell(figures, f"{where}: {name}", [row[place] for row in rows])
+    for place, name in ((0, "another key"), (2, "the same key")):
+        differences = [row[place] - row[1] for row in rows]
+        error_s = statistics.stdev(differences) / len(differences) ** 0.5
+        _tell(figures, f"{where}: {name} less nobody, mean", [statistics.fmean(differences)])
+        _tell(figures, f"{where}: {name} less nobody, standard error", [error_s])
 
 
 if __name__ == "__main__":

@@ -52,17 +52,18 @@ def together(port: int, bodies: Sequence[Body]) -> tuple[float, list[Answer]]:
     return asyncio.run(run())
 
 
-def alone(port: int, body: Body) -> Answer:
-    """One request, with nothing else running."""
-    return together(port, [body])[1][0]
+def alone(port: int, body: Body, key: str = "") -> Answer:
+    """One request, with nothing else running. `key`: API key of the client."""
+    return asyncio.run(_ask(port, body, key))
 
 
-async def _ask(port: int, body: Body) -> Answer:
+async def _ask(port: int, body: Body, key: str = "") -> Answer:
     raw = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-        f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(raw)}\r\n\r\n"
+        f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(raw)}\r\n"
+        f"Authorization: Bearer {key}\r\n\r\n"
     )
     asked_s = time.perf_counter()
     writer.write(head.encode() + raw)
