@@ -98,7 +98,7 @@ __all__ = [
 
 
 class Widths(NamedTuple):
-    """Row counts that a runner pads its steps to, ascending."""
+    """Row counts that a runner pads its steps to, or that fill its tiles, ascending."""
 
     prefill: tuple[int, ...] = ()
     """Of a step that prefills alone."""

@@ -16,6 +16,7 @@ from localchat.backend_api.interface import (
     SamplingParams,
     StepRow,
     Truncate,
+    Widths,
 )
 from localchat_llamacpp.runner import LlamaCppRunner
 from tests.support.llamacpp_driver import GREEDY, Driver, Start, asking_to_abort, with_logprobs
@@ -50,6 +51,17 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(
     pieces.prefill(PROMPT, chunk=chunk)
     tolerance = CLOSE if kv_type == "f16" else 0.5
     assert np.abs(_logits_of_last(whole) - _logits_of_last(pieces)).max() < tolerance
+
+
+@pytest.mark.parametrize(
+    ("kv_type", "flash", "prefill"),
+    [("f16", True, (64, 128)), ("f16", False, ()), ("q8_0", True, ())],
+)
+def test_prompts_fill_tiles_where_attention_has_them(
+    start: Start, kv_type: str, flash: bool, prefill: tuple[int, ...]
+) -> None:
+    can = start(step=128, kv_type=kv_type, flash=flash).runner.capabilities
+    assert can.widths == Widths(prefill=prefill)
 
 
 def test_architecture_that_the_library_computes_one_by_one_gets_one_row(start: Start) -> None:
