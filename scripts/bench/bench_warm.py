@@ -5,6 +5,7 @@
         [--shapes 0.5b 1.5b] [--tokens 1500 8000 20000]
     scripts/bench/bench_warm.py cost --models DIR --vocabulary GGUF
     scripts/bench/bench_warm.py documents --models DIR --vocabulary GGUF [--tokens 30000]
+    scripts/bench/bench_warm.py hour [--model GGUF] [--turns 30]
     scripts/bench/bench_warm.py keys [--model GGUF] [--tokens 1000] [--rounds 40]
 
 `restart`: a prompt is computed by a server, which is then ended; after each of the next starts the conversation
@@ -13,9 +14,10 @@ server (PYTHON: of an environment with the wheel xllamacpp) computes, saves and 
 restoring counts in its first token. The answer to the first prompt is asked again behind each start: `texts
 equal` are those that it has in common with the run that computed it. `cost`: servers with and without the tier
 are asked in turn what neither has seen, and so are one-shots of the command line. `documents`: a folder that
-was learned is asked after a restart. `keys`: one client of the endpoint asks what another one, with another
-API key, has asked before, and what nobody has, in RAM and after a restart: a test of means of what the client
-could tell from the time of its first token, with the first client's own second time as a control. Prints
+was learned is asked after a restart. `hour`: what a conversation of so many turns writes, each question of 40
+tokens and answer of 60, with a pause after each. `keys`: one client of the endpoint asks what another one, with
+another API key, has asked before, and what nobody has, in RAM and after a restart: a test of means of what the
+client could tell from the time of its first token, with the first client's own second time as a control. Prints
 medians; the last line is JSON.
 """
 
@@ -39,6 +41,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
 from localchat.bench.workload import prose  # noqa: E402 - found by the path above
 from localchat.engine.local.process import child_environment  # noqa: E402
+from localchat.kv_store.entry import read_head  # noqa: E402
 from scripts.bench.server import servers  # noqa: E402
 from scripts.bench.server.client import Answer, Body, alone, chat  # noqa: E402
 
@@ -61,6 +64,7 @@ def main() -> int:
         "restart": _restart,
         "cost": _cost,
         "documents": _documents,
+        "hour": _hour,
         "keys": _keys,
     }
     with tempfile.TemporaryDirectory(prefix="bench-warm-") as folder:
@@ -74,14 +78,17 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("restart", "cost", "documents", "keys"))
+    parser.add_argument("part", choices=("restart", "cost", "documents", "hour", "keys"))
     parser.add_argument("--models", type=Path, metavar="DIR", default=Path("bench-models"))
-    parser.add_argument("--model", type=Path, metavar="GGUF", default=_GUIDE, help="for keys")
+    parser.add_argument(
+        "--model", type=Path, metavar="GGUF", default=_GUIDE, help="for hour and keys"
+    )
     parser.add_argument("--vocabulary", type=Path, metavar="GGUF", help="to write missing models")
     parser.add_argument("--llamacpp", type=Path, metavar="PYTHON")
     parser.add_argument("--shapes", nargs="+", choices=("0.5b", "1.5b"), default=["0.5b"])
     parser.add_argument("--tokens", type=int, nargs="+", default=None, metavar="N")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=30, metavar="N")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
 
@@ -381,6 +388,40 @@ def _documents(asked: argparse.Namespace, folder: Path) -> Figures:
             else:
                 seen.append(answer.first_s)
     _tell(figures, f"{label}: after a restart", seen)
+    return figures
+
+
+# ---------------------------------------------------------------------------- an hour of chat
+
+_QUESTION_TOKENS, _REPLY_TOKENS = 40, 60
+
+
+def _hour(asked: argparse.Namespace, folder: Path) -> Figures:
+    """What the turns of one conversation write, beside the KV that they have."""
+    figures, messages = Figures(), list[dict[str, str]]()
+    options = ["--threads", str(asked.threads), "--parallel", "1"]
+    with servers.localchat("ours", ROOT, asked.model, folder, options) as served:
+        servers.wait_ready(served)
+        for turn in range(asked.turns):
+            messages.append({"role": "user", "content": prose(_QUESTION_TOKENS // 2, turn)})
+            body = {**chat("", _REPLY_TOKENS, temperature=0), "messages": messages}
+            answer = alone(served.port, body)
+            messages.append({"role": "assistant", "content": answer.text})
+            time.sleep(_PAUSE_S)
+        _wait_written(folder / "ours")
+    kept = [read_head(path) for path in _files(folder / "ours")]
+    bytes_per_token = max(one.payload_bytes / len(one.ids) for one in kept if len(one.ids) >= 256)
+    whole = answer.prompt_tokens + answer.tokens
+    written = sum(one.file_bytes for one in kept)
+    _tell(figures, "tokens of the conversation", [whole], "")
+    _tell(figures, "files", [len(kept)], "")
+    _tell(figures, "written", [written / 1e6], "MB")
+    _tell(
+        figures,
+        "written, times the KV of the conversation",
+        [written / whole / bytes_per_token],
+        "x",
+    )
     return figures
 
 
