@@ -3,7 +3,7 @@
 
     scripts/bench/bench_warm.py restart --models DIR --vocabulary GGUF [--llamacpp PYTHON]
         [--shapes 0.5b 1.5b] [--tokens 1500 8000 20000]
-    scripts/bench/bench_warm.py cost --models DIR --vocabulary GGUF
+    scripts/bench/bench_warm.py cost (--models DIR --vocabulary GGUF | --model GGUF)
     scripts/bench/bench_warm.py documents --models DIR --vocabulary GGUF [--tokens 30000]
     scripts/bench/bench_warm.py hour [--model GGUF] [--turns 30]
     scripts/bench/bench_warm.py keys [--model GGUF] [--tokens 1000] [--rounds 40]
@@ -296,9 +296,9 @@ def _wait_written(folder: Path) -> None:
 
 def _cost(asked: argparse.Namespace, folder: Path) -> Figures:
     """With the tier over without it: first token and rate of a server, time of a one-shot."""
-    model, figures = _model(asked, asked.shapes[0]), Figures()
+    model, figures = asked.model or _model(asked, asked.shapes[0]), Figures()
     length = (asked.tokens or [600])[0]
-    options = ["--ctx", "16384", "--threads", str(asked.threads), "--parallel", "1"]
+    options = ["--ctx", "4096", "--threads", str(asked.threads), "--parallel", "1"]
     ways: dict[str, list[str]] = {"on": [], "off": [_OFF]}
     found: dict[tuple[str, str], list[float]] = {}
     with ExitStack() as stack:
@@ -313,8 +313,11 @@ def _cost(asked: argparse.Namespace, folder: Path) -> Figures:
             alone(served.port, chat("warm-up", 8))
         for number in range(asked.rounds):
             for name in list(ways) if number % 2 else list(reversed(ways)):
-                body = chat(prose(length // 2, f"{name} {number}"), 32, temperature=0)
+                body = chat(prose(length // 2, number), 32, temperature=0)
+                before_s = running[name].all_cpu_s()
                 answer = alone(running[name].port, {**body, "speculation": False})
+                spent_s = running[name].all_cpu_s() - before_s
+                found.setdefault((name, "CPU of an answer"), []).append(spent_s)
                 found.setdefault((name, "first token"), []).append(answer.first_s)
                 found.setdefault((name, "time a token"), []).append(1 / answer.tokens_per_s)
                 time.sleep(_PAUSE_S)
@@ -322,11 +325,11 @@ def _cost(asked: argparse.Namespace, folder: Path) -> Figures:
     _tell(figures, f"written for {asked.rounds} answers", [written], "MB")
     for number in range(asked.rounds):
         for name in list(ways) if number % 2 else list(reversed(ways)):
-            text = prose(length // 2, f"one-shot {name} {number}")
+            text = prose(length // 2, f"one-shot {number}")
             options = ["--max-tokens", "8", "--ctx", "4096", *ways[name]]
             spent_s = _one_shot(model, folder / f"shots-{name}", text, options)
             found.setdefault((name, "one-shot"), []).append(spent_s)
-    for what in ("first token", "time a token", "one-shot"):
+    for what in ("first token", "time a token", "CPU of an answer", "one-shot"):
         on = _tell(figures, f"{what}, on", found["on", what])
         off = _tell(figures, f"{what}, off", found["off", what])
         pairs = zip(found["off", what], found["on", what], strict=True)
@@ -400,7 +403,7 @@ def _hour(asked: argparse.Namespace, folder: Path) -> Figures:
     """What the turns of one conversation write, beside the KV that they have."""
     figures, messages = Figures(), list[dict[str, str]]()
     options = ["--threads", str(asked.threads), "--parallel", "1"]
-    with servers.localchat("ours", ROOT, asked.model, folder, options) as served:
+    with servers.localchat("ours", ROOT, asked.model or _GUIDE, folder, options) as served:
         servers.wait_ready(served)
         for turn in range(asked.turns):
             messages.append({"role": "user", "content": prose(_QUESTION_TOKENS // 2, turn)})
@@ -451,7 +454,7 @@ def _keys(asked: argparse.Namespace, folder: Path) -> Figures:
             times[place] = first_s(served, pair[place], _OTHER_KEY)
         rows.append([*times, first_s(served, pair[0], _FIRST_KEY)])
 
-    with servers.localchat("ours", ROOT, asked.model, folder, options) as served:
+    with servers.localchat("ours", ROOT, asked.model or _GUIDE, folder, options) as served:
         servers.wait_ready(served)
         for pair in in_ram:
             first_s(served, pair[0], _FIRST_KEY)
@@ -461,7 +464,7 @@ def _keys(asked: argparse.Namespace, folder: Path) -> Figures:
         _wait_written(folder / "ours")
     _tell_means(figures, "RAM", rows)
     rows.clear()
-    with servers.localchat("ours", ROOT, asked.model, folder, options) as served:
+    with servers.localchat("ours", ROOT, asked.model or _GUIDE, folder, options) as served:
         servers.wait_ready(served)
         first_s(served, "warm-up", _OTHER_KEY)
         for pair in on_disk:

@@ -43,11 +43,12 @@ class Served(NamedTuple):
 
     def cpu_s(self) -> float:
         """CPU time of the server's own process so far, its engines not counted."""
-        threads = Path(f"/proc/{self.pid}/task")
-        if threads.is_dir():  # in nanoseconds, where cpu_times has steps of 10 ms
-            return sum(int(one.read_text().split()[0]) for one in threads.glob("*/schedstat")) / 1e9
-        spent = psutil.Process(self.pid).cpu_times()
-        return spent.user + spent.system
+        return _cpu_s(self.pid)
+
+    def all_cpu_s(self) -> float:
+        """CPU time of the server and its engines so far."""
+        engines = psutil.Process(self.pid).children(recursive=True)
+        return sum(map(_cpu_s, (self.pid, *(one.pid for one in engines))))
 
     def rss_bytes(self) -> int:
         """Resident memory of the server's own process."""
@@ -57,6 +58,14 @@ class Served(NamedTuple):
         """Resident memory of the server and its engines."""
         process = psutil.Process(self.pid)
         return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+
+
+def _cpu_s(pid: int) -> float:
+    threads = Path(f"/proc/{pid}/task")
+    if threads.is_dir():  # in nanoseconds, where cpu_times has steps of 10 ms
+        return sum(int(one.read_text().split()[0]) for one in threads.glob("*/schedstat")) / 1e9
+    spent = psutil.Process(pid).cpu_times()
+    return spent.user + spent.system
 
 
 def write_script(path: Path, step_ms: int) -> Path:
