@@ -55,11 +55,13 @@ TIERS = {
         ),
         *("server/anthropic/test_prompt_cache.py", "server/llamacpp/test_infill_guide.py"),
         *("server/test_chained_servers.py", "server/test_engine_death.py", "server/test_serve.py"),
+        "server/test_keys_and_kept_kv.py",
         *("tui/test_program.py", "tui/test_terminal_bytes.py"),
     ),
     "slow": (
         *(
             "guide",
+            "engine/local/test_kept_kv.py",
             "models/hub/test_killed_download.py",
             "server/test_fuzz.py",
             "server/test_soak.py",
