@@ -443,46 +443,57 @@ def _keys(asked: argparse.Namespace, folder: Path) -> Figures:
     keys.write_text(f"{_FIRST_KEY}\n{_OTHER_KEY}\n")
     keys.chmod(0o600)
     options = ["--api-key-file", str(keys), "--threads", "1", "--parallel", "1"]
-    figures, rows = Figures(), list[list[float]]()
+    figures, rows = Figures(), list[list[_Spent]]()
 
-    def first_s(served: servers.Served, text: str, key: str) -> float:
-        return alone(served.port, chat(text, 1, temperature=0), key).first_s
+    def spent(served: servers.Served, text: str, key: str) -> _Spent:
+        before_s = served.all_cpu_s()
+        first_s = alone(served.port, chat(text, 1, temperature=0), key).first_s
+        return _Spent(first_s, served.all_cpu_s() - before_s)
 
     def compare(served: servers.Served, pair: tuple[str, str]) -> None:
-        times = [0.0, 0.0]
-        for place in draw.sample((0, 1), 2):
-            times[place] = first_s(served, pair[place], _OTHER_KEY)
-        rows.append([*times, first_s(served, pair[0], _FIRST_KEY)])
+        found = {place: spent(served, pair[place], _OTHER_KEY) for place in draw.sample((0, 1), 2)}
+        rows.append([found[0], found[1], spent(served, pair[0], _FIRST_KEY)])
 
     with servers.localchat("ours", ROOT, asked.model or _GUIDE, folder, options) as served:
         servers.wait_ready(served)
         for pair in in_ram:
-            first_s(served, pair[0], _FIRST_KEY)
+            spent(served, pair[0], _FIRST_KEY)
             compare(served, pair)
+        _tell_means(figures, "RAM", rows)
         for pair in on_disk:
-            first_s(served, pair[0], _FIRST_KEY)
+            spent(served, pair[0], _FIRST_KEY)
         _wait_written(folder / "ours")
-    _tell_means(figures, "RAM", rows)
     rows.clear()
     with servers.localchat("ours", ROOT, asked.model or _GUIDE, folder, options) as served:
         servers.wait_ready(served)
-        first_s(served, "warm-up", _OTHER_KEY)
+        spent(served, "warm-up", _OTHER_KEY)
         for pair in on_disk:
             compare(served, pair)
     _tell_means(figures, "disk", rows)
     return figures
 
 
-def _tell_means(figures: Figures, where: str, rows: Sequence[Sequence[float]]) -> None:
+class _Spent(NamedTuple):
+    """Seconds to a first token."""
+
+    first: float
+    cpu: float
+
+
+def _tell_means(figures: Figures, where: str, rows: Sequence[Sequence[_Spent]]) -> None:
     """Print first tokens of texts that another key has asked, that nobody has, and that the same key has."""
     names = ("asked by another key", "asked by nobody", "asked by the same key")
-    for place, name in enumerate(names):
-        _tell(figures, f"{where}: {name}", [row[place] for row in rows])
-    for place, name in ((0, "another key"), (2, "the same key")):
-        differences = [row[place] - row[1] for row in rows]
-        error_s = statistics.stdev(differences) / len(differences) ** 0.5
-        _tell(figures, f"{where}: {name} less nobody, mean", [statistics.fmean(differences)])
-        _tell(figures, f"{where}: {name} less nobody, standard error", [error_s])
+    for clock in _Spent._fields:
+        label = where if clock == "first" else f"{where}, CPU time"
+        times = [[getattr(one, clock) for one in row] for row in rows]
+        for place, name in enumerate(names):
+            _tell(figures, f"{label}: {name}", [row[place] for row in times])
+        for place, name in ((0, "another key"), (2, "the same key")):
+            differences = [row[place] - row[1] for row in times]
+            error_s = statistics.stdev(differences) / len(differences) ** 0.5
+            mean_s = statistics.fmean(differences)
+            _tell(figures, f"{label}: {name} less nobody, mean", [mean_s])
+            _tell(figures, f"{label}: {name} less nobody, standard error", [error_s])
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ def engine(
         kv_folder_bytes=LIMIT_BYTES,
         audit=True,
     )
-    opened = LocalEngine(options, notify=[].append if said is None else said.append)
+    notices = [] if said is None else said
+    opened = LocalEngine(options, notify=notices.append)
     try:
         yield opened
     finally:
