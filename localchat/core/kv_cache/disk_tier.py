@@ -70,8 +70,8 @@ class DiskTier:
         self._min_read_tokens = min_read_tokens
         self._namespace = store.namespace(f"{description} {can.exports} {can.kv_type}", model)
         self._reader = ThreadPoolExecutor(1, "kv-reader")
-        self._handed: tuple[object, int] = (None, 0)
-        """Holder of the text that is being written, and the end of its last range."""
+        self._handed: set[bytes] = set()
+        """Keys of the ranges of the text that is being written."""
 
     # ------------------------------------------------------------------------ reading
 
@@ -162,9 +162,6 @@ class DiskTier:
                 self._namespace.own(text.owner, parent)
             text.mark_stored()
             return False
-        if self._handed[0] is text.holder and start < self._handed[1]:
-            text.mark_stored()  # the store took a range and kept nothing: there is no room
-            return False
         end = min(start - start % self._range_tokens + self._range_tokens, length)
         if self._whole:
             start, end, parent = 0, length, self._namespace.root(text.salt)
@@ -173,7 +170,7 @@ class DiskTier:
             text.mark_stored()
             return False
         older = self._namespace.whole_prefixes(text.salt, text.ids) if self._whole else ()
-        self._namespace.put(
+        key = self._namespace.put(
             parent,
             start,
             text.ids[start:end],
@@ -182,9 +179,12 @@ class DiskTier:
             earliest=text.earliest if self._whole else 0,
         )
         self._namespace.supersede(older)
-        self._handed = (text.holder, end)
-        if end == length:
+        # A range that is handed over a second time was not kept: the store has no room.
+        if end == length or key in self._handed:
             text.mark_stored()
+            self._handed.clear()
+        else:
+            self._handed.add(key)
         return True
 
     def _export(self, text: UnstoredText, start: int, end: int) -> memoryview | None:
