@@ -51,6 +51,7 @@ _TRAINED = 65_536
 _ROOM = 2_000
 """Context beside the prompt."""
 _OFF = "--no-cache-disk"
+_QUIET_S = 5.0
 _WRITING_S = 60.0
 """Most time until a text begins to be written: that thread comes last on a busy machine."""
 _PAUSE_S = 0.7
@@ -284,9 +285,9 @@ def _fill_cache(stored: Path, *, cold: bool) -> None:
 
 
 def _wait_written(folder: Path) -> None:
-    """Wait until something was written, and nothing more for a second and a half."""
+    """Wait until something was written, and nothing more for a while."""
     size, since_s, end_s = 0, time.monotonic(), time.monotonic() + _WRITING_S
-    while time.monotonic() < end_s and (not size or time.monotonic() - since_s < 1.5):
+    while time.monotonic() < end_s and (not size or time.monotonic() - since_s < _QUIET_S):
         now = sum(path.stat().st_size for path in _files(folder))
         if now != size:
             size, since_s = now, time.monotonic()

@@ -35,7 +35,7 @@ def kept(folder: Path, kind: dict[str, Any], text: str = TEXT, **changes: Any) -
     id_ = bench.ask(request(text, owner="1", **changes))
     bench.run_until_idle()
     bench.store()
-    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(5)
+    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(60)
     return bench.requests[id_].sequences[0].tokens
 
 
@@ -123,7 +123,7 @@ def test_another_text_in_the_same_slot_is_written_too(tmp_path: Path, kind: dict
         bench.ask(request(text, owner="1"))
         bench.run_until_idle()
         bench.store()
-    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(5)
+    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(60)
     for text in texts:
         bench = restarted(tmp_path, kind)
         id_ = bench.ask(request(text, owner="1"))
@@ -143,7 +143,7 @@ def test_a_store_without_room_is_offered_each_text_once(
     assert bench.disk_tier is not None
     while offered < 100 and bench.disk_tier.store_next():
         offered += 1
-        bench.disk_tier._store.writer.drain(5)
+        bench.disk_tier._store.writer.drain(60)
     assert 0 < offered < 10
 
 
@@ -164,7 +164,7 @@ def test_conversations_that_ended_while_others_ran_are_written_too(tmp_path: Pat
     numbers = [bench.ask(request(letter + TEXT[:90], owner=letter)) for letter in "abc"]
     bench.run_until_idle()
     bench.store()
-    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(5)
+    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(60)
     again = restarted(tmp_path, KINDS[0])
     for number in numbers:
         id_ = again.ask(request([*bench.requests[number].sequences[0].tokens, 65]))
