@@ -131,6 +131,24 @@ def test_another_text_in_the_same_slot_is_written_too(tmp_path: Path, kind: dict
         assert read_back(bench, id_) >= len(text) - 20
 
 
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_conversations_that_begin_alike_and_follow_at_once_are_all_written(
+    tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    bench = restarted(tmp_path, kind)
+    texts = [f"user: {letter * 60}" for letter in "abc"]
+    for text in texts:
+        bench.ask(request(text, owner="1"))
+        bench.run_until_idle()
+    bench.store()
+    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(60)
+    for text in texts:
+        bench = restarted(tmp_path, kind)
+        id_ = bench.ask(request(text, owner="1"))
+        bench.run_until_idle()
+        assert read_back(bench, id_) >= len(text) - 20
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_without_room_is_offered_each_text_once(
     tmp_path: Path, kind: dict[str, Any]

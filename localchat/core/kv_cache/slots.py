@@ -231,7 +231,8 @@ class SlotKVCacheManager:
             entry = idle
             if cached < len(idle.prefix):
                 if len(idle.prefix) - cached >= self._min_swap_tokens:
-                    idle.disposable = True
+                    # With less in common it is another conversation that begins alike.
+                    idle.disposable = idle.owner == owner and 2 * cached >= len(idle.prefix)
                     ops += self._swap_out(idle, None)
                 ops += self._truncate(idle, cached)
                 idle.prefix = idle.prefix.head(cached)

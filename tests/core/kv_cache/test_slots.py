@@ -109,22 +109,31 @@ def test_a_disposable_branch_evicts_no_other_conversation() -> None:
     b = bench(ram=220)
     run(b, TEN)
     run(b, [50 + t for t in TEN])
-    run(b, [50, 51, 52, 90])
+    run(b, [*range(50, 56), 90])
     assert b.kv_cache.usage().swapped == 20
-    run(b, [50, 51, 52, 91])
+    run(b, [*range(50, 56), 91])
     assert b.find_prefix(TEN).cached == 9
     run(b, [70 + t for t in TEN])
     assert b.find_prefix(TEN).cached == 9
-    assert b.find_prefix([50 + t for t in TEN]).cached == 3
+    assert b.find_prefix([50 + t for t in TEN]).cached == 6
 
 
 def test_a_disposable_branch_is_lost_rather_than_evicting() -> None:
     b = bench(ram=120)
     run(b, TEN)
     run(b, [50 + t for t in TEN])
-    run(b, [50, 51, 52, 90])
+    run(b, [*range(50, 56), 90])
     assert b.find_prefix(TEN).cached == 9
     assert b.find_prefix([50 + t for t in TEN]).why_missed == "evicted to make room"
+
+
+def test_another_conversation_that_begins_alike_is_no_disposable_branch() -> None:
+    b = bench(ram=120)
+    run(b, TEN)
+    run(b, [50 + t for t in TEN])
+    run(b, [50, 51, 52, 90])
+    assert b.find_prefix([50 + t for t in TEN]).cached == 9
+    assert b.find_prefix(TEN).why_missed == "evicted to make room"
 
 
 def test_a_second_choice_is_disposable_and_the_first_is_not() -> None:
