@@ -133,19 +133,22 @@ class EnginePool:
     def lease_if_loaded(self, name: str, user: str = "") -> Lease | None:
         """A lease without disk access or waiting; None if `lease` has to look.
 
-        The engine must run and its name must have been resolved within the last seconds. Raises EngineBusy,
+        The engine must run and its name must have been resolved within the last seconds. After that, one of
+        the requests that come together looks again, and the others do not wait for it. Raises EngineBusy,
         and ModelMissing for a name that meant no model within that time.
         """
         with self._changed:
             known_s, key = self._known_names.get(name, (-math.inf, None))
-            if time.monotonic() - known_s > _KNOWN_NAME_S:
+            now_s = time.monotonic()
+            entry = self._entries.get(key) if key is not None else None
+            running = entry is not None and entry.engine.alive
+            if now_s - known_s > _KNOWN_NAME_S:
+                if running:
+                    self._known_names[name] = (now_s, key)
                 return None
             if key is None:
                 raise ModelMissing(f"no model {name!r}")
-            entry = self._entries.get(key)
-            if entry is None or not entry.engine.alive:
-                return None
-            return self._lease_entry(entry, user)
+            return self._lease_entry(entry, user) if entry is not None and running else None
 
     def lease(
         self, name: str, user: str = "", *, cancelled: threading.Event | None = None

@@ -8,7 +8,7 @@ time; when the client is gone the work is cancelled, in whatever phase it is.
 import asyncio
 import logging
 from collections.abc import Awaitable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -231,21 +231,37 @@ def _headers(generation: Generation) -> list[tuple[bytes, bytes]]:
 async def _while_connected(
     work: Awaitable[None], receive: Receive, tracked: TrackedRequest
 ) -> None:
-    """Run the work until it is done or the client leaves, which cancels it."""
-    working = tracked.work = asyncio.ensure_future(work)
+    """Do the work; a client that leaves cancels it.
+
+    It is done in the request's own task: one of its own would begin behind those of all requests that came
+    together, and the engine would have nothing to do until the last of them was read.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "no task runs"
+    tracked.work = task
     watching = asyncio.ensure_future(disconnected(receive))
+
+    def on_disconnect(_: "asyncio.Future[None]") -> None:
+        ended = watching.cancelled() or tracked.work is not task
+        if not ended and not tracked.answered:  # the end of an answer reads as a disconnect too
+            tracked.client_left = True
+            tracked.close()
+            task.cancel()
+
+    watching.add_done_callback(on_disconnect)
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.cancelled() and tracked.abort_error is not None:
-            raise tracked.abort_error
-        if working.done() or tracked.answered:  # the end of the answer reads as a disconnect too
-            await working
+        await work
+    except asyncio.CancelledError:
+        if tracked.client_left:
+            task.uncancel()
             return
-        tracked.client_left = True
-        tracked.close()
-        working.cancel()
-        with suppress(asyncio.CancelledError, ApiError, LocalchatError):
-            await working
+        if tracked.abort_error is not None:
+            task.uncancel()
+            raise tracked.abort_error from None
+        raise
+    except (ApiError, LocalchatError):
+        if not tracked.client_left:
+            raise
     finally:
-        working.cancel()
+        tracked.work = None
         watching.cancel()

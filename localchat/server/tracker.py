@@ -21,7 +21,7 @@ class TrackedRequest:
     """A line of a batch: no client waits for it."""
     guided: bool = False
     """A grammar, a schema or a tool constrains the answer."""
-    work: "asyncio.Future[None] | None" = None
+    work: "asyncio.Task[object] | None" = None
     """The task that answers it."""
     streams: list[Stream] = field(default_factory=list)
     abort_error: ApiError | None = None

@@ -91,6 +91,19 @@ def test_lease_without_waiting_is_given_only_for_a_word_that_was_just_found(star
     assert pool.lease_if_loaded("a") is None
 
 
+def test_of_requests_that_come_together_one_looks_what_the_name_means_now(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, _ = start()
+    now_s = 100.0
+    monkeypatch.setattr("localchat.pool.pool.time.monotonic", lambda: now_s)
+    pool.lease("a").release()
+    now_s += 60.0
+    leases = [pool.lease_if_loaded("a") for _ in range(3)]
+    assert leases[0] is None
+    assert all(lease is not None for lease in leases[1:])
+
+
 def test_name_that_meant_no_model_is_looked_for_once_in_a_while(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

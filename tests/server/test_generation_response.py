@@ -1,5 +1,6 @@
 """The bytes of a stream: every rule of framing that clients depend on, over a real socket."""
 
+import asyncio
 import json
 import re
 from typing import Any
@@ -16,6 +17,8 @@ from localchat.engine.events import (
 )
 from localchat.errors import EngineDied
 from localchat.server.config import ServerConfig
+from localchat.server.generation_response import _while_connected
+from localchat.server.tracker import TrackedRequest
 from tests.support.http_server import (
     NAME,
     Reply,
@@ -250,3 +253,26 @@ def test_the_bytes_of_a_plain_stream(stage: Stage, path: str) -> None:
     assert {c["object"] for c in chunks} == {"text_completion"}
     assert {c["model"] for c in chunks} == {NAME}
     assert re.fullmatch("cmpl-[0-9a-f]{24}", chunks[0]["id"])
+
+
+def test_of_requests_that_come_together_the_first_begins_before_the_last_is_read() -> None:
+    """In a task of its own, its work would begin behind all others, and the engine would wait for them."""
+    order: list[tuple[str, int]] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody leaves")
+
+    async def work(number: int) -> None:
+        order.append(("begun", number))
+        await asyncio.sleep(0)
+
+    async def answer(number: int) -> None:
+        order.append(("read", number))
+        await _while_connected(work(number), receive, TrackedRequest(str(number)))
+
+    async def answer_all() -> None:
+        await asyncio.gather(*map(answer, range(3)))
+
+    asyncio.run(answer_all())
+    assert order == [(what, number) for number in range(3) for what in ("read", "begun")]
