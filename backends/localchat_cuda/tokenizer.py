@@ -124,7 +124,9 @@ class CheckpointTokenizer:
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
         chosen = self._with_special if special else self._without_special
-        found = chosen.encode(_SURROGATE.sub("\ufffd", text), add_special_tokens=False)
+        texts = [_SURROGATE.sub("\ufffd", text)]
+        # As a batch, because that lets other threads run meanwhile, which the encoding of one text does not.
+        (found,) = chosen.encode_batch_fast(texts, add_special_tokens=False)
         begin = [self.bos] if add_bos and self.add_bos and self.bos >= 0 else []
         return begin + list(found.ids)
 

@@ -1,7 +1,9 @@
 """Interface of the answer parsers, and the search for tags in streamed text."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 
@@ -88,8 +90,14 @@ def find_first(text: str, tags: Iterable[str]) -> tuple[int, str]:
 
 def partial_tag_start(text: str, tags: tuple[str, ...]) -> int:
     """Find an incomplete tag at the end of the text; the text's length if there is none."""
-    longest = max((len(tag) for tag in tags), default=1)
-    for at in range(max(0, len(text) - longest + 1), len(text)):
-        if any(tag.startswith(text[at:]) for tag in tags):
-            return at
-    return len(text)
+    longest = max(map(len, tags), default=1)
+    found = _incomplete_tag(tags).search(text, max(0, len(text) - longest + 1))
+    return found.start() if found is not None else len(text)
+
+
+@lru_cache(64)
+def _incomplete_tag(tags: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches the beginning of a tag at the end of a text."""
+    beginnings = {tag[:length] for tag in tags for length in range(1, len(tag) + 1)}
+    ranked = sorted(beginnings, key=len, reverse=True)
+    return re.compile(f"(?:{'|'.join(map(re.escape, ranked))})\\Z" if ranked else r"(?!)")

@@ -49,6 +49,9 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
 
 _INPUT_THREADS = 2
+_SWITCH_S = 0.0002
+"""After so long an input thread lets the core's thread run. By Python's default of 5 ms, each of the many calls
+of a step that release the interpreter's lock had to wait as long to go on, while prompts were tokenized."""
 _GRACE_S, _WRITING_GRACE_S = 1.0, 1.8
 """Time that a step or a load gets to end after the input has ended; and with it the last writes of KV."""
 _LOADING_INTERVAL_S = 0.1
@@ -505,6 +508,7 @@ def private_pipes() -> tuple[BinaryIO, BinaryIO]:
 def main(render_process: RenderProcess) -> NoReturn:
     """Serve over the standard input and output, then end the process."""
     source, sink = private_pipes()
+    sys.setswitchinterval(_SWITCH_S)
     with closing(render_process):
         status = serve(source, sink, render_process)
     sys.stderr.flush()

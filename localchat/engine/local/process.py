@@ -38,6 +38,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
     GOMP_SPINCOUNT: OpenMP workers that spin at barriers ruin decoding when another program uses the CPU
     (measured: one busy process on two cores, 250 to 3,390 ms a token; with it 100 to 160).
+    TOKENIZERS_PARALLELISM: a batch of one text needs no pool of threads.
     GGML_NO_BACKTRACE: a failed assertion would start a debugger that prints on standard output.
     """
     kept = {
@@ -46,6 +47,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         if not any(word in name.upper() for word in _SECRET_WORDS)
     }
     kept.setdefault("GOMP_SPINCOUNT", "2000")
+    kept.setdefault("TOKENIZERS_PARALLELISM", "false")
     kept["GGML_NO_BACKTRACE"] = "1"
     return kept
 

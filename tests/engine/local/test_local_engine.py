@@ -389,7 +389,12 @@ def test_closing_from_another_thread_ends_a_consumer(engine_for: Open) -> None:
 def test_environment_of_the_child_holds_no_secrets() -> None:
     outside = {"PATH": "/bin", "HF_TOKEN": "a", "OPENAI_API_KEY": "b", "X_PASSWORD": "c"}
     inside = child_environment({**outside, "AWS_SECRET_ACCESS_KEY": "d", "OPENAI_KEY": "e"})
-    assert inside == {"PATH": "/bin", "GOMP_SPINCOUNT": "2000", "GGML_NO_BACKTRACE": "1"}
+    assert inside == {
+        "PATH": "/bin",
+        "GOMP_SPINCOUNT": "2000",
+        "TOKENIZERS_PARALLELISM": "false",
+        "GGML_NO_BACKTRACE": "1",
+    }
 
 
 def test_noise_on_the_childs_output_disturbs_no_frame(engine_for: Open, tmp_path: Path) -> None:
