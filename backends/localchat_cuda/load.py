@@ -28,6 +28,7 @@ from localchat_cuda.gguf_config import layer_formats
 from localchat_cuda.kernels.launch import set_safe_mode, trust_callers
 from localchat_cuda.memory_plan import OVERHEAD_BYTES, PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
 from localchat_cuda.runner.host_pages import HostMemory, HostPages
@@ -45,7 +46,7 @@ from localchat_cuda.weights.loader import load, with_unpacked
 from localchat_cuda.weights.source import CheckpointWeights, RandomWeights, WeightSource
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_STEP_S, _SHARED_STEP_S = 0.2, 0.021
+_STEP_S, _SHARED_STEP_S = 0.2, 0.0225
 """Longest step with prompt chunks, alone and while other sequences decode. 0.2 s, not 0.1: one step for 7,000
 tokens of a 7B model dequantizes the weights once instead of twice, and no other request waits for it."""
 _LIMITS = (
@@ -206,6 +207,9 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         kv_types=kv_types(config),
         step_target_s=_STEP_S,
         shared_step_target_s=_SHARED_STEP_S,
+        draft_rows=DRAFT_ROWS,
+        draft_step_tokens=DRAFT_STEP_TOKENS,
+        prepares_steps=True,
         widths=Widths(PREFILL_BUCKETS, MIXED_DECODE_BUCKETS, MIXED_BUCKETS, DECODE_BUCKETS),
         limits=tuple(_limits(config)),
     )

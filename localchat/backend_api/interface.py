@@ -71,6 +71,7 @@ __all__ = [
     "MinimalBackend",
     "ModelInfo",
     "OpenModel",
+    "PaddedWidth",
     "Progress",
     "RebuildOffer",
     "RebuildOutcome",
@@ -108,6 +109,21 @@ class Widths(NamedTuple):
     """Of such a step in all."""
     decode: tuple[int, ...] = ()
     """Of a step that only decodes, drafts included."""
+
+    def padded(self, decode: int, prompts: int) -> "PaddedWidth":
+        """The width of a step with so many tokens of decode rows and of prompts. Wider than all: as it is."""
+        decode = next((width for width in self.mixed_decode if decode <= width), decode)
+        total = decode + prompts
+        widths = self.mixed if decode else self.prefill
+        return PaddedWidth(decode, next((width for width in widths if total <= width), total))
+
+
+class PaddedWidth(NamedTuple):
+    """Rows of a step with prompts, as a runner computes it."""
+
+    decode: int
+    """Of them, those for sequences that decode."""
+    total: int
 
 
 _ANY_WIDTH = Widths()
@@ -163,6 +179,13 @@ class Capabilities:
     kv_types: tuple[str, ...] = ("f16",)
     step_target_s: float = 0.25
     """Longest step."""
+    draft_rows: int = 32
+    """Sequences that run at once up to which there are drafts. With more, a step's rows fill the machine, and
+    looking for drafts would cost more than they save."""
+    draft_step_tokens: int = 1 << 30
+    """Most tokens of a step with drafts: of wider ones, none comes often enough to be prepared."""
+    prepares_steps: bool = False
+    """A step's kind is slow until it was prepared; then the runner is a PreparingRunner (prepared_steps.py)."""
     shared_step_target_s: float = 0.0
     """The same where a prefill delays other sequences' next tokens; 0: no other target."""
     widths: Widths = _ANY_WIDTH

@@ -287,7 +287,8 @@ class ScriptedRunner:
         counts = TokenCounts(text, prompt_tokens) if sampling.penalised else None
         drawn = self._sampler.draw(logits, sampling, position, counts, self._masks.get(number))
         if not row.drafts:
-            known[position:] = [drawn.token]
+            # A step launched ahead reads some token, also behind logits without one.
+            known[position:] = [max(drawn.token, 0)]
         return Sample(number, drawn.token, drawn.logprob, drawn.top)
 
 

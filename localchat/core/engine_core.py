@@ -14,6 +14,7 @@ from typing import TypeAlias, cast
 
 from localchat.backend_api.drafter import DraftingRunner
 from localchat.backend_api.interface import Runner, Tokenizer
+from localchat.backend_api.prepared_steps import PreparingRunner
 from localchat.core.event_sender import EventSender
 from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskRead, DiskTier
@@ -23,8 +24,11 @@ from localchat.core.scheduler.scheduler import Scheduler
 from localchat.core.scheduler.step_builder import ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
+from localchat.core.spec_decode.draft_credit import DraftFund
+from localchat.core.spec_decode.draft_planner import DraftPlanner
 from localchat.core.spec_decode.draft_proposer import DraftModel, DraftProposer
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
+from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import EngineStats, Event
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
@@ -99,29 +103,30 @@ class EngineCore:
         holds = can.share and can.max_slots > can.max_rows
         self._speculation = speculation and (can.rewind != "checkpoint" or holds)
         token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
-        self._scheduler = Scheduler(can, kv_cache, token_budget)
+        self._draft_fund = DraftFund()
+        self._step_costs = CostModel(can.widths.decode)
+        preparing = cast(PreparingRunner, runner) if can.prepares_steps else None
+        planner = DraftPlanner(can, self._step_costs, preparing)
+        self._scheduler = Scheduler(can, kv_cache, token_budget, planner)
         self._event_sender = EventSender(
             callbacks.send_events, callbacks.send_failure, kv_cache.usage, fingerprint, coalesce_s
         )
         self._counters = counters if counters is not None else EngineCounters()
         self.output_processor = OutputProcessor(
-            can,
-            tokenizer,
-            kv_cache,
-            token_budget,
-            self._scheduler,
-            self._event_sender,
-            self._counters,
-        )
+            can, tokenizer, kv_cache, token_budget, self._scheduler, self._event_sender, self._counters,
+            self._step_costs,
+        )  # fmt: skip
         self._draft_model: DraftModel | None = None
         if can.draft_model:
             drafter = cast(DraftingRunner, runner).drafter
-            self._draft_model = DraftModel(drafter, self.output_processor.step_costs)
+            self._draft_model = DraftModel(drafter, self._step_costs)
         self._commands_lock = threading.Lock()
         self._step = 0
         self._stopped = False
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._in_flight: deque[ScheduledStep] = deque()
+        self._followed_s = 0.0
+        """When the step before came back whose tokens the only launched one needed; 0: there is none such."""
         self._sole_request: int | None = None
         self._stuck = False
         self._metrics, self._metrics_s = self._event_sender.snapshot(None, 0, 0), 0.0
@@ -194,9 +199,14 @@ class EngineCore:
 
     def step(self) -> None:
         """Collect at most one step, and launch as many as the runner takes."""
+        came_back_s = 0.0
         if self._in_flight:
             scheduled = self._in_flight.popleft()
             result = self._runner.collect()
+            came_back_s = time.perf_counter()
+            if self._followed_s and scheduled.drafts and result.elapsed_s:
+                self._step_costs.observe_pause(came_back_s - self._followed_s - result.elapsed_s)
+            self._followed_s = 0.0
             for note in result.notes:
                 self._callbacks.notify(note)
             self.output_processor.process_result(scheduled, result)
@@ -215,6 +225,10 @@ class EngineCore:
                 break
             self._in_flight.append(following)
             self._runner.launch(following.plan)
+            if self._depth > 1 and came_back_s and following.is_decode:
+                self._step_costs.observe_wait(time.perf_counter() - came_back_s)
+                self._followed_s = came_back_s if len(self._in_flight) == 1 else 0.0
+            came_back_s = 0.0
         if self._disk_tier is not None and self._in_flight:
             self._disk_tier.step_launched()
         self._update_sole_request()
@@ -239,7 +253,7 @@ class EngineCore:
 
     def _next_s(self) -> float:
         """Estimated seconds until the next step has events; infinite where no such step was measured."""
-        costs = self.output_processor.step_costs
+        costs = self._step_costs
         if not self._in_flight or not self._in_flight[0].is_decode or not costs.has_samples():
             return float("inf")
         return costs.seconds(self._in_flight[0].width)
@@ -311,8 +325,13 @@ class EngineCore:
         if self._speculation and wanted:
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
             rewinds = self._runner.capabilities.rewind != "checkpoint"
-            costs = self.output_processor.step_costs
-            ngrams = NgramProposer(request_state.tokens, costs, earlier, rewinds=rewinds)
+            ngrams = NgramProposer(
+                request_state.tokens,
+                self._step_costs,
+                earlier,
+                rewinds=rewinds,
+                fund=self._draft_fund,
+            )
             first.proposer = ngrams
             if self._draft_model is not None:
                 first.proposer = DraftProposer(

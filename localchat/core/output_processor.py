@@ -9,7 +9,7 @@ from localchat.backend_api.interface import Capabilities, Sample, StepResult, To
 from localchat.backend_api.sampling.reference import NOTHING
 from localchat.core.event_sender import EventSender
 from localchat.core.kv_cache.manager import KVCacheManager
-from localchat.core.scheduler.scheduler import MOST_DRAFTING, Scheduler
+from localchat.core.scheduler.scheduler import Scheduler
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
@@ -45,6 +45,7 @@ class OutputProcessor:
         scheduler: Scheduler,
         event_sender: EventSender,
         counters: EngineCounters,
+        step_costs: CostModel,
     ) -> None:
         self._tokenizer = tokenizer
         self._kv_cache = kv_cache
@@ -52,14 +53,15 @@ class OutputProcessor:
         self._scheduler = scheduler
         self._event_sender = event_sender
         self._counters = counters
-        self._launches_ahead = capabilities.depth > 1
         small = smaller_kv_type(capabilities.kv_type, capabilities.kv_types)
         self.or_smaller_kv = f" or {small.kv_type} KV (--kv-type {small.kv_type})" if small else ""
         """End of a hint where memory is short."""
         self._plain_kv = next((n for n in ("f16", "bf16") if n in capabilities.kv_types), "f32")
         self._rewinds = capabilities.rewind != "checkpoint"
+        self._launches_ahead = capabilities.depth > 1
         self._state_interval = capabilities.state_interval_tokens
-        self.step_costs = CostModel(capabilities.widths.decode)
+        self._draft_rows = capabilities.draft_rows
+        self.step_costs = step_costs
         self.earlier_texts = EarlierTexts()
         self.requests: dict[int, RequestState] = {}
         self._out_of_memory_steps = 0
@@ -96,7 +98,9 @@ class OutputProcessor:
                 self._send_metrics(request_state, now_s)
 
     def _record_success(self, scheduled: ScheduledStep, elapsed_s: float) -> None:
-        self._token_budget.observe(scheduled.width, elapsed_s, prompt=not scheduled.is_decode)
+        self._token_budget.observe(
+            scheduled.width, elapsed_s, prompt=not scheduled.is_decode, width=scheduled.padded
+        )
         if not scheduled.rows:
             return
         self._counters.steps += 1
@@ -258,28 +262,31 @@ class OutputProcessor:
         """Learn from a step's drafts. `sampled`: tokens of the sequence up to the last that the step
         sampled."""
         sequence = row.sequence
+        many = len(self._scheduler.running) > self._draft_rows and not row.drafts
         if not sampled:
-            proposer.index()  # a slice of a long prompt, while the prompt is computed
+            if not many:
+                proposer.index()  # a slice of a long prompt, while the prompt is computed
             return
-        if len(scheduled.rows) > MOST_DRAFTING and not row.drafts:
+        if many:
             proposer.append(sequence.tokens[row.start + row.width :])
-            sequence.draft_likely = False
             return
         sampled_tokens = sequence.tokens[row.start + row.width : sampled]
-        if row.drafts:
-            self._counters.record_draft(
-                len(row.drafts), min(len(row.drafts), max(0, len(sampled_tokens) - 1))
-            )
+        drafted = len(row.drafts)
+        if drafted:
+            self._counters.record_draft(drafted, min(drafted, max(0, len(sampled_tokens) - 1)))
         if scheduled.is_decode:
             proposer.advance(
-                sampled_tokens, len(row.drafts), scheduled.width, elapsed_s, again=row.recomputed
+                sampled_tokens,
+                drafted,
+                scheduled.width,
+                elapsed_s,
+                again=row.recomputed,
+                of_step=scheduled.drafts,
             )
         else:
-            proposer.advance(sampled_tokens, len(row.drafts))
+            proposer.advance(sampled_tokens, drafted)
         if sampled < sequence.known:
             proposer.append(sequence.tokens[sampled:])
-        if self._launches_ahead:
-            sequence.draft_likely = bool(proposer.propose(1, rows=len(scheduled.rows)))
 
     def _start_forks(self, row: ScheduledRow, samples: dict[int, Sample], now_s: float) -> None:
         """Start the other choices of a request from its prompt: they have their first token now."""

@@ -55,8 +55,6 @@ class Sequence:
     """Launched steps that have a row of this sequence and have not come back."""
     new_blocks: tuple[int, ...] = ()
     """Blocks that the next row appends to the block table."""
-    draft_likely: bool = False
-    """Depth 2: a draft is likely, so the next row waits until its token is known."""
     blocked: bool = False
     """Depth 2: its launched row will come back without a result, so nothing can follow it now."""
     recomputed: int = 0
@@ -106,6 +104,11 @@ class Sequence:
     def in_prompt(self) -> bool:
         """Whether part of the prompt is still to be launched."""
         return self.launched < self.request_state.prompt_tokens
+
+    @property
+    def verifies(self) -> bool:
+        """Whether a launched step verifies its drafts: how many of them count is known with its result."""
+        return self.steps_in_flight > 0 and not self.in_prompt and self.needs <= 0
 
     @property
     def is_prefill(self) -> bool:

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from localchat.backend_api.scripted import EOS, VOCAB, hashed
-from localchat.core.scheduler.scheduler import MOST_DRAFTING
 from localchat.engine.events import MetricsSnapshot, Prefill, PromptLogprobs, Queued
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from tests.support.engine_core_bench import (
@@ -98,7 +97,8 @@ def test_drafts_are_as_long_as_this_kind_of_runner_takes(target_s: float, most: 
 
 @pytest.mark.parametrize("kind", [{}, AHEAD])
 def test_drafts_are_off_while_many_sequences_run_and_come_back_after(kind: dict[str, Any]) -> None:
-    many = MOST_DRAFTING + 1
+    drafting = capabilities().draft_rows
+    many = drafting + 1
     can = capabilities(
         **kind, kv_tokens=16_000, max_slots=many, max_rows=many, max_step_tokens=2048
     )
@@ -111,7 +111,7 @@ def test_drafts_are_off_while_many_sequences_run_and_come_back_after(kind: dict[
     check_received(bench, last, periodic)
     drafted = [plan for plan in bench.runner.steps if any(row.drafts for row in plan.rows)]
     assert drafted
-    assert all(len(plan.rows) <= MOST_DRAFTING for plan in drafted)
+    assert all(len(plan.rows) <= drafting for plan in drafted)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

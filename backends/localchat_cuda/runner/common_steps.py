@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from localchat.backend_api.interface import Capabilities
+from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MIXED_BUCKETS,
@@ -18,9 +19,12 @@ from localchat_cuda.runner.input_batch import (
 
 _HISTORIES = (40, 100, 300, 700, 1500, 3000, 6000, 12_000, 24_000)
 """Lengths of texts: how many ranges a history is cut into depends on the longest."""
-_MIXED_HISTORIES = (300, 1500)
-_DRAFT_HISTORY = 300
-_DRAFT_SEQUENCES, _DRAFT_WIDTHS, _DRAFT_TOKENS = (1, 2, 4, 8), (2, 4, 8, 16), 64
+_MIXED_HISTORIES = (100, 300, 1500)
+DRAFT_ROWS, DRAFT_STEP_TOKENS = 8, 64
+"""Most rows and tokens of a step with drafts. Such steps come in so many shapes that one of them would be
+launched kernel by kernel for every few that replay a graph, and cost more than its drafts save."""
+_DRAFT_PARTS = (1, 2, 4, 8, 16)
+"""Sequences of such a step: rows, those of padding among them, and the halves of long drafts."""
 _MIXED_TOKENS, _PREFILL_TOKENS = 1024, 2048
 """Wider steps take so long that a launch kernel by kernel ends before they do."""
 
@@ -37,11 +41,21 @@ def common_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[Toke
     for tokens in PREFILL_BUCKETS:
         if tokens <= min(_PREFILL_TOKENS, widest):
             yield [TokenSpan(scratch, 0, tokens)]
-    for sequences, width in product(_DRAFT_SEQUENCES, _DRAFT_WIDTHS):
-        if sequences <= capabilities.max_slots and sequences * width <= _DRAFT_TOKENS:
-            yield [TokenSpan(scratch, min(_DRAFT_HISTORY, room - width), width)] * sequences
     decoding = [each for each in MIXED_DECODE_BUCKETS[1:] if each < 4 * capabilities.max_slots]
     for sequences, tokens, history in product(decoding, MIXED_BUCKETS, _MIXED_HISTORIES):
         chunk = tokens - sequences
         if tokens <= min(_MIXED_TOKENS, widest) and chunk > 0 and history < room:
             yield [*[TokenSpan(scratch, history, 1)] * sequences, TokenSpan(scratch, 0, chunk)]
+    if capabilities.rewind == "checkpoint":
+        return  # no drafts
+    for parts, tokens, history in product(_DRAFT_PARTS, DECODE_BUCKETS, histories):
+        widths = _draft_widths(parts, tokens)
+        if widths and tokens <= DRAFT_STEP_TOKENS and history + max(widths) < room:
+            yield [TokenSpan(scratch, history, width) for width in widths]
+
+
+def _draft_widths(parts: int, tokens: int) -> list[int]:
+    """Widths of rows that make a step of `tokens` in so many parts; none where no drafts can."""
+    if parts < tokens <= WIDEST * parts:
+        return [tokens // parts] * parts
+    return [2] + [1] * (parts - 2) if parts == tokens >= 4 else []

@@ -25,7 +25,7 @@ RUNS_BEFORE_CAPTURE = 2
 """Of few rows: a kernel's carve-out (launch.settle) holds from its second launch on. Others need one."""
 
 GRAPHS = 256
-"""Most graphs at once: those that are captured while nothing runs (common_steps.py), and as many others."""
+"""Most graphs at once: those that are captured while nothing runs (common_steps.py), and others."""
 LEAST_GRAPHS = 16
 """So many are not to blame where memory ran out, and with fewer the shapes of a load would drive each other
 out."""
@@ -84,10 +84,19 @@ class CudaGraphs:
         """Memory that the driver took for the graphs; torch does not count it."""
         return sum(one.bytes for one in self._captured.values())
 
+    @property
+    def full(self) -> bool:
+        """Whether another graph takes the place of one that is held."""
+        return self.count >= self._most or self.bytes >= self._limit_bytes
+
     def has(self, kind: str, shape: StepShape) -> bool:
         """Whether the next run of this kind and shape is a replay, or will never be one."""
         key = kind, shape
         return not self.enabled or key in self._captured or key in self._too_large
+
+    def replays(self, kind: str, shape: StepShape) -> bool:
+        """Whether the next run of this kind and shape is a replay; True where no run ever is."""
+        return not self.enabled or (kind, shape) in self._captured
 
     def clear(self) -> None:
         """Drop all graphs, because a tensor that they read has moved. Their memory goes with the last one."""
@@ -125,7 +134,7 @@ class CudaGraphs:
 
     def _try_capture(self, key: _Key, body: Body) -> _CapturedGraph | None:
         """Capture a shape; None where that failed, which leaves launching it kernel by kernel."""
-        while self._captured and (self.count >= self._most or self.bytes >= self._limit_bytes):
+        while self._captured and self.full:
             dropped, _ = self._captured.popitem(last=False)
             self._seen[dropped] = 0
         if not self._captured:

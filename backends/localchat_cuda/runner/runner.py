@@ -9,7 +9,7 @@ event and for nothing else. Inside a step the CPU never waits for the GPU.
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from localchat.backend_api.interface import (
     StepPlan,
     StepResult,
 )
+from localchat.backend_api.prepared_steps import DecodeRow
 from localchat.errors import DeviceFault
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_tile_config
@@ -39,7 +40,7 @@ from localchat_cuda.runner.cuda_errors import describe_device, is_device_fault, 
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs
 from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.host_pages import HostPages
-from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig
+from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig, StepShape, TokenSpan
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.sampler import DeviceSampler, ReferenceSampler, TritonSampler
@@ -51,6 +52,8 @@ X = TypeVar("X")
 
 DEPTH = 2
 """Steps in flight."""
+_MOST_WANTED = 32
+"""Steps at most that are prepared because they were missing, in one pause."""
 _SLOW_LAUNCH_S = 0.01
 """A launch that takes longer on the host replays no graph."""
 _OUT_OF_MEMORY = "a step ran out of GPU memory; the next steps are smaller"
@@ -107,6 +110,9 @@ class CudaRunner:
         self._pending: deque[PendingStep] = deque()
         self._common_steps = common_steps(capabilities, self.table.scratch)
         """Those that `warm_up_next` still has to run."""
+        self._wanted: dict[tuple[str, StepShape], list[TokenSpan]] = {}
+        """Steps that would have had drafts, by kind and shape of their graph. They go first."""
+        self._most_wanted = _MOST_WANTED
 
     def _buffer_words(self) -> int:
         """Words of any step but for logit biases and many forks: 16 a token and 1,024 a slot."""
@@ -276,25 +282,51 @@ class CudaRunner:
     # ------------------------------------------------------------------------ while nothing runs
 
     def warm_up_next(self) -> bool:
-        """Run a common step of padding, and capture its graph; see backend_api.interface.Runner."""
+        """Run a step of padding that is wanted or common, and capture its graph; see
+        backend_api.interface.Runner."""
         if not self.graphs.enabled or self._model is None:
             return False
         assert not self._pending, "a step is in flight"
         step = PendingStep(StepPlan(0, ()), time.perf_counter())
         with self._on_stream(), self._faults(step):
-            for spans in self._common_steps:
+            for spans, kind in self._unprepared():
                 self._buffer.begin_step()
-                prepared = self._executor.prepare_padding(spans)
+                prepared = self._executor.prepare_padding(spans, kind)
                 step.shape = prepared.batch.shape
                 if self._executor.captured(prepared):
                     continue
                 self._buffer.send()
                 self._guarded(step, partial(self._run_padding, prepared))
-                torch.cuda.current_stream().synchronize()
+                if self._stream is not None:
+                    self._stream.synchronize()
                 if step.status != "ok":
-                    self._common_steps = iter(())  # memory is short: graphs are for steps that come
+                    # Memory is short: graphs are for steps that come.
+                    self._common_steps, self._most_wanted = iter(()), 0
+                    self._wanted.clear()
                 return step.status == "ok"
         return False
+
+    def _unprepared(self) -> Iterator[tuple[list[TokenSpan], str]]:
+        """Steps of padding to run next, each with the kind of its graph, empty for the usual one."""
+        while self._wanted:
+            kind, shape = next(iter(self._wanted))
+            yield self._wanted.pop((kind, shape)), kind
+        while not self.graphs.full and (spans := next(self._common_steps, None)) is not None:
+            yield spans, ""
+
+    def prepared(self, rows: Sequence[DecodeRow], *, masked: bool) -> bool:
+        """Whether a graph holds a step of these rows; see backend_api.prepared_steps."""
+        if not self.graphs.enabled:
+            return True
+        if any(row.seq not in self.table.sequences for row in rows):
+            return False  # a choice that enters with the next plan
+        spans = [TokenSpan(self.table.scratch, row.start, row.width) for row in rows]
+        shape, kinds = self._executor.kinds(spans, [row.seq for row in rows], masked=masked)
+        missing = [kind for kind in kinds if not self.graphs.replays(kind, shape)]
+        for kind in missing:
+            if not self.graphs.has(kind, shape) and len(self._wanted) < self._most_wanted:
+                self._wanted[kind, shape] = spans
+        return not missing
 
     def _run_padding(self, prepared: PreparedStep, step: PendingStep) -> None:
         """Run a step of padding until it was captured, or will never be."""

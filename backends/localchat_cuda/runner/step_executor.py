@@ -21,6 +21,7 @@ from localchat_cuda.runner.input_batch import (
     BatchConfig,
     BatchSlices,
     InputBatch,
+    StepShape,
     TokenSpan,
     build_input_batch,
     model_inputs,
@@ -33,6 +34,10 @@ from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBu
 from localchat_cuda.runner.step_output import PendingStep, TopLogprobs
 
 _GREEDY = SamplingParams(temperature=0.0)
+_PENALISED = SamplingParams(temperature=0.0, presence_penalty=1.0)
+_LOGITS_KINDS = ("logits", "approximate logits")
+"""Graphs that end at the logits of all tokens; the second ones at those of the int8 copy of the head."""
+_PENALISED_KIND, _APPROXIMATE = "penalised", " from approximate logits"
 _PROMPT_ENDS = 8
 """Positions that the graph of a step with prompt chunks has room for, besides one for each decoding row."""
 
@@ -68,6 +73,7 @@ class StepExecutor:
         self._max_rows = max_rows
         self._gpu = table.device.type == "cuda"
         self._padding = SequenceSlot(table.scratch, _GREEDY, 0)
+        self._penalised_padding = SequenceSlot(table.scratch, _PENALISED, 0)
         self._graph_logits = ResultBuffer(model.config.vocabulary, torch.float32, table.device)
         self._graph_states = ResultBuffer(model.config.hidden, model.pages.dtype, table.device)
 
@@ -99,19 +105,41 @@ class StepExecutor:
         logits_indices, padded = self._write_logits_indices(batch, indices)
         sampled.sort(key=rows.__getitem__)
         samples = self._write_samples(plan, sampled, rows, total, all_logits=batch.all_logits)
-        approximate = batch.all_logits and self._decided(plan, total)
+        approximate = (
+            batch.all_logits
+            and all(position.kind == "sample" for position in plan.positions)
+            and self._decided([table.sequences[each.seq] for each in plan.positions], total)
+        )
         return PreparedStep(batch, slices, logits_indices, samples, rows, "", padded, approximate)
 
-    def prepare_padding(self, spans: Sequence[TokenSpan]) -> PreparedStep:
-        """Lay out a step of padding alone, with the shape of a plan that has such spans; as `prepare`."""
+    def prepare_padding(self, spans: Sequence[TokenSpan], kind: str = "") -> PreparedStep:
+        """Lay out a step of padding alone, with the shape of a plan that has such spans; as `prepare`.
+
+        `kind`: of its graph, one of `kinds`; empty: the usual one."""
         batch = build_input_batch(spans, self._config, self._table.scratch)
         table = self._table
         slices = write_batch(batch, self._buffer, table.columns, table.scratch, table.padding_index)
         plan = StepPlan(0, ())
-        if self._fits_graph(plan, batch, []):
-            return self._write_for_graph(plan, batch, slices, {})
+        if kind not in _LOGITS_KINDS and self._fits_graph(plan, batch, []):
+            return self._write_for_graph(plan, batch, slices, {}, kind)
         logits_indices, padded = self._write_logits_indices(batch, [])
-        return PreparedStep(batch, slices, logits_indices, [], {}, "", padded)
+        approximate = kind == _LOGITS_KINDS[True]
+        return PreparedStep(batch, slices, logits_indices, [], {}, "", padded, approximate)
+
+    def kinds(
+        self, spans: Sequence[TokenSpan], numbers: Sequence[int], *, masked: bool
+    ) -> tuple[StepShape, set[str]]:
+        """The shape of a step that only decodes, and the kinds of graphs that it may run as.
+
+        `numbers`: of its sequences. `masked`: it may have masks.
+        """
+        batch = build_input_batch(spans, self._config, self._table.scratch)
+        count = batch.shape.tokens
+        sequences = [self._table.sequences[number] for number in numbers]
+        approximate = self._decided(sequences, count)
+        fits = batch.all_logits and count <= self._max_rows
+        kinds = {_whole_step_kind(sequences, approximate=approximate)} if fits else set()
+        return batch.shape, kinds | ({_LOGITS_KINDS[approximate]} if masked or not fits else set())
 
     def _write_logits_indices(
         self, batch: InputBatch, indices: list[int]
@@ -122,13 +150,11 @@ class StepExecutor:
         missing = room - len(indices) if padded else 0
         return self._buffer.write(indices + [0] * missing, int64=True), padded
 
-    def _decided(self, plan: StepPlan, rows: int) -> bool:
-        """True if the tokens of a step with so many rows of logits depend on the logits of likely tokens alone,
-        and those of all are not reported."""
-        sequences = self._table.sequences
+    def _decided(self, sequences: Sequence[SequenceSlot], rows: int) -> bool:
+        """True if the sampled tokens of a step with so many rows of logits depend on the logits of likely
+        tokens alone, and those of all are not reported."""
         return rows <= self._model.approximate_rows and all(
-            position.kind == "sample" and decides(sequences[position.seq].sampling)
-            for position in plan.positions
+            decides(one.sampling) for one in sequences
         )
 
     def _fits_graph(self, plan: StepPlan, batch: InputBatch, sampled: list[int]) -> bool:
@@ -140,17 +166,19 @@ class StepExecutor:
         )
 
     def _write_for_graph(
-        self, plan: StepPlan, batch: InputBatch, slices: BatchSlices, numbers: dict[int, int]
-    ) -> PreparedStep:
+        self, plan: StepPlan, batch: InputBatch, slices: BatchSlices, numbers: dict[int, int],
+        kind: str = "",
+    ) -> PreparedStep:  # fmt: skip
         """One sample batch: every token of a step that only decodes, those in `numbers` (position in the plan
-        by token) among them. The others are padding, and discarded."""
+        by token) among them. The others are padding, and discarded. `kind`: of the graph, for padding alone."""
         table, count = self._table, batch.shape.tokens
+        padding = self._penalised_padding if kind.startswith(_PENALISED_KIND) else self._padding
         sequences, positions, targets = [], [], []
         slots = []
         for token in range(count):
             number = numbers.get(token, -1)
             if number < 0:
-                sequences.append(self._padding)
+                sequences.append(padding)
                 positions.append(0)
                 targets.append(table.discard_index)
                 slots.append(table.scratch)
@@ -168,9 +196,8 @@ class StepExecutor:
             slots if penalised else (),
         )  # fmt: skip
         unused = BufferSlice(slices.ids.device, 0, 0, int64=True)
-        approximate = self._decided(plan, count)
-        kind = "penalised" if penalised else "sampled"
-        kind += " from approximate logits" if approximate else ""
+        approximate = kind.endswith(_APPROXIMATE) if kind else self._decided(sequences, count)
+        kind = _whole_step_kind(sequences, approximate=approximate)
         return PreparedStep(
             batch, slices, unused, [samples], results, kind, approximate=approximate
         )
@@ -243,6 +270,8 @@ class StepExecutor:
     def captured(self, prepared: PreparedStep) -> bool:
         """True if the step's graph is there already, or no graph holds such a step."""
         kind = prepared.graph_kind or ("last states" if prepared.padded else "")
+        if prepared.batch.all_logits and not kind:
+            kind = _LOGITS_KINDS[prepared.approximate]
         return not kind or self.graphs.has(kind, prepared.batch.shape)
 
     def compute(self, step: PendingStep, prepared: PreparedStep) -> None:
@@ -278,7 +307,7 @@ class StepExecutor:
         source: partial[torch.Tensor]
         rescoring: Rescoring | None = None
         if batch.all_logits:
-            kind = "approximate logits" if prepared.approximate else "logits"
+            kind = _LOGITS_KINDS[prepared.approximate]
             logits, *exact = self.graphs.run(kind, batch.shape, all_logits)
             rescoring = Rescoring(*exact) if exact else None
             source = partial(_part, logits)
@@ -414,6 +443,11 @@ class StepExecutor:
             return values.clone()
         held = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return held.copy_(values, non_blocking=True)
+
+
+def _whole_step_kind(sequences: Sequence[SequenceSlot], *, approximate: bool) -> str:
+    penalised = any(one.sampling.penalised for one in sequences)
+    return (_PENALISED_KIND if penalised else "sampled") + (_APPROXIMATE if approximate else "")
 
 
 def _part(logits: torch.Tensor, low: int, high: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 
 from localchat.backend_api.interface import (
     LAST,
@@ -23,16 +24,12 @@ from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, PrefixH
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep, StepBuilder
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import Sequence, State
+from localchat.core.spec_decode.draft_planner import DraftPlanner
 
 _MIN_PROMPT_TOKENS = 32
 _PROMPTS_PER_STEP = 4
 """With more, each a few tokens, the first prompt to finish would finish when the last one does."""
 _SLOW_STEP_S = 0.25
-_DRAFTS_SLOW, _DRAFTS_FAST = 15, 31
-"""Most drafts of a step, by the cost of a wide step: a CPU computes its tokens one after the other."""
-MOST_DRAFTING = 32
-"""Running sequences up to which drafts are proposed. With more, a step's rows fill the machine, and looking
-for drafts would cost more than they save."""
 _SEEDED_SLOW, _SEEDED_FAST = 64, 512
 """Chunks of a prompt that came with a seed end at multiples of this."""
 _WATERMARK_TOKENS = 32
@@ -61,14 +58,18 @@ class Scheduler:
     """Owns the queue and the running set. Used by the engine core's thread alone."""
 
     def __init__(
-        self, capabilities: Capabilities, kv_cache: KVCacheManager, token_budget: TokenBudget
+        self,
+        capabilities: Capabilities,
+        kv_cache: KVCacheManager,
+        token_budget: TokenBudget,
+        draft_planner: DraftPlanner,
     ) -> None:
         self._can = capabilities
+        self._draft_planner = draft_planner
         self._kv_cache = kv_cache
         self._token_budget = token_budget
         self._shares = PromptShares(capabilities)
         slow = capabilities.step_target_s >= _SLOW_STEP_S
-        self._most_drafts = _DRAFTS_SLOW if slow else _DRAFTS_FAST
         seeded = _SEEDED_SLOW if slow else _SEEDED_FAST
         self._seeded_chunk = min(seeded, capabilities.max_step_tokens)
         self.running: list[Sequence] = []
@@ -149,6 +150,11 @@ class Scheduler:
     def _has_pending(self) -> bool:
         return bool(self._memory_ops or self._enter or self._leave or self._kv_cache.behind)
 
+    @property
+    def _admits(self) -> bool:
+        """Whether somebody waits in the queue, and a row is free."""
+        return bool(self.waiting) and len(self.running) < self._can.max_rows
+
     # ------------------------------------------------------------------------ steps
 
     def schedule(self) -> ScheduledStep | None:
@@ -157,22 +163,29 @@ class Scheduler:
             self._shrink_pending = False
             self._preempt(victim)
         self._preempt_for_priority()
+        if not self._admits and self._draft_planner.waits(self.running):
+            return None
         # Also those decode from now on whose prompt ends in a step that is still in flight.
         shared = any(one.launched >= one.request_state.prompt_tokens for one in self.running)
         budget = self._token_budget.next_step(shared=shared)
         step = StepBuilder(budget, self._shares.min_tokens)
-        self._schedule_shared(step)
+        self._schedule_shared(step, shared=shared)
         if step.rows:
             return self._launch(step)
         # Operations that the last sequence left must not wait for the next request.
         nobody = not self.running and not self.waiting
         return self._launch(StepBuilder(0)) if nobody and self._has_pending else None
 
-    def _schedule_shared(self, step: StepBuilder) -> None:
-        """Add decode rows, then prompt chunks (always a few tokens), then admissions, under the budget."""
+    def _schedule_shared(self, step: StepBuilder, *, shared: bool) -> None:
+        """Add decode rows, then prompt chunks (always a few tokens), then admissions, under the budget.
+
+        `shared`: sequences decode, in this step or in those in flight."""
         most = self._can.max_step_tokens
         ready = [one for one in self.running if one.needs > 0]
         prompts: list[Sequence] = []
+        step.drafts = self._draft_planner.choose(
+            self.running, ready, step.tokens_left, admits=self._admits
+        )
         for sequence in ready:
             if sequence.decodes and step.tokens_left >= sequence.needs:
                 self._add_row(step, sequence)
@@ -183,21 +196,43 @@ class Scheduler:
             if prompts or self.waiting:
                 guaranteed = min(step.min_prompt_tokens, most - step.width)
                 step.tokens_left = max(step.tokens_left, guaranteed)
-            step.round_to_width(self._can.widths, most)
+            affords = partial(self._token_budget.affords, shared=shared)
+            step.round_to_width(self._can.widths, most, affords)
         at_once = self._shares.prompts_per_step(step.tokens_left)
         if prompts and self.waiting:
             self._admit_before(step, prompts, at_once)
-        for place, sequence in enumerate(prompts):
+        self._add_prompts(step, prompts[:at_once])
+        for sequence in prompts[at_once:]:
             if step.fits_prompt(sequence.needs):
-                sharing = min(at_once, len(prompts)) - place
-                share = self._shares.tokens_each(step.tokens_left, sharing)
-                self._add_row(step, sequence, min(share, step.tokens_left))
+                self._add_row(step, sequence, step.tokens_left)
         self._admit_waiting(step)
+
+    def _add_prompts(self, step: StepBuilder, prompts: list[Sequence]) -> None:
+        """Add prompts that share a step: first those that can end in it, the others with equal parts.
+
+        So most of a burst have their first tokens long before the last one. The oldest has its part, however
+        many shorter ones follow it.
+        """
+        if not prompts:
+            return
+        oldest = prompts[0]
+        kept = min(oldest.needs, self._shares.tokens_each(step.tokens_left, len(prompts)))
+        ranked = sorted(prompts, key=lambda one: (-one.priority, one.needs))
+        for place, sequence in enumerate(ranked):
+            kept = 0 if sequence is oldest else kept
+            step.tokens_left -= kept
+            if step.fits_prompt(sequence.needs):
+                sharing = len(ranked) - place - (kept > 0)
+                whole = sequence.needs <= step.tokens_left
+                share = self._shares.tokens_each(step.tokens_left, sharing)
+                self._add_row(step, sequence, step.tokens_left if whole else share)
+            step.tokens_left += kept
 
     def _admit_before(self, step: StepBuilder, prompts: list[Sequence], at_once: int) -> None:
         """Admit from the queue before a long prompt takes all tokens: a share, or all to the urgent."""
         urgent = self.waiting[0].priority > prompts[0].priority
-        if not urgent and len(prompts) >= at_once:
+        long = any(one.needs > step.tokens_left for one in prompts)
+        if not urgent and (len(prompts) >= at_once or not long):
             return
         share = step.tokens_left
         if not urgent:
@@ -232,7 +267,8 @@ class Scheduler:
             sequence.last_step = self.step_number
             sequence.launched = row.start + row.width
             sequence.unknown += 1 if row.positions and not row.drafts else 0
-        return ScheduledStep(plan, tuple(step.scheduled_rows), step.width, step.is_decode)
+        padded = self._can.widths.padded(step.decode_width, step.width - step.decode_width)
+        return ScheduledStep(plan, tuple(step.scheduled_rows), step.width, step.is_decode, padded)
 
     # ------------------------------------------------------------------------ rows
 
@@ -252,12 +288,12 @@ class Scheduler:
         if free_tokens is not None and 0 < sequence.unknown >= free_tokens:
             return  # the token that is on the device may use up the thinking budget
         if sequence.decodes and sequence.needs <= max(step.tokens_left, 1):
-            if not sequence.may_sample() or (sequence.draft_likely and sequence.unknown):
+            if not sequence.may_sample():
                 return
             width = sequence.needs
         else:
             width = self._prompt_width(step, sequence, share)
-        drafts = self._drafts(step, sequence) if sequence.proposer is not None else ()
+        drafts = step.drafts.get(sequence.number, ())
         if drafts and not (
             self._extend(sequence, width + len(drafts)) and self._hold_state(sequence)
         ):
@@ -310,26 +346,6 @@ class Scheduler:
             most = sequence.needs if self._can.rewind != "checkpoint" else width
             return min(most, chunk)
         return min(width, chunk)
-
-    def _drafts(self, step: StepBuilder, sequence: Sequence) -> tuple[int, ...]:
-        if len(self.running) > MOST_DRAFTING:
-            return ()
-        if not sequence.decodes or sequence.unknown or sequence.steps_in_flight:
-            return ()
-        assert sequence.proposer is not None
-        left = sequence.limit - sequence.known - 1
-        room = min(self._most_drafts, step.tokens_left - sequence.needs, left)
-        if sequence.free_tokens is not None:
-            room = min(room, sequence.free_tokens - 1)
-        # A fork begins with all that its parent has committed, which must be the prompt alone.
-        if room <= 0 or sequence.pending_forks:
-            return ()
-        drafts = sequence.proposer.propose(
-            room, rows=step.width + sequence.needs, again=sequence.recomputed
-        )
-        if sequence.grammar_matcher and drafts:
-            return sequence.grammar_matcher.allowed_drafts(drafts)
-        return drafts
 
     def _make_room(self, step: StepBuilder, sequence: Sequence, width: int) -> bool:
         """Extend a sequence's KV by `width` tokens; others may be preempted for it."""

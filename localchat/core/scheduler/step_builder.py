@@ -1,8 +1,17 @@
 """A step under construction, and the record of a launched step that explains its result."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from localchat.backend_api.interface import LogitsPosition, Mask, Sample, StepPlan, StepRow, Widths
+from localchat.backend_api.interface import (
+    LogitsPosition,
+    Mask,
+    PaddedWidth,
+    Sample,
+    StepPlan,
+    StepRow,
+    Widths,
+)
 from localchat.core.sequence import Sequence
 from localchat.core.structured_output.matcher import GrammarMatcher
 
@@ -48,6 +57,13 @@ class ScheduledStep:
     """Tokens that it computes."""
     is_decode: bool
     """No prompt is in it, so its time shows what decode rows cost."""
+    padded: PaddedWidth
+    """The width that the runner gives it, if it has prompts."""
+
+    @property
+    def drafts(self) -> int:
+        """Drafted tokens of all rows."""
+        return sum(len(row.drafts) for row in self.rows)
 
 
 class StepBuilder:
@@ -61,8 +77,12 @@ class StepBuilder:
         self.scheduled_rows: list[ScheduledRow] = []
         self.positions: list[LogitsPosition] = []
         self.masks: list[Mask] = []
+        self.drafts: dict[int, tuple[int, ...]] = {}
+        """Of its decode rows, by number of the sequence."""
         self.width = 0
         """Tokens of its rows, drafts included."""
+        self.decode_width = 0
+        """Those of its decode rows."""
         self.is_decode = True
         self.preempted_any = False
         """A sequence was preempted for this step: the step admits nobody."""
@@ -71,25 +91,29 @@ class StepBuilder:
         """Whether a prompt would get more than a scrap of the tokens left. `needs`: its tokens."""
         return 0 < min(self.min_prompt_tokens, needs) <= self.tokens_left
 
-    def round_to_width(self, widths: Widths, max_tokens: int) -> None:
-        """Set the tokens left so that the step comes out at the nearest unpadded width.
+    def round_to_width(
+        self, widths: Widths, max_tokens: int, affords: Callable[[PaddedWidth], bool]
+    ) -> None:
+        """Set the tokens left so that the step comes out at an unpadded width.
 
-        Called before prompts take what is left. The step grows by an eighth of the budget and to
-        `max_tokens` at most; steps far wider than all listed widths are not padded.
+        Called before prompts take what is left. It is the widest of those that `affords` allows, or else the
+        nearest; then the step grows by an eighth of the budget. `max_tokens` is the most in any case. Steps
+        far wider than all listed widths are not padded.
         """
-        decode_tokens = self.width
-        decode_width = next(
-            (size for size in widths.mixed_decode if decode_tokens <= size), decode_tokens
-        )
-        target = decode_width + self.tokens_left
-        sizes = widths.mixed if decode_tokens else widths.prefill
+        decode = widths.padded(self.width, 0).decode
+        target = decode + self.tokens_left
+        sizes = widths.mixed if self.width else widths.prefill
         widest = max(sizes, default=0)
         if target > widest + widest // 8:
             return
-        limit = min(max_tokens, target + target // 8)
-        found = [size for size in sizes if decode_width < size <= limit]
-        if found:
-            self.tokens_left = min(found, key=lambda size: abs(size - target)) - decode_width
+        found = [size for size in sizes if decode < size <= max_tokens]
+        for size in reversed(found):
+            if affords(PaddedWidth(decode, size)):
+                self.tokens_left = size - decode
+                return
+        near = [size for size in found if size <= target + target // 8]
+        if near:
+            self.tokens_left = min(near, key=lambda size: abs(size - target)) - decode
 
     def add_position(self, position: LogitsPosition) -> int:
         """Request the logits of a position. Returns its index in the step."""
@@ -128,4 +152,5 @@ class StepBuilder:
         width = scheduled.width + len(scheduled.drafts)
         self.width += width
         self.tokens_left -= width
+        self.decode_width += width if is_decode else 0
         self.is_decode = self.is_decode and is_decode

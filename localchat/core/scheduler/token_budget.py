@@ -4,6 +4,8 @@ A step takes at most `step_target_s` (250 ms on a CPU, 200 ms on a GPU where nob
 under 32 tokens: below that, a step's fixed cost would eat the prefill rate.
 """
 
+from localchat.backend_api.interface import PaddedWidth
+
 LEAST_TOKENS = 32
 _FIRST_TOKENS = 64
 _FOLLOW = 0.3
@@ -14,6 +16,12 @@ _WON_BACK = 16
 """A successful step wins back this part of the tokens that a step may have."""
 _ALIKE = 0.1
 """Widths that differ by a smaller share count as one."""
+_CLOSE = 1.02
+"""A width that was measured may take so many times the target."""
+_RELAX = 0.9995
+"""Factor of the measured time of a width with each step that it was too slow for: one may have been slow by
+chance, or while the machine was hot."""
+_MOST_SLOWER = 1.1
 _FORGET = 1.01
 """Factor by which the shortest step is forgotten with each step: a machine may become slower."""
 
@@ -32,13 +40,16 @@ class TokenBudget:
         self._tokens = self._seconds = 0.0
         self._variance = self._covariance = 0.0
         self._shortest_s = float("inf")
+        self._widths_s: dict[PaddedWidth, float] = {}
+        """Mean time of the steps of each width. It does not grow evenly: the tiles of a GPU's products fill
+        its multiprocessors well at some widths and badly at others."""
 
     def next_step(self, *, shared: bool = False) -> int:
         """Tokens of the next step, drafts and decode rows included. `shared`: other sequences
         decode."""
         if not self._tokens:
             return min(_FIRST_TOKENS, self._allowed)
-        target_s = self._shared_target_s if shared else self._target_s
+        target_s = self._target(shared=shared)
         base_s, token_s = self._fit()
         affordable = int((target_s - base_s) / token_s)
         return max(min(LEAST_TOKENS, self._allowed), min(self._allowed, affordable))
@@ -48,17 +59,46 @@ class TokenBudget:
         """Seconds of a prompt's token; 0: not measured yet."""
         return self._seconds / self._tokens if self._tokens else 0.0
 
-    def observe(self, tokens: int, elapsed_s: float, *, prompt: bool = True) -> None:
+    def _target(self, *, shared: bool) -> float:
+        return self._shared_target_s if shared else self._target_s
+
+    def affords(self, width: PaddedWidth, *, shared: bool = False) -> bool:
+        """Whether a step of this width takes no longer than it may, as far as is known."""
+        if not self._tokens or width.total > self._allowed:
+            return False
+        target_s = self._target(shared=shared)
+        measured_s = self._widths_s.get(width)
+        if measured_s is None:
+            base_s, token_s = self._fit()
+            return base_s + token_s * width.total <= target_s
+        if measured_s <= target_s * _CLOSE:
+            return True
+        self._widths_s[width] = measured_s * _RELAX
+        return False
+
+    def observe(
+        self,
+        tokens: int,
+        elapsed_s: float,
+        *,
+        prompt: bool = True,
+        width: PaddedWidth | None = None,
+    ) -> None:
         """Learn from a successful step of `tokens`.
 
         `prompt`: it computed a prompt; without one, most of a GPU's time goes into reading the
-        weights and shows nothing of the cost of a token.
+        weights and shows nothing of the cost of a token. `width`: to which it was padded.
         """
         self._allowed = min(self._most, self._allowed + max(1, self._allowed // _WON_BACK))
         if elapsed_s > 0:
             self._shortest_s = min(elapsed_s, self._shortest_s * _FORGET)
         if not prompt or tokens < _MEASURABLE_TOKENS or elapsed_s <= 0:
             return
+        if width is not None:
+            known_s = self._widths_s.get(width, elapsed_s)
+            # A step that was too long counts in full, unless by much, so that few follow it.
+            slower = min(elapsed_s, _MOST_SLOWER * known_s)
+            self._widths_s[width] = max(slower, known_s + _FOLLOW * (elapsed_s - known_s))
         if not self._tokens:
             self._tokens, self._seconds = float(tokens), elapsed_s
             return

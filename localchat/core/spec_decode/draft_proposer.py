@@ -58,13 +58,20 @@ class Proposer(Protocol):
 
     def propose(self, limit: int, rows: int = 1, again: int = 0) -> tuple[int, ...]: ...
 
+    def chances(self, limit: int) -> list[float]: ...
+
+    def take(self, count: int) -> tuple[int, ...]: ...
+
+    def charge(self, lost: float) -> None: ...
+
     def advance(
         self,
         tokens: Sequence[int],
         drafted: int = 0,
-        rows: int = 1,
+        rows: int = 0,
         seconds: float = 0.0,
         again: int = 0,
+        of_step: int = 0,
     ) -> None: ...
 
     def append(self, tokens: Sequence[int]) -> None: ...
@@ -186,6 +193,18 @@ class DraftProposer:
         """See NgramProposer."""
         return self._ngrams.index()
 
+    def chances(self, limit: int) -> list[float]:
+        """None: a draft model is asked by `propose`."""
+        return []
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """Nothing; see `chances`."""
+        return ()
+
+    def charge(self, lost: float) -> None:
+        """See NgramProposer."""
+        self._ngrams.charge(lost)
+
     def propose(self, limit: int, rows: int = 1, again: int = 0) -> tuple[int, ...]:
         """See NgramProposer."""
         found = self._ngrams.propose(limit, rows, again)
@@ -267,16 +286,17 @@ class DraftProposer:
         self,
         tokens: Sequence[int],
         drafted: int = 0,
-        rows: int = 1,
+        rows: int = 0,
         seconds: float = 0.0,
         again: int = 0,
+        of_step: int = 0,
     ) -> None:
         """See NgramProposer."""
         self._tokens.extend(tokens)
         mine = bool(self._chances and drafted)
         if not mine and not self._draft_s and not (again and self._by_model):
             self._by_model = self._by_model and not drafted
-            self._ngrams.advance(tokens, drafted, rows, seconds, again)
+            self._ngrams.advance(tokens, drafted, rows, seconds, again, of_step)
             if not drafted:
                 self._model.earn()
             return

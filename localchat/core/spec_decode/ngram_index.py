@@ -23,6 +23,8 @@ _A, _B, _C = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 _FIRST_TABLE = 256
 _BULK_TOKENS = 64
 """From so many tokens on, arrays are faster than a loop."""
+_CHAINED_TOKENS = 8192
+"""Most tokens that are chained at once."""
 _WALKED = 8
 """Positions examined for each that is wanted: others with the same hash lie between them."""
 
@@ -40,9 +42,15 @@ class NgramIndex:
         return len(self.tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
+        """Append tokens. They are chained when somebody looks for something, so those of a text that has no
+        drafts cost nothing."""
         self.tokens.extend(tokens)
+
+    def chain(self) -> bool:
+        """Chain the next tokens that are not chained yet (3 ms at most). True when all are."""
         length, size = len(self.tokens), len(self._table)
+        if len(self._before) == length:
+            return True
         if len(self._before) < SPAN - 1:
             self._before.extend([-1] * (min(SPAN - 1, length) - len(self._before)))
         if length > size:
@@ -50,19 +58,21 @@ class NgramIndex:
                 size *= 2
             self._table = array("i", [-1]) * size
             del self._before[SPAN - 1 :]
-        if length - len(self._before) >= _BULK_TOKENS:
-            self._chain_in_bulk()
-            return
+        end = min(length, len(self._before) + _CHAINED_TOKENS)
+        if end - len(self._before) >= _BULK_TOKENS:
+            self._chain_in_bulk(end)
+            return end == length
         text, before, table, mask = self.tokens, self._before, self._table, size - 1
-        for position in range(len(before), length):
+        for position in range(len(before), end):
             key = _key(text[position - 2], text[position - 1], text[position]) & mask
             before.append(table[key])
             table[key] = position
+        return end == length
 
-    def _chain_in_bulk(self) -> None:
-        """Chain all positions that are not chained yet."""
+    def _chain_in_bulk(self, end: int) -> None:
+        """Chain the positions before `end` that are not chained yet."""
         first = len(self._before)
-        text = np.array(self.tokens[first - 2 :], np.int64)
+        text = np.array(self.tokens[first - 2 : end], np.int64)
         keys = _keys(text[:-2], text[1:-1], text[2:]) & (len(self._table) - 1)
         positions = np.arange(first, first + len(keys), dtype=np.int32)
         order = keys.argsort(kind="stable")
@@ -83,8 +93,10 @@ class NgramIndex:
     def find(self, context: Sequence[int], limit: int) -> Iterator[int]:
         """Positions that end with the last SPAN tokens of `context`, the latest first.
 
-        The end of the text itself is left out, because nothing follows it.
+        The end of the text itself is left out, because nothing follows it. Of a long text that was added
+        at once, it is a while before all is found.
         """
+        self.chain()
         if len(context) < SPAN:
             return
         a, b, c = context[-3], context[-2], context[-1]

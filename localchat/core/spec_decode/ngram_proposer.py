@@ -5,11 +5,9 @@ majority where several match equally long. After a long copy that ends in a diff
 the place where the copy ended, with shorter matches: a file with small edits is found again at once.
 
 Length: each drafted token has a probability of acceptance, learned by the length of the match that led to
-it; a draft is as long as the expected tokens per second rise (CostModel).
+it; a draft is as long as the expected tokens per second rise (draft_lengths.py).
 
-Credit: drafts live on credit, counted in tokens of all streams. What they save is added, what they cost all
-streams is subtracted, and a plain step adds PLAIN_CREDIT. Without credit they are off, and a short one is
-tried when there is credit for it again. So a text that defeats them costs the first credit and 2 %, not more.
+Credit: a text whose drafts do not pay has none for a while (draft_credit.py).
 
 Ideas: counts and path probabilities from SuffixDecoding (Oliaro et al. 2025), windows that follow accepted
 tokens from exllamav3; the credit against measured plain steps is ours. Drafts are point masses, so no
@@ -21,22 +19,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from localchat.core.spec_decode.draft_credit import DraftCredit, DraftFund
+from localchat.core.spec_decode.draft_lengths import best_lengths
 from localchat.core.spec_decode.ngram_index import LONGEST, SPAN, NgramIndex
 from localchat.core.spec_decode.step_cost import CostModel
 
-FIRST_CREDIT = 1.5
-PLAIN_CREDIT = 0.02
-MOST_CREDIT = 16.0
-"""Two wide drafts that are rejected whole: where 16 rows cost 7 plain steps, one at an edit is bad luck,
-and without drafts it would take hundreds of plain steps to earn another try."""
-PROBE_CREDIT = 0.5
 PROBE_TOKENS = 2
-_WORTH = 1.02
+_LEAST_CHANCE = 0.02
+"""Tokens that are less likely to be accepted are not drafted."""
 _MOST_SOURCES = 12
 _NEAR_TOKENS = 64
 _LONG_COPY = 8
 _NEAR_IS_WORTH = 6
-_INDEX_TOKENS = 8192
 
 _LENGTHS = (0, 1, 2, 3, 4, 5, 7, 10, 16, LONGEST)
 # Prior acceptance by the length of the match: anywhere, and near the place that was copied last.
@@ -106,19 +100,20 @@ class NgramProposer:
         earlier: Sequence[NgramIndex] = (),
         *,
         rewinds: bool = True,
+        fund: DraftFund | None = None,
     ) -> None:
         """`tokens`: the prompt. `earlier`: texts of the same salt (EarlierTexts.of). `rewinds`: rejected drafts
-        are truncated; otherwise the accepted ones before them are computed again."""
-        self._text = NgramIndex()
-        self._unindexed = list(tokens)
-        self._indexed = 0
+        are truncated; otherwise the accepted ones before them are computed again. `fund`: what all texts of
+        the engine share; None: its own."""
+        self._text = NgramIndex(tokens)
         self._cost = cost
         self._earlier = tuple(earlier)
         self._rewinds = rewinds
         self._acceptance = AcceptanceRates()
-        self._credit = FIRST_CREDIT
+        self._credit = DraftCredit(fund or DraftFund())
         self._copying: _CopySource | None = None
         self._lost_copy: _LostCopy | None = None
+        self._draft: list[int] = []
         self._kinds: list[int] = []
         self._plain_s = 0.0
         self._spent_s = 0.0
@@ -128,11 +123,6 @@ class NgramProposer:
         self.accepted = 0
         self.off = ""
         """Why there are no drafts, in words; empty while there are."""
-
-    @property
-    def _length(self) -> int:
-        """Tokens of the text so far."""
-        return len(self._text) + len(self._unindexed) - self._indexed
 
     @property
     def speedup(self) -> float | None:
@@ -146,28 +136,23 @@ class NgramProposer:
 
     def withdraw(self) -> None:
         """Forget the last proposal: others go into the step."""
-        self._copying, self._kinds = None, []
+        self._copying, self._draft, self._kinds = None, [], []
 
     def fork(self) -> "NgramProposer":
         """The same text for another choice; what was learned so far is not copied."""
-        twin = NgramProposer(self._unindexed, self._cost, self._earlier, rewinds=self._rewinds)
-        twin._text, twin._indexed = self._text.copy(), self._indexed
+        fund = self._credit.fund
+        twin = NgramProposer((), self._cost, self._earlier, rewinds=self._rewinds, fund=fund)
+        twin._text = self._text.copy()
         return twin
 
     def index(self) -> bool:
         """Index a slice of what was appended (3 ms at most). True when all is indexed; until then there are
         no drafts.
 
-        `propose` does it too, so that texts without drafts are not indexed; the core calls it while the prompt
-        is computed.
+        `chances` does it too, so that texts without drafts are not indexed; the core calls it while a long
+        prompt is computed.
         """
-        if self._unindexed:
-            end = self._indexed + _INDEX_TOKENS
-            self._text.extend(self._unindexed[self._indexed : end])
-            self._indexed = end
-            if end >= len(self._unindexed):
-                self._unindexed, self._indexed = [], 0
-        return not self._unindexed
+        return self._text.chain()
 
     def propose(self, limit: int, rows: int = 1, again: int = 0) -> tuple[int, ...]:
         """Tokens to verify in the next step, `limit` at most, mostly none.
@@ -175,68 +160,98 @@ class NgramProposer:
         `rows`: tokens of that step without these drafts, of all sequences (this one's own token included).
         `again`: how many of them are computed a second time.
         """
-        self._copying, self._kinds = None, []
+        (length,), self.rate = best_lengths(
+            [self.chances(limit)], rows, self._cost, limit, again=again, rewinds=self._rewinds
+        )
+        return self.take(length)
+
+    def chances(self, limit: int) -> list[float]:
+        """Chances of the next tokens, `limit` at most: each that all up to there are accepted.
+
+        Empty: nothing to go by, or no credit.
+        """
+        self.withdraw()
         if self.off:
-            limit = min(limit, PROBE_TOKENS) if self._credit >= PROBE_CREDIT else 0
-        if limit <= 0 or not self.index():
-            return ()
+            limit = min(limit, PROBE_TOKENS) if self._credit.allows_probe else 0
+        if limit <= 0 or self._credit.exhausted or not self.index():
+            return []
         sources = self._sources()
         if not sources:
-            return ()
+            return []
         self._copying = sources[0]
-        return self._best_length(sources, limit, rows, again)
+        return self._extrapolate(sources, limit)
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """Draft the first `count` of the tokens whose chances were asked last."""
+        del self._draft[count:], self._kinds[count:]
+        return tuple(self._draft)
 
     def advance(
         self,
         tokens: Sequence[int],
         drafted: int = 0,
-        rows: int = 1,
+        rows: int = 0,
         seconds: float = 0.0,
         again: int = 0,
+        of_step: int = 0,
     ) -> None:
         """Append a step's `tokens`: the accepted drafts and the sampled token after them.
 
         `drafted`: how many of the last proposal went into the step. `rows`: all tokens of the step, drafts
-        included. `seconds`: its time (0: not measured). `again`: tokens of the step that were computed a
-        second time, because earlier drafts were rejected.
+        included, `seconds`: its time; 0: its cost says nothing about drafts. `again`: tokens of the step that
+        were computed a second time, because earlier drafts were rejected. `of_step`: the drafts of all
+        sequences, where there are others'.
         """
         accepted = min(drafted, len(tokens) - 1)
         for place, kind in enumerate(self._kinds[: min(accepted + 1, drafted)]):
             self._acceptance.learn(kind, place < accepted)
-        self._update_credit(drafted, accepted, rows, seconds, again)
+        self.drafted += drafted
+        self.accepted += accepted
+        if not drafted and not again:
+            self._spent_s += seconds
+            self._plain_s += seconds
+            self._credit.fund.earn()
+        elif rows:
+            self._settle(drafted, accepted, rows, seconds, again, max(of_step, drafted))
         self._follow_copy(tokens)
-        self._unindexed.extend(tokens)
-        self._copying, self._kinds = None, []
+        self._text.extend(tokens)
+        self.withdraw()
 
     def append(self, tokens: Sequence[int]) -> None:
         """Append tokens without learning from them: a grammar forced them, or the step has too many rows for
         drafts."""
-        self._unindexed.extend(tokens)
+        self._text.extend(tokens)
 
-    def _update_credit(
-        self, drafted: int, accepted: int, rows: int, seconds: float, again: int
+    def _settle(
+        self, drafted: int, accepted: int, rows: int, seconds: float, again: int, of_step: int
     ) -> None:
-        self.drafted += drafted
-        self.accepted += accepted
-        self._spent_s += seconds
-        if not drafted and not again:
-            self._plain_s += seconds
-            self._credit = max(self._credit, min(self._credit + PLAIN_CREDIT, FIRST_CREDIT))
-            return
-        without = rows - drafted - again
+        """Set what a step's drafts saved against what they cost."""
+        without = max(rows - of_step - again, 1)
         plain = self._cost.seconds(without)
+        self._spent_s += seconds
         self._plain_s += plain * (1 + accepted)
         # Smoothed costs, not this step's: another program on the CPU is not the drafts' fault.
-        # All streams of the step wait for these drafts, and only this one has their tokens.
-        net = accepted - without * (self._cost.seconds(rows) / plain - 1)
-        self._credit = min(self._credit + net, MOST_CREDIT)
-        if self._credit < 0 and not self.off:
+        # All streams of the step wait for all its drafts, and only this one has its tokens.
+        longer = (self._cost.seconds(rows) + self._cost.wait_s) / plain - 1
+        net = accepted - without * longer * (drafted + again) / (of_step + again)
+        self._credit.add(net)
+        if net > 0:
+            self.off = ""
+        else:
+            self._switch_off()
+
+    def charge(self, lost: float) -> None:
+        """Count tokens that all streams lost by waiting for a draft that was not made after all."""
+        self._credit.add(-lost)
+        self._switch_off()
+
+    def _switch_off(self) -> None:
+        """Have no drafts, where there is nothing left to pay for them."""
+        if self._credit.exhausted and not self.off:
             self.off = (
                 f"drafts cost more than they save on this text: {self.accepted} of {self.drafted} "
                 f"tokens accepted"
             )
-        elif self.off and net > 0:
-            self.off = ""
 
     def _follow_copy(self, tokens: Sequence[int]) -> None:
         """Follow the source of the last proposal, and remember where a long copy leaves it."""
@@ -249,12 +264,12 @@ class NgramProposer:
                     break
                 if source[position] != token:
                     if length >= _LONG_COPY or (copying.near and length >= 2):
-                        at = self._length + offset + 1
+                        at = len(self._text) + offset + 1
                         self._lost_copy = _LostCopy(copying.source, position, at)
                     return
                 length += 1
         lost = self._lost_copy
-        if lost and self._length + len(tokens) - lost.at > _NEAR_TOKENS:
+        if lost and len(self._text) + len(tokens) - lost.at > _NEAR_TOKENS:
             self._lost_copy = None
 
     def _sources(self) -> list[_CopySource]:
@@ -297,37 +312,20 @@ class NgramProposer:
             return _CopySource(lost.source, lost.position, 0, True)
         return best
 
-    def _best_length(
-        self, sources: list[_CopySource], limit: int, rows: int, computed_again: int
-    ) -> tuple[int, ...]:
-        """The part of the continuation that maximizes the step's expected tokens per second."""
-        cost = self._cost
-        draft: list[int] = []
-        reached, expected, again = 1.0, float(rows - computed_again), 0.0
-        best, best_rate = 0, expected / cost.seconds(rows) * _WORTH
-        while len(draft) < limit:
-            token, share, sources = self._vote(sources, draft)
+    def _extrapolate(self, sources: list[_CopySource], limit: int) -> list[float]:
+        """Draft what the sources go on with; returns the chances of its tokens."""
+        chances: list[float] = []
+        chance = 1.0
+        while len(self._draft) < limit and chance >= _LEAST_CHANCE:
+            token, share, sources = self._vote(sources, self._draft)
             if token < 0:
                 break
-            kind = self._acceptance.kind(sources[0].length + len(draft), sources[0].near)
-            before = reached
-            reached *= self._acceptance.chance(kind) * share
-            expected += reached
-            draft.append(token)
+            kind = self._acceptance.kind(sources[0].length + len(self._draft), sources[0].near)
+            chance *= self._acceptance.chance(kind) * share
+            chances.append(chance)
+            self._draft.append(token)
             self._kinds.append(kind)
-            seconds = cost.seconds(rows + len(draft))
-            if not self._rewinds:
-                # Rejected here, the token and the drafts before it are computed again.
-                again += (before - reached) * len(draft)
-                seconds += again * (seconds - cost.seconds(rows)) / len(draft)
-            rate = expected / seconds
-            if rate > best_rate:
-                best, best_rate = len(draft), rate
-            if reached < 0.02:
-                break
-        self.rate = best_rate
-        del self._kinds[best:]
-        return tuple(draft[:best])
+        return chances
 
     def _vote(
         self, sources: list[_CopySource], draft: list[int]

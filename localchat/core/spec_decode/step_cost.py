@@ -9,6 +9,7 @@ from collections.abc import Sequence
 _FOLLOW = 0.2
 _DRIFT = 0.1
 _UNSEEN_SLOPE = 0.15
+_MOST_OVER_WIDER = 1.1
 
 
 class CostModel:
@@ -24,6 +25,7 @@ class CostModel:
         """`widths`: row counts that steps are padded to, ascending: all of one width cost the same, so drafts
         fill it. Empty: none are padded."""
         self._widths = widths
+        self._gap_s = self._more_s = 0.0
         self._scale = 0.0
         self._shape: dict[int, float] = {}
 
@@ -37,12 +39,35 @@ class CostModel:
             self._shape[rows] = 1.0
             return
         if rows not in self._shape:
-            self._shape[rows] = seconds / self._scale
+            # Little more than a wider step: this one may have been slow by chance, and stay the only one.
+            wider = min((seen for seen in self._shape if seen > rows), default=0)
+            most = _MOST_OVER_WIDER * self._shape[wider] if wider else seconds / self._scale
+            self._shape[rows] = min(seconds / self._scale, most)
             return
         # One step that shared the CPU with another program must not count in full.
         deviation = min(max(seconds / self.seconds(rows), 0.5), 2.0) - 1
         self._shape[rows] *= 1 + (_FOLLOW - _DRIFT) * deviation
         self._scale *= 1 + _DRIFT * deviation
+
+    @property
+    def wait_s(self) -> float:
+        """How long the runner waits between two steps of which the second needs the tokens of the first. 0
+        where it always does."""
+        return self._gap_s + self._more_s
+
+    def observe_wait(self, seconds: float) -> None:
+        """Learn from the time between a step's result and the next launch."""
+        if not self._gap_s:
+            self._gap_s = seconds
+        self._gap_s += _FOLLOW * (min(seconds, 2 * self._gap_s) - self._gap_s)
+
+    def observe_pause(self, seconds: float) -> None:
+        """Learn from the whole time between two such steps, which is longer: results come late.
+
+        A wait of twice that to the next launch at most, or one slow step could end all drafts for good.
+        """
+        more_s = min(max(seconds - self._gap_s, 0.0), self._gap_s)
+        self._more_s += _FOLLOW * (more_s - self._more_s)
 
     def has_samples(self) -> bool:
         """Whether any step was seen."""

@@ -14,7 +14,6 @@ from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.core.spec_decode.ngram_index import EarlierTexts
-from localchat.core.spec_decode.step_cost import CostModel
 from localchat.engine.events import Done, Event
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
@@ -118,7 +117,7 @@ class Ours:
 
     def forget_costs(self) -> None:
         """Forget the costs of steps, as after a load."""
-        self._core.output_processor.step_costs = CostModel()
+        self._core.output_processor.step_costs._shape.clear()
 
     def all_threads(self) -> bool:
         """Whether all threads computed since the last call; from here on they do again."""

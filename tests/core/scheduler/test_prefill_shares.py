@@ -33,6 +33,49 @@ def test_of_many_prompts_the_first_end_first_and_few_go_on_at_once() -> None:
         check_received(bench, id_, hashed)
 
 
+def test_prompts_of_a_burst_end_one_after_the_other() -> None:
+    """With equal parts, each of them would have its first token when four are computed."""
+    bench = Bench(
+        capabilities(
+            max_rows=12, max_slots=12, kv_tokens=20480, max_step_tokens=384, step_target_s=1e9,
+            context_tokens=2048,
+        ),
+        hashed,
+    )  # fmt: skip
+    bench.say(request("warm" * 100, max_tokens=1))
+    first = len(bench.runner.steps)
+    for n in range(8):
+        bench.ask(request(f"{n:03}" * 100, max_tokens=2, salt=str(n)))
+    bench.run_until_idle()
+    unended: set[int] = set()
+    for plan in bench.runner.steps[first:]:
+        pieces = [row for row in plan.rows if row.width > 1]
+        ended = {row.seq for row in pieces if row.start + row.width >= 300}
+        unended = (unended | {row.seq for row in pieces}) - ended
+        assert len(unended) <= 1
+
+
+def test_a_short_prompt_passes_a_long_one_which_keeps_its_part() -> None:
+    bench = Bench(
+        capabilities(
+            max_rows=12, max_slots=12, kv_tokens=20480, max_step_tokens=256, step_target_s=1e9,
+            context_tokens=4096,
+        ),
+        hashed,
+    )  # fmt: skip
+    long = bench.ask(request("abcd" * 500, max_tokens=2))
+    bench.step(2)
+    for n in range(6):
+        bench.ask(request(f"{n:03}" * 40, max_tokens=2, salt=str(n)))
+    before = len(bench.runner.steps)
+    bench.step(3)
+    rows = [row for plan in bench.runner.steps[before:] for row in plan.rows if row.width > 1]
+    number = bench.requests[long].sequences[0].number
+    assert sum(row.seq != number and row.width == 120 for row in rows) >= 2
+    for plan in bench.runner.steps[before:]:
+        assert max(row.width for row in plan.rows if row.seq == number) >= 256 // 4
+
+
 def test_a_runner_that_pads_gives_no_prompt_less_than_its_smallest_width() -> None:
     widths = Widths((64, 128), (0, 8), (64, 128))
     bench = Bench(

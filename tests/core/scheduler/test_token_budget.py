@@ -1,5 +1,6 @@
 """The time budget of a step."""
 
+from localchat.backend_api.interface import PaddedWidth
 from localchat.core.scheduler.token_budget import LEAST_TOKENS, TokenBudget
 
 
@@ -61,3 +62,27 @@ def test_the_budget_follows_a_machine_that_became_slower() -> None:
     for tokens in (500, 1000, 2000, 4000) * 200:
         token_budget.observe(tokens, 0.04 + 10e-6 * tokens)
     assert token_budget.next_step() == 4096
+
+
+def test_a_width_is_afforded_by_the_time_that_its_own_steps_take() -> None:
+    """A line through all widths says little about one: GPUs have good widths and bad ones."""
+    token_budget = TokenBudget(0.2, 4096, shared_target_s=0.0225)
+    good, bad, new = PaddedWidth(32, 896), PaddedWidth(32, 768), PaddedWidth(32, 1024)
+    assert not token_budget.affords(good, shared=True), "nothing is known"
+    for _ in range(5):
+        token_budget.observe(768, 0.024, width=bad)
+        token_budget.observe(896, 0.0215, width=good)
+    assert token_budget.affords(good, shared=True)
+    assert not token_budget.affords(bad, shared=True)
+    assert token_budget.affords(bad)
+    assert not token_budget.affords(new, shared=True), "expected to take 28 ms"
+
+
+def test_a_width_that_was_slow_is_tried_again_after_a_while() -> None:
+    token_budget = TokenBudget(0.2, 4096, shared_target_s=0.02)
+    width = PaddedWidth(8, 512)
+    token_budget.observe(512, 0.022, width=width)
+    refused = 0
+    while not token_budget.affords(width, shared=True):
+        refused += 1
+    assert 50 < refused < 200

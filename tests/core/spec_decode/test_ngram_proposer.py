@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localchat.core.spec_decode.draft_credit import FIRST_CREDIT, PLAIN_CREDIT
 from localchat.core.spec_decode.ngram_index import LONGEST, SPAN, EarlierTexts, NgramIndex
-from localchat.core.spec_decode.ngram_proposer import (
-    FIRST_CREDIT,
-    PLAIN_CREDIT,
-    PROBE_TOKENS,
-    AcceptanceRates,
-    NgramProposer,
-)
+from localchat.core.spec_decode.ngram_proposer import PROBE_TOKENS, AcceptanceRates, NgramProposer
 from localchat.core.spec_decode.step_cost import CostModel
 
 # Cost of a step by its tokens, relative to one: llama.cpp on two cores, and a GPU bound by memory.
@@ -110,12 +105,12 @@ def test_a_copy_gets_what_the_costs_allow() -> None:
 
 @pytest.mark.parametrize("vocabulary", [12, 60, 800, 50_000])
 @pytest.mark.parametrize("table", [CPU, SLOW_ROWS, GPU])
-def test_random_text_is_at_most_three_percent_slower(
+def test_random_text_is_at_most_two_percent_slower(
     table: dict[int, float], vocabulary: int
 ) -> None:
     for seed in range(3):
         text = words(256, 10 + seed, vocabulary)
-        assert replay(words(1000, 20 + seed, vocabulary), text, table, 31).speedup > 0.97
+        assert replay(words(1000, 20 + seed, vocabulary), text, table, 31).speedup > 0.98
 
 
 def test_drafts_are_long_again_right_after_an_edit() -> None:
@@ -241,7 +236,7 @@ def test_drafts_that_do_not_pay_are_switched_off_with_a_reason_and_tried_again()
 def test_what_hopeless_drafts_cost_is_bounded_by_the_credit() -> None:
     steps = 400
     _, lost = hopeless(steps)
-    assert 0 < lost < FIRST_CREDIT + cost(CPU, 5) + 2 * PLAIN_CREDIT * steps
+    assert 0 < lost < FIRST_CREDIT + cost(CPU, 5) + PLAIN_CREDIT * steps
 
 
 def test_a_fork_continues_independently_from_the_same_text() -> None:

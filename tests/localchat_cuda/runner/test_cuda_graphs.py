@@ -161,6 +161,7 @@ def test_graphs_take_no_more_of_the_drivers_memory_than_planned(graphs: CudaGrap
     _Graph.takes_bytes = 40
     _capture(bounded, "a", "b", "c")
     assert (bounded.count, bounded.bytes) == (3, 120)
+    assert bounded.full and not graphs.full
     _capture(bounded, "d")
     # One over the limit at most: what the next takes is not known before.
     assert bounded.count == 3 and bounded.bytes <= 100 + 40

@@ -1,0 +1,191 @@
+"""Draft planner: chooses the drafts of a step for all its sequences together.
+
+All of them wait for the step, so a draft of one is worth what it brings beside what the others lose. Where a
+runner takes two steps at once, a step with drafts has nothing behind it, and the one before it must have come
+back: drafts are made only where they are expected to save more than the runner waits for them. And where a
+runner prepares its steps, only those have drafts that are prepared: launched kernel by kernel, one of them
+costs a GPU what ten others take.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from localchat.backend_api.interface import Capabilities
+from localchat.backend_api.prepared_steps import DecodeRow, PreparingRunner
+from localchat.core.sequence import Sequence, State
+from localchat.core.spec_decode.draft_lengths import best_lengths, could_pay
+from localchat.core.spec_decode.draft_proposer import Proposer
+from localchat.core.spec_decode.step_cost import CostModel
+
+_SLOW_STEP_S = 0.25
+_DRAFTS_SLOW, _DRAFTS_FAST = 15, 31
+"""Most drafts of a sequence, by the cost of a wide step: a CPU computes its tokens one after the other."""
+
+Drafts: TypeAlias = dict[int, tuple[int, ...]]
+"""By number of the sequence."""
+
+
+class _DraftPlace(NamedTuple):
+    """A decode row that may have drafts."""
+
+    sequence: Sequence
+    proposer: Proposer
+    room: int
+    """Most drafted tokens."""
+
+
+class DraftPlanner:
+    """Used by the engine core's thread alone."""
+
+    def __init__(
+        self, capabilities: Capabilities, cost: CostModel, preparing: PreparingRunner | None = None
+    ) -> None:
+        """`preparing`: the runner, if it prepares its steps."""
+        self._can, self._cost, self._preparing = capabilities, cost, preparing
+        self._ahead = capabilities.depth > 1
+        self._rewinds = capabilities.rewind != "checkpoint"
+        slow = capabilities.step_target_s >= _SLOW_STEP_S
+        self._most_drafts = _DRAFTS_SLOW if slow else _DRAFTS_FAST
+        self._waited: list[Proposer] = []
+        """Whose drafts the runner waits for."""
+
+    # ------------------------------------------------------------------------ before a step
+
+    def waits(self, running: list[Sequence]) -> bool:
+        """Whether the next step of a runner that is ahead waits for the tokens of the one in flight.
+
+        Never while a prompt is computed: its steps are long enough.
+        """
+        if not self._ahead or not 0 < len(running) <= self._can.draft_rows:
+            return False
+        if any(one.in_prompt or one.needs > 1 for one in running):
+            return False
+        if any(one.verifies for one in running):
+            return True  # those without drafts, too: half of the rows take as long as all of them
+        if not any(one.steps_in_flight for one in running):
+            return False
+        return self._worth_waiting([one for one in running if one.may_sample()])
+
+    def _worth_waiting(self, following: list[Sequence]) -> bool:
+        """Whether drafts that follow the tokens in flight are expected to pay for the wait.
+
+        `following`: the sequences of the next step. The first token that a proposer expects is in flight.
+        """
+        places = self._places(following)
+        if not places or not self._cost.has_samples():
+            return False
+        rows = len(following)
+        most = self._can.draft_step_tokens - rows
+        if not could_pay(rows, self._cost, most, wait_s=self._cost.wait_s):
+            return False
+        chances = [place.proposer.chances(place.room + 1)[1:] for place in places]
+        lengths = self._lengths(chances, rows, most, 0)
+        wanted = {
+            place.sequence.number: length
+            for place, length in zip(places, lengths, strict=True)
+            if length
+        }
+        if not wanted or not self._prepared(following, wanted):
+            return False
+        self._waited = [place.proposer for place in places if place.sequence.number in wanted]
+        return True
+
+    # ------------------------------------------------------------------------ a step's drafts
+
+    def choose(
+        self, running: list[Sequence], ready: list[Sequence], tokens_left: int, *, admits: bool
+    ) -> Drafts:
+        """Drafts of a step that has room for `tokens_left`.
+
+        `ready`: those of `running` that could be in the step; all that decode must go into it. `admits`: the
+        step may begin another prompt.
+        """
+        waited, self._waited = self._waited, []
+        if len(running) > self._can.draft_rows:
+            return {}
+        decoding = [one for one in ready if one.decodes and one.state is State.RUNNING]
+        apart = admits or len(decoding) < len(ready)
+        if self._ahead and (apart or any(one.steps_in_flight for one in running)):
+            return {}  # a prompt's steps are long, and a row that leaves one out waits twice
+        places = self._places([one for one in decoding if not one.unknown])
+        rows = sum(one.needs for one in decoding)
+        most = min(tokens_left, self._can.draft_step_tokens) - rows
+        if not places or most <= 0:
+            return {}
+        if self._can.draft_model:
+            return _allowed(places, self._one_by_one(places, rows, most))
+        drafts = _allowed(places, self._together(places, rows, most))
+        if drafts and self._prepared(decoding, {at: len(each) for at, each in drafts.items()}):
+            return drafts
+        self._charge(waited, rows)
+        return {}
+
+    def _places(self, sequences: list[Sequence]) -> list[_DraftPlace]:
+        places: list[_DraftPlace] = []
+        for one in sequences:
+            # A fork begins with all that its parent has committed, which must be the prompt alone.
+            if one.proposer is None or one.blocked or one.pending_forks:
+                continue
+            room = min(self._most_drafts, one.limit - one.virtual - 1)
+            if one.free_tokens is not None:
+                room = min(room, one.free_tokens - one.unknown - 1)
+            if room > 0:
+                places.append(_DraftPlace(one, one.proposer, room))
+        return places
+
+    def _together(self, places: list[_DraftPlace], rows: int, most: int) -> Drafts:
+        """The drafts with which all are expected to go on fastest."""
+        again = sum(place.sequence.recomputed for place in places)
+        if not could_pay(rows, self._cost, most, again=again, wait_s=self._cost.wait_s):
+            return {}
+        chances = [place.proposer.chances(min(place.room, most)) for place in places]
+        lengths = self._lengths(chances, rows, most, again)
+        return {
+            place.sequence.number: place.proposer.take(length)
+            for place, length in zip(places, lengths, strict=True)
+            if length
+        }
+
+    def _one_by_one(self, places: list[_DraftPlace], rows: int, most: int) -> Drafts:
+        """Drafts of a draft model, which cost so much that each sequence weighs what it gets."""
+        found: Drafts = {}
+        for sequence, proposer, room in places:
+            limit = min(room, most)
+            if limit > 0 and (draft := proposer.propose(limit, rows, sequence.recomputed)):
+                found[sequence.number] = draft
+                rows, most = rows + len(draft), most - len(draft)
+        return found
+
+    def _lengths(self, chances: list[list[float]], rows: int, most: int, again: int) -> list[int]:
+        if not any(chances):
+            return [0] * len(chances)
+        lengths, _ = best_lengths(
+            chances, rows, self._cost, max(most, 0), again=again, rewinds=self._rewinds,
+            wait_s=self._cost.wait_s,
+        )  # fmt: skip
+        return lengths
+
+    def _prepared(self, sequences: list[Sequence], lengths: dict[int, int]) -> bool:
+        """Whether a step of these sequences is prepared. `lengths`: of the drafts."""
+        if self._preparing is None:
+            return True
+        rows = [
+            DecodeRow(one.number, one.launched, one.needs + lengths.get(one.number, 0))
+            for one in sequences
+        ]
+        masked = any(one.grammar_matcher is not None for one in sequences)
+        return self._preparing.prepared(rows, masked=masked)
+
+    def _charge(self, waited: list[Proposer], rows: int) -> None:
+        """Count a wait for drafts that were not made after all."""
+        for proposer in waited:
+            lost = rows * self._cost.wait_s / self._cost.seconds(rows) / len(waited)
+            proposer.charge(lost)
+
+
+def _allowed(places: list[_DraftPlace], drafts: Drafts) -> Drafts:
+    """The drafts up to where the grammars of their sequences allow them, none of them empty."""
+    for sequence, _, _ in places:
+        draft = drafts.get(sequence.number, ())
+        if draft and sequence.grammar_matcher is not None:
+            drafts[sequence.number] = sequence.grammar_matcher.allowed_drafts(draft)
+    return {number: draft for number, draft in drafts.items() if draft}

@@ -1,0 +1,78 @@
+"""Which steps are prepared before they come."""
+
+import random
+from dataclasses import replace
+
+from localchat.backend_api.interface import Capabilities
+from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS, common_steps
+from localchat_cuda.runner.cuda_graphs import GRAPHS
+from localchat_cuda.runner.input_batch import (
+    MAX_DECODE_WIDTH,
+    BatchConfig,
+    StepShape,
+    TokenSpan,
+    build_input_batch,
+)
+
+CONFIG = BatchConfig(
+    heads=28, key_heads=4, head_dim=128, page_tokens=64, sms=132, context_tokens=8192
+)
+CAN = Capabilities(
+    context_tokens=8192, kv_tokens=1 << 17, max_slots=128, max_rows=128, max_step_tokens=8192,
+    draft_rows=DRAFT_ROWS, draft_step_tokens=DRAFT_STEP_TOKENS,
+)  # fmt: skip
+
+
+PREPARED = {
+    build_input_batch(spans, CONFIG, CAN.max_slots).shape
+    for spans in common_steps(CAN, CAN.max_slots)
+}
+
+
+def shape(spans: list[TokenSpan]) -> StepShape:
+    return build_input_batch(spans, CONFIG, CAN.max_slots).shape
+
+
+def test_every_step_with_drafts_is_prepared() -> None:
+    """Launched kernel by kernel, one of them takes as long as ten others."""
+    dice = random.Random(5)
+    for _ in range(3000):
+        rows = dice.randint(1, DRAFT_ROWS)
+        widths = [1] * rows
+        for _ in range(dice.randint(1, DRAFT_STEP_TOKENS - rows)):
+            at = dice.randrange(rows)
+            widths[at] = min(widths[at] + 1, MAX_DECODE_WIDTH)
+        history = dice.randint(1, 7000)
+        spans = [
+            TokenSpan(slot, dice.randint(1, history), width) for slot, width in enumerate(widths)
+        ]
+        assert shape(spans) in PREPARED, widths
+
+
+def test_steps_of_a_burst_are_prepared() -> None:
+    """Also while the first texts are short, and whatever the prompts' parts."""
+    dice = random.Random(6)
+    for _ in range(2000):
+        history = int(2 ** dice.uniform(4, 11.5))
+        rows = dice.randint(1, CAN.max_rows)
+        decoding = [TokenSpan(slot, dice.randint(1, history), 1) for slot in range(rows)]
+        assert shape(decoding) in PREPARED, (rows, history)
+        prompts = [
+            TokenSpan(slot, dice.choice((0, 700)), dice.randint(33, 220))
+            for slot in range(rows, rows + dice.randint(1, 4))
+        ]
+        mixed = shape([*decoding, *prompts])
+        assert mixed.tokens > 1024 or mixed in PREPARED, mixed
+
+
+def test_what_is_prepared_leaves_room_for_other_graphs() -> None:
+    assert len(PREPARED) < 0.75 * GRAPHS
+
+
+def test_a_model_without_drafts_prepares_none() -> None:
+    states = replace(CAN, rewind="checkpoint")
+    narrow = [
+        shape(each) for each in common_steps(states, CAN.max_slots) if len(each) <= DRAFT_ROWS
+    ]
+    assert narrow
+    assert all(each.widest <= 1 for each in narrow if not each.tiles)
