@@ -18,6 +18,7 @@ def best_lengths(
     again: int = 0,
     rewinds: bool = True,
     wait_s: float = 0.0,
+    fair: bool = True,
 ) -> tuple[list[int], float]:
     """The length of each draft, and the tokens a second that are expected of the step with them.
 
@@ -26,14 +27,18 @@ def best_lengths(
     `rewinds`: rejected tokens are taken back; otherwise the accepted ones before them are computed again.
     `wait_s`: how much longer a step with drafts takes because nothing can be launched ahead of it.
 
-    All sequences wait for the whole step, so that one which gains ten tokens may not cost seven others half of
-    their speed: the product of all speeds is made as large as possible (proportional fairness, Kelly 1997).
+    All sequences wait for the whole step. `fair`: one which gains ten tokens may not cost seven others half of
+    their speed, so that the product of all speeds is made as large as possible (proportional fairness, Kelly
+    1997); otherwise their sum, which costs the others little where each row of a step costs alike.
     """
     streams = max(rows - again, 1)
     ranked = sorted(_gains(chances))
     plain_s = cost.seconds(rows)
     gained, expected, redone = 0.0, float(streams), 0.0
     most_gained = -sum(gain for gain, _, _ in ranked)
+    if not fair:
+        more = sum(chances[number][place] for _, place, number in ranked[:most])
+        most_gained = streams * log(1 + more / streams)
     best, best_gain, rate = 0, streams * log(_WORTH), streams / plain_s * _WORTH
     for drafted, (gain, place, number) in enumerate(ranked[:most], 1):
         chance = chances[number][place]
@@ -47,7 +52,7 @@ def best_lengths(
         lost = streams * log((seconds + wait_s) / plain_s)
         if most_gained - lost <= best_gain:
             break  # not even all of them would bring back what so wide a step costs
-        gain = gained - lost
+        gain = (gained if fair else streams * log(expected / streams)) - lost
         if gain > best_gain:
             best, best_gain, rate = drafted, gain, expected / (seconds + wait_s)
     lengths = [0] * len(chances)

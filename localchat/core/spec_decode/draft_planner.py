@@ -160,7 +160,7 @@ class DraftPlanner:
             return [0] * len(chances)
         lengths, _ = best_lengths(
             chances, rows, self._cost, max(most, 0), again=again, rewinds=self._rewinds,
-            wait_s=self._cost.wait_s,
+            wait_s=self._cost.wait_s, fair=self._ahead,
         )  # fmt: skip
         return lengths
 

@@ -35,6 +35,7 @@ def test_one_that_gains_much_may_not_slow_seven_others() -> None:
     chances = [[0.99**place for place in range(1, 11)]]
     assert best_lengths(chances, 8, wide, 16)[0] == [0]
     assert best_lengths(chances * 8, 8, wide, 16)[0] == [2] * 8
+    assert best_lengths(chances, 8, wide, 16, fair=False)[0] == [10]
     alone = costs(r1=1.0, r2=1.5, r32=1.5)
     assert best_lengths(chances, 1, alone, 16)[0] == [10]
 
