@@ -59,12 +59,14 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
         terminal.print_line(f"{number:3}  {sanitize_line(model.name)}   {about}{used}")
     if is_first_run(paths, environ):
         found = found_soon(lambda: first_run(paths, environ))
-        terminal.print_line("     to download:")
         if found is None:  # speeds take long here, so the models are chosen by what a token reads
-            for name, file_bytes in fitting_by_size(paths, usable_machine()):
+            fitting = list(fitting_by_size(paths, usable_machine()))
+            terminal.print_line("     to download:")
+            for name, file_bytes in fitting:
                 names.append(name)
                 terminal.print_line(f"{len(names):3}  {name}   {size(file_bytes)}, fits here")
             return names
+        terminal.print_line("     to download:")
         for card in found.recommendations:
             names.append(card.name)
             time = duration(card.download_s)

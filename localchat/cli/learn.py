@@ -12,6 +12,7 @@ from localchat.cli.document_options import completions, open_library
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.preset_options import read_presets
 from localchat.cli.streams import Terminal
+from localchat.config.paths import find_paths
 from localchat.documents.folder import MAX_FILES
 from localchat.errors import FileMissing, UsageError
 
@@ -141,6 +142,7 @@ def _learn(
     if not found.files:
         raise UsageError(f"there is no text in {', '.join(sources)}{_skipped(found)}")
     _report(terminal, chosen, changes, found)
+    terminal.notify(_how_to_ask(app, chosen))
 
 
 def _read(
@@ -184,7 +186,18 @@ def _report(terminal: Terminal, name: str, changes: "Changes", found: "Summary")
     )
     if found.files + sum(found.skipped.values()) >= MAX_FILES:
         terminal.print_line(f"localchat: at most {MAX_FILES:,} files of a folder are read")
-    terminal.notify(f'ask about it: localchat "@{name} what is it about?"')
+
+
+def _how_to_ask(app: AppContext, name: str) -> str:
+    """A question about the documents, and a model for it if there is the guide alone, which refuses them."""
+    from localchat.models.onboarding import is_first_run
+
+    question = f'"@{name} what is it about?"'
+    if is_first_run(find_paths(app.environ), app.environ):
+        return (
+            f"ask about it: localchat run lists models that can answer; then localchat {question}"
+        )
+    return f"ask about it: localchat {question}"
 
 
 def _skipped(found: "Summary") -> str:

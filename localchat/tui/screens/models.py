@@ -108,13 +108,18 @@ class ModelScreen(ListDialog[ModelChoice]):
         for entry in found:
             section = self._section(entry)
             if section != before and not self._filter.strip():
-                rows.append(("", Content.styled(_SECTIONS[section], "$primary")))
+                rows.append(("", Content.styled(self._heading(section), "$primary")))
             before = section
             rows.append((entry.name, self._line(entry)))
         self.set_entries(rows, keep=keep)
 
     def width_changed(self) -> None:
         self._refill()
+
+    def _heading(self, section: str) -> str:
+        """The heading of a section, which promises nothing while models have no verdict yet."""
+        title = _SECTIONS[section]
+        return title if len(self._verdicts) == len(self._models) else title.partition(":")[0]
 
     def _section(self, entry: ModelEntry) -> str:
         """The section of a model: by its verdict, before that by its size."""

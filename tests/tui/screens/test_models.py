@@ -69,6 +69,8 @@ def test_what_is_marked_is_weighed_first_and_the_list_is_there_before(tmp_path: 
         await pilot.press("f3")
         screen: Any = pilot.app.screen
         await until(pilot, lambda: asked)
+        headings = [str(one.prompt) for one in screen.entries.options if one.disabled]
+        assert "To download" in headings, "nothing is promised before it is weighed"
         # One is under way; the keys work meanwhile, and the mark decides which is next.
         await pilot.press(*"qwen3:8b")
         await until(pilot, lambda: screen.marked == "qwen3:8b")
