@@ -151,7 +151,7 @@ class KVStore:
         files = list(self.files())
         held = sum(file.size_bytes for file in files)
         batch = min(_BATCH_BYTES, self._limit_bytes // 16)
-        allowed = self.allowed_bytes(held) - max(wanted_bytes, batch)
+        allowed = self.allowed_bytes(held) - wanted_bytes - batch  # unchecked until the next time
         if allowed < 0:
             return False
         for file in victims(files, allowed, time.time()):

@@ -53,22 +53,30 @@ class _Oracle:
 
     def __init__(self, text: list[int], at: int) -> None:
         self.text, self.at, self.calls = text, at, 0
+        self.draft: list[int] = []
         self.drafted = self.accepted = 0
 
-    def propose(self, limit: int, rows: int = 1, again: int = 0) -> tuple[int, ...]:
+    def chances(self, limit: int) -> list[float]:
         self.calls += 1
-        drafts = self.text[self.at : self.at + min(limit, 2 + self.calls % 4)]
-        if self.calls % 3 == 0 and len(drafts) > 2:
-            drafts[2] = (drafts[2] + 1) % VOCAB
-        return tuple(drafts)
+        self.draft = self.text[self.at : self.at + min(limit, 2 + self.calls % 4)]
+        if self.calls % 3 == 0 and len(self.draft) > 2:
+            self.draft[2] = (self.draft[2] + 1) % VOCAB
+        return [1.0] * len(self.draft)
+
+    def take(self, count: int) -> tuple[int, ...]:
+        return tuple(self.draft[:count])
+
+    def charge(self, lost: float) -> None:
+        pass
 
     def advance(
         self,
         tokens: list[int],
         drafted: int = 0,
-        rows: int = 1,
+        rows: int = 0,
         seconds: float = 0.0,
         again: int = 0,
+        of_step: int = 0,
     ) -> None:
         self.at += len(tokens)
         self.drafted += drafted
@@ -83,6 +91,8 @@ class _Oracle:
 
 def _drafting(core: Core, id_: int, text: list[int]) -> _Oracle:
     core.core.process_commands()
+    # A step costs the same, however wide it is, so that drafts always pay.
+    core.core.output_processor.step_costs.seconds = lambda rows: 1.0  # type: ignore[method-assign]
     proposer = _Oracle(text, 0)
     sequence = core.core.output_processor.requests[id_].sequences[0]
     assert sequence.proposer is not None

