@@ -122,20 +122,26 @@ def load_runner(
         )  # fmt: skip
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
-        graph_bytes = max(0, plan.overhead_bytes - OVERHEAD_BYTES)
         if device.type == "cuda":
             trust_callers()
-        host_blocks = _host_blocks(pages, memory, notify)
-        if host_blocks is None:
-            caps = replace(caps, host_blocks=0)
-        else:
-            caps = replace(caps, host_block_s=host_blocks.load_s(blocks))
-        runner = CudaRunner(
-            model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes,
-            host_blocks=host_blocks,
-        )  # fmt: skip
+        runner = _runner(model, caps, _host_blocks(pages, memory, notify), request)
         warm_up(runner)
     return runner
+
+
+def _runner(
+    model: DeviceModel, caps: Capabilities, host_blocks: HostPages | None, request: LoadRequest
+) -> CudaRunner:
+    """The runner, with capabilities by the host blocks that there are."""
+    if host_blocks is None:
+        caps = replace(caps, host_blocks=0)
+    else:
+        padding_page = caps.kv_tokens // caps.block_tokens
+        caps = replace(caps, host_block_s=host_blocks.load_s(padding_page))
+    graph_bytes = max(0, request.plan.overhead_bytes - OVERHEAD_BYTES)
+    return CudaRunner(
+        model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes, host_blocks=host_blocks
+    )
 
 
 def _host_memory(
