@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.delta_net.recurrent import store_inputs
+from localchat_cuda.kernels.delta_net.recurrent import store_own_inputs
 from localchat_cuda.kernels.delta_net.shapes import (
     CHUNK,
     FLOATS,
@@ -195,30 +195,10 @@ def _scan_kernel(
             change = (change * tl.exp(last - c)[:, None]).to(x.dtype.element_ty)
             state = state * tl.exp(last) + tl.dot(tl.trans(key), change, input_precision="ieee")
         tl.store(place, state)
-        store_inputs(
-            qkvz, inputs, entry, row + count, count, length, 2 * G * K + h * V + first, BV, part_stride,
-            row_stride, C, TAPS, P,
+        store_own_inputs(
+            qkvz, inputs, entry, row + count, count, length, first, h, part_stride, row_stride, G, H, K, V,
+            BV, TAPS, P,
         )  # fmt: skip
-        if (first == 0) & (h % (H // G) == 0):
-            store_inputs(
-                qkvz,
-                inputs,
-                entry,
-                row + count,
-                count,
-                length,
-                g * K,
-                K,
-                part_stride,
-                row_stride,
-                C,
-                TAPS,
-                P,
-            )
-            store_inputs(
-                qkvz, inputs, entry, row + count, count, length, (G + g) * K, K, part_stride, row_stride, C,
-                TAPS, P,
-            )  # fmt: skip
 
 
 def apply(

@@ -146,6 +146,28 @@ def store_inputs(
 
 
 @triton.jit
+def store_own_inputs(
+    qkvz, inputs, entry, end, count, length, first, h, part_stride, row_stride, G: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, TAPS: tl.constexpr,
+    P: tl.constexpr,
+):  # fmt: skip
+    """Store the last inputs of a program's values; the first of a key head stores its queries and keys."""
+    C: tl.constexpr = 2 * G * K + H * V
+    g = h // (H // G)
+    store_inputs(
+        qkvz, inputs, entry, end, count, length, 2 * G * K + h * V + first, BV, part_stride, row_stride, C,
+        TAPS, P,
+    )  # fmt: skip
+    if (first == 0) & (h % (H // G) == 0):
+        store_inputs(
+            qkvz, inputs, entry, end, count, length, g * K, K, part_stride, row_stride, C, TAPS, P
+        )
+        store_inputs(
+            qkvz, inputs, entry, end, count, length, (G + g) * K, K, part_stride, row_stride, C, TAPS, P
+        )  # fmt: skip
+
+
+@triton.jit
 def _recurrent_kernel(
     x,
     decay,
@@ -202,30 +224,10 @@ def _recurrent_kernel(
             found = tl.sum(state * query[:, None], 0)
             tl.store(out + (t * H + h) * V + v, found.to(out.dtype.element_ty))
         tl.store(place, state)
-        store_inputs(
-            qkvz, inputs, entry, row + count, count, length, 2 * G * K + h * V + first, BV, part_stride,
-            row_stride, C, TAPS, P,
+        store_own_inputs(
+            qkvz, inputs, entry, row + count, count, length, first, h, part_stride, row_stride, G, H, K, V,
+            BV, TAPS, P,
         )  # fmt: skip
-        if (first == 0) & (h % (H // G) == 0):
-            store_inputs(
-                qkvz,
-                inputs,
-                entry,
-                row + count,
-                count,
-                length,
-                g * K,
-                K,
-                part_stride,
-                row_stride,
-                C,
-                TAPS,
-                P,
-            )
-            store_inputs(
-                qkvz, inputs, entry, row + count, count, length, (G + g) * K, K, part_stride, row_stride, C,
-                TAPS, P,
-            )  # fmt: skip
     elif PDL:
         gdc_wait()
 
