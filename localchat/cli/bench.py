@@ -146,6 +146,7 @@ def _measure(
     servers = BenchServers(ctx, terminal)
     if svg is not None and not svg.absolute().parent.is_dir():
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
+    servers.check(spec.variants)
     at, problem, interrupted = now(), None, False
     with progress_for(terminal) as progress, terminate_gracefully():
         sweep = Sweep(spec, servers.open, progress.show)

@@ -164,6 +164,7 @@ def _measure(
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
     terminal = Terminal(app.environ, quiet=bool(asked["quiet"]))
     targets = QualityTargets(ctx, terminal)
+    targets.check(found)
     at, problem, interrupted = now(), None, False
     with quality_progress_for(terminal) as progress, terminate_gracefully():
         bos = not any(is_running(one.model) for one in found)
