@@ -46,7 +46,7 @@ class QualityTargets:
                 yield target
             return
         options = engine_options(self._setup(variant))
-        engine = self._app.open_engine(options, self._terminal.note)
+        engine = self._app.open_engine(options, _unheard)
         try:
             yield QualityTarget(engine)
         finally:
@@ -90,12 +90,14 @@ class QualityTargets:
 
         remote = self._remote(word)
         key = remote.key(self._app.environ)
-        engine = RemoteEngine(
-            RemoteOptions(remote.url, remote.model, key), notify=self._terminal.note
-        )
+        engine = RemoteEngine(RemoteOptions(remote.url, remote.model, key), notify=_unheard)
         client = RemoteClient(remote.url, key, _ANSWER_S)
         try:
             yield QualityTarget(engine, client)
         finally:
             client.close()
             engine.close()
+
+
+def _unheard(_: str) -> None:
+    """Drop a remark on speed or on a chat, which would break the progress bar and concerns no comparison."""
