@@ -93,10 +93,11 @@ class BenchServers:
         """The memory roof under these settings; None where the planner cannot tell.
 
         Raises ModelMissing, DoesNotFit and UsageError before a server is started in vain."""
+        from localchat.backend_api.registry import usable_machine
         from localchat.bench.memory_roof import memory_roof
         from localchat.errors import ModelMissing
         from localchat.model_files.checkpoint import read_summary
-        from localchat.models.assess import Subject, assess, usable_machine
+        from localchat.models.assess import Subject, assess
         from localchat.models.resolve import planned_load
 
         setup = self._setup(word, settings)

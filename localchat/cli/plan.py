@@ -183,13 +183,14 @@ def _source(
 
 def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
     """An estimate from the planner of a load. Raises LocalchatError."""
+    from localchat.backend_api.registry import usable_machine
     from localchat.bench.service_plan import predicted_source
     from localchat.bench.variants import is_running
     from localchat.cli.resolve import resolve_setup
     from localchat.fit.memory_plan import demand
     from localchat.fit.speed_history import SpeedHistory
     from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject, assess, usable_machine
+    from localchat.models.assess import Subject, assess
     from localchat.models.resolve import planned_load
 
     if word is not None and is_running(word):

@@ -99,11 +99,12 @@ def command(
 
 def _tuner(ctx: click.Context, setup: "Setup", clients: int, rounds: int) -> "Tuner":
     """The trials for this model on this machine. Raises LocalchatError where it does not fit as it is."""
+    from localchat.backend_api.registry import usable_machine
     from localchat.bench.tuner import Tuner, knobs
     from localchat.cli.bench_servers import BenchServers
     from localchat.fit.memory_plan import demand
     from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject, assess, usable_machine
+    from localchat.models.assess import Subject, assess
     from localchat.models.resolve import planned_load
 
     app = ctx.find_object(AppContext)
