@@ -158,7 +158,10 @@ def test_others_that_could_run_a_model_are_named(install: Callable[..., None]) -
 
 
 GPU = Machine("m", frozenset(), 4, 0, 0, gpus=(Gpu(0, "card", 0, 0),))
-ON_CPU, PARTLY, WHOLE = {"gpu_layers": 0}, {"gpu_layers": 20}, {"gpu_layers": 29}
+Plan = dict[str, Any]
+ON_CPU: Plan = {"gpu_layers": 0}
+PARTLY: Plan = {"gpu_layers": 20}
+WHOLE: Plan = {"gpu_layers": 29}
 
 
 @pytest.mark.parametrize(
