@@ -105,7 +105,7 @@ def _pieces(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
     scores = dict(zip(tokens, _numbers(header, SCORES), strict=False))
     merges = _merges(usual, scores, vocabulary)
     unknown = header.metadata.get("tokenizer.ggml.unknown_token_id")
-    known = isinstance(unknown, int) and unknown < len(tokens)
+    known = [text for number, text in enumerate(tokens) if number == unknown]
     return {
         "normalizer": marked,
         "pre_tokenizer": None,
@@ -114,7 +114,7 @@ def _pieces(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
             "type": "BPE",
             "vocab": vocabulary,
             "merges": merges,
-            "unk_token": tokens[unknown] if known else None,
+            "unk_token": known[0] if known else None,
             "fuse_unk": True,
             "byte_fallback": True,
             "ignore_merges": False,
