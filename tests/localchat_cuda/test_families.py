@@ -24,6 +24,7 @@ NEWER = (
     *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
     *("ministral", "seed-oss", "glm4", "granite", "smollm3"),
+    *("olmo2", "olmo3", "granite-moe", "granite4-moe"),
 )
 
 
@@ -106,7 +107,7 @@ def test_only_gemma_2_caps_its_attention(tmp_path: Path) -> None:
     assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+@pytest.mark.parametrize("kind", ["mistral", "gemma3", "olmo3"])
 def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: Path) -> None:
     model = tiny_models.reference(kind)
     tiny_models.save_awq(model, tmp_path)
@@ -122,7 +123,7 @@ def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: 
 
 
 @pytest.mark.skipif(ON_GPU, reason="for the interpreter")
-@pytest.mark.parametrize(("kind", "chunk"), [("gemma3", 9), ("phi3-long", 17)])
+@pytest.mark.parametrize(("kind", "chunk"), [("gemma3", 9), ("phi3-long", 17), ("olmo2", 9)])
 def test_kernels_of_packed_weights_match_transformers(
     kind: str, chunk: int, tmp_path: Path
 ) -> None:
@@ -147,7 +148,7 @@ def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(ON_GPU, reason="for the interpreter")
-@pytest.mark.parametrize("kind", ["gemma3", "phi3-long"])
+@pytest.mark.parametrize("kind", ["gemma3", "phi3-long", "olmo3", "granite4-moe"])
 def test_kernels_of_dense_weights_match_transformers(kind: str, tmp_path: Path) -> None:
     """A prompt chunk longer than the window and, in the next step, one token and a short chunk."""
     model, tokens = tiny_models.reference(kind), tokens_of(9, 30)

@@ -20,7 +20,7 @@ import json, sys, torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from localchat_cuda.kernels.attention import decode as decode_attention, prefill as prefill_attention
-from localchat_cuda.kernels import activation, permute_columns, rms_norm_post, rope
+from localchat_cuda.kernels import activation, permute_columns, qk_norm, rms_norm_post, rope
 from localchat_cuda.kernels.sampling import rescore
 from localchat_cuda.kernels.delta_net import chunked, gated_norm, prepare, recurrent
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
@@ -108,7 +108,11 @@ normed = dict(y="*fp32", source="*fp32", residual="*fp32", post="*fp32", weight=
               sums="*fp32", squares="*fp32", factors="*fp32", ids="*i32", order="*i32", eps="fp32",
               factor="fp32", shift="fp32", T="i32", M="i32")
 found["post-norm"] = compiled(
-    rms_norm_post._row_kernel, normed, 8, cc, H=3840, H_POW2=4096, S=1, ROOMY=True, PDL=pdl)
+    rms_norm_post._row_kernel, normed, 8, cc, H=3840, H_POW2=4096, S=1, NORM=True, ROOMY=True,
+    PDL=pdl)
+found["norm of projections"] = compiled(
+    qk_norm._normalize_kernel, dict(turning, out="*fp32"), 8, cc, Q=5120, K=1024, BLOCK=8192, S=4,
+    ROOMY=True, PDL=pdl)
 found["sums"] = compiled(
     rms_norm_post._sums_kernel, normed, 1, cc, H=3840, S=14, ROWS=16, ROOMY=True,
     PDL=pdl)
