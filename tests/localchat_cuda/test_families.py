@@ -24,7 +24,7 @@ NEWER = (
     *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
     *("ministral", "seed-oss", "glm4", "granite", "smollm3"),
-    *("olmo2", "olmo3", "granite-moe", "granite4-moe"),
+    *("olmo2", "olmo3", "granite-moe", "granite4-moe", "gemma4", "gemma4-small"),
 )
 
 
@@ -123,7 +123,10 @@ def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: 
 
 
 @pytest.mark.skipif(ON_GPU, reason="for the interpreter")
-@pytest.mark.parametrize(("kind", "chunk"), [("gemma3", 9), ("phi3-long", 17), ("olmo2", 9)])
+@pytest.mark.parametrize(
+    ("kind", "chunk"),
+    [("gemma3", 9), ("phi3-long", 17), ("olmo2", 9), ("gemma4", 9), ("gemma4-small", 17)],
+)
 def test_kernels_of_packed_weights_match_transformers(
     kind: str, chunk: int, tmp_path: Path
 ) -> None:
@@ -148,7 +151,9 @@ def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(ON_GPU, reason="for the interpreter")
-@pytest.mark.parametrize("kind", ["gemma3", "phi3-long", "olmo3", "granite4-moe"])
+@pytest.mark.parametrize(
+    "kind", ["gemma3", "phi3-long", "olmo3", "granite4-moe", "gemma4", "gemma4-small"]
+)
 def test_kernels_of_dense_weights_match_transformers(kind: str, tmp_path: Path) -> None:
     """A prompt chunk longer than the window and, in the next step, one token and a short chunk."""
     model, tokens = tiny_models.reference(kind), tokens_of(9, 30)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -22,7 +22,8 @@ from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead, bounded_he
 from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.model_config import Mixture, ModelConfig
+from localchat_cuda.mixture_config import Mixture
+from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.quantization_config import padded
 from localchat_cuda.weights import interleaved_experts
 from localchat_cuda.weights.formats import Unquantized, weight_format
@@ -37,8 +38,8 @@ from localchat_cuda.weights.formats.weight import (
 )
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 
-_ALWAYS = 100.0
-"""A logit whose sigmoid is 1."""
+_ALWAYS = 20.0
+"""A logit whose sigmoid is 1 in fp32."""
 Progress: TypeAlias = Callable[[int, int], bool]
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -102,6 +103,10 @@ class Names:
         default_factory=dict
     )
     """By gemm, the checkpoint's rows in the order in which they are computed, int64 [N]."""
+    scale: str = ""
+    """Number by which a layer multiplies the residual; empty: there is none."""
+    inputs: tuple[str, str, str] | None = None
+    """Of a second embedding that each layer reads: its table, projection and norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,19 @@ class LayerWeights:
     sinks: torch.Tensor | None = None
     """[heads]."""
     delta_net: DeltaNetWeights | None = None
+    scale: float = 1.0
+    """Of the residual after the layer."""
+
+
+class LayerInputs(NamedTuple):
+    """A second embedding of each token, of which every layer L reads P columns, as Gemma 4 has it."""
+
+    table: torch.Tensor
+    """[vocabulary, L*P]"""
+    projection: torch.Tensor
+    """[L*P, hidden], of the first embedding."""
+    norm: torch.Tensor
+    """[P], of the projection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +145,7 @@ class ModelWeights:
     head: torch.Tensor | w8_pack.W8 | GgmlWeight
     bounded_head: BoundedHead | None = None
     """An int8 copy of a floating head."""
+    inputs: LayerInputs | None = None
 
     @property
     def bytes(self) -> int:
@@ -134,6 +153,7 @@ class ModelWeights:
         held = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
         total = sum(bytes_of(weight) for weight in held.values())
         total += self.bounded_head.bytes if self.bounded_head is not None else 0
+        total += sum(bytes_of(weight) for weight in self.inputs or ())
         for layer in self.layers:
             tensor = (*layer.norms.values(), *layer.biases.values())
             total += sum(t.numel() * t.element_size() for t in tensor)
@@ -200,7 +220,7 @@ def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
 
 def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int, ...], int]]:
     """By field of `Names.merged` that a layer has: output features of each part, and input features."""
-    d, net = config.head_dim, config.delta_net
+    d, net, own = config.head_dim_of(layer), config.delta_net, config.gemma4
     mixer: dict[str, tuple[tuple[int, ...], int]]
     if net is not None and net.layers[layer]:
         mixer = {
@@ -208,26 +228,38 @@ def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int,
             "out": ((config.hidden,), net.values),
         }
     else:
-        queries = config.heads * d if net is None else 2 * config.heads * d
         mixer = {
-            "qkv": ((queries, config.key_heads * d, config.key_heads * d), config.hidden),
+            "qkv": (tuple(heads * d for heads in config.qkv_heads(layer)), config.hidden),
             "o": ((config.hidden,), config.heads * d),
         }
     if config.mixture is not None:
         return mixer
-    return mixer | {
-        "gate_up": ((config.intermediate, config.intermediate), config.hidden),
-        "down": ((config.hidden,), config.intermediate),
+    inner = config.intermediate_of(layer)
+    found = mixer | {
+        "gate_up": ((inner, inner), config.hidden),
+        "down": ((config.hidden,), inner),
     }
+    if own is not None and own.input_columns:
+        found["input_gate"] = (own.input_columns,), config.hidden
+        found["input_projection"] = (config.hidden,), own.input_columns
+    return found
 
 
-def norm_widths(config: ModelConfig) -> dict[str, int]:
-    """Columns of the norms of queries and keys, by their field in `Names.norms`."""
-    heads = (config.heads, config.key_heads) if config.normed_projections else (1, 1)
-    return {
-        field: count * config.head_dim
-        for field, count in zip(("q_norm", "k_norm"), heads, strict=True)
-    }
+def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]:
+    """By field of `Names.norms` that a layer has: columns."""
+    own, d = config.gemma4, config.head_dim_of(layer)
+    widths = dict.fromkeys(names.norms, config.hidden)
+    for field, heads in (("q_norm", config.heads), ("k_norm", config.key_heads)):
+        if field in widths:
+            widths[field] = heads * d if config.normed_projections else d
+            if config.has_delta_net(layer):
+                del widths[field]
+    if own is not None:
+        if not own.projections(layer):
+            del widths["k_norm"]
+        if not own.input_columns:
+            del widths["post_input"]
+    return widths
 
 
 def expert_shapes(config: ModelConfig, mixture: Mixture) -> tuple[tuple[int, int], ...]:
@@ -313,16 +345,17 @@ class _Loader:
     def layer(self, number: int) -> LayerWeights:
         begin = self.names.layer.format(number)
         net = self.config.has_delta_net(number)
-        widths = norm_widths(self.config)
         norms = {
-            field: self.norm(begin + name, widths.get(field, self.config.hidden))
-            for field, name in self.names.norms.items()
-            if not (net and field in widths)
+            field: self.norm(begin + self.names.norms[field], width)
+            for field, width in norm_widths(self.config, self.names, number).items()
         }
         linears: dict[str, Weight] = {}
         biases = {}
         for field, (parts, k) in linear_shapes(self.config, number).items():
-            prefixes = [begin + name for name in self.names.merged[field]]
+            listed = self.names.merged[field]
+            if self.config.gemma4 is not None:
+                listed = listed[: len(parts)]
+            prefixes = [begin + name for name in listed]
             if len(prefixes) == 1:
                 parts = (sum(parts),)
             linears[field] = self.linear(prefixes, parts, k)
@@ -342,7 +375,18 @@ class _Loader:
             return LayerWeights(norms, linears, biases, experts, self.sinks(begin), delta_net)
         if "gate_up" not in biases:
             _fold_down_order(linears)
-        return LayerWeights(norms, linears, biases, delta_net=delta_net)
+        scale = (
+            self.target.tensor(begin + self.names.scale, (1,), torch.float32)
+            if self.names.scale
+            else None
+        )
+        return LayerWeights(
+            norms,
+            linears,
+            biases,
+            delta_net=delta_net,
+            scale=1.0 if scale is None else float(scale),
+        )
 
     def delta_net(self, begin: str, linears: dict[str, Weight]) -> DeltaNetWeights:
         """The weights of a delta net; adds its gates to the linear layers."""
@@ -366,6 +410,19 @@ class _Loader:
         conv = self.tensor(begin + names.conv, shape.channels, 1, TAPS)[:, 0].contiguous()
         return DeltaNetWeights(
             conv, -a_log.exp(), dt_bias, self.tensor(begin + names.norm, shape.value_dim)
+        )
+
+    def inputs(self) -> LayerInputs | None:
+        own, config = self.config.gemma4, self.config
+        if own is None or not own.input_columns:
+            return None
+        assert self.names.inputs is not None
+        table, projection, norm = self.names.inputs
+        columns = config.layers * own.input_columns
+        return LayerInputs(
+            self.tensor(table, own.input_vocabulary, columns),
+            self.router(projection, columns),
+            self.tensor(norm, own.input_columns),
         )
 
     def sinks(self, begin: str) -> torch.Tensor | None:
@@ -519,5 +576,6 @@ def load(
     last_norm = loader.norm(names.last_norm, config.hidden)
     if config.logits_divisor != 1.0:
         last_norm = last_norm.float() / config.logits_divisor
+    inputs = loader.inputs()
     loader.report_unread()
-    return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy)
+    return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy, inputs)

@@ -44,14 +44,15 @@ paged = dict(q="*bf16", k="*bf16", v="*bf16", marks="*bf16", out="*bf16", sums="
              masses="*fp32", sinks="*fp32", scale="fp32", **index, **whole)
 found = {}
 rules = dict(WINDOW=1024, SOFT_CAP=50.0, CODED=0)
-config = decode_attention.tile_config_for(256, 64)
-found["decode"] = compiled(
-    decode_attention._decode_kernel, paged, config.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
-    TILE=config.tile, ROWS=64, ROW_BLOCKS=1, STAGES=config.stages, ROOMY=True, PDL=pdl, **rules)
-config = prefill_attention.tile_config_for(256)
-found["prefill"] = compiled(
-    prefill_attention._prefill_kernel, paged, config.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
-    M=config.rows, TILE=config.tile, STAGES=config.stages, SUNK=True, **rules)
+for d in (256, 512):
+    config = decode_attention.tile_config_for(d, 64)
+    found[f"decode {d}"] = compiled(
+        decode_attention._decode_kernel, paged, config.warps, cc, H=16, J=8, D=d, D_POW2=d, P=64,
+        TILE=config.tile, ROWS=64, ROW_BLOCKS=1, STAGES=config.stages, ROOMY=True, PDL=pdl, **rules)
+    config = prefill_attention.tile_config_for(d)
+    found[f"prefill {d}"] = compiled(
+        prefill_attention._prefill_kernel, paged, config.warps, cc, H=16, J=8, D=d, D_POW2=d, P=64,
+        M=config.rows, TILE=config.tile, STAGES=config.stages, SUNK=True, **rules)
 rescored = dict(
     logits="*fp32", states="*bf16", weight="*bf16", bounds="*fp32", rows="*i32", slots="*i32",
     positions="*i32", floats="*fp32", top_k="*i32", keys="*i64", bias_counts="*i32", bias_ids="*i32",
@@ -103,10 +104,10 @@ turning = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm=
 for d, r in ((256, 256), (128, 96)):
     found[f"rope {d} {r}"] = compiled(
         rope._rope_kernel, turning, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
-        BIAS=False, NORM=d == r, HEADS=1, CODED=False, ROOMY=False, PDL=pdl)
+        BIAS=False, NORM=d == r, NORM_V=False, STORED=2, HEADS=1, CODED=False, ROOMY=False, PDL=pdl)
 normed = dict(y="*fp32", source="*fp32", residual="*fp32", post="*fp32", weight="*fp32", out="*bf16",
               sums="*fp32", squares="*fp32", factors="*fp32", ids="*i32", order="*i32", eps="fp32",
-              factor="fp32", shift="fp32", T="i32", M="i32")
+              scale="fp32", factor="fp32", shift="fp32", T="i32", M="i32")
 found["post-norm"] = compiled(
     rms_norm_post._row_kernel, normed, 8, cc, H=3840, H_POW2=4096, S=1, NORM=True, ROOMY=True,
     PDL=pdl)
