@@ -37,8 +37,8 @@ from localchat_cuda.weights.formats.weight import (
 )
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 
-_ALWAYS = 100.0
-"""A logit whose sigmoid is 1."""
+_ALWAYS = 20.0
+"""A logit whose sigmoid is 1 in fp32."""
 Progress: TypeAlias = Callable[[int, int], bool]
 _DTYPES = {
     "bfloat16": torch.bfloat16,

@@ -18,7 +18,7 @@ def test_normalize_matches_the_reference(
     found = [torch.full((rows, queries + 2 * keys), float("nan")) for _ in range(2)]
     qk_norm.normalize(qkv, q_norm, k_norm, found[0], 1e-5)
     qk_norm.reference(qkv, q_norm, k_norm, found[1], 1e-5)
-    assert torch.allclose(*found, atol=1e-5)
+    assert torch.allclose(found[0], found[1], atol=1e-5)
     assert torch.equal(found[1][:, queries + keys :], qkv.float().sum(0)[:, queries + keys :])
 
 
