@@ -101,7 +101,6 @@ GEMMA4 = {
 }
 MIXTURE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 128}
 GRANITE = {
-    "hidden_size": 256,
     "embedding_multiplier": 12.0,
     "attention_multiplier": 0.05,
     "residual_multiplier": 0.22,
@@ -200,14 +199,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-5,
         },
     ),
-    "granite": (
-        "Granite",
-        GRANITE,
-    ),
+    "granite": ("Granite", {**GRANITE, "hidden_size": 256}),
     "granite-moe": ("GraniteMoe", {**NARROW, **GRANITE, **GRANITE_MIXTURE}),
     "granite4": (
         "GraniteMoeHybrid",
         {
+            **NARROW,
             **GRANITE,
             "num_local_experts": 0,
             "shared_intermediate_size": 256,
@@ -229,6 +226,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": (
         "Olmo3",
         {
+            **NARROW,
             **ENDS,
             "sliding_window": 24,
             "layer_types": ["sliding_attention", "full_attention"],
