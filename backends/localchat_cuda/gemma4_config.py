@@ -29,8 +29,10 @@ class Gemma4:
     """Layers without a window have no projection of values."""
     shared: int
     """Last layers that read the keys and values of earlier ones."""
+    intermediate: int
+    """Columns inside the MLP, beside which a layer may have experts."""
     wide: bool
-    """The feed-forward part of those layers has twice the columns."""
+    """The MLP of the last ones has twice the columns."""
     input_columns: int
     """Of the embedding that each layer reads; 0: there is none."""
     input_vocabulary: int
@@ -61,6 +63,7 @@ class Gemma4:
             self.head_dim,
             self.values_are_keys,
             sum(map(self.reads_earlier, layers)),
+            self.intermediate,
             self.wide,
             self.input_columns,
             self.input_vocabulary,
@@ -70,8 +73,6 @@ class Gemma4:
 def read_gemma4(fields: ConfigFields, layers: int) -> Gemma4:
     """The differences between the layers of a config. Raises ModelInvalid."""
     raw = fields.raw
-    if raw.get("enable_moe_block"):
-        raise fields.unsupported("experts beside a dense feed-forward layer")
     kinds = raw.get("layer_types") or [_KINDS[(n + 1) % 6 == 0] for n in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or {*kinds} - {*_KINDS}:
         raise ModelInvalid(f"{fields.name}: layer_types is no list of {layers} known kinds.")
@@ -94,6 +95,7 @@ def read_gemma4(fields: ConfigFields, layers: int) -> Gemma4:
         head_dim,
         bool(raw.get("attention_k_eq_v")),
         shared,
+        fields.integer("intermediate_size"),
         bool(raw.get("use_double_wide_mlp")),
         columns,
         fields.integer("vocab_size_per_layer_input") if columns else 0,

@@ -139,6 +139,9 @@ def _gemma4_extras(config: ModelConfig, own: Gemma4) -> int:
         (1 + bool(own.projections(n))) * config.head_dim_of(n) for n in range(config.layers)
     )
     total = norms + 4 * config.layers * config.hidden
+    if config.mixture is not None:
+        experts = config.mixture.experts
+        total += config.layers * (4 * config.hidden + experts * (config.hidden + 1))
     if columns := own.input_columns:
         total += own.input_vocabulary * config.layers * columns + columns
         total += config.layers * config.hidden * (columns + 1)
@@ -195,6 +198,7 @@ def _gemma4_linear_shapes(config: ModelConfig, own: Gemma4) -> Iterator[tuple[in
         yield width, config.heads * d
         yield 2 * inner, width
         yield width, inner
+        yield from _expert_shapes(config)
         if own.input_columns:
             yield own.input_columns, width
             yield width, own.input_columns
@@ -280,7 +284,7 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     the inner features and the results of every choice, and the rows in 16 bits twice. Of delta nets what the
     delta rule reads and makes, and the keys and values of its chunks."""
     widest = max(map(config.intermediate_of, range(config.layers)))
-    feed = 0 if config.mixture is not None else 2 * widest
+    feed = 2 * widest if config.mixture is None or config.gemma4 is not None else 0
     net = config.delta_net
     width = max(config.qkv_columns, feed, config.hidden, 0 if net is None else net.columns)
     if config.gemma4 is not None:

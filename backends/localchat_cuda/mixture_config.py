@@ -11,6 +11,7 @@ MAX_EXPERTS = 1023
 CLAMPED_SLOPE = 1.702
 """Of the only clamped activation that there is."""
 EXPERT_FORMS = "experts are possible in bf16, fp16 and 4 bits without act-order"
+BESIDE_DENSE_FORMS = "experts beside a dense layer are possible in bf16 and fp16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Mixture:
     """The router and the experts have biases."""
     limit: float = 0.0
     """Gate and up are clamped to it (kernels/activation.py); 0.0: the activation is SiLU."""
+    gelu: bool = False
+    """The activation is GELU."""
 
     @property
     def stored(self) -> int:
@@ -43,10 +46,18 @@ class Mixture:
 
 
 def read_mixture(
-    fields: ConfigFields, architecture: Architecture, quantization: Quantization | None
+    fields: ConfigFields,
+    architecture: Architecture,
+    quantization: Quantization | None,
+    *,
+    gelu: bool,
 ) -> Mixture:
     """The experts of a layer. Raises ModelInvalid for forms that no kernel here has."""
     raw = fields.raw
+    if architecture == "gemma4":
+        return _read_gemma4(fields, quantization, gelu=gelu)
+    if gelu:
+        raise fields.unsupported("experts with another activation than SiLU")
     dense = raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1
     if dense:
         raise fields.unsupported("layers with and without experts")
@@ -64,8 +75,7 @@ def read_mixture(
         )
     field = "num_experts" if "num_experts" in raw else "num_local_experts"
     experts, chosen = fields.integer(field), fields.integer("num_experts_per_tok")
-    if not chosen <= experts <= MAX_EXPERTS:
-        raise fields.unsupported(f"{chosen} of {experts} experts (at most {MAX_EXPERTS})")
+    _check_count(fields, experts, chosen)
     shared, gated = 0, architecture in GATED
     width_field = "shared_expert_intermediate_size" if gated else "shared_intermediate_size"
     if gated or (architecture in GRANITES and raw.get(width_field)):
@@ -84,6 +94,23 @@ def read_mixture(
     always = architecture in ("mixtral", "qwen3_5_moe", *GRANITES)
     normalized = always or bool(raw.get("norm_topk_prob", False))
     return Mixture(experts, chosen, normalized, shared, gated)
+
+
+def _read_gemma4(fields: ConfigFields, quantization: Quantization | None, *, gelu: bool) -> Mixture:
+    """Experts beside a dense feed-forward layer."""
+    if quantization is not None:
+        raise fields.unsupported(
+            f"experts quantized as {quantization.label} ({BESIDE_DENSE_FORMS})"
+        )
+    experts, chosen = fields.integer("num_experts"), fields.integer("top_k_experts")
+    _check_count(fields, experts, chosen)
+    return Mixture(experts, chosen, normalized=True, gelu=gelu)
+
+
+def _check_count(fields: ConfigFields, experts: int, chosen: int) -> None:
+    """Raise ModelInvalid for more experts than a router has, or than there are."""
+    if not chosen <= experts <= MAX_EXPERTS:
+        raise fields.unsupported(f"{chosen} of {experts} experts (at most {MAX_EXPERTS})")
 
 
 def _check_mxfp4(fields: ConfigFields) -> None:

@@ -17,7 +17,7 @@ from localchat.model_files.safetensors import SafetensorsHeader, read_safetensor
 from localchat_cuda.config_fields import ConfigFields
 from localchat_cuda.delta_net_config import DeltaNet, read_delta_net
 from localchat_cuda.gemma4_config import Gemma4, read_gemma4
-from localchat_cuda.mixture_config import EXPERT_FORMS, Mixture, read_mixture
+from localchat_cuda.mixture_config import BESIDE_DENSE_FORMS, EXPERT_FORMS, Mixture, read_mixture
 from localchat_cuda.quantization_config import (
     STORED,
     Quantization,
@@ -52,6 +52,11 @@ _UNSUPPORTED_HINT = (
 _DAMAGED_HINT = "The file may be cut off or damaged: download it again."
 _FLOAT_TYPES: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _HYBRID_FORMS = "delta nets are possible in bf16, fp16 and 4 bits"
+_NEVER_ROUNDED: dict[Architecture, str] = {
+    "gpt_oss": "its experts are possible in bf16 and MXFP4",
+    "gemma4": BESIDE_DENSE_FORMS,
+}
+"""Mixtures whose experts are not rounded at the load, and what they are possible in."""
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -133,7 +138,7 @@ class ModelConfig:
         """Columns inside the MLP of a layer."""
         own = self.gemma4
         wide = own is not None and own.wide and own.reads_earlier(layer)
-        return self.intermediate * (2 if wide else 1)
+        return (self.intermediate if own is None else own.intermediate) * (2 if wide else 1)
 
     def qkv_heads(self, layer: int) -> tuple[int, ...]:
         """Heads of each projection that a layer merges into one gemm: queries, of a hybrid with their gates,
@@ -301,11 +306,13 @@ def parse_config(
     quantization = parse_quantization(
         reader.raw.get("quantization_config"), name, reader.unsupported
     )
+    mixture = reader.mixture(architecture, quantization)
+    inner = WIDTHS.get(architecture, "intermediate_size")
     return ModelConfig(
         architecture=architecture,
         layers=layers,
         hidden=hidden,
-        intermediate=reader.integer(WIDTHS.get(architecture, "intermediate_size")),
+        intermediate=reader.integer("moe_intermediate_size" if gemma4 and mixture else inner),
         heads=heads,
         key_heads=key_heads,
         head_dim=head_dim,
@@ -340,7 +347,7 @@ def parse_config(
             granite.embedding / granite.residual if granite else hidden**0.5 if gemma else 1.0
         ),
         vision=vision,
-        mixture=reader.mixture(architecture, quantization),
+        mixture=mixture,
         unrotated=reader.unrotated(architecture, layers),
         logits_divisor=granite.logits if granite else 1.0,
         delta_net=reader.delta_net(layers, quantization) if architecture in HYBRIDS else None,
@@ -359,13 +366,12 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
             f"{name} is quantized already ({config.quantization.label}), and cannot be rounded to {to}.",
             hint="Leave out --quantize, or name the model in bf16.",
         )
-    interleaved = config.architecture == "gpt_oss"
+    never = _NEVER_ROUNDED.get(config.architecture) if config.mixture else None
     expected = config.mixture is not None or config.delta_net is not None
-    if expected and (to != "int4" or interleaved):
+    if expected and (to != "int4" or never):
         kind = "a hybrid" if config.delta_net else "a mixture of experts"
-        forms = _HYBRID_FORMS if config.delta_net else EXPERT_FORMS
-        forms = "its experts are possible in bf16 and MXFP4" if interleaved else forms
-        other = "Leave out --quantize" if interleaved else "Ask for --quantize int4"
+        forms = never or (_HYBRID_FORMS if config.delta_net else EXPERT_FORMS)
+        other = "Leave out --quantize" if never else "Ask for --quantize int4"
         raise UsageError(
             f"{name} is {kind}, and cannot be rounded to {to}: {forms}.",
             hint=f"{other}, or take a GGUF file: llama.cpp runs it on this GPU too.",
@@ -475,11 +481,10 @@ class _Reader(ConfigFields):
         self, architecture: Architecture, quantization: Quantization | None
     ) -> Mixture | None:
         """The experts of a layer. Raises ModelInvalid for forms that no kernel here has."""
-        if architecture not in MIXTURES:
+        dense = architecture == "gemma4" and not self.raw.get("enable_moe_block")
+        if architecture not in MIXTURES or dense:
             return None
-        if self.activation() != "silu":
-            raise self.unsupported("experts with another activation than SiLU")
-        return read_mixture(self, architecture, quantization)
+        return read_mixture(self, architecture, quantization, gelu=self.activation() != "silu")
 
     def granite(self) -> Factors:
         """The factors of a Granite. Raises ModelInvalid."""

@@ -50,7 +50,7 @@ CLASSES: dict[str, Architecture] = {
 """Names in `architectures` of config.json."""
 FAMILIES = (
     "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Qwen3.5, "
-    "Gemma 2, Gemma 3, Gemma 4 without experts, Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, "
+    "Gemma 2, Gemma 3, Gemma 4, Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, "
     "Granite 4 without Mamba, OLMo 2, OLMo 3, Seed-OSS and SmolLM3"
 )
 BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss")
@@ -59,8 +59,9 @@ GRANITES = ("granite", "granite4", "granite_moe", "granite4_moe")
 OLMOS = ("olmo2", "olmo3")
 MIXTURES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe"),
-    *("granite_moe", "granite4_moe"),
+    *("granite_moe", "granite4_moe", "gemma4"),
 )
+"""Architectures with experts, some not in all models."""
 GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
 """Mixtures with a shared expert that each token weighs."""
 WITHOUT_WINDOWS = ("llama", "glm4", "seed_oss", "olmo2", *GRANITES)

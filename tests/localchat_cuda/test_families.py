@@ -24,7 +24,7 @@ NEWER = (
     *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
     *("ministral", "seed-oss", "glm4", "granite", "smollm3"),
-    *("olmo3", "granite4-moe", "gemma4-small"),
+    *("olmo3", "granite4-moe", "gemma4-small", "gemma4-moe"),
 )
 SMALL_GEMMA4 = {
     "intermediate_size": 128,
@@ -175,6 +175,7 @@ def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> N
             {"hidden_size": 64, "intermediate_size": 32, "shared_intermediate_size": 64},
         ),
         ("gemma4-small", 8, {**SMALL_GEMMA4, "hidden_size": 64, "sliding_window": 4}),
+        ("gemma4-moe", 10, {**SMALL_GEMMA4, "num_kv_shared_layers": 0, "hidden_size": 64}),
     ],
 )
 def test_kernels_of_dense_weights_match_transformers(

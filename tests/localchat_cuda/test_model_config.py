@@ -312,10 +312,29 @@ def test_a_small_gemma_4_shares_keys_and_has_inputs_of_each_layer() -> None:
     assert found.gemma4 is not None and found.gemma4.input_columns == 256
 
 
+MOE = {
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
+
+
+def test_gemma_4_with_experts_has_a_dense_layer_beside_them() -> None:
+    found = parse_config({**GEMMA4, "text_config": {**GEMMA4["text_config"], **MOE}}, "it")  # type: ignore[dict-item]
+    assert found.mixture == Mixture(128, 8, normalized=True, gelu=True)
+    assert (found.intermediate, found.intermediate_of(0)) == (704, 21504)
+    with pytest.raises(UsageError, match="beside a dense layer are possible in bf16") as caught:
+        rounded_config(found, "int4", "it")
+    assert "Leave out --quantize" in caught.value.hint
+    quantized = {**GEMMA4, "text_config": {**GEMMA4["text_config"], **MOE}}  # type: ignore[dict-item]
+    with pytest.raises(ModelInvalid, match="experts quantized as AWQ"):
+        parse_config({**quantized, "quantization_config": AWQ}, "it")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"enable_moe_block": True}, "experts beside a dense"),
         ({"global_head_dim": 320}, "heads of 320 columns"),
         ({"num_kv_shared_layers": 59}, "a kind of layer that is not there"),
         ({"layer_types": ["chunked_attention"] * 60}, "no list of 60 known kinds"),

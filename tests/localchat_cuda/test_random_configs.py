@@ -100,6 +100,16 @@ def gemma4(draw: Random) -> dict[str, Any]:
     }
 
 
+def gemma4_mixture(draw: Random) -> dict[str, Any]:
+    experts = draw.randint(1, 9)
+    return {
+        **gemma4(draw),
+        "num_experts": experts,
+        "top_k_experts": draw.randint(1, experts),
+        "moe_intermediate_size": draw.choice((32, 64)),
+    }
+
+
 FAMILIES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "olmo2": dense,
     "olmo3": windows,
@@ -107,6 +117,7 @@ FAMILIES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "granite4": lambda draw: granite4(draw, granite(draw), (64, 192)),
     "granite4-moe": granite4_mixture,
     "gemma4-small": gemma4,
+    "gemma4-moe": gemma4_mixture,
 }
 
 

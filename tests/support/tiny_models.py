@@ -14,9 +14,10 @@ from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.layers import DenseLayers, PackedLayers
+from localchat_cuda.layers import DenseLayers
 from localchat_cuda.model_config import ModelConfig, read_config
 from localchat_cuda.output_head import compute_logits
+from localchat_cuda.packed_layers import PackedLayers
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
     build_input_batch,
@@ -163,6 +164,18 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_double_wide_mlp": True,
             "hidden_size_per_layer_input": 128,
             "vocab_size_per_layer_input": VOCABULARY,
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 64,
         },
     ),
     "phi3": ("Phi3", {**NARROW, **ENDS, "rope_parameters": {"rope_theta": 10000.0}}),

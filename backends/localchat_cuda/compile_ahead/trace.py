@@ -210,7 +210,9 @@ def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
         biases[0] = _empty(rows[0], dtype=half)
     chosen, shared = mixture.chosen, mixture.shared
     held = Router(_empty(*router, dtype=half), chosen, mixture.normalized, shared, biases[0])
-    return Experts(held.counting(), gate_up, down, biases[1], biases[2], mixture.limit)
+    return Experts(
+        held.counting(), gate_up, down, biases[1], biases[2], mixture.limit, mixture.gelu
+    )
 
 
 def _meta_linear(

@@ -5,7 +5,6 @@ computes (q, k and v; gate and up) along N. Only formats/ knows how a linear lay
 the model and one tensor.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +25,7 @@ from localchat_cuda.mixture_config import Mixture
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.quantization_config import padded
 from localchat_cuda.weights import interleaved_experts
+from localchat_cuda.weights.checkpoint_names import Names
 from localchat_cuda.weights.formats import Unquantized, weight_format
 from localchat_cuda.weights.formats.weight import (
     Weight,
@@ -40,73 +40,14 @@ from localchat_cuda.weights.source import LoadTarget, WeightSource
 
 _ALWAYS = 20.0
 """A logit whose sigmoid is 1 in fp32."""
+_LEAST_GAIN = 1e-4
+"""Of a norm by which a router's columns are divided: experts do not notice so little."""
 Progress: TypeAlias = Callable[[int, int], bool]
 _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Checkpoint names of a layer's experts, as they follow `Names.layer`."""
-
-    router: str
-    gate_up: tuple[str, str]
-    """Linear layers of an expert, with braces for its number."""
-    down: str
-    shared: tuple[tuple[str, ...], str] | None = None
-    """Linear layers of a shared expert: gate and up, or both as one, and down."""
-    shared_gate: str = ""
-    """Empty: tokens take the shared expert as it is."""
-    interleaved: str = ""
-    """Prefix of the tensors, where one holds all experts (interleaved_experts.py), in place of those names."""
-    stacked: tuple[str, str] | None = None
-    """Tensors of all experts that a checkpoint may have in place of numbered layers: gate with up, and down."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNetNames:
-    """Checkpoint names of a layer's delta net, as they follow `Names.layer`."""
-
-    ba: tuple[str, ...]
-    """Linear layers of b and a. They stay floating, and join `qkvz` if that is."""
-    conv: str = "linear_attn.conv1d.weight"
-    a_log: str = "linear_attn.A_log"
-    dt_bias: str = "linear_attn.dt_bias"
-    norm: str = "linear_attn.norm.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Checkpoint names of an architecture's tensors."""
-
-    embedding: str
-    last_norm: str
-    head: str
-    layer: str
-    """Prefix of a layer's tensors, with braces for its number."""
-    norms: Mapping[str, str]
-    merged: Mapping[str, tuple[str, ...]]
-    """Linear layers (without `.weight`) of each gemm, in output order; one alone is stored merged."""
-    biased: frozenset[str] = frozenset()
-    """Gemms with a bias."""
-    norm_offset: float = 0.0
-    """Added to the weights of norms, which then stay in fp32."""
-    experts: ExpertNames | None = None
-    """In place of `gate_up` and `down`."""
-    sinks: str = ""
-    """Of attention; empty: there are none."""
-    delta_net: DeltaNetNames | None = None
-    orders: Mapping[str, Callable[[ModelConfig], torch.Tensor]] = dataclasses.field(
-        default_factory=dict
-    )
-    """By gemm, the checkpoint's rows in the order in which they are computed, int64 [N]."""
-    scale: str = ""
-    """Number by which a layer multiplies the residual; empty: there is none."""
-    inputs: tuple[str, str, str] | None = None
-    """Of a second embedding that each layer reads: its table, projection and norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +173,7 @@ def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int,
             "qkv": (tuple(heads * d for heads in config.qkv_heads(layer)), config.hidden),
             "o": ((config.hidden,), config.heads * d),
         }
-    if config.mixture is not None:
+    if config.mixture is not None and own is None:
         return mixer
     inner = config.intermediate_of(layer)
     found = mixer | {
@@ -259,6 +200,9 @@ def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]
             del widths["k_norm"]
         if not own.input_columns:
             del widths["post_input"]
+        if config.mixture is None:
+            for field in ("experts", "post_experts", "post_dense"):
+                del widths[field]
     return widths
 
 
@@ -370,23 +314,20 @@ class _Loader:
                 if field in biases:
                     biases[field] = biases[field][order]
         delta_net = self.delta_net(begin, linears) if net else None
+        experts = None
         if self.config.mixture is not None:
-            experts = self.experts(begin, self.config.mixture)
-            return LayerWeights(norms, linears, biases, experts, self.sinks(begin), delta_net)
-        if "gate_up" not in biases:
+            experts = self.experts(begin, self.config.mixture, norms.get("experts"))
+        if "down" in linears and "gate_up" not in biases:
             _fold_down_order(linears)
-        scale = (
-            self.target.tensor(begin + self.names.scale, (1,), torch.float32)
-            if self.names.scale
-            else None
-        )
         return LayerWeights(
-            norms,
-            linears,
-            biases,
-            delta_net=delta_net,
-            scale=1.0 if scale is None else float(scale),
+            norms, linears, biases, experts, self.sinks(begin), delta_net, self.scale(begin)
         )
+
+    def scale(self, begin: str) -> float:
+        """Of the residual after a layer."""
+        if not self.names.scale:
+            return 1.0
+        return float(self.target.tensor(begin + self.names.scale, (1,), torch.float32))
 
     def delta_net(self, begin: str, linears: dict[str, Weight]) -> DeltaNetWeights:
         """The weights of a delta net; adds its gates to the linear layers."""
@@ -430,7 +371,8 @@ class _Loader:
             return None
         return self.tensor(begin + self.names.sinks, self.config.heads)
 
-    def experts(self, begin: str, mixture: Mixture) -> Experts:
+    def experts(self, begin: str, mixture: Mixture, gain: torch.Tensor | None = None) -> Experts:
+        """`gain`: of a norm that only the experts have, if the router reads columns of its own scale."""
         names, hidden, inner = self.names.experts, self.config.hidden, self.config.intermediate
         assert names is not None
         router = self.router(begin + names.router, mixture.experts)
@@ -448,13 +390,25 @@ class _Loader:
             router = torch.cat((router, torch.zeros_like(router[:1])))
             shared_bias = torch.zeros_like(router[:, 0])
             shared_bias[-1] = _ALWAYS
+        weight_scales: torch.Tensor | None = None
+        if names.scales is not None:
+            assert gain is not None
+            router = self.scaled_router(router, begin + names.scales[0], gain)
+            weight_scales = self.tensor(begin + names.scales[1], mixture.experts)
         shapes = ((names.gate_up, 2, inner, hidden), ((names.down,), 1, hidden, inner))
 
         def parts(field: tuple[str, ...], count: int, n: int, k: int) -> Iterator[Weight]:
             stacked = self.stacked_experts(begin, mixture, of_gate_up=count == 2)
-            for number in range(0 if stacked is not None else mixture.experts):
-                yield self.checked([begin + each.format(number) for each in field], (n,) * count, k)
-            yield from stacked if stacked is not None else ()
+            for number in range(mixture.experts):
+                if stacked is not None:
+                    found: Weight = stacked[number]
+                else:
+                    prefixes = [begin + each.format(number) for each in field]
+                    found = self.checked(prefixes, (n,) * count, k)
+                if count == 1 and weight_scales is not None:
+                    assert isinstance(found, torch.Tensor)
+                    found = found * weight_scales[number]
+                yield found
             if not mixture.shared:
                 return
             assert names.shared is not None
@@ -481,7 +435,15 @@ class _Loader:
                 ) from error
         gate_up, down = stacks
         held = Router(router, mixture.chosen, mixture.normalized, mixture.shared, shared_bias)
-        return Experts(held.counting(), gate_up, down)
+        return Experts(held.counting(), gate_up, down, gelu=mixture.gelu)
+
+    def scaled_router(self, router: torch.Tensor, scale: str, gain: torch.Tensor) -> torch.Tensor:
+        """The router's weight for rows that a norm has multiplied with `gain` [K], in place of the router's own
+        scale and the root of K. Raises the least gains, as no column may be lost to the router."""
+        gain.copy_(gain.abs().clamp_min(_LEAST_GAIN).copysign(gain))
+        own = self.target.tensor(scale, gain.shape, torch.float32)
+        factors = own / gain.float() * len(gain) ** -0.5
+        return (router.float() * factors).to(router.dtype)
 
     def stacked_experts(
         self, begin: str, mixture: Mixture, *, of_gate_up: bool
