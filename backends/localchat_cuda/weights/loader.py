@@ -5,6 +5,7 @@ computes (q, k and v; gate and up) along N. Only formats/ knows how a linear lay
 the model and one tensor.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -293,6 +294,9 @@ class _Loader:
             field: self.norm(begin + self.names.norms[field], width)
             for field, width in norm_widths(self.config, self.names, number).items()
         }
+        if "experts" in norms:  # no column may be lost to the router, which is divided by them
+            gain = norms["experts"]
+            norms["experts"] = gain.abs().clamp_min(_LEAST_GAIN).copysign(gain)
         linears: dict[str, Weight] = {}
         biases = {}
         for field, (parts, k) in linear_shapes(self.config, number).items():
@@ -439,11 +443,9 @@ class _Loader:
 
     def scaled_router(self, router: torch.Tensor, scale: str, gain: torch.Tensor) -> torch.Tensor:
         """The router's weight for rows that a norm has multiplied with `gain` [K], in place of the router's own
-        scale and the root of K. Raises the least gains, as no column may be lost to the router."""
-        gain.copy_(gain.abs().clamp_min(_LEAST_GAIN).copysign(gain))
-        own = self.target.tensor(scale, gain.shape, torch.float32)
-        factors = own / gain.float() * len(gain) ** -0.5
-        return (router.float() * factors).to(router.dtype)
+        scale and the root of K."""
+        own = self.target.tensor(scale, tuple(gain.shape), torch.float32)
+        return (router.float() * own / (gain.float() * math.sqrt(len(gain)))).to(router.dtype)
 
     def stacked_experts(
         self, begin: str, mixture: Mixture, *, of_gate_up: bool
