@@ -133,12 +133,12 @@ def _measure(
     """Run the comparison; an interrupted one is kept and shown as far as it came."""
     import hashlib
 
+    from localchat.backend_api.registry import usable_machine
     from localchat.bench.record import MachineRecord, now
     from localchat.bench.variants import is_running, parse_vary, variants
     from localchat.cli.quality_progress import quality_progress_for
     from localchat.cli.quality_targets import QualityTargets
     from localchat.cli.signals import terminate_gracefully
-    from localchat.models.assess import usable_machine
     from localchat.quality.comparison import Comparison
     from localchat.quality.record import QualityRecord, QualitySpec
     from localchat.quality.verdict import verdicts
@@ -164,6 +164,7 @@ def _measure(
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
     terminal = Terminal(app.environ, quiet=bool(asked["quiet"]))
     targets = QualityTargets(ctx, terminal)
+    targets.check(found)
     at, problem, interrupted = now(), None, False
     with quality_progress_for(terminal) as progress, terminate_gracefully():
         bos = not any(is_running(one.model) for one in found)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from localchat.backend_api.interface import Backend
-from localchat.backend_api.registry import choose_for_model, find_backends
+from localchat.backend_api.registry import choose_for_load, find_backends
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
@@ -92,17 +92,6 @@ class FitReport:
         }
 
 
-def usable_machine() -> Machine:
-    """This machine now, with every GPU that an installed backend can use."""
-    from localchat.fit.hardware import read_machine
-
-    machine = read_machine()
-    for backend in find_backends().values():
-        if backend.available().ok:
-            machine = backend.with_gpus(machine)
-    return machine
-
-
 class Subject(NamedTuple):
     """A model to assess."""
 
@@ -133,7 +122,7 @@ def assess(
     Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for impossible options,
     LocalchatError where no backend reads such files.
     """
-    chosen = choose_for_model(subject.model, subject.kind, subject.backend)
+    chosen = choose_for_load(subject.model, subject.kind, options, machine, subject.backend)
     backend = chosen.backend
     if subject.kind not in backend.kinds:
         raise ModelInvalid(
