@@ -35,6 +35,11 @@ SMALL_GEMMA4 = {
     "num_key_value_heads": 1,
     "attention_k_eq_v": True,
 }
+TWO_LAYERS = {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 0,
+}
 
 
 def compute_logits(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -137,7 +142,7 @@ def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: 
     [
         *(("gemma3", 9, {}), ("phi3-long", 17, {})),
         ("olmo2", 9, {"num_hidden_layers": 1, "intermediate_size": 128}),
-        ("gemma4-small", 9, SMALL_GEMMA4),
+        ("gemma4-small", 9, {**SMALL_GEMMA4, **TWO_LAYERS}),
     ],
 )
 def test_kernels_of_packed_weights_match_transformers(
@@ -175,7 +180,7 @@ def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> N
             {"hidden_size": 64, "intermediate_size": 32, "shared_intermediate_size": 64},
         ),
         ("gemma4-small", 8, {**SMALL_GEMMA4, "hidden_size": 64, "sliding_window": 4}),
-        ("gemma4-moe", 10, {**SMALL_GEMMA4, "num_kv_shared_layers": 0, "hidden_size": 64}),
+        ("gemma4-moe", 10, {**SMALL_GEMMA4, **TWO_LAYERS, "hidden_size": 64}),
     ],
 )
 def test_kernels_of_dense_weights_match_transformers(

@@ -74,7 +74,8 @@ def granite4_mixture(draw: Random) -> dict[str, Any]:
 
 
 def gemma4(draw: Random) -> dict[str, Any]:
-    """Of both kinds of layers, the last without a window; some with what only the small models have."""
+    """Of both kinds of layers, the last without a window; some with experts or with what only the small models
+    have."""
     layers, small = draw.randint(2, 5), draw.random() < 0.5
     kinds = [draw.choice(("sliding_attention", "full_attention")) for _ in range(layers - 1)]
     kinds.append("full_attention")
@@ -82,6 +83,7 @@ def gemma4(draw: Random) -> dict[str, Any]:
     kinds[: len({*kinds})] = sorted({*kinds}, reverse=True)  # each kind has a layer with keys
     shared = min(shared, layers - len({*kinds}))
     heads, keys = draw.choice(((4, 2), (4, 4), (2, 1)))
+    experts = draw.randint(1, 9)
     return {
         **dense(draw),
         "num_hidden_layers": layers,
@@ -97,13 +99,7 @@ def gemma4(draw: Random) -> dict[str, Any]:
         "hidden_size_per_layer_input": draw.choice((32, 64)) if small else 0,
         "num_kv_shared_layers": shared,
         "use_double_wide_mlp": draw.random() < 0.5,
-    }
-
-
-def gemma4_mixture(draw: Random) -> dict[str, Any]:
-    experts = draw.randint(1, 9)
-    return {
-        **gemma4(draw),
+        "enable_moe_block": draw.random() < 0.5,
         "num_experts": experts,
         "top_k_experts": draw.randint(1, experts),
         "moe_intermediate_size": draw.choice((32, 64)),
@@ -117,7 +113,6 @@ FAMILIES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "granite4": lambda draw: granite4(draw, granite(draw), (64, 192)),
     "granite4-moe": granite4_mixture,
     "gemma4-small": gemma4,
-    "gemma4-moe": gemma4_mixture,
 }
 
 
