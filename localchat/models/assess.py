@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from localchat.backend_api.interface import Backend
-from localchat.backend_api.registry import choose_for_load, find_backends
+from localchat.backend_api.registry import BackendChoice, choose_for_load, find_backends
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
@@ -154,7 +154,7 @@ def assess(
         plan=plan,
         backend=backend.name,
         why=placed(chosen.why, plan),
-        alternatives=_alternatives(subject, chosen.others, plan),
+        alternatives=_alternatives(subject, chosen, plan),
         memory_bytes=total,
         others_bytes=others,
         expected_speed=expected,
@@ -166,12 +166,14 @@ def _unavailable(plan: MemoryPlan, reason: str, hint: str) -> MemoryPlan:
     return replace(plan, fits=False, missing=reason, advice=(hint,) if hint else ())
 
 
-def _alternatives(subject: Subject, others: tuple[str, ...], plan: MemoryPlan) -> tuple[str, ...]:
-    asked = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in others)
+def _alternatives(subject: Subject, chosen: BackendChoice, plan: MemoryPlan) -> tuple[str, ...]:
+    asked = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in chosen.others)
     if subject.kind == "safetensors":
         if plan.missing:
             return asked  # the plan's advice names it
         return (*asked, "A GGUF of the same model runs on llama.cpp, also without a GPU.")
+    if "safetensors" in chosen.backend.kinds:
+        return asked
     if any("safetensors" in one.kinds and one.available().ok for one in find_backends().values()):
         return (*asked, "Its AWQ or bf16 checkpoint (safetensors) would run on the CUDA backend.")
     return asked
