@@ -12,8 +12,11 @@ import transformers
 
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda import memory_plan
+from localchat_cuda.architectures import gemma4
 from localchat_cuda.checkpoint_model import CheckpointModel, DeviceKind
 from localchat_cuda.model_config import read_config
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.source import CheckpointWeights
 from tests.support import tiny_models
 from tests.support.hub_configs import CONFIGS
 from tests.support.speaking_checkpoint import write_speaking
@@ -224,6 +227,19 @@ def test_the_text_part_of_a_model_that_sees_is_loaded_alone(prefix: str, tmp_pat
     assert memory_plan.weights_bytes(config, [header]) == text_bytes
     found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
     assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
+
+
+def test_keys_that_a_gemma_4_shares_are_not_reported_as_unread(tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.reference("gemma4-small"), tmp_path, "1GB")
+    held = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    config, said = read_config(tmp_path), list[str]()
+    for layer, count in ((4, 0), (0, 1)):
+        held[f"model.layers.{layer}.self_attn.v_proj.scale"] = torch.zeros(1)
+        safetensors.torch.save_file(held, tmp_path / "model.safetensors")
+        source = CheckpointWeights(tmp_path, tiny_models.CPU)
+        load(config, gemma4.NAMES, source, tiny_models.CPU, notify=said.append)
+        assert len(said) == count
+    assert "layers.0.self_attn.v_proj.scale" in said[0]
 
 
 @pytest.mark.parametrize("family", ["Qwen2_5_VL", "Qwen3VL"])

@@ -255,8 +255,16 @@ class _Loader:
         return embedding
 
     def report_unread(self) -> None:
-        """Notify the user of unused tensors: config.json may be another model's."""
-        left = self.target.source.unread()
+        """Notify the user of unused tensors: config.json may be another model's. Layers of a Gemma 4 that read
+        earlier layers' keys and values may hold projections of their own, which nothing uses."""
+        config, names = self.config, ("k_proj", "v_proj", "k_norm")
+        idle = tuple(
+            f"{self.names.layer.format(layer)}self_attn.{name}."
+            for layer in range(config.layers)
+            for name in names
+            if config.kv_source(layer) != layer
+        )
+        left = [name for name in self.target.source.unread() if not name.startswith(idle)]
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             self.target.notify(
