@@ -17,9 +17,15 @@ class ConfigFields:
         """The error for a config that needs an unsupported feature."""
         return ModelInvalid(f"{self.name} asks for {what}.", hint=self.hint, path=self.name)
 
-    def integer(self, field: str, default: int | None = None, most: int = 1 << 30) -> int:
-        """An integer above 0 and below `most`. Raises ModelInvalid."""
-        found = self.raw.get(field)
+    def integer(
+        self,
+        field: str,
+        default: int | None = None,
+        most: int = 1 << 30,
+        within: Mapping[str, Any] | None = None,
+    ) -> int:
+        """An integer above 0 and below `most`, of the config or an object `within` it. Raises ModelInvalid."""
+        found = (self.raw if within is None else within).get(field)
         found = default if found is None else found
         if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < most:
             raise self._invalid(field, found)

@@ -5,14 +5,14 @@ heads, D head dimension, P tokens whose logits are computed.
 
 A gemm leaves partial sums [S, T, N]; the operation after it adds them up. The residual is fp32 and stays
 here. Two classes do the same with different activations: `DenseLayers` keeps [T, K] in the model's dtype,
-`PackedLayers` the rows that gemms of packed weights read, with 1/rms left to the gemm
+`PackedLayers` (packed_layers.py) the rows that gemms of packed weights read, with 1/rms left to the gemm
 (kernels/int4/activations.py).
 Each runs the kernels, or with `kernels` False their plain-torch references: on a CPU, and in tests.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -27,7 +27,6 @@ from localchat_cuda.kernels import (
     rms_norm,
     rms_norm_post,
     rope,
-    skinny_gemm,
 )
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import kv_fp8_dequant
@@ -38,10 +37,14 @@ from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.output_head import dense_gemm
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages, PrefillBatch
 from localchat_cuda.weights.formats.weight import Weight
+from localchat_cuda.weights.loader import LayerInputs
 
 X = TypeVar("X")
+_HALF_POWER = 0.5**0.5
+"""Keeps the power of a sum of two that have as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class HeadNorms:
 
     q: torch.Tensor
     k: torch.Tensor
+    values: bool = False
+    """Values are normed per head, too, without weights."""
 
 
 class Layers(Protocol[X]):
@@ -72,10 +77,11 @@ class Layers(Protocol[X]):
         ...
 
     def add_norm(
-        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None
-    ) -> X:
+        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> X:  # fmt: skip
         """Add partial sums (normed with `post` first, if given) to the residual; norm the sum with `gain`.
-        Without `gain`, where there is a `post`, the sum is not normed."""
+        Where there is a `post`, the sum is multiplied by `scale`, and not normed without `gain`."""
         ...
 
     def gemm_act_mul(self, x: X, weight: Weight) -> X:
@@ -83,21 +89,35 @@ class Layers(Protocol[X]):
         ...
 
     def run_experts(
-        self, y: torch.Tensor, gain: torch.Tensor, weights: experts.Experts,
+        self, y: torch.Tensor | None, gain: torch.Tensor, weights: experts.Experts,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Add partial sums and their bias to the residual, norm the sum with `gain`, and compute the experts of
-        each row: partial sums [S, T, K]."""
+        """Add partial sums, if any, and their bias to the residual, norm the sum with `gain`, and compute the
+        experts of each row: partial sums [S, T, K]."""
+        ...
+
+    def add_normed(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Sum [1, T, K] in fp32 of partial sums [S, T, K], each normed with its gain [K]."""
+        ...
+
+    def embed_inputs(self, inputs: LayerInputs, table: torch.Tensor) -> torch.Tensor:
+        """What layers read of a second embedding, and of the first one's table: [T, L, P] in the model's dtype.
+        Not of the residual, which a first gemm may still have to write."""
+        ...
+
+    def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> X:
+        """act(y) * other, of partial sums y [S, T, K] and `other` [T, K]."""
         ...
 
     def finish(
-        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> torch.Tensor:  # fmt: skip
         """As add_norm, but only the last states [P, K] that the head reads."""
         ...
 
 
-class _LayersBase:
+class LayersBase:
     """Attention and the end of a step, which both kinds of layers share."""
 
     def __init__(
@@ -109,17 +129,15 @@ class _LayersBase:
         self.logits_indices = inputs.logits_indices
         """Tokens whose last states are needed; None: all that rows are left of."""
         self.residual = torch.empty(self.tokens, config.hidden, device=self.device)
-        self.q = torch.empty(
-            self.tokens, config.heads, config.head_dim, dtype=self.dtype, device=self.device
-        )
+        self._queries: dict[int, torch.Tensor] = {}
         self._dequantized: kv_fp8_dequant.DequantizedPages | None = None
 
     def store_kv(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
     ) -> None:
-        """Rotate queries into `q`, and keys into their pages together with the values."""
+        """Rotate queries into those of the layer, and keys into their pages together with the values."""
         pages = self.pages.layer(layer)
-        if norms is not None and norms.q.shape[0] != self.config.head_dim:
+        if norms is not None and norms.q.shape[0] != self.config.head_dim_of(layer):
             normed = torch.empty(1, self.tokens, qkv.shape[2], device=self.device)
             normalize = qk_norm.normalize if self.kernels else qk_norm.reference
             normalize(qkv, norms.q, norms.k, normed[0], self.config.eps)
@@ -128,10 +146,20 @@ class _LayersBase:
         call(
             qkv, self.pages.angles(layer), self.inputs.positions, self.inputs.slots,
             self.inputs.block_tables,
-            self.q, pages.k, pages.v, bias=bias, q_norm=norms.q if norms else None,
-            k_norm=norms.k if norms else None, eps=self.config.eps,
+            self.queries(layer), pages.k, pages.v, bias=bias, q_norm=norms.q if norms else None,
+            k_norm=norms.k if norms else None, v_norm=norms is not None and norms.values,
+            eps=self.config.eps,
             columns=self.config.rotation.columns, exponents=pages.exponents,
         )  # fmt: skip
+
+    def queries(self, layer: int) -> torch.Tensor:
+        """Room for the queries of a layer, [T, H, D]: layers of one head dimension share it."""
+        d = self.config.head_dim_of(layer)
+        if d not in self._queries:
+            self._queries[d] = torch.empty(
+                self.tokens, self.config.heads, d, dtype=self.dtype, device=self.device
+            )
+        return self._queries[d]
 
     def decode_attention(
         self, rules: attention_reference.Rules, layer: int
@@ -140,10 +168,12 @@ class _LayersBase:
         part = self.inputs.decode
         assert part is not None
         k, v, exponents = self.pages.layer(layer)
-        heads, d = self.config.heads, self.config.head_dim
-        partials = decode_attention.Partials.empty(part.splits, part.tokens, heads, d, self.device)
+        q = self.queries(layer)[: part.tokens]
+        partials = decode_attention.Partials.empty(
+            part.splits, part.tokens, q.shape[1], q.shape[2], self.device
+        )
         decode_attention.attend(
-            self.q[: part.tokens],
+            q,
             k,
             v,
             part.batch,
@@ -166,9 +196,10 @@ class _LayersBase:
         rules = self.rules(layer, sinks)
         if not self.kernels:
             k, v, exponents = self.pages.layer(layer)
-            out = attention_reference.reference(self.q, k, v, self.inputs.batch, rules, exponents)
+            q, batch = self.queries(layer), self.inputs.batch
+            out = attention_reference.reference(q, k, v, batch, rules, exponents)
             return out.view(self.tokens, -1).to(self.dtype)
-        out = torch.empty_like(self.q)
+        out = torch.empty_like(self.queries(layer))
         flat = out.view(self.tokens, -1)
         decode, prefill = self.inputs.decode, self.inputs.prefill
         if decode is not None:
@@ -194,7 +225,7 @@ class _LayersBase:
             batch = self._dequantized.batch(batch)
             k, v, exponents = self._dequantized.pool[:, 0], self._dequantized.pool[:, 1], None
         prefill_attention.attend(
-            self.q, k, v, batch, part.tiles, out, rules, exponents=exponents,
+            self.queries(layer), k, v, batch, part.tiles, out, rules, exponents=exponents,
             config=part.tile_config,
         )  # fmt: skip
 
@@ -215,13 +246,14 @@ class _LayersBase:
         return x[indices]
 
     def run_experts(
-        self, y: torch.Tensor, gain: torch.Tensor, weights: experts.Experts,
+        self, y: torch.Tensor | None, gain: torch.Tensor, weights: experts.Experts,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         if not self.kernels:
             return experts.reference(self.normed(y, self.residual, gain, bias=bias), weights)
         rows = self.residual.shape[0]
         if rows <= experts.FEW_ROWS:
+            y = self.residual.new_empty(0, *self.residual.shape) if y is None else y
             found, self.residual = experts.apply_few(
                 y, self.residual, gain, weights, self.config.eps, bias
             )
@@ -230,6 +262,20 @@ class _LayersBase:
         return experts.apply_many(
             self.normed(y, self.residual, gain, packed=packed, bias=bias), packed, weights
         )
+
+    def add_normed(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        found = torch.zeros_like(self.residual)
+        for y, gain in parts:
+            self.normed(y, found, None, gain)
+        return found[None]
+
+    def with_gate(self, y: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Gate and up [1, T, 2K] fp32: partial sums y [S, T, K], and `other` [T, K]. If that has more rows,
+        only those count whose logits are computed."""
+        if y.shape[1] < other.shape[0]:
+            assert self.inputs.logits_indices is not None
+            other = other[self.inputs.logits_indices]
+        return torch.cat((y.float().sum(0), other.float()), 1)[None]
 
     @property
     def embedding_scale(self) -> float:
@@ -244,27 +290,43 @@ class _LayersBase:
         if self.config.embedding_scale != 1.0:
             self.residual.mul_(self.embedding_scale)
 
+    def embed_inputs(self, inputs: LayerInputs, table: torch.Tensor) -> torch.Tensor:
+        own, ids = self.config.gemma4, self.inputs.ids.long()
+        assert own is not None
+        shape = self.tokens, self.config.layers, own.input_columns
+        scale = float(torch.tensor(own.input_columns**0.5, dtype=self.dtype))
+        held = inputs.table[ids].view(shape).float() * scale
+        x = (table[ids].float() * self.embedding_scale).to(self.dtype)
+        projected = dense_gemm(x, inputs.projection, kernels=self.kernels).view(shape).float()
+        # The projection is divided by the root of the hidden columns, which a norm notices by its eps alone.
+        eps = self.config.eps * self.config.hidden
+        inverse = torch.rsqrt(projected.square().mean(-1, keepdim=True) + eps)
+        mixed = projected * inverse * inputs.norm.float() + held
+        return (mixed * _HALF_POWER).to(self.dtype)
+
     def finish(
-        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> torch.Tensor:  # fmt: skip
         residual = self.residual
         if self.logits_indices is not None:
             residual = residual[self.logits_indices]
             y = y[:, self.logits_indices].contiguous()
-        return self.normed(y, residual, gain, post)
+        return self.normed(y, residual, gain, post, scale=scale)
 
     def normed(
         self, y: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor | None,
         post: torch.Tensor | None = None, packed: w4_activations.HalfRows | None = None,
-        bias: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None, scale: float = 1.0,
     ) -> torch.Tensor:  # fmt: skip
         """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype. `packed`, `bias`:
-        as rms_norm.add_norm has them. Without `gain` the sum is not normed: of y and `post`, or of neither."""
+        as rms_norm.add_norm has them; `scale`: as rms_norm_post.post_norm has it. Without `gain` the sum is not
+        normed: of y and `post`, or of neither."""
         out = torch.empty(residual.shape, dtype=self.dtype, device=self.device)
         eps = self.config.eps
         if y is not None and post is not None:
             both = rms_norm_post.post_norm if self.kernels else rms_norm_post.reference
-            both(y, residual, post, gain, out, eps)
+            both(y, residual, post, gain, out, eps, scale)
         elif gain is not None:
             call = rms_norm.add_norm if self.kernels else rms_norm.reference
             call(y, residual, gain, out, eps, packed, bias)
@@ -274,54 +336,12 @@ class _LayersBase:
         return out
 
 
-def compute_logits(
-    x: torch.Tensor,
-    head: torch.Tensor | w8_pack.W8 | ggml.GgmlWeight,
-    cap: float = 0.0,
-    *,
-    kernels: bool,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Logits fp32 [P, vocabulary] of last states x [P, K], with `cap` as in ModelConfig.head_cap. `out`: where
-    to write them.
-
-    2 to 64 rows go through the library on a GPU (259 to 273 us for 152,064 x 3,584 on an H200, against 293 to
-    351 of our kernel inside a step)."""
-    if isinstance(head, w8_pack.W8):
-        found = fp8_int8.logits(x, head, kernels=kernels, out=out)
-    elif isinstance(head, ggml.GgmlWeight):
-        found = ggml.logits(x, head, kernels=kernels, out=out)
-    elif kernels and x.is_cuda and x.shape[0] > 1 and x.dtype != torch.float32:
-        found = torch.mm(x, head.t(), out_dtype=torch.float32, out=out)
-    else:
-        found = _dense_gemm(x, head, kernels=kernels, out=out).float()
-    if out is not None and found.data_ptr() != out.data_ptr():
-        found = out.copy_(found)
-    return found.div_(cap).tanh_().mul_(cap) if cap else found
-
-
-def _dense_gemm(
-    x: torch.Tensor, weight: torch.Tensor, *, kernels: bool, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """x w^T: in fp32 from the kernel and the reference, in the model's dtype from the library. `out`: where the
-    kernel writes."""
-    rows = x.shape[0]
-    if not kernels:
-        return skinny_gemm.reference(x, weight)
-    if not 1 <= rows <= skinny_gemm.MAX_ROWS or x.dtype == torch.float32:
-        return torch.matmul(x, weight.t())
-    if out is None:
-        out = torch.empty(rows, weight.shape[0], device=x.device)
-    skinny_gemm.gemm(x, weight, out)
-    return out
-
-
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """x in `dtype`, values beyond the range of fp16 as its ends."""
     return (x.clamp(-65504.0, 65504.0) if dtype == torch.float16 else x).to(dtype)
 
 
-class DenseLayers(_LayersBase):
+class DenseLayers(LayersBase):
     """Activations [T, K] in the model's dtype, for weights of any kind, also mixed."""
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
@@ -334,7 +354,7 @@ class DenseLayers(_LayersBase):
                 x, weight, kernels=self.kernels, rounded=self.config.fp8_activations
             )
         if isinstance(weight, torch.Tensor):
-            return _dense_gemm(x, weight, kernels=self.kernels)[None]
+            return dense_gemm(x, weight, kernels=self.kernels)[None]
         # What is added to the residual is as wide.
         added = weight.features_out == self.config.hidden
         if isinstance(weight, ggml.GgmlWeight):
@@ -399,172 +419,24 @@ class DenseLayers(_LayersBase):
         call(x, z, weight, out, self.config.eps)
 
     def add_norm(
-        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return self.normed(y, self.residual, gain, post)
+        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> torch.Tensor:  # fmt: skip
+        return self.normed(y, self.residual, gain, post, scale=scale)
 
     def gemm_act_mul(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
-        gelu = self.config.activation == "gelu_tanh"
         if isinstance(weight, w4_pack.W4):
-            gate_up = int4.gemm_of(x, weight, kernels=self.kernels)
-        else:
-            gate_up = self.gemm(x, weight)
+            return self._activated(int4.gemm_of(x, weight, kernels=self.kernels))
+        return self._activated(self.gemm(x, weight))
+
+    def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self._activated(self.with_gate(y, other))
+
+    def _activated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """act(gate) * up of partial sums [S, T, 2K]."""
+        gelu = self.config.activation == "gelu_tanh"
         if not self.kernels:
             return _rounded(activation.reference(gate_up, gelu=gelu), self.dtype)
         out = torch.empty(self.tokens, gate_up.shape[2] // 2, dtype=self.dtype, device=self.device)
         activation.act_and_mul(gate_up, out, gelu=gelu)
         return out
-
-
-PackedWeight: TypeAlias = w4_pack.W4 | ggml.GgmlWeight
-"""A weight whose gemms of few rows read packed activations."""
-
-
-class PackedActivations:
-    """Activations of one gemm, written when its weight, and so their order and groups, are known."""
-
-    def __init__(
-        self,
-        write: Callable[[PackedWeight], w4_activations.Rows],
-        squares: torch.Tensor | None = None,
-    ) -> None:
-        """`squares` [T, K / 128]: sums of squares, from which the gemm takes the rms of a row to divide by."""
-        self._write: Callable[[PackedWeight], w4_activations.Rows] | None = write
-        self.squares = squares
-
-    def rows(self, weight: PackedWeight) -> w4_activations.Rows:
-        """Write them, once: writing may add to the residual. In the order and for the groups of `weight`."""
-        write, self._write = self._write, None
-        assert write is not None, "a second gemm of the same activations"
-        return write(weight)
-
-
-class PackedLayers(_LayersBase):
-    """Activations as gemms of packed weights read them: steps of at most ModelWeights.packed_rows tokens."""
-
-    def __init__(
-        self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
-    ) -> None:
-        super().__init__(config, inputs, pages, kernels=kernels)
-        self._buffers: dict[tuple[int, int, bool], w4_activations.Rows] = {}
-
-    def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> PackedActivations:
-        if gain is None:
-            self.embed_residual(table)
-            return self._write_packed("plain", self.residual[None])
-        return self._write_packed("embed", table, gain)
-
-    def gemm(self, x: PackedActivations, weight: Weight) -> torch.Tensor:
-        assert isinstance(weight, PackedWeight)
-        return self._multiply(x.rows(weight), weight, x.squares)
-
-    def _multiply(
-        self, rows: w4_activations.Rows, weight: PackedWeight, squares: torch.Tensor | None
-    ) -> torch.Tensor:
-        eps, kernels = self.config.eps, self.kernels
-        if isinstance(weight, w4_pack.W4):
-            return int4.gemm(rows, weight, squares=squares, eps=eps, kernels=kernels)
-        assert isinstance(rows, w4_activations.Int8Rows)
-        return ggml.gemm_rows(rows, weight, squares=squares, eps=eps, kernels=kernels)
-
-    def attend(
-        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
-        sinks: torch.Tensor | None = None,
-    ) -> PackedActivations:  # fmt: skip
-        self.store_kv(qkv, layer, bias, norms)
-        decode, drops = self.inputs.decode, self.drops_rows(layer)
-        if self.kernels and decode is not None and decode.tokens == self.tokens and not drops:
-            # Merging the partial sums writes the rows of the next gemm: one kernel fewer.
-            partials = self.decode_attention(self.rules(layer, sinks), layer)
-
-            def merge(reader: PackedWeight) -> w4_activations.Rows:
-                rows = self._rows(reader)
-                decode_attention.merge(partials, rows, order=reader.order, sinks=sinks)
-                return rows
-
-            return PackedActivations(merge)
-        out = self.attention(layer, sinks)
-        if drops:
-            out = self.drop_rows(out)
-            self._buffers.clear()
-        return self._write_packed("plain", out[None])
-
-    def add_norm(
-        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None
-    ) -> PackedActivations:
-        if gain is None:
-            self.normed(y, self.residual, None, post)
-            return self._write_packed("plain", self.residual[None])
-        if post is None:
-            return self._write_packed("norm", y, gain)
-        eps, first = self.config.eps, post
-        squares = self._squares()
-        call = rms_norm_post.prepare if self.kernels else rms_norm_post.prepare_reference
-
-        def write(reader: PackedWeight) -> w4_activations.Rows:
-            rows = self._rows(reader)
-            call(y, self.residual, first, gain, rows, squares, eps, order=reader.order)
-            return rows
-
-        return PackedActivations(write, squares)
-
-    def gemm_act_mul(self, x: PackedActivations, weight: Weight) -> PackedActivations:
-        assert isinstance(weight, PackedWeight)
-        read = x.rows(weight)
-        gelu = self.config.activation == "gelu_tanh"
-
-        def write(reader: PackedWeight) -> w4_activations.Rows:
-            rows = self._rows(reader, activated=True)
-            if isinstance(weight, w4_pack.W4):
-                int4.gemm_silu_mul(
-                    read, weight, rows, squares=x.squares, eps=self.config.eps, gelu=gelu,
-                    order=reader.order, kernels=self.kernels,
-                )  # fmt: skip
-                return rows
-            sums = self._multiply(read, weight, x.squares)
-            call = w4_activations.prepare if self.kernels else w4_activations.reference
-            call("act_and_mul", sums, rows, gelu=gelu, order=reader.order)
-            return rows
-
-        return PackedActivations(write)
-
-    def _write_packed(
-        self,
-        mode: w4_activations.Mode,
-        source: torch.Tensor,
-        gain: torch.Tensor | None = None,
-    ) -> PackedActivations:
-        call = w4_activations.prepare if self.kernels else w4_activations.reference
-        squares = None if gain is None else self._squares()
-        embeds = mode == "embed"
-
-        def factor(rows: w4_activations.Rows) -> float:
-            if embeds:
-                return self.embedding_scale
-            scaled = mode == "norm" and isinstance(rows, w4_activations.HalfRows)
-            return w4_activations.HALF_RESIDUAL if scaled else 1.0
-
-        def write(reader: PackedWeight) -> w4_activations.Rows:
-            rows = self._rows(reader)
-            call(
-                mode, source, rows, ids=self.inputs.ids if embeds else None,
-                residual=None if gain is None else self.residual, weight=gain, squares=squares,
-                factor=factor(rows), eps=self.config.eps, order=reader.order,
-            )  # fmt: skip
-            return rows
-
-        return PackedActivations(write, squares)
-
-    def _squares(self) -> torch.Tensor:
-        return torch.empty(self.tokens, self.config.hidden // w4_pack.BLOCK_K, device=self.device)
-
-    def _rows(self, reader: PackedWeight, *, activated: bool = False) -> w4_activations.Rows:
-        """One buffer per width and group of the weight that reads it: a gemm has read it before the next kernel
-        writes it, and its padding is zeroed once. `activated` rows have buffers of their own: the gemm that
-        writes them still reads others, which may be as wide."""
-        key = reader.features_in, reader.group, activated
-        if key not in self._buffers:
-            self._buffers[key] = int4.empty_activations(
-                self.tokens, reader.features_in, self.device, reader.group
-            )
-        return self._buffers[key]

@@ -22,6 +22,7 @@ from localchat.fit.memory_plan import (
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
 from localchat_cuda.delta_net_config import TAPS
+from localchat_cuda.gemma4_config import Gemma4
 from localchat_cuda.ggml_forms import packed_bytes
 from localchat_cuda.model_config import FloatType, ModelConfig
 from localchat_cuda.quantization_config import floating_bytes, padded
@@ -90,10 +91,10 @@ def kv_types(config: ModelConfig) -> tuple[str, ...]:
 
 def kv_token_bytes(config: ModelConfig, kv_type: str | None = None) -> int:
     """Bytes of keys and values of one token in all layers; None: in the model's own type."""
-    heads = 2 * config.attention_layers * config.key_heads
+    shapes = [(2 * config.key_heads_of(n), config.head_dim_of(n)) for n in config.kv_layers]
     if kv_type == FP8:
-        return heads * (config.head_dim + 1)
-    return heads * config.head_dim * (_FLOAT if config.dtype == "float32" else _HALF)
+        return sum(heads * (d + 1) for heads, d in shapes)
+    return sum(map(prod, shapes)) * (_FLOAT if config.dtype == "float32" else _HALF)
 
 
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
@@ -123,11 +124,28 @@ def parameters(config: ModelConfig) -> int:
     attention += 2 * d if config.normed_heads else 0
     attention += (config.heads + config.key_heads) * d if config.normed_projections else 0
     others = config.layers * layer + config.attention_layers * attention
+    if config.gemma4 is not None:
+        others = _gemma4_extras(config, config.gemma4)
     if (net := config.delta_net) is not None:
         gates = 2 * net.value_heads * (width + 1)
         others += net.count * (gates + net.channels * TAPS + net.value_dim)
     ends = config.vocabulary * width * (1 if config.tied else 2) + width
     return sum(map(prod, _all_linear_shapes(config))) + others + ends
+
+
+def _gemma4_extras(config: ModelConfig, own: Gemma4) -> int:
+    """Numbers outside the linear layers of a Gemma 4's layers."""
+    norms = sum(
+        (1 + bool(own.projections(n))) * config.head_dim_of(n) for n in range(config.layers)
+    )
+    total = norms + 4 * config.layers * config.hidden
+    if config.mixture is not None:
+        experts = config.mixture.experts
+        total += config.layers * (4 * config.hidden + experts * (config.hidden + 1))
+    if columns := own.input_columns:
+        total += own.input_vocabulary * config.layers * columns + columns
+        total += config.layers * config.hidden * (columns + 1)
+    return total
 
 
 def _expert_biases(config: ModelConfig) -> int:
@@ -158,6 +176,8 @@ def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
 
 def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
     """Outputs and inputs of the linear layers of all layers, but for the gates of delta nets."""
+    if config.gemma4 is not None:
+        return tuple(_gemma4_linear_shapes(config, config.gemma4))
     width, heads, inner = config.hidden, config.heads * config.head_dim, config.intermediate
     feed = _expert_shapes(config) or ((2 * inner, width), (width, inner))
     attention = (config.qkv_columns, width), (width, heads), *feed
@@ -167,6 +187,21 @@ def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
     return attention * config.attention_layers + (
         (net.columns, width), (width, net.values), *feed,
     ) * net.count  # fmt: skip
+
+
+def _gemma4_linear_shapes(config: ModelConfig, own: Gemma4) -> Iterator[tuple[int, int]]:
+    """The same of a Gemma 4."""
+    width = config.hidden
+    for n in range(config.layers):
+        d, inner = config.head_dim_of(n), config.intermediate_of(n)
+        yield sum(config.qkv_heads(n)) * d, width
+        yield width, config.heads * d
+        yield 2 * inner, width
+        yield width, inner
+        yield from _expert_shapes(config)
+        if own.input_columns:
+            yield own.input_columns, width
+            yield width, own.input_columns
 
 
 def token_bytes(config: ModelConfig, weights: int) -> int:
@@ -248,9 +283,12 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     copies; the graphs' buffer for last states; the dequantized weight that the library multiplies. Of experts
     the inner features and the results of every choice, and the rows in 16 bits twice. Of delta nets what the
     delta rule reads and makes, and the keys and values of its chunks."""
-    feed = 0 if config.mixture is not None else 2 * config.intermediate
+    widest = max(map(config.intermediate_of, range(config.layers)))
+    feed = 2 * widest if config.mixture is None or config.gemma4 is not None else 0
     net = config.delta_net
     width = max(config.qkv_columns, feed, config.hidden, 0 if net is None else net.columns)
+    if config.gemma4 is not None:
+        width = max(width, config.layers * config.gemma4.input_columns)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     if config.mixture is not None:
         chosen = config.mixture.taken * (config.intermediate * _HALF + config.hidden * _FLOAT)
@@ -283,9 +321,9 @@ def dequant_bytes(config: ModelConfig, gpu: Gpu) -> int:
 
 
 def rotation_bytes(config: ModelConfig, context: int) -> int:
-    """Bytes of the tables of cosines and sines: one more where some layers have their own rotation or none."""
-    tables = 1 + (config.windowed_rotation is not None) + any(config.unrotated)
-    return tables * context * config.head_dim * _FLOAT
+    """Bytes of the tables of cosines and sines: one for each rotation and head dimension."""
+    tables = {(config.rotation_of(n), config.head_dim_of(n)) for n in range(config.layers)}
+    return sum(d for _, d in tables) * context * _FLOAT
 
 
 class _LoadPlanner:

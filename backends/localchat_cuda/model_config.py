@@ -16,8 +16,9 @@ from localchat.model_files.checkpoint import weight_paths, whole_config
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda.config_fields import ConfigFields
 from localchat_cuda.delta_net_config import DeltaNet, read_delta_net
+from localchat_cuda.gemma4_config import Gemma4, read_gemma4
+from localchat_cuda.mixture_config import BESIDE_DENSE_FORMS, EXPERT_FORMS, Mixture, read_mixture
 from localchat_cuda.quantization_config import (
-    PACKED_GROUPS,
     STORED,
     Quantization,
     parse_quantization,
@@ -29,7 +30,6 @@ from localchat_cuda.supported_architectures import (
     CLASSES,
     DEFAULTS,
     FAMILIES,
-    GATED,
     GRANITES,
     HYBRIDS,
     MIXTURES,
@@ -43,8 +43,6 @@ from localchat_cuda.weights.tensor_names import is_text
 Activation = Literal["silu", "gelu_tanh"]
 FloatType = Literal["bfloat16", "float16", "float32"]
 
-MAX_EXPERTS = 1023
-"""Of a layer: a row for each in the router (kernels/experts/choice.py), and one for a shared expert's gate."""
 HEAD_DIMENSIONS = (64, 96, 128, 256)
 _MOST_LAYERS = 10_000
 _LOADS = f"The CUDA backend loads {FAMILIES} in {STORED}."
@@ -53,40 +51,13 @@ _UNSUPPORTED_HINT = (
 )
 _DAMAGED_HINT = "The file may be cut off or damaged: download it again."
 _FLOAT_TYPES: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-CLAMPED_SLOPE = 1.702
-"""Of the only clamped activation that there is."""
-_EXPERT_FORMS = "experts are possible in bf16, fp16 and 4 bits without act-order"
 _HYBRID_FORMS = "delta nets are possible in bf16, fp16 and 4 bits"
+_NEVER_ROUNDED: dict[Architecture, str] = {
+    "gpt_oss": "its experts are possible in bf16 and MXFP4",
+    "gemma4": BESIDE_DENSE_FORMS,
+}
+"""Mixtures whose experts are not rounded at the load, and what they are possible in."""
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """Experts of a layer, of which each token goes through some."""
-
-    experts: int
-    chosen: int
-    """Of one token."""
-    normalized: bool
-    """The weights of the chosen ones add up to 1."""
-    shared: int = 0
-    """Experts that a shared one, which every token goes through, is as wide as; 0: there is none."""
-    gated: bool = False
-    """Tokens weigh the shared expert by a gate."""
-    biased: bool = False
-    """The router and the experts have biases."""
-    limit: float = 0.0
-    """Gate and up are clamped to it (kernels/activation.py); 0.0: the activation is SiLU."""
-
-    @property
-    def stored(self) -> int:
-        """Experts in memory."""
-        return self.experts + self.shared
-
-    @property
-    def taken(self) -> int:
-        """Experts that one token reads."""
-        return self.chosen + self.shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +113,8 @@ class ModelConfig:
     """Of the head's logits."""
     delta_net: DeltaNet | None = None
     """Of a hybrid, whose attention has an output gate; None: all layers have attention."""
+    gemma4: Gemma4 | None = None
+    """Of a Gemma 4, whose layers differ; then some of these numbers are of its layers with a window."""
 
     def window(self, layer: int) -> int:
         """Keys that a query of a layer sees; 0: all."""
@@ -150,6 +123,47 @@ class ModelConfig:
     def has_delta_net(self, layer: int) -> bool:
         """True if a layer has a delta net in place of attention."""
         return self.delta_net is not None and self.delta_net.layers[layer]
+
+    def head_dim_of(self, layer: int) -> int:
+        """Columns of a head in a layer."""
+        own = self.gemma4
+        return own.head_dim if own is not None and own.full[layer] else self.head_dim
+
+    def key_heads_of(self, layer: int) -> int:
+        """Heads of keys and values that a layer reads."""
+        own = self.gemma4
+        return own.key_heads if own is not None and own.full[layer] else self.key_heads
+
+    def intermediate_of(self, layer: int) -> int:
+        """Columns inside the MLP of a layer."""
+        own = self.gemma4
+        wide = own is not None and own.wide and own.reads_earlier(layer)
+        return (self.intermediate if own is None else own.intermediate) * (2 if wide else 1)
+
+    def qkv_heads(self, layer: int) -> tuple[int, ...]:
+        """Heads of each projection that a layer merges into one gemm: queries, of a hybrid with their gates,
+        and keys and values as far as it has them."""
+        keys = 2 if self.gemma4 is None else self.gemma4.projections(layer)
+        queries = self.heads if self.delta_net is None else 2 * self.heads
+        return queries, *(self.key_heads_of(layer),) * keys
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: itself but for some of a Gemma 4."""
+        return layer if self.gemma4 is None else self.gemma4.source(layer)
+
+    def rotation_of(self, layer: int) -> Rotation | None:
+        """Rotation of a layer; None: its queries and keys are not rotated."""
+        if self.unrotated and self.unrotated[layer]:
+            return None
+        windowed = self.windowed_rotation if self.window(layer) else None
+        return windowed or self.rotation
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """Layers with keys and values of their own."""
+        return tuple(
+            n for n in range(self.layers) if not self.has_delta_net(n) and self.kv_source(n) == n
+        )
 
     @property
     def attention_layers(self) -> int:
@@ -179,14 +193,13 @@ class ModelConfig:
 
     @property
     def qkv_columns(self) -> int:
-        """Output columns of the merged gemm of queries, keys, values and a hybrid's output gate."""
-        heads = self.heads if self.delta_net is None else 2 * self.heads
-        return (heads + 2 * self.key_heads) * self.head_dim
+        """Most output columns of a merged gemm of queries, keys, values and a hybrid's output gate."""
+        return max(sum(self.qkv_heads(n)) * self.head_dim_of(n) for n in range(self.layers))
 
     @property
     def normed_heads(self) -> bool:
         """True if queries and keys are normalized per head."""
-        return self.architecture in ("qwen3", "qwen3_moe", "gemma3", *HYBRIDS)
+        return self.architecture in ("qwen3", "qwen3_moe", "gemma3", "gemma4", *HYBRIDS)
 
     @property
     def rounds_embedding_scale(self) -> bool:
@@ -206,7 +219,7 @@ class ModelConfig:
     @property
     def post_normed(self) -> bool:
         """True if outputs of attention and MLP are normalized before they join the residual."""
-        return self.architecture in ("gemma2", "gemma3", "glm4", *OLMOS)
+        return self.architecture in ("gemma2", "gemma3", "gemma4", "glm4", *OLMOS)
 
     @property
     def normed_projections(self) -> bool:
@@ -284,19 +297,22 @@ def parse_config(
     head_dim = reader.head_dim(hidden // heads)
     layers = reader.integer("num_hidden_layers", most=_MOST_LAYERS)
     context = reader.integer("max_position_embeddings")
+    gemma4 = read_gemma4(reader, layers) if architecture == "gemma4" else None
     rotations = read_rotations(reader, head_dim, context)
     context = max(context, rotations.context)
     context_capped = 0 < rotations.bound < context
-    gemma = architecture in ("gemma2", "gemma3")
+    gemma = architecture in ("gemma2", "gemma3", "gemma4")
     granite = reader.granite() if architecture in GRANITES else None
     quantization = parse_quantization(
         reader.raw.get("quantization_config"), name, reader.unsupported
     )
+    mixture = reader.mixture(architecture, quantization)
+    inner = WIDTHS.get(architecture, "intermediate_size")
     return ModelConfig(
         architecture=architecture,
         layers=layers,
         hidden=hidden,
-        intermediate=reader.integer(WIDTHS.get(architecture, "intermediate_size")),
+        intermediate=reader.integer("moe_intermediate_size" if gemma4 and mixture else inner),
         heads=heads,
         key_heads=key_heads,
         head_dim=head_dim,
@@ -318,6 +334,8 @@ def parse_config(
         attention_scale=(
             granite.attention
             if granite
+            else 1.0
+            if gemma4
             else reader.number("query_pre_attn_scalar", 256.0) ** -0.5
             if gemma
             else 0.0
@@ -329,10 +347,11 @@ def parse_config(
             granite.embedding / granite.residual if granite else hidden**0.5 if gemma else 1.0
         ),
         vision=vision,
-        mixture=reader.mixture(architecture, quantization) if architecture in MIXTURES else None,
+        mixture=mixture,
         unrotated=reader.unrotated(architecture, layers),
         logits_divisor=granite.logits if granite else 1.0,
         delta_net=reader.delta_net(layers, quantization) if architecture in HYBRIDS else None,
+        gemma4=gemma4,
     )
 
 
@@ -347,13 +366,12 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
             f"{name} is quantized already ({config.quantization.label}), and cannot be rounded to {to}.",
             hint="Leave out --quantize, or name the model in bf16.",
         )
-    interleaved = config.architecture == "gpt_oss"
+    never = _NEVER_ROUNDED.get(config.architecture) if config.mixture else None
     expected = config.mixture is not None or config.delta_net is not None
-    if expected and (to != "int4" or interleaved):
+    if expected and (to != "int4" or never):
         kind = "a hybrid" if config.delta_net else "a mixture of experts"
-        forms = _HYBRID_FORMS if config.delta_net else _EXPERT_FORMS
-        forms = "its experts are possible in bf16 and MXFP4" if interleaved else forms
-        other = "Leave out --quantize" if interleaved else "Ask for --quantize int4"
+        forms = never or (_HYBRID_FORMS if config.delta_net else EXPERT_FORMS)
+        other = "Leave out --quantize" if never else "Ask for --quantize int4"
         raise UsageError(
             f"{name} is {kind}, and cannot be rounded to {to}: {forms}.",
             hint=f"{other}, or take a GGUF file: llama.cpp runs it on this GPU too.",
@@ -410,7 +428,7 @@ def read_windows(
         if not isinstance(first, int):
             raise ModelInvalid(f"{fields.name}: max_window_layers is {first!r}, no usable number.")
         windowed = [layer >= first for layer in range(layers)]
-    elif architecture in ("gemma2", "gemma3", "gpt_oss", "olmo3"):
+    elif architecture in ("gemma2", "gemma3", "gemma4", "gpt_oss", "olmo3"):
         pattern = fields.integer("sliding_window_pattern")
         windowed = [(layer + 1) % pattern != 0 for layer in range(layers)]
     else:
@@ -452,63 +470,21 @@ class _Reader(ConfigFields):
             raise self.unsupported("biases in the attention layers of this architecture")
         if architecture in ("gpt_oss", "seed_oss") and not biased:
             raise self.unsupported("attention layers without the biases of this architecture")
-        if self.raw.get("use_bidirectional_attention"):
+        if self.raw.get("use_bidirectional_attention") not in (None, False, "vision"):
             raise self.unsupported("attention to later tokens")
         if architecture in ("granite4", "granite4_moe"):
             kinds = self.raw.get("layer_types")
             if not isinstance(kinds, list) or {*kinds} - {"attention", "full_attention"}:
                 raise self.unsupported("Mamba layers")
 
-    def mixture(self, architecture: Architecture, quantization: Quantization | None) -> Mixture:
+    def mixture(
+        self, architecture: Architecture, quantization: Quantization | None
+    ) -> Mixture | None:
         """The experts of a layer. Raises ModelInvalid for forms that no kernel here has."""
-        raw = self.raw
-        dense = raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1
-        if dense:
-            raise self.unsupported("layers with and without experts")
-        if architecture != "mixtral" and raw.get("use_sliding_window"):
-            raise self.unsupported("sliding windows in a mixture of experts")
-        if self.activation() != "silu":
-            raise self.unsupported("experts with another activation than SiLU")
-        clamped = architecture == "gpt_oss"
-        if quantization is not None and quantization.method == "mxfp4" and clamped:
-            self.check_mxfp4()
-        elif quantization is not None and (
-            clamped or not quantization.packed or quantization.act_order
-        ):
-            order = " with act-order" if quantization.act_order else ""
-            raise self.unsupported(
-                f"experts quantized as {quantization.label}{order} ({_EXPERT_FORMS})"
-            )
-        field = "num_experts" if "num_experts" in raw else "num_local_experts"
-        experts, chosen = self.integer(field), self.integer("num_experts_per_tok")
-        if not chosen <= experts <= MAX_EXPERTS:
-            raise self.unsupported(f"{chosen} of {experts} experts (at most {MAX_EXPERTS})")
-        shared, gated = 0, architecture in GATED
-        width_field = "shared_expert_intermediate_size" if gated else "shared_intermediate_size"
-        if gated or (architecture in GRANITES and raw.get(width_field)):
-            inner = self.integer(WIDTHS.get(architecture, "intermediate_size"))
-            width = self.integer(width_field)
-            shared, rest = divmod(width, inner)
-            if rest:
-                raise self.unsupported(
-                    f"a shared expert of {width} columns, which are no multiple of {inner}"
-                )
-        if clamped:
-            limit, slope = self.number("swiglu_limit", 7.0), self.number("swiglu_alpha", 1.702)
-            if slope != CLAMPED_SLOPE:
-                raise self.unsupported(f"experts whose gates have a slope of {slope}")
-            return Mixture(experts, chosen, normalized=True, biased=True, limit=limit)
-        always = architecture in ("mixtral", "qwen3_5_moe", *GRANITES)
-        normalized = always or bool(raw.get("norm_topk_prob", False))
-        return Mixture(experts, chosen, normalized, shared, gated)
-
-    def check_mxfp4(self) -> None:
-        """Raise ModelInvalid for columns that groups of 32 do not divide."""
-        for field in ("hidden_size", "intermediate_size"):
-            if self.integer(field) % PACKED_GROUPS[-1]:
-                raise self.unsupported(
-                    f"MXFP4 with {field} {self.integer(field)}, no multiple of 32"
-                )
+        dense = architecture == "gemma4" and not self.raw.get("enable_moe_block")
+        if architecture not in MIXTURES or dense:
+            return None
+        return read_mixture(self, architecture, quantization, gelu=self.activation() != "silu")
 
     def granite(self) -> Factors:
         """The factors of a Granite. Raises ModelInvalid."""

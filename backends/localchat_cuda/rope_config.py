@@ -119,8 +119,28 @@ class DynamicNtkScaling:
         return [theta ** (-i / pairs) for i in range(pairs)]
 
 
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Turns the first `share` of the pairs, as far as if all turned, and leaves the others as they are."""
+
+    share: float
+    factor: float
+
+    def scaled(self, plain: list[float], context: int) -> list[float]:
+        """See Llama3Scaling."""
+        turning = int(self.share * len(plain))
+        return [radians / self.factor for radians in plain[:turning]] + [0.0] * (
+            len(plain) - turning
+        )
+
+
 Scaling: TypeAlias = (
-    Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling | DynamicNtkScaling
+    Llama3Scaling
+    | LinearScaling
+    | YarnScaling
+    | LongRopeScaling
+    | DynamicNtkScaling
+    | ProportionalScaling
 )
 
 
@@ -181,6 +201,10 @@ def _read(fields: ConfigFields, held: Mapping[str, Any], head_dim: int, context:
     share = fields.number(
         "partial_rotary_factor", fields.number("partial_rotary_factor", 1.0), held
     )
+    if held.get("rope_type") == "proportional":
+        return Rotation(
+            theta, ProportionalScaling(min(share, 1.0), fields.number("factor", 1.0, held))
+        )
     columns = int(head_dim * share)
     if columns > head_dim or columns < 2 or columns % 2:
         raise fields.unsupported(f"{columns} of {head_dim} columns of a head turned by positions")

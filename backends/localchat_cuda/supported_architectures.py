@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 Architecture = (
-    Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+    Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "phi3"]
     | Literal["glm4", "granite", "granite4", "seed_oss", "smollm3", "olmo2", "olmo3"]
     | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "granite_moe", "granite4_moe"]
     | Literal["qwen3_next", "qwen3_5", "qwen3_5_moe"]
@@ -23,6 +23,10 @@ CLASSES: dict[str, Architecture] = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForCausalLM": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4",
     "Phi3ForCausalLM": "phi3",
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen2_moe",
@@ -46,8 +50,8 @@ CLASSES: dict[str, Architecture] = {
 """Names in `architectures` of config.json."""
 FAMILIES = (
     "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Qwen3.5, "
-    "Gemma 2, Gemma 3, Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, Granite 4 without Mamba, OLMo 2, OLMo 3, "
-    "Seed-OSS and SmolLM3"
+    "Gemma 2, Gemma 3, Gemma 4, Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, "
+    "Granite 4 without Mamba, OLMo 2, OLMo 3, Seed-OSS and SmolLM3"
 )
 BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss")
 """Architectures with biases on queries, keys and values."""
@@ -55,8 +59,9 @@ GRANITES = ("granite", "granite4", "granite_moe", "granite4_moe")
 OLMOS = ("olmo2", "olmo3")
 MIXTURES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe"),
-    *("granite_moe", "granite4_moe"),
+    *("granite_moe", "granite4_moe", "gemma4"),
 )
+"""Architectures with experts, some not in all models."""
 GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
 """Mixtures with a shared expert that each token weighs."""
 WITHOUT_WINDOWS = ("llama", "glm4", "seed_oss", "olmo2", *GRANITES)
@@ -155,6 +160,23 @@ DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
         "sliding_window_pattern": 6,
+    },
+    "gemma4": {
+        **_GEMMA,
+        "vocab_size": 262_144,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262_144,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1e6,
+            },
+        },
     },
 }
 """Defaults of transformers, by architecture: configs on the hub leave such fields out."""

@@ -12,8 +12,11 @@ import transformers
 
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda import memory_plan
+from localchat_cuda.architectures import gemma4
 from localchat_cuda.checkpoint_model import CheckpointModel, DeviceKind
 from localchat_cuda.model_config import read_config
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.source import CheckpointWeights
 from tests.support import tiny_models
 from tests.support.hub_configs import CONFIGS
 from tests.support.speaking_checkpoint import write_speaking
@@ -24,8 +27,22 @@ NEWER = (
     *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
     *("ministral", "seed-oss", "glm4", "granite", "smollm3"),
-    *("olmo3", "granite4-moe"),
+    *("olmo3", "granite4-moe", "gemma4-small", "gemma4-moe"),
 )
+SMALL_GEMMA4 = {
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "num_kv_shared_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "attention_k_eq_v": True,
+}
+TWO_LAYERS = {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 0,
+}
 
 
 def compute_logits(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -128,6 +145,7 @@ def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: 
     [
         *(("gemma3", 9, {}), ("phi3-long", 17, {})),
         ("olmo2", 9, {"num_hidden_layers": 1, "intermediate_size": 128}),
+        ("gemma4-small", 9, {**SMALL_GEMMA4, **TWO_LAYERS}),
     ],
 )
 def test_kernels_of_packed_weights_match_transformers(
@@ -164,6 +182,8 @@ def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> N
             10,
             {"hidden_size": 64, "intermediate_size": 32, "shared_intermediate_size": 64},
         ),
+        ("gemma4-small", 8, {**SMALL_GEMMA4, "hidden_size": 64, "sliding_window": 4}),
+        ("gemma4-moe", 10, {**SMALL_GEMMA4, **TWO_LAYERS, "hidden_size": 64}),
     ],
 )
 def test_kernels_of_dense_weights_match_transformers(
@@ -207,6 +227,19 @@ def test_the_text_part_of_a_model_that_sees_is_loaded_alone(prefix: str, tmp_pat
     assert memory_plan.weights_bytes(config, [header]) == text_bytes
     found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
     assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
+
+
+def test_keys_that_a_gemma_4_shares_are_not_reported_as_unread(tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.reference("gemma4-small"), tmp_path, "1GB")
+    held = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    config, said = read_config(tmp_path), list[str]()
+    for layer, count in ((4, 0), (0, 1)):
+        held[f"model.layers.{layer}.self_attn.v_proj.scale"] = torch.zeros(1)
+        safetensors.torch.save_file(held, tmp_path / "model.safetensors")
+        source = CheckpointWeights(tmp_path, tiny_models.CPU)
+        load(config, gemma4.NAMES, source, tiny_models.CPU, notify=said.append)
+        assert len(said) == count
+    assert "layers.0.self_attn.v_proj.scale" in said[0]
 
 
 @pytest.mark.parametrize("family", ["Qwen2_5_VL", "Qwen3VL"])

@@ -9,8 +9,9 @@ import transformers
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.fit.load_options import RoundedType
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.memory_plan import parameters
-from localchat_cuda.model_config import Mixture, parse_config, read_config, rounded_config
+from localchat_cuda.memory_plan import kv_token_bytes, parameters
+from localchat_cuda.mixture_config import Mixture
+from localchat_cuda.model_config import parse_config, read_config, rounded_config
 from localchat_cuda.quantization_config import Quantization
 from localchat_cuda.rope_config import LinearScaling, Llama3Scaling, Rotation, YarnScaling
 from localchat_cuda.supported_architectures import CLASSES
@@ -267,6 +268,85 @@ def test_olmo_3_stretches_the_layers_without_a_window_alone() -> None:
     assert found.normed_projections and found.post_normed and not found.normed_heads
     plain = parse_config({**raw, "rope_scaling": None}, "it")
     assert (plain.rotation, plain.windowed_rotation) == (Rotation(5e5), None)
+
+
+GEMMA4 = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "vision_config": {},
+    "text_config": {
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 1024,
+        "use_bidirectional_attention": "vision",
+    },
+}
+
+
+def test_gemma_4_is_read_with_the_shapes_of_its_layers() -> None:
+    found = parse_config(GEMMA4, "it")
+    assert (found.key_heads_of(4), found.head_dim_of(4)) == (16, 256)
+    assert (found.key_heads_of(5), found.head_dim_of(5)) == (4, 512)
+    assert (found.qkv_heads(4), found.qkv_heads(5)) == ((32, 16, 16), (32, 4))
+    assert found.windows[3:7] == (1024, 1024, 0, 1024)
+    assert found.rotation.radians(512, 64)[63:65] == (1e6 ** (-126 / 512), 0.0)
+    assert (found.rotation_of(4), found.attention_scale) == (Rotation(1e4), 1.0)
+    assert kv_token_bytes(found) == 2 * 2 * (50 * 16 * 256 + 10 * 4 * 512)
+
+
+def test_a_small_gemma_4_shares_keys_and_has_inputs_of_each_layer() -> None:
+    text = {"num_hidden_layers": 12, "num_kv_shared_layers": 6, "use_double_wide_mlp": True}
+    shape = {**GEMMA4["text_config"], **text, "attention_k_eq_v": False}  # type: ignore[dict-item]
+    del shape["hidden_size_per_layer_input"]
+    found = parse_config({**GEMMA4, "text_config": shape}, "it")
+    assert found.kv_layers == (0, 1, 2, 3, 4, 5)
+    assert [found.kv_source(n) for n in (5, 6, 10, 11)] == [5, 4, 4, 5]
+    assert found.qkv_heads(6) == (32,)
+    assert found.intermediate_of(6) == 2 * found.intermediate_of(5)
+    assert found.gemma4 is not None and found.gemma4.input_columns == 256
+
+
+MOE = {
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
+
+
+def test_gemma_4_with_experts_has_a_dense_layer_beside_them() -> None:
+    found = parse_config({**GEMMA4, "text_config": {**GEMMA4["text_config"], **MOE}}, "it")  # type: ignore[dict-item]
+    assert found.mixture == Mixture(128, 8, normalized=True, gelu=True)
+    assert (found.intermediate, found.intermediate_of(0)) == (704, 21504)
+    with pytest.raises(UsageError, match="beside a dense layer are possible in bf16") as caught:
+        rounded_config(found, "int4", "it")
+    assert "Leave out --quantize" in caught.value.hint
+    quantized = {**GEMMA4, "text_config": {**GEMMA4["text_config"], **MOE}}  # type: ignore[dict-item]
+    with pytest.raises(ModelInvalid, match="experts quantized as AWQ"):
+        parse_config({**quantized, "quantization_config": AWQ}, "it")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"global_head_dim": 320}, "heads of 320 columns"),
+        ({"num_kv_shared_layers": 59}, "a kind of layer that is not there"),
+        ({"layer_types": ["chunked_attention"] * 60}, "no list of 60 known kinds"),
+        ({"use_bidirectional_attention": "all"}, "later tokens"),
+    ],
+)
+def test_other_gemma_4s_are_refused(change: dict[str, Any], words: str) -> None:
+    text = {**GEMMA4["text_config"], **change}  # type: ignore[dict-item]
+    with pytest.raises(ModelInvalid, match=words) as caught:
+        parse_config({**GEMMA4, "text_config": text}, "it")
+    if "kinds" not in words:
+        assert "llama.cpp" in caught.value.hint
 
 
 GRANITE4 = {

@@ -28,6 +28,8 @@ def test_logprobs_are_within_twice_the_error_of_torch(
 ) -> None:
     if awq and kind == "llama":
         pytest.skip("its products have fewer outputs than the packed forms take")
+    if awq and kind == "gemma4-moe":
+        pytest.skip("its experts are never packed")
     model, tokens = tiny_models.reference(kind), tokens_of(51, 200)
     (tiny_models.save_awq if awq else tiny_models.save)(model, tmp_path)
     exact = logs_of(model, tokens)

@@ -73,12 +73,46 @@ def granite4_mixture(draw: Random) -> dict[str, Any]:
     return granite4(draw, shape, (inner, 3 * inner))
 
 
+def gemma4(draw: Random) -> dict[str, Any]:
+    """Of both kinds of layers, the last without a window; some with experts or with what only the small models
+    have."""
+    layers, small = draw.randint(2, 5), draw.random() < 0.5
+    kinds = [draw.choice(("sliding_attention", "full_attention")) for _ in range(layers - 1)]
+    kinds.append("full_attention")
+    shared = draw.randint(0, layers - 2) if small else 0
+    kinds[: len({*kinds})] = sorted({*kinds}, reverse=True)  # each kind has a layer with keys
+    shared = min(shared, layers - len({*kinds}))
+    heads, keys = draw.choice(((4, 2), (4, 4), (2, 1)))
+    experts = draw.randint(1, 9)
+    return {
+        **dense(draw),
+        "num_hidden_layers": layers,
+        "layer_types": kinds,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "head_dim": draw.choice((64, 96)),
+        "global_head_dim": draw.choice((128, 256)),
+        "num_global_key_value_heads": draw.choice((None, 1, 2)),
+        "attention_k_eq_v": draw.random() < 0.5,
+        "sliding_window": draw.choice((1, 7, 24, 600)),
+        "final_logit_softcapping": draw.choice((None, 5.0)),
+        "hidden_size_per_layer_input": draw.choice((32, 64)) if small else 0,
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": draw.random() < 0.5,
+        "enable_moe_block": draw.random() < 0.5,
+        "num_experts": experts,
+        "top_k_experts": draw.randint(1, experts),
+        "moe_intermediate_size": draw.choice((32, 64)),
+    }
+
+
 FAMILIES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "olmo2": dense,
     "olmo3": windows,
     "granite-moe": granite_mixture,
     "granite4": lambda draw: granite4(draw, granite(draw), (64, 192)),
     "granite4-moe": granite4_mixture,
+    "gemma4-small": gemma4,
 }
 
 

@@ -14,8 +14,10 @@ from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.layers import DenseLayers, PackedLayers, compute_logits
+from localchat_cuda.layers import DenseLayers
 from localchat_cuda.model_config import ModelConfig, read_config
+from localchat_cuda.output_head import compute_logits
+from localchat_cuda.packed_layers import PackedLayers
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
     build_input_batch,
@@ -78,6 +80,26 @@ GEMMA = {
     "query_pre_attn_scalar": 100,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+GEMMA4 = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "head_dim": 64,
+    "global_head_dim": 128,
+    "num_global_key_value_heads": 1,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "final_logit_softcapping": 5.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e6,
+        },
+    },
+}
 MIXTURE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 128}
 GRANITE = {
     "embedding_multiplier": 12.0,
@@ -123,6 +145,39 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 24, **NARROW}),
     "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 8.0, "final_logit_softcapping": 5.0}),
     "gemma3": ("Gemma3", {**GEMMA, "rope_parameters": TWO_ROTATIONS}),
+    "gemma4": (
+        "Gemma4Unified",
+        {
+            **GEMMA4,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "attention_k_eq_v": True,
+        },
+    ),
+    "gemma4-small": (
+        "Gemma4",
+        {
+            **GEMMA4,
+            "num_hidden_layers": 5,
+            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 128,
+            "vocab_size_per_layer_input": VOCABULARY,
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 64,
+        },
+    ),
     "phi3": ("Phi3", {**NARROW, **ENDS, "rope_parameters": {"rope_theta": 10000.0}}),
     "phi3-long": (
         "Phi3",
@@ -227,7 +282,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def reference(kind: str, **changed: Any) -> Any:
     """The model in transformers, fp32, every bias and norm away from its dull beginning."""
     family, changes = KINDS[kind]
-    text = f"{family}Text" if family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else family
+    with_text = "Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe"
+    text = f"{family}Text" if family in with_text else family
     shape = {**SHAPE, **changes, **changed}
     if "rope_parameters" in shape:
         del shape["rope_theta"]
@@ -239,6 +295,9 @@ def reference(kind: str, **changed: Any) -> Any:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.mul_(0.5 + torch.rand(1))
     return model
 
 
@@ -357,11 +416,10 @@ def _expert_layers(
 
 def spoil(pages: Pages) -> None:
     """Fill pages with what spoils whatever reads them before they are written."""
-    if pages.exponents is None:
-        pages.pool.fill_(float("nan"))
-    else:
-        pages.pool.fill_(0x7F7F)
-        pages.exponents.fill_(255)
+    for pool in pages.pools:
+        pool.fill_(0x7F7F if pages.exponents else float("nan"))
+    for exponents in pages.exponents:
+        exponents.fill_(255)
     if pages.states is not None:
         pages.states.matrices.fill_(float("nan"))
         pages.states.inputs.fill_(float("nan"))
@@ -389,7 +447,7 @@ class Tiny:
             self.config, self.architecture.NAMES, CheckpointWeights(folder, CPU), CPU, dtype=dtype
         )
         self.kernels = kernels
-        heads, d = self.config.heads, self.config.head_dim
+        heads, d = self.config.heads, self.config.head_dim_of(self.config.layers - 1)
         self.batch_config = BatchConfig(
             heads, self.config.key_heads, d, 64, 4, fp8_kv=fp8_kv, prefill_tile=prefill_tile,
             states=self.config.delta_net is not None,

@@ -5,6 +5,7 @@ from types import ModuleType
 from localchat_cuda.architectures import (
     gemma2,
     gemma3,
+    gemma4,
     glm4,
     gpt_oss,
     granite,
@@ -35,6 +36,7 @@ ARCHITECTURES: dict[Architecture, ModuleType] = {
     "qwen3": qwen3,
     "gemma2": gemma2,
     "gemma3": gemma3,
+    "gemma4": gemma4,
     "phi3": phi3,
     "mixtral": mixtral,
     "qwen2_moe": qwen2_moe,

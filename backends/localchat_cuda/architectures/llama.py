@@ -6,7 +6,8 @@ Llama Team, 2024 (arXiv 2407.21783). 3.1 and later stretch slow rotations (rope_
 import torch
 
 from localchat_cuda.layers import Layers, X
-from localchat_cuda.weights.loader import ModelWeights, Names
+from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.weights.loader import ModelWeights
 
 NAMES = Names(
     embedding="model.embed_tokens.weight",

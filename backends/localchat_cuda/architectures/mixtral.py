@@ -9,7 +9,8 @@ import torch
 
 from localchat_cuda.architectures import mistral
 from localchat_cuda.layers import Layers, X
-from localchat_cuda.weights.loader import ExpertNames, ModelWeights
+from localchat_cuda.weights.checkpoint_names import ExpertNames
+from localchat_cuda.weights.loader import ModelWeights
 
 NAMES = replace(
     mistral.NAMES,

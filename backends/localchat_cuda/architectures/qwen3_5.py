@@ -10,7 +10,8 @@ import torch
 
 from localchat_cuda.architectures import qwen3_next
 from localchat_cuda.layers import DenseLayers
-from localchat_cuda.weights.loader import DeltaNetNames, ModelWeights
+from localchat_cuda.weights.checkpoint_names import DeltaNetNames
+from localchat_cuda.weights.loader import ModelWeights
 
 NAMES = replace(
     qwen3_next.HYBRID,

@@ -9,7 +9,8 @@ import torch
 
 from localchat_cuda.architectures import qwen3
 from localchat_cuda.layers import HeadNorms, Layers, X
-from localchat_cuda.weights.loader import ExpertNames, ModelWeights
+from localchat_cuda.weights.checkpoint_names import ExpertNames
+from localchat_cuda.weights.loader import ModelWeights
 
 EXPERTS = ExpertNames(
     router="mlp.gate",

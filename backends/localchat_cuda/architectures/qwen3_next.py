@@ -12,7 +12,8 @@ import torch
 from localchat_cuda.architectures import qwen2_moe, qwen3
 from localchat_cuda.layers import DenseLayers, HeadNorms
 from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.weights.loader import DeltaNetNames, LayerWeights, ModelWeights, Names
+from localchat_cuda.weights.checkpoint_names import DeltaNetNames, Names
+from localchat_cuda.weights.loader import LayerWeights, ModelWeights
 
 
 def gates_last(config: ModelConfig) -> torch.Tensor:

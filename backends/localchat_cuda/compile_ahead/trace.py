@@ -48,7 +48,8 @@ from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
 from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.model_config import Mixture, ModelConfig
+from localchat_cuda.mixture_config import Mixture
+from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.quantization_config import padded
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
@@ -62,6 +63,7 @@ from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.formats.weight import Weight, concat_rows
 from localchat_cuda.weights.loader import (
+    LayerInputs,
     LayerWeights,
     ModelWeights,
     expert_shapes,
@@ -104,7 +106,15 @@ class CompileJob(NamedTuple):
 def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> ModelConfig:
     """Keep one layer of each kind, and the last one: after its attention fewer rows go on."""
     last = config.layers - 1
-    kinds = {(config.window(n), config.has_delta_net(n)): n for n in reversed(range(last))}
+    kinds = {
+        (
+            config.window(n),
+            config.has_delta_net(n),
+            config.qkv_heads(n),
+            config.intermediate_of(n),
+        ): n
+        for n in reversed(range(last))
+    }
     kept = (*sorted(kinds.values()), last)
     kept = (kept[0],) * (len(formats) - len(kept)) + kept
     net = config.delta_net
@@ -113,6 +123,8 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
         layers=len(kept),
         windows=tuple(map(config.window, kept)) if config.windows else (),
         delta_net=net and replace(net, layers=tuple(map(config.has_delta_net, kept))),
+        gemma4=config.gemma4 and config.gemma4.keep(kept),
+        unrotated=tuple(config.unrotated[n] for n in kept) if config.unrotated else (),
     )
 
 
@@ -121,7 +133,6 @@ def meta_weights(
 ) -> ModelWeights:
     """All weights in the types and shapes of a load, without memory."""
     names, half = ARCHITECTURES[config.architecture].NAMES, getattr(torch, config.dtype)
-    widths = norm_widths(config)
     norm = torch.float32 if names.norm_offset else half
 
     def layer(number: int) -> LayerWeights:
@@ -135,9 +146,8 @@ def meta_weights(
         }
         return LayerWeights(
             {
-                field: _empty(widths.get(field, config.hidden), dtype=norm)
-                for field in names.norms
-                if not (net and field in widths)
+                field: _empty(width, dtype=norm)
+                for field, width in norm_widths(config, names, number).items()
             },
             linears,
             {
@@ -163,7 +173,14 @@ def meta_weights(
     copy = BoundedHead(rounded, _empty(config.vocabulary)) if head_bounds else None
     scaled = config.logits_divisor != 1.0
     last_norm = _empty(config.hidden, dtype=torch.float32 if scaled else norm)
-    return ModelWeights(embedding, tuple(map(layer, range(config.layers))), last_norm, head, copy)
+    layers, inputs = tuple(map(layer, range(config.layers))), None
+    if config.gemma4 is not None and (width := config.gemma4.input_columns):
+        inputs = LayerInputs(
+            _empty(config.gemma4.input_vocabulary, config.layers * width, dtype=half),
+            _empty(config.layers * width, config.hidden, dtype=half),
+            _empty(width, dtype=half),
+        )
+    return ModelWeights(embedding, layers, last_norm, head, copy, inputs)
 
 
 def _meta_delta_net(config: ModelConfig, linears: dict[str, Weight]) -> DeltaNetWeights:
@@ -193,7 +210,9 @@ def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
         biases[0] = _empty(rows[0], dtype=half)
     chosen, shared = mixture.chosen, mixture.shared
     held = Router(_empty(*router, dtype=half), chosen, mixture.normalized, shared, biases[0])
-    return Experts(held.counting(), gate_up, down, biases[1], biases[2], mixture.limit)
+    return Experts(
+        held.counting(), gate_up, down, biases[1], biases[2], mixture.limit, mixture.gelu
+    )
 
 
 def _meta_linear(

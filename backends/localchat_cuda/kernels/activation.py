@@ -49,16 +49,16 @@ def clamped_reference(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
 
 
 @triton.jit
-def gated(gate, up, LIMIT: tl.constexpr):
-    """silu(gate) * up, or with a LIMIT gpt-oss's: gate up to it times a steeper sigmoid, times up within it
-    plus 1."""
+def gated(gate, up, LIMIT: tl.constexpr, GELU: tl.constexpr):
+    """silu(gate) * up or gelu(gate) * up, or with a LIMIT gpt-oss's: gate up to it times a steeper sigmoid,
+    times up within it plus 1."""
     if LIMIT > 0.0:
         gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.minimum(up, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.maximum(up, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
         return gate / (1.0 + tl.exp(gate * -CLAMPED_SLOPE)) * (up + 1.0)
     else:
-        return activation(gate, False) * up
+        return activation(gate, GELU) * up
 
 
 @triton.jit

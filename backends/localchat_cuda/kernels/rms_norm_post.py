@@ -2,7 +2,7 @@
 
 Letters: T rows, H columns, S partial sums, G = H / 128.
 
-    y = sum over S;  residual += y / rms(y) * post;  out = residual / rms(residual) * weight
+    y = sum over S;  residual = (residual + y / rms(y) * post) * scale;  out = residual / rms(residual) * weight
 
 `post_norm`, for gemms that read [T, H]: one program a row does all of it in fp32. y [S, T, H] fp32,
 fp16 or bf16; residual fp32 [T, H], read and written; post and weight [H]; out fp16 or bf16 [T, H]. Without a
@@ -49,10 +49,12 @@ from localchat_cuda.kernels.launch import (
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _added(y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, eps: float) -> torch.Tensor:
+def _added(
+    y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, eps: float, scale: float
+) -> torch.Tensor:
     total = y.float().sum(0)
     inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
-    return residual + total * inverse * post.float()
+    return (residual + total * inverse * post.float()) * scale
 
 
 def reference(
@@ -62,9 +64,10 @@ def reference(
     weight: torch.Tensor | None,
     out: torch.Tensor,
     eps: float,
+    scale: float = 1.0,
 ) -> None:
     """`post_norm` in plain torch, same arguments."""
-    residual.copy_(_added(y, residual, post, eps))
+    residual.copy_(_added(y, residual, post, eps, scale))
     if weight is None:
         out.copy_(residual)
         return
@@ -80,11 +83,12 @@ def prepare_reference(
     rows: Rows,
     squares: torch.Tensor,
     eps: float,
+    scale: float = 1.0,
     *,
     order: torch.Tensor | None = None,
 ) -> None:
     """`prepare` in plain torch, same arguments; its scale is that of the residual itself."""
-    residual.copy_(_added(y, residual, post, eps))
+    residual.copy_(_added(y, residual, post, eps, scale))
     mean = residual.square().mean(-1, keepdim=True).clamp_min(1.0)
     scaled = residual * torch.exp2(-torch.floor(0.5 * torch.log2(mean)))
     if order is not None:
@@ -101,6 +105,7 @@ def _row_kernel(
     weight,
     out,
     eps,
+    scale,
     T,
     H: tl.constexpr,
     H_POW2: tl.constexpr,
@@ -122,7 +127,7 @@ def _row_kernel(
     for s in tl.static_range(S):
         total += tl.load(y + (s * T + t) * H + i, mask=inside, other=0.0).to(tl.float32)
     total = total * tl.rsqrt(tl.sum(total * total, 0) / H + eps) * first
-    x = tl.load(residual + t * H + i, mask=inside, other=0.0) + total
+    x = (tl.load(residual + t * H + i, mask=inside, other=0.0) + total) * scale
     tl.store(residual + t * H + i, x, mask=inside)
     if NORM:
         x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
@@ -136,6 +141,7 @@ def post_norm(
     weight: torch.Tensor | None,
     out: torch.Tensor,
     eps: float,
+    scale: float = 1.0,
     *,
     pdl: bool = True,
 ) -> None:
@@ -160,6 +166,7 @@ def post_norm(
         post if weight is None else weight,
         out,
         eps,
+        scale,
         t,
         H=h,
         H_POW2=power_of_two(h),
@@ -226,6 +233,7 @@ def _prepare_kernel(
     factors,
     order,
     eps,
+    factor,
     T,
     H: tl.constexpr,
     G_POW2: tl.constexpr,
@@ -262,8 +270,8 @@ def _prepare_kernel(
     zz = zz * inverse * inverse
     # Where residual and sum cancel, the mean is mostly rounding error, but the rows are small in any case.
     mean = (rr + 2.0 * rz * inverse + zz) / H
-    scale = tl.exp2(-tl.floor(0.5 * tl.log2(tl.maximum(mean, 1.0))))
-    v = v * inverse[:, None] * first[None, :] + r
+    scale = tl.exp2(-tl.floor(0.5 * tl.log2(tl.maximum(mean * factor * factor, 1.0))))
+    v = (v * inverse[:, None] * first[None, :] + r) * factor
     tl.store(residual + at, v, mask=inside)
     v = v * scale[:, None]
     tl.store(squares + t * G + group, tl.sum(v * v, 1), mask=there)
@@ -278,6 +286,7 @@ def prepare(
     rows: Rows,
     squares: torch.Tensor,
     eps: float,
+    scale: float = 1.0,
     *,
     order: torch.Tensor | None = None,
     pdl: bool = True,
@@ -314,7 +323,7 @@ def prepare(
     room = rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2]
     kernel = _prepare_kernel[grid](
         total, sums, residual, post, weight, squares, rows.x, rows.factors,
-        total if order is None else order, eps, t,
+        total if order is None else order, eps, scale, t,
         H=h, G_POW2=power_of_two(groups), MQ=room, FORMAT=format_of(rows), ROWS=several,
         ORDER=order is not None, PDL=pdl, GROUP=rows.group, **options(pdl, 1),
     )  # fmt: skip

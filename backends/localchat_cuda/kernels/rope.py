@@ -7,7 +7,8 @@ One kernel reads the output of the qkv gemm (partial sums of an int4 gemm, or on
 adds the bias if the model has one, normalizes q and k per head if the model does (Qwen3), rotates q
 and k, and writes q [T, H, D] and, at each token's position in its sequence's block table, k and v.
 
-    qkv       [S, T, (H + 2 J) D] fp32, fp16 or bf16: q heads, k heads, v heads
+    qkv       [S, T, (H + 2 J) D] fp32, fp16 or bf16: q heads, k heads, v heads; without v heads k are also
+              v, before their norm and rotation; with q heads alone nothing is stored
     angles    fp32 [positions, D]: cosines of the D/2 pairs, then sines (`angles`, `angle_table`)
     positions int32 [T];  slots int32 [T]: row of the block table;  tables int32 [slots, width]
     k, v      [pages, J, P, D]: a page of one head is contiguous, as a tile of attention is;
@@ -81,6 +82,7 @@ def reference(
     bias: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
+    v_norm: bool = False,
     eps: float = 1e-6,
     columns: int = 0,
     exponents: torch.Tensor | None = None,
@@ -92,7 +94,7 @@ def reference(
     total = qkv.float().sum(0)
     if bias is not None:
         total = total + bias.float()
-    heads = total.view(t, h + 2 * j, d)
+    heads = total.view(t, -1, d)
     cos, sin = table[positions.long()].view(t, 1, 2, d // 2).unbind(2)
 
     def rotate(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
@@ -104,9 +106,13 @@ def reference(
         return torch.cat((a * c - b * s, b * c + a * s, still), -1)
 
     q.copy_(rotate(heads[:, :h], q_norm))
+    if heads.shape[1] == h:
+        return
     pages = tables[slots.long(), positions.long() // page].long()
     offsets = positions.long() % page
-    keys, values = rotate(heads[:, h : h + j], k_norm), heads[:, h + j :]
+    keys, values = rotate(heads[:, h : h + j], k_norm), heads[:, -j:]
+    if v_norm:
+        values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
     if exponents is None:
         k[pages, :, offsets] = keys.to(k.dtype)
         v[pages, :, offsets] = values.to(v.dtype)
@@ -156,6 +162,8 @@ def _rope_kernel(
     S_POW2: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
+    NORM_V: tl.constexpr,
+    STORED: tl.constexpr,
     HEADS: tl.constexpr,
     CODED: tl.constexpr,
     ROOMY: tl.constexpr,
@@ -179,10 +187,12 @@ def _rope_kernel(
     sin = tl.load(table + position * D + D // 2 + i, mask=inside, other=0.0)
     if PDL:
         gdc_wait()
-    columns: tl.constexpr = (H + 2 * J) * D
+    columns: tl.constexpr = (H + J * STORED) * D
     for n in tl.static_range(HEADS):
         head = first + n
         at = t * columns + head * D
+        if STORED == 1:
+            at -= tl.where(head < H + J, 0, J * D)
         a = _half(qkv, at + low, inside, T * columns, S, S_POW2)
         b = _half(qkv, at + high, inside, T * columns, S, S_POW2)
         if BIAS:
@@ -197,6 +207,10 @@ def _rope_kernel(
             rotated = a * cos - b * sin
             b = b * cos + a * sin
             a = rotated
+        elif NORM_V:
+            inverse = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
+            a *= inverse
+            b *= inverse
         if head < H:
             out = q + (t * H + head) * D
             tl.store(out + low, a.to(q.dtype.element_ty), mask=inside)
@@ -272,6 +286,7 @@ def rope_store(
     bias: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
+    v_norm: bool = False,
     eps: float = 1e-6,
     columns: int = 0,
     exponents: torch.Tensor | None = None,
@@ -279,7 +294,8 @@ def rope_store(
 ) -> None:
     """Rotate and store; shapes in the module docstring.
 
-    `q_norm` and `k_norm` [D] come together or not at all. `columns`: R, 0 for all of a head. With `exponents` k
+    `q_norm` and `k_norm` [D] come together or not at all; with `v_norm` values are normalized without weights.
+    `columns`: R, 0 for all of a head. With `exponents` k
     and v are FP8 bytes. With `pdl` all but qkv is read before the kernel waits for its predecessor: the kernel
     that writes it must have ended, or must not release its dependents early.
     """
@@ -289,7 +305,8 @@ def rope_store(
     require_pages("v", v, d, device, exponents)
     j, page = k.shape[1], k.shape[2]
     splits = qkv.shape[0]
-    require("qkv", qkv, (splits, t, (h + 2 * j) * d), _FLOATS, device)
+    stored = max(0, min(2, (qkv.shape[2] // d - h) // j))
+    require("qkv", qkv, (splits, t, (h + stored * j) * d), _FLOATS, device)
     require("table", table, (None, d), (torch.float32,), device)
     require("positions", positions, (t,), (torch.int32,), device)
     require("slots", slots, (t,), (torch.int32,), device)
@@ -300,7 +317,7 @@ def rope_store(
     if columns % 2 or not 0 <= columns <= d:
         raise ValueError(f"columns: an even number of 0 to {d} wanted, {columns} given")
     if bias is not None:
-        require("bias", bias, ((h + 2 * j) * d,), _FLOATS, device)
+        require("bias", bias, ((h + stored * j) * d,), _FLOATS, device)
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm, k_norm: both or neither wanted")
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
@@ -308,8 +325,9 @@ def rope_store(
             require(name, norm, (d,), _FLOATS, device)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
-    together = heads_of(t, h + 2 * j)
-    kernel = _rope_kernel[(t, (h + 2 * j) // together)](
+    written = h + 2 * j if stored else h
+    together = heads_of(t, written)
+    kernel = _rope_kernel[(t, written // together)](
         qkv,
         qkv if bias is None else bias,
         table,
@@ -337,6 +355,8 @@ def rope_store(
         S_POW2=power_of_two(splits),
         BIAS=bias is not None,
         NORM=q_norm is not None,
+        NORM_V=v_norm,
+        STORED=stored,
         HEADS=together,
         CODED=exponents is not None,
         ROOMY=own_carveout(t),

@@ -26,7 +26,8 @@ _LAYOUT = 1
 
 def host_layout(config: ModelConfig) -> str:
     """Names the arrangement of the bytes that `Pages.read` gives."""
-    return f"{_LAYOUT}: {config.layers} {config.key_heads} {config.head_dim}"
+    own = "" if config.gemma4 is None else f" {config.gemma4}"
+    return f"{_LAYOUT}: {config.layers} {config.key_heads} {config.head_dim}{own}"
 
 
 class LayerPages(NamedTuple):
@@ -41,10 +42,10 @@ class LayerPages(NamedTuple):
 
 
 class Pages:
-    """The KV cache: one tensor [L, pages, 2, J, page_tokens, D], a page's keys next to its values.
+    """The KV cache: a tensor [L, pages, 2, J, page_tokens, D] for each J and D, keys before values of a page.
 
     With `fp8`, words of two codes [..., D/2] and their exponents [L, pages, J, page_tokens, 2]. Layers with a
-    delta net have states in place of pages, and do not count in L.
+    delta net have states in place of pages, and do not count in L; nor do those that read other layers' pages.
     """
 
     def __init__(
@@ -55,61 +56,70 @@ class Pages:
         """`context_tokens`: the longest sequence, for the tables of rotations. `dtype`: of the numbers;
         `fp8`: store them in 8 bits. `slots`, `saved_states`: see States."""
         self.page_tokens, self.device, self.dtype = page_tokens, device, dtype
-        heads, width = config.key_heads, config.head_dim
         self.states = (
             States(config.delta_net, slots, saved_states, device, dtype)
             if config.delta_net
             else None
         )
-        with_pages = [n for n in range(config.layers) if not config.has_delta_net(n)]
-        self._number = {layer: n for n, layer in enumerate(with_pages)}
-        self.pool = torch.zeros(
-            len(with_pages), pages, 2, heads, page_tokens, width // 2 if fp8 else width,
-            device=device, dtype=torch.int16 if fp8 else dtype,
+        shapes: dict[tuple[int, int], list[int]] = {}
+        for layer in config.kv_layers:
+            shapes.setdefault((config.key_heads_of(layer), config.head_dim_of(layer)), []).append(
+                layer
+            )
+        self.pools = tuple(
+            torch.zeros(
+                len(layers), pages, 2, heads, page_tokens, d // 2 if fp8 else d,
+                device=device, dtype=torch.int16 if fp8 else dtype,
+            )
+            for (heads, d), layers in shapes.items()
         )  # fmt: skip
-        self.exponents: torch.Tensor | None = None
+        self.exponents: tuple[torch.Tensor, ...] = ()
         if fp8:
-            self.exponents = torch.zeros(
-                len(with_pages), pages, heads, page_tokens, 2, device=device, dtype=torch.uint8
+            self.exponents = tuple(
+                torch.zeros(
+                    len(layers), pages, heads, page_tokens, 2, device=device, dtype=torch.uint8
+                )
+                for (heads, _), layers in shapes.items()
             )
-        self._angles = self._angle_table(config, config.rotation, context_tokens)
-        windowed = config.windowed_rotation
-        self._windowed_layers = (
-            {n for n in range(config.layers) if config.window(n)} if windowed else set()
-        )
-        self._windowed_angles = (
-            self._angle_table(config, windowed, context_tokens) if windowed else self._angles
-        )
+        own = {
+            layer: (number, at)
+            for number, layers in enumerate(shapes.values())
+            for at, layer in enumerate(layers)
+        }
+        self._own = {
+            layer: own[config.kv_source(layer)]
+            for layer in range(config.layers)
+            if not config.has_delta_net(layer)
+        }
+        self._angles = self._angle_tables(config, context_tokens)
 
-        self._unrotated_angles = self._angles
-        if any(config.unrotated):
-            self._unrotated_angles = rope.angle_table(
-                context_tokens, width, (0.0,) * (width // 2), device
-            )
-        self._unrotated = config.unrotated
-
-    def _angle_table(
-        self, config: ModelConfig, rotation: Rotation, context_tokens: int
-    ) -> torch.Tensor:
-        d = config.head_dim
-        radians = rotation.radians(d, context_tokens)
-        return rope.angle_table(context_tokens, d, radians, self.device, rotation.magnitude)
+    def _angle_tables(self, config: ModelConfig, context_tokens: int) -> list[torch.Tensor]:
+        """By layer; those of the same rotation and head dimension share one."""
+        held: dict[tuple[Rotation | None, int], torch.Tensor] = {}
+        found = []
+        for layer in range(config.layers):
+            rotation, d = key = config.rotation_of(layer), config.head_dim_of(layer)
+            if key not in held:
+                still, magnitude = (0.0,) * (d // 2), 1.0
+                if rotation is not None:
+                    still, magnitude = rotation.radians(d, context_tokens), rotation.magnitude
+                held[key] = rope.angle_table(context_tokens, d, still, self.device, magnitude)
+            found.append(held[key])
+        return found
 
     def angles(self, layer: int) -> torch.Tensor:
         """The table of cosines and sines of a layer."""
-        if self._unrotated and self._unrotated[layer]:
-            return self._unrotated_angles
-        return self._windowed_angles if layer in self._windowed_layers else self._angles
+        return self._angles[layer]
 
     @property
     def bytes(self) -> int:
         """Device memory of the pages."""
-        return self.pool.nbytes + (0 if self.exponents is None else self.exponents.nbytes)
+        return sum(each.nbytes for each in (*self.pools, *self.exponents))
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page in all layers."""
-        return self.bytes // self.pool.shape[1]
+        return self.bytes // self.pools[0].shape[1]
 
     def read(self, page: int, out: torch.Tensor) -> None:
         """Copy a page in all layers to bytes uint8 [page_bytes]."""
@@ -126,24 +136,25 @@ class Pages:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The parts of a page's bytes beside the views that hold them: numbers or codes, then exponents."""
         begin = 0
-        for tensor in (self.pool, self.exponents):
-            if tensor is not None:
-                view = tensor[:, page]
-                end = begin + view.numel() * view.element_size()
-                yield content[begin:end].view(view.dtype).view(view.shape), view
-                begin = end
+        for tensor in (*self.pools, *self.exponents):
+            view = tensor[:, page]
+            end = begin + view.numel() * view.element_size()
+            yield content[begin:end].view(view.dtype).view(view.shape), view
+            begin = end
 
     def layer(self, number: int) -> LayerPages:
         """Keys and values of a layer."""
-        own, exponents = self._number[number], self.exponents
-        pool = self.pool[own]
-        return LayerPages(pool[:, 0], pool[:, 1], None if exponents is None else exponents[own])
+        shape, own = self._own[number]
+        pool = self.pools[shape][own]
+        exponents = self.exponents[shape][own] if self.exponents else None
+        return LayerPages(pool[:, 0], pool[:, 1], exponents)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` positions of a page, in all layers."""
-        self.pool[:, target, :, :, :tokens] = self.pool[:, source, :, :, :tokens]
-        if self.exponents is not None:
-            self.exponents[:, target, :, :tokens] = self.exponents[:, source, :, :tokens]
+        for pool in self.pools:
+            pool[:, target, :, :, :tokens] = pool[:, source, :, :, :tokens]
+        for exponents in self.exponents:
+            exponents[:, target, :, :tokens] = exponents[:, source, :, :tokens]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ import torch
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels import fp8_int8
 from localchat_cuda.kernels.sampling.rescore import MAX_ROWS, Rescoring
-from localchat_cuda.layers import DenseLayers, PackedLayers, compute_logits
+from localchat_cuda.layers import DenseLayers
 from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.output_head import compute_logits
+from localchat_cuda.packed_layers import PackedLayers
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.weights.loader import ModelWeights
 

@@ -80,12 +80,17 @@ class CudaRunner:
         # Asked for now: after an error the GPU answers no more.
         self._device_text = describe_device(self.device)
         self._stream = torch.cuda.Stream(self.device) if self._gpu else None  # type: ignore[no-untyped-call]
+        # One layout serves all layers: the widest heads decide the tiles, the fewest key heads the splits.
+        d = max(map(config.head_dim_of, range(config.layers)))
+        key_heads = min(map(config.key_heads_of, range(config.layers)))
         batch_config = BatchConfig(
-            config.heads, config.key_heads, config.head_dim, pages.page_tokens,
-            traits(self.device).sms, fp8_kv=pages.exponents is not None,
+            config.heads, key_heads, d, pages.page_tokens,
+            traits(self.device).sms, fp8_kv=bool(pages.exponents),
             context_tokens=capabilities.context_tokens, states=pages.states is not None,
-            prefill_tile=best_tile_config(
-                config.head_dim, pages.page_tokens, pages.dtype, self.device, config.attention_cap
+            prefill_tile=None
+            if config.gemma4  # the faster kernel would have to take all of its heads
+            else best_tile_config(
+                d, pages.page_tokens, pages.dtype, self.device, config.attention_cap
             ),
         )  # fmt: skip
         blocks = capabilities.kv_tokens // capabilities.block_tokens

@@ -5,11 +5,11 @@ computes (q, k and v; gate and up) along N. Only formats/ knows how a linear lay
 the model and one tensor.
 """
 
-import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -22,9 +22,11 @@ from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead, bounded_he
 from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.model_config import Mixture, ModelConfig
+from localchat_cuda.mixture_config import Mixture
+from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.quantization_config import padded
 from localchat_cuda.weights import interleaved_experts
+from localchat_cuda.weights.checkpoint_names import Names
 from localchat_cuda.weights.formats import Unquantized, weight_format
 from localchat_cuda.weights.formats.weight import (
     Weight,
@@ -39,69 +41,14 @@ from localchat_cuda.weights.source import LoadTarget, WeightSource
 
 _ALWAYS = 20.0
 """A logit whose sigmoid is 1 in fp32."""
+_LEAST_GAIN = 1e-4
+"""Of a norm by which a router's columns are divided: experts do not notice so little."""
 Progress: TypeAlias = Callable[[int, int], bool]
 _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Checkpoint names of a layer's experts, as they follow `Names.layer`."""
-
-    router: str
-    gate_up: tuple[str, str]
-    """Linear layers of an expert, with braces for its number."""
-    down: str
-    shared: tuple[tuple[str, ...], str] | None = None
-    """Linear layers of a shared expert: gate and up, or both as one, and down."""
-    shared_gate: str = ""
-    """Empty: tokens take the shared expert as it is."""
-    interleaved: str = ""
-    """Prefix of the tensors, where one holds all experts (interleaved_experts.py), in place of those names."""
-    stacked: tuple[str, str] | None = None
-    """Tensors of all experts that a checkpoint may have in place of numbered layers: gate with up, and down."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNetNames:
-    """Checkpoint names of a layer's delta net, as they follow `Names.layer`."""
-
-    ba: tuple[str, ...]
-    """Linear layers of b and a. They stay floating, and join `qkvz` if that is."""
-    conv: str = "linear_attn.conv1d.weight"
-    a_log: str = "linear_attn.A_log"
-    dt_bias: str = "linear_attn.dt_bias"
-    norm: str = "linear_attn.norm.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Checkpoint names of an architecture's tensors."""
-
-    embedding: str
-    last_norm: str
-    head: str
-    layer: str
-    """Prefix of a layer's tensors, with braces for its number."""
-    norms: Mapping[str, str]
-    merged: Mapping[str, tuple[str, ...]]
-    """Linear layers (without `.weight`) of each gemm, in output order; one alone is stored merged."""
-    biased: frozenset[str] = frozenset()
-    """Gemms with a bias."""
-    norm_offset: float = 0.0
-    """Added to the weights of norms, which then stay in fp32."""
-    experts: ExpertNames | None = None
-    """In place of `gate_up` and `down`."""
-    sinks: str = ""
-    """Of attention; empty: there are none."""
-    delta_net: DeltaNetNames | None = None
-    orders: Mapping[str, Callable[[ModelConfig], torch.Tensor]] = dataclasses.field(
-        default_factory=dict
-    )
-    """By gemm, the checkpoint's rows in the order in which they are computed, int64 [N]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +62,19 @@ class LayerWeights:
     sinks: torch.Tensor | None = None
     """[heads]."""
     delta_net: DeltaNetWeights | None = None
+    scale: float = 1.0
+    """Of the residual after the layer."""
+
+
+class LayerInputs(NamedTuple):
+    """A second embedding of each token, of which every layer L reads P columns, as Gemma 4 has it."""
+
+    table: torch.Tensor
+    """[vocabulary, L*P]"""
+    projection: torch.Tensor
+    """[L*P, hidden], of the first embedding."""
+    norm: torch.Tensor
+    """[P], of the projection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +87,7 @@ class ModelWeights:
     head: torch.Tensor | w8_pack.W8 | GgmlWeight
     bounded_head: BoundedHead | None = None
     """An int8 copy of a floating head."""
+    inputs: LayerInputs | None = None
 
     @property
     def bytes(self) -> int:
@@ -134,6 +95,7 @@ class ModelWeights:
         held = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
         total = sum(bytes_of(weight) for weight in held.values())
         total += self.bounded_head.bytes if self.bounded_head is not None else 0
+        total += sum(bytes_of(weight) for weight in self.inputs or ())
         for layer in self.layers:
             tensor = (*layer.norms.values(), *layer.biases.values())
             total += sum(t.numel() * t.element_size() for t in tensor)
@@ -200,7 +162,7 @@ def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
 
 def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int, ...], int]]:
     """By field of `Names.merged` that a layer has: output features of each part, and input features."""
-    d, net = config.head_dim, config.delta_net
+    d, net, own = config.head_dim_of(layer), config.delta_net, config.gemma4
     mixer: dict[str, tuple[tuple[int, ...], int]]
     if net is not None and net.layers[layer]:
         mixer = {
@@ -208,26 +170,41 @@ def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int,
             "out": ((config.hidden,), net.values),
         }
     else:
-        queries = config.heads * d if net is None else 2 * config.heads * d
         mixer = {
-            "qkv": ((queries, config.key_heads * d, config.key_heads * d), config.hidden),
+            "qkv": (tuple(heads * d for heads in config.qkv_heads(layer)), config.hidden),
             "o": ((config.hidden,), config.heads * d),
         }
-    if config.mixture is not None:
+    if config.mixture is not None and own is None:
         return mixer
-    return mixer | {
-        "gate_up": ((config.intermediate, config.intermediate), config.hidden),
-        "down": ((config.hidden,), config.intermediate),
+    inner = config.intermediate_of(layer)
+    found = mixer | {
+        "gate_up": ((inner, inner), config.hidden),
+        "down": ((config.hidden,), inner),
     }
+    if own is not None and own.input_columns:
+        found["input_gate"] = (own.input_columns,), config.hidden
+        found["input_projection"] = (config.hidden,), own.input_columns
+    return found
 
 
-def norm_widths(config: ModelConfig) -> dict[str, int]:
-    """Columns of the norms of queries and keys, by their field in `Names.norms`."""
-    heads = (config.heads, config.key_heads) if config.normed_projections else (1, 1)
-    return {
-        field: count * config.head_dim
-        for field, count in zip(("q_norm", "k_norm"), heads, strict=True)
-    }
+def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]:
+    """By field of `Names.norms` that a layer has: columns."""
+    own, d = config.gemma4, config.head_dim_of(layer)
+    widths = dict.fromkeys(names.norms, config.hidden)
+    for field, heads in (("q_norm", config.heads), ("k_norm", config.key_heads)):
+        if field in widths:
+            widths[field] = heads * d if config.normed_projections else d
+            if config.has_delta_net(layer):
+                del widths[field]
+    if own is not None:
+        if not own.projections(layer):
+            del widths["k_norm"]
+        if not own.input_columns:
+            del widths["post_input"]
+        if config.mixture is None:
+            for field in ("experts", "post_experts", "post_dense"):
+                del widths[field]
+    return widths
 
 
 def expert_shapes(config: ModelConfig, mixture: Mixture) -> tuple[tuple[int, int], ...]:
@@ -278,8 +255,16 @@ class _Loader:
         return embedding
 
     def report_unread(self) -> None:
-        """Notify the user of unused tensors: config.json may be another model's."""
-        left = self.target.source.unread()
+        """Notify the user of unused tensors: config.json may be another model's. Layers of a Gemma 4 that read
+        earlier layers' keys and values may hold projections of their own, which nothing uses."""
+        config, names = self.config, ("k_proj", "v_proj", "k_norm")
+        idle = tuple(
+            f"{self.names.layer.format(layer)}self_attn.{name}."
+            for layer in range(config.layers)
+            for name in names
+            if config.kv_source(layer) != layer
+        )
+        left = [name for name in self.target.source.unread() if not name.startswith(idle)]
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             self.target.notify(
@@ -313,16 +298,20 @@ class _Loader:
     def layer(self, number: int) -> LayerWeights:
         begin = self.names.layer.format(number)
         net = self.config.has_delta_net(number)
-        widths = norm_widths(self.config)
         norms = {
-            field: self.norm(begin + name, widths.get(field, self.config.hidden))
-            for field, name in self.names.norms.items()
-            if not (net and field in widths)
+            field: self.norm(begin + self.names.norms[field], width)
+            for field, width in norm_widths(self.config, self.names, number).items()
         }
+        if "experts" in norms:  # no column may be lost to the router, which is divided by them
+            gain = norms["experts"]
+            norms["experts"] = gain.abs().clamp_min(_LEAST_GAIN).copysign(gain)
         linears: dict[str, Weight] = {}
         biases = {}
         for field, (parts, k) in linear_shapes(self.config, number).items():
-            prefixes = [begin + name for name in self.names.merged[field]]
+            listed = self.names.merged[field]
+            if self.config.gemma4 is not None:
+                listed = listed[: len(parts)]
+            prefixes = [begin + name for name in listed]
             if len(prefixes) == 1:
                 parts = (sum(parts),)
             linears[field] = self.linear(prefixes, parts, k)
@@ -337,12 +326,20 @@ class _Loader:
                 if field in biases:
                     biases[field] = biases[field][order]
         delta_net = self.delta_net(begin, linears) if net else None
+        experts = None
         if self.config.mixture is not None:
-            experts = self.experts(begin, self.config.mixture)
-            return LayerWeights(norms, linears, biases, experts, self.sinks(begin), delta_net)
-        if "gate_up" not in biases:
+            experts = self.experts(begin, self.config.mixture, norms.get("experts"))
+        if "down" in linears and "gate_up" not in biases:
             _fold_down_order(linears)
-        return LayerWeights(norms, linears, biases, delta_net=delta_net)
+        return LayerWeights(
+            norms, linears, biases, experts, self.sinks(begin), delta_net, self.scale(begin)
+        )
+
+    def scale(self, begin: str) -> float:
+        """Of the residual after a layer."""
+        if not self.names.scale:
+            return 1.0
+        return float(self.target.tensor(begin + self.names.scale, (1,), torch.float32))
 
     def delta_net(self, begin: str, linears: dict[str, Weight]) -> DeltaNetWeights:
         """The weights of a delta net; adds its gates to the linear layers."""
@@ -368,12 +365,26 @@ class _Loader:
             conv, -a_log.exp(), dt_bias, self.tensor(begin + names.norm, shape.value_dim)
         )
 
+    def inputs(self) -> LayerInputs | None:
+        own, config = self.config.gemma4, self.config
+        if own is None or not own.input_columns:
+            return None
+        assert self.names.inputs is not None
+        table, projection, norm = self.names.inputs
+        columns = config.layers * own.input_columns
+        return LayerInputs(
+            self.tensor(table, own.input_vocabulary, columns),
+            self.router(projection, columns),
+            self.tensor(norm, own.input_columns),
+        )
+
     def sinks(self, begin: str) -> torch.Tensor | None:
         if not self.names.sinks:
             return None
         return self.tensor(begin + self.names.sinks, self.config.heads)
 
-    def experts(self, begin: str, mixture: Mixture) -> Experts:
+    def experts(self, begin: str, mixture: Mixture, gain: torch.Tensor | None = None) -> Experts:
+        """`gain`: of a norm that only the experts have, if the router reads columns of its own scale."""
         names, hidden, inner = self.names.experts, self.config.hidden, self.config.intermediate
         assert names is not None
         router = self.router(begin + names.router, mixture.experts)
@@ -391,13 +402,25 @@ class _Loader:
             router = torch.cat((router, torch.zeros_like(router[:1])))
             shared_bias = torch.zeros_like(router[:, 0])
             shared_bias[-1] = _ALWAYS
+        weight_scales: torch.Tensor | None = None
+        if names.scales is not None:
+            assert gain is not None
+            router = self.scaled_router(router, begin + names.scales[0], gain)
+            weight_scales = self.tensor(begin + names.scales[1], mixture.experts)
         shapes = ((names.gate_up, 2, inner, hidden), ((names.down,), 1, hidden, inner))
 
         def parts(field: tuple[str, ...], count: int, n: int, k: int) -> Iterator[Weight]:
             stacked = self.stacked_experts(begin, mixture, of_gate_up=count == 2)
-            for number in range(0 if stacked is not None else mixture.experts):
-                yield self.checked([begin + each.format(number) for each in field], (n,) * count, k)
-            yield from stacked if stacked is not None else ()
+            for number in range(mixture.experts):
+                if stacked is not None:
+                    found: Weight = stacked[number]
+                else:
+                    prefixes = [begin + each.format(number) for each in field]
+                    found = self.checked(prefixes, (n,) * count, k)
+                if count == 1 and weight_scales is not None:
+                    assert isinstance(found, torch.Tensor)
+                    found = found * weight_scales[number]
+                yield found
             if not mixture.shared:
                 return
             assert names.shared is not None
@@ -424,7 +447,13 @@ class _Loader:
                 ) from error
         gate_up, down = stacks
         held = Router(router, mixture.chosen, mixture.normalized, mixture.shared, shared_bias)
-        return Experts(held.counting(), gate_up, down)
+        return Experts(held.counting(), gate_up, down, gelu=mixture.gelu)
+
+    def scaled_router(self, router: torch.Tensor, scale: str, gain: torch.Tensor) -> torch.Tensor:
+        """The router's weight for rows that a norm has multiplied with `gain` [K], in place of the router's own
+        scale and the root of K."""
+        own = self.target.tensor(scale, tuple(gain.shape), torch.float32)
+        return (router.float() * own / (gain.float() * math.sqrt(len(gain)))).to(router.dtype)
 
     def stacked_experts(
         self, begin: str, mixture: Mixture, *, of_gate_up: bool
@@ -519,5 +548,6 @@ def load(
     last_norm = loader.norm(names.last_norm, config.hidden)
     if config.logits_divisor != 1.0:
         last_norm = last_norm.float() / config.logits_divisor
+    inputs = loader.inputs()
     loader.report_unread()
-    return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy)
+    return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy, inputs)

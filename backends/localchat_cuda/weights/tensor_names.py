@@ -9,8 +9,11 @@ _PREFIXES = (
     ("model.language_model.", "model."),
 )
 """Prefixes found on the hub; the last one is written by transformers 4.52 and later."""
-_OTHER_PARTS = ("vision_tower", "visual", "multi_modal_projector", "mtp")
-"""Parts that see images, and heads that predict more than one token."""
+_OTHER_PARTS = (
+    *("vision_tower", "visual", "multi_modal_projector", "mtp"),
+    *("embed_vision", "vision_embedder", "audio_tower", "embed_audio"),
+)
+"""Parts that see images or hear, and heads that predict more than one token."""
 
 
 def canonical_name(name: str) -> str:

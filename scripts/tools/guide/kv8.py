@@ -61,7 +61,7 @@ class Text:
         dtype = torch.bfloat16 if gpu else torch.float32
         self.pages = Pages(config, width + 1, LONGEST, device, dtype, fp8=cache == "fp8")
         if cache == "bf16":
-            self.pages.pool = self.pages.pool.bfloat16()
+            self.pages.pools = tuple(pool.bfloat16() for pool in self.pages.pools)
         self.model = DeviceModel(config, weights, self.pages, kernels=gpu)
         self.device = device
         self.tables = torch.zeros(2, width, dtype=torch.int32, device=device)

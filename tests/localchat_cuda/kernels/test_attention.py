@@ -24,7 +24,9 @@ def test_decode_matches_the_reference_at_page_borders(length: int, splits: int) 
     close(out, attention_reference.reference(q, k, v, batch, Rules()).view(2, -1))
 
 
-@pytest.mark.parametrize(("h", "j", "d"), [(2, 2, 96), (3, 1, 128), (2, 1, 256), (7, 1, 64)])
+@pytest.mark.parametrize(
+    ("h", "j", "d"), [(2, 2, 96), (3, 1, 128), (2, 1, 256), (2, 1, 512), (7, 1, 64)]
+)
 def test_decode_of_several_tokens_matches_the_reference(h: int, j: int, d: int) -> None:
     work = [(3, 70), (16, 16), (1, 130)]
     q, k, v, batch = scene(work, h, j, d)
@@ -109,7 +111,9 @@ def forget(
         batch.tables[i + 1, : oldest // PAGE] = k.shape[0] - 1
 
 
-@pytest.mark.parametrize(("h", "j", "d"), [(4, 2, 64), (2, 1, 96), (2, 1, 128), (1, 1, 256)])
+@pytest.mark.parametrize(
+    ("h", "j", "d"), [(4, 2, 64), (2, 1, 96), (2, 1, 128), (1, 1, 256), (2, 1, 512)]
+)
 def test_prefill_matches_the_reference(h: int, j: int, d: int) -> None:
     work = [(65, 65), (40, 167), (1, 64)]
     q, k, v, batch = scene(work, h, j, d)
@@ -198,6 +202,33 @@ def test_rope_store_matches_the_reference(
     assert torch.allclose(found[0].float(), found[2].float(), rtol=2e-3, atol=2e-3)
     assert torch.allclose(found[1].float(), found[3].float(), rtol=2e-3, atol=2e-3)
     assert int((found[1] != 0).any(-1).sum()) == 2 * j * t
+
+
+@pytest.mark.parametrize("stored", [0, 1, 2])
+def test_rope_store_norms_values_and_takes_keys_for_them(stored: int) -> None:
+    """Of a layer without values of its own, and of one that stores nothing."""
+    h, j, d, t = 4, 2, 64, 3
+    qkv, table = numbers(2, t, (h + stored * j) * d), rope.angles(300, d, 1e4, torch.device("cpu"))
+    positions, slots = (torch.tensor(each, dtype=torch.int32) for each in ([0, 63, 64], [1, 0, 1]))
+    tables = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
+    found = []
+    for call in (rope.rope_store, rope.reference):
+        pool, q = torch.zeros(4, 2, j, PAGE, d), torch.full((t, h, d), float("nan"))
+        call(
+            qkv, table, positions, slots, tables, q, pool[:, 0], pool[:, 1], q_norm=numbers(d),
+            k_norm=numbers(d, seed=1), v_norm=True,
+        )  # fmt: skip
+        found.append((q, pool))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
+    values = found[0][1][:, 1]
+    there = values[(values != 0).any(-1)]
+    assert len(there) == (j * t if stored else 0)
+    assert torch.allclose(there.square().mean(-1), torch.ones(len(there)), atol=1e-4)
+    if stored == 1:
+        first = qkv.sum(0)[0, h * d : (h + 1) * d]
+        wanted = first * torch.rsqrt(first.square().mean() + 1e-6)
+        assert torch.allclose(values[0, 0, 0], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("splits", [0, 1, 3])

@@ -39,7 +39,7 @@ def test_post_norm_matches_the_reference(splits: int, dtype: torch.dtype, weighe
     found = []
     for call in (rms_norm_post.post_norm, rms_norm_post.reference):
         residual, out = numbers(3, 200, seed=7), torch.full((3, 200), float("nan"))
-        call(y, residual, post, weight, out, EPS)
+        call(y, residual, post, weight, out, EPS, 0.3)
         found += [residual, out]
     assert torch.allclose(found[0], found[2], atol=1e-5)
     assert torch.allclose(found[1], found[3], atol=1e-5)
@@ -65,11 +65,11 @@ def test_prepare_writes_the_normed_residual(
     begin = numbers(rows, k, seed=7) * size
     normed = torch.empty(rows, k)
     wanted = begin.clone()
-    rms_norm_post.reference(y, wanted, post, weight, normed, EPS)
+    rms_norm_post.reference(y, wanted, post, weight, normed, EPS, 0.3)
     for call in (rms_norm_post.prepare, rms_norm_post.prepare_reference):
         residual, out = begin.clone(), rows_of(kind, rows, k)
         squares = torch.full((rows, k // 128), float("nan"))
-        call(y, residual, post, weight, out, squares, EPS, order=order)
+        call(y, residual, post, weight, out, squares, EPS, 0.3, order=order)
         assert torch.allclose(residual, wanted, rtol=1e-5, atol=1e-5 * size)
         inverse = torch.rsqrt(squares.sum(1, keepdim=True) / k + EPS)
         found = natural(out, rows, k) * inverse

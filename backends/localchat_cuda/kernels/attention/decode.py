@@ -78,6 +78,8 @@ def tile_config_for(
     An FP8 cache (`coded`) takes half the shared memory: one more stage keeps as many bytes in flight.
     `crowded`: more programs than multiprocessors, so two programs share one and both must fit.
     """
+    if d > 256:
+        return DecodeTileConfig(16, 4, 2)
     if coded:
         if d > 128:
             return DecodeTileConfig(32, 4, 3, not crowded)

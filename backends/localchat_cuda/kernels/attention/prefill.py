@@ -66,8 +66,11 @@ def best_tile_config(
 def tile_config_for(d: int) -> PrefillTileConfig:
     """Choose the tile config of the kernel in this file, by head dimension.
 
-    With 256 columns four warps spill registers and eight do not (compute capability 9; 8.6 spills less).
+    With 256 columns four warps spill registers and eight do not (compute capability 9; 8.6 spills less). With
+    512 a tile of 32 queries leaves room for keys and values in the shared memory of every GPU.
     """
+    if d > 256:
+        return PrefillTileConfig(32, 16, 8, 2)
     return PrefillTileConfig(64, 64, 4, 3) if d <= 128 else PrefillTileConfig(64, 32, 8, 2)
 
 

@@ -18,7 +18,7 @@ from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.launch import require
 from localchat_cuda.kernels.rope import require_pages
 
-HEAD_DIMENSIONS = (64, 96, 128, 256)
+HEAD_DIMENSIONS = (64, 96, 128, 256, 512)
 HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 

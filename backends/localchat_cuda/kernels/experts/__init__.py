@@ -53,6 +53,8 @@ class Experts(NamedTuple):
     """[X * H]."""
     limit: float = 0.0
     """Of gate and up, whose activation is activation.gated's then; 0: SiLU."""
+    gelu: bool = False
+    """GELU in place of SiLU, of floating weights."""
 
     @property
     def weights(self) -> tuple[torch.Tensor | W4, ...]:
@@ -81,7 +83,9 @@ def reference(x: torch.Tensor, experts: Experts) -> torch.Tensor:
         if experts.gate_up_bias is not None:
             inner += experts.gate_up_bias.float().view(-1, inner.shape[1])[expert]
         limit = experts.limit
-        found = clamped_reference(inner, limit) if limit else gated_reference(inner)
+        found = (
+            clamped_reference(inner, limit) if limit else gated_reference(inner, gelu=experts.gelu)
+        )
         found = found @ down.t()
         if experts.down_bias is not None:
             found += experts.down_bias.float().view(-1, found.shape[1])[expert]
@@ -133,7 +137,8 @@ def apply_few(
     else:
         assert isinstance(down, torch.Tensor)
         gemm_float.gate_up(
-            rows, gate_up, choices, None, inner, bias=experts.gate_up_bias, limit=experts.limit
+            rows, gate_up, choices, None, inner, bias=experts.gate_up_bias, limit=experts.limit,
+            gelu=experts.gelu,
         )  # fmt: skip
         gemm_float.down(inner, down, choices, None, out, bias=experts.down_bias)
     return out, rows.added
@@ -177,7 +182,7 @@ def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> to
         assert isinstance(down, torch.Tensor)
         gemm_float.gate_up(
             x, gate_up, choices, sorted_pairs, inner, bias=experts.gate_up_bias,
-            limit=experts.limit,
+            limit=experts.limit, gelu=experts.gelu,
         )  # fmt: skip
         gemm_float.down(inner, down, choices, sorted_pairs, out, bias=experts.down_bias)
     return out

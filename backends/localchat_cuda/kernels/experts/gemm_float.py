@@ -5,7 +5,7 @@ Letters as in choice.py; F inner features of an expert, H columns of the model.
     gate_up    x [T, H] or FewRows, weight [X * 2F, H], gate before up    out [P, F] = silu(gate) * up
     down       x [P, F], weight [X * H, F], weights fp32 [P]             out [C, T, H] = weight * product
 
-A bias [X * 2F] or [X * H] is added to the products; `limit`: of activation.gated in place of SiLU, or 0.
+A bias [X * 2F] or [X * H] is added to the products; `limit`, `gelu`: of activation.gated in place of SiLU.
 One dtype; out of `down` fp32 or that dtype: the reader adds the C parts, always in the same order. Grid
 (features / BN, blocks), weights as the left operand of the tensor cores, so that few rows pad 16 columns
 only; accumulation in fp32. Blocks as in choice.expert_rows: pairs themselves without `blocks`, up to
@@ -54,7 +54,7 @@ def _float_kernel(
     x, weight, bias, ids, slots, owners, scales, out, squares, eps, P, T, C: tl.constexpr,
     N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
-    LIMIT: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+    LIMIT: tl.constexpr, GELU: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -94,7 +94,7 @@ def _float_kernel(
             own = bias + expert * N + tl.minimum(n, F - 1)
             acc += tl.load(own).to(tl.float32)[:, None]
             up += tl.load(own + F).to(tl.float32)[:, None]
-        acc = apply_gate(acc, up, LIMIT)
+        acc = apply_gate(acc, up, LIMIT, GELU)
         place = pairs
     else:
         if BIASED:
@@ -115,7 +115,7 @@ def tile_for(*, gated: bool) -> FloatTile:
 def gate_up(
     x: torch.Tensor | FewRows, weight: torch.Tensor, choices: Choices, blocks: Blocks | None,
     out: torch.Tensor, tile: FloatTile | None = None, *, bias: torch.Tensor | None = None,
-    limit: float = 0.0, pdl: bool = True,
+    limit: float = 0.0, gelu: bool = False, pdl: bool = True,
 ) -> None:  # fmt: skip
     """Write silu(gate) * up of every pair into `out` [P, F]."""
     rows = x if isinstance(x, FewRows) else None
@@ -123,7 +123,10 @@ def gate_up(
     require("out", out, (choices.ids.numel(), None), (held.dtype,), held.device)
     few = few_arguments(rows, out)
     n = 2 * out.shape[1]
-    _launch(held, weight, bias, choices, blocks, out, n, tile, pdl, few, gated=True, limit=limit)
+    _launch(
+        held, weight, bias, choices, blocks, out, n, tile, pdl, few, gated=True, limit=limit,
+        gelu=gelu,
+    )  # fmt: skip
 
 
 def down(
@@ -143,6 +146,7 @@ def _launch(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, choices: Choices,
     blocks: Blocks | None, out: torch.Tensor, n: int, tile: FloatTile | None, pdl: bool,
     few: tuple[tuple[torch.Tensor, float], dict[str, int]], *, gated: bool, limit: float = 0.0,
+    gelu: bool = False,
 ) -> None:  # fmt: skip
     (t, c), k, device = choices.ids.shape, x.shape[1], x.device
     require("x", x, (None, k), _HALVES, device)
@@ -159,6 +163,6 @@ def _launch(
         ids if blocks is None else blocks.slots, ids if blocks is None else blocks.owners,
         choices.weights, out, *few[0], t * c, t, C=c, N=n, K=k, M=m,
         P_POW2=pairs_class(choices, blocks), BN=tile.features, BK=min(tile.run, power_of_two(k)),
-        STAGES=tile.stages, GATED=gated, BIASED=bias is not None, LIMIT=limit, **few[1], PDL=pdl,
-        **options(pdl, tile.warps),
+        STAGES=tile.stages, GATED=gated, BIASED=bias is not None, LIMIT=limit, GELU=gelu,
+        **few[1], PDL=pdl, **options(pdl, tile.warps),
     )  # fmt: skip

@@ -351,7 +351,7 @@ def _few_kernel(
                 up = up * inverse
                 if BIASED:
                     up += tl.load(bias + expert * N + F + column).to(tl.float32)[:, None]
-                v = apply_gate(v, up, LIMIT)
+                v = apply_gate(v, up, LIMIT, False)
                 column = packed_cell(column, INTO, True)
                 at = own[p][None, :] * F + column[:, None]
                 tl.store(out + at, to_half(v), mask=there[p][None, :])

@@ -104,7 +104,7 @@ def _many_kernel(
             gate += tl.load(bias + expert * N + feature).to(tl.float32)[:, None]
             up += tl.load(bias + expert * N + F + feature).to(tl.float32)[:, None]
         at = pairs[None, :].to(tl.int64) * F + packed_cell(feature, INTO, False)[:, None]
-        tl.store(out + at, to_half(apply_gate(gate, up, LIMIT)), mask=inside[None, :])
+        tl.store(out + at, to_half(apply_gate(gate, up, LIMIT, False)), mask=inside[None, :])
     else:
         if BIASED:
             acc += tl.load(bias + expert * N + first_block * 16 + n).to(tl.float32)[:, None]

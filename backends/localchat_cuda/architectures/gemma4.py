@@ -1,0 +1,85 @@
+"""Gemma 4: Gemma 3 with normed values, and wider heads in layers without a window.
+
+Google, 2026 (huggingface.co/docs/transformers/model_doc/gemma4). Each layer scales the residual. The small
+models have a second embedding of each token, of which every layer adds a part by a gate, and last layers that
+read earlier layers' keys and values. 26B-A4B has experts beside the MLP, which both read the same residual, and
+whose router has a scale of its own in place of a norm's weight. Norms store their weights. Only the text part
+runs.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from localchat_cuda.architectures import gemma3
+from localchat_cuda.layers import HeadNorms, Layers, X
+from localchat_cuda.weights.checkpoint_names import ExpertNames
+from localchat_cuda.weights.loader import LayerWeights, ModelWeights
+
+NAMES = replace(
+    gemma3.NAMES,
+    norms={
+        **gemma3.NAMES.norms,
+        "post_input": "post_per_layer_input_norm.weight",
+        "experts": "pre_feedforward_layernorm_2.weight",
+        "post_experts": "post_feedforward_layernorm_2.weight",
+        "post_dense": "post_feedforward_layernorm_1.weight",
+    },
+    merged={
+        **gemma3.NAMES.merged,
+        "input_gate": ("per_layer_input_gate",),
+        "input_projection": ("per_layer_projection",),
+    },
+    norm_offset=0.0,
+    experts=ExpertNames(
+        router="router.proj",
+        gate_up=("experts.{}.gate_proj", "experts.{}.up_proj"),
+        down="experts.{}.down_proj",
+        stacked=("experts.gate_up_proj", "experts.down_proj"),
+        scales=("router.scale", "router.per_expert_scale"),
+    ),
+    scale="layer_scalar",
+    inputs=(
+        "model.embed_tokens_per_layer.weight",
+        "model.per_layer_model_projection",
+        "model.per_layer_projection_norm.weight",
+    ),
+)
+"""Checkpoint name of each weight."""
+
+
+def attend(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> X:
+    """Attention of a layer; one without keys of its own has no norm for them, either."""
+    q_norm = layer.norms["q_norm"]
+    norms = HeadNorms(q_norm, layer.norms.get("k_norm", q_norm), values=True)
+    return ops.attend(ops.gemm(x, layer.linears["qkv"]), number, None, norms)
+
+
+def feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
+    """Partial sums of the MLP, or of what it and the experts add up to."""
+    y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
+    if layer.experts is None:
+        return y
+    found = ops.run_experts(None, layer.norms["experts"], layer.experts)
+    return ops.add_normed((y, layer.norms["post_dense"]), (found, layer.norms["post_experts"]))
+
+
+def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
+    """Last states [P, hidden] of one step; writes keys and values to the KV pages."""
+    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
+    inputs = None
+    if weights.inputs is not None:
+        inputs = ops.embed_inputs(weights.inputs, weights.embedding)
+    last = len(weights.layers) - 1
+    for number, layer in enumerate(weights.layers):
+        x = attend(ops, x, layer, number)
+        y, post = ops.gemm(x, layer.linears["o"]), layer.norms["post_attention"]
+        x = ops.add_norm(y, layer.norms["mlp"], post)
+        y, post = feed(ops, x, layer), layer.norms["post_mlp"]
+        if inputs is not None:
+            x = ops.add_norm(y, None, post)
+            x = ops.act_mul(ops.gemm(x, layer.linears["input_gate"]), inputs[:, number])
+            y, post = ops.gemm(x, layer.linears["input_projection"]), layer.norms["post_input"]
+        if number < last:
+            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post, layer.scale)
+    return ops.finish(y, weights.last_norm, post, layer.scale)

@@ -1,0 +1,72 @@
+"""Names of an architecture's tensors in a checkpoint, by their part in a layer."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from localchat_cuda.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Checkpoint names of a layer's experts, as they follow `Names.layer`."""
+
+    router: str
+    gate_up: tuple[str, str]
+    """Linear layers of an expert, with braces for its number."""
+    down: str
+    shared: tuple[tuple[str, ...], str] | None = None
+    """Linear layers of a shared expert: gate and up, or both as one, and down."""
+    shared_gate: str = ""
+    """Empty: tokens take the shared expert as it is."""
+    interleaved: str = ""
+    """Prefix of the tensors, where one holds all experts (interleaved_experts.py), in place of those names."""
+    stacked: tuple[str, str] | None = None
+    """Tensors of all experts that a checkpoint may have in place of numbered layers: gate with up, and down."""
+    scales: tuple[str, str] | None = None
+    """Factors of the columns that the router reads, whose norm has no weight, and of each expert's output."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetNames:
+    """Checkpoint names of a layer's delta net, as they follow `Names.layer`."""
+
+    ba: tuple[str, ...]
+    """Linear layers of b and a. They stay floating, and join `qkvz` if that is."""
+    conv: str = "linear_attn.conv1d.weight"
+    a_log: str = "linear_attn.A_log"
+    dt_bias: str = "linear_attn.dt_bias"
+    norm: str = "linear_attn.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Checkpoint names of an architecture's tensors."""
+
+    embedding: str
+    last_norm: str
+    head: str
+    layer: str
+    """Prefix of a layer's tensors, with braces for its number."""
+    norms: Mapping[str, str]
+    merged: Mapping[str, tuple[str, ...]]
+    """Linear layers (without `.weight`) of each gemm, in output order; one alone is stored merged."""
+    biased: frozenset[str] = frozenset()
+    """Gemms with a bias."""
+    norm_offset: float = 0.0
+    """Added to the weights of norms, which then stay in fp32."""
+    experts: ExpertNames | None = None
+    """In place of `gate_up` and `down`."""
+    sinks: str = ""
+    """Of attention; empty: there are none."""
+    delta_net: DeltaNetNames | None = None
+    orders: Mapping[str, Callable[[ModelConfig], torch.Tensor]] = dataclasses.field(
+        default_factory=dict
+    )
+    """By gemm, the checkpoint's rows in the order in which they are computed, int64 [N]."""
+    scale: str = ""
+    """Number by which a layer multiplies the residual; empty: there is none."""
+    inputs: tuple[str, str, str] | None = None
+    """Of a second embedding that each layer reads: its table, projection and norm."""
