@@ -21,9 +21,12 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
+from localchat_cuda import draft_plan
 from localchat_cuda.delta_net_config import TAPS
+from localchat_cuda.draft_plan import DraftShape
 from localchat_cuda.ggml_forms import packed_bytes
 from localchat_cuda.model_config import FloatType, ModelConfig
+from localchat_cuda.prediction_config import has_head, head_bytes, head_config
 from localchat_cuda.quantization_config import floating_bytes, padded
 from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
 from localchat_cuda.weights.tensor_names import canonical_name, is_text
@@ -51,6 +54,8 @@ _HOPPER_BYTES = 40_000_000_000
 """No Hopper GPU has less memory."""
 _SAVED_STATES, _SAVED_SHARE = 64, 4
 """Most states that are saved for prefixes, and the part of the KV cache's memory that they take at most."""
+STATE_WINDOW = 1024
+"""Last states of a sequence that are kept for prediction heads."""
 _HALF, _FLOAT, _TABLE, _LARGEST_SLOTS = 2, 4, 4, 256
 _HOST_BYTES, _HOST_SHARE, _HOST_CACHES = 4_000_000_000, 4, 4
 """Pinned RAM for KV that nobody uses, by default: so much, a quarter of the free RAM, and four times the KV
@@ -75,12 +80,13 @@ def plan(
     gpu: Gpu,
     limits: StepLimits | None = None,
     ram_bytes: int = 0,
+    draft: DraftShape | None = None,
 ) -> MemoryPlan:
     """Plan a load to one GPU. Never raises for memory: `fit.memory_plan.demand` makes the error of a plan that
     does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers.
-    `ram_bytes`: free RAM, of which pinned memory for idle KV takes a part."""
+    `ram_bytes`: free RAM, of which pinned memory for idle KV takes a part. `draft`: the draft model."""
     limits = limits or StepLimits()
-    return _LoadPlanner(config, tuple(headers), options, gpu, limits, ram_bytes).plan()
+    return _LoadPlanner(config, tuple(headers), options, gpu, limits, ram_bytes, draft).plan()
 
 
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
@@ -288,10 +294,21 @@ def rotation_bytes(config: ModelConfig, context: int) -> int:
     return tables * context * config.head_dim * _FLOAT
 
 
+def draft_bytes(config: ModelConfig, weights: int, context: int, slots: int) -> int:
+    """Bytes of a draft model, or of a head as a model, with so many bytes of weights of its own.
+
+    `context`, `slots`: of the model that it drafts for."""
+    text = draft_plan.text_tokens(config, context)
+    cache = (draft_plan.pool_tokens(config, context) + PAGE_TOKENS) * kv_token_bytes(config)
+    tables = rotation_bytes(config, text) + table_bytes(slots, text)
+    work = workspace_bytes(config, slots, draft_plan.STEP_TOKENS)
+    return weights + cache + tables + work + draft_plan.GRAPH_BYTES
+
+
 class _LoadPlanner:
     def __init__(
         self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], options: LoadOptions, gpu: Gpu,
-        limits: StepLimits, ram_bytes: int,
+        limits: StepLimits, ram_bytes: int, draft: DraftShape | None,
     ) -> None:  # fmt: skip
         self.config, self.options, self.limits = config, options, limits
         self.ram_bytes = ram_bytes
@@ -319,6 +336,12 @@ class _LoadPlanner:
             self.workspace += config.state_bytes * self.saved_states
         self.gpu = gpu
         self.notes = [*_window_notes(config), *_context_notes(config)]
+        self.draft_bytes, self.prediction_head = 0, False
+        if draft is not None:
+            own = weights_bytes(draft.config, draft.headers)
+            self.draft_bytes = draft_bytes(draft.config, own, context, options.max_slots)
+            self.workspace += self.draft_bytes
+            self.notes.append(f"The draft model {draft.name} takes {size(self.draft_bytes)}.")
         if config.quantization is not None and config.quantization.on_load:
             self.notes.append(f"The layers are {config.quantization.label} while they are read.")
         if config.head_format and config.tied:  # the embedding is in memory, too
@@ -326,9 +349,31 @@ class _LoadPlanner:
         if options.head_int8 and not config.head_format:
             self.weights += head_int8_bytes(config)
             self.notes.append("The output head is rounded to 8 bits.")
+        if draft is None and options.speculation and has_head(config, headers):
+            self._add_prediction_head(head_bytes(config, headers))
         self.head_bounds = self._takes_head_bounds()
         if self.head_bounds:
             self.weights += head_bounds_bytes(config)
+
+    def _add_prediction_head(self, weights: int) -> None:
+        """Take the model's own head, if it shortens no context."""
+        config, slots = self.config, self.options.max_slots
+        context = self.options.context_tokens or config.context_train
+        states = (
+            (slots + 1)
+            * STATE_WINDOW
+            * config.hidden
+            * (_FLOAT if config.dtype == "float32" else _HALF)
+        )
+        own = draft_bytes(head_config(config), weights, context, slots) + states
+        if self.kv(context) > self.kv_available() - own:
+            self.notes.append(
+                f"Its prediction head is not loaded: with it, the context would be shorter ({size(own)})."
+            )
+            return
+        self.draft_bytes, self.prediction_head = own, True
+        self.workspace += own
+        self.notes.append(f"Its prediction head drafts, and takes {size(own)}.")
 
     def _takes_head_bounds(self) -> bool:
         """Whether the head can have an int8 copy, and there is room: it shortens no context, and takes at
@@ -471,6 +516,8 @@ class _LoadPlanner:
             reserve_bytes=self.reserve,
             unpacked_bytes=unpacked,
             head_bounds=self.head_bounds,
+            draft_bytes=self.draft_bytes,
+            prediction_head=self.prediction_head,
             saved_states=self.saved_states,
             kv_tokens=kv // self.kv(1) * PAGE_TOKENS,
         )
@@ -510,6 +557,8 @@ class _LoadPlanner:
 
     def _advice(self, goal: int, longest: int, least: int) -> Iterator[str]:
         yield from self._limit_advice(goal)
+        if self.draft_bytes and not self.prediction_head:
+            yield f"Leave out --draft: the draft model takes {size(self.draft_bytes)}."
         yield from self._fp8_advice(longest, max(goal, self.config.context_train))
         if least <= longest < goal:
             yield f"--ctx {longest}: {size(self.kv(longest))} of cache."

@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from localchat.errors import ModelInvalid, UsageError
+from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -14,6 +14,7 @@ from localchat.fit.speed_history import PastRun
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda import memory_plan as planner
+from localchat_cuda.draft_plan import read_draft
 from localchat_cuda.environment import choose_gpu
 from localchat_cuda.gguf_config import config_of, loaded_header, tokenizer_kind
 from localchat_cuda.model_config import ModelConfig, parse_config, rounded_config, runtime_config
@@ -37,17 +38,14 @@ def objection(model: ModelSummary) -> str:
 
 def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
     """Plan the memory of a load on one GPU. Raises UsageError, ModelInvalid for a config that cannot run."""
-    if options.draft is not None:
-        raise UsageError(
-            "The CUDA backend has no draft models.", hint="Leave out --draft, or take a GGUF file."
-        )
+    draft = None if options.draft is None else read_draft(options.draft)
     config, headers = _parsed(model)
     config, config_notes = runtime_config(config, gpu=True)
     config = rounded_config(config, options.quantize, model.name)
     gpu = _gpu(machine)
     limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
     headers = () if options.dummy_weights else headers
-    plan = planner.plan(config, headers, options, gpu, limits, machine.ram_free_bytes)
+    plan = planner.plan(config, headers, options, gpu, limits, machine.ram_free_bytes, draft)
     plan = replace(plan, notes=(*config_notes, *plan.notes))
     if not machine.gpus:
         note = f" {machine.gpu_note}" if machine.gpu_note else ""

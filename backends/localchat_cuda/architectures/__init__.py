@@ -16,6 +16,7 @@ from localchat_cuda.architectures import (
     olmo2,
     olmo3,
     phi3,
+    prediction_head,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -54,4 +55,4 @@ ARCHITECTURES: dict[Architecture, ModuleType] = {
     "qwen3_5_moe": qwen3_5_moe,
 }
 
-__all__ = ["ARCHITECTURES"]
+__all__ = ["ARCHITECTURES", "prediction_head"]

@@ -58,7 +58,7 @@ class Pages:
         heads, width = config.key_heads, config.head_dim
         self.states = (
             States(config.delta_net, slots, saved_states, device, dtype)
-            if config.delta_net
+            if config.delta_net and config.delta_net.count
             else None
         )
         with_pages = [n for n in range(config.layers) if not config.has_delta_net(n)]
