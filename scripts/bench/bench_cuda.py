@@ -4,7 +4,7 @@ Qwen2.5-7B.
     PYTHONPATH=backends:. python3 scripts/bench/bench_cuda.py [PARTS]
 
 PARTS, all by default: decoding prefix gaps drafts formats gguf kept warm families experts
-hybrid half bytes startup cold.
+hybrid heads half bytes startup cold.
 
 Random token ids, greedy, speculation and prefix cache off, end tokens ignored; rates are the difference
 of 257 and 1 tokens, medians of 3. Prints a table, and as the last line one JSON object. The kernels
@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / 
 
 PARTS = (
     *("decoding", "prefix", "gaps", "drafts"),
-    *("formats", "gguf", "kept", "warm", "families", "experts", "hybrid"),
+    *("formats", "gguf", "kept", "warm", "families", "experts", "hybrid", "heads"),
     *("half", "bytes", "startup", "cold"),
 )
 STREAMS = (1, 8, 32, 128)
@@ -34,6 +34,7 @@ def main() -> int:
     from scripts.bench.cuda.driving import Engine, config_of, runner_of
     from scripts.bench.cuda.families import families
     from scripts.bench.cuda.gguf import gguf
+    from scripts.bench.cuda.heads import heads
     from scripts.bench.cuda.hybrid import hybrid
     from scripts.bench.cuda.kept import kept
     from scripts.bench.cuda.mixture import mixture
@@ -78,6 +79,8 @@ def main() -> int:
     run("experts", lambda: mixture(results))
     torch.cuda.empty_cache()
     run("hybrid", lambda: hybrid(results))
+    torch.cuda.empty_cache()
+    run("heads", lambda: heads(results))
     torch.cuda.empty_cache()
     run("half", lambda: speed.half_precision(results))
     torch.cuda.empty_cache()

@@ -1,9 +1,8 @@
-"""Drafts of a draft model and of a model's own head: what they guess, and that the text is that without them."""
+"""Drafts of a draft model and of a model's own head: what they guess, and that they leave the text as it is."""
 
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ def drafting(folders: dict[str, Path], source: str, **how: Any) -> CudaRunner:
 
 
 def mend(runner: CudaRunner, text: Sequence[int], share: float) -> None:
-    """Replace guesses by what follows in `text`, but for a part of them: so accepted drafts have all lengths."""
+    """Replace a share of the guesses by what follows in `text`: so accepted drafts have all lengths."""
     draft, draw = runner.drafter.draft, random.Random(3)
 
     def mended(asks: Sequence[DraftAsk]) -> list[Draft]:
@@ -134,9 +133,11 @@ def test_a_head_without_the_states_of_a_text_guesses_nothing(folders: dict[str, 
     runner = tiny_runner(folders["qwen3.5"])
     attach_own_head(runner, folders["qwen3.5"])
     text = list(tokens_of(23, 40))
-    row = StepRow(5, 2, 30, tuple(text[30:-1]), (), (0,))
-    runner.launch(StepPlan(1, (row,), enter=(Enter(5, 2, tuple(text), 40, GREEDY),)))
-    runner.collect()
+    for seq, start, end in ((4, 0, 30), (5, 30, 39)):  # as after a prefix hit
+        row = StepRow(seq, 2, start, tuple(text[start:end]), (), (0,))
+        enter = (Enter(seq, 2, tuple(text), 40, GREEDY),)
+        runner.launch(StepPlan(1, (row,), enter=enter, leave=(4,) if start else ()))
+        runner.collect()
     drafter = runner.drafter
     assert drafter.earliest(5, len(text)) == 30
     ask = DraftAsk(5, text, 0, GREEDY, 3, lambda _: True)
@@ -186,7 +187,9 @@ def twice(loop: TinyLoop, asked: Any) -> Received:
 
 
 def preempted(loop: TinyLoop, asked: Any) -> Received:
-    loop.ask(request(tokens_of(12, 100), max_tokens=80))
+    other = loop.ask(request(tokens_of(12, 100), max_tokens=150))
+    while len(loop.received[other].tokens()) < 84:  # 6 tokens later it needs another page
+        loop.step()
     id_ = loop.ask(asked)
     loop.run_until_idle()
     assert loop.core.preemptions
@@ -198,7 +201,7 @@ WAYS: dict[str, tuple[Callable[[TinyLoop, Any], Received], dict[str, Any]]] = {
     "in chunks of 7": (alone, {"step": 7}),
     "beside others without drafts": (beside_others, {}),
     "after a prefix hit": (twice, {}),
-    "preempted": (preempted, {"blocks": 4}),
+    "preempted": (preempted, {"blocks": 5}),
     "with one state to hold": (alone, {"saved_states": 1}),
 }
 
@@ -239,7 +242,7 @@ def test_sampled_text_is_that_of_the_same_noise(folders: dict[str, Path], source
     assert ON_GPU or loop.received[id_].tokens() == told.tokens()
     model = loop.core._draft_model
     assert model is not None
-    assert model.drafted > 20
+    assert model.drafted >= 20
     if source == "a model by itself":
         assert model.accepted > 0.9 * model.drafted
 

@@ -149,6 +149,8 @@ def draft_always(loop: "TinyLoop", count: int = 3) -> None:
     """Let drafts cost nothing, so that there always are some: a tiny model's own time says nothing."""
     model = loop.core._draft_model
     assert model is not None
+    model.prompt_token_s = 0.0
+    model.observe = lambda *_: None  # type: ignore[method-assign]
     model.worth = lambda step: min(step.limit, count)  # type: ignore[method-assign]
     model.charge = lambda net: None  # type: ignore[method-assign]
 

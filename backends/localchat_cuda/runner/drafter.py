@@ -125,7 +125,8 @@ class CudaDrafter:
     # ------------------------------------------------------------------------ drafts
 
     def draft(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        drafts = [self._begin(ask) for ask in asks]
+        asking = {ask.seq for ask in asks}
+        drafts = [self._begin(ask, asking) for ask in asks]
         made = [one for one in drafts if one is not None]
         if not made or not self._run(made):
             for one in made:
@@ -144,8 +145,11 @@ class CudaDrafter:
         )
         return Draft(tuple(tokens[:count]), (1.0,) * count)
 
-    def _begin(self, ask: DraftAsk) -> _Draft | None:
-        """Find what is held of a text, and room for the rest; None: there is none, or its beginning is gone."""
+    def _begin(self, ask: DraftAsk, asking: set[int]) -> _Draft | None:
+        """Find what is held of a text, and room for the rest; None: there is none, or its beginning is gone.
+
+        `asking`: sequences that keep their pages.
+        """
         text = self._held.get(ask.seq)
         if text is not None and text.start != ask.start:
             self.forget(ask.seq)
@@ -157,8 +161,9 @@ class CudaDrafter:
             text = self._held[ask.seq] = _HeldText(self._table.sequences[ask.seq].row, ask.start)
         self._held.move_to_end(ask.seq)
         more = max(needed - len(text.blocks), 0)
-        while more > len(self._free) and (other := next(iter(self._held))) != ask.seq:
-            self.forget(other)
+        others = [seq for seq in self._held if seq not in asking]
+        while more > len(self._free) and others:
+            self.forget(others.pop(0))
         if more > len(self._free) or len(ask.tokens) + ask.limit > self._most:
             self.forget(ask.seq)
             return None
