@@ -9,7 +9,7 @@ from localchat.backend_api.interface import LoadRequest, Progress, Tokenizer
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.draft_plan import SAME_FAMILY, DraftShape, plan_of
+from localchat_cuda.draft_plan import GRAPH_BYTES, SAME_FAMILY, DraftShape, plan_of
 from localchat_cuda.load import capabilities, load_runner, warm_up
 from localchat_cuda.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig
@@ -58,10 +58,8 @@ def attach_head(
     model = runner.model
     names, dtype = ARCHITECTURES[config.architecture].NAMES, model.pages.dtype
     weights = load_head(config, names, source, model.weights, dtype, runner.device, notify)
-    own, can = (
-        head_config(config),
-        capabilities(head_config(config), draft_request(request, config)),
-    )
+    own = head_config(config)
+    can = capabilities(own, draft_request(request, own))
     blocks = can.kv_tokens // can.block_tokens
     slots = runner.capabilities.max_slots
     with torch.inference_mode():
@@ -72,7 +70,7 @@ def attach_head(
     runner.keep_last_states(states)
     head = CudaRunner(
         HeadModel(own, weights, pages, states, kernels=model.kernels), can,
-        graphs=not request.safe_mode,
+        graphs=not request.safe_mode, graph_bytes=GRAPH_BYTES,
     )  # fmt: skip
     warm_up(head)
     runner.attach(

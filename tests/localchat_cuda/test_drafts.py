@@ -271,10 +271,3 @@ def test_sampled_tokens_are_distributed_as_without_drafts(folders: dict[str, Pat
     # In standard deviations (Wilson and Hilferty).
     mean = 1 - 2 / (9 * degrees)
     assert ((chi2 / degrees) ** (1 / 3) - mean) / (2 / (9 * degrees)) ** 0.5 < 4
-
-
-def test_useless_drafts_end_by_themselves(folders: dict[str, Path]) -> None:
-    loop = TinyLoop(drafting(folders, "a model by another"))
-    done = loop.say(request(PROMPT, max_tokens=120, speculation=True)).events[-1]
-    assert isinstance(done, Done)
-    assert done.speculation.drafted < 60

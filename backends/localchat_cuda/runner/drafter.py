@@ -80,6 +80,7 @@ class CudaDrafter:
         self._held: OrderedDict[int, _HeldText] = OrderedDict()
         """By sequence, least recently asked first."""
         self._leave: list[int] = []
+        runner.sleeps = False  # nothing is queued behind a draft, and the GPU waits for it
         runner.prepare(steps_of_drafts(can, runner.table.scratch))
         self.token_s, self.prompt_token_s = measure(runner)
 

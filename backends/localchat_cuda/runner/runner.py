@@ -114,6 +114,8 @@ class CudaRunner:
         )
         self._pending: deque[PendingStep] = deque()
         self._drafter: CudaDrafter | None = None
+        self.sleeps = True
+        """Steps that are queued behind others are waited for by a thread that sleeps."""
         self._common_steps = common_steps(capabilities, self.table.scratch)
         """Those that `warm_up_next` still has to run."""
         self._wanted: dict[tuple[str, StepShape], list[TokenSpan]] = {}
@@ -181,7 +183,7 @@ class CudaRunner:
             self._save(behind)
             # Behind another step this one is waited for while a third is queued already, so the thread may
             # sleep: waking up late costs the GPU nothing. A step alone is waited for by a core that spins.
-            done = self._event(blocking=bool(self._pending))
+            done = self._event(blocking=bool(self._pending) and self.sleeps)
             if begun is not None and done is not None:
                 step.events = (begun, done)
         step.host_s = time.perf_counter() - step.launched_s

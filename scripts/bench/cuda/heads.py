@@ -22,7 +22,7 @@ from scripts.bench.cuda.hybrid import QWEN35_9B
 from scripts.bench.cuda.shapes import AWQ, QWEN
 from scripts.bench.cuda.speed import MetricsSnapshot
 
-PROMPT, WRITTEN, ROUNDS = 256, 600, 4
+PROMPT, WRITTEN, ROUNDS = 256, 400, 6
 SHARES = (0.8, 0.5, 0.2)
 CONTEXT = 4096
 _SMALL = {
@@ -78,9 +78,11 @@ def _gains(results: MetricsSnapshot, name: str, runner: CudaRunner, vocabulary: 
         right = draw.random(text.size) < share
         _replay(runner, text)
         _replay(drafter.runner, np.where(right, text, text + 1).astype(np.int32))
-        # As a program that has been idle for a while.
-        while not runner.graphs.full and runner.graphs.count < 96 and runner.warm_up_next():
+        while drafter.runner.warm_up_next():  # as a program that has been idle for a while
             pass
+        if (states := runner.model.pages.states) is not None:  # those that another engine saved
+            for key in list(states._saved):
+                states.discard(key)
         engine = Engine(runner, vocabulary, speculation=True)
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(ROUNDS):
@@ -88,11 +90,11 @@ def _gains(results: MetricsSnapshot, name: str, runner: CudaRunner, vocabulary: 
                 asked = engine.ask(text[:PROMPT].tolist(), WRITTEN, speculation=drafts)
                 engine.settle()
                 seconds[drafts].append(asked.times_s[-1] - asked.times_s[0])
-                for _ in range(16):  # what was not prepared is, in a pause
+                while runner._wanted:  # what was not prepared is, in a pause
                     runner.warm_up_next()
         model = engine.loop._draft_model
         assert model is not None
-        plain, drafted = (statistics.median(seconds[each][1:]) for each in (False, True))
+        plain, drafted = (statistics.median(seconds[each][-3:]) for each in (False, True))
         results[f"{name}_gain_{share:.0%}"] = gain = plain / drafted
         accepted = model.accepted / max(model.drafted, 1)
         print(f"{name}, {share:.0%} right: {gain:.2f} times, {WRITTEN / plain:.0f} to "
