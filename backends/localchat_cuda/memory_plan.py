@@ -349,7 +349,8 @@ class _LoadPlanner:
         if options.head_int8 and not config.head_format:
             self.weights += head_int8_bytes(config)
             self.notes.append("The output head is rounded to 8 bits.")
-        if draft is None and options.speculation and has_head(config, headers):
+        drafts = options.speculation and self.saved_states > 0
+        if draft is None and drafts and has_head(config, headers):
             self._add_prediction_head(head_bytes(config, headers))
         self.head_bounds = self._takes_head_bounds()
         if self.head_bounds:

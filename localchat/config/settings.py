@@ -158,9 +158,7 @@ KEYS: Final[Mapping[str, Key]] = {
         "Threads that compute.",
         reloads=True,
     ),
-    "speculation": Key(
-        "--no-speculation", _YES_NO, "Guess ahead, where no seed is given."
-    ),
+    "speculation": Key("--no-speculation", _YES_NO, "Guess ahead, where no seed is given."),
     "draft": Key(
         "--draft",
         "a name or a path",

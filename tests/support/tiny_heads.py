@@ -12,10 +12,10 @@ from tests.support import tiny_models
 class Head:
     """A model, and a head made of one layer of its family with attention."""
 
-    def __init__(self, kind: str) -> None:
-        self.model = tiny_models.reference(kind)
+    def __init__(self, kind: str, **changed: Any) -> None:
+        self.model = tiny_models.reference(kind, **changed)
         self.layer = tiny_models.reference(
-            kind, num_hidden_layers=1, layer_types=["full_attention"]
+            kind, **changed, num_hidden_layers=1, layer_types=["full_attention"]
         )
         size = self.model.config.hidden_size
         torch.manual_seed(7)
