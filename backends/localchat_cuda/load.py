@@ -98,7 +98,7 @@ def load_runner(
             config, caps, device, notify, head_int8=head_int8, unpacked=plan.unpacked_bytes > 0,
             head_bounds=head_bounds, formats=() if header is None else layer_formats(header),
         ) as ahead,
-        _advise_on_out_of_memory(request),
+        advise_on_out_of_memory(request),
     ):  # fmt: skip
         source = source_of(config, path, device)
         names = ARCHITECTURES[config.architecture].NAMES
@@ -258,7 +258,8 @@ def warm_up(runner: CudaRunner) -> None:
 
 
 @contextmanager
-def _advise_on_out_of_memory(request: LoadRequest) -> Iterator[None]:
+def advise_on_out_of_memory(request: LoadRequest) -> Iterator[None]:
+    """Translate a lack of GPU memory into DoesNotFit with what the load needs."""
     try:
         yield
     except Exception as error:

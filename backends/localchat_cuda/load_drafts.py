@@ -10,7 +10,7 @@ from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.draft_plan import GRAPH_BYTES, SAME_FAMILY, DraftShape, plan_of
-from localchat_cuda.load import capabilities, load_runner, warm_up
+from localchat_cuda.load import advise_on_out_of_memory, capabilities, load_runner, warm_up
 from localchat_cuda.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.prediction_config import head_config
@@ -54,7 +54,19 @@ def attach_head(
     runner: CudaRunner, config: ModelConfig, source: WeightSource, request: LoadRequest,
     notify: Callable[[str], None] = lambda text: None,
 ) -> None:  # fmt: skip
-    """Load the prediction head of a runner's model. Raises ModelInvalid, DeviceFault."""
+    """Load the prediction head of a runner's model. Raises ModelInvalid, DoesNotFit, DeviceFault."""
+    with advise_on_out_of_memory(request):
+        head, states = _head_runner(runner, config, source, request, notify)
+        warm_up(head)
+        drafter = CudaDrafter(head, runner.table, "the model's own head", config.vocabulary, states)
+    runner.attach(drafter)
+
+
+def _head_runner(
+    runner: CudaRunner, config: ModelConfig, source: WeightSource, request: LoadRequest,
+    notify: Callable[[str], None],
+) -> tuple[CudaRunner, LastStates]:  # fmt: skip
+    """The head as a runner, and the states that it goes on from, which its model now keeps."""
     model = runner.model
     names, dtype = ARCHITECTURES[config.architecture].NAMES, model.pages.dtype
     weights = load_head(config, names, source, model.weights, dtype, runner.device, notify)
@@ -68,14 +80,11 @@ def attach_head(
         )
         states = LastStates(slots, config.hidden, dtype, runner.device)
     runner.keep_last_states(states)
+    model_of_head = HeadModel(own, weights, pages, states, kernels=model.kernels)
     head = CudaRunner(
-        HeadModel(own, weights, pages, states, kernels=model.kernels), can,
-        graphs=not request.safe_mode, graph_bytes=GRAPH_BYTES,
+        model_of_head, can, graphs=not request.safe_mode, graph_bytes=GRAPH_BYTES,
     )  # fmt: skip
-    warm_up(head)
-    runner.attach(
-        CudaDrafter(head, runner.table, "the model's own head", config.vocabulary, states)
-    )
+    return head, states
 
 
 def shared_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> int:

@@ -153,6 +153,7 @@ def draft_always(loop: "TinyLoop", count: int = 3) -> None:
     model.observe = lambda *_: None  # type: ignore[method-assign]
     model.worth = lambda step: min(step.limit, count)  # type: ignore[method-assign]
     model.charge = lambda net: None  # type: ignore[method-assign]
+    model.drafter.ready = lambda unread: True  # type: ignore[method-assign]
 
 
 @dataclass

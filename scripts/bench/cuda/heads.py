@@ -5,6 +5,7 @@ in random places. All work is done; accepted lengths are those of guesses that a
 """
 
 import statistics
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,14 +37,23 @@ _SMALL = {
 """Qwen2.5-0.5B, where it differs from 7B."""
 
 
-def heads(results: MetricsSnapshot, layers: int = 32) -> None:
-    """heads_*, heads_w4_*, draft_model_*: gain at each share of right guesses, and what a guess takes."""
-    for name, stored in (("heads", {}), ("heads_w4", {"quantization_config": AWQ})):
-        raw = {**QWEN35_9B, "num_hidden_layers": layers, "torch_dtype": "bfloat16", **stored}
-        config = parse_config(raw, "Qwen3.5-9B")
-        runner = _runner(config)
-        attach_head(runner, config, random_weights(config, GPU), _request(runner))
-        _gains(results, name, runner, config.vocabulary)
+def heads(results: MetricsSnapshot) -> None:
+    """heads_*, heads_w4_* and draft_model_*: gain by share of right guesses, and what a guess takes."""
+    own_head(results, "heads", {})
+    own_head(results, "heads_w4", {"quantization_config": AWQ})
+    draft_model(results)
+
+
+def own_head(results: MetricsSnapshot, name: str, stored: dict[str, Any]) -> None:
+    """Qwen3.5-9B with its head, its layers in bf16 or `stored` otherwise."""
+    config = parse_config({**QWEN35_9B, "torch_dtype": "bfloat16", **stored}, "Qwen3.5-9B")
+    runner = _runner(config)
+    attach_head(runner, config, random_weights(config, GPU), _request(runner))
+    _gains(results, name, runner, config.vocabulary)
+
+
+def draft_model(results: MetricsSnapshot) -> None:
+    """draft_model_*: 0.5B for 7B in AWQ."""
     config = parse_config(
         {**QWEN, "torch_dtype": "float16", "quantization_config": AWQ}, "Qwen2.5-7B"
     )
