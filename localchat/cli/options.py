@@ -109,7 +109,7 @@ _SWITCHES = (
 _LOAD_SWITCHES = tuple(
     flag
     for flag in _SWITCHES
-    if flag.key in ("require_gpu", "dummy_weights", "head_int8", "anyway")
+    if flag.key in ("require_gpu", "dummy_weights", "head_int8", "speculation", "anyway")
 )
 
 _THINK: Final = "--think"

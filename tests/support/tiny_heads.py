@@ -43,13 +43,12 @@ class Head:
         text = torch.tensor([tokens])
         with torch.no_grad():
             states = self.model.model(text).last_hidden_state[0]
-            before = torch.cat((torch.zeros_like(states[:1]), states[:-1]))
-            known = list(tokens)
+            before, known = states[:-1], list(tokens[1:])  # nothing comes before the first one
             for _ in range(count):
                 own = self._states(known, before)
                 known.append(int(self.model.lm_head(own[-1]).argmax()))
                 before = torch.cat((before, own[-1:]))
-        return known[len(tokens) :]
+        return known[len(tokens) - 1 :]
 
     def _states(self, tokens: list[int], before: torch.Tensor) -> torch.Tensor:
         embedded = self.model.model.embed_tokens(torch.tensor(tokens))

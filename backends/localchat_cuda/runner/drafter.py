@@ -103,7 +103,7 @@ class CudaDrafter:
             return 0
         if held is not None and length + _ROOM - held.start <= self._most:
             end = held.start + held.known
-            if self._states is None or end > states:
+            if end >= states:
                 return held.start
         return max(states, length - self._most // 2)
 
@@ -157,7 +157,8 @@ class CudaDrafter:
             text = None
         needed = -(-(len(ask.tokens) + ask.limit) // self._page)
         if text is None:
-            if self._states is not None and ask.start < self._states.earliest(ask.seq):
+            states = self._states
+            if not ask.tokens or (states is not None and ask.start < states.earliest(ask.seq)):
                 return None
             text = self._held[ask.seq] = _HeldText(self._table.sequences[ask.seq].row, ask.start)
         self._held.move_to_end(ask.seq)

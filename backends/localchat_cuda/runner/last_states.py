@@ -36,9 +36,9 @@ class LastStates:
             self._filled[row.seq] = min(first, row.start), max(end, row.start + row.width)
 
     def earliest(self, seq: int) -> int:
-        """The first position of a sequence whose state is held, and all after it."""
+        """The first token of a sequence before which, and before all after it, a state is held."""
         first, end = self._filled.get(seq, (1 << 30, 0))
-        return max(first, end - STATE_WINDOW)
+        return max(first, end - STATE_WINDOW) + 1
 
     def spoil(self, seq: int, end: int) -> None:
         """States before `end` are those of a head from now on."""
@@ -63,10 +63,9 @@ class LastStates:
             flat.index_copy_(0, places[at : at + STATE_WINDOW], states[at : at + STATE_WINDOW])
 
     def before(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """States [T, hidden] of the tokens before those at `positions`, as a head counts; 0 for the first."""
+        """States [T, hidden] of the tokens before those at `positions`, as a head counts."""
         places = self._places(slots, positions - 1, head=True)
-        found = torch.index_select(self.states.view(-1, self.states.shape[2]), 0, places)
-        return found.masked_fill_((positions == 0)[:, None], 0.0)
+        return torch.index_select(self.states.view(-1, self.states.shape[2]), 0, places)
 
     def _places(self, slots: torch.Tensor, positions: torch.Tensor, *, head: bool) -> torch.Tensor:
         own = slots.long()
