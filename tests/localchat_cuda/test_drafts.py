@@ -12,6 +12,7 @@ import pytest
 from localchat.backend_api.drafter import NO_DRAFT, Draft, DraftAsk
 from localchat.backend_api.interface import Enter, SamplingParams, StepPlan, StepRow
 from localchat.engine.events import Done
+from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.runner import CudaRunner
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import (
@@ -205,6 +206,7 @@ def beside_one_cancelled(loop: TinyLoop, asked: Any) -> Received:
     loop.core.cancel(other)
     loop.run_until_idle()
     drafter = loop.runner.drafter
+    assert isinstance(drafter, CudaDrafter)
     assert len(drafter._free) == drafter.runner.capabilities.kv_tokens // PAGE
     return loop.received[id_]
 
@@ -256,7 +258,7 @@ def test_sampled_text_is_that_of_the_same_noise(folders: dict[str, Path], source
     assert ON_GPU or loop.received[id_].tokens() == told.tokens()
     model = loop.core._draft_model
     assert model is not None
-    assert model.drafted >= 20
+    assert model.drafted >= 10
     if source == "a model by itself":
         assert model.accepted > 0.9 * model.drafted
 

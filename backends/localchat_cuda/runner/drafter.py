@@ -35,7 +35,7 @@ _MEASURED = -1
 
 
 @dataclass(slots=True)
-class _HeldText:
+class _PagedText:
     """What the pages of a slot hold of a sequence."""
 
     slot: int
@@ -53,7 +53,7 @@ class _Draft:
     """A draft in the making."""
 
     ask: DraftAsk
-    text: _HeldText
+    text: _PagedText
     same: int
     """Tokens of the text that need no computation."""
     new_blocks: tuple[int, ...]
@@ -77,7 +77,7 @@ class CudaDrafter:
         self._page = can.block_tokens
         self._most = min(can.context_tokens, can.kv_tokens)
         self._free = list(range(can.kv_tokens // can.block_tokens))
-        self._held: OrderedDict[int, _HeldText] = OrderedDict()
+        self._held: OrderedDict[int, _PagedText] = OrderedDict()
         """By sequence, least recently asked first."""
         self._leave: list[int] = []
         runner.sleeps = False  # nothing is queued behind a draft, and the GPU waits for it
@@ -160,7 +160,7 @@ class CudaDrafter:
             states = self._states
             if not ask.tokens or (states is not None and ask.start < states.earliest(ask.seq)):
                 return None
-            text = self._held[ask.seq] = _HeldText(self._table.sequences[ask.seq].row, ask.start)
+            text = self._held[ask.seq] = _PagedText(self._table.sequences[ask.seq].row, ask.start)
         self._held.move_to_end(ask.seq)
         more = max(needed - len(text.blocks), 0)
         others = [seq for seq in self._held if seq not in asking]
@@ -173,7 +173,7 @@ class CudaDrafter:
         text.blocks += new_blocks
         return _Draft(ask, text, self._same(text, ask.tokens), new_blocks)
 
-    def _same(self, text: _HeldText, tokens: Sequence[int]) -> int:
+    def _same(self, text: _PagedText, tokens: Sequence[int]) -> int:
         """Held tokens that are right. Guesses of heads are read again: by then, better states are known."""
         same = min(text.known, len(tokens) - 1)
         most = same if self._states is not None else min(len(text.tokens), len(tokens) - 1)

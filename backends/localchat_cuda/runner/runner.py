@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
+from localchat.backend_api.drafter import Drafter
 from localchat.backend_api.interface import (
     Alias,
     Capabilities,
@@ -50,9 +51,6 @@ from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.runner.step_executor import PreparedStep, StepExecutor
 from localchat_cuda.runner.step_output import PendingStep
 
-if TYPE_CHECKING:
-    from localchat_cuda.runner.drafter import CudaDrafter  # which has a runner
-
 X = TypeVar("X")
 
 DEPTH = 2
@@ -62,6 +60,16 @@ _MOST_WANTED = 32
 _SLOW_LAUNCH_S = 0.01
 """A launch that takes longer on the host replays no graph."""
 _OUT_OF_MEMORY = "a step ran out of GPU memory; the next steps are smaller"
+
+
+class AttachedDrafter(Drafter, Protocol):
+    """A drafter with a runner of its own."""
+
+    runner: "CudaRunner"
+
+    def forget(self, seq: int) -> None:
+        """Give up what is held of a sequence, which left or begins again."""
+        ...
 
 
 class CudaRunner:
@@ -113,7 +121,7 @@ class CudaRunner:
             model, self.table, self._buffer, self._sampler, batch_config, self.graphs, max_rows
         )
         self._pending: deque[PendingStep] = deque()
-        self._drafter: CudaDrafter | None = None
+        self._drafter: AttachedDrafter | None = None
         self.sleeps = True
         """Steps that are queued behind others are waited for by a thread that sleeps."""
         self._common_steps = common_steps(capabilities, self.table.scratch)
@@ -137,13 +145,13 @@ class CudaRunner:
         """Let `warm_up_next` run these steps of padding, in place of the common ones."""
         self._common_steps = steps
 
-    def attach(self, drafter: "CudaDrafter") -> None:
+    def attach(self, drafter: AttachedDrafter) -> None:
         """Own a drafter from here on."""
         self._drafter = drafter
         self.capabilities = replace(self.capabilities, draft_model=True)
 
     @property
-    def drafter(self) -> "CudaDrafter":
+    def drafter(self) -> AttachedDrafter:
         """See backend_api.drafter.DraftingRunner."""
         assert self._drafter is not None, "the capabilities say that nothing drafts"
         return self._drafter
