@@ -360,12 +360,8 @@ class _LoadPlanner:
         """Take the model's own head, if it shortens no context."""
         config, slots = self.config, self.options.max_slots
         context = self.options.context_tokens or config.context_train
-        states = (
-            (slots + 1)
-            * STATE_WINDOW
-            * config.hidden
-            * (_FLOAT if config.dtype == "float32" else _HALF)
-        )
+        number = _FLOAT if config.dtype == "float32" else _HALF
+        states = (slots + 1) * STATE_WINDOW * config.hidden * number
         own = draft_bytes(head_config(config), weights, context, slots) + states
         if self.kv(context) > self.kv_available() - own:
             self.notes.append(

@@ -101,17 +101,15 @@ class EngineCore:
         self._audit = audit
         # Rejected drafts have to be truncated, or the state from before them is held elsewhere.
         holds = bool(can.saved_states) or (can.share and can.max_slots > can.max_rows)
-        self._speculation = speculation and (can.rewind != "checkpoint" or holds)
+        rewinds = can.rewind != "checkpoint"
+        self._speculation = speculation and (rewinds or holds)
         token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
         self._draft_fund = DraftFund()
-        self._step_costs = CostModel(can.widths.decode)
+        costs = self._step_costs = CostModel(can.widths.decode)
         preparing = cast(PreparingRunner, runner) if can.prepares_steps else None
-        self._draft_model: DraftModel | None = None
-        if can.draft_model:
-            drafter = cast(DraftingRunner, runner).drafter
-            rewinds = can.rewind != "checkpoint"
-            self._draft_model = DraftModel(drafter, self._step_costs, rewinds=rewinds)
-        self._draft_planner = DraftPlanner(can, self._step_costs, preparing, self._draft_model)
+        drafter = cast(DraftingRunner, runner).drafter if can.draft_model else None
+        self._draft_model = DraftModel(drafter, costs, rewinds=rewinds) if drafter else None
+        self._draft_planner = DraftPlanner(can, costs, preparing, self._draft_model)
         self._scheduler = Scheduler(can, kv_cache, token_budget, self._draft_planner)
         self._event_sender = EventSender(
             callbacks.send_events, callbacks.send_failure, kv_cache.usage, fingerprint, coalesce_s

@@ -53,6 +53,7 @@ def main() -> int:
             except (RuntimeError, AssertionError, ValueError) as trouble:
                 failed.append(f"{name}: {type(trouble).__name__}: {trouble}")
                 print(f"FAILED {failed[-1]}", flush=True)
+            torch.cuda.empty_cache()
 
     if set(parts) & {"decoding", "prefix", "gaps", "drafts"}:
         config = config_of("awq")
@@ -68,24 +69,15 @@ def main() -> int:
         del engine, drafting, runner
         torch.cuda.empty_cache()
     run("formats", lambda: four_bits(results))
-    torch.cuda.empty_cache()
     run("gguf", lambda: gguf(results))
-    torch.cuda.empty_cache()
     run("kept", lambda: kept(results))
     run("warm", lambda: warm(results))
-    torch.cuda.empty_cache()
     run("families", lambda: families(results))
-    torch.cuda.empty_cache()
     run("experts", lambda: mixture(results))
-    torch.cuda.empty_cache()
     run("hybrid", lambda: hybrid(results))
-    torch.cuda.empty_cache()
     run("heads", lambda: heads(results))
-    torch.cuda.empty_cache()
     run("half", lambda: speed.half_precision(results))
-    torch.cuda.empty_cache()
     run("bytes", lambda: eight_bits(results))
-    torch.cuda.empty_cache()
     run("startup", lambda: startup(results, cold="cold" in parts))
     print(json.dumps({name: round(value, 3) for name, value in results.items()}))
     return 1 if failed else 0
