@@ -65,7 +65,7 @@ class CheckpointModel:
     def _draft(self, options: LoadOptions) -> DraftShape | None:
         if options.draft is None:
             return None
-        return read_draft(options.draft, gpu=self._device == "cuda")
+        return read_draft(options.draft, self.config, gpu=self._device == "cuda")
 
     def _target_gpu(self) -> Gpu:
         """The GPU that computes; for the references, this machine's memory in its shape."""
@@ -85,7 +85,12 @@ class CheckpointModel:
         # CUDA reads this when it starts. The plan chose a GPU by the driver's order, so CUDA must use it too.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         from localchat_cuda.load import load_runner, source_of
-        from localchat_cuda.load_drafts import attach_draft_model, attach_head, shared_vocabulary
+        from localchat_cuda.load_drafts import (
+            attach_draft_model,
+            attach_eagle,
+            attach_head,
+            shared_vocabulary,
+        )
 
         path = None if request.options.dummy_weights else self._path
         if path is None:
@@ -93,11 +98,13 @@ class CheckpointModel:
         device = f"cuda:{self._ordinal}" if self._device == "cuda" else self._device
         config = rounded_config(self.config, request.options.quantize, self.info.name)
         draft, shared = self._draft(request.options), 0
-        if draft is not None:
+        if draft is not None and draft.eagle is None:
             own = _tokenizer(Path(request.options.draft or ""), draft.config.vocabulary)
             shared = shared_vocabulary(draft.name, own, self.tokenizer)
         runner = load_runner(config, path, device, request, progress, notify)
-        if draft is not None:
+        if draft is not None and draft.eagle is not None:
+            attach_eagle(runner, draft, request, notify)
+        elif draft is not None:
             attach_draft_model(runner, draft, request, progress, notify, shared)
         elif request.plan.prediction_head:
             attach_head(runner, config, source_of(config, path, runner.device), request, notify)

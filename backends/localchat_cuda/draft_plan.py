@@ -1,16 +1,24 @@
 """Plans the memory of what drafts: a draft model, or a prediction head. Imports no torch."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from localchat.errors import ModelInvalid
+from localchat.errors import ModelInvalid, ModelMissing
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
+from localchat_cuda.eagle_config import EagleConfig, fitted, is_eagle, parse_eagle
 from localchat_cuda.gguf_config import config_of, loaded_header, tokenizer_kind
-from localchat_cuda.model_config import ModelConfig, parse_config, read_config, runtime_config
+from localchat_cuda.model_config import (
+    ModelConfig,
+    parse_config,
+    read_config,
+    read_raw,
+    runtime_config,
+)
 
 POOL_TOKENS = 16_384
 """Tokens in the cache of what drafts, of all texts together: who guesses needs the end of a text only."""
@@ -28,10 +36,14 @@ class DraftShape(NamedTuple):
     name: str
     config: ModelConfig
     headers: tuple[SafetensorsHeader, ...]
+    eagle: EagleConfig | None = None
+    """It is an EAGLE-3 head, as a model of one layer."""
 
 
-def read_draft(file: str, *, gpu: bool = True) -> DraftShape:
-    """The draft model in this folder or GGUF file. Raises ModelMissing, ModelInvalid."""
+def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape:
+    """What drafts for a model: the draft model in this folder or GGUF file, or the EAGLE-3 head in it.
+
+    Raises ModelMissing, ModelInvalid."""
     path = Path(file)
     headers: tuple[SafetensorsHeader, ...]
     if path.is_file():
@@ -40,8 +52,11 @@ def read_draft(file: str, *, gpu: bool = True) -> DraftShape:
         config = parse_config(config_of(header), path.name)
         headers = (loaded_header(header),)
     else:
-        config = read_config(path)
         headers = tuple(read_safetensors(each) for each in weight_paths(path))
+        raw = read_raw(path)
+        if is_eagle(raw):
+            return _eagle(path.name, raw, headers, model)
+        config = read_config(path)
     config, _ = runtime_config(config, gpu=gpu)
     if config.delta_net is not None:
         raise ModelInvalid(
@@ -50,6 +65,19 @@ def read_draft(file: str, *, gpu: bool = True) -> DraftShape:
             hint=SAME_FAMILY,
         )
     return DraftShape(path.name, config, headers)
+
+
+def _eagle(
+    name: str, raw: Mapping[str, Any], headers: tuple[SafetensorsHeader, ...], model: ModelConfig
+) -> DraftShape:
+    config, eagle = parse_eagle(raw, name)
+    eagle = fitted(eagle, config, model, name)
+    if not headers:
+        raise ModelMissing(
+            f"{name} holds no safetensors file.",
+            hint="Take a head whose weights are stored as safetensors: others are not read.",
+        )
+    return DraftShape(name, replace(config, dtype=model.dtype), headers, eagle)
 
 
 def text_tokens(config: ModelConfig, context: int) -> int:

@@ -1,4 +1,4 @@
-"""Loads what drafts for a loaded model: a draft model, or the model's own prediction head."""
+"""Loads what drafts for a loaded model: a draft model, its own prediction head, or an EAGLE-3 head."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +10,7 @@ from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.draft_plan import GRAPH_BYTES, SAME_FAMILY, DraftShape, plan_of
+from localchat_cuda.eagle_config import EagleConfig
 from localchat_cuda.load import advise_on_out_of_memory, capabilities, load_runner, warm_up
 from localchat_cuda.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig
@@ -17,10 +18,11 @@ from localchat_cuda.prediction_config import head_config
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
-from localchat_cuda.runner.model import HeadModel
+from localchat_cuda.runner.model import Fusion, HeadModel
 from localchat_cuda.runner.runner import CudaRunner
-from localchat_cuda.weights.prediction_head import load_head
-from localchat_cuda.weights.source import WeightSource
+from localchat_cuda.weights.eagle import EagleWeights, load_eagle
+from localchat_cuda.weights.prediction_head import HeadWeights, load_head
+from localchat_cuda.weights.source import CheckpointWeights, WeightSource
 
 _PADDING = 512
 """Vocabularies of one family differ by so many unused tokens at the end."""
@@ -55,36 +57,56 @@ def attach_head(
     notify: Callable[[str], None] = lambda text: None,
 ) -> None:  # fmt: skip
     """Load the prediction head of a runner's model. Raises ModelInvalid, DoesNotFit, DeviceFault."""
+    model, names = runner.model, ARCHITECTURES[config.architecture].NAMES
     with advise_on_out_of_memory(request):
-        head, states = _head_runner(runner, config, source, request, notify)
-        warm_up(head)
-        drafter = CudaDrafter(head, runner.table, "the model's own head", config.vocabulary, states)
-    runner.attach(drafter)
+        weights = load_head(
+            config, names, source, model.weights, model.pages.dtype, runner.device, notify
+        )
+        _attach(runner, head_config(config), weights, request, "the model's own head")
 
 
-def _head_runner(
-    runner: CudaRunner, config: ModelConfig, source: WeightSource, request: LoadRequest,
-    notify: Callable[[str], None],
-) -> tuple[CudaRunner, LastStates]:  # fmt: skip
-    """The head as a runner, and the states that it goes on from, which its model now keeps."""
-    model = runner.model
-    names, dtype = ARCHITECTURES[config.architecture].NAMES, model.pages.dtype
-    weights = load_head(config, names, source, model.weights, dtype, runner.device, notify)
-    own = head_config(config)
-    can = capabilities(own, draft_request(request, own))
-    blocks = can.kv_tokens // can.block_tokens
-    slots = runner.capabilities.max_slots
+def attach_eagle(
+    runner: CudaRunner, draft: DraftShape, request: LoadRequest,
+    notify: Callable[[str], None] = lambda text: None, source: WeightSource | None = None,
+) -> None:  # fmt: skip
+    """Load the EAGLE-3 head of `request`, or of another source, for a runner.
+
+    Raises ModelInvalid, DoesNotFit, DeviceFault."""
+    model, names = runner.model, ARCHITECTURES["llama"].NAMES
+    assert draft.eagle is not None
+    if source is None:
+        source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
+    with advise_on_out_of_memory(request):
+        weights = load_eagle(
+            draft.config, draft.eagle, names, source, model.weights, model.pages.dtype,
+            runner.device, notify,
+        )  # fmt: skip
+        _attach(runner, draft.config, weights, request, "the EAGLE-3 head", draft.eagle)
+
+
+def _attach(
+    runner: CudaRunner, own: ModelConfig, weights: HeadWeights | EagleWeights, request: LoadRequest,
+    name: str, eagle: EagleConfig | None = None,
+) -> None:  # fmt: skip
+    """Let a head with these weights draft, as a runner of its own, from states that its model now keeps."""
+    model, can = runner.model, capabilities(own, draft_request(request, own))
+    blocks, slots = can.kv_tokens // can.block_tokens, runner.capabilities.max_slots
+    dtype, device = model.pages.dtype, runner.device
     with torch.inference_mode():
         pages = Pages(
-            own, blocks + 1, can.context_tokens, runner.device, dtype, can.block_tokens, slots=slots
+            own, blocks + 1, can.context_tokens, device, dtype, can.block_tokens, slots=slots
         )
-        states = LastStates(slots, config.hidden, dtype, runner.device)
-    runner.keep_last_states(states)
-    model_of_head = HeadModel(own, weights, pages, states, kernels=model.kernels)
+        states = LastStates(slots, own.hidden, dtype, device)
+    fusion = None
+    if eagle is not None and isinstance(weights, EagleWeights):
+        fusion = Fusion(eagle.taps, weights.fuse)
+    runner.keep_last_states(states, fusion)
     head = CudaRunner(
-        model_of_head, can, graphs=not request.safe_mode, graph_bytes=GRAPH_BYTES,
+        HeadModel(own, weights, pages, states, kernels=model.kernels, eagle=eagle), can,
+        graphs=not request.safe_mode, graph_bytes=GRAPH_BYTES,
     )  # fmt: skip
-    return head, states
+    warm_up(head)
+    runner.attach(CudaDrafter(head, runner.table, name, own.vocabulary, states))
 
 
 def shared_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> int:

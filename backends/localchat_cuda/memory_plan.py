@@ -338,10 +338,7 @@ class _LoadPlanner:
         self.notes = [*_window_notes(config), *_context_notes(config)]
         self.draft_bytes, self.prediction_head = 0, False
         if draft is not None:
-            own = weights_bytes(draft.config, draft.headers)
-            self.draft_bytes = draft_bytes(draft.config, own, context, options.max_slots)
-            self.workspace += self.draft_bytes
-            self.notes.append(f"The draft model {draft.name} takes {size(self.draft_bytes)}.")
+            self._add_draft(draft, context)
         if config.quantization is not None and config.quantization.on_load:
             self.notes.append(f"The layers are {config.quantization.label} while they are read.")
         if config.head_format and config.tied:  # the embedding is in memory, too
@@ -356,13 +353,26 @@ class _LoadPlanner:
         if self.head_bounds:
             self.weights += head_bounds_bytes(config)
 
+    def _add_draft(self, draft: DraftShape, context: int) -> None:
+        """Take a draft model, or an EAGLE-3 head."""
+        own = weights_bytes(draft.config, draft.headers)
+        self.draft_bytes = draft_bytes(draft.config, own, context, self.options.max_slots)
+        if draft.eagle is not None:
+            self.draft_bytes += self._last_states_bytes()
+        self.workspace += self.draft_bytes
+        kind = "draft model" if draft.eagle is None else "EAGLE-3 head"
+        self.notes.append(f"The {kind} {draft.name} takes {size(self.draft_bytes)}.")
+
+    def _last_states_bytes(self) -> int:
+        """Bytes of the states that a head goes on from."""
+        number = _FLOAT if self.config.dtype == "float32" else _HALF
+        return (self.options.max_slots + 1) * STATE_WINDOW * self.config.hidden * number
+
     def _add_prediction_head(self, weights: int) -> None:
         """Take the model's own head, if it shortens no context."""
         config, slots = self.config, self.options.max_slots
         context = self.options.context_tokens or config.context_train
-        number = _FLOAT if config.dtype == "float32" else _HALF
-        states = (slots + 1) * STATE_WINDOW * config.hidden * number
-        own = draft_bytes(head_config(config), weights, context, slots) + states
+        own = draft_bytes(head_config(config), weights, context, slots) + self._last_states_bytes()
         if self.kv(context) > self.kv_available() - own:
             self.notes.append(
                 f"Its prediction head is not loaded: with it, the context would be shorter ({size(own)})."

@@ -38,10 +38,10 @@ def objection(model: ModelSummary) -> str:
 
 def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
     """Plan the memory of a load on one GPU. Raises UsageError, ModelInvalid for a config that cannot run."""
-    draft = None if options.draft is None else read_draft(options.draft)
     config, headers = _parsed(model)
     config, config_notes = runtime_config(config, gpu=True)
     config = rounded_config(config, options.quantize, model.name)
+    draft = None if options.draft is None else read_draft(options.draft, config)
     gpu = _gpu(machine)
     limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
     headers = () if options.dummy_weights else headers

@@ -22,12 +22,13 @@ from tests.support.tiny_engine_core import (
     TinyLoop,
     assert_same,
     attach_draft_model,
+    attach_eagle_head,
     attach_own_head,
     draft_always,
     request,
     tiny_runner,
 )
-from tests.support.tiny_heads import Head
+from tests.support.tiny_heads import Eagle, Head
 from tests.support.tiny_models import VOCABULARY, tokens_of
 
 PROMPT = tokens_of(21, 70)
@@ -38,6 +39,7 @@ SOURCES = {
     "a model by another": ("qwen2", "llama"),
     "a hybrid by a model": ("qwen3.5", "llama"),
     "a hybrid by its head": ("qwen3.5", ""),
+    "a model by an EAGLE-3 head": ("four layers", "eagle"),
 }
 
 
@@ -54,6 +56,13 @@ def folders(heads: dict[str, Head], tmp_path_factory: pytest.TempPathFactory) ->
             heads[kind].save(folder)
         else:
             tiny_models.save(tiny_models.reference(kind), folder)
+    eagle, found["four layers"], found["eagle"] = (
+        Eagle(),
+        tmp_path_factory.mktemp("four"),
+        tmp_path_factory.mktemp("eagle"),
+    )
+    tiny_models.save(eagle.model, found["four layers"])
+    eagle.save(found["eagle"])
     return found
 
 
@@ -61,7 +70,9 @@ def drafting(folders: dict[str, Path], source: str, **how: Any) -> CudaRunner:
     """A runner with one of SOURCES."""
     model, draft = SOURCES[source]
     runner = tiny_runner(folders[model], **how)
-    if draft:
+    if draft == "eagle":
+        attach_eagle_head(runner, folders[draft])
+    elif draft:
         attach_draft_model(runner, folders[draft])
     else:
         attach_own_head(runner, folders[model])
@@ -105,8 +116,7 @@ def prefilled(runner: CudaRunner, text: Sequence[int], chunk: int) -> None:
         enter, blocks = (), ()
 
 
-@pytest.mark.parametrize("chunk", [7, 64])
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(("kind", "chunk"), [("qwen3.5", 7), ("qwen3-next", 64)])
 def test_a_head_guesses_what_the_layers_of_transformers_guess(
     heads: dict[str, Head], folders: dict[str, Path], kind: str, chunk: int
 ) -> None:
@@ -129,6 +139,25 @@ def test_a_head_guesses_what_the_layers_of_transformers_guess(
     expected = heads[kind].guesses(longer, 4)
     assert again.tokens[0] == expected[0]
     assert ON_GPU or list(again.tokens) == expected
+
+
+@pytest.mark.parametrize("form", ["flat", "of speculators", "norm_output"])
+def test_an_eagle_head_guesses_what_the_layers_of_transformers_guess(
+    form: str, tmp_path: Path
+) -> None:
+    model, own = tmp_path / "model", tmp_path / "head"
+    own.mkdir()
+    eagle = Eagle(normed_residual=form != "flat", normed_output=form == "norm_output")
+    tiny_models.save(eagle.model, model)
+    eagle.save(own, nested=form != "flat")
+    text = list(tokens_of(22, 90))
+    runner = tiny_runner(model)
+    attach_eagle_head(runner, own)
+    prefilled(runner, text, 64)
+    (found,) = runner.drafter.draft([DraftAsk(5, text[1:], 1, GREEDY, 4, lambda _: True)])
+    wanted = eagle.guesses(text, 4)
+    assert found.tokens[0] == wanted[0]
+    assert ON_GPU or list(found.tokens) == wanted
 
 
 def test_a_head_without_the_states_of_a_text_guesses_nothing(folders: dict[str, Path]) -> None:
@@ -221,8 +250,15 @@ WAYS: dict[str, tuple[Callable[[TinyLoop, Any], Received], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("source", ["a model by another", "a hybrid by its head"])
+@pytest.mark.parametrize(
+    ("source", "way"),
+    [
+        *(("a hybrid by its head", way) for way in WAYS),
+        ("a model by another", "beside others without drafts"),
+        ("a model by another", "after a prefix hit"),
+        ("a model by an EAGLE-3 head", "preempted"),
+    ],
+)
 def test_greedy_text_is_that_without_drafts(
     folders: dict[str, Path], source: str, way: str
 ) -> None:
@@ -265,7 +301,7 @@ def test_sampled_text_is_that_of_the_same_noise(folders: dict[str, Path], source
 
 def test_sampled_tokens_are_distributed_as_without_drafts(folders: dict[str, Path]) -> None:
     """Homogeneity of the third token of many answers with drafts of a head and without (chi-square)."""
-    draws, found = 10_000 if ON_GPU else 160, []
+    draws, found = 10_000 if ON_GPU else 120, []
     asked = {"max_tokens": 4, "temperature": 1.0, "top_k": 8, "top_p": 1.0, "min_p": 0.0}
     for speculation in (True, False):
         loop = TinyLoop(drafting(folders, "a hybrid by its head"))

@@ -20,7 +20,7 @@ from tests.support import tiny_models
 from tests.support.cuda_machines import GB, gpu, header
 from tests.support.hub_configs import CONFIGS
 from tests.support.speaking_checkpoint import write_speaking
-from tests.support.tiny_heads import Head
+from tests.support.tiny_heads import Eagle, Head
 
 SLOTS = LoadOptions(max_slots=2, context_tokens=256)
 
@@ -88,6 +88,35 @@ def test_the_head_of_a_checkpoint_is_loaded_unless_drafts_are_off(
     assert not loaded(tmp_path, off).capabilities.draft_model
 
 
+def test_an_eagle_head_is_planned_and_drafts_for_its_model_alone(
+    speaking: Path, tmp_path: Path
+) -> None:
+    eagle, model, head = Eagle(vocab_size=257), tmp_path / "model", tmp_path / "head"
+    head.mkdir()
+    tiny_models.save(eagle.model, model)
+    eagle.save(head)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(speaking / name, model)
+    planned = ReferenceBackend().open(model, print).plan(with_draft(head))
+    assert planned.draft_bytes > 0
+    assert any(note.startswith("The EAGLE-3 head") for note in planned.notes)
+    runner = loaded(model, with_draft(head))
+    assert runner.drafter.name == "the EAGLE-3 head"
+    runner.close()
+    with pytest.raises(ModelInvalid, match="and this model has 2"):
+        ReferenceBackend().open(speaking, print).plan(with_draft(head))
+    raw = json.loads((head / "config.json").read_text())
+    for changed, why in (
+        ({"vocab_size": 300}, "expects a vocabulary of 300, and this one has 257"),
+        ({"num_hidden_layers": 2}, "2 layers of llama"),
+        ({"norm_before_fc": True}, "norm_before_fc"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, "this model has 4"),
+    ):
+        (head / "config.json").write_text(json.dumps({**raw, **changed}))
+        with pytest.raises(ModelInvalid, match=why):
+            ReferenceBackend().open(model, print).plan(with_draft(head))
+
+
 HYBRID = parse_config(CONFIGS["qwen3.5:9b"][0], "it")
 HEAD = [
     Tensor("mtp.fc.weight", (HYBRID.hidden, 2 * HYBRID.hidden), "BF16", 0, 0),
@@ -125,7 +154,7 @@ def test_a_second_layer_of_heads_or_an_embedding_of_their_own_is_left_out() -> N
 
 
 def test_planning_a_draft_model_reads_its_files_alone(speaking: Path) -> None:
-    shape = draft_plan.read_draft(str(speaking), gpu=False)
+    shape = draft_plan.read_draft(str(speaking), HYBRID, gpu=False)
     assert shape.headers
     assert draft_plan.text_tokens(shape.config, 100) == 100
     assert draft_plan.pool_tokens(shape.config, 100) == 256

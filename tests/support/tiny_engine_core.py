@@ -22,6 +22,7 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
 from localchat_cuda import load_drafts
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.draft_plan import read_draft
 from localchat_cuda.model_config import read_config
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.host_pages import HostMemory, HostPages
@@ -143,6 +144,17 @@ def attach_own_head(runner: CudaRunner, folder: Path) -> None:
     )  # fmt: skip
     request = LoadRequest(plan, LoadOptions(max_slots=can.max_slots))
     load_drafts.attach_head(runner, config, CheckpointWeights(folder, runner.device), request)
+
+
+def attach_eagle_head(runner: CudaRunner, folder: Path) -> None:
+    """Let the EAGLE-3 head in a folder draft for a runner."""
+    can = runner.capabilities
+    draft = read_draft(str(folder), runner.model.config, gpu=ON_GPU)
+    plan = MemoryPlan(
+        "cuda", 0, 0, 0, 0, 0, True, can.context_tokens, can.context_tokens, "f16", True, 0, 0, 64
+    )  # fmt: skip
+    request = LoadRequest(plan, LoadOptions(max_slots=can.max_slots, draft=str(folder)))
+    load_drafts.attach_eagle(runner, draft, request)
 
 
 def draft_always(loop: "TinyLoop", count: int = 3) -> None:

@@ -45,7 +45,7 @@ from localchat_cuda.runner.host_pages import HostPages
 from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig, StepShape, TokenSpan
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
-from localchat_cuda.runner.model import DeviceModel
+from localchat_cuda.runner.model import DeviceModel, Fusion
 from localchat_cuda.runner.sampler import DeviceSampler, ReferenceSampler, TritonSampler
 from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.runner.step_executor import PreparedStep, StepExecutor
@@ -136,9 +136,9 @@ class CudaRunner:
         assert self._model is not None, "the runner is closed"
         return self._model
 
-    def keep_last_states(self, states: LastStates) -> None:
-        """Keep the last states of every step from here on, for prediction heads."""
-        self.model.last_states = states
+    def keep_last_states(self, states: LastStates, fusion: Fusion | None = None) -> None:
+        """Keep the last states of every step from here on, or those of several layers, for prediction heads."""
+        self.model.last_states, self.model.fusion = states, fusion
         self.graphs.clear()  # those that were captured keep none
 
     def prepare(self, steps: Iterator[list[TokenSpan]]) -> None:
