@@ -172,12 +172,14 @@ class DraftPlanner:
         None where plain steps, or n-grams at `rate` tokens a second, are expected to bring as much.
         """
         model = self._draft_model
+        if model is None or not self._cost.has_samples():
+            return {}, 0
         asked = {
             place.sequence.number: place.proposer
             for place in places
             if isinstance(place.proposer, DraftProposer)
         }
-        if model is None or not asked or not self._cost.has_samples():
+        if not asked:
             return {}, 0
         own_s = self._cost.seconds(rows) / max(rows - again, 1)
         unread = sum(one.unread(own_s) for one in asked.values())
