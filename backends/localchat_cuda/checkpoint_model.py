@@ -13,6 +13,7 @@ from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda import memory_plan as planner
+from localchat_cuda.draft_plan import DraftShape, read_draft
 from localchat_cuda.environment import choose_gpu
 from localchat_cuda.gguf_files import OpenedFiles, digest_of, open_gguf
 from localchat_cuda.model_config import ModelConfig, read_config, rounded_config, runtime_config
@@ -22,6 +23,7 @@ from localchat_cuda.tokenizer import (
     read_tokenizer_files,
     sampling_defaults,
 )
+from localchat_cuda.weight_sizes import parameters
 
 DeviceKind = Literal["cuda", "cpu"]
 
@@ -57,8 +59,14 @@ class CheckpointModel:
         headers = () if options.dummy_weights else self.headers
         config = rounded_config(self.config, options.quantize, self.info.name)
         ram_bytes = read_machine().ram_free_bytes
-        plan = planner.plan(config, headers, options, self._target_gpu(), limits, ram_bytes)
+        gpu, draft = self._target_gpu(), self._draft(options)
+        plan = planner.plan(config, headers, options, gpu, limits, ram_bytes, draft)
         return demand(plan, self.info.name)
+
+    def _draft(self, options: LoadOptions) -> DraftShape | None:
+        if options.draft is None:
+            return None
+        return read_draft(options.draft, self.config, gpu=self._device == "cuda")
 
     def _target_gpu(self) -> Gpu:
         """The GPU that computes; for the references, this machine's memory in its shape."""
@@ -77,17 +85,39 @@ class CheckpointModel:
         """Load weights and warm up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
         # CUDA reads this when it starts. The plan chose a GPU by the driver's order, so CUDA must use it too.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        from localchat_cuda.load import load_runner
+        from localchat_cuda.load import load_runner, source_of
+        from localchat_cuda.load_drafts import (
+            attach_draft_model,
+            attach_eagle,
+            attach_head,
+            shared_vocabulary,
+        )
 
         path = None if request.options.dummy_weights else self._path
         if path is None:
             notify("The weights are random: the text is meaningless.")
         device = f"cuda:{self._ordinal}" if self._device == "cuda" else self._device
         config = rounded_config(self.config, request.options.quantize, self.info.name)
-        return load_runner(config, path, device, request, progress, notify)
+        draft, shared = self._draft(request.options), 0
+        if draft is not None and draft.eagle is None:
+            own = _tokenizer(Path(request.options.draft or ""), draft.config.vocabulary)
+            shared = shared_vocabulary(draft.name, own, self.tokenizer)
+        runner = load_runner(config, path, device, request, progress, notify)
+        if draft is not None and draft.eagle is not None:
+            attach_eagle(runner, draft, request, notify)
+        elif draft is not None:
+            attach_draft_model(runner, draft, request, progress, notify, shared)
+        elif request.plan.prediction_head:
+            attach_head(runner, config, source_of(config, path, runner.device), request, notify)
+        return runner
 
     def close(self) -> None:
         """Nothing to release. Idempotent."""
+
+
+def _tokenizer(path: Path, vocabulary: int) -> Tokenizer:
+    files = open_gguf(path).tokenizer if path.is_file() else read_tokenizer_files(path)
+    return CheckpointTokenizer(files, vocabulary)
 
 
 def _open_folder(folder: Path) -> OpenedFiles:
@@ -109,7 +139,7 @@ def _info(opened: OpenedFiles, config: ModelConfig, tokenizer: Tokenizer) -> Mod
         name=opened.name,
         architecture=config.architecture,
         quantization=config.quantization.label if config.quantization else config.dtype,
-        parameters=planner.parameters(config),
+        parameters=parameters(config),
         context_train=config.context_train,
         vocab_size=tokenizer.vocab_size,
         file_bytes=sum(header.file_bytes for header in opened.headers),

@@ -131,11 +131,20 @@ class LayersBase:
         self.residual = torch.empty(self.tokens, config.hidden, device=self.device)
         self._queries: dict[int, torch.Tensor] = {}
         self._dequantized: kv_fp8_dequant.DequantizedPages | None = None
+        self.taps: tuple[int, ...] = ()
+        """Layers before which the states are kept, in `tapped`: [T, hidden] in the model's dtype, by layer."""
+        self.tapped: dict[int, torch.Tensor] = {}
+
+    def tap(self, layer: int) -> None:
+        """Keep the states before a layer that computes its first gemm, if they are wanted."""
+        if layer in self.taps:
+            self.tapped[layer] = _rounded(self.residual, self.dtype).clone()
 
     def store_kv(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
     ) -> None:
         """Rotate queries into those of the layer, and keys into their pages together with the values."""
+        self.tap(layer)
         pages = self.pages.layer(layer)
         if norms is not None and norms.q.shape[0] != self.config.head_dim_of(layer):
             normed = torch.empty(1, self.tokens, qkv.shape[2], device=self.device)
@@ -385,6 +394,7 @@ class DenseLayers(LayersBase):
     ) -> torch.Tensor:  # fmt: skip
         """Compute the gemms `qkvz` and `ba` of a delta net (one `qkvz` may hold both), change the states of
         `layer`, and norm the output: [T, H*V], rows as in `attend`."""
+        self.tap(layer)
         shape, states, inputs = self.config.delta_net, self.pages.states, self.inputs
         assert shape is not None
         assert states is not None

@@ -59,8 +59,8 @@ _FP8_LIMIT = (
 )
 _NO_HOST_BLOCKS = "Idle conversations are not kept in RAM: it cannot be pinned"
 _STATE_LIMIT = (
-    "no drafts, and prefixes are found only where a state was saved: no state can rewind; idle "
-    "conversations are kept neither in RAM nor on the disk"
+    "prefixes are found only where a state was saved: no state can rewind; idle conversations are kept "
+    "neither in RAM nor on the disk"
 )
 _STATE_INTERVAL = 4096
 """A state takes as much memory as 1,600 tokens of keys and values (Qwen3.5-9B)."""
@@ -98,9 +98,9 @@ def load_runner(
             config, caps, device, notify, head_int8=head_int8, unpacked=plan.unpacked_bytes > 0,
             head_bounds=head_bounds, formats=() if header is None else layer_formats(header),
         ) as ahead,
-        _advise_on_out_of_memory(request),
+        advise_on_out_of_memory(request),
     ):  # fmt: skip
-        source = _source(config, path, device)
+        source = source_of(config, path, device)
         names = ARCHITECTURES[config.architecture].NAMES
         weights = load(
             config,
@@ -171,7 +171,8 @@ def _host_blocks(
     return HostPages(pages, memory)
 
 
-def _source(config: ModelConfig, path: Path | None, device: torch.device) -> WeightSource:
+def source_of(config: ModelConfig, path: Path | None, device: torch.device) -> WeightSource:
+    """The weights in the folder or GGUF file at `path`; None: random ones."""
     if path is None:
         return random_weights(config, device)
     if path.is_file():
@@ -257,7 +258,8 @@ def warm_up(runner: CudaRunner) -> None:
 
 
 @contextmanager
-def _advise_on_out_of_memory(request: LoadRequest) -> Iterator[None]:
+def advise_on_out_of_memory(request: LoadRequest) -> Iterator[None]:
+    """Translate a lack of GPU memory into DoesNotFit with what the load needs."""
     try:
         yield
     except Exception as error:

@@ -4,7 +4,6 @@ Free memory is read at planning time; limits are absolute (`StepLimits`). If the
 and the user asked for none, the plan has a shorter one and a note.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -21,13 +20,19 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
-from localchat_cuda.delta_net_config import TAPS
-from localchat_cuda.gemma4_config import Gemma4
+from localchat_cuda import draft_plan
+from localchat_cuda.draft_plan import DraftShape
 from localchat_cuda.ggml_forms import packed_bytes
 from localchat_cuda.model_config import FloatType, ModelConfig
-from localchat_cuda.quantization_config import floating_bytes, padded
+from localchat_cuda.prediction_config import has_head, head_bytes, head_config
 from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
-from localchat_cuda.weights.tensor_names import canonical_name, is_text
+from localchat_cuda.weight_sizes import (
+    dummy_bytes,
+    head_bounds_bytes,
+    head_int8_bytes,
+    unpacked_bytes,
+    weights_bytes,
+)
 
 PAGE_TOKENS = 64
 STEP_TOKENS = 2048
@@ -52,6 +57,8 @@ _HOPPER_BYTES = 40_000_000_000
 """No Hopper GPU has less memory."""
 _SAVED_STATES, _SAVED_SHARE = 64, 4
 """Most states that are saved for prefixes, and the part of the KV cache's memory that they take at most."""
+STATE_WINDOW = 1024
+"""Last states of a sequence that are kept for prediction heads."""
 _HALF, _FLOAT, _TABLE, _LARGEST_SLOTS = 2, 4, 4, 256
 _HOST_BYTES, _HOST_SHARE, _HOST_CACHES = 4_000_000_000, 4, 4
 """Pinned RAM for KV that nobody uses, by default: so much, a quarter of the free RAM, and four times the KV
@@ -76,12 +83,13 @@ def plan(
     gpu: Gpu,
     limits: StepLimits | None = None,
     ram_bytes: int = 0,
+    draft: DraftShape | None = None,
 ) -> MemoryPlan:
     """Plan a load to one GPU. Never raises for memory: `fit.memory_plan.demand` makes the error of a plan that
     does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers.
-    `ram_bytes`: free RAM, of which pinned memory for idle KV takes a part."""
+    `ram_bytes`: free RAM, of which pinned memory for idle KV takes a part. `draft`: the draft model."""
     limits = limits or StepLimits()
-    return _LoadPlanner(config, tuple(headers), options, gpu, limits, ram_bytes).plan()
+    return _LoadPlanner(config, tuple(headers), options, gpu, limits, ram_bytes, draft).plan()
 
 
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
@@ -95,167 +103,6 @@ def kv_token_bytes(config: ModelConfig, kv_type: str | None = None) -> int:
     if kv_type == FP8:
         return sum(heads * (d + 1) for heads, d in shapes)
     return sum(map(prod, shapes)) * (_FLOAT if config.dtype == "float32" else _HALF)
-
-
-def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
-    """Bytes of the text part's tensors once loaded, floating ones in the config's type."""
-    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
-    bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
-    return sum(
-        bytes_of(tensor, float_bytes)
-        for header in headers
-        for tensor in header.tensors
-        if is_text(tensor.name)
-        and not (config.tied and canonical_name(tensor.name) == "lm_head.weight")
-    )
-
-
-def parameters(config: ModelConfig) -> int:
-    """Number of weights, as model sizes are counted."""
-    width, d = config.hidden, config.head_dim
-    norms = 4 if config.post_normed and not config.normed_projections else 2
-    layer = width * norms
-    if config.mixture is not None:
-        layer += width * (config.mixture.experts + config.mixture.gated)
-        layer += _expert_biases(config)
-    layer += width if config.output_bias else 0
-    attention = config.qkv_columns if config.qkv_bias else 0
-    attention += config.heads if config.sinks else 0
-    attention += 2 * d if config.normed_heads else 0
-    attention += (config.heads + config.key_heads) * d if config.normed_projections else 0
-    others = config.layers * layer + config.attention_layers * attention
-    if config.gemma4 is not None:
-        others = _gemma4_extras(config, config.gemma4)
-    if (net := config.delta_net) is not None:
-        gates = 2 * net.value_heads * (width + 1)
-        others += net.count * (gates + net.channels * TAPS + net.value_dim)
-    ends = config.vocabulary * width * (1 if config.tied else 2) + width
-    return sum(map(prod, _all_linear_shapes(config))) + others + ends
-
-
-def _gemma4_extras(config: ModelConfig, own: Gemma4) -> int:
-    """Numbers outside the linear layers of a Gemma 4's layers."""
-    norms = sum(
-        (1 + bool(own.projections(n))) * config.head_dim_of(n) for n in range(config.layers)
-    )
-    total = norms + 4 * config.layers * config.hidden
-    if config.mixture is not None:
-        experts = config.mixture.experts
-        total += config.layers * (4 * config.hidden + experts * (config.hidden + 1))
-    if columns := own.input_columns:
-        total += own.input_vocabulary * config.layers * columns + columns
-        total += config.layers * config.hidden * (columns + 1)
-    return total
-
-
-def _expert_biases(config: ModelConfig) -> int:
-    """Numbers in the biases of a layer's router and experts."""
-    if config.mixture is None or not config.mixture.biased:
-        return 0
-    return config.mixture.experts * (1 + 2 * config.intermediate + config.hidden)
-
-
-def _expert_bytes(config: ModelConfig) -> int:
-    """Bytes of the linear layers of a layer's experts."""
-    shapes, quantization = _expert_shapes(config), config.quantization
-    if quantization is None or config.mixture is None:
-        return sum(n * k for n, k in shapes) * (_FLOAT if config.dtype == "float32" else _HALF)
-    if quantization.of_experts:
-        rows = 2 * config.mixture.stored * padded(config.intermediate)
-        shapes = ((rows, shapes[0][1]), *shapes[1:])
-    return sum(quantization.linear_bytes(n, k) for n, k in shapes)
-
-
-def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Outputs and inputs of the linear layers of a layer's experts, all joined."""
-    if config.mixture is None:
-        return ()
-    stored, width, inner = config.mixture.stored, config.hidden, config.intermediate
-    return (stored * 2 * inner, width), (stored * width, inner)
-
-
-def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Outputs and inputs of the linear layers of all layers, but for the gates of delta nets."""
-    if config.gemma4 is not None:
-        return tuple(_gemma4_linear_shapes(config, config.gemma4))
-    width, heads, inner = config.hidden, config.heads * config.head_dim, config.intermediate
-    feed = _expert_shapes(config) or ((2 * inner, width), (width, inner))
-    attention = (config.qkv_columns, width), (width, heads), *feed
-    net = config.delta_net
-    if net is None:
-        return attention * config.layers
-    return attention * config.attention_layers + (
-        (net.columns, width), (width, net.values), *feed,
-    ) * net.count  # fmt: skip
-
-
-def _gemma4_linear_shapes(config: ModelConfig, own: Gemma4) -> Iterator[tuple[int, int]]:
-    """The same of a Gemma 4."""
-    width = config.hidden
-    for n in range(config.layers):
-        d, inner = config.head_dim_of(n), config.intermediate_of(n)
-        yield sum(config.qkv_heads(n)) * d, width
-        yield width, config.heads * d
-        yield 2 * inner, width
-        yield width, inner
-        yield from _expert_shapes(config)
-        if own.input_columns:
-            yield own.input_columns, width
-            yield width, own.input_columns
-
-
-def token_bytes(config: ModelConfig, weights: int) -> int:
-    """Bytes that one token reads of so many bytes of weights: not those of experts that it does not choose."""
-    if config.mixture is None:
-        return weights
-    share = config.layers * _expert_bytes(config) / dummy_bytes(config)
-    return round(weights * (1 - share * (1 - config.mixture.taken / config.mixture.stored)))
-
-
-def dummy_bytes(config: ModelConfig) -> int:
-    """Bytes of random weights of this shape."""
-    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
-    if config.quantization is None:
-        return parameters(config) * float_bytes
-    if config.quantization.of_experts:
-        return _float_and_expert_bytes(config, float_bytes)
-    shapes = Counter(_all_linear_shapes(config))
-    linear = sum(
-        count * config.quantization.linear_bytes(*shape) for shape, count in shapes.items()
-    )
-    plain = parameters(config) - sum(count * prod(shape) for shape, count in shapes.items())
-    return linear + plain * float_bytes
-
-
-def _float_and_expert_bytes(config: ModelConfig, float_bytes: int) -> int:
-    """Bytes of a model of whose layers the experts alone are quantized."""
-    assert config.mixture is not None
-    experts = config.layers * sum(map(prod, _expert_shapes(config)))
-    padding = config.mixture.experts * 2 * (padded(config.intermediate) - config.intermediate)
-    plain = parameters(config) - experts + config.layers * padding  # in biases
-    return config.layers * _expert_bytes(config) + plain * float_bytes
-
-
-def unpacked_bytes(config: ModelConfig) -> int:
-    """Bytes of unpacked copies of all packed linear layers outside experts; 0 for a model without."""
-    quantization = config.quantization
-    if quantization is None or not (quantization.packed or quantization.in_ggml_forms):
-        return 0
-    experts = config.layers * sum(map(prod, _expert_shapes(config)))
-    return (sum(map(prod, _all_linear_shapes(config))) - experts) * _HALF
-
-
-def head_int8_bytes(config: ModelConfig) -> int:
-    """Bytes that an 8-bit head takes more than the floating one: negative, unless the embedding is the head,
-    too, and stays."""
-    numbers = config.vocabulary * config.hidden
-    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
-    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * float_bytes)
-
-
-def head_bounds_bytes(config: ModelConfig) -> int:
-    """Bytes of an int8 copy of the head, with a scale and a bound for each token."""
-    return config.vocabulary * (config.hidden + 2 * _FLOAT)
 
 
 def step_tokens(free_bytes: int) -> int:
@@ -326,10 +173,21 @@ def rotation_bytes(config: ModelConfig, context: int) -> int:
     return sum(d for _, d in tables) * context * _FLOAT
 
 
+def draft_bytes(config: ModelConfig, weights: int, context: int, slots: int) -> int:
+    """Bytes of a draft model, or of a head as a model, with so many bytes of weights of its own.
+
+    `context`, `slots`: of the model that it drafts for."""
+    text = draft_plan.text_tokens(config, context)
+    cache = (draft_plan.pool_tokens(config, context) + PAGE_TOKENS) * kv_token_bytes(config)
+    tables = rotation_bytes(config, text) + table_bytes(slots, text)
+    work = workspace_bytes(config, slots, draft_plan.STEP_TOKENS)
+    return weights + cache + tables + work + draft_plan.GRAPH_BYTES
+
+
 class _LoadPlanner:
     def __init__(
         self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], options: LoadOptions, gpu: Gpu,
-        limits: StepLimits, ram_bytes: int,
+        limits: StepLimits, ram_bytes: int, draft: DraftShape | None,
     ) -> None:  # fmt: skip
         self.config, self.options, self.limits = config, options, limits
         self.ram_bytes = ram_bytes
@@ -357,6 +215,9 @@ class _LoadPlanner:
             self.workspace += config.state_bytes * self.saved_states
         self.gpu = gpu
         self.notes = [*_window_notes(config), *_context_notes(config)]
+        self.draft_bytes, self.prediction_head = 0, False
+        if draft is not None:
+            self._add_draft(draft, context)
         if config.quantization is not None and config.quantization.on_load:
             self.notes.append(f"The layers are {config.quantization.label} while they are read.")
         if config.head_format and config.tied:  # the embedding is in memory, too
@@ -364,9 +225,41 @@ class _LoadPlanner:
         if options.head_int8 and not config.head_format:
             self.weights += head_int8_bytes(config)
             self.notes.append("The output head is rounded to 8 bits.")
+        drafts = options.speculation and self.saved_states > 0
+        if draft is None and drafts and has_head(config, headers):
+            self._add_prediction_head(head_bytes(config, headers))
         self.head_bounds = self._takes_head_bounds()
         if self.head_bounds:
             self.weights += head_bounds_bytes(config)
+
+    def _add_draft(self, draft: DraftShape, context: int) -> None:
+        """Take a draft model, or an EAGLE-3 head."""
+        own = weights_bytes(draft.config, draft.headers)
+        self.draft_bytes = draft_bytes(draft.config, own, context, self.options.max_slots)
+        if draft.eagle is not None:
+            self.draft_bytes += self._last_states_bytes()
+        self.workspace += self.draft_bytes
+        kind = "draft model" if draft.eagle is None else "EAGLE-3 head"
+        self.notes.append(f"The {kind} {draft.name} takes {size(self.draft_bytes)}.")
+
+    def _last_states_bytes(self) -> int:
+        """Bytes of the states that a head goes on from."""
+        number = _FLOAT if self.config.dtype == "float32" else _HALF
+        return (self.options.max_slots + 1) * STATE_WINDOW * self.config.hidden * number
+
+    def _add_prediction_head(self, weights: int) -> None:
+        """Take the model's own head, if it shortens no context."""
+        config, slots = self.config, self.options.max_slots
+        context = self.options.context_tokens or config.context_train
+        own = draft_bytes(head_config(config), weights, context, slots) + self._last_states_bytes()
+        if self.kv(context) > self.kv_available() - own:
+            self.notes.append(
+                f"Its prediction head is not loaded: with it, the context would be shorter ({size(own)})."
+            )
+            return
+        self.draft_bytes, self.prediction_head = own, True
+        self.workspace += own
+        self.notes.append(f"Its prediction head drafts, and takes {size(own)}.")
 
     def _takes_head_bounds(self) -> bool:
         """Whether the head can have an int8 copy, and there is room: it shortens no context, and takes at
@@ -509,6 +402,8 @@ class _LoadPlanner:
             reserve_bytes=self.reserve,
             unpacked_bytes=unpacked,
             head_bounds=self.head_bounds,
+            draft_bytes=self.draft_bytes,
+            prediction_head=self.prediction_head,
             saved_states=self.saved_states,
             kv_tokens=kv // self.kv(1) * PAGE_TOKENS,
         )
@@ -548,6 +443,8 @@ class _LoadPlanner:
 
     def _advice(self, goal: int, longest: int, least: int) -> Iterator[str]:
         yield from self._limit_advice(goal)
+        if self.draft_bytes and not self.prediction_head:
+            yield f"Leave out --draft: the draft model takes {size(self.draft_bytes)}."
         yield from self._fp8_advice(longest, max(goal, self.config.context_train))
         if least <= longest < goal:
             yield f"--ctx {longest}: {size(self.kv(longest))} of cache."

@@ -259,6 +259,13 @@ def runtime_config(config: ModelConfig, *, gpu: bool) -> RuntimeConfig:
 
 def read_config(folder: Path) -> ModelConfig:
     """The config of a checkpoint folder. Raises ModelMissing, ModelInvalid."""
+    raw = read_raw(folder)
+    headers = () if _has_dtype(raw) else map(read_safetensors, weight_paths(folder))
+    return parse_config(raw, str(folder / "config.json"), headers)
+
+
+def read_raw(folder: Path) -> Mapping[str, Any]:
+    """The config.json of a checkpoint folder. Raises ModelMissing, ModelInvalid."""
     path = folder / "config.json"
     try:
         found = json.loads(path.read_text("utf-8"))
@@ -272,9 +279,7 @@ def read_config(folder: Path) -> ModelConfig:
         ) from error
     if not isinstance(found, dict):
         raise ModelInvalid(f"{path} is not a JSON object.", hint=_DAMAGED_HINT)
-    raw = whole_config(folder, found)
-    headers = () if _has_dtype(raw) else map(read_safetensors, weight_paths(folder))
-    return parse_config(raw, str(path), headers)
+    return whole_config(folder, found)
 
 
 def parse_config(

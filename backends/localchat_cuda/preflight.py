@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from localchat.errors import ModelInvalid, UsageError
+from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -14,9 +14,11 @@ from localchat.fit.speed_history import PastRun
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda import memory_plan as planner
+from localchat_cuda.draft_plan import read_draft
 from localchat_cuda.environment import choose_gpu
 from localchat_cuda.gguf_config import config_of, loaded_header, tokenizer_kind
 from localchat_cuda.model_config import ModelConfig, parse_config, rounded_config, runtime_config
+from localchat_cuda.weight_sizes import head_bounds_bytes, token_bytes, weights_bytes
 
 KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
@@ -37,17 +39,14 @@ def objection(model: ModelSummary) -> str:
 
 def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
     """Plan the memory of a load on one GPU. Raises UsageError, ModelInvalid for a config that cannot run."""
-    if options.draft is not None:
-        raise UsageError(
-            "The CUDA backend has no draft models.", hint="Leave out --draft, or take a GGUF file."
-        )
     config, headers = _parsed(model)
     config, config_notes = runtime_config(config, gpu=True)
     config = rounded_config(config, options.quantize, model.name)
+    draft = None if options.draft is None else read_draft(options.draft, config)
     gpu = _gpu(machine)
     limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
     headers = () if options.dummy_weights else headers
-    plan = planner.plan(config, headers, options, gpu, limits, machine.ram_free_bytes)
+    plan = planner.plan(config, headers, options, gpu, limits, machine.ram_free_bytes, draft)
     plan = replace(plan, notes=(*config_notes, *plan.notes))
     if not machine.gpus:
         note = f" {machine.gpu_note}" if machine.gpu_note else ""
@@ -83,9 +82,9 @@ def expected_rate(
     shares = [one.tokens_per_s * _bytes_per_token(one.model) / gpu.bytes_per_s for one in past]
     share = median(shares) if shares else _BANDWIDTH_SHARE
     config, _ = _parsed(model)
-    copied = planner.head_bounds_bytes(config) if plan.head_bounds else 0
+    copied = head_bounds_bytes(config) if plan.head_bounds else 0
     read = plan.weights_bytes - plan.unpacked_bytes - copied
-    return share * gpu.bytes_per_s / planner.token_bytes(config, read)
+    return share * gpu.bytes_per_s / token_bytes(config, read)
 
 
 def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, ...]]:
@@ -104,4 +103,4 @@ def _bytes_per_token(model: ModelSummary) -> int:
         return model.weights_bytes
     config, headers = _parsed(model)
     config, _ = runtime_config(config, gpu=True)
-    return planner.token_bytes(config, planner.weights_bytes(config, headers))
+    return token_bytes(config, weights_bytes(config, headers))

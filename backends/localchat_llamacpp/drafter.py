@@ -2,15 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from localchat.backend_api.drafter import Draft
-from localchat.backend_api.interface import LoadRequest, Progress, SamplingParams
+from localchat.backend_api.drafter import NO_DRAFT, Draft, DraftAsk
+from localchat.backend_api.interface import LoadRequest, Progress
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.errors import ModelInvalid
 from localchat_llamacpp.batch import Batch
@@ -29,7 +29,6 @@ _PADDING = 128
 """Vocabularies of one family differ by so many unused tokens at the end."""
 _STEP_TOKENS = 128
 _WARM_TOKENS = 32
-_NOTHING = Draft((), ())
 
 
 def load_drafter(
@@ -116,6 +115,9 @@ class _HeldText:
 class LlamaDrafter:
     """See Drafter."""
 
+    name = "the draft model"
+    together = False
+
     def __init__(
         self,
         weights: Weights,
@@ -151,19 +153,21 @@ class LlamaDrafter:
         self._slots.drop(slot)
         self.prompt_token_s, self.token_s = times[1] / count, min(times[2:])
 
-    def draft(
-        self,
-        seq: int,
-        tokens: Sequence[int],
-        start: int,
-        sampling: SamplingParams,
-        limit: int,
-        goes_on: Callable[[float], bool],
-    ) -> Draft:
+    def earliest(self, seq: int, length: int) -> int:
+        return 0
+
+    def ready(self, unread: Mapping[int, int]) -> bool:
+        return True
+
+    def draft(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        return [self._draft(ask) for ask in asks]
+
+    def _draft(self, ask: DraftAsk) -> Draft:
+        seq, tokens, start, sampling, limit, goes_on = ask
         held = self._text_of(seq, start)
         if held is None or not self._catch_up(held, tokens):
             self.forget(seq)
-            return _NOTHING
+            return NO_DRAFT
         plain = replace(
             sampling,
             repetition_penalty=1.0,

@@ -168,6 +168,9 @@ class Enter(msgspec.Struct, frozen=True):
     prompt_tokens: int
     """How many of them are prompt."""
     sampling: SamplingParams
+    offset: int = 0
+    """Tokens of the text before the first one here, as far as the noise of its draws counts them: a draft
+    model may know only the end of a text."""
 
 
 class StepRow(msgspec.Struct, frozen=True):

@@ -43,7 +43,7 @@ _LOAD = (
     _Flag("vram_gb", ("--vram-gb",), "GB", "Memory limit for each GPU."),
     _Flag("kv_gb", ("--kv-gb",), "GB", "Memory limit for the KV cache."),
     _Flag("quantize", ("--quantize",), "TYPE", "Round bf16 layers to fp8, int8 or int4 (CUDA)."),
-    _Flag("draft", ("--draft",), "MODEL", "A small model that guesses ahead (llama.cpp)."),
+    _Flag("draft", ("--draft",), "MODEL", "A small model that guesses ahead."),
     _Flag("backend", ("--backend",), "NAME", "What runs the model; doctor lists them."),
     _Flag("llamacpp_library", ("--llamacpp-library",), "PATH", "The llama.cpp to load."),
 )
@@ -109,7 +109,7 @@ _SWITCHES = (
 _LOAD_SWITCHES = tuple(
     flag
     for flag in _SWITCHES
-    if flag.key in ("require_gpu", "dummy_weights", "head_int8", "anyway")
+    if flag.key in ("require_gpu", "dummy_weights", "head_int8", "speculation", "anyway")
 )
 
 _THINK: Final = "--think"

@@ -158,13 +158,11 @@ KEYS: Final[Mapping[str, Key]] = {
         "Threads that compute.",
         reloads=True,
     ),
-    "speculation": Key(
-        "--no-speculation", _YES_NO, "Guess ahead from earlier text, where no seed is given."
-    ),
+    "speculation": Key("--no-speculation", _YES_NO, "Guess ahead, where no seed is given."),
     "draft": Key(
         "--draft",
-        "a name or the path of a GGUF file",
-        "A small model of the same family that guesses ahead (llama.cpp).",
+        "a name or a path",
+        "A small model of the same family that guesses ahead.",
         reloads=True,
     ),
     "keep_alive": Key(

@@ -99,15 +99,18 @@ class EngineCore:
         self._kv_cache = kv_cache
         self._callbacks = callbacks
         self._audit = audit
-        # Rejected drafts have to be truncated, or the state from before them is held in another slot.
-        holds = can.share and can.max_slots > can.max_rows
-        self._speculation = speculation and (can.rewind != "checkpoint" or holds)
+        # Rejected drafts have to be truncated, or the state from before them is held elsewhere.
+        holds = bool(can.saved_states) or (can.share and can.max_slots > can.max_rows)
+        rewinds = can.rewind != "checkpoint"
+        self._speculation = speculation and (rewinds or holds)
         token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
         self._draft_fund = DraftFund()
-        self._step_costs = CostModel(can.widths.decode)
+        costs = self._step_costs = CostModel(can.widths.decode)
         preparing = cast(PreparingRunner, runner) if can.prepares_steps else None
-        planner = DraftPlanner(can, self._step_costs, preparing)
-        self._scheduler = Scheduler(can, kv_cache, token_budget, planner)
+        drafter = cast(DraftingRunner, runner).drafter if can.draft_model else None
+        self._draft_model = DraftModel(drafter, costs, rewinds=rewinds) if drafter else None
+        self._draft_planner = DraftPlanner(can, costs, preparing, self._draft_model)
+        self._scheduler = Scheduler(can, kv_cache, token_budget, self._draft_planner)
         self._event_sender = EventSender(
             callbacks.send_events, callbacks.send_failure, kv_cache.usage, fingerprint, coalesce_s
         )
@@ -116,10 +119,6 @@ class EngineCore:
             can, tokenizer, kv_cache, token_budget, self._scheduler, self._event_sender, self._counters,
             self._step_costs,
         )  # fmt: skip
-        self._draft_model: DraftModel | None = None
-        if can.draft_model:
-            drafter = cast(DraftingRunner, runner).drafter
-            self._draft_model = DraftModel(drafter, self._step_costs)
         self._commands_lock = threading.Lock()
         self._step = 0
         self._stopped = False
@@ -226,6 +225,7 @@ class EngineCore:
             self._in_flight.append(following)
             self._runner.launch(following.plan)
             if self._depth > 1 and came_back_s and following.is_decode:
+                came_back_s += self._draft_planner.drafting_s  # which is counted apart
                 self._step_costs.observe_wait(time.perf_counter() - came_back_s)
                 self._followed_s = came_back_s if len(self._in_flight) == 1 else 0.0
             came_back_s = 0.0
@@ -340,7 +340,6 @@ class EngineCore:
                     first.sampling,
                     self._draft_model,
                     ngrams,
-                    rewinds=rewinds,
                 )
         for other in others:
             other.state = State.FORKING

@@ -28,7 +28,9 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     threads: int = 0
     """Threads that compute; 0: the physical cores."""
     draft: str | None = None
-    """File of a small model of the same vocabulary that drafts."""
+    """File or folder of a small model of the same vocabulary that drafts."""
+    speculation: bool = True
+    """False: load nothing that only drafts, such as a model's own prediction heads."""
     max_slots: int = 16
     """Sequences computed at once."""
     cache_ram_bytes: int | None = None

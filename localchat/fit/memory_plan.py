@@ -75,6 +75,10 @@ class MemoryPlan:
     """Within `weights_bytes`: a copy of packed weights for the gemms of prompts, where memory is plentiful."""
     head_bounds: bool = False
     """The weights count an int8 copy of the output head, which saves most reads of the head itself."""
+    draft_bytes: int = 0
+    """Within `compute_bytes`: a draft model, or the model's own prediction head, with its KV."""
+    prediction_head: bool = False
+    """The model's own prediction head is loaded, and drafts."""
     saved_states: int = 0
     """States of recurrent layers that are kept on the GPU for prefixes; within `compute_bytes`."""
 

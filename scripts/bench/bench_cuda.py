@@ -4,7 +4,7 @@ Qwen2.5-7B.
     PYTHONPATH=backends:. python3 scripts/bench/bench_cuda.py [PARTS]
 
 PARTS, all by default: decoding prefix gaps drafts formats gguf kept warm families experts
-hybrid half bytes startup cold.
+hybrid heads half bytes startup cold.
 
 Random token ids, greedy, speculation and prefix cache off, end tokens ignored; rates are the difference
 of 257 and 1 tokens, medians of 3. Prints a table, and as the last line one JSON object. The kernels
@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / 
 
 PARTS = (
     *("decoding", "prefix", "gaps", "drafts"),
-    *("formats", "gguf", "kept", "warm", "families", "experts", "hybrid"),
+    *("formats", "gguf", "kept", "warm", "families", "experts", "hybrid", "heads"),
     *("half", "bytes", "startup", "cold"),
 )
 STREAMS = (1, 8, 32, 128)
@@ -34,6 +34,7 @@ def main() -> int:
     from scripts.bench.cuda.driving import Engine, config_of, runner_of
     from scripts.bench.cuda.families import families
     from scripts.bench.cuda.gguf import gguf
+    from scripts.bench.cuda.heads import heads
     from scripts.bench.cuda.hybrid import hybrid
     from scripts.bench.cuda.kept import kept
     from scripts.bench.cuda.mixture import mixture
@@ -52,6 +53,7 @@ def main() -> int:
             except (RuntimeError, AssertionError, ValueError) as trouble:
                 failed.append(f"{name}: {type(trouble).__name__}: {trouble}")
                 print(f"FAILED {failed[-1]}", flush=True)
+            torch.cuda.empty_cache()
 
     if set(parts) & {"decoding", "prefix", "gaps", "drafts"}:
         config = config_of("awq")
@@ -67,22 +69,15 @@ def main() -> int:
         del engine, drafting, runner
         torch.cuda.empty_cache()
     run("formats", lambda: four_bits(results))
-    torch.cuda.empty_cache()
     run("gguf", lambda: gguf(results))
-    torch.cuda.empty_cache()
     run("kept", lambda: kept(results))
     run("warm", lambda: warm(results))
-    torch.cuda.empty_cache()
     run("families", lambda: families(results))
-    torch.cuda.empty_cache()
     run("experts", lambda: mixture(results))
-    torch.cuda.empty_cache()
     run("hybrid", lambda: hybrid(results))
-    torch.cuda.empty_cache()
+    run("heads", lambda: heads(results))
     run("half", lambda: speed.half_precision(results))
-    torch.cuda.empty_cache()
     run("bytes", lambda: eight_bits(results))
-    torch.cuda.empty_cache()
     run("startup", lambda: startup(results, cold="cold" in parts))
     print(json.dumps({name: round(value, 3) for name, value in results.items()}))
     return 1 if failed else 0

@@ -55,6 +55,7 @@ def test_every_option_but_slots_and_draft_follows_a_setting() -> None:
         quantize="int4",
         anyway=True,
         threads=2,
+        speculation=False,
         draft="small",
     )
     options, defaults = load_options(changed), LoadOptions()

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda import memory_plan
+from localchat_cuda import weight_sizes
 from localchat_cuda.architectures import gemma4
 from localchat_cuda.checkpoint_model import CheckpointModel, DeviceKind
 from localchat_cuda.model_config import read_config
@@ -224,7 +224,7 @@ def test_the_text_part_of_a_model_that_sees_is_loaded_alone(prefix: str, tmp_pat
     config, tokens = read_config(tmp_path), tokens_of(1, 40)
     assert config.vision and config.eos_ids == (1, 106)
     header = read_safetensors(tmp_path / "model.safetensors")
-    assert memory_plan.weights_bytes(config, [header]) == text_bytes
+    assert weight_sizes.weights_bytes(config, [header]) == text_bytes
     found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
     assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
 
@@ -268,9 +268,9 @@ def test_random_weights_are_as_many_as_the_plan_counts(kind: str, tmp_path: Path
     tiny_models.save(model, tmp_path)
     config = read_config(tmp_path)
     counted = sum(parameter.numel() for parameter in model.parameters())
-    assert memory_plan.parameters(config) == counted
+    assert weight_sizes.parameters(config) == counted
     packed = replace(config, dtype="bfloat16")
-    assert memory_plan.dummy_bytes(packed) == 2 * counted
+    assert weight_sizes.dummy_bytes(packed) == 2 * counted
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

@@ -12,16 +12,21 @@ import torch
 from localchat.backend_api.interface import Alias, Save, StepPlan
 from localchat.engine.events import Done
 from localchat.model_files.safetensors import read_safetensors
-from localchat_cuda import memory_plan
+from localchat_cuda import weight_sizes
 from localchat_cuda.model_config import read_config
 from localchat_cuda.runner.step_executor import StepExecutor
 from tests.support import tiny_models
-from tests.support.tiny_engine_core import ON_GPU, Received, TinyLoop, request, tiny_runner
+from tests.support.tiny_engine_core import (
+    NEAR,
+    Received,
+    TinyLoop,
+    assert_same,
+    request,
+    tiny_runner,
+)
 from tests.support.tiny_models import Tiny, tokens_of
 
 KINDS = ("qwen3-next", "qwen3.5")
-NEAR = 0.1 if ON_GPU else 1e-3
-"""Where texts may part: the two best candidates so close."""
 PROMPT = tokens_of(11, 50) * 3
 ASKED = request(PROMPT, max_tokens=30, salt="a")
 
@@ -38,15 +43,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def folder(folders: dict[str, Path]) -> Path:
     return folders["qwen3.5"]
-
-
-def assert_same(one: Received, other: Received) -> None:
-    """Equal texts, or parted where the two best candidates were as good."""
-    assert other.error is None
-    for mine, theirs in zip(one.logprobs(), other.logprobs(), strict=True):
-        if mine.token != theirs.token:
-            assert mine.top[0][2] - mine.top[1][2] < NEAR
-            return
 
 
 def cached(told: Received) -> int:
@@ -154,7 +150,7 @@ def test_a_checkpoint_that_sees_predicts_and_stacks_its_experts_is_loaded(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(raw, default=str))
     header = read_safetensors(tmp_path / "model.safetensors")
     own = sum(tensor.numel() for tensor in model.parameters())
-    assert memory_plan.weights_bytes(read_config(tmp_path), [header]) == 4 * own
+    assert weight_sizes.weights_bytes(read_config(tmp_path), [header]) == 4 * own
     found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
     assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
 

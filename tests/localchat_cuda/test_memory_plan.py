@@ -13,16 +13,13 @@ from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.memory_plan import (
     OVERHEAD_BYTES,
     StepLimits,
-    dummy_bytes,
     graph_bytes,
     kv_token_bytes,
     plan,
-    token_bytes,
-    unpacked_bytes,
-    weights_bytes,
     workspace_bytes,
 )
 from localchat_cuda.model_config import ModelConfig, parse_config
+from localchat_cuda.weight_sizes import dummy_bytes, token_bytes, unpacked_bytes, weights_bytes
 from tests.support.cuda_configs import AWQ, QWEN25
 from tests.support.cuda_machines import CONFIG, GB, gpu, header
 from tests.support.hub_configs import CONFIGS

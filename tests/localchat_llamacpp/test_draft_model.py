@@ -115,7 +115,7 @@ def test_a_useless_draft_model_turns_itself_off(start: Start) -> None:
     assert done.speculation.drafted - done.speculation.accepted < 60
     model = core.core._draft_model
     assert model is not None
-    assert "draft model costs more" in model.off or not model.drafted
+    assert "draft model cost more" in model.off or not model.drafted
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from localchat.backend_api.interface import Capabilities, ModelInfo
+from localchat.backend_api.interface import Capabilities, LoadRequest, ModelInfo
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import PagedKVCacheManager, make_kv_cache_manager
@@ -17,9 +17,14 @@ from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.engine.events import Event, PromptLogprobs, Text, TokenLogprob
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
+from localchat_cuda import load_drafts
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.draft_plan import read_draft
 from localchat_cuda.model_config import read_config
+from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
@@ -33,6 +38,8 @@ ON_GPU = os.environ.get("TRITON_INTERPRET") == "0" and torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else CPU
 PAGE = 64
 MAX_STEPS = 20_000
+NEAR = 0.1 if ON_GPU else 1e-3
+"""Where texts may part: the two best candidates so close."""
 
 
 class Bytes:
@@ -122,6 +129,45 @@ def tiny_runner(
     return CudaRunner(model, can, graphs=graphs, host_blocks=host)
 
 
+def attach_draft_model(runner: CudaRunner, folder: Path, **how: Any) -> None:
+    """Let the checkpoint in another folder draft for a runner; the rest as in `tiny_runner`."""
+    how = {"slots": runner.capabilities.max_slots, "context": 256, **how}
+    own = tiny_runner(folder, **how)
+    runner.attach(CudaDrafter(own, runner.table, "the draft model", VOCABULARY))
+
+
+def attach_own_head(runner: CudaRunner, folder: Path) -> None:
+    """Let the prediction head in a runner's folder draft for it."""
+    can, config = runner.capabilities, read_config(folder)
+    plan = MemoryPlan(
+        "cuda", 0, 0, 0, 0, 0, True, can.context_tokens, can.context_tokens, "f16", True, 0, 0, 64
+    )  # fmt: skip
+    request = LoadRequest(plan, LoadOptions(max_slots=can.max_slots))
+    load_drafts.attach_head(runner, config, CheckpointWeights(folder, runner.device), request)
+
+
+def attach_eagle_head(runner: CudaRunner, folder: Path) -> None:
+    """Let the EAGLE-3 head in a folder draft for a runner."""
+    can = runner.capabilities
+    draft = read_draft(str(folder), runner.model.config, gpu=ON_GPU)
+    plan = MemoryPlan(
+        "cuda", 0, 0, 0, 0, 0, True, can.context_tokens, can.context_tokens, "f16", True, 0, 0, 64
+    )  # fmt: skip
+    request = LoadRequest(plan, LoadOptions(max_slots=can.max_slots, draft=str(folder)))
+    load_drafts.attach_eagle(runner, draft, request)
+
+
+def draft_always(loop: "TinyLoop", count: int = 3) -> None:
+    """Let drafts cost nothing, so that there always are some: a tiny model's own time says nothing."""
+    model = loop.core._draft_model
+    assert model is not None
+    model.prompt_token_s = 0.0
+    model.observe = lambda *_: None  # type: ignore[method-assign]
+    model.worth = lambda step: min(step.limit, count)  # type: ignore[method-assign]
+    model.charge = lambda net: None  # type: ignore[method-assign]
+    model.drafter.ready = lambda unread: True  # type: ignore[method-assign]
+
+
 @dataclass
 class Received:
     """Events of one request."""
@@ -139,6 +185,15 @@ class Received:
     @property
     def prompt_logprobs(self) -> list[TokenLogprob]:
         return [e for one in self.events if isinstance(one, PromptLogprobs) for e in one.tokens]
+
+
+def assert_same(one: Received, other: Received) -> None:
+    """Equal texts, or parted where the two best candidates were as good."""
+    assert other.error is None
+    for mine, theirs in zip(one.logprobs(), other.logprobs(), strict=True):
+        if mine.token != theirs.token:
+            assert mine.top[0][2] - mine.top[1][2] < NEAR
+            return
 
 
 class TinyLoop:

@@ -17,6 +17,7 @@ from localchat_cuda.architectures import (
     olmo2,
     olmo3,
     phi3,
+    prediction_head,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -56,4 +57,4 @@ ARCHITECTURES: dict[Architecture, ModuleType] = {
     "qwen3_5_moe": qwen3_5_moe,
 }
 
-__all__ = ["ARCHITECTURES"]
+__all__ = ["ARCHITECTURES", "prediction_head"]

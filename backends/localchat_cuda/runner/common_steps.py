@@ -46,12 +46,21 @@ def common_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[Toke
         chunk = tokens - sequences
         if tokens <= min(_MIXED_TOKENS, widest) and chunk > 0 and history < room:
             yield [*[TokenSpan(scratch, history, 1)] * sequences, TokenSpan(scratch, 0, chunk)]
-    if capabilities.rewind == "checkpoint":
+    if capabilities.rewind == "checkpoint" and not capabilities.saved_states:
         return  # no drafts
     for parts, tokens, history in product(_DRAFT_PARTS, DECODE_BUCKETS, histories):
         widths = _draft_widths(parts, tokens)
         if widths and tokens <= DRAFT_STEP_TOKENS and history + max(widths) < room:
             yield [TokenSpan(scratch, history, width) for width in widths]
+
+
+def steps_of_drafts(capabilities: Capabilities, scratch: int) -> Iterator[list[TokenSpan]]:
+    """The same of a runner that drafts: few rows, each with what its text got since, or one token."""
+    room = min(capabilities.context_tokens, capabilities.kv_tokens) - 1
+    histories = [each for each in _HISTORIES if each < room - WIDEST] or [1]
+    for sequences, width, history in product((1, 2, 4, DRAFT_ROWS), (1, 2, 4, 8), histories):
+        if sequences <= capabilities.max_slots and history + width < room:
+            yield [TokenSpan(scratch, history, width)] * sequences
 
 
 def _draft_widths(parts: int, tokens: int) -> list[int]:

@@ -33,6 +33,8 @@ class SequenceSlot:
     """Of the sampling settings; below `StateTable.slots` it is the slot."""
     sampling: SamplingParams
     prompt_tokens: int
+    offset: int = 0
+    """As Enter has it."""
 
 
 class TableWrites(NamedTuple):
@@ -106,7 +108,7 @@ class StateTable:
                     self._unstored[row] = entry.tokens
             else:
                 row = self._fork_row()
-            sequence = SequenceSlot(row, entry.sampling, entry.prompt_tokens)
+            sequence = SequenceSlot(row, entry.sampling, entry.prompt_tokens, entry.offset)
             self.sequences[entry.seq] = sequence
             added.append(sequence)
         return added

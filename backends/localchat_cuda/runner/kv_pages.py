@@ -58,7 +58,7 @@ class Pages:
         self.page_tokens, self.device, self.dtype = page_tokens, device, dtype
         self.states = (
             States(config.delta_net, slots, saved_states, device, dtype)
-            if config.delta_net
+            if config.delta_net and config.delta_net.count
             else None
         )
         shapes: dict[tuple[int, int], list[int]] = {}

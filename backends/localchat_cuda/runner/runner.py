@@ -10,11 +10,13 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
+from localchat.backend_api.drafter import Drafter
 from localchat.backend_api.interface import (
     Alias,
     Capabilities,
@@ -42,7 +44,8 @@ from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.host_pages import HostPages
 from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig, StepShape, TokenSpan
 from localchat_cuda.runner.kv_pages import Pages
-from localchat_cuda.runner.model import DeviceModel
+from localchat_cuda.runner.last_states import LastStates
+from localchat_cuda.runner.model import DeviceModel, Fusion
 from localchat_cuda.runner.sampler import DeviceSampler, ReferenceSampler, TritonSampler
 from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.runner.step_executor import PreparedStep, StepExecutor
@@ -57,6 +60,16 @@ _MOST_WANTED = 32
 _SLOW_LAUNCH_S = 0.01
 """A launch that takes longer on the host replays no graph."""
 _OUT_OF_MEMORY = "a step ran out of GPU memory; the next steps are smaller"
+
+
+class AttachedDrafter(Drafter, Protocol):
+    """A drafter with a runner of its own."""
+
+    runner: "CudaRunner"
+
+    def forget(self, seq: int) -> None:
+        """Give up what is held of a sequence, which left or begins again."""
+        ...
 
 
 class CudaRunner:
@@ -94,7 +107,7 @@ class CudaRunner:
             ),
         )  # fmt: skip
         blocks = capabilities.kv_tokens // capabilities.block_tokens
-        with self._on_stream():
+        with self.on_stream():
             self.table = StateTable(
                 capabilities.max_slots, capabilities.context_tokens, pages.page_tokens, blocks,
                 self.device,
@@ -113,11 +126,40 @@ class CudaRunner:
             model, self.table, self._buffer, self._sampler, batch_config, self.graphs, max_rows
         )
         self._pending: deque[PendingStep] = deque()
+        self._drafter: AttachedDrafter | None = None
+        self.sleeps = True
+        """Steps that are queued behind others are waited for by a thread that sleeps."""
         self._common_steps = common_steps(capabilities, self.table.scratch)
         """Those that `warm_up_next` still has to run."""
         self._wanted: dict[tuple[str, StepShape], list[TokenSpan]] = {}
         """Steps that would have had drafts, by kind and shape of their graph. They go first."""
         self._most_wanted = _MOST_WANTED
+
+    @property
+    def model(self) -> DeviceModel:
+        """The model that it runs."""
+        assert self._model is not None, "the runner is closed"
+        return self._model
+
+    def keep_last_states(self, states: LastStates, fusion: Fusion | None = None) -> None:
+        """Keep the last states of every step from here on, or those of several layers, for prediction heads."""
+        self.model.last_states, self.model.fusion = states, fusion
+        self.graphs.clear()  # those that were captured keep none
+
+    def prepare(self, steps: Iterator[list[TokenSpan]]) -> None:
+        """Let `warm_up_next` run these steps of padding, in place of the common ones."""
+        self._common_steps = steps
+
+    def attach(self, drafter: AttachedDrafter) -> None:
+        """Own a drafter from here on."""
+        self._drafter = drafter
+        self.capabilities = replace(self.capabilities, draft_model=True)
+
+    @property
+    def drafter(self) -> AttachedDrafter:
+        """See backend_api.drafter.DraftingRunner."""
+        assert self._drafter is not None, "the capabilities say that nothing drafts"
+        return self._drafter
 
     def _buffer_words(self) -> int:
         """Words of any step but for logit biases and many forks: 16 a token and 1,024 a slot."""
@@ -135,7 +177,8 @@ class CudaRunner:
         step = PendingStep(plan, time.perf_counter())
         if any(one.status == "out_of_memory" for one in self._pending):
             step.status = "aborted"
-        with self._on_stream(), self._faults(step):
+        self._note_drafted(plan, model)
+        with self.on_stream(), self._faults(step):
             begun = self._event()
             self.table.remove(plan.leave)
             self._sampler.add(self.table.add(plan.enter))
@@ -153,11 +196,21 @@ class CudaRunner:
             self._save(behind)
             # Behind another step this one is waited for while a third is queued already, so the thread may
             # sleep: waking up late costs the GPU nothing. A step alone is waited for by a core that spins.
-            done = self._event(blocking=bool(self._pending))
+            done = self._event(blocking=bool(self._pending) and self.sleeps)
             if begun is not None and done is not None:
                 step.events = (begun, done)
         step.host_s = time.perf_counter() - step.launched_s
         self._pending.append(step)
+
+    def _note_drafted(self, plan: StepPlan, model: DeviceModel) -> None:
+        """Tell those who draft for the sequences of a plan."""
+        moved = (*plan.leave, *(entry.seq for entry in plan.enter))
+        for seq in moved if self._drafter is not None else ():
+            self.drafter.forget(seq)
+        if model.last_states is not None:
+            for seq in moved:
+                model.last_states.forget(seq)
+            model.last_states.note(plan.rows)
 
     def _execute_memory(self, plan: StepPlan, pages: Pages) -> list[SaveBlock]:
         """Queue the memory operations, but for the saves that nothing in the plan depends on: these come once
@@ -205,7 +258,7 @@ class CudaRunner:
         return self._host_blocks.bytes_of(number)
 
     @contextlib.contextmanager
-    def _on_stream(self) -> Iterator[None]:
+    def on_stream(self) -> Iterator[None]:
         """On the runner's stream, without gradients."""
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             yield
@@ -289,11 +342,13 @@ class CudaRunner:
     def warm_up_next(self) -> bool:
         """Run a step of padding that is wanted or common, and capture its graph; see
         backend_api.interface.Runner."""
+        if self._drafter is not None and not self._wanted and self._drafter.runner.warm_up_next():
+            return True
         if not self.graphs.enabled or self._model is None:
             return False
         assert not self._pending, "a step is in flight"
         step = PendingStep(StepPlan(0, ()), time.perf_counter())
-        with self._on_stream(), self._faults(step):
+        with self.on_stream(), self._faults(step):
             for spans, kind in self._unprepared():
                 self._buffer.begin_step()
                 prepared = self._executor.prepare_padding(spans, kind)
@@ -367,15 +422,17 @@ class CudaRunner:
         """Nothing: a queued step cannot be stopped, and none takes longer than 0.2 s."""
 
     def memory(self) -> MemoryReport:
-        """Bytes of weights and pages; compute is everything else that torch reserved, other what the driver
-        took for captured graphs."""
+        """Bytes of weights and pages; compute is everything else that torch reserved, whatever drafts among it,
+        other what the driver took for captured graphs."""
         if self._model is None:
             return MemoryReport(0, 0, 0, 0)
-        weights, kv = self._model.weights.bytes, self._model.pages.bytes
+        weights, kv, graphs = self._model.weights.bytes, self._model.pages.bytes, self.graphs.bytes
+        if self._drafter is not None:
+            graphs += self._drafter.runner.graphs.bytes
         if not self._gpu:
             return MemoryReport(weights, kv, -1, -1)
         reserved = torch.cuda.memory_reserved(self.device)
-        return MemoryReport(weights, kv, max(0, reserved - weights - kv), self.graphs.bytes)
+        return MemoryReport(weights, kv, max(0, reserved - weights - kv), graphs)
 
     def close(self) -> None:
         """Free all memory. Idempotent."""
@@ -383,6 +440,8 @@ class CudaRunner:
             return
         if self._gpu:
             torch.cuda.synchronize(self.device)
+        if self._drafter is not None:
+            self._drafter.runner.close()
         self._pending.clear()
         self.graphs.clear()
         if self._host_blocks is not None:

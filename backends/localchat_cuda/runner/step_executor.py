@@ -186,8 +186,9 @@ class StepExecutor:
             logits_position = plan.positions[number]
             row = plan.rows[logits_position.row]
             sequences.append(table.sequences[logits_position.seq])
-            positions.append(row.start + logits_position.offset + 1)
-            targets.append(self._target(plan, logits_position, sequences[-1], positions[-1]))
+            position = row.start + logits_position.offset + 1
+            positions.append(position + sequences[-1].offset)
+            targets.append(self._target(plan, logits_position, sequences[-1], position))
             slots.append(row.slot)
         results = {number: token for token, number in numbers.items()}
         penalised = any(one.sampling.penalised for one in sequences)
@@ -223,12 +224,13 @@ class StepExecutor:
             positions = [plan.rows[one.row].start + one.offset + 1 for one in chosen]
             each = zip(chosen, sequences, positions, strict=True)
             targets = [self._target(plan, *one) for one in each]
+            drawn_at = [at + one.offset for at, one in zip(positions, sequences, strict=True)]
             slots: list[int] = []
             if any(one.sampling.penalised for one in sequences):
                 slots = [plan.rows[one.row].slot for one in chosen]
             results = {n: at + i for i, n in enumerate(numbers)}
             batches.append(self._write_sample_batch(
-                (low, high), results, [rows[n] - low for n in numbers], sequences, positions,
+                (low, high), results, [rows[n] - low for n in numbers], sequences, drawn_at,
                 [masks.get(n) for n in numbers], targets, slots,
             ))  # fmt: skip
             at = end

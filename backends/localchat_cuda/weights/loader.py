@@ -219,7 +219,9 @@ def expert_shapes(config: ModelConfig, mixture: Mixture) -> tuple[tuple[int, int
     )
 
 
-class _Loader:
+class Loader:
+    """Reads the tensors of one model, layer by layer."""
+
     def __init__(self, config: ModelConfig, names: Names, target: LoadTarget) -> None:
         self.config, self.names, self.target = config, names, target
         self.format, self.floating = weight_format(config.quantization, target), Unquantized(target)
@@ -530,7 +532,7 @@ def load(
     head and adds an int8 copy with bounds. `progress` is called after each layer with (layers done, layers in
     all); False raises EngineClosed. `notify` gets sentences about the checkpoint for the user.
     Raises ModelInvalid."""
-    loader = _Loader(
+    loader = Loader(
         config, names, LoadTarget(source, device, dtype or _DTYPES[config.dtype], notify)
     )
     embedding = loader.tensor(names.embedding, config.vocabulary, config.hidden)

@@ -3,6 +3,7 @@
 Pages can be used up to any token, a state only where it was saved: near the end of a prompt, every so many
 tokens of a long one, and at the end of an answer. So a prefix hit is as long as the longest saved state whose
 pages are all there. As many states are saved as the runner has room for; the least recently used goes first.
+While drafts are verified, the state from before them takes one of these places.
 """
 
 from collections import OrderedDict
@@ -30,7 +31,7 @@ class _SavedPrefixState(NamedTuple):
 class _RunningState:
     """What the state in a running sequence's slot is of."""
 
-    __slots__ = ("keys", "prefix", "salt", "saved")
+    __slots__ = ("extended", "held", "keys", "prefix", "salt", "saved")
 
     def __init__(self, salt: str, prefix: TokenPrefix, saved: int) -> None:
         self.salt = salt
@@ -39,6 +40,10 @@ class _RunningState:
         """Length of the longest prefix of it that was saved."""
         self.keys: list[int] = []
         """Keys that it was saved under."""
+        self.held = -1
+        """Key of the state of `prefix`, while drafts are verified; -1: none."""
+        self.extended = 0
+        """Tokens that the launched steps may have computed, at most."""
 
 
 class _HybridPrefix(NamedTuple):
@@ -107,18 +112,51 @@ class HybridKVCacheManager:
         return self._pages.slot(seq)
 
     def extend(self, seq: int, tokens: int) -> CacheUpdate | None:
-        return self._pages.extend(seq, tokens)
+        update = self._pages.extend(seq, tokens)
+        if update is not None:
+            state = self._running[seq]
+            state.extended = max(state.extended, tokens)
+        return update
 
     def commit(
         self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
     ) -> CacheUpdate:
-        prefix = self._running[seq].prefix
+        state = self._running[seq]
+        prefix, held = state.prefix, state.held
+        if held >= 0 and computed < state.extended:
+            # The pages stay as they are: the same tokens are written to them again.
+            state.extended = len(prefix)
+            back = Restore(held, self._pages.slot(seq), len(prefix))
+            return CacheUpdate((back, *self._drop_held(state)), kept=len(prefix))
         update = self._pages.commit(seq, tokens, computed, earliest)
         prefix.append(tokens[len(prefix) : computed])
-        return update
+        state.extended = computed
+        return update._replace(memory=(*self._drop_held(state), *update.memory))
 
     def hold_state(self, seq: int) -> CacheUpdate | None:
-        return None
+        state = self._running[seq]
+        if state.held >= 0:
+            return CacheUpdate()  # since a step that computed nothing
+        if not state.prefix or (room := self._room()) is None:
+            return None
+        self._last_key = state.held = self._last_key + 1
+        return CacheUpdate((*room, Save(self._pages.slot(seq), state.held)))
+
+    def _drop_held(self, state: _RunningState) -> tuple[MemoryOp, ...]:
+        if state.held < 0:
+            return ()
+        key, state.held = state.held, -1
+        return (Discard(key),)
+
+    def _room(self) -> tuple[MemoryOp, ...] | None:
+        """Make room for one more state; None: all places are taken by states from before drafts."""
+        holding = sum(one.held >= 0 for one in self._running.values())
+        if len(self._saved) + holding < self._most:
+            return ()
+        if not self._saved:
+            return None
+        self._evictions += 1
+        return (self._discard(next(iter(self._saved))),)
 
     def checkpoint(self, seq: int) -> CacheUpdate:
         state = self._running[seq]
@@ -130,15 +168,13 @@ class HybridKVCacheManager:
             if len(self._saved[key].prefix) == length:
                 self._saved.move_to_end(key)
                 return CacheUpdate()
-        ops: list[MemoryOp] = []
-        if len(self._saved) == self._most:
-            ops.append(self._discard(next(iter(self._saved))))
-            self._evictions += 1
+        if (room := self._room()) is None:
+            return CacheUpdate()
         self._last_key = key = self._last_key + 1
         state.keys.append(key)
         self._saved[key] = _SavedPrefixState(state.salt, state.prefix.head(length))
         self._index.add(state.salt, state.prefix.ids, key)
-        return CacheUpdate((*ops, Save(self._pages.slot(seq), key)))
+        return CacheUpdate((*room, Save(self._pages.slot(seq), key)))
 
     def _discard(self, key: int) -> Discard:
         saved = self._saved.pop(key)
@@ -158,9 +194,9 @@ class HybridKVCacheManager:
     def release(self, seq: int, *, keep: bool) -> CacheUpdate:
         state = self._running.pop(seq)
         update = self._pages.release(seq, keep=keep)
-        if keep:
-            return update
-        discarded = [self._discard(key) for key in state.keys if key in self._saved]
+        discarded = [*self._drop_held(state)]
+        if not keep:
+            discarded += [self._discard(key) for key in state.keys if key in self._saved]
         return update._replace(memory=(*discarded, *update.memory))
 
     def write_behind(self) -> tuple[MemoryOp, ...]:
@@ -181,7 +217,10 @@ class HybridKVCacheManager:
 
     def check(self) -> None:
         self._pages.check()
-        assert len(self._saved) <= self._most, "more states are saved than there is room for"
+        holding = sum(one.held >= 0 for one in self._running.values())
+        assert len(self._saved) + holding <= self._most, (
+            "more states are saved than there is room for"
+        )
         for key, saved in self._saved.items():
             ids = saved.prefix.ids
             assert key in self._index.prefixes(saved.salt, ids), f"state {key} cannot be found"

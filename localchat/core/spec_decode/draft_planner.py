@@ -5,15 +5,24 @@ runner takes two steps at once, a step with drafts has nothing behind it, and th
 back: drafts are made only where they are expected to save more than the runner waits for them. And where a
 runner prepares its steps, only those have drafts that are prepared: launched kernel by kernel, one of them
 costs a GPU what ten others take.
+
+A step has drafts of one source: by n-grams, each sequence as many as bring most, or by the draft model, all
+sequences as many.
 """
 
+import time
 from typing import NamedTuple, TypeAlias
 
 from localchat.backend_api.interface import Capabilities
 from localchat.backend_api.prepared_steps import DecodeRow, PreparingRunner
 from localchat.core.sequence import Sequence, State
 from localchat.core.spec_decode.draft_lengths import best_lengths, could_pay
-from localchat.core.spec_decode.draft_proposer import Proposer
+from localchat.core.spec_decode.draft_proposer import (
+    DraftedStep,
+    DraftModel,
+    DraftProposer,
+    Proposer,
+)
 from localchat.core.spec_decode.step_cost import CostModel
 
 _SLOW_STEP_S = 0.25
@@ -37,10 +46,17 @@ class DraftPlanner:
     """Used by the engine core's thread alone."""
 
     def __init__(
-        self, capabilities: Capabilities, cost: CostModel, preparing: PreparingRunner | None = None
+        self,
+        capabilities: Capabilities,
+        cost: CostModel,
+        preparing: PreparingRunner | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`preparing`: the runner, if it prepares its steps."""
         self._can, self._cost, self._preparing = capabilities, cost, preparing
+        self._draft_model = draft_model
+        self.drafting_s = 0.0
+        """Time that the draft model took for the last step."""
         self._ahead = capabilities.depth > 1
         self._rewinds = capabilities.rewind != "checkpoint"
         slow = capabilities.step_target_s >= _SLOW_STEP_S
@@ -75,10 +91,13 @@ class DraftPlanner:
             return False
         rows = len(following)
         most = self._can.draft_step_tokens - rows
+        asked, count = self._by_model(places, rows, most, 0, 0.0)
+        if count and self._prepared(following, dict.fromkeys(asked, count)):
+            return True
         if not could_pay(rows, self._cost, most, wait_s=self._cost.wait_s):
             return False
         chances = [place.proposer.chances(place.room + 1)[1:] for place in places]
-        lengths = self._lengths(chances, rows, most, 0)
+        lengths, _ = self._lengths(chances, rows, most, 0)
         wanted = {
             place.sequence.number: length
             for place, length in zip(places, lengths, strict=True)
@@ -100,6 +119,7 @@ class DraftPlanner:
         step may begin another prompt.
         """
         waited, self._waited = self._waited, []
+        self.drafting_s = 0.0
         if len(running) > self._can.draft_rows:
             return {}
         decoding = [one for one in ready if one.decodes and one.state is State.RUNNING]
@@ -111,9 +131,12 @@ class DraftPlanner:
         most = min(tokens_left, self._can.draft_step_tokens) - rows
         if not places or most <= 0:
             return {}
-        if self._can.draft_model:
-            return _allowed(places, self._one_by_one(places, rows, most))
-        drafts = _allowed(places, self._together(places, rows, most))
+        again = sum(place.sequence.recomputed for place in places)
+        lengths, rate = self._by_ngrams(places, rows, most, again)
+        asked, count = self._by_model(places, rows, most, again, rate)
+        if count and self._prepared(decoding, dict.fromkeys(asked, count)):
+            return _allowed(places, self._draft(asked, rows, again, count))
+        drafts = _allowed(places, _taken(places, lengths))
         if drafts and self._prepared(decoding, {at: len(each) for at, each in drafts.items()}):
             return drafts
         self._charge(waited, rows)
@@ -132,37 +155,68 @@ class DraftPlanner:
                 places.append(_DraftPlace(one, one.proposer, room))
         return places
 
-    def _together(self, places: list[_DraftPlace], rows: int, most: int) -> Drafts:
-        """The drafts with which all are expected to go on fastest."""
-        again = sum(place.sequence.recomputed for place in places)
+    def _by_ngrams(
+        self, places: list[_DraftPlace], rows: int, most: int, again: int
+    ) -> tuple[list[int], float]:
+        """The lengths with which all are expected to go on fastest, and their tokens a second; 0: none are."""
         if not could_pay(rows, self._cost, most, again=again, wait_s=self._cost.wait_s):
-            return {}
+            return [0] * len(places), 0.0
         chances = [place.proposer.chances(min(place.room, most)) for place in places]
-        lengths = self._lengths(chances, rows, most, again)
+        return self._lengths(chances, rows, most, again)
+
+    def _by_model(
+        self, places: list[_DraftPlace], rows: int, most: int, again: int, rate: float
+    ) -> tuple[dict[int, DraftProposer], int]:
+        """The sequences that the draft model is asked for, by their numbers, and how many tokens of each.
+
+        None where plain steps, or n-grams at `rate` tokens a second, are expected to bring as much.
+        """
+        model = self._draft_model
+        if model is None or not self._cost.has_samples():
+            return {}, 0
+        asked = {
+            place.sequence.number: place.proposer
+            for place in places
+            if isinstance(place.proposer, DraftProposer)
+        }
+        if not asked:
+            return {}, 0
+        own_s = self._cost.seconds(rows) / max(rows - again, 1)
+        unread = sum(one.unread(own_s) for one in asked.values())
+        limit = min(place.room for place in places if place.sequence.number in asked)
+        step = DraftedStep(rows, again, len(asked), min(limit, most // len(asked)), unread, rate)
+        count = model.worth(step)
+        if not count or not model.drafter.ready({at: one.behind for at, one in asked.items()}):
+            return {}, 0
+        return asked, count
+
+    def _draft(self, asked: dict[int, DraftProposer], rows: int, again: int, count: int) -> Drafts:
+        """Drafts of the draft model. Notes what they took."""
+        model = self._draft_model
+        assert model is not None
+        read = sum(one.behind for one in asked.values())
+        asks = [one.ask(rows, again, count) for one in asked.values()]
+        started_s = time.perf_counter()
+        drafts = model.drafter.draft(asks)
+        self.drafting_s = seconds = time.perf_counter() - started_s
+        lengths = [len(draft.tokens) for draft in drafts]
+        drafted = max(lengths) if model.drafter.together else sum(lengths)
+        model.observe(read, drafted, seconds)
         return {
-            place.sequence.number: place.proposer.take(length)
-            for place, length in zip(places, lengths, strict=True)
-            if length
+            number: proposer.answer(draft, seconds, seconds / len(drafts))
+            for (number, proposer), draft in zip(asked.items(), drafts, strict=True)
         }
 
-    def _one_by_one(self, places: list[_DraftPlace], rows: int, most: int) -> Drafts:
-        """Drafts of a draft model, which cost so much that each sequence weighs what it gets."""
-        found: Drafts = {}
-        for sequence, proposer, room in places:
-            limit = min(room, most)
-            if limit > 0 and (draft := proposer.propose(limit, rows, sequence.recomputed)):
-                found[sequence.number] = draft
-                rows, most = rows + len(draft), most - len(draft)
-        return found
-
-    def _lengths(self, chances: list[list[float]], rows: int, most: int, again: int) -> list[int]:
+    def _lengths(
+        self, chances: list[list[float]], rows: int, most: int, again: int
+    ) -> tuple[list[int], float]:
         if not any(chances):
-            return [0] * len(chances)
-        lengths, _ = best_lengths(
+            return [0] * len(chances), 0.0
+        lengths, rate = best_lengths(
             chances, rows, self._cost, max(most, 0), again=again, rewinds=self._rewinds,
             wait_s=self._cost.wait_s, fair=self._ahead,
         )  # fmt: skip
-        return lengths
+        return lengths, rate if any(lengths) else 0.0
 
     def _prepared(self, sequences: list[Sequence], lengths: dict[int, int]) -> bool:
         """Whether a step of these sequences is prepared. `lengths`: of the drafts."""
@@ -180,6 +234,15 @@ class DraftPlanner:
         for proposer in waited:
             lost = rows * self._cost.wait_s / self._cost.seconds(rows) / len(waited)
             proposer.charge(lost)
+
+
+def _taken(places: list[_DraftPlace], lengths: list[int]) -> Drafts:
+    """Drafts by n-grams, of which the chances were asked."""
+    return {
+        place.sequence.number: place.proposer.take(length)
+        for place, length in zip(places, lengths, strict=True)
+        if length
+    }
 
 
 def _allowed(places: list[_DraftPlace], drafts: Drafts) -> Drafts:

@@ -1,21 +1,21 @@
-"""Drafts of a draft model beside n-grams: before each step the one that is expected to bring more.
+"""Drafts of a draft model, or of a model's own prediction heads, beside n-grams.
 
-The draft model's guesses cost time of their own, which is measured with every draft and counted against the
-tokens that they save. As n-gram drafts, they live on credit (ngram_proposer.py), here one credit for the
-engine: how well a draft model fits is a matter of the two models. A useless one costs the first credit once
-and 1 % from then on, for short drafts that show whether it still is. To know it cheaply, it first reads only
-as many last tokens of a text as half the credit pays, and the whole text once it has earned what that costs.
-Reading pays for itself over many drafts of an answer, so it does not count against the first of them alone.
+Before each step the planner takes those that are expected to bring more (draft_planner.py). The draft model's
+guesses cost time of their own, which is measured with every draft and counted against the tokens that they
+save. As n-gram drafts, they live on credit (draft_credit.py), here one credit for the engine: how well a draft
+model fits is a matter of the two models. A useless one costs the first credit once and 1 % from then on, for
+short drafts that show whether it still is. To know it cheaply, it first reads only as many last tokens of a
+text as half the credit pays, and the whole text once it has earned what that costs. Reading pays for itself
+over many drafts of an answer, so it does not count against the first of them alone.
 
 Guesses are drawn with the same noise as the answer's tokens, so that the two models agree as often as their
 distributions allow; verification is the one of all drafts, and the text is what it is without.
 """
 
-import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from localchat.backend_api.drafter import Drafter
+from localchat.backend_api.drafter import NO_DRAFT, Draft, DraftAsk, Drafter
 from localchat.backend_api.interface import SamplingParams
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from localchat.core.spec_decode.step_cost import CostModel
@@ -56,8 +56,6 @@ class Proposer(Protocol):
 
     def index(self) -> bool: ...
 
-    def propose(self, limit: int, rows: int = 1, again: int = 0) -> tuple[int, ...]: ...
-
     def chances(self, limit: int) -> list[float]: ...
 
     def take(self, count: int) -> tuple[int, ...]: ...
@@ -77,12 +75,32 @@ class Proposer(Protocol):
     def append(self, tokens: Sequence[int]) -> None: ...
 
 
+class DraftedStep(NamedTuple):
+    """A step that some of its sequences may have drafts of the draft model in."""
+
+    rows: int
+    """Its tokens without drafts, of all sequences."""
+    again: int
+    """How many of them are computed a second time."""
+    asking: int
+    """Sequences that would have drafts."""
+    limit: int
+    """Most drafted tokens of each."""
+    unread: float
+    """Tokens that the draft model reads first, as far as they count against this step."""
+    rate: float
+    """Tokens a second that the drafts must bring more than: those of n-grams; 0: there are none."""
+
+
 class DraftModel:
     """What an engine knows of its draft model: cost, acceptance, credit. Shared by all sequences."""
 
-    def __init__(self, drafter: Drafter, cost: CostModel) -> None:
+    def __init__(self, drafter: Drafter, cost: CostModel, *, rewinds: bool = True) -> None:
+        """`rewinds`: rejected drafts are truncated; otherwise the accepted ones before them are computed
+        again."""
         self.drafter = drafter
         self.cost = cost
+        self._rewinds = rewinds
         self.token_s = drafter.token_s
         self.prompt_token_s = drafter.prompt_token_s
         self.credit = FIRST_CREDIT
@@ -110,8 +128,38 @@ class DraftModel:
         self._all_tried = min(self._all_tried + 1, _SHARE_WEIGHT)
         self.share += (taken - self.share) / self._all_tried
 
+    def worth(self, step: DraftedStep) -> int:
+        """Tokens to draft for each sequence, if that is expected to bring more than plain steps and n-grams."""
+        seconds, wait_s = self.cost.seconds, self.cost.wait_s
+        least = PROBE_CREDIT if self.off else 0.0
+        if step.limit <= 0 or self.credit < least or not self.cost.has_samples():
+            return 0
+        rows, asking = step.rows, step.asking
+        own, plain_s = max(rows - step.again, 1), seconds(rows)
+        token_s = self.token_s * (1 if self.drafter.together else asking)
+        best_rate = max(own / plain_s * _WORTH, step.rate)
+        reached, expected, redone, best = 1.0, float(own), 0.0, 0
+        for count in range(1, step.limit + 1):
+            expected += asking * reached * self.share
+            redone += reached * (1 - self.share) * count
+            reached *= self.share
+            step_s = seconds(rows + asking * count)
+            if not self._rewinds:
+                step_s += redone * (step_s - plain_s) / count
+            drafted_s = count * token_s + step.unread * self.prompt_token_s
+            rate = expected / (step_s + wait_s + drafted_s)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        if self.off:
+            best = min(best, PROBE_TOKENS)
+        # It may have become useful since: what plain steps earned pays for a look, where n-grams have nothing.
+        if best or step.rate or self.credit < PROBE_CREDIT:
+            return best
+        always_right = (own + asking) / (seconds(rows + asking) + wait_s + token_s)
+        return 1 if always_right > best_rate else 0
+
     def observe(self, read: int, tokens: int, seconds: float) -> None:
-        """Learn the cost of drafted tokens from a draft of `tokens`, before which it read `read`."""
+        """Learn the cost of drafted tokens from `tokens` one after the other, before which it read `read`."""
         reading = read * self.prompt_token_s
         if tokens and reading < seconds / 2:
             self.token_s += _FOLLOW * ((seconds - reading) / tokens - self.token_s)
@@ -128,15 +176,15 @@ class DraftModel:
         self.credit = min(self.credit + net, MOST_CREDIT)
         if self.credit < 0 and not self.off:
             self.off = (
-                f"the draft model costs more than it saves: {self.accepted} of {self.drafted} tokens "
-                "accepted"
+                f"drafts of {self.drafter.name} cost more than they save: {self.accepted} of "
+                f"{self.drafted} tokens accepted"
             )
         elif self.off and net > 0:
             self.off = ""
 
 
 class DraftProposer:
-    """Proposer of one sequence with a draft model."""
+    """Proposer of one sequence with a draft model: as one of n-grams, and by `unread`, `ask` and `answer`."""
 
     def __init__(
         self,
@@ -145,19 +193,17 @@ class DraftProposer:
         sampling: SamplingParams,
         model: DraftModel,
         ngrams: NgramProposer,
-        *,
-        rewinds: bool = True,
     ) -> None:
         """seq: its number in the runner. tokens: the prompt."""
         self._seq, self._sampling = seq, sampling
         self._tokens = list(tokens)
-        self._model, self._ngrams, self._rewinds = model, ngrams, rewinds
+        self._model, self._ngrams = model, ngrams
         self._begin = 0
         self._read = 0
         """Tokens that the draft model has read."""
         self._chances: tuple[float, ...] = ()
-        self._draft_s = 0.0
-        """Time of the last draft, until it is counted."""
+        self._draft_s = self._own_s = 0.0
+        """Time of the last draft, until it is counted, and this sequence's part of it."""
         self._by_model = False
         self._drafted = self._accepted = 0
         self._plain_s = self._spent_s = 0.0
@@ -194,28 +240,32 @@ class DraftProposer:
         return self._ngrams.index()
 
     def chances(self, limit: int) -> list[float]:
-        """None: a draft model is asked by `propose`."""
-        return []
+        """Those of n-grams; see NgramProposer."""
+        self._chances = ()
+        return self._ngrams.chances(limit)
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Nothing; see `chances`."""
-        return ()
+        """A draft by n-grams; see NgramProposer."""
+        return self._ngrams.take(count)
 
     def charge(self, lost: float) -> None:
         """See NgramProposer."""
         self._ngrams.charge(lost)
 
-    def propose(self, limit: int, rows: int = 1, again: int = 0) -> tuple[int, ...]:
-        """See NgramProposer."""
-        found = self._ngrams.propose(limit, rows, again)
-        self._chances = ()
-        count = self._worth(limit, rows, again, len(found))
-        if not count:
-            return found
-        model = self._model
+    # ------------------------------------------------------------------------ the draft model
+
+    def unread(self, each_s: float) -> float:
+        """Tokens of the text that the draft model would read for the next draft, as far as they count against
+        it. `each_s`: time of a token without drafts."""
+        self._widen(each_s)
+        behind = max(len(self._tokens) - self._begin - self._read - 1, 0)
+        return 1 + min(behind, WINDOW) / _READ_AHEAD
+
+    def ask(self, rows: int, again: int, count: int) -> DraftAsk:
+        """Ask for `count` tokens of a step for which `unread` was called; the rest as in DraftedStep."""
+        model, made, reached = self._model, 0, 1.0
         seconds = model.cost.seconds
         each_s = seconds(rows) / max(rows - again, 1)
-        reached, made = 1.0, 0
 
         def goes_on(stated: float) -> bool:
             nonlocal reached, made
@@ -225,62 +275,37 @@ class DraftProposer:
             return reached * model.share * each_s > more_s
 
         text = self._tokens[self._begin :]
-        unread = max(len(text) - self._read, 1)
-        started_s = time.perf_counter()
-        draft = model.drafter.draft(self._seq, text, self._begin, self._sampling, count, goes_on)
-        taken_s = time.perf_counter() - started_s
-        model.observe(unread, len(draft.tokens), taken_s)
-        self._read = len(text)
-        self._draft_s += taken_s
-        if not draft.tokens:
-            return found
+        return DraftAsk(self._seq, text, self._begin, self._sampling, count, goes_on)
+
+    def answer(self, draft: Draft, drafted_s: float, own_s: float) -> tuple[int, ...]:
+        """Take what the draft model answered, after `drafted_s`, of which `own_s` for this sequence."""
+        held = draft is not NO_DRAFT
+        self._read = len(self._tokens) - self._begin if held else 0
+        self._draft_s += drafted_s
+        self._own_s += own_s
         self._ngrams.withdraw()
         self._chances = draft.chances
         return draft.tokens
 
-    def _worth(self, limit: int, rows: int, again: int, copied: int) -> int:
-        """Tokens to draft, where the draft model is expected to bring more than plain steps and n-grams."""
-        model, seconds = self._model, self._model.cost.seconds
-        least = PROBE_CREDIT if model.off else 0.0
-        if limit <= 0 or model.credit < least or not model.cost.has_samples():
-            return 0
-        own = max(rows - again, 1)
-        best_rate = own / seconds(rows) * _WORTH
-        if copied:
-            best_rate = max(best_rate, self._ngrams.rate)
-        self._widen(seconds(rows) / own)
-        behind = max(len(self._tokens) - self._begin - self._read - 1, 0)
-        unread = 1 + min(behind, WINDOW) / _READ_AHEAD
-        reached, expected, redone, best = 1.0, float(own), 0.0, 0
-        for count in range(1, limit + 1):
-            expected += reached * model.share
-            redone += reached * (1 - model.share) * count
-            reached *= model.share
-            step_s = seconds(rows + count)
-            if not self._rewinds:
-                step_s += redone * (step_s - seconds(rows)) / count
-            rate = expected / (step_s + count * model.token_s + unread * model.prompt_token_s)
-            if rate > best_rate:
-                best, best_rate = count, rate
-        if model.off:
-            best = min(best, PROBE_TOKENS)
-        # It may have become useful since: what plain steps earned pays for a look, where n-grams have nothing.
-        if best or copied or model.credit < PROBE_CREDIT:
-            return best
-        always_right = (own + 1) / (seconds(rows + 1) + model.token_s)
-        return 1 if always_right > best_rate else 0
+    @property
+    def behind(self) -> int:
+        """Tokens that the draft model has to read before it can guess."""
+        return max(len(self._tokens) - self._begin - self._read, 1)
 
     def _widen(self, each_s: float) -> None:
-        """Choose where the draft model's text begins: near the end, or at 0 once that was earned."""
+        """Choose where the draft model's text begins: near the end, or as early as possible once that was
+        earned."""
         model, length = self._model, len(self._tokens)
+        earliest = model.drafter.earliest(self._seq, length)
         affordable = int(model.credit / 2 * each_s / max(model.prompt_token_s, 1e-9))
         window = max(WINDOW, affordable)
         # After a long pause, the end alone is cheaper than all that it missed.
-        if not self._read or length - self._begin - self._read > window:
-            self._begin, self._read = max(0, length - window), 0
-        cost = length * model.prompt_token_s / each_s
-        if self._begin and model.credit > cost + FIRST_CREDIT:
-            self._begin = self._read = 0
+        behind = length - self._begin - self._read
+        if not self._read or behind > window or self._begin < earliest:
+            self._begin, self._read = max(earliest, length - window), 0
+        cost = (length - earliest) * model.prompt_token_s / each_s
+        if self._begin > earliest and model.credit > cost + FIRST_CREDIT:
+            self._begin, self._read = earliest, 0
 
     def advance(
         self,
@@ -304,23 +329,30 @@ class DraftProposer:
         accepted = min(drafted, len(tokens) - 1) if mine else 0
         for place, stated in enumerate(self._chances[: min(accepted + 1, drafted)]):
             self._model.learn(stated, place < accepted)
+        own = drafted if mine else 0
         self._charge(
-            drafted if mine else 0, accepted, max(rows, drafted + again + 1), seconds, again
+            own, accepted, max(rows, drafted + again + 1), seconds, again, max(of_step, own)
         )
-        self._by_model, self._chances, self._draft_s = mine, (), 0.0
+        self._by_model, self._chances = mine, ()
+        self._draft_s = self._own_s = 0.0
 
-    def _charge(self, drafted: int, accepted: int, rows: int, seconds: float, again: int) -> None:
-        model = self._model
+    def _charge(
+        self, drafted: int, accepted: int, rows: int, seconds: float, again: int, of_step: int
+    ) -> None:
+        """Set what drafts saved against what they cost: their own time, and a wider step for all streams."""
+        model, cost = self._model, self._model.cost
         self._drafted += drafted
         self._accepted += accepted
         model.drafted += drafted
         model.accepted += accepted
-        without = max(rows - drafted - again, 1)
-        plain = model.cost.seconds(without)
+        without = max(rows - of_step - again, 1)
+        plain = cost.seconds(without)
         self._plain_s += plain * (1 + accepted)
         self._spent_s += seconds + self._draft_s
-        cost = (model.cost.seconds(rows) + self._draft_s) / plain - 1
-        model.charge(accepted - without * cost)
+        # All streams of the step wait for all its drafts, and only this one has its tokens.
+        part = (drafted + again) / (of_step + again) if of_step + again else 1.0
+        longer = (cost.seconds(rows) + cost.wait_s) / plain - 1
+        model.charge(accepted - without * (longer * part + self._own_s / plain))
 
     def append(self, tokens: Sequence[int]) -> None:
         """See NgramProposer."""

@@ -180,8 +180,8 @@ def _shape_sentences(shape: ModelShape) -> tuple[tuple[str, ...], tuple[str, ...
     can, cannot = [], []
     if shape.recurrent:
         cannot.append(
-            "It keeps a running state that cannot be cut back: no speculation, and an earlier prompt is "
-            "reused only from where the state was saved."
+            "It keeps a running state that cannot be cut back: an earlier prompt is reused only from where "
+            "the state was saved."
         )
     if shape.window:
         can.append(

@@ -73,6 +73,29 @@ class Driver:
         self.apply(self.cache.commit(seq, text, upto))
         return True
 
+    def draft(self, seq: int, drafted: int, accepted: int) -> bool:
+        """Compute a token and some drafts, and commit it with the accepted ones. False: no room for them."""
+        text, state = self.running[seq], self.slots[self.cache.slot(seq)]
+        done = len(state)
+        upto = done + 1 + drafted
+        update = self.cache.extend(seq, upto)
+        if update is None:
+            return False
+        self.apply(update)
+        held = self.cache.hold_state(seq)
+        if held is None:
+            return False
+        self.apply(held)
+        assert (
+            self.cache.extend(seq, done + 1) is not None
+        )  # the scheduler asks for its own token again
+        right = text[done : done + 1 + accepted]
+        state.extend([*right, *[-1] * (upto - done - len(right))])
+        committed = self.cache.commit(seq, text, done + len(right))
+        self.apply(committed)
+        assert committed.kept == (done if accepted < drafted else None)
+        return True
+
     def save(self, seq: int) -> None:
         self.apply(self.cache.checkpoint(seq))
 
@@ -165,11 +188,38 @@ def test_without_room_for_states_nothing_is_saved() -> None:
     assert driver.cached(TEXT) == 0
 
 
-def test_drafts_are_never_held() -> None:
+def test_a_rejected_draft_brings_back_the_state_from_before_it() -> None:
     driver = Driver()
     seq = driver.begin(TEXT)
     assert seq is not None
-    assert driver.cache.hold_state(seq) is None
+    assert driver.compute(seq, 8)
+    for accepted, length in ((3, 12), (1, 12), (0, 12), (3, 16)):
+        assert driver.draft(seq, 3, accepted)
+        assert driver.slots[driver.cache.slot(seq)] == TEXT[:length]
+        assert not driver.saved
+
+
+def test_drafts_take_the_place_of_the_state_used_least_recently_and_wait_where_all_are_taken() -> (
+    None
+):
+    driver = Driver(states=1)
+    driver.run(TEXT[:9])
+    seqs = [driver.begin([n + 50, *TEXT]) for n in range(2)]
+    assert None not in seqs
+    one, other = (seq for seq in seqs if seq is not None)
+    assert driver.compute(one, 4)
+    assert driver.compute(other, 4)
+    driver.apply(driver.cache.extend(one, 6) or CacheUpdate())
+    held = driver.cache.hold_state(one)
+    assert held is not None
+    driver.apply(held)
+    assert not driver.cached(TEXT)
+    assert driver.cache.hold_state(one) == CacheUpdate()  # as after a step that computed nothing
+    assert driver.cache.hold_state(other) is None
+    driver.save(other)
+    driver.end(one, keep=False)
+    assert not driver.saved
+    assert driver.cache.hold_state(other) is not None
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -192,6 +242,10 @@ def test_states_are_always_those_of_their_texts(seed: int) -> None:
             driver.running[seq] += [draw.randint(0, 1) for _ in range(3)]
             driver.compute(seq, min(done + draw.randint(1, 6), len(driver.running[seq])))
         elif what < 0.7:
+            drafted = draw.randint(1, 4)
+            driver.running[seq] += [draw.randint(0, 1) for _ in range(5)]
+            driver.draft(seq, drafted, draw.randint(0, drafted))
+        elif what < 0.74:
             driver.save(seq)
         elif what < 0.8:
             driver.fork(seq)

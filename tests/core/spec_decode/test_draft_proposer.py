@@ -1,13 +1,17 @@
 """What a draft model costs or saves, replayed on a clock that only the replay moves."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from localchat.backend_api.drafter import Draft
-from localchat.backend_api.interface import SamplingParams
-from localchat.core.spec_decode import draft_proposer
+from localchat.backend_api.drafter import Draft, DraftAsk
+from localchat.backend_api.interface import Capabilities, SamplingParams
+from localchat.core import sequence
+from localchat.core.spec_decode import draft_planner
+from localchat.core.spec_decode.draft_planner import DraftPlanner
 from localchat.core.spec_decode.draft_proposer import DraftModel, DraftProposer
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from localchat.core.spec_decode.step_cost import CostModel
@@ -34,25 +38,27 @@ class ReplayedDrafter:
         self._read = 0
         self.guesses: Callable[[int], int] = lambda _place: 0
 
-    def draft(
-        self,
-        seq: int,
-        tokens: Sequence[int],
-        start: int,
-        sampling: SamplingParams,
-        limit: int,
-        goes_on: Callable[[float], bool],
-    ) -> Draft:
-        end = start + len(tokens)
-        self._clock.now_s += (end - max(self._read, start)) * self.prompt_token_s
+    name = "the draft model"
+    together = False
+
+    def earliest(self, seq: int, length: int) -> int:
+        return 0
+
+    def ready(self, unread: Mapping[int, int]) -> bool:
+        return True
+
+    def draft(self, asks: Sequence[DraftAsk]) -> list[Draft]:
+        (ask,) = asks
+        end = ask.start + len(ask.tokens)
+        self._clock.now_s += (end - max(self._read, ask.start)) * self.prompt_token_s
         self._read = end
         found: list[int] = []
-        while len(found) < limit:
+        while len(found) < ask.limit:
             found.append(self.guesses(end + len(found)))
             self._clock.now_s += self.token_s
-            if not goes_on(0.5):
+            if not ask.goes_on(0.5):
                 break
-        return Draft(tuple(found), (0.5,) * len(found))
+        return [Draft(tuple(found), (0.5,) * len(found))]
 
 
 class Replay:
@@ -63,10 +69,12 @@ class Replay:
     ) -> None:
         """token: time of a drafted token, and row: of a further row of a step, in plain steps."""
         self.clock, self._row = Clock(), row
-        monkeypatch.setattr(draft_proposer, "time", self.clock)
+        monkeypatch.setattr(draft_planner, "time", self.clock)
         self.costs = CostModel()
         self.drafter = ReplayedDrafter(self.clock, token * PLAIN_S)
         self.model = DraftModel(self.drafter, self.costs)
+        can = Capabilities(1000, 1000, 1, 1, 512)
+        self._planner = DraftPlanner(can, self.costs, None, self.model)
         self._random = random.Random(1)
 
     def answer(self, count: int, share: float) -> float:
@@ -80,7 +88,7 @@ class Replay:
         self.drafter._read = 0
         started_s, at = self.clock.now_s, 90
         while at < 90 + count:
-            draft = proposer.propose(16)
+            draft = self._draft(proposer)
             seconds = PLAIN_S * (1 + self._row * len(draft))
             accepted = 0
             while accepted < len(draft) and draft[accepted] == text[at + accepted]:
@@ -91,6 +99,16 @@ class Replay:
             proposer.advance(given, len(draft), 1 + len(draft), seconds)
             at += len(given)
         return (self.clock.now_s - started_s) / (count * PLAIN_S)
+
+    def _draft(self, proposer: DraftProposer) -> tuple[int, ...]:
+        """The draft of a step with this text alone, as the planner finds it."""
+        one = cast(sequence.Sequence, SimpleNamespace(number=0, recomputed=0))
+        places = [draft_planner._DraftPlace(one, proposer, 16)]
+        lengths, rate = self._planner._by_ngrams(places, 1, 16, 0)
+        asked, count = self._planner._by_model(places, 1, 16, 0, rate)
+        if count:
+            return self._planner._draft(asked, 1, 0, count)[0]
+        return draft_planner._taken(places, lengths).get(0, ())
 
 
 @pytest.mark.parametrize("row", [0.02, 0.15, 0.5])
@@ -117,7 +135,7 @@ def test_drafts_that_became_useful_are_found_again(monkeypatch: pytest.MonkeyPat
     replay = Replay(monkeypatch)
     for _ in range(4):
         replay.answer(300, 0.0)
-    assert "costs more than it saves: 0 of" in replay.model.off
+    assert "cost more than they save: 0 of" in replay.model.off
     replay.answer(300, 0.8)
     assert replay.answer(300, 0.8) < 0.7
     assert not replay.model.off

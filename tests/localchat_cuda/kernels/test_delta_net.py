@@ -38,6 +38,8 @@ class Shape(NamedTuple):
 
 
 SHAPES = [Shape(2, 4, 16, 32), Shape(1, 3, 32, 64), Shape(2, 2, 64, 16)]
+WIDE_SHAPES = [Shape(2, 4, 32, 32), Shape(1, 3, 32, 64), Shape(2, 2, 64, 32)]
+"""Those that the chunked form takes."""
 
 
 class Part(NamedTuple):
@@ -191,7 +193,7 @@ def test_the_recurrent_form_is_its_reference(shape: Shape, parts: list[Part], su
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 3e-3)])
 @pytest.mark.parametrize("parts", MANY)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", WIDE_SHAPES)
 def test_the_chunked_form_is_the_recurrent_one(
     shape: Shape, parts: list[Part], dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -202,14 +204,13 @@ def test_the_chunked_form_is_the_recurrent_one(
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 2e-2)])
 def test_keys_of_one_direction_spoil_no_chunk(dtype: torch.dtype, tolerance: float) -> None:
-    scene = Scene(SHAPES[0], [Part(1, 0, 200)], dtype, alike=True)
+    scene = Scene(WIDE_SHAPES[0], [Part(1, 0, 200)], dtype, alike=True)
     chunked.apply(scene.right, scene.projection, scene.states, scene.chunked_part(), scene.out)
     scene.assert_right(tolerance)
 
 
-def test_a_layer_runs_both_forms_side_by_side() -> None:
-    shape, parts = SHAPES[0], [Part(0, 3, 1), Part(1, 0, 70)]
-    scene = Scene(shape, parts, torch.float32)
+def apply_layer(scene: Scene) -> None:
+    """Run a layer over one sequence of few tokens, and one of two chunks."""
     whole = scene.batch
     few, many = (
         AttentionBatch(
@@ -222,7 +223,21 @@ def test_a_layer_runs_both_forms_side_by_side() -> None:
         scene.projection, scene.weights, scene.states, scene.tokens, few, ChunkedPart(many, chunks),
         scene.out,
     )  # fmt: skip
+
+
+def test_a_layer_runs_both_forms_side_by_side() -> None:
+    scene = Scene(WIDE_SHAPES[0], [Part(0, 3, 1), Part(1, 0, 70)], torch.float32)
+    apply_layer(scene)
     scene.assert_right(1e-4)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]])
+def test_prompts_of_narrow_heads_take_the_recurrent_form(shape: Shape) -> None:
+    scene = Scene(shape, [Part(0, 3, 1), Part(1, 0, 70)], torch.float32)
+    apply_layer(scene)
+    scene.assert_right(1e-5)
+    with pytest.raises(ValueError, match="keys and values of 32 columns wanted"):
+        chunked.apply(scene.right, scene.projection, scene.states, scene.chunked_part(), scene.out)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -239,7 +254,7 @@ def test_output_gates_are_their_reference(t: int, h: int, v: int, weighted: bool
 
 
 def test_wrong_arguments_are_named() -> None:
-    scene = Scene(SHAPES[0], FEW[0], torch.float16)
+    scene = Scene(WIDE_SHAPES[0], FEW[0], torch.float16)
     few = scene.projection._replace(qkvz=scene.projection.qkvz[..., :-40])
     with pytest.raises(ValueError, match="qkvz"):
         prepare.prepare(few, scene.weights, scene.states, scene.tokens, scene.prepared)

@@ -470,7 +470,7 @@ def test_common_steps_of_padding_write_where_no_sequence_reads(folder: Path) -> 
     assert model is not None
     steps = list(common_steps(runner.capabilities, runner.table.scratch))
     for spans in steps:
-        with runner._on_stream():
+        with runner.on_stream():
             runner._buffer.begin_step()
             prepared = runner._executor.prepare_padding(spans)
             runner._buffer.send()

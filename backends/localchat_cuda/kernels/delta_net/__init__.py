@@ -1,7 +1,7 @@
 """Gated delta nets: a short convolution, and a state that each token of a sequence changes.
 
 A layer takes three steps over the products of its input: `prepare` (convolution, norms, gates), the delta rule
-(`recurrent` for few tokens of a sequence, `chunked` for many), and `gated_norm`.
+(`recurrent` for few tokens of a sequence and for narrow heads, `chunked` for many), and `gated_norm`.
 """
 
 import torch
@@ -52,8 +52,10 @@ def apply(
     prepare.prepare(projection, weights, states, tokens, prepared)
     if few is not None:
         recurrent.apply(prepared, projection, states, few, out)
-    if many is not None:
+    if many is not None and chunked.takes(states):
         chunked.apply(prepared, projection, states, many, out)
+    elif many is not None:
+        recurrent.apply(prepared, projection, states, many.batch, out)
 
 
 def _prepared(states: LayerStates, out: torch.Tensor) -> Prepared:

@@ -36,6 +36,10 @@ from localchat_cuda.kernels.delta_net.shapes import (
 )
 from localchat_cuda.kernels.launch import options, require, traits
 
+LEAST_COLUMNS = 32
+"""Fewest of a key and of a value. With keys of 16, `_chunk_kernel` reads outside of shared memory on Hopper if
+Triton 3.6's own assembler (ptxas 12.8.93) made it. With that of the CUDA toolkit it is right, and with 32, 64 and
+128 from both. Values of 16 make products as narrow, and were not tried on a GPU."""
 _COLUMNS = 32
 """Of a state in one program."""
 _SMALL_SHARED = (86, 89, 120)
@@ -201,6 +205,11 @@ def _scan_kernel(
         )  # fmt: skip
 
 
+def takes(states: LayerStates) -> bool:
+    """Whether keys and values are wide enough for the chunked form."""
+    return min(states.matrices.shape[2:]) >= LEAST_COLUMNS
+
+
 def apply(
     prepared: Prepared, projection: Projection, states: LayerStates, part: ChunkedPart,
     out: torch.Tensor,
@@ -208,6 +217,10 @@ def apply(
     """Change the states and fill the rows of `out` [T, H, V]; recurrent.reference does the same."""
     device, x = out.device, prepared.x
     h, k, v = require_states(states, x)
+    if not takes(states):
+        raise ValueError(
+            f"matrices: keys and values of {LEAST_COLUMNS} columns wanted, {k} and {v} given"
+        )
     t, g = x.shape[0], states.key_heads
     require_prepared(prepared, h, device)
     require_projection(projection, t, x.shape[1], 0, device)

@@ -1,0 +1,32 @@
+"""The prediction head of Qwen3-Next and Qwen3.5: one decoder layer that guesses the token after the next.
+
+It reads the last state of a token and the embedding of the one that followed, each normed, side by side
+through one linear layer; embedding and output head are the model's own. Form and names as vLLM's qwen3_next_mtp
+reads them; the objective is DeepSeek-V3's multi-token prediction (arXiv 2412.19437).
+"""
+
+import torch
+
+from localchat_cuda.architectures import qwen3_next
+from localchat_cuda.layers import DenseLayers
+from localchat_cuda.weights.prediction_head import HeadWeights
+
+
+def forward(ops: DenseLayers, weights: HeadWeights, previous: torch.Tensor) -> torch.Tensor:
+    """Last states [T, hidden] of one step. `previous` [T, hidden]: of the tokens before those of the step."""
+    model = weights.model
+    (layer,) = model.layers
+    ops.residual.copy_(model.embedding[ops.inputs.ids.long()])
+    embedded = ops.normed(None, ops.residual, weights.embedding_norm)
+    ops.residual.copy_(previous)
+    states = ops.normed(None, ops.residual, weights.state_norm)
+    y = ops.gemm(torch.cat((embedded, states), 1), weights.join)
+    ops.residual.zero_()
+    x = ops.add_norm(y, layer.norms["attention"])
+    y = qwen3_next.mix(ops, x, layer, 0)
+    if layer.experts is not None:
+        y = ops.run_experts(y, layer.norms["mlp"], layer.experts)
+    else:
+        x = ops.add_norm(y, layer.norms["mlp"])
+        y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
+    return ops.finish(y, model.last_norm)

@@ -1,0 +1,44 @@
+"""The prediction head of a checkpoint: whether it has one that runs here, and its shape. Imports no torch."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from localchat.model_files.safetensors import SafetensorsHeader
+from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.quantization_config import floating_bytes
+from localchat_cuda.supported_architectures import HYBRIDS
+
+PREFIX = "mtp."
+"""Of its tensors."""
+
+
+def has_head(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> bool:
+    """True for one layer that shares the embedding and head of its model."""
+    names = {tensor.name for header in headers for tensor in header.tensors}
+    others = (f"{PREFIX}layers.1.", f"{PREFIX}embed_tokens.")
+    return (
+        config.architecture in HYBRIDS
+        and any(name.startswith(f"{PREFIX}fc.") for name in names)
+        and not any(name.startswith(others) for name in names)
+    )
+
+
+def head_config(config: ModelConfig) -> ModelConfig:
+    """The head of a model as a model of one layer with attention."""
+    net = config.delta_net
+    assert net is not None
+    return replace(
+        config, layers=1, windows=(), unrotated=(), delta_net=replace(net, layers=(False,))
+    )
+
+
+def head_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
+    """Bytes of its own tensors once loaded, floating ones in the config's type."""
+    float_bytes = 4 if config.dtype == "float32" else 2
+    bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
+    return sum(
+        bytes_of(tensor, float_bytes)
+        for header in headers
+        for tensor in header.tensors
+        if tensor.name.startswith(PREFIX)
+    )

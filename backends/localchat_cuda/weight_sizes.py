@@ -1,0 +1,175 @@
+"""Counts a model's weights, and their bytes on the GPU, by its config. Imports no torch."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from localchat.model_files.safetensors import SafetensorsHeader
+from localchat_cuda.delta_net_config import TAPS
+from localchat_cuda.gemma4_config import Gemma4
+from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.quantization_config import floating_bytes, padded
+from localchat_cuda.weights.tensor_names import canonical_name, is_text
+
+_HALF, _FLOAT = 2, 4
+
+
+def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
+    """Bytes of the text part's tensors once loaded, floating ones in the config's type."""
+    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
+    bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
+    return sum(
+        bytes_of(tensor, float_bytes)
+        for header in headers
+        for tensor in header.tensors
+        if is_text(tensor.name)
+        and not (config.tied and canonical_name(tensor.name) == "lm_head.weight")
+    )
+
+
+def parameters(config: ModelConfig) -> int:
+    """Number of weights, as model sizes are counted."""
+    width, d = config.hidden, config.head_dim
+    norms = 4 if config.post_normed and not config.normed_projections else 2
+    layer = width * norms
+    if config.mixture is not None:
+        layer += width * (config.mixture.experts + config.mixture.gated)
+        layer += _expert_biases(config)
+    layer += width if config.output_bias else 0
+    attention = config.qkv_columns if config.qkv_bias else 0
+    attention += config.heads if config.sinks else 0
+    attention += 2 * d if config.normed_heads else 0
+    attention += (config.heads + config.key_heads) * d if config.normed_projections else 0
+    others = config.layers * layer + config.attention_layers * attention
+    if config.gemma4 is not None:
+        others = _gemma4_extras(config, config.gemma4)
+    if (net := config.delta_net) is not None:
+        gates = 2 * net.value_heads * (width + 1)
+        others += net.count * (gates + net.channels * TAPS + net.value_dim)
+    ends = config.vocabulary * width * (1 if config.tied else 2) + width
+    return sum(map(prod, _all_linear_shapes(config))) + others + ends
+
+
+def _gemma4_extras(config: ModelConfig, own: Gemma4) -> int:
+    """Numbers outside the linear layers of a Gemma 4's layers."""
+    norms = sum(
+        (1 + bool(own.projections(n))) * config.head_dim_of(n) for n in range(config.layers)
+    )
+    total = norms + 4 * config.layers * config.hidden
+    if config.mixture is not None:
+        experts = config.mixture.experts
+        total += config.layers * (4 * config.hidden + experts * (config.hidden + 1))
+    if columns := own.input_columns:
+        total += own.input_vocabulary * config.layers * columns + columns
+        total += config.layers * config.hidden * (columns + 1)
+    return total
+
+
+def _expert_biases(config: ModelConfig) -> int:
+    """Numbers in the biases of a layer's router and experts."""
+    if config.mixture is None or not config.mixture.biased:
+        return 0
+    return config.mixture.experts * (1 + 2 * config.intermediate + config.hidden)
+
+
+def _expert_bytes(config: ModelConfig) -> int:
+    """Bytes of the linear layers of a layer's experts."""
+    shapes, quantization = _expert_shapes(config), config.quantization
+    if quantization is None or config.mixture is None:
+        return sum(n * k for n, k in shapes) * (_FLOAT if config.dtype == "float32" else _HALF)
+    if quantization.of_experts:
+        rows = 2 * config.mixture.stored * padded(config.intermediate)
+        shapes = ((rows, shapes[0][1]), *shapes[1:])
+    return sum(quantization.linear_bytes(n, k) for n, k in shapes)
+
+
+def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Outputs and inputs of the linear layers of a layer's experts, all joined."""
+    if config.mixture is None:
+        return ()
+    stored, width, inner = config.mixture.stored, config.hidden, config.intermediate
+    return (stored * 2 * inner, width), (stored * width, inner)
+
+
+def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Outputs and inputs of the linear layers of all layers, but for the gates of delta nets."""
+    if config.gemma4 is not None:
+        return tuple(_gemma4_linear_shapes(config, config.gemma4))
+    width, heads, inner = config.hidden, config.heads * config.head_dim, config.intermediate
+    feed = _expert_shapes(config) or ((2 * inner, width), (width, inner))
+    attention = (config.qkv_columns, width), (width, heads), *feed
+    net = config.delta_net
+    if net is None:
+        return attention * config.layers
+    return attention * config.attention_layers + (
+        (net.columns, width), (width, net.values), *feed,
+    ) * net.count  # fmt: skip
+
+
+def _gemma4_linear_shapes(config: ModelConfig, own: Gemma4) -> Iterator[tuple[int, int]]:
+    """The same of a Gemma 4."""
+    width = config.hidden
+    for n in range(config.layers):
+        d, inner = config.head_dim_of(n), config.intermediate_of(n)
+        yield sum(config.qkv_heads(n)) * d, width
+        yield width, config.heads * d
+        yield 2 * inner, width
+        yield width, inner
+        yield from _expert_shapes(config)
+        if own.input_columns:
+            yield own.input_columns, width
+            yield width, own.input_columns
+
+
+def token_bytes(config: ModelConfig, weights: int) -> int:
+    """Bytes that one token reads of so many bytes of weights: not those of experts that it does not choose."""
+    if config.mixture is None:
+        return weights
+    share = config.layers * _expert_bytes(config) / dummy_bytes(config)
+    return round(weights * (1 - share * (1 - config.mixture.taken / config.mixture.stored)))
+
+
+def dummy_bytes(config: ModelConfig) -> int:
+    """Bytes of random weights of this shape."""
+    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
+    if config.quantization is None:
+        return parameters(config) * float_bytes
+    if config.quantization.of_experts:
+        return _float_and_expert_bytes(config, float_bytes)
+    shapes = Counter(_all_linear_shapes(config))
+    linear = sum(
+        count * config.quantization.linear_bytes(*shape) for shape, count in shapes.items()
+    )
+    plain = parameters(config) - sum(count * prod(shape) for shape, count in shapes.items())
+    return linear + plain * float_bytes
+
+
+def _float_and_expert_bytes(config: ModelConfig, float_bytes: int) -> int:
+    """Bytes of a model of whose layers the experts alone are quantized."""
+    assert config.mixture is not None
+    experts = config.layers * sum(map(prod, _expert_shapes(config)))
+    padding = config.mixture.experts * 2 * (padded(config.intermediate) - config.intermediate)
+    plain = parameters(config) - experts + config.layers * padding  # in biases
+    return config.layers * _expert_bytes(config) + plain * float_bytes
+
+
+def unpacked_bytes(config: ModelConfig) -> int:
+    """Bytes of unpacked copies of all packed linear layers outside experts; 0 for a model without."""
+    quantization = config.quantization
+    if quantization is None or not (quantization.packed or quantization.in_ggml_forms):
+        return 0
+    experts = config.layers * sum(map(prod, _expert_shapes(config)))
+    return (sum(map(prod, _all_linear_shapes(config))) - experts) * _HALF
+
+
+def head_int8_bytes(config: ModelConfig) -> int:
+    """Bytes that an 8-bit head takes more than the floating one: negative, unless the embedding is the head,
+    too, and stays."""
+    numbers = config.vocabulary * config.hidden
+    float_bytes = _FLOAT if config.dtype == "float32" else _HALF
+    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * float_bytes)
+
+
+def head_bounds_bytes(config: ModelConfig) -> int:
+    """Bytes of an int8 copy of the head, with a scale and a bound for each token."""
+    return config.vocabulary * (config.hidden + 2 * _FLOAT)

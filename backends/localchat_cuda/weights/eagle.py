@@ -1,0 +1,68 @@
+"""Loads the checkpoint of an EAGLE-3 head."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from localchat_cuda.eagle_config import EagleConfig
+from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.weights.loader import LayerWeights, Loader, ModelWeights, linear_shapes
+from localchat_cuda.weights.source import LoadTarget, WeightSource
+
+_LAYERS = ("midlayer.", "layers.0.")
+"""Prefixes of the layer's tensors, in the two forms."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagleWeights:
+    """Weights of a head."""
+
+    model: ModelWeights
+    """Its layer, last norm and output head [tokens, hidden]. The embedding is its model's or its own."""
+    embedding_norm: torch.Tensor
+    """[hidden], as is the next."""
+    state_norm: torch.Tensor
+    fuse: torch.Tensor
+    """[hidden, taps * hidden]: of its model's states."""
+    tokens: torch.Tensor
+    """Its guesses in the model's vocabulary, int64 [tokens]."""
+
+
+def load_eagle(
+    own: ModelConfig, head: EagleConfig, names: Names, source: WeightSource, model: ModelWeights,
+    dtype: torch.dtype, device: torch.device, notify: Callable[[str], None] = lambda text: None,
+) -> EagleWeights:  # fmt: skip
+    """Load a head for the model with these weights. `names`: of a Llama. Raises ModelInvalid."""
+    loader, hidden = Loader(own, names, LoadTarget(source, device, dtype, notify)), own.hidden
+    begin = next((each for each in _LAYERS if source.has(f"{each}hidden_norm.weight")), _LAYERS[1])
+    linears = {
+        field: loader.checked(
+            [begin + name for name in names.merged[field]], parts, 2 * k if field == "qkv" else k
+        )
+        for field, (parts, k) in linear_shapes(own, 0).items()
+    }
+    norms = {"mlp": loader.norm(begin + names.norms["mlp"], hidden)}
+    embedding, output = model.embedding, model.head
+    if source.has("embed_tokens.weight"):
+        embedding = loader.tensor("embed_tokens.weight", own.vocabulary, hidden)
+        if torch.equal(embedding, model.embedding):
+            embedding = model.embedding
+    if head.vocabulary != own.vocabulary or source.has(names.head):
+        output = loader.tensor(names.head, head.vocabulary, hidden)
+    tokens = torch.arange(head.vocabulary, device=device)
+    if source.has("d2t"):  # how far the model's number of a token is from its own
+        tokens += loader.target.tensor("d2t", (head.vocabulary,), torch.int64)
+    return EagleWeights(
+        ModelWeights(
+            embedding,
+            (LayerWeights(norms, linears, {}),),
+            loader.norm("norm.weight", hidden),
+            output,
+        ),
+        loader.norm(f"{begin}input_layernorm.weight", hidden),
+        loader.norm(f"{begin}hidden_norm.weight", hidden),
+        loader.tensor("fc.weight", hidden, len(head.taps) * hidden),
+        tokens,
+    )

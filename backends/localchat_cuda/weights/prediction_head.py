@@ -1,0 +1,53 @@
+"""Loads the prediction head that a checkpoint has beside its model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.prediction_config import PREFIX, head_config
+from localchat_cuda.weights.checkpoint_names import Names
+from localchat_cuda.weights.formats.weight import Weight, bytes_of
+from localchat_cuda.weights.loader import Loader, ModelWeights
+from localchat_cuda.weights.source import LoadTarget, WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """Weights of a head."""
+
+    model: ModelWeights
+    """Its layer and last norm, with the embedding and the output head of the model that it belongs to."""
+    embedding_norm: torch.Tensor
+    """[hidden], as is the next."""
+    state_norm: torch.Tensor
+    join: Weight
+    """[hidden, 2 * hidden]: embedding first, then state."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on the device that are its own."""
+        shared = replace(self.model, layers=(), last_norm=self.model.last_norm[:0])
+        norms = 2 * self.state_norm.numel() * self.state_norm.element_size()
+        return self.model.bytes - shared.bytes + norms + bytes_of(self.join)
+
+
+def load_head(
+    config: ModelConfig, names: Names, source: WeightSource, model: ModelWeights, dtype: torch.dtype,
+    device: torch.device, notify: Callable[[str], None] = lambda text: None,
+) -> HeadWeights:  # fmt: skip
+    """Load the head of the model with this config, and these names and weights. Raises ModelInvalid."""
+    own = head_config(config)
+    names = replace(names, layer=f"{PREFIX}layers.{{}}.", last_norm=f"{PREFIX}norm.weight")
+    loader = Loader(own, names, LoadTarget(source, device, dtype, notify))
+    embedding_norm, state_norm, last_norm = (
+        loader.norm(f"{PREFIX}{name}.weight", own.hidden)
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    )
+    return HeadWeights(
+        replace(model, layers=(loader.layer(0),), last_norm=last_norm),
+        embedding_norm,
+        state_norm,
+        loader.linear([f"{PREFIX}fc"], (own.hidden,), 2 * own.hidden),
+    )
