@@ -136,7 +136,7 @@ class DraftModel:
             return 0
         rows, asking = step.rows, step.asking
         own, plain_s = max(rows - step.again, 1), seconds(rows)
-        token_s = self.token_s * (1 if self.drafter.together else asking)
+        token_s = self.token_s_of(asking)
         best_rate = max(own / plain_s * _WORTH, step.rate)
         reached, expected, redone, best = 1.0, float(own), 0.0, 0
         for count in range(1, step.limit + 1):
@@ -157,6 +157,10 @@ class DraftModel:
             return best
         always_right = (own + asking) / (seconds(rows + asking) + wait_s + token_s)
         return 1 if always_right > best_rate else 0
+
+    def token_s_of(self, asking: int) -> float:
+        """Seconds of one drafted token for each of so many sequences."""
+        return self.token_s * (1 if self.drafter.together else asking)
 
     def observe(self, read: int, tokens: int, seconds: float) -> None:
         """Learn the cost of drafted tokens from `tokens` one after the other, before which it read `read`."""

@@ -104,8 +104,8 @@ class Replay:
         """The draft of a step with this text alone, as the planner finds it."""
         one = cast(sequence.Sequence, SimpleNamespace(number=0, recomputed=0))
         places = [draft_planner._DraftPlace(one, proposer, 16)]
-        lengths, rate = self._planner._by_ngrams(places, 1, 16, 0)
-        asked, count = self._planner._by_model(places, 1, 16, 0, rate)
+        lengths, rate = self._planner._by_ngrams([one], places, 1, 16, 0)
+        asked, count = self._planner._by_model([one], places, 1, 16, 0, rate)
         if count:
             return self._planner._draft(asked, 1, 0, count)[0]
         return draft_planner._taken(places, lengths).get(0, ())
@@ -147,3 +147,25 @@ def test_a_draft_model_that_cannot_save_time_is_never_asked(
     replay = Replay(monkeypatch, token=1.0)
     assert replay.answer(300, 1.0) == pytest.approx(1.0)
     assert not replay.model.drafted
+
+
+def test_a_text_without_drafts_waits_for_a_draft_model_as_long_as_its_patience_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay = Replay(monkeypatch)
+    replay.answer(300, 1.0)
+    can = Capabilities(1000, 1000, 2, 2, 512, depth=2)
+    planner = DraftPlanner(can, replay.costs, None, replay.model)
+    both = [
+        cast(sequence.Sequence, SimpleNamespace(number=number, recomputed=0)) for number in (0, 1)
+    ]
+    proposer = DraftProposer(
+        0, [1] * 9, SamplingParams(), replay.model, NgramProposer([1] * 9, replay.costs)
+    )
+    places = [draft_planner._DraftPlace(both[0], proposer, 16)]
+    assert planner._by_model(both, places, 2, 16, 0, 0.0) == ({}, 0)
+    for _ in range(400):
+        planner._patience.earn((0, 1))
+    asked, count = planner._by_model(both, places, 2, 16, 0, 0.0)
+    assert set(asked) == {0}
+    assert count > 0

@@ -38,8 +38,8 @@ from localchat_cuda.kernels.launch import options, require, traits
 
 LEAST_COLUMNS = 32
 """Fewest of a key and of a value. With keys of 16, `_chunk_kernel` reads outside of shared memory on Hopper if
-Triton 3.6's own assembler (ptxas 12.8.93) made it. With that of the CUDA toolkit it is right, and with 32, 64 and
-128 from both. Values of 16 make products as narrow, and were not tried on a GPU."""
+Triton 3.6's own assembler (ptxas 12.8.93) made it. With that of the CUDA toolkit it is right, and so are 32, 64
+and 128 with both. Values of 16 make products as narrow, and were not tried on a GPU."""
 _COLUMNS = 32
 """Of a state in one program."""
 _SMALL_SHARED = (86, 89, 120)
