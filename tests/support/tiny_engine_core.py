@@ -158,7 +158,7 @@ def attach_eagle_head(runner: CudaRunner, folder: Path) -> None:
 
 
 def draft_always(loop: "TinyLoop", count: int = 3) -> None:
-    """Let drafts cost nothing, so that there always are some: a tiny model's own time says nothing."""
+    """Let drafts cost no text anything, so that there always are some: a tiny model's own time says nothing."""
     model = loop.core._draft_model
     assert model is not None
     model.prompt_token_s = 0.0
@@ -166,6 +166,8 @@ def draft_always(loop: "TinyLoop", count: int = 3) -> None:
     model.worth = lambda step: min(step.limit, count)  # type: ignore[method-assign]
     model.charge = lambda net: None  # type: ignore[method-assign]
     model.drafter.ready = lambda unread: True  # type: ignore[method-assign]
+    patience = loop.core._draft_planner._patience
+    patience.bears = lambda losses: True  # type: ignore[method-assign]
 
 
 @dataclass
