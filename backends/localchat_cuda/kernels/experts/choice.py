@@ -24,6 +24,8 @@ ones, else the turn in a search for the best. Sums are in fp32 in the same order
 whole numbers. Of equal logits the first wins. A row of NaN has choices with weights of NaN, so it spoils no
 other. Grids: logits (R / 16 or 64, T / 16 or 64, S), choose (T,). Not supported: routers of over 1,024 rows.
 """
+# mypy: disable-error-code="assignment"
+# (Triton unrolls loops over tuples that grow; no type says that)
 
 from typing import NamedTuple
 
