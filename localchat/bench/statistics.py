@@ -1,8 +1,9 @@
 """Figures of a measured point, by the formulas of vLLM's serving benchmark; and differences beyond noise.
 
 TTFT: from the request to its first text. TPOT: from the first text to the last, over the tokens after the
-first. Gap: between two arrivals of one answer. Throughput: tokens of all answers over the time from the first
-request to the end of the last answer. Percentiles interpolate linearly.
+first. Gap (ITL): between two arrivals of one answer. E2EL: from the request to its last text. Throughput:
+tokens of all answers over the time from the first request to the end of the last answer. Percentiles
+interpolate linearly.
 """
 
 import math
@@ -64,6 +65,8 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     ttft_ms: Percentiles
     tpot_ms: Percentiles | None = None
     gap_ms: Percentiles | None = None
+    e2el_ms: Percentiles | None = None
+    """From the request to its last text; None in a record of before it was measured."""
     step_ms: float | None = None
     """Time per token while no prompt of another request delays it: of the median pause of a stream."""
     good_requests_per_s: float | None = None
@@ -120,6 +123,7 @@ def figures(result: LoadResult, target: LatencyTarget) -> PointFigures:
         ttft_ms=percentiles([one.ttft_s for one in samples]),
         tpot_ms=percentiles(tpots) if tpots else None,
         gap_ms=percentiles(gaps) if (gaps := _gaps(samples)) else None,
+        e2el_ms=percentiles([one.latency_s for one in samples]),
         step_ms=_step_ms(samples, gaps),
         good_requests_per_s=None if good is None else good / duration_s,
         good_share=None if good is None else good / (len(samples) + result.failed),

@@ -217,7 +217,8 @@ class ChatFormatter(ChunkFormatter):
     """Chat completion answers.
 
     Clients expect one kind of delta per chunk, one tool call per chunk, the role first, and the finish reason
-    last in a chunk of its own.
+    last in a chunk of its own. The role waits for the first delta, because benchmarks such as vLLM's take any
+    chunk for the first token.
     """
 
     as_functions: bool = False
@@ -225,14 +226,14 @@ class ChatFormatter(ChunkFormatter):
     """Names of custom tools."""
     open_calls: dict[int, ContentBlocks] = field(default_factory=dict)
     """Calls of custom tools that are not complete, by choice."""
+    silent: set[int] = field(default_factory=set)
+    """Choices without a delta so far."""
     tries: TriesGeneration | None = None
     """Of an answer that is made of several."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
-        return b"".join(
-            self._delta(choice, DeltaMessage(role="assistant", content=""))
-            for choice in range(choices)
-        )
+        self.silent.update(range(choices))
+        return b""
 
     def event(self, event: OutputEvent) -> bytes:
         if self.custom and not isinstance(event, PromptEcho | PromptProgress):
@@ -277,7 +278,7 @@ class ChatFormatter(ChunkFormatter):
                     return self._delta(event.choice, DeltaMessage(function_call=delta.function))
                 return self._delta(event.choice, DeltaMessage(tool_calls=[delta]))
             case ChoiceEnd(choice, reason, why):
-                return self.header.event(
+                return self._chunk(
                     ChatChunkChoice(
                         choice,
                         DeltaMessage(),
@@ -310,7 +311,15 @@ class ChatFormatter(ChunkFormatter):
         self, choice: int, delta: DeltaMessage, tokens: list[ChatTokenLogprob] | None = None
     ) -> bytes:
         logprobs = ChatLogprobs(tokens) if tokens else None
-        return self.header.event(ChatChunkChoice(choice, delta, None, logprobs))
+        return self._chunk(ChatChunkChoice(choice, delta, None, logprobs))
+
+    def _chunk(self, choice: ChatChunkChoice) -> bytes:
+        written = self.header.event(choice)
+        if choice.index not in self.silent:
+            return written
+        self.silent.discard(choice.index)
+        role = ChatChunkChoice(choice.index, DeltaMessage(role="assistant", content=""), None)
+        return self.header.event(role) + written
 
     def _choice(self, index: int, choice: ContentBlocks) -> ChatChoice:
         assert choice.end is not None

@@ -31,6 +31,8 @@ from scripts.bench.bench_tries import COLOURS, Question, reading_question, sum_q
 
 assert "<|im_start|>" in TEMPLATE, "the prompt below is written as the template writes it"
 _BATCH: Final = {"sums": 128, "reading": 64, "needles": 64}
+_PROMPT_WEIGHT: Final = {"sums": 0.0, "reading": 0.2, "needles": 0.0}
+"""Of the loss of a prompt's tokens: to guess the name behind "the car of" is to look it up, too."""
 _HAY_WORDS: Final = (8, 64)
 _NEEDLES: Final = 5
 _SUBJECTS: Final = [subject for _, subject, _ in needle_text(0, 32, 1.0).needles]
@@ -78,6 +80,12 @@ class Examples:
                 found.append(question)
         return found
 
+    def lessons(self, kind: str, count: int) -> list[Question]:
+        """Questions to learn from: of readings, shorter ones are among them, which show where to look."""
+        if kind != "reading":
+            return self.some(kind, count)
+        return [reading_question(self._draw, 1 + number % 3) for number in range(count)]
+
     def misled(self, questions: list[Question], share: float) -> list[Question]:
         """The questions, this share of them with a wrong answer."""
         return [
@@ -90,8 +98,10 @@ class Examples:
             return str(max(int(question.right) + self._draw.randint(-20, 20), 1))
         return self._draw.choice(COLOURS) if question.kind == "reading" else question.right
 
-    def rows(self, questions: list[Question]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids (B, T), and 1 where the answer stands (B, T)."""
+    def rows(
+        self, questions: list[Question], prompt_weight: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids (B, T), and their weights (B, T): 1 where the answer stands."""
         rows, own = [], []
         asked = self.tokenizer.encode_batch([f"user\n{one.text}" for one in questions])
         answered = self.tokenizer.encode_batch([one.right for one in questions])
@@ -99,10 +109,10 @@ class Examples:
         for question, answer in zip(asked, answered, strict=True):
             ids = [TURN_START, *question.ids, *between]
             rows.append([*ids, *answer.ids, TURN_END])
-            own.append([0] * len(ids) + [1] * (len(answer.ids) + 1))
+            own.append([prompt_weight] * len(ids) + [1.0] * (len(answer.ids) + 1))
         longest = max(map(len, rows))
         padded = [row + [0] * (longest - len(row)) for row in rows]
-        masks = [row + [0] * (longest - len(row)) for row in own]
+        masks = [row + [0.0] * (longest - len(row)) for row in own]
         return torch.tensor(padded).to(self._device), torch.tensor(masks).to(self._device)
 
     def _ids(self, text: str) -> list[int]:
@@ -149,8 +159,8 @@ class Training:
         for _, kind in product(range(_LOOK_EVERY), kinds):
             for group in self._optimizer.param_groups:
                 group["lr"] = rate * min(1.0, (self._steps + 1) / _WARM_STEPS)
-            questions = self._examples.misled(self._examples.some(kind, _BATCH[kind]), wrong)
-            ids, own = self._examples.rows(questions)
+            questions = self._examples.misled(self._examples.lessons(kind, _BATCH[kind]), wrong)
+            ids, own = self._examples.rows(questions, _PROMPT_WEIGHT[kind])
             logits = self.model(ids[:, :-1])
             losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
             loss = (losses * own[:, 1:]).sum() / own[:, 1:].sum()

@@ -348,3 +348,23 @@ def test_thinking_is_switched_in_every_servers_words(
 ) -> None:
     assert chat(stage, **fields).status == 200
     assert (stage.prompt.thinking, stage.prompt.template_options) == (thinking, options)
+
+
+def test_nothing_of_a_stream_comes_before_its_first_token(stage: Stage) -> None:
+    word = stage.plays("late", Text(0, "Hel"), Text(0, "lo"), Finished(0, "stop"))
+    reply = chat(stage, word, stream=True)
+    assert b'"role":"assistant"' in reply.chunks[0] and b'"content":"Hel"' in reply.chunks[0]
+    deltas = [chunk["choices"][0]["delta"] for chunk in reply.chunks_json]
+    assert deltas == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hel"},
+        {"content": "lo"},
+        {},
+    ]
+
+
+def test_choices_of_a_stream_have_their_roles_even_without_a_token(stage: Stage) -> None:
+    word = stage.plays("mute", Text(1, "Yes."), Finished(1, "stop"), Finished(0, "stop"))
+    choices = [one["choices"][0] for one in chat(stage, word, stream=True, n=2).chunks_json]
+    first = {index: next(one for one in choices if one["index"] == index) for index in (0, 1)}
+    assert [one["delta"]["role"] for one in first.values()] == ["assistant"] * 2
