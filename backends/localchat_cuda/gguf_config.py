@@ -9,9 +9,12 @@ from localchat.model_files.gguf import Array, GgufTensor, Header
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.ggml_forms import GGUF_FORMS, packed_bytes
 
-TokenizerKind: TypeAlias = Literal["qwen2", "llama-bpe", "gpt-2"]
+TokenizerKind: TypeAlias = Literal[
+    "qwen2", "llama-bpe", "gpt-2", "gpt-4o", "smollm", "tekken", "sentencepiece"
+]
 TOKENIZER_KINDS: Final[tuple[TokenizerKind, ...]] = get_args(TokenizerKind)
-"""Values of `tokenizer.ggml.pre` of byte-level tokenizers that the backend reads."""
+"""Kinds of tokenizers that the backend reads: byte-level ones by their `tokenizer.ggml.pre`, and those of
+SentencePiece (`tokenizer.ggml.model` is llama)."""
 _CLASSES: Final = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -81,6 +84,8 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
     architecture = header.architecture
     if architecture not in _CLASSES:
         raise _unsupported(header, f"the architecture {architecture}")
+    if header.number("expert_count"):
+        raise _unsupported(header, "a mixture of experts")
     foreign = {each.format.name for each in header.tensors} - {*GGUF_FORMS, *_FLOATING}
     if foreign:
         raise _unsupported(header, f"weights in {', '.join(sorted(foreign))}")
@@ -137,7 +142,9 @@ def tokenizer_kind(header: Header) -> TokenizerKind:
     """How the tokenizer of a file cuts texts. Raises ModelInvalid for kinds that the backend cannot read."""
     model = header.metadata.get("tokenizer.ggml.model")
     pre = header.metadata.get("tokenizer.ggml.pre")
-    if model == "gpt2":
+    if model == "llama" and pre in (None, "default"):
+        return "sentencepiece"
+    if model == "gpt2" and pre != "sentencepiece":
         for kind in TOKENIZER_KINDS:
             if pre == kind:
                 return kind

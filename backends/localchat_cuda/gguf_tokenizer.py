@@ -1,6 +1,7 @@
-"""The tokenizer of a GGUF file's metadata, in the form of tokenizer.json: byte-level BPE."""
+"""The tokenizer of a GGUF file's metadata, in the form of tokenizer.json: byte-level BPE or SentencePiece's."""
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from localchat.model_files.gguf import Array, Header
@@ -10,19 +11,32 @@ from localchat_cuda.tokenizer import TokenizerFiles
 TOKENS: Final = "tokenizer.ggml.tokens"
 MERGES: Final = "tokenizer.ggml.merges"
 TYPES: Final = "tokenizer.ggml.token_type"
-ARRAYS: Final = (TOKENS, MERGES, TYPES)
+SCORES: Final = "tokenizer.ggml.scores"
+ARRAYS: Final = (TOKENS, MERGES, TYPES, SCORES)
 """Arrays of the metadata that must be kept when a header is read."""
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_SPACE: Final = "\u2581"
+"""A space in the tokens of SentencePiece."""
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s"
+)
+"""Words of which a part after a capital letter is one of its own; `%s`: contractions."""
+_CASED_REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _PATTERNS: Final[dict[TokenizerKind, str]] = {
     "qwen2": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}|{_REST}",
     "llama-bpe": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
-    "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "gpt-2": _GPT2,
+    "smollm": _GPT2,
+    "gpt-4o": f"{_CASED % ((f'{_CONTRACTIONS}?',) * 2)}|\\p{{N}}{{1,3}}|{_CASED_REST}",
+    "tekken": f"{_CASED % ('', '')}|\\p{{N}}|{_CASED_REST}",
 }
 """How a text is cut before merging, by `tokenizer.ggml.pre`: as the makers of the vocabularies state it."""
-_WHOLE_WORDS: Final = ("llama-bpe",)
+_WHOLE_WORDS: Final = ("llama-bpe", "tekken")
 """Vocabularies in which a piece that is a token needs no merges."""
 _NORMALIZED: Final = ("qwen2",)
 """Vocabularies whose texts are brought to NFC."""
@@ -30,25 +44,24 @@ _NORMALIZED: Final = ("qwen2",)
 
 def tokenizer_files(header: Header) -> TokenizerFiles:
     """What a checkpoint's folder states of its tokenizer. Raises ModelInvalid for other kinds."""
-    pre = tokenizer_kind(header)
-    tokens, merges = strings_of(header, TOKENS), strings_of(header, MERGES)
-    held = header.metadata.get(TYPES)
-    types = held.values if isinstance(held, Array) and held.values is not None else ()
+    kind = tokenizer_kind(header)
+    tokens = strings_of(header, TOKENS)
     added = [
         _added(number, text, special=type_ == _CONTROL)
-        for number, (text, type_) in enumerate(zip(tokens, types, strict=False))
+        for number, (text, type_) in enumerate(zip(tokens, _numbers(header, TYPES), strict=False))
         if type_ in (_CONTROL, _USER_DEFINED)
     ]
-    model = {
-        "type": "BPE",
-        "vocab": {text: number for number, text in enumerate(tokens)},
-        "merges": list(merges),
-        "ignore_merges": pre in _WHOLE_WORDS,
-        "byte_fallback": False,
-    }
+    parts = _pieces(header, tokens) if kind == "sentencepiece" else _bytes(header, kind, tokens)
+    raw = {"version": "1.0", "added_tokens": added, "post_processor": None, **parts}
+    settings = _settings(header, tokens, kind)
+    return TokenizerFiles(header.name, json.dumps(raw), settings, _ends(header))
+
+
+def _bytes(header: Header, kind: TokenizerKind, tokens: tuple[str, ...]) -> dict[str, Any]:
+    """Of a byte-level tokenizer."""
     split = {
         "type": "Split",
-        "pattern": {"Regex": _PATTERNS[pre]},
+        "pattern": {"Regex": _PATTERNS[kind]},
         "behavior": "Isolated",
         "invert": False,
     }
@@ -58,16 +71,74 @@ def tokenizer_files(header: Header) -> TokenizerFiles:
         "trim_offsets": False,
         "use_regex": False,
     }
-    raw = {
-        "version": "1.0",
-        "added_tokens": added,
-        "normalizer": {"type": "NFC"} if pre in _NORMALIZED else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, letters]},
-        "post_processor": None,
+    digits = [{"type": "Digits", "individual_digits": True}] if kind == "smollm" else []
+    return {
+        "normalizer": {"type": "NFC"} if kind in _NORMALIZED else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*digits, split, letters]},
         "decoder": letters,
-        "model": model,
+        "model": {
+            "type": "BPE",
+            "vocab": {text: number for number, text in enumerate(tokens)},
+            "merges": list(strings_of(header, MERGES)),
+            "ignore_merges": kind in _WHOLE_WORDS,
+            "byte_fallback": False,
+        },
     }
-    return TokenizerFiles(header.name, json.dumps(raw), _settings(header, tokens), _ends(header))
+
+
+def _pieces(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
+    """Of SentencePiece's BPE: pairs are merged in the order of the scores of what they make."""
+    marked: dict[str, Any] = {
+        "type": "Replace",
+        "pattern": {"String": " "},
+        "content": _SPACE,
+    }
+    if header.metadata.get("tokenizer.ggml.add_space_prefix", True):
+        first = {"type": "Prepend", "prepend": _SPACE}
+        marked = {"type": "Sequence", "normalizers": [first, marked]}
+    vocabulary = {text: number for number, text in enumerate(tokens)}
+    usual = [
+        text
+        for text, type_ in zip(tokens, _numbers(header, TYPES), strict=False)
+        if type_ in (_NORMAL, _USER_DEFINED)
+    ]
+    scores = dict(zip(tokens, _numbers(header, SCORES), strict=False))
+    merges = _merges(usual, scores, vocabulary)
+    unknown = header.metadata.get("tokenizer.ggml.unknown_token_id")
+    known = [text for number, text in enumerate(tokens) if number == unknown]
+    return {
+        "normalizer": marked,
+        "pre_tokenizer": None,
+        "decoder": None,
+        "model": {
+            "type": "BPE",
+            "vocab": vocabulary,
+            "merges": merges,
+            "unk_token": known[0] if known else None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+        },
+    }
+
+
+def _merges(
+    texts: Iterable[str], scores: Mapping[str, float], vocabulary: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    """Pairs of tokens that make a token, the highest score first."""
+    found: list[tuple[float, int, int, tuple[str, str]]] = []
+    for text in texts:
+        score = -scores.get(text, 0.0)
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in vocabulary and right in vocabulary:
+                found.append((score, vocabulary[left], vocabulary[right], (left, right)))
+    return [pair for *_, pair in sorted(found)]
+
+
+def _numbers(header: Header, key: str) -> tuple[Any, ...]:
+    held = header.metadata.get(key)
+    return tuple(held.values or ()) if isinstance(held, Array) else ()
 
 
 def _added(number: int, text: str, *, special: bool) -> dict[str, Any]:
@@ -82,7 +153,7 @@ def _added(number: int, text: str, *, special: bool) -> dict[str, Any]:
     }
 
 
-def _settings(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
+def _settings(header: Header, tokens: tuple[str, ...], kind: TokenizerKind) -> dict[str, Any]:
     """Fields of tokenizer_config.json."""
     found: dict[str, Any] = {}
     for field in ("bos", "eos"):
@@ -90,7 +161,7 @@ def _settings(header: Header, tokens: tuple[str, ...]) -> dict[str, Any]:
         if isinstance(number, int) and number < len(tokens):
             found[f"{field}_token"] = tokens[number]
     add_bos = header.metadata.get("tokenizer.ggml.add_bos_token")
-    default = header.metadata.get("tokenizer.ggml.pre") == "llama-bpe"
+    default = kind in ("llama-bpe", "tekken", "sentencepiece")
     found["add_bos_token"] = bool(default if add_bos is None else add_bos)
     return found
 

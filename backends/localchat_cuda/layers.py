@@ -23,6 +23,7 @@ from localchat_cuda.kernels import (
     fp8_int8,
     ggml,
     int4,
+    qk_norm,
     rms_norm,
     rms_norm_post,
     rope,
@@ -45,7 +46,7 @@ X = TypeVar("X")
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Weights [D] of the norms of queries and keys, per head."""
+    """Weights of the norms of queries and keys: [D] per head, or [H*D] and [J*D] of all heads together."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -54,8 +55,8 @@ class HeadNorms:
 class Layers(Protocol[X]):
     """Operations that an architecture's forward pass calls. `X`: activations that a gemm reads."""
 
-    def embed(self, table: torch.Tensor, gain: torch.Tensor) -> X:
-        """Set the residual to rows of the table [vocabulary, K]; norm it with `gain` [K]."""
+    def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> X:
+        """Set the residual to rows of the table [vocabulary, K]; norm it with `gain` [K], if there is one."""
         ...
 
     def gemm(self, x: X, weight: Weight) -> torch.Tensor:
@@ -70,8 +71,11 @@ class Layers(Protocol[X]):
         if P is small, and everything after it has as many rows."""
         ...
 
-    def add_norm(self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None) -> X:
-        """Add partial sums (normed with `post` first, if given) to the residual; norm the sum with `gain`."""
+    def add_norm(
+        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None
+    ) -> X:
+        """Add partial sums (normed with `post` first, if given) to the residual; norm the sum with `gain`.
+        Without `gain`, where there is a `post`, the sum is not normed."""
         ...
 
     def gemm_act_mul(self, x: X, weight: Weight) -> X:
@@ -115,6 +119,11 @@ class _LayersBase:
     ) -> None:
         """Rotate queries into `q`, and keys into their pages together with the values."""
         pages = self.pages.layer(layer)
+        if norms is not None and norms.q.shape[0] != self.config.head_dim:
+            normed = torch.empty(1, self.tokens, qkv.shape[2], device=self.device)
+            normalize = qk_norm.normalize if self.kernels else qk_norm.reference
+            normalize(qkv, norms.q, norms.k, normed[0], self.config.eps)
+            qkv, norms = normed, None
         call = rope.rope_store if self.kernels else rope.reference
         call(
             qkv, self.pages.angles(layer), self.inputs.positions, self.inputs.slots,
@@ -229,6 +238,12 @@ class _LayersBase:
             return self.config.embedding_scale
         return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
 
+    def embed_residual(self, table: torch.Tensor) -> None:
+        """Set the residual to rows of the table [vocabulary, K]."""
+        self.residual.copy_(table[self.inputs.ids.long()])
+        if self.config.embedding_scale != 1.0:
+            self.residual.mul_(self.embedding_scale)
+
     def finish(
         self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -239,20 +254,23 @@ class _LayersBase:
         return self.normed(y, residual, gain, post)
 
     def normed(
-        self, y: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor,
+        self, y: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor | None,
         post: torch.Tensor | None = None, packed: w4_activations.HalfRows | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype. `packed`, `bias`:
-        as rms_norm.add_norm has them."""
+        as rms_norm.add_norm has them. Without `gain` the sum is not normed: of y and `post`, or of neither."""
         out = torch.empty(residual.shape, dtype=self.dtype, device=self.device)
         eps = self.config.eps
         if y is not None and post is not None:
             both = rms_norm_post.post_norm if self.kernels else rms_norm_post.reference
             both(y, residual, post, gain, out, eps)
-        else:
+        elif gain is not None:
             call = rms_norm.add_norm if self.kernels else rms_norm.reference
             call(y, residual, gain, out, eps, packed, bias)
+        else:
+            assert y is None, "partial sums without a norm"
+            out.copy_(residual)
         return out
 
 
@@ -306,10 +324,8 @@ def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class DenseLayers(_LayersBase):
     """Activations [T, K] in the model's dtype, for weights of any kind, also mixed."""
 
-    def embed(self, table: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        self.residual.copy_(table[self.inputs.ids.long()])
-        if self.config.embedding_scale != 1.0:
-            self.residual.mul_(self.embedding_scale)
+    def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
+        self.embed_residual(table)
         return self.normed(None, self.residual, gain)
 
     def gemm(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
@@ -383,7 +399,7 @@ class DenseLayers(_LayersBase):
         call(x, z, weight, out, self.config.eps)
 
     def add_norm(
-        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
+        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None
     ) -> torch.Tensor:
         return self.normed(y, self.residual, gain, post)
 
@@ -432,7 +448,10 @@ class PackedLayers(_LayersBase):
         super().__init__(config, inputs, pages, kernels=kernels)
         self._buffers: dict[tuple[int, int, bool], w4_activations.Rows] = {}
 
-    def embed(self, table: torch.Tensor, gain: torch.Tensor) -> PackedActivations:
+    def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> PackedActivations:
+        if gain is None:
+            self.embed_residual(table)
+            return self._write_packed("plain", self.residual[None])
         return self._write_packed("embed", table, gain)
 
     def gemm(self, x: PackedActivations, weight: Weight) -> torch.Tensor:
@@ -471,8 +490,11 @@ class PackedLayers(_LayersBase):
         return self._write_packed("plain", out[None])
 
     def add_norm(
-        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
+        self, y: torch.Tensor, gain: torch.Tensor | None, post: torch.Tensor | None = None
     ) -> PackedActivations:
+        if gain is None:
+            self.normed(y, self.residual, None, post)
+            return self._write_packed("plain", self.residual[None])
         if post is None:
             return self._write_packed("norm", y, gain)
         eps, first = self.config.eps, post

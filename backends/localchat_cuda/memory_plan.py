@@ -112,15 +112,16 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
 def parameters(config: ModelConfig) -> int:
     """Number of weights, as model sizes are counted."""
     width, d = config.hidden, config.head_dim
-    norms = 4 if config.post_normed else 2
+    norms = 4 if config.post_normed and not config.normed_projections else 2
     layer = width * norms
     if config.mixture is not None:
-        layer += width * (config.mixture.experts + bool(config.mixture.shared))
+        layer += width * (config.mixture.experts + config.mixture.gated)
         layer += _expert_biases(config)
     layer += width if config.output_bias else 0
     attention = config.qkv_columns if config.qkv_bias else 0
     attention += config.heads if config.sinks else 0
     attention += 2 * d if config.normed_heads else 0
+    attention += (config.heads + config.key_heads) * d if config.normed_projections else 0
     others = config.layers * layer + config.attention_layers * attention
     if (net := config.delta_net) is not None:
         gates = 2 * net.value_heads * (width + 1)

@@ -29,9 +29,13 @@ from localchat_cuda.supported_architectures import (
     CLASSES,
     DEFAULTS,
     FAMILIES,
+    GATED,
+    GRANITES,
     HYBRIDS,
     MIXTURES,
-    SHARED,
+    OLMOS,
+    WIDTHS,
+    WITHOUT_WINDOWS,
     Architecture,
 )
 from localchat_cuda.weights.tensor_names import is_text
@@ -67,6 +71,8 @@ class Mixture:
     """The weights of the chosen ones add up to 1."""
     shared: int = 0
     """Experts that a shared one, which every token goes through, is as wide as; 0: there is none."""
+    gated: bool = False
+    """Tokens weigh the shared expert by a gate."""
     biased: bool = False
     """The router and the experts have biases."""
     limit: float = 0.0
@@ -200,7 +206,12 @@ class ModelConfig:
     @property
     def post_normed(self) -> bool:
         """True if outputs of attention and MLP are normalized before they join the residual."""
-        return self.architecture in ("gemma2", "gemma3", "glm4")
+        return self.architecture in ("gemma2", "gemma3", "glm4", *OLMOS)
+
+    @property
+    def normed_projections(self) -> bool:
+        """True if queries are normalized over all heads, as keys are; then inputs of layers have no norms."""
+        return self.architecture in OLMOS
 
 
 class Factors(NamedTuple):
@@ -277,18 +288,15 @@ def parse_config(
     context = max(context, rotations.context)
     context_capped = 0 < rotations.bound < context
     gemma = architecture in ("gemma2", "gemma3")
-    granite = reader.granite() if architecture == "granite" else None
+    granite = reader.granite() if architecture in GRANITES else None
     quantization = parse_quantization(
         reader.raw.get("quantization_config"), name, reader.unsupported
     )
-    plain = architecture in ("mixtral", "gpt_oss")
-    inner = "intermediate_size" if plain else "moe_intermediate_size"
-    mixed = architecture in MIXTURES
     return ModelConfig(
         architecture=architecture,
         layers=layers,
         hidden=hidden,
-        intermediate=reader.integer(inner if mixed else "intermediate_size"),
+        intermediate=reader.integer(WIDTHS.get(architecture, "intermediate_size")),
         heads=heads,
         key_heads=key_heads,
         head_dim=head_dim,
@@ -321,8 +329,8 @@ def parse_config(
             granite.embedding / granite.residual if granite else hidden**0.5 if gemma else 1.0
         ),
         vision=vision,
-        mixture=reader.mixture(architecture, quantization) if mixed else None,
-        unrotated=reader.unrotated(layers) if architecture == "smollm3" else (),
+        mixture=reader.mixture(architecture, quantization) if architecture in MIXTURES else None,
+        unrotated=reader.unrotated(architecture, layers),
         logits_divisor=granite.logits if granite else 1.0,
         delta_net=reader.delta_net(layers, quantization) if architecture in HYBRIDS else None,
     )
@@ -381,7 +389,7 @@ def read_windows(
     Raises ModelInvalid."""
     raw = fields.raw
     configured = raw.get("sliding_window")
-    if architecture in ("llama", "glm4", "granite", "seed_oss") or (
+    if architecture in WITHOUT_WINDOWS or (
         architecture in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3")
         and not raw.get("use_sliding_window")
     ):
@@ -402,7 +410,7 @@ def read_windows(
         if not isinstance(first, int):
             raise ModelInvalid(f"{fields.name}: max_window_layers is {first!r}, no usable number.")
         windowed = [layer >= first for layer in range(layers)]
-    elif architecture in ("gemma2", "gemma3", "gpt_oss"):
+    elif architecture in ("gemma2", "gemma3", "gpt_oss", "olmo3"):
         pattern = fields.integer("sliding_window_pattern")
         windowed = [(layer + 1) % pattern != 0 for layer in range(layers)]
     else:
@@ -429,7 +437,9 @@ class _Reader(ConfigFields):
         listed = [str(each) for each in named] if isinstance(named, list) else []
         for each in listed:
             if each in CLASSES:
-                return CLASSES[each]
+                found = CLASSES[each]
+                dense = found != "granite4" or self.raw.get("num_local_experts") == 0
+                return found if dense else "granite4_moe"
         raise self.unsupported(f"the architecture {', '.join(listed) or 'of no name'}")
 
     def check(self, architecture: Architecture) -> None:
@@ -444,6 +454,10 @@ class _Reader(ConfigFields):
             raise self.unsupported("attention layers without the biases of this architecture")
         if self.raw.get("use_bidirectional_attention"):
             raise self.unsupported("attention to later tokens")
+        if architecture in ("granite4", "granite4_moe"):
+            kinds = self.raw.get("layer_types")
+            if not isinstance(kinds, list) or {*kinds} - {"attention", "full_attention"}:
+                raise self.unsupported("Mamba layers")
 
     def mixture(self, architecture: Architecture, quantization: Quantization | None) -> Mixture:
         """The experts of a layer. Raises ModelInvalid for forms that no kernel here has."""
@@ -469,11 +483,11 @@ class _Reader(ConfigFields):
         experts, chosen = self.integer(field), self.integer("num_experts_per_tok")
         if not chosen <= experts <= MAX_EXPERTS:
             raise self.unsupported(f"{chosen} of {experts} experts (at most {MAX_EXPERTS})")
-        shared = 0
-        if architecture in SHARED:
-            inner, width = (
-                self.integer(f"{kind}_intermediate_size") for kind in ("moe", "shared_expert")
-            )
+        shared, gated = 0, architecture in GATED
+        width_field = "shared_expert_intermediate_size" if gated else "shared_intermediate_size"
+        if gated or (architecture in GRANITES and raw.get(width_field)):
+            inner = self.integer(WIDTHS.get(architecture, "intermediate_size"))
+            width = self.integer(width_field)
             shared, rest = divmod(width, inner)
             if rest:
                 raise self.unsupported(
@@ -484,9 +498,9 @@ class _Reader(ConfigFields):
             if slope != CLAMPED_SLOPE:
                 raise self.unsupported(f"experts whose gates have a slope of {slope}")
             return Mixture(experts, chosen, normalized=True, biased=True, limit=limit)
-        always = architecture in ("mixtral", "qwen3_5_moe")
+        always = architecture in ("mixtral", "qwen3_5_moe", *GRANITES)
         normalized = always or bool(raw.get("norm_topk_prob", False))
-        return Mixture(experts, chosen, normalized, shared)
+        return Mixture(experts, chosen, normalized, shared, gated)
 
     def check_mxfp4(self) -> None:
         """Raise ModelInvalid for columns that groups of 32 do not divide."""
@@ -501,8 +515,12 @@ class _Reader(ConfigFields):
         names = "embedding_multiplier", "attention_multiplier", "residual_multiplier"
         return Factors(*(self.number(name, 1.0) for name in (*names, "logits_scaling")))
 
-    def unrotated(self, layers: int) -> tuple[bool, ...]:
-        """The layers of a SmolLM3 without rotations. Raises ModelInvalid."""
+    def unrotated(self, architecture: Architecture, layers: int) -> tuple[bool, ...]:
+        """The layers without rotations: some of a SmolLM3, all or none of a Granite 4. Raises ModelInvalid."""
+        if architecture in ("granite4", "granite4_moe"):
+            return () if self.raw.get("position_embedding_type") == "rope" else (True,) * layers
+        if architecture != "smollm3":
+            return ()
         listed = self.raw.get("no_rope_layers")
         if listed is None:
             interval = self.integer("no_rope_layer_interval", 4)

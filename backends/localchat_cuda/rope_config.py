@@ -173,7 +173,7 @@ def read_rotations(fields: ConfigFields, head_dim: int, context: int) -> Rotatio
         reached = round(found.scaling.factor * found.scaling.original_context)
     bound = _original(fields, own, context) if own.get("llama_4_scaling_beta") else 0
     other = _read(fields, windowed, head_dim, context) if windowed else None
-    return Rotations(found, other, reached, bound)
+    return Rotations(found, other if other != found else None, reached, bound)
 
 
 def _read(fields: ConfigFields, held: Mapping[str, Any], head_dim: int, context: int) -> Rotation:

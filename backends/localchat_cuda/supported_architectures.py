@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 Architecture = (
     Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
-    | Literal["glm4", "granite", "seed_oss", "smollm3"]
-    | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"]
+    | Literal["glm4", "granite", "granite4", "seed_oss", "smollm3", "olmo2", "olmo3"]
+    | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "granite_moe", "granite4_moe"]
     | Literal["qwen3_next", "qwen3_5", "qwen3_5_moe"]
 )
 
@@ -30,6 +30,11 @@ CLASSES: dict[str, Architecture] = {
     "GptOssForCausalLM": "gpt_oss",
     "Glm4ForCausalLM": "glm4",
     "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granite_moe",
+    "GraniteMoeSharedForCausalLM": "granite_moe",
+    "GraniteMoeHybridForCausalLM": "granite4",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "Qwen3NextForCausalLM": "qwen3_next",
@@ -41,13 +46,27 @@ CLASSES: dict[str, Architecture] = {
 """Names in `architectures` of config.json."""
 FAMILIES = (
     "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Qwen3.5, "
-    "Gemma 2, Gemma 3, Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, Seed-OSS and SmolLM3"
+    "Gemma 2, Gemma 3, Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, Granite 4 without Mamba, OLMo 2, OLMo 3, "
+    "Seed-OSS and SmolLM3"
 )
 BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss")
 """Architectures with biases on queries, keys and values."""
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe")
-SHARED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
-"""Mixtures with a shared expert."""
+GRANITES = ("granite", "granite4", "granite_moe", "granite4_moe")
+OLMOS = ("olmo2", "olmo3")
+MIXTURES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe"),
+    *("granite_moe", "granite4_moe"),
+)
+GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
+"""Mixtures with a shared expert that each token weighs."""
+WITHOUT_WINDOWS = ("llama", "glm4", "seed_oss", "olmo2", *GRANITES)
+WIDTHS: dict[Architecture, str] = {
+    **dict.fromkeys(
+        ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe"), "moe_intermediate_size"
+    ),
+    "granite4": "shared_intermediate_size",
+}
+"""Fields of the columns inside the MLP, or one expert, where that is not `intermediate_size`."""
 HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 _GEMMA: Mapping[str, Any] = {
     "num_attention_heads": 8,
@@ -83,6 +102,21 @@ DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
         "moe_intermediate_size": 768,
     },
     "glm4": {"head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
+    "granite4": {"shared_intermediate_size": 1024},
+    "granite_moe": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "granite4_moe": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 1024,
+    },
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "olmo3": {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "rope_local_base_freq": 5e5,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
     "seed_oss": {"head_dim": 128, "attention_bias": True},
     "smollm3": {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True},
     "gpt_oss": {

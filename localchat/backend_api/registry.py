@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localchat.backend_api.interface import Availability, Backend, MinimalBackend, OpenModel
 from localchat.errors import LocalchatError, ModelInvalid, UsageError
-from localchat.fit.report import Kind, chosen_because, kind_name
-from localchat.model_files.checkpoint import ModelSummary
+from localchat.fit.hardware import Machine
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
+from localchat.fit.report import Kind, chosen_because, kind_name, runner_name
+from localchat.model_files.checkpoint import ModelSummary, read_summary
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "localchat.backends"
+_LEAST_CONTEXT = 8192
+"""With a context as long as this a model on the GPU is worth more than one with a longer context in RAM."""
 
 
 class BrokenBackend(MinimalBackend):
@@ -118,9 +123,83 @@ def choose_for_file(path: Path, asked: str | None = None) -> BackendChoice:
     return _first(fitting, kind)
 
 
-def require_for_file(path: Path, asked: str | None = None) -> BackendChoice:
-    """As choose_for_file, for a load: the backend can run here. Raises UsageError, ModelInvalid,
-    LocalchatError."""
+def choose_for_load(
+    model: ModelSummary,
+    kind: Kind,
+    options: LoadOptions,
+    machine: Machine,
+    asked: str | None = None,
+) -> BackendChoice:
+    """As choose_for_model, for these options on this machine.
+
+    A backend that would compute on the CPU gives way to one that holds the whole model on a GPU: many builds of
+    llama.cpp have no use of one. Raises UsageError, LocalchatError.
+    """
+    choice = choose_for_model(model, kind, asked)
+    if asked or not choice.others or not machine.gpus or not _may_change(options):
+        return choice
+    plan = _plan(choice.backend, model, options, machine)
+    if plan is None or _whole_on_gpu(plan):
+        return choice
+    for name in choice.others:
+        backend = find_backends()[name]
+        other = _plan(backend, model, options, machine)
+        if other is None or not _whole_on_gpu(other):
+            continue
+        if not plan.fits or other.context_tokens >= min(plan.context_tokens, _LEAST_CONTEXT):
+            return _instead(choice, backend, kind, plan)
+    return choice
+
+
+def _plan(
+    backend: Backend, model: ModelSummary, options: LoadOptions, machine: Machine
+) -> MemoryPlan | None:
+    """None: the backend cannot have these options, or plans only what is open."""
+    try:
+        return backend.plan(model, options, machine)
+    except LocalchatError:
+        return None
+
+
+def _instead(
+    choice: BackendChoice, backend: Backend, kind: Kind, plan: MemoryPlan
+) -> BackendChoice:
+    """`backend` in place of a choice whose plan is given."""
+    first = choice.backend.name
+    part = "a part of it" if plan.gpu_layers else "it"
+    why = (
+        f"{runner_name(first)} would compute {part} on the CPU here, so {kind_name(kind)} runs on "
+    )
+    others = tuple(first if one == backend.name else one for one in choice.others)
+    return BackendChoice(backend, why + runner_name(backend.name), backend.available(), others)
+
+
+def _may_change(options: LoadOptions) -> bool:
+    """Whether no option asks for what one backend alone has."""
+    free = options.gpu_layers in ("auto", "all") and options.experts_on_cpu == "auto"
+    return free and options.draft is None and not options.anyway
+
+
+def _whole_on_gpu(plan: MemoryPlan) -> bool:
+    return plan.fits and plan.gpu_layers >= plan.layers > 0 and not plan.experts_on_cpu
+
+
+def usable_machine() -> Machine:
+    """This machine now, with every GPU that an installed backend can use. May take a second."""
+    from localchat.fit.hardware import read_machine
+
+    machine = read_machine()
+    for backend in find_backends().values():
+        if backend.available().ok:
+            machine = backend.with_gpus(machine)
+    return machine
+
+
+def require_for_file(
+    path: Path, asked: str | None = None, options: LoadOptions | None = None
+) -> BackendChoice:
+    """As choose_for_file, for a load with these options: the backend can run here. Raises UsageError,
+    ModelInvalid, LocalchatError."""
     try:
         choice = choose_for_file(path, asked)
     except ModelInvalid:
@@ -130,7 +209,7 @@ def require_for_file(path: Path, asked: str | None = None) -> BackendChoice:
                 return BackendChoice(backend, "", found)
         raise
     if choice.availability.ok:
-        return choice
+        return choice if asked or options is None else _for_load(path, choice, options)
     if asked:
         raise LocalchatError(
             f"{choice.backend.name} cannot run here: {choice.availability.reason}",
@@ -139,6 +218,19 @@ def require_for_file(path: Path, asked: str | None = None) -> BackendChoice:
     fitting = [backend for backend in find_backends().values() if backend.accepts(path)]
     reasons = [_refusal(one.name, one.available(), hint=True) for one in fitting]
     raise ModelInvalid(f"no backend can run {path.name} here: {'; '.join(reasons)}")
+
+
+def _for_load(path: Path, choice: BackendChoice, options: LoadOptions) -> BackendChoice:
+    """What choose_for_load says of a file, if there is a choice at all: looking for GPUs takes time."""
+    others = (one for one in find_backends().values() if one.name != choice.backend.name)
+    if not any(one.accepts(path) and one.available().ok for one in others):
+        return choice
+    try:
+        model = read_summary(path, dummy_weights=options.dummy_weights)
+    except LocalchatError:
+        return choice  # its `open` explains what is wrong with the file
+    kind: Kind = "safetensors" if path.is_dir() else "gguf"
+    return choose_for_load(model, kind, options, usable_machine())
 
 
 def _named(backends: Mapping[str, Backend], kind: Kind, asked: str) -> BackendChoice:

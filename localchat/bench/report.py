@@ -65,13 +65,15 @@ def server_table(line: list[Point]) -> Table | None:
     return [name for name, _ in shown], list(zip(*(cells for _, cells in shown), strict=True))
 
 
-def bars(line: list[Point]) -> Iterator[str]:
-    """Throughput by clients as bars."""
+def bars(line: list[Point], width: int) -> Iterator[str]:
+    """Throughput by clients as bars. width: of the terminal."""
     best = max(point.figures.tokens_per_s for point in line)
-    width = len(str(line[-1].place.clients))
-    for point in line:
-        value = point.figures.tokens_per_s
-        yield f"{point.place.clients:>{width}} {_bar(value / best)} {rate(value)}"
+    digits = len(str(line[-1].place.clients))
+    labels = [rate(point.figures.tokens_per_s) for point in line]
+    cells = max(min(_BAR_CELLS, width - digits - max(map(len, labels)) - 2), 1)
+    for point, label in zip(line, labels, strict=True):
+        bar = _bar(point.figures.tokens_per_s / best, cells)
+        yield f"{point.place.clients:>{digits}} {bar} {label}"
 
 
 def sentences(record: BenchRecord, line: list[Point]) -> Iterator[str]:
@@ -85,7 +87,8 @@ def sentences(record: BenchRecord, line: list[Point]) -> Iterator[str]:
         else:
             last = line[-1].place.clients
             flag = "--clients" if record.spec.clients else "--max-clients"
-            yield f"Still rising at {_clients(last)}: {flag} {last * 4} goes on."
+            further = f": {flag} {last * 4} goes on" if record.complete else ", the last measured"
+            yield f"Still rising at {_clients(last)}{further}."
     first = line[0]
     served = next((one for one in record.served if one.variant.name == first.place.variant), None)
     if served is not None and served.roof is not None and first.figures.roof_share is not None:
@@ -187,8 +190,8 @@ def _pair(first: float | None, second: float | None) -> tuple[str, str]:
     return f"{_number(first)} {_number(second)}", change
 
 
-def _bar(share: float) -> str:
-    eighths = round(share * _BAR_CELLS * 8)
+def _bar(share: float, cells: int) -> str:
+    eighths = round(share * cells * 8)
     whole, rest = divmod(eighths, 8)
     return "█" * whole + (_EIGHTHS[rest] if rest else "")
 

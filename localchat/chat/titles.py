@@ -5,6 +5,10 @@ from typing import Final
 from localchat.chat.conversation import Conversation, Node
 
 _LONGEST: Final = 60
+_SHORT: Final = 120
+_READ: Final = 10_000
+"""Characters at each end of a question that are looked at."""
+_ASKING: Final = ("?", "？")
 
 
 def title_for(conversation: Conversation) -> str:
@@ -29,12 +33,29 @@ def _without_inclusions(question: Node) -> str:
 
 
 def title_of(question: str) -> str:
-    """The first line of a question with a letter or digit, shortened at a word."""
-    lines = (" ".join(line.split()) for line in question[:10_000].splitlines())
-    line = next((line for line in lines if any(sign.isalnum() for sign in line)), "")
-    line = line or " ".join(question[:200].split())
+    """The line of a question that asks, shortened at a word."""
+    line = _asking_line(question) or " ".join(question[:200].split())
     if len(line) <= _LONGEST:
         return line
     start = line[: _LONGEST - 1]
     words = start.rpartition(" ")[0]
     return f"{words if len(words) > _LONGEST // 2 else start}…"
+
+
+def _asking_line(question: str) -> str:
+    """The first line with a letter or digit, or the last one if the question stands below its text: it ends
+    with a question mark, or it is short and a paragraph of its own, as the first one is not."""
+    lines = [" ".join(line.split()) for line in question[:_READ].splitlines()]
+    first = next((n for n, line in enumerate(lines) if _says(line)), len(lines))
+    if first == len(lines):
+        return ""
+    above, _, last = question[-_READ:].rstrip().rpartition("\n")
+    last = " ".join(last.split())
+    if not above.strip() or not _says(last) or lines[first].endswith((":", "：", *_ASKING)):
+        return lines[first]
+    apart = above[-1:] == "\n" and "".join(lines[first + 1 : first + 2])
+    return last if last.endswith(_ASKING) or (apart and len(last) <= _SHORT) else lines[first]
+
+
+def _says(line: str) -> bool:
+    return any(sign.isalnum() for sign in line)

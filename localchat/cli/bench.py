@@ -133,19 +133,20 @@ def _measure(
     as_json: bool,
 ) -> int:
     """Run the sweep; an interrupted one is kept and shown as far as it came."""
+    from localchat.backend_api.registry import usable_machine
     from localchat.bench.record import BenchRecord, MachineRecord, now
     from localchat.bench.sweep import Sweep
     from localchat.cli.bench_progress import progress_for
     from localchat.cli.bench_results import present
     from localchat.cli.bench_servers import BenchServers
     from localchat.cli.signals import terminate_gracefully
-    from localchat.models.assess import usable_machine
 
     spec = sweep_spec(ctx)
     terminal = Terminal(app.environ, quiet=bool(ctx.params.get("quiet")))
     servers = BenchServers(ctx, terminal)
     if svg is not None and not svg.absolute().parent.is_dir():
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
+    servers.check(spec.variants)
     at, problem, interrupted = now(), None, False
     with progress_for(terminal) as progress, terminate_gracefully():
         sweep = Sweep(spec, servers.open, progress.show)

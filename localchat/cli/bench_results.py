@@ -58,7 +58,7 @@ def _series_lines(record: "BenchRecord", line: "list[Point]", width: int | None)
     if (found := report.server_table(line)) is not None:
         yield from _aligned(*found, width)
     if width is not None and len(line) > 1:
-        yield from report.bars(line)
+        yield from report.bars(line, width)
     yield from report.sentences(record, line)
 
 

@@ -1,6 +1,6 @@
 """Servers of a benchmark: child processes with the settings of the command line, or running ones."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from localchat.bench.endpoint import BenchEndpoint
     from localchat.bench.memory_roof import MemoryRoof
     from localchat.bench.sweep import BenchVariant
+    from localchat.cli.resolve import Setup
 
 _OWN_KEYS = ("quiet", "color", "model", "temperature")
 """Settings of the command alone, not of the servers that it starts."""
@@ -56,6 +57,25 @@ class BenchServers:
         with server_process(command, self._environ) as url:
             yield BenchEndpoint(url, own=True), self._roofs[variant.name]
 
+    def check(self, variants: "Iterable[BenchVariant]") -> None:
+        """Find all models before the first is measured. Raises ModelMissing, UsageError."""
+        from localchat.bench.variants import is_running
+
+        for variant in variants:
+            if is_running(variant.model):
+                self._remote(variant.model)
+            else:
+                self._setup(variant.model, {**self._flags, **variant.settings})
+
+    def _setup(self, word: str, settings: Mapping[str, str]) -> "Setup":
+        from localchat.cli.resolve import Inputs, resolve_inputs
+        from localchat.config.settings import Given
+
+        given = {key: Given(value, key) for key, value in settings.items()}
+        app = self._ctx.find_object(AppContext)
+        assert app is not None
+        return resolve_inputs(Inputs(app, given, word), self._terminal)
+
     def _remote(self, word: str) -> "BenchEndpoint":
         from localchat.bench.endpoint import BenchEndpoint
         from localchat.cli.resolve import Inputs
@@ -73,18 +93,14 @@ class BenchServers:
         """The memory roof under these settings; None where the planner cannot tell.
 
         Raises ModelMissing, DoesNotFit and UsageError before a server is started in vain."""
+        from localchat.backend_api.registry import usable_machine
         from localchat.bench.memory_roof import memory_roof
-        from localchat.cli.resolve import Inputs, resolve_inputs
-        from localchat.config.settings import Given
         from localchat.errors import ModelMissing
         from localchat.model_files.checkpoint import read_summary
-        from localchat.models.assess import Subject, assess, usable_machine
+        from localchat.models.assess import Subject, assess
         from localchat.models.resolve import planned_load
 
-        given = {key: Given(value, key) for key, value in settings.items()}
-        app = self._ctx.find_object(AppContext)
-        assert app is not None
-        setup = resolve_inputs(Inputs(app, given, word), self._terminal)
+        setup = self._setup(word, settings)
         try:
             model = read_summary(setup.model.path, dummy_weights=setup.settings.dummy_weights)
             machine = usable_machine()

@@ -42,8 +42,8 @@ def chosen_model(ctx: click.Context) -> str:
 
 def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
     """Print the models to pick from, the one used last first; returns their names."""
+    from localchat.backend_api.registry import usable_machine
     from localchat.cli.first_run import found_soon
-    from localchat.models.assess import usable_machine
     from localchat.models.index import read_index
     from localchat.models.onboarding import first_run, fitting_by_size, is_first_run
     from localchat.models.resolve import last_model

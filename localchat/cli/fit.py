@@ -45,12 +45,13 @@ def command(
     megabytes. No weights are loaded. The speed is estimated from a short benchmark and from earlier runs.
     Exits with 0 if the model fits and with 4 if it does not.
     """
+    from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import CHAT_SLOTS
     from localchat.config.routes import PREFIX
     from localchat.fit.load_steps import SlotLimit
     from localchat.fit.memory_steps import IN_ORDER, MemoryStep, step_lines
     from localchat.fit.speed_history import SpeedHistory
-    from localchat.models.assess import assess, usable_machine
+    from localchat.models.assess import assess
     from localchat.models.memory_steps import memory_steps
     from localchat.models.onboarding import with_models_that_fit
     from localchat.models.resolve import planned_load
@@ -81,11 +82,12 @@ def command(
 
 def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: bool) -> int:
     """Plan the small model of a route, and the large one beside it."""
+    from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import CHAT_SLOTS, Inputs
     from localchat.config.routes import find_route
     from localchat.fit.memory_plan import machine_beside
     from localchat.fit.speed_history import SpeedHistory
-    from localchat.models.assess import assess, usable_machine
+    from localchat.models.assess import assess
     from localchat.models.resolve import planned_load
 
     inputs = Inputs.of(ctx, word)

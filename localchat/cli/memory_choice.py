@@ -22,7 +22,7 @@ _ORIGIN = "picked to make room"
 def steps_of(setup: Setup) -> tuple[MemoryStep, ...]:
     """The nine steps for the load of a setup; none for a model elsewhere or that cannot be planned."""
     # Only now: they look at the hardware and read the catalogue.
-    from localchat.models.assess import usable_machine
+    from localchat.backend_api.registry import usable_machine
     from localchat.models.memory_steps import memory_steps
 
     subject = _subject(setup)

@@ -1,13 +1,14 @@
 """Command `localchat plan`: how many people a model serves, with how many copies, and what it costs."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import load_flags
-from localchat.cli.output import print_json, print_report, table
+from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.units import size
 
@@ -119,7 +120,10 @@ def command(
     if as_json:
         print_json(app.environ, found)
     else:
-        print_report(app.environ, plan_lines(found))
+        lines = list(plan_lines(found, report_width(app.environ)))
+        if prices.kwh is not None and found.price.joules is None:
+            lines.append("Energy is not in the cost: no benchmark of this model measured it.")
+        print_report(app.environ, lines)
     return ExitCode.OK if found.copies else ExitCode.ERROR
 
 
@@ -140,8 +144,10 @@ def _plan_route(
     if asked["as_json"]:
         print_json(inputs.app.environ, found)
     else:
-        lines = route_lines(found, plan_lines, assumed=asked["large_share"] is None)
-        print_report(inputs.app.environ, lines)
+        environ = inputs.app.environ
+        told = partial(plan_lines, width=report_width(environ))
+        lines = route_lines(found, told, assumed=asked["large_share"] is None)
+        print_report(environ, lines)
     return ExitCode.OK if found.small.copies and found.large.copies else ExitCode.ERROR
 
 
@@ -177,13 +183,14 @@ def _source(
 
 def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
     """An estimate from the planner of a load. Raises LocalchatError."""
+    from localchat.backend_api.registry import usable_machine
     from localchat.bench.service_plan import predicted_source
     from localchat.bench.variants import is_running
     from localchat.cli.resolve import resolve_setup
     from localchat.fit.memory_plan import demand
     from localchat.fit.speed_history import SpeedHistory
     from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject, assess, usable_machine
+    from localchat.models.assess import Subject, assess
     from localchat.models.resolve import planned_load
 
     if word is not None and is_running(word):
@@ -208,8 +215,8 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
     return predicted_source(setup.model.name, speed, plan, slots)
 
 
-def plan_lines(found: "ServicePlan") -> Iterator[str]:
-    """The plan in words."""
+def plan_lines(found: "ServicePlan", width: int | None) -> Iterator[str]:
+    """The plan in words. width: of the terminal."""
     demand = found.demand
     lengths = f"{demand.prompt_tokens:,.0f} + {demand.output_tokens:,.0f} tokens"
     yield f"{found.model}, {lengths} a request ({found.basis})"
@@ -230,12 +237,12 @@ def plan_lines(found: "ServicePlan") -> Iterator[str]:
         f"{users:,.0f} people who ask every {demand.every_s:g} s ({_rate(found.requests_per_s)}) {serves} "
         f"{copies}, {found.queue.load:.0%} loaded; {found.headroom:.0%} is headroom."
     )
-    yield from _waiting(found)
+    yield from _waiting(found, width)
     yield from _memory(found)
     yield from _money(found)
 
 
-def _waiting(found: "ServicePlan") -> Iterator[str]:
+def _waiting(found: "ServicePlan", width: int | None) -> Iterator[str]:
     queue = found.queue
     assert queue is not None
     rows = [
@@ -245,7 +252,7 @@ def _waiting(found: "ServicePlan") -> Iterator[str]:
             ("per token", (queue.tpot_ms.p50, queue.tpot_p95_ms, queue.tpot_ms.p99)),
         )
     ]
-    yield from table(("TIME", "P50", "P95", "P99"), rows, right=(1, 2, 3))
+    yield from table(("TIME", "P50", "P95", "P99"), rows, right=(1, 2, 3), width=width)
     yield f"{queue.running:.1f} requests are in a copy on average."
 
 

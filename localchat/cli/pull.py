@@ -219,9 +219,10 @@ def _show_verdict(
 
     A model whose header cannot be read is downloaded all the same: that may be the server's fault."""
 
+    from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import CHAT_SLOTS
     from localchat.fit.speed_history import SpeedHistory
-    from localchat.models.assess import Subject, assess, usable_machine
+    from localchat.models.assess import Subject, assess
     from localchat.models.hub.events import FitAssessed, Note
     from localchat.models.hub.remote_header import read_remote_header
     from localchat.models.resolve import planned_load

@@ -13,7 +13,7 @@ from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
 if TYPE_CHECKING:
-    from localchat.quality.record import QualityRecord, QualityStore
+    from localchat.quality.record import QualityRecord, QualitySpec, QualityStore
     from localchat.quality.tasks import ExamQuestion
 
 _HISTORY_CHARACTERS = 200_000
@@ -131,42 +131,25 @@ def _measure(
     as_json: bool,
 ) -> int:
     """Run the comparison; an interrupted one is kept and shown as far as it came."""
-    import hashlib
-
+    from localchat.backend_api.registry import usable_machine
     from localchat.bench.record import MachineRecord, now
-    from localchat.bench.variants import is_running, parse_vary, variants
+    from localchat.bench.variants import is_running
     from localchat.cli.quality_progress import quality_progress_for
     from localchat.cli.quality_targets import QualityTargets
     from localchat.cli.signals import terminate_gracefully
-    from localchat.models.assess import usable_machine
     from localchat.quality.comparison import Comparison
-    from localchat.quality.record import QualityRecord, QualitySpec
+    from localchat.quality.record import QualityRecord
     from localchat.quality.verdict import verdicts
 
-    asked = ctx.params
-    names = asked["words"] or (default_model(ctx),)
-    found = variants(names, parse_vary(asked["vary"]), None)
-    questions = _questions(asked["questions_file"])
-    text_name, text = _text(app, asked["text_file"], history=asked["history"])
-    spec = QualitySpec(
-        variants=found,
-        tests=_tests(asked["only"], questions),
-        text=text_name,
-        text_digest=hashlib.sha256(text.encode()).hexdigest()[:16],
-        window_tokens=asked["window"],
-        most_windows=asked["most_windows"],
-        needle_lengths=counts(asked["needles"], "--needles", least=1) or _NEEDLE_LENGTHS,
-        needle_depths=asked["depths"],
-        tasks=asked["tasks"],
-        questions=asked["questions_file"].name if questions else "",
-    )
+    spec, text, questions = _spec(ctx, app)
     if svg is not None and not svg.absolute().parent.is_dir():
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
-    terminal = Terminal(app.environ, quiet=bool(asked["quiet"]))
+    terminal = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
     targets = QualityTargets(ctx, terminal)
+    targets.check(spec.variants)
     at, problem, interrupted = now(), None, False
     with quality_progress_for(terminal) as progress, terminate_gracefully():
-        bos = not any(is_running(one.model) for one in found)
+        bos = not any(is_running(one.model) for one in spec.variants)
         comparison = Comparison(spec, text, questions, targets.open, progress.show, bos)
         try:
             comparison.run()
@@ -191,6 +174,35 @@ def _measure(
     if problem is not None:
         raise problem
     return ExitCode.INTERRUPTED if interrupted else ExitCode.OK
+
+
+def _spec(
+    ctx: click.Context, app: AppContext
+) -> "tuple[QualitySpec, str, tuple[ExamQuestion, ...]]":
+    """What is compared, on which text and with which questions. Raises UsageError."""
+    import hashlib
+
+    from localchat.bench.variants import parse_vary, variants
+    from localchat.quality.record import QualitySpec
+
+    asked = ctx.params
+    names = asked["words"] or (default_model(ctx),)
+    found = variants(names, parse_vary(asked["vary"]), None)
+    questions = _questions(asked["questions_file"])
+    text_name, text = _text(app, asked["text_file"], history=asked["history"])
+    spec = QualitySpec(
+        variants=found,
+        tests=_tests(asked["only"], questions),
+        text=text_name,
+        text_digest=hashlib.sha256(text.encode()).hexdigest()[:16],
+        window_tokens=asked["window"],
+        most_windows=asked["most_windows"],
+        needle_lengths=counts(asked["needles"], "--needles", least=1) or _NEEDLE_LENGTHS,
+        needle_depths=asked["depths"],
+        tasks=asked["tasks"],
+        questions=asked["questions_file"].name if questions else "",
+    )
+    return spec, text, questions
 
 
 def _tests(only: str | None, questions: "tuple[ExamQuestion, ...]") -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Engines of a comparison of quality: loaded here one after the other, or servers that run already."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from localchat.errors import UsageError
 
 if TYPE_CHECKING:
     from localchat.bench.sweep import BenchVariant
+    from localchat.cli.resolve import Setup
+    from localchat.config.remotes import Remote
     from localchat.quality.comparison import QualityTarget
 
 _ANSWER_S = 600.0
@@ -36,45 +38,66 @@ class QualityTargets:
     def open(self, variant: "BenchVariant") -> "Iterator[QualityTarget]":
         """Open the variant during the block. Raises LocalchatError."""
         from localchat.bench.variants import is_running
-        from localchat.cli.resolve import Inputs, engine_options, resolve_inputs
-        from localchat.config.settings import Given
+        from localchat.cli.resolve import engine_options
         from localchat.quality.comparison import QualityTarget
 
         if is_running(variant.model):
             with self._server(variant.model) as target:
                 yield target
             return
-        varied = {
-            key: Given(value, f"--vary {key}={value}") for key, value in variant.settings.items()
-        }
-        setup = resolve_inputs(
-            Inputs(self._app, {**self._flags, **varied}, variant.model), self._terminal
-        )
-        engine = self._app.open_engine(engine_options(setup), self._terminal.note)
+        options = engine_options(self._setup(variant))
+        engine = self._app.open_engine(options, _unheard)
         try:
             yield QualityTarget(engine)
         finally:
             engine.close()
 
-    @contextmanager
-    def _server(self, word: str) -> "Iterator[QualityTarget]":
+    def check(self, variants: "Iterable[BenchVariant]") -> None:
+        """Find all models before the first is measured. Raises ModelMissing, UsageError."""
+        from localchat.bench.variants import is_running
+
+        for variant in variants:
+            if is_running(variant.model):
+                self._remote(variant.model)
+            else:
+                self._setup(variant)
+
+    def _setup(self, variant: "BenchVariant") -> "Setup":
+        from localchat.cli.resolve import Inputs, resolve_inputs
+        from localchat.config.settings import Given
+
+        varied = {
+            key: Given(value, f"--vary {key}={value}") for key, value in variant.settings.items()
+        }
+        inputs = Inputs(self._app, {**self._flags, **varied}, variant.model)
+        return resolve_inputs(inputs, self._terminal)
+
+    def _remote(self, word: str) -> "Remote":
         from localchat.cli.resolve import Inputs
         from localchat.config.remotes import find_remote
-        from localchat.engine.remote.client import RemoteClient
-        from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
-        from localchat.quality.comparison import QualityTarget
 
         inputs = Inputs.of(self._ctx)
         remote = find_remote(word, inputs.remotes)
         if inputs.settings().settings.offline and not remote.here:
             raise UsageError(f"{word} is on another machine, and offline is set")
+        return remote
+
+    @contextmanager
+    def _server(self, word: str) -> "Iterator[QualityTarget]":
+        from localchat.engine.remote.client import RemoteClient
+        from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
+        from localchat.quality.comparison import QualityTarget
+
+        remote = self._remote(word)
         key = remote.key(self._app.environ)
-        engine = RemoteEngine(
-            RemoteOptions(remote.url, remote.model, key), notify=self._terminal.note
-        )
+        engine = RemoteEngine(RemoteOptions(remote.url, remote.model, key), notify=_unheard)
         client = RemoteClient(remote.url, key, _ANSWER_S)
         try:
             yield QualityTarget(engine, client)
         finally:
             client.close()
             engine.close()
+
+
+def _unheard(_: str) -> None:
+    """Drop a remark on speed or on a chat, which would break the progress bar and concerns no comparison."""

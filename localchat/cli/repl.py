@@ -102,8 +102,8 @@ def _greet(setup: Setup) -> None:
     if setup.model.word != GUIDE or setup.settings.quiet or not setup.terminal.animated:
         return
     # Only now: they look at the hardware and read the catalogue.
+    from localchat.backend_api.registry import usable_machine
     from localchat.cli.first_run import found_soon, welcome
-    from localchat.models.assess import usable_machine
     from localchat.models.onboarding import first_run, hardware_line, is_first_run
 
     environ = setup.app.environ

@@ -173,7 +173,7 @@ class LoadPlanner:
         return assess(subject, options, self._usable_machine(), history, speed=has_speed)
 
     def _usable_machine(self) -> "Machine":
-        from localchat.models.assess import usable_machine
+        from localchat.backend_api.registry import usable_machine
 
         if self._machine is None or time.monotonic() - self._probed_s > _MACHINE_FRESH_S:
             self._machine, self._probed_s = usable_machine(), time.monotonic()

@@ -61,9 +61,10 @@ class _Here(NamedTuple):
 
 def _here(app: AppContext, model: "Model", paths: "Paths") -> _Here:
     """Plan the model on this machine with the user's settings. Raises UsageError for invalid settings."""
+    from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import CHAT_SLOTS, Inputs
     from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject, assess, usable_machine
+    from localchat.models.assess import Subject, assess
     from localchat.models.recommended_sampling import NO_RECOMMENDATION, recommended_sampling
     from localchat.models.resolve import ResolvedModel, planned_load
 

@@ -1,7 +1,7 @@
 """Standard streams of a run: stdout carries only the answer, stderr everything else.
 
 Off a terminal nothing is coloured or animated, and the bytes of the answer are the model's own. On a terminal,
-text is sanitized, and one progress line is drawn and erased again.
+text is sanitized and wrapped at words, and one progress line is drawn and erased again.
 """
 
 import fcntl
@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Final, TextIO
 
+from localchat.cli.word_wrap import WordWrap
 from localchat.errors import LocalchatError
 from localchat.notice_cause import notice_cause
 from localchat.sanitize import sanitize
@@ -59,6 +60,7 @@ class Terminal:
         self._drawn = False
         self._next_line_s = time.monotonic() + _LINE_EVERY_S
         self._newlines = ""
+        self._answer_wrap, self._reasoning_wrap = WordWrap(), WordWrap()
         self._in_reasoning = False
         self._line_open = False
         self._pending: list[str] = []
@@ -85,6 +87,8 @@ class Terminal:
         if body:
             self._leave_reasoning()
             self._line_open = True  # before the write: Ctrl+C may come right after it
+            if self.stdout_is_terminal:
+                body = self._answer_wrap.add(sanitize(body), _columns(self._out))
             self._write_out(body)
 
     def end_answer(self, *, empty: bool = True) -> None:
@@ -92,7 +96,7 @@ class Terminal:
         self._leave_reasoning()
         self._newlines = ""
         if self._line_open or empty:
-            self._write_out("\n")
+            self._write_out(f"{self._answer_wrap.rest()}\n")
         with self._lock:
             self._line_open = False
             pending, self._pending = self._pending, []
@@ -103,7 +107,7 @@ class Terminal:
         with self._lock:
             self.progress("")
             try:
-                self._out.write(sanitize(text) if self.stdout_is_terminal else text)
+                self._out.write(text)
                 self._out.flush()
             except BrokenPipeError as closed:
                 raise OutputClosed from closed
@@ -152,12 +156,15 @@ class Terminal:
         with self._lock:
             self.progress("")
             self._in_reasoning = True
+            if self.stderr_is_terminal:
+                text = self._reasoning_wrap.add(sanitize(text), _columns(self._err))
             self._write_err(self._styled(text, dim=True))
 
     def _leave_reasoning(self) -> None:
         with self._lock:
             if self._in_reasoning:
                 self._in_reasoning = False
+                self._write_err(self._styled(self._reasoning_wrap.rest(), dim=True))
                 self._write_err("\n\n" if self.stdout_is_terminal else "\n")
 
     def progress(self, line: str) -> None:
@@ -181,6 +188,14 @@ class Terminal:
             self._err.flush()
         except OSError:
             self._err = io.StringIO()  # nobody reads stderr; the answer continues
+
+
+def _columns(stream: TextIO) -> int:
+    """The width of a terminal; 0 if it does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
 def _usable(stream: TextIO | None) -> TextIO:

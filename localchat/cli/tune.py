@@ -8,7 +8,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import given_flags, load_flags
-from localchat.cli.output import confirm, print_json, print_report, table
+from localchat.cli.output import confirm, print_json, print_report, report_width, table
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, UsageError
 
@@ -78,12 +78,17 @@ def command(
         _take_back(setup, kept)
         return ExitCode.OK
     tuner = _tuner(ctx, setup, clients, rounds)
-    with terminate_gracefully():
-        found = tuner.run()
+    try:
+        with terminate_gracefully():
+            found = tuner.run()
+    except KeyboardInterrupt:
+        setup.terminal.notify("interrupted: no setting was changed")
+        raise
     if as_json:
         print_json(setup.app.environ, found)
     else:
-        print_report(setup.app.environ, result_lines(found))
+        environ = setup.app.environ
+        print_report(environ, result_lines(found, report_width(environ)))
     if found.settings and _agreed(setup, found, yes=yes, as_json=as_json):
         kept.write(setup.model.name, found.settings)
         setup.terminal.print_line(
@@ -94,11 +99,12 @@ def command(
 
 def _tuner(ctx: click.Context, setup: "Setup", clients: int, rounds: int) -> "Tuner":
     """The trials for this model on this machine. Raises LocalchatError where it does not fit as it is."""
+    from localchat.backend_api.registry import usable_machine
     from localchat.bench.tuner import Tuner, knobs
     from localchat.cli.bench_servers import BenchServers
     from localchat.fit.memory_plan import demand
     from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject, assess, usable_machine
+    from localchat.models.assess import Subject, assess
     from localchat.models.resolve import planned_load
 
     app = ctx.find_object(AppContext)
@@ -135,11 +141,11 @@ def _tuner(ctx: click.Context, setup: "Setup", clients: int, rounds: int) -> "Tu
     )
 
 
-def result_lines(found: "Tuning") -> Iterator[str]:
-    """What each setting brought, and what is worth to be kept."""
+def result_lines(found: "Tuning", width: int | None) -> Iterator[str]:
+    """What each setting brought, and what is worth to be kept. width: of the terminal."""
     from localchat.bench.variants import flag_word
 
-    yield from table(_HEAD, [_cells(one) for one in found.trials], right=(2,))
+    yield from table(_HEAD, [_cells(one) for one in found.trials], right=(2,), width=width)
     if any(_unclear(one) for one in found.trials):
         yield (
             "Within noise there may be a difference: a quiet machine or --rounds 6 shows smaller ones."

@@ -438,7 +438,7 @@ def open_model(
     """Read header and vocabulary, and plan the memory. Raises ModelMissing, ModelInvalid, DoesNotFit."""
     path = Path(os.fsdecode(spec.model))
     sender.send(protocol.Entered("open"))
-    choice = require_for_file(path, spec.backend)
+    choice = require_for_file(path, spec.backend, spec.load)
     build = choice.backend.build_key()
     model = choice.backend.open(path, sender.notify)
     plan = model.plan(spec.load)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from localchat.documents.folder import find_files
 from localchat.documents.pages import (
@@ -70,6 +70,10 @@ class Changes(NamedTuple):
     read: int
     unchanged: int
     removed: int
+
+
+_Rows: TypeAlias = dict[tuple[str, str], tuple[Any, ...]]
+"""Files as they were read, by source and path."""
 
 
 class _Found(NamedTuple):
@@ -232,14 +236,7 @@ class Collection:
                     self._db.execute("INSERT OR IGNORE INTO source VALUES (?)", (place,))
                 for row in gone:
                     self._remove(row[0])
-                read, due_s = 0, time.monotonic() + _COMMIT_EVERY_S
-                for number, one in enumerate(stale):
-                    progress(number, len(stale))
-                    read += self._read_file(one, known.get((one.source, one.path)))
-                    if time.monotonic() > due_s:  # a kill loses little
-                        self._db.execute("COMMIT")
-                        self._db.execute("BEGIN IMMEDIATE")
-                        due_s = time.monotonic() + _COMMIT_EVERY_S
+                read = self._read_files(stale, known, progress)
                 for place in urls:
                     assert fetch is not None
                     read += self._store(
@@ -253,8 +250,22 @@ class Collection:
                 raise
             return Changes(read, len(found) - len(stale), len(gone))
 
+    def _read_files(
+        self, stale: Sequence[_Found], known: _Rows, progress: Callable[[int, int], None]
+    ) -> int:
+        """Read files within a transaction, which is committed now and then: a kill loses little."""
+        read, due_s = 0, time.monotonic() + _COMMIT_EVERY_S
+        for number, one in enumerate(stale):
+            progress(number, len(stale))
+            read += self._read_file(one, known.get((one.source, one.path)))
+            if time.monotonic() > due_s:
+                self._db.execute("COMMIT")
+                self._db.execute("BEGIN IMMEDIATE")
+                due_s = time.monotonic() + _COMMIT_EVERY_S
+        return read
+
     def _found(
-        self, places: Sequence[str], known: "dict[tuple[str, str], tuple[object, ...]]"
+        self, places: Sequence[str], known: _Rows
     ) -> tuple[list[_Found], set[tuple[str, str]]]:
         """The files of all sources, and the keys of those that stay."""
         found: list[_Found] = []

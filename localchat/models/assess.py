@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from localchat.backend_api.interface import Backend
-from localchat.backend_api.registry import choose_for_model, find_backends
+from localchat.backend_api.registry import BackendChoice, choose_for_load, find_backends
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
@@ -92,17 +92,6 @@ class FitReport:
         }
 
 
-def usable_machine() -> Machine:
-    """This machine now, with every GPU that an installed backend can use."""
-    from localchat.fit.hardware import read_machine
-
-    machine = read_machine()
-    for backend in find_backends().values():
-        if backend.available().ok:
-            machine = backend.with_gpus(machine)
-    return machine
-
-
 class Subject(NamedTuple):
     """A model to assess."""
 
@@ -133,7 +122,7 @@ def assess(
     Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for impossible options,
     LocalchatError where no backend reads such files.
     """
-    chosen = choose_for_model(subject.model, subject.kind, subject.backend)
+    chosen = choose_for_load(subject.model, subject.kind, options, machine, subject.backend)
     backend = chosen.backend
     if subject.kind not in backend.kinds:
         raise ModelInvalid(
@@ -165,7 +154,7 @@ def assess(
         plan=plan,
         backend=backend.name,
         why=placed(chosen.why, plan),
-        alternatives=_alternatives(subject, chosen.others, plan),
+        alternatives=_alternatives(subject, chosen, plan),
         memory_bytes=total,
         others_bytes=others,
         expected_speed=expected,
@@ -177,12 +166,14 @@ def _unavailable(plan: MemoryPlan, reason: str, hint: str) -> MemoryPlan:
     return replace(plan, fits=False, missing=reason, advice=(hint,) if hint else ())
 
 
-def _alternatives(subject: Subject, others: tuple[str, ...], plan: MemoryPlan) -> tuple[str, ...]:
-    asked = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in others)
+def _alternatives(subject: Subject, chosen: BackendChoice, plan: MemoryPlan) -> tuple[str, ...]:
+    asked = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in chosen.others)
     if subject.kind == "safetensors":
         if plan.missing:
             return asked  # the plan's advice names it
         return (*asked, "A GGUF of the same model runs on llama.cpp, also without a GPU.")
+    if "safetensors" in chosen.backend.kinds:
+        return asked
     if any("safetensors" in one.kinds and one.available().ok for one in find_backends().values()):
         return (*asked, "Its AWQ or bf16 checkpoint (safetensors) would run on the CUDA backend.")
     return asked

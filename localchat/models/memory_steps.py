@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from localchat.backend_api.registry import choose_for_model
+from localchat.backend_api.registry import choose_for_load
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
@@ -38,7 +38,9 @@ def memory_steps(
     slots: SlotLimit | None = None,
 ) -> tuple[MemoryStep, ...]:
     """The nine steps for a load that does not fit, in order. Blocks for a moment. Raises LocalchatError."""
-    backend = choose_for_model(subject.model, subject.kind, subject.backend).backend
+    backend = choose_for_load(
+        subject.model, subject.kind, options, machine, subject.backend
+    ).backend
 
     def plan(changed: LoadOptions) -> MemoryPlan:
         return backend.plan(subject.model, changed, machine)
@@ -96,7 +98,9 @@ class _Substitutes:
         )
 
     def _planner(self, shape: ModelShape) -> Planner:
-        backend = choose_for_model(shape, "gguf", self._subject.backend).backend
+        backend = choose_for_load(
+            shape, "gguf", self._options, self._machine, self._subject.backend
+        ).backend
         return lambda options: backend.plan(shape, options, self._machine)
 
     def _published(self, quantization: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from localchat.backend_api.registry import usable_machine
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
@@ -16,7 +17,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.speed_history import SpeedHistory
 from localchat.model_files.architecture import ModelShape
-from localchat.models.assess import FitReport, Subject, assess, usable_machine
+from localchat.models.assess import FitReport, Subject, assess
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
 from localchat.models.hub.download import DownloadRate, download_rate
 from localchat.models.index import Model, read_index

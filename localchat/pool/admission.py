@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
+from localchat.backend_api.registry import usable_machine
 from localchat.config.paths import find_paths
 from localchat.engine.options import EngineOptions, RouteOptions
 from localchat.errors import DoesNotFit, EngineBusy, LocalchatError
@@ -13,7 +14,7 @@ from localchat.fit.load_steps import SlotLimit
 from localchat.fit.memory_plan import demand, kept_free
 from localchat.fit.memory_steps import MemoryStep
 from localchat.model_files.checkpoint import read_summary
-from localchat.models.assess import Subject, assess, usable_machine
+from localchat.models.assess import Subject, assess
 from localchat.models.memory_steps import memory_steps
 from localchat.pool.entry import RETRY_AFTER_S, FreeMemory, ModelSpec, PoolEntry
 from localchat.units import size

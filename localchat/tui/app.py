@@ -13,6 +13,7 @@ from textual.app import App, SystemCommand
 from textual.binding import BindingType
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
+from textual.worker import Worker
 
 from localchat import gc_control
 from localchat.chat.conversation import Conversation
@@ -72,7 +73,7 @@ class ChatApp(App[int]):
         self._session_context = context
         self._engines = engines
         self._last_interrupt_s = float("-inf")
-        self._first_frame_shown = self._leave_requested = False
+        self._first_frame_shown = self._leave_requested = self._is_leaving = False
         self._early_keys = EarlyKeys(self, super().on_event)
         for theme in THEMES:
             self.register_theme(theme)
@@ -149,7 +150,7 @@ class ChatApp(App[int]):
         self._engines.open(
             session.setup.open_engine
         )  # not earlier: its process competes for the cores
-        self.run_worker(session.wait_until_ready(), group="session")
+        self.run_worker(session.wait_until_ready(), group="start")
         chat.composer.count_tokens = self._count_tokens
         chat.composer.presets = session.context.presets
         chat.composer.documents = session.context.library.names
@@ -307,17 +308,36 @@ class ChatApp(App[int]):
 
     async def action_quit(self) -> None:
         """Stop and save the answer under way, and exit."""
-        end = time.monotonic() + _QUIT_WAIT_S
-        self.session.stop()
-        while self.session.busy and time.monotonic() < end:
-            await asyncio.sleep(0.01)
-        self.exit(0)
+        self.leave()
 
     def leave(self) -> None:
-        """Quit because of a signal; before the first frame, once it is shown."""
+        """Quit; before the first frame, once it is shown."""
         self._leave_requested = True
-        if self._first_frame_shown:
-            self.run_worker(self.action_quit(), group="leave", exclusive=True)
+        if self._first_frame_shown and not self._is_leaving:
+            self._is_leaving = True
+            self.run_worker(self._leave(), group="leave")
+
+    async def _leave(self) -> None:
+        """Stop the answer, and exit once nothing works for the screen any more: what ended later would find
+        widgets that are closed."""
+        self.chat.is_leaving = True
+        self.session.stop()
+        others = [worker for worker in self.workers if worker.group != "leave"]
+        await asyncio.sleep(
+            0
+        )  # let the last of them begin: a coroutine that never ran is warned of
+        await _ended(worker for worker in others if worker.group == "session")
+        for worker in others:
+            worker.cancel()
+        await _ended(others)
+        self.exit(0)
+
+
+async def _ended(workers: Iterable[Worker[object]]) -> None:
+    """Wait until workers have ended, however they do, for two seconds at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_QUIT_WAIT_S):
+            await asyncio.gather(*(worker.wait() for worker in workers), return_exceptions=True)
 
 
 def _usable_names(context: SessionContext) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from localchat.backend_api.registry import usable_machine
 from localchat.bench.capacity import RequestLengths, capacity, simulate
 from localchat.bench.client import RequestSample
 from localchat.bench.endpoint import BenchEndpoint, prepared
@@ -34,7 +35,6 @@ from localchat.bench.statistics import LatencyTarget, figures
 from localchat.bench.sweep import BenchVariant, Sweep, SweepSpec
 from localchat.bench.variants import is_running
 from localchat.bench.workload import Shape, messages, parse_shape
-from localchat.models.assess import usable_machine
 
 _BEYOND: Final = 3
 """Clients for each slot that saturate the server."""

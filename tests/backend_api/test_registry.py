@@ -2,20 +2,28 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localchat.backend_api.interface import Availability, Backend, MinimalBackend, OpenModel
 from localchat.backend_api.registry import (
     choose_for_file,
+    choose_for_load,
     choose_for_model,
     find_backends,
     require_for_file,
 )
 from localchat.errors import LocalchatError, ModelInvalid, UsageError
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.model_files.checkpoint import Checkpoint
+from localchat.model_files.checkpoint import Checkpoint, ModelSummary
+from tests.support.gguf_files import Size, llama
+from tests.support.memory_plans import PLAN
 
 
 def declare(folder: Path, *points: str) -> None:
@@ -65,9 +73,16 @@ def test_the_backend_for_a_file_is_one_that_accepts_it(tmp_path: Path) -> None:
 class Fake(MinimalBackend):
     kinds: tuple[Kind, ...] = ("gguf", "safetensors")
 
-    def __init__(self, name: str, *, ok: bool, kinds: tuple[Kind, ...] = kinds) -> None:
-        self.name, self.kinds = name, kinds
+    def __init__(
+        self, name: str, *, ok: bool = True, kinds: tuple[Kind, ...] = kinds, **plan: Any
+    ) -> None:
+        self.name, self.kinds, self._plan = name, kinds, plan
         self._availability = Availability(ok, f"{name} reason.", f"{name} hint.")
+
+    def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
+        if not self._plan:
+            raise UsageError("no such options here")
+        return replace(PLAN, backend=self.name, layers=29, **self._plan)
 
     def available(self) -> Availability:
         return self._availability
@@ -140,3 +155,72 @@ def test_others_that_could_run_a_model_are_named(install: Callable[..., None]) -
     named = choose_for_model(Checkpoint("m", {}), "gguf", "third")
     assert (named.backend.name, named.why) == ("third", "third was asked for")
     assert named.others == ("first", "second")
+
+
+GPU = Machine("m", frozenset(), 4, 0, 0, gpus=(Gpu(0, "card", 0, 0),))
+Plan = dict[str, Any]
+ON_CPU: Plan = {"gpu_layers": 0}
+PARTLY: Plan = {"gpu_layers": 20}
+WHOLE: Plan = {"gpu_layers": 29}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options", "chosen"),
+    [
+        (ON_CPU, WHOLE, {}, "second"),
+        (PARTLY, WHOLE, {}, "second"),
+        (PARTLY, WHOLE, {"gpu_layers": "all"}, "second"),
+        (WHOLE, WHOLE, {}, "first"),
+        ({**WHOLE, "experts_on_cpu": 4}, WHOLE, {}, "second"),
+        ({**WHOLE, "fits": False}, WHOLE, {}, "second"),
+        (ON_CPU, PARTLY, {}, "first"),
+        (ON_CPU, {**WHOLE, "fits": False}, {}, "first"),
+        (ON_CPU, {}, {}, "first"),
+        (ON_CPU, WHOLE, {"gpu_layers": 0}, "first"),
+        (ON_CPU, WHOLE, {"gpu_layers": 10}, "first"),
+        (ON_CPU, WHOLE, {"experts_on_cpu": 2}, "first"),
+        (ON_CPU, WHOLE, {"draft": "small.gguf"}, "first"),
+        ({**ON_CPU, "context_tokens": 32_768}, {**WHOLE, "context_tokens": 8192}, {}, "second"),
+        ({**ON_CPU, "context_tokens": 32_768}, {**WHOLE, "context_tokens": 4096}, {}, "first"),
+        ({**ON_CPU, "context_tokens": 4096}, {**WHOLE, "context_tokens": 4096}, {}, "second"),
+    ],
+)
+def test_a_gpu_that_holds_the_whole_model_goes_before_a_cpu(
+    install: Callable[..., None],
+    first: dict[str, Any],
+    second: dict[str, Any],
+    options: dict[str, Any],
+    chosen: str,
+) -> None:
+    install(Fake("first", **first), Fake("second", **second))
+    model, load = Checkpoint("m", {}), LoadOptions(**options)
+    found = choose_for_load(model, "gguf", load, GPU)
+    assert found.backend.name == chosen
+    assert found.others == (("second",) if chosen == "first" else ("first",))
+    assert choose_for_load(model, "gguf", load, replace(GPU, gpus=())).backend.name == "first"
+    assert choose_for_load(model, "gguf", load, GPU, "first").backend.name == "first"
+
+
+def test_the_reason_tells_why_the_usual_backend_was_passed_over(
+    install: Callable[..., None],
+) -> None:
+    model = Checkpoint("m", {})
+    install(Fake("llamacpp", **ON_CPU), Fake("cuda", **WHOLE))
+    assert choose_for_load(model, "gguf", LoadOptions(), GPU).why == (
+        "llama.cpp would compute it on the CPU here, so a GGUF file runs on the CUDA backend"
+    )
+    install(Fake("llamacpp", **PARTLY), Fake("cuda", **WHOLE))
+    assert "a part of it" in choose_for_load(model, "gguf", LoadOptions(), GPU).why
+
+
+def test_the_engine_chooses_for_a_file_and_its_options_as_front_ends_do(
+    install: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(llama(Size(layers=1)).encode())
+    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: GPU)
+    install(Fake("first", **ON_CPU), Fake("second", **WHOLE))
+    assert require_for_file(path, None, LoadOptions()).backend.name == "second"
+    assert require_for_file(path, None, LoadOptions(gpu_layers=0)).backend.name == "first"
+    assert require_for_file(path, "first", LoadOptions()).backend.name == "first"
+    assert require_for_file(path).backend.name == "first"

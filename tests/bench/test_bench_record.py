@@ -10,6 +10,7 @@ from localchat.bench.chart import svg
 from localchat.bench.energy import EnergyMeter
 from localchat.bench.record import BenchStore
 from localchat.bench.report import (
+    bars,
     comparison_sentences,
     comparison_table,
     differences_table,
@@ -205,3 +206,21 @@ def test_settings_of_a_running_server_cannot_be_varied() -> None:
         variants(("http://127.0.0.1:1",), parse_vary(["threads=1,2"]), None)
     with pytest.raises(UsageError, match="named twice"):
         variants(("m", "m"), {}, None)
+
+
+@pytest.mark.parametrize("width", [20, 44, 120])
+def test_bars_fit_into_the_terminal(width: int) -> None:
+    (line,) = series([point(1234.5, clients=1), point(98.7, clients=64)])
+    drawn = list(bars(line, width))
+    assert max(map(len, drawn)) <= width
+    assert drawn[0].count("█") > 4 * drawn[1].count("█") and drawn[1].endswith("98.7 tok/s")
+
+
+def test_an_interrupted_sweep_proposes_no_other_end() -> None:
+    points = (point(100, clients=1), point(200, clients=2))
+    whole = record(*points)
+    (line,) = series(points)
+    assert "--max-clients 8 goes on" in " ".join(sentences(whole, line))
+    cut = msgspec.structs.replace(whole, complete=False)
+    said = " ".join(sentences(cut, line))
+    assert "Still rising at 2 clients" in said and "--max-clients" not in said

@@ -1,5 +1,7 @@
 """A conversation that nobody named is called by what was typed, not by what it includes."""
 
+import pytest
+
 from localchat.chat.conversation import Conversation, Inclusion
 from localchat.chat.titles import title_for
 from localchat.engine.request import Message
@@ -25,3 +27,20 @@ def test_a_file_alone_gives_its_name() -> None:
     file = "notes.md:\n```\nA long text.\n```"
     assert titled(file, Inclusion("notes.md", 0, len(file))) == "notes.md"
     assert titled("") == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "title"),
+    [
+        ("I have a dog.\nWhat should it eat?", "What should it eat?"),
+        ("Sales rose.\nCosts fell.\n\nsum this up in five lines", "sum this up in five lines"),
+        ("Sum this up:\nSales rose.\n\nDo you agree?", "Sum this up:"),
+        ("Answer this mail\n\nDear Bob,\n\nthe parcel is lost.\n\nAnn", "Answer this mail"),
+        ("Fix this\n```\nprint(1)\n\nprint(2)\n```", "Fix this"),
+        ("first\nsecond", "first"),
+        ("---\n\n***", "--- ***"),
+        ("one line of text\n" * 3000 + "\nwhat is repeated here", "what is repeated here"),
+    ],
+)
+def test_a_title_is_the_question_wherever_it_stands_in_the_text(message: str, title: str) -> None:
+    assert titled(message) == title

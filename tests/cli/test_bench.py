@@ -171,3 +171,11 @@ def test_an_interrupted_benchmark_keeps_what_it_measured(
     code, rest = shown.finish()
     assert code == 130
     assert "Kept as number 1, interrupted" in rest
+
+
+def test_a_model_that_is_missing_is_told_before_another_is_measured(
+    bench: Bench, script: Path
+) -> None:
+    outcome = bench(script, "nosuch", *SHORT, "--clients", "1")
+    assert outcome.code != 0 and "nosuch" in outcome.err
+    assert outcome.out == "" and "client" not in outcome.err

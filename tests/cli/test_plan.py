@@ -57,6 +57,8 @@ def test_one_copy_serves_so_many(plan: Plan) -> None:
         "hosted_out=2",
     )
     assert "machines " in priced.out and "the hosted API instead 0.60" in priced.out
+    assert "Energy is not in the cost" not in priced.out
+    assert "Energy is not in the cost" in plan("m", "--price", "kwh=0.3").out
 
 
 @pytest.mark.usefixtures("kept")

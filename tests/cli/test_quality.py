@@ -73,3 +73,13 @@ def test_what_cannot_be_measured_is_refused(
     assert outcome.code != 0
     assert outcome.out == ""
     assert said in outcome.err
+
+
+def test_a_model_that_is_missing_is_told_before_another_is_measured(
+    quality: Quality, script: Path, tmp_path: Path
+) -> None:
+    questions = tmp_path / "set.jsonl"
+    questions.write_text('{"question": "How?", "answer": "hello"}\n')
+    outcome = quality(script, "nosuch", *SHORT, "--set", questions)
+    assert outcome.code != 0 and "nosuch" in outcome.err
+    assert outcome.out == ""

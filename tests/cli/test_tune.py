@@ -54,6 +54,19 @@ def test_without_a_terminal_nothing_is_written_unasked(tune: Tune, tmp_path: Pat
     assert json.loads(tune("--json").out)["settings"] == {"threads": "4"}
 
 
+def test_an_interruption_changes_no_setting_and_says_so(
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Tuner) -> Tuning:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tuner, "run", interrupted)
+    outcome = tune("--yes")
+    assert outcome.code == 130 and outcome.out == ""
+    assert "no setting was changed" in outcome.err
+    assert not (tmp_path / "settings.toml").exists()
+
+
 def test_a_remote_cannot_be_tuned(call: Call) -> None:
     outcome = call(SCENARIOS["hello"], "tune", "http://127.0.0.1:1", named=False)
     assert outcome.code == 2

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -157,10 +158,11 @@ def test_streams_of_a_step_wake_their_event_loop_once(monkeypatch: pytest.Monkey
 def test_consumer_whose_event_loop_is_closed_does_not_stop_the_others() -> None:
     gone, here = a_stream(), a_stream()
 
-    loop = asyncio.new_event_loop()
-    reader = loop.create_task(gone.batch())
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
+    async def wait(reader: Coroutine[Any, Any, list[Event]]) -> None:
+        reader.send(None)  # up to where it waits; a task would be pending for ever
+
+    reader = gone.batch()
+    asyncio.run(wait(reader))
     put_together([(gone, [Text(0, "a")]), (here, [Text(0, "b")])])
     assert texts(asyncio.run(here.batch())) == ["b"]
-    assert not reader.done()
+    reader.close()

@@ -31,7 +31,10 @@ def pair(
 
 @pytest.fixture(
     scope="module",
-    params=["qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3-long", "mixtral", "qwen2-moe"],
+    params=[
+        *("qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3-long", "mixtral", "qwen2-moe"),
+        *("olmo2", "granite4-moe"),
+    ],
 )
 def quantized(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -24,6 +24,7 @@ NEWER = (
     *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
     *("ministral", "seed-oss", "glm4", "granite", "smollm3"),
+    *("olmo3", "granite4-moe"),
 )
 
 
@@ -106,7 +107,7 @@ def test_only_gemma_2_caps_its_attention(tmp_path: Path) -> None:
     assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+@pytest.mark.parametrize("kind", ["mistral", "gemma3", "olmo3"])
 def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: Path) -> None:
     model = tiny_models.reference(kind)
     tiny_models.save_awq(model, tmp_path)
@@ -122,11 +123,17 @@ def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: 
 
 
 @pytest.mark.skipif(ON_GPU, reason="for the interpreter")
-@pytest.mark.parametrize(("kind", "chunk"), [("gemma3", 9), ("phi3-long", 17)])
+@pytest.mark.parametrize(
+    ("kind", "chunk", "shape"),
+    [
+        *(("gemma3", 9, {}), ("phi3-long", 17, {})),
+        ("olmo2", 9, {"num_hidden_layers": 1, "intermediate_size": 128}),
+    ],
+)
 def test_kernels_of_packed_weights_match_transformers(
-    kind: str, chunk: int, tmp_path: Path
+    kind: str, chunk: int, shape: dict[str, Any], tmp_path: Path
 ) -> None:
-    model, tokens = tiny_models.reference(kind), tokens_of(8, chunk)
+    model, tokens = tiny_models.reference(kind, **shape), tokens_of(8, chunk)
     tiny_models.save_awq(model, tmp_path)
     found = Tiny(tmp_path, torch.float16, kernels=True).prompt(tokens, chunk, packed=True)
     wanted = compute_logits(model, tokens)
@@ -147,15 +154,28 @@ def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(ON_GPU, reason="for the interpreter")
-@pytest.mark.parametrize("kind", ["gemma3", "phi3-long"])
-def test_kernels_of_dense_weights_match_transformers(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "count", "shape"),
+    [
+        *(("gemma3", 30, {}), ("phi3-long", 30, {})),
+        ("olmo3", 8, {"hidden_size": 64, "intermediate_size": 64, "sliding_window": 4}),
+        (
+            "granite4-moe",
+            10,
+            {"hidden_size": 64, "intermediate_size": 32, "shared_intermediate_size": 64},
+        ),
+    ],
+)
+def test_kernels_of_dense_weights_match_transformers(
+    kind: str, count: int, shape: dict[str, Any], tmp_path: Path
+) -> None:
     """A prompt chunk longer than the window and, in the next step, one token and a short chunk."""
-    model, tokens = tiny_models.reference(kind), tokens_of(9, 30)
+    model, tokens = tiny_models.reference(kind, **shape), tokens_of(9, count)
     tiny_models.save(model, tmp_path)
-    ours = Tiny(tmp_path, torch.float16, kernels=True)
-    ours.step(Stretch(0, 0, tokens[:29]))
-    found = ours.step(Stretch(0, 29, tokens[29:]), Stretch(1, 0, tokens[:3]))
-    wanted = compute_logits(model, tokens)[[29, 2]]
+    ours, last = Tiny(tmp_path, torch.float16, kernels=True), count - 1
+    ours.step(Stretch(0, 0, tokens[:last]))
+    found = ours.step(Stretch(0, last, tokens[last:]), Stretch(1, 0, tokens[:3]))
+    wanted = compute_logits(model, tokens)[[last, 2]]
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 

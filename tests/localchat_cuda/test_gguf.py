@@ -28,6 +28,7 @@ from localchat_cuda.tokenizer import CheckpointTokenizer
 from localchat_cuda.weights.gguf_source import GgufWeights
 from localchat_cuda.weights.loader import load
 from localchat_llamacpp.backend import LlamaCppBackend
+from tests.support.gguf_files import Size, Value, llama
 from tests.support.tiny_models import CPU, Tiny
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +115,9 @@ def test_other_architectures_formats_and_tokenizers_are_refused_for_llamacpp(
     other = replace(header, metadata={**header.metadata, "general.architecture": "mamba"})
     with pytest.raises(ModelInvalid, match="the architecture mamba"):
         config_of(other)
+    mixture = replace(header, metadata={**header.metadata, "llama.expert_count": 8})
+    with pytest.raises(ModelInvalid, match="a mixture of experts from a GGUF file"):
+        config_of(mixture)
     foreign = header.tensors[0]._replace(format=header.tensors[0].format._replace(name="IQ2_XS"))
     with pytest.raises(ModelInvalid, match="weights in IQ2_XS"):
         config_of(replace(header, tensors=(foreign, *header.tensors[1:])))
@@ -128,6 +132,81 @@ def test_the_tokenizer_is_llamacpps() -> None:
         for special in (False, True):
             tokens = theirs.encode(text, special=special)
             assert ours.encode(text, special=special) == tokens
+            assert [ours.piece(each) for each in tokens] == [theirs.piece(each) for each in tokens]
+    assert (ours.bos, ours.eos, ours.add_bos) == (theirs.bos, theirs.eos, theirs.add_bos)
+    opened.close()
+
+
+def _sentencepiece(*, prefix: bool) -> dict[str, Value]:
+    """Bytes, letters, and words whose merges are ranked by score alone."""
+    marked = "\u2581"
+    words = [
+        *(
+            marked,
+            "he",
+            "ll",
+            "hell",
+            "hello",
+            f"{marked}h",
+            f"{marked}hello",
+            "lo",
+            "wor",
+            "ld",
+            "or",
+        ),
+        *(
+            "world",
+            f"{marked}w",
+            f"{marked}world",
+            f"{marked}{marked}",
+            "é",
+            "日",
+            "日本",
+            "\n\n",
+            "a" * 8,
+        ),
+    ]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "<|im_end|>"]
+    kinds = [2, 3, 3, *[6] * 256, 3]
+    letters = sorted(set("".join(words)) - set(words))
+    plain = [*words, *letters]
+    scores = [0.0] * len(tokens) + [-float(rank * 7 % 41) for rank in range(len(plain))]
+    tokens, kinds = [*tokens, *plain], [*kinds, *[1] * len(plain)]
+    filler = [f"<fill{number}>" for number in range(320 - len(tokens))]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [*tokens, *filler],
+        "tokenizer.ggml.token_type": [*kinds, *[5] * len(filler)],
+        "tokenizer.ggml.scores": [*scores, *[0.0] * len(filler)],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": prefix,
+    }
+
+
+@pytest.mark.parametrize(
+    "vocabulary",
+    [
+        _sentencepiece(prefix=True),
+        _sentencepiece(prefix=False),
+        *({"tokenizer.ggml.pre": kind} for kind in ("smollm", "tekken", "gpt-4o", "llama-bpe")),
+    ],
+    ids=["sentencepiece", "without a first space", "smollm", "tekken", "gpt-4o", "llama-bpe"],
+)
+def test_each_kind_of_tokenizer_cuts_as_llamacpp_does(
+    tmp_path: Path, vocabulary: dict[str, Value]
+) -> None:
+    path = llama(Size(layers=1, extra=vocabulary)).write(tmp_path / "tiny.gguf")
+    ours = CheckpointTokenizer(tokenizer_files(read_header(path, ARRAYS)))
+    opened = LlamaCppBackend().open(path, print)
+    theirs = opened.tokenizer
+    texts = ("hello world", " hello  helloworld", "hé 日本語\n\n\n", "x" * 3 + "aaaaaaaaaaaa", "")
+    for text in (*TEXTS, *texts, "HelloWorld isn't THE'S 123456 a//b\r\n", "hello<|im_end|> hello"):
+        for special in (False, True):
+            tokens = theirs.encode(text, special=special)
+            assert ours.encode(text, special=special) == tokens, text
             assert [ours.piece(each) for each in tokens] == [theirs.piece(each) for each in tokens]
     assert (ours.bos, ours.eos, ours.add_bos) == (theirs.bos, theirs.eos, theirs.add_bos)
     opened.close()

@@ -12,7 +12,7 @@ from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.memory_plan import parameters
 from localchat_cuda.model_config import Mixture, parse_config, read_config, rounded_config
 from localchat_cuda.quantization_config import Quantization
-from localchat_cuda.rope_config import LinearScaling, Llama3Scaling, Rotation
+from localchat_cuda.rope_config import LinearScaling, Llama3Scaling, Rotation, YarnScaling
 from localchat_cuda.supported_architectures import CLASSES
 from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
 from tests.support.hub_configs import CONFIGS
@@ -174,7 +174,8 @@ def test_the_documents_list_the_classes_that_load() -> None:
     text = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text("utf-8")
     listed = set(re.findall(r"`(\w+For(?:CausalLM|ConditionalGeneration))`", text))
     assert listed == set(CLASSES)
-    assert {*ARCHITECTURES} == set(CLASSES.values())
+    with_experts = "granite4_moe"  # of the class that is granite4 without
+    assert {*ARCHITECTURES} == {*CLASSES.values(), with_experts}
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
@@ -207,7 +208,7 @@ def test_hybrids_are_read_with_their_delta_nets() -> None:
     assert found.state_bytes == 24 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
     assert found.qkv_columns == (2 * 16 + 2 * 4) * 256 and found.vision
     mixed = parse_config(CONFIGS["qwen3.6:35b-a3b"][0], "it")
-    assert mixed.mixture == Mixture(256, 8, normalized=True, shared=1)
+    assert mixed.mixture == Mixture(256, 8, normalized=True, shared=1, gated=True)
     assert mixed.delta_net is not None and mixed.delta_net.count == 30
 
 
@@ -236,7 +237,9 @@ def test_a_hybrid_is_rounded_to_four_bits_alone() -> None:
         rounded_config(config, "fp8", "it")
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "Gemma2"])
+@pytest.mark.parametrize(
+    "name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "Gemma2", "Olmo2", "Granite"]
+)
 def test_where_a_config_is_silent_transformers_default_is_meant(name: str) -> None:
     default = getattr(transformers, f"{name}Config")(use_sliding_window=True)
     needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -251,6 +254,46 @@ def test_where_a_config_is_silent_transformers_default_is_meant(name: str) -> No
     assert max(found.windows) == (getattr(default, "sliding_window", None) or 0)
     null = parse_config({**raw, "num_key_value_heads": None}, "it")
     assert null.key_heads == heads
+
+
+def test_olmo_3_stretches_the_layers_without_a_window_alone() -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    raw = {**QWEN25, "architectures": ["Olmo3ForCausalLM"], "rope_theta": 5e5, "rope_scaling": yarn}
+    raw["sliding_window"] = 4096
+    found = parse_config({**raw, "num_hidden_layers": 4, "max_position_embeddings": 65536}, "it")
+    assert isinstance(found.rotation.scaling, YarnScaling)
+    assert found.windowed_rotation == Rotation(5e5)
+    assert found.windows == (4096, 4096, 4096, 0)
+    assert found.normed_projections and found.post_normed and not found.normed_heads
+    plain = parse_config({**raw, "rope_scaling": None}, "it")
+    assert (plain.rotation, plain.windowed_rotation) == (Rotation(5e5), None)
+
+
+GRANITE4 = {
+    **QWEN25,
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "num_hidden_layers": 2,
+    "layer_types": ["attention"] * 2,
+    "shared_intermediate_size": 512,
+    "num_local_experts": 0,
+}
+
+
+def test_granite_4_is_read_with_and_without_experts_and_rotations() -> None:
+    dense = parse_config({**GRANITE4, "position_embedding_type": "rope"}, "it")
+    assert (dense.architecture, dense.mixture, dense.unrotated) == ("granite4", None, ())
+    assert dense.intermediate == 512
+    change = {"num_local_experts": 62, "num_experts_per_tok": 6, "intermediate_size": 256}
+    mixed = parse_config({**GRANITE4, "position_embedding_type": "nope", **change}, "it")
+    assert mixed.mixture == Mixture(62, 6, normalized=True, shared=2)
+    assert (mixed.intermediate, mixed.unrotated) == (256, (True, True))
+
+
+@pytest.mark.parametrize("kinds", [["mamba", "attention"], ["linear_attention"] * 2, None])
+def test_granite_4_with_mamba_layers_is_refused(kinds: list[str] | None) -> None:
+    with pytest.raises(ModelInvalid, match="Mamba layers") as caught:
+        parse_config({**GRANITE4, "layer_types": kinds}, "it")
+    assert "llama.cpp" in caught.value.hint
 
 
 def test_gemma_2_is_read_where_its_config_is_silent() -> None:
@@ -288,7 +331,7 @@ def test_windows_are_those_of_the_layers(change: dict[str, Any], windows: tuple[
     ("name", "mixture"),
     [
         ("qwen3:30b-a3b", Mixture(128, 8, normalized=True)),
-        ("qwen1.5-moe:14b-a2.7b", Mixture(60, 4, normalized=False, shared=4)),
+        ("qwen1.5-moe:14b-a2.7b", Mixture(60, 4, normalized=False, shared=4, gated=True)),
         ("mixtral:8x7b", Mixture(8, 2, normalized=True)),
         ("gpt-oss:20b", Mixture(32, 4, normalized=True, biased=True, limit=7.0)),
         ("mistral:7b", None),

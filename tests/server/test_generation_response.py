@@ -186,9 +186,10 @@ def test_choices_stay_apart(stage: Stage) -> None:
     chunks = chat(stage, word, stream=True, n=2).chunks_json
     sent = [(c["choices"][0]["index"], c["choices"][0]["delta"]) for c in chunks]
     first = {"role": "assistant", "content": ""}
-    assert sent[:2] == [(0, first), (1, first)]
-    assert sent[2:] == [
+    assert sent == [
+        (1, first),
         (1, {"content": "b"}),
+        (0, first),
         (0, {"content": "a"}),
         (1, {}),
         (0, {"content": "A"}),
@@ -236,7 +237,7 @@ def test_a_stream_is_silent_for_no_longer_than_the_heartbeat() -> None:
             lambda: chat(stage, word, stream=True), lambda reply: len(_beats(reply)) >= 3
         )
         assert set(_beats(reply)) == {b": keep-alive\n\n"} and len(_beats(reply)) >= 3
-        assert reply.chunks[0].startswith(b"data: ") and contents(reply.chunks_json) == "a"
+        assert contents(reply.chunks_json) == "a"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/completions", "//v1//completions"])

@@ -79,10 +79,19 @@ GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
 }
 MIXTURE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 128}
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.05,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 6.0,
+    "rms_norm_eps": 0.1,
+}
+GRANITE_MIXTURE = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 128}
 DELTA_NET_FLOATS = tuple(
     f"{name}.weight" for name in ("conv1d", "in_proj_ba", "in_proj_a", "in_proj_b")
 )
 """Parts of delta nets that no checkpoint quantizes."""
+ROUTERS = ("mlp.gate.weight", "expert_gate.weight", "router.weight")
 HYBRID = {
     "initializer_range": 0.15,
     **NARROW,
@@ -148,15 +157,41 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-5,
         },
     ),
-    "granite": (
-        "Granite",
+    "granite": ("Granite", {**GRANITE, "hidden_size": 256}),
+    "granite-moe": ("GraniteMoe", {**NARROW, **GRANITE, **GRANITE_MIXTURE}),
+    "granite4": (
+        "GraniteMoeHybrid",
         {
-            "hidden_size": 256,
-            "embedding_multiplier": 12.0,
-            "attention_multiplier": 0.05,
-            "residual_multiplier": 0.22,
-            "logits_scaling": 6.0,
-            "rms_norm_eps": 0.1,
+            **NARROW,
+            **GRANITE,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 256,
+            "layer_types": ["full_attention"] * 2,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "granite4-moe": (
+        "GraniteMoeHybrid",
+        {
+            **NARROW,
+            **GRANITE,
+            **GRANITE_MIXTURE,
+            "shared_intermediate_size": 256,
+            "layer_types": ["full_attention"] * 2,
+        },
+    ),
+    "olmo2": ("Olmo2", {**NARROW, **ENDS, "rms_norm_eps": 1e-5}),
+    "olmo3": (
+        "Olmo3",
+        {
+            **NARROW,
+            **ENDS,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
         },
     ),
     "smollm3": ("SmolLM3", {**NARROW, **ENDS, "num_hidden_layers": 3, "no_rope_layer_interval": 2}),
@@ -280,7 +315,7 @@ def save_layers(
                     weight.copy_(found.weight)
                     tensors |= {f"{prefix}.{part}": each for part, each in found.tensors.items()}
                 continue
-            routes = name.endswith((*("mlp.gate.weight", "expert_gate.weight"), *DELTA_NET_FLOATS))
+            routes = name.endswith((*ROUTERS, *DELTA_NET_FLOATS))
             kept = not name.startswith("model.layers.") or parameter.dim() == 1 or routes
             if kept or floating in name:
                 stored = _stored_name(model, name)
@@ -302,8 +337,9 @@ def save_layers(
 
 def _stored_name(model: Any, name: str) -> str:
     """Checkpoint name of a parameter outside the experts."""
-    mixtral = type(model).__name__ == "MixtralForCausalLM"
-    return name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+    if type(model).__name__ == "MixtralForCausalLM":
+        return name.replace(".mlp.", ".block_sparse_moe.")
+    return name.replace(".router.weight", ".router.layer.weight")
 
 
 def _expert_layers(
@@ -311,7 +347,8 @@ def _expert_layers(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Checkpoint names of the layers in a stacked parameter of experts, and views of them."""
     prefix, field = _stored_name(model, name).rsplit(".", 1)
-    own = ("w1", "w3", "w2") if "block_sparse" in prefix else ("gate_proj", "up_proj", "down_proj")
+    mixtral = type(model).__name__ == "MixtralForCausalLM"
+    own = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     for number, expert in enumerate(stacked):
         parts = zip(own, expert.chunk(2), strict=False) if "gate" in field else ((own[2], expert),)
         for part, weight in parts:

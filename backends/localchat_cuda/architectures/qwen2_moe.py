@@ -14,7 +14,12 @@ from localchat_cuda.weights.loader import ModelWeights
 NAMES = replace(
     qwen2.NAMES,
     experts=replace(
-        qwen3_moe.EXPERTS, shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"
+        qwen3_moe.EXPERTS,
+        shared=(
+            ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+            "mlp.shared_expert.down_proj",
+        ),
+        shared_gate="mlp.shared_expert_gate",
     ),
 )
 """Checkpoint name of each weight."""

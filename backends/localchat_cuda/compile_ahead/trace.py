@@ -66,6 +66,7 @@ from localchat_cuda.weights.loader import (
     ModelWeights,
     expert_shapes,
     linear_shapes,
+    norm_widths,
     with_unpacked,
 )
 
@@ -120,7 +121,7 @@ def meta_weights(
 ) -> ModelWeights:
     """All weights in the types and shapes of a load, without memory."""
     names, half = ARCHITECTURES[config.architecture].NAMES, getattr(torch, config.dtype)
-    widths = {"q_norm": config.head_dim, "k_norm": config.head_dim}
+    widths = norm_widths(config)
     norm = torch.float32 if names.norm_offset else half
 
     def layer(number: int) -> LayerWeights:
@@ -188,6 +189,8 @@ def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
     half = getattr(torch, config.dtype)
     rows = (router[0], *(shape[0] for shape in stacks))
     biases = [_empty(n, dtype=half) if mixture.biased else None for n in rows]
+    if mixture.shared and not mixture.gated:
+        biases[0] = _empty(rows[0], dtype=half)
     chosen, shared = mixture.chosen, mixture.shared
     held = Router(_empty(*router, dtype=half), chosen, mixture.normalized, shared, biases[0])
     return Experts(held.counting(), gate_up, down, biases[1], biases[2], mixture.limit)

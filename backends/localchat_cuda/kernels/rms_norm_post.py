@@ -5,7 +5,8 @@ Letters: T rows, H columns, S partial sums, G = H / 128.
     y = sum over S;  residual += y / rms(y) * post;  out = residual / rms(residual) * weight
 
 `post_norm`, for gemms that read [T, H]: one program a row does all of it in fp32. y [S, T, H] fp32,
-fp16 or bf16; residual fp32 [T, H], read and written; post and weight [H]; out fp16 or bf16 [T, H].
+fp16 or bf16; residual fp32 [T, H], read and written; post and weight [H]; out fp16 or bf16 [T, H]. Without a
+weight, out is the residual.
 
 `prepare`, for int4 gemms: programs of one block of 128 columns, as in int4/activations.py, in two kernels,
 since y's rms is of the whole row. The first writes y [T, H] and four sums of each block; the second adds,
@@ -58,12 +59,15 @@ def reference(
     y: torch.Tensor,
     residual: torch.Tensor,
     post: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     out: torch.Tensor,
     eps: float,
 ) -> None:
     """`post_norm` in plain torch, same arguments."""
     residual.copy_(_added(y, residual, post, eps))
+    if weight is None:
+        out.copy_(residual)
+        return
     inverse = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
     out.copy_(residual * inverse * weight.float())
 
@@ -101,6 +105,7 @@ def _row_kernel(
     H: tl.constexpr,
     H_POW2: tl.constexpr,
     S: tl.constexpr,
+    NORM: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -119,7 +124,8 @@ def _row_kernel(
     total = total * tl.rsqrt(tl.sum(total * total, 0) / H + eps) * first
     x = tl.load(residual + t * H + i, mask=inside, other=0.0) + total
     tl.store(residual + t * H + i, x, mask=inside)
-    x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
+    if NORM:
+        x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
     tl.store(out + t * H + i, x.to(out.dtype.element_ty), mask=inside)
 
 
@@ -127,19 +133,21 @@ def post_norm(
     y: torch.Tensor,
     residual: torch.Tensor,
     post: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     out: torch.Tensor,
     eps: float,
     *,
     pdl: bool = True,
 ) -> None:
-    """Normalize `y`, add it to the residual, normalize that; shapes in the module docstring."""
+    """Normalize `y`, add it to the residual, normalize that (weight None: do not); shapes in the module
+    docstring."""
     t, h = residual.shape
     device = residual.device
     require("residual", residual, (t, h), (torch.float32,), device)
     require("y", y, (y.shape[0], t, h), _FLOATS, device)
     require("post", post, (h,), _FLOATS, device)
-    require("weight", weight, (h,), _FLOATS, device)
+    if weight is not None:
+        require("weight", weight, (h,), _FLOATS, device)
     require("out", out, (t, h), _FLOATS, device)
     if t == 0:
         return
@@ -149,13 +157,14 @@ def post_norm(
         y,
         residual,
         post,
-        weight,
+        post if weight is None else weight,
         out,
         eps,
         t,
         H=h,
         H_POW2=power_of_two(h),
         S=y.shape[0],
+        NORM=weight is not None,
         ROOMY=own_carveout(t),
         PDL=pdl,
         **options(pdl, 8 if h > 1024 else 4),

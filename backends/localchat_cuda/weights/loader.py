@@ -37,6 +37,8 @@ from localchat_cuda.weights.formats.weight import (
 )
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 
+_ALWAYS = 20.0
+"""A logit whose sigmoid is 1 in fp32."""
 Progress: TypeAlias = Callable[[int, int], bool]
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -53,9 +55,10 @@ class ExpertNames:
     gate_up: tuple[str, str]
     """Linear layers of an expert, with braces for its number."""
     down: str
-    shared: str = ""
-    """Stands in for the part with the number, in the names of a shared expert."""
+    shared: tuple[tuple[str, ...], str] | None = None
+    """Linear layers of a shared expert: gate and up, or both as one, and down."""
     shared_gate: str = ""
+    """Empty: tokens take the shared expert as it is."""
     interleaved: str = ""
     """Prefix of the tensors, where one holds all experts (interleaved_experts.py), in place of those names."""
     stacked: tuple[str, str] | None = None
@@ -218,6 +221,15 @@ def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int,
     }
 
 
+def norm_widths(config: ModelConfig) -> dict[str, int]:
+    """Columns of the norms of queries and keys, by their field in `Names.norms`."""
+    heads = (config.heads, config.key_heads) if config.normed_projections else (1, 1)
+    return {
+        field: count * config.head_dim
+        for field, count in zip(("q_norm", "k_norm"), heads, strict=True)
+    }
+
+
 def expert_shapes(config: ModelConfig, mixture: Mixture) -> tuple[tuple[int, int], ...]:
     """Shapes of the router's weight, and of gate_up and down of all experts (kernels/experts)."""
     hidden, inner = config.hidden, config.intermediate
@@ -301,7 +313,7 @@ class _Loader:
     def layer(self, number: int) -> LayerWeights:
         begin = self.names.layer.format(number)
         net = self.config.has_delta_net(number)
-        widths = {"q_norm": self.config.head_dim, "k_norm": self.config.head_dim}
+        widths = norm_widths(self.config)
         norms = {
             field: self.norm(begin + name, widths.get(field, self.config.hidden))
             for field, name in self.names.norms.items()
@@ -372,8 +384,13 @@ class _Loader:
                 Router(router, mixture.chosen, mixture.normalized, bias=bias).counting(),
                 self.config, mixture, self.target,
             )  # fmt: skip
-        if mixture.shared:
+        shared_bias: torch.Tensor | None = None
+        if mixture.gated:
             router = torch.cat((router, self.router(begin + names.shared_gate, 1)))
+        elif mixture.shared:  # a row without weights, whose sigmoid is 1
+            router = torch.cat((router, torch.zeros_like(router[:1])))
+            shared_bias = torch.zeros_like(router[:, 0])
+            shared_bias[-1] = _ALWAYS
         shapes = ((names.gate_up, 2, inner, hidden), ((names.down,), 1, hidden, inner))
 
         def parts(field: tuple[str, ...], count: int, n: int, k: int) -> Iterator[Weight]:
@@ -383,14 +400,16 @@ class _Loader:
             yield from stacked if stacked is not None else ()
             if not mixture.shared:
                 return
-            prefixes = [begin + _shared_name(each, names.shared) for each in field]
+            assert names.shared is not None
             if count == 2:  # gate and up: rows of both
-                whole = self.checked(prefixes, (n * mixture.shared,) * 2, k)
+                prefixes = [begin + each for each in names.shared[0]]
+                rows = 2 * n * mixture.shared // len(prefixes)
+                whole = self.checked(prefixes, (rows,) * len(prefixes), k)
                 for at in range(0, n * mixture.shared, n):
                     both = (block_of(whole, s * n * mixture.shared + at, n) for s in range(2))
                     yield concat_rows(both, 2 * n, self.target.dtype)
                 return
-            whole = self.checked(prefixes, (n,), k * mixture.shared)
+            whole = self.checked([begin + names.shared[1]], (n,), k * mixture.shared)
             for at in range(0, k * mixture.shared, k):
                 yield block_of(whole, 0, n, at, k)
 
@@ -404,7 +423,7 @@ class _Loader:
                     hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
                 ) from error
         gate_up, down = stacks
-        held = Router(router, mixture.chosen, mixture.normalized, mixture.shared)
+        held = Router(router, mixture.chosen, mixture.normalized, mixture.shared, shared_bias)
         return Experts(held.counting(), gate_up, down)
 
     def stacked_experts(
@@ -450,11 +469,6 @@ class _Loader:
         """Load a linear layer: quantized checkpoints keep some floating. The format reports a missing one."""
         left_out = not self.format.holds(prefix) and self.floating.holds(prefix)
         return (self.floating if left_out else self.format).part(prefix, n, k)
-
-
-def _shared_name(name: str, shared: str) -> str:
-    """Name of a shared expert's linear layer, from that of a numbered one: `mlp.experts.{}.up_proj`."""
-    return f"{shared}.{name.rsplit('.', 1)[1]}"
 
 
 def _fold_down_order(linears: dict[str, Weight]) -> None:

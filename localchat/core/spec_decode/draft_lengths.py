@@ -40,11 +40,13 @@ def best_lengths(
         more = sum(chances[number][place] for _, place, number in ranked[:most])
         most_gained = streams * log(1 + more / streams)
     best, best_gain, rate = 0, streams * log(_WORTH), streams / plain_s * _WORTH
+    width, seconds = 0, 0.0
     for drafted, (gain, place, number) in enumerate(ranked[:most], 1):
         chance = chances[number][place]
         expected += chance
         gained -= gain
-        seconds = cost.seconds(rows + drafted)
+        if (padded := cost.padded(rows + drafted)) != width or not rewinds:
+            width, seconds = padded, cost.seconds(padded)
         if not rewinds:
             before = chances[number][place - 1] if place else 1.0
             redone += (before - chance) * (place + 1)

@@ -116,6 +116,8 @@ class NgramIndex:
         """Number of last tokens of `context` that equal those up to `position`, LONGEST at most."""
         tokens = self.tokens
         limit = min(LONGEST, len(context), position + 1)
+        if tokens[position + 1 - limit : position + 1] == context[len(context) - limit :]:
+            return limit
         length = 0
         while length < limit and context[-1 - length] == tokens[position - length]:
             length += 1

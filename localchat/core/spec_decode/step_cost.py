@@ -31,7 +31,7 @@ class CostModel:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step of `rows` tokens."""
-        rows = self._padded(rows)
+        rows = self.padded(rows)
         if seconds <= 0:
             return
         if not self._shape:
@@ -75,7 +75,7 @@ class CostModel:
 
     def seconds(self, rows: int) -> float:
         """Estimate a step of `rows` tokens; 1.0 for a plain step while none was seen."""
-        rows = self._padded(rows)
+        rows = self.padded(rows)
         if not self._shape:
             return 1 + _UNSEEN_SLOPE * (rows - 1)
         if rows in self._shape:
@@ -90,7 +90,8 @@ class CostModel:
         part = (rows - below) / (above - below)
         return self._scale * (low + max(0.0, high - low) * part)
 
-    def _padded(self, rows: int) -> int:
+    def padded(self, rows: int) -> int:
+        """Rows with those of padding."""
         place = bisect_left(self._widths, rows)
         return self._widths[place] if place < len(self._widths) else rows
 

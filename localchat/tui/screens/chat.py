@@ -6,7 +6,7 @@ Widgets post messages, keys run actions; only this screen and the command handle
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -79,6 +79,8 @@ class ChatScreen(Screen[None]):
         self._fetching_stats = False
         self._resumed = False
         """It was shown before."""
+        self.is_leaving = False
+        """Nothing new is sent any more."""
         self._labels: dict[str, str] = {}
         self._queue = MessageQueue()
 
@@ -139,8 +141,7 @@ class ChatScreen(Screen[None]):
     # ------------------------------------------------------------------ following the session
 
     def status_changed(self) -> None:
-        """Update status bar, panel and heading. Does nothing before the screen is mounted and after it
-        closed."""
+        """Update status bar, panel and heading, of a mounted screen."""
         try:
             self.get_child_by_id("status")  # `query` would look at every widget
         except NoMatches:
@@ -214,8 +215,7 @@ class ChatScreen(Screen[None]):
         return self.query_one(Welcome).display
 
     def blocks_changed(self) -> None:
-        """Show the welcome or the transcript. Notices alone, of a load for instance, do not hide the
-        welcome."""
+        """Show the welcome or the transcript. Notices alone, as of a load, do not hide the welcome."""
         blocks = self.transcript.blocks
         self.query_one(Welcome).display = all(isinstance(one, NoticeBlock) for one in blocks)
         self.transcript.display = bool(blocks)
@@ -289,7 +289,7 @@ class ChatScreen(Screen[None]):
 
     def _work_ended(self) -> None:
         """Send the next message of the queue, or give all of them back if the answer is not complete."""
-        if self.session.busy:
+        if self.session.busy or self.is_leaving:
             return
         self._queue.is_sending = False
         self.status_changed()
@@ -367,7 +367,7 @@ class ChatScreen(Screen[None]):
 
     def call_from_any_thread(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call a function on the event loop, unless the program has ended."""
-        if self.app.is_running:
+        with suppress(RuntimeError):  # the screen has no app any more
             self.app.call_later(callback, *arguments)
 
     def clear_draft(self) -> bool:
@@ -376,7 +376,7 @@ class ChatScreen(Screen[None]):
 
     def quit(self) -> None:
         """Leave the program."""
-        self.run_worker(self.app.run_action("quit"))
+        self.run_worker(self.app.action_quit(), group="leave")
 
     # ------------------------------------------------------------------ messages of widgets
 
@@ -469,7 +469,7 @@ class ChatScreen(Screen[None]):
         if isinstance(focused, Editor) and focused.text:
             focused.action_delete_right()
         else:
-            self.run_worker(self.app.action_quit(), group="leave")
+            self.quit()
 
     def action_go_on(self) -> None:
         if not self.session.busy:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from localchat_cuda.kernels import experts, rms_norm
-from localchat_cuda.kernels.experts import Experts, Router, blocks, choice
+from localchat_cuda.kernels.experts import Experts, Router, blocks, choice, gemm_int4_few
 from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from tests.support.tiny_engine_core import DEVICE
@@ -200,6 +200,19 @@ def test_floating_experts_are_their_reference(case: Case) -> None:
 def test_int4_experts_are_their_reference(case: Case, group: int) -> None:
     layer, scene = layer_of(case, group), added_and_normed(case.rows)
     assert distance(run(scene, layer).sum(0), experts.reference(scene[3], layer)[0]) < 2e-3
+
+
+@pytest.mark.parametrize("group", [128, 32, 0], ids=["128", "32", "mxfp4"])
+def test_column_blocks_that_warps_do_not_divide_count_once(group: int) -> None:
+    columns = 7 * 128
+    weight = random_w4(3 * 16, columns, group) if group else random_mxfp4(3 * 16, columns)
+    chosen = choice.Choices(torch.tensor([[2, 0]], dtype=torch.int32), torch.rand(1, 2))
+    x, found = torch.randn(2, columns).half(), torch.empty(3, 2, 1, 16)
+    for out, tile in zip(found, [(1, 1), (2, 3), (4, 1)], strict=True):
+        gemm_int4_few.down(x, weight, chosen, out, gemm_int4_few.FewTile(*tile))
+    assert found[0].abs().sum() > 0
+    assert distance(found[1], found[0]) < 1e-5
+    assert distance(found[2], found[0]) < 1e-5
 
 
 @pytest.mark.parametrize("group", [0, 128])

@@ -32,8 +32,10 @@ def natural(rows: w4_activations.Rows, m: int, k: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_post_norm_matches_the_reference(splits: int, dtype: torch.dtype) -> None:
-    y, post, weight = numbers(splits, 3, 200).to(dtype), numbers(200), numbers(200, seed=1)
+@pytest.mark.parametrize("weighed", [True, False])
+def test_post_norm_matches_the_reference(splits: int, dtype: torch.dtype, weighed: bool) -> None:
+    y, post = numbers(splits, 3, 200).to(dtype), numbers(200)
+    weight = numbers(200, seed=1) if weighed else None
     found = []
     for call in (rms_norm_post.post_norm, rms_norm_post.reference):
         residual, out = numbers(3, 200, seed=7), torch.full((3, 200), float("nan"))

@@ -6,9 +6,9 @@ Letters as in gemm_float.py; G = K / 128 column blocks of the weight. Biases and
     down       x fp16 [P, F], weight W4 of X * H rows           out fp32 [C, T, H] = weight * product
 
 Rows and the result of gate_up have their columns in lane order (int4/activations.py). Grid (features / 16, P):
-a program owns 16 features, of gate and of up; its warps take neighbouring column blocks and are summed at the
-end. The first pair of an expert takes the rows of all, the other pairs' programs end at once, so each weight
-is read once.
+a program owns 16 features, of gate and of up; its warps take neighbouring column blocks, each once, and are
+summed at the end. The first pair of an expert takes the rows of all, the other pairs' programs end at once,
+so each weight is read once.
 
 Codes become fp16(offset + code) by one masked operation; the sums of x that remove offset and zero come from
 the tensor cores, too, as products with ones, where the accumulators need them: whoever writes x keeps no
@@ -92,14 +92,14 @@ def _columns(x, rows, WARPS: tl.constexpr, RUN: tl.constexpr):
 
 @triton.jit
 def _load(
-    codes, scale_zeros, block, chunk, G: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
+    codes, scale_zeros, block, group, G: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
     GROUP: tl.constexpr, E2M1: tl.constexpr,
 ):  # fmt: skip
-    """Load codes and words of scales and zeros of DEPTH chunks of one row block."""
+    """Load codes and words of scales and zeros of DEPTH chunks of one row block, from column block `group`."""
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
-        at = block * G + (chunk + d) * WARPS
+        at = block * G + group + d * WARPS
         if GROUP == 32:
             ws = ws + (
                 load_half_pairs(codes, at * 512, WARPS),
@@ -110,13 +110,13 @@ def _load(
         if GROUP == 128 or E2M1:
             ss = ss + (load_scale_zeros(scale_zeros, at * 16, WARPS),)
         else:
-            ss = ss + load_sides(scale_zeros, block, (chunk + d) * WARPS, G, GROUP, WARPS)
+            ss = ss + load_sides(scale_zeros, block, group + d * WARPS, G, GROUP, WARPS)
     return ws, ss
 
 
 @triton.jit
 def _load_x(
-    x, rows, chunk, PARTS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
+    x, rows, group, PARTS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
     GROUP: tl.constexpr, E2M1: tl.constexpr,
 ):  # fmt: skip
     """Load x of DEPTH chunks: of each chunk, group of codes and eight rows two operands, and x's sums (none
@@ -130,7 +130,7 @@ def _load_x(
     found = ()
     for d in tl.static_range(DEPTH):
         for s in tl.static_range(S):
-            at = x + (chunk + d) * (WARPS * 128) + s // (S // 2) * 64 + s % (S // 2) * 4
+            at = x + (group + d * WARPS) * 128 + s // (S // 2) * 64 + s % (S // 2) * 4
             for p in tl.static_range(PARTS):
                 xa = _columns(at, rows[p], WARPS, RUN)
                 xb = _columns(at + 32, rows[p], WARPS, RUN)
@@ -158,11 +158,19 @@ def _add_group(
 
 
 @triton.jit
+def _without(scale, SKIP: tl.constexpr, WARPS: tl.constexpr):
+    """Set the scales of the first SKIP warps to zero: their column blocks were counted before."""
+    if SKIP > 0:
+        scale = tl.where((tl.arange(0, WARPS) >= SKIP)[:, None], scale, 0.0)
+    return scale
+
+
+@triton.jit
 def _multiply(
     sums, ws, ss, xs, PARTS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr,
-    ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
+    SKIP: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
 ):  # fmt: skip
-    """Add the products of DEPTH chunks of one row block."""
+    """Add the products of DEPTH chunks of one row block, of all warps but the first SKIP."""
     S: tl.constexpr = 4 if GROUP == 32 else 2
     H: tl.constexpr = S // 2
     Q: tl.constexpr = 3 * PARTS
@@ -170,13 +178,13 @@ def _multiply(
         for h in tl.static_range(H):
             if E2M1:
                 e, f, g, i = float_halves(ws[d * H + h], ASM)
-                scale = group_scale(ss[d], h)
+                scale = _without(group_scale(ss[d], h), SKIP, WARPS)
                 sums = _add_group(sums, e, f, xs, (d * S + h) * Q, scale, 0, PARTS, WARPS, True)
-                scale = group_scale(ss[d], H + h)
+                scale = _without(group_scale(ss[d], H + h), SKIP, WARPS)
                 sums = _add_group(sums, g, i, xs, (d * S + H + h) * Q, scale, 0, PARTS, WARPS, True)
             elif GROUP == 128:
                 e, f, g, i = halves(ws[d * H + h], ASM)
-                scale = scale_of(ss[d])
+                scale = _without(scale_of(ss[d]), SKIP, WARPS)
                 zero = zero_of(ss[d])
                 sums = _add_group(
                     sums, e, f, xs, d * S * Q, scale, zero + 1024.0, PARTS, WARPS, False
@@ -187,12 +195,12 @@ def _multiply(
             else:
                 e, f, g, i = halves(ws[d * H + h], ASM)
                 first, second, zeros = ss[3 * d], ss[3 * d + 1], ss[3 * d + 2]
-                scale = side_scale(first, second, h)
+                scale = _without(side_scale(first, second, h), SKIP, WARPS)
                 zero = side_zero(zeros, h).to(tl.float32)
                 sums = _add_group(
                     sums, e, f, xs, (d * S + h) * Q, scale, zero + 1024.0, PARTS, WARPS, False
                 )
-                scale = side_scale(first, second, H + h)
+                scale = _without(side_scale(first, second, H + h), SKIP, WARPS)
                 zero = side_zero(zeros, H + h).to(tl.float32)
                 sums = _add_group(
                     sums, g, i, xs, (d * S + H + h) * Q, scale, zero + 64.0, PARTS, WARPS, False
@@ -202,22 +210,23 @@ def _multiply(
 
 @triton.jit
 def _step(
-    sums, x, codes, scale_zeros, rows, block, chunk, G: tl.constexpr, F: tl.constexpr,
+    sums, x, codes, scale_zeros, rows, block, group, G: tl.constexpr, F: tl.constexpr,
     TILES: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr,
-    WARPS: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
+    WARPS: tl.constexpr, SKIP: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
+    E2M1: tl.constexpr,
 ):  # fmt: skip
     """Add the products of DEPTH chunks of all row blocks, whose weights are loaded together."""
     ws, ss = _load_tiles(
-        codes, scale_zeros, block, chunk, G, F, TILES, BLOCKS, DEPTH, WARPS, GROUP, E2M1
+        codes, scale_zeros, block, group, G, F, TILES, BLOCKS, DEPTH, WARPS, GROUP, E2M1
     )
     return _multiply_tiles(
-        sums, ws, ss, x, rows, chunk, TILES, PARTS, DEPTH, WARPS, ASM, GROUP, E2M1
+        sums, ws, ss, x, rows, group, TILES, PARTS, DEPTH, WARPS, SKIP, ASM, GROUP, E2M1
     )
 
 
 @triton.jit
 def _load_tiles(
-    codes, scale_zeros, block, chunk, G: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
+    codes, scale_zeros, block, group, G: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
     BLOCKS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
     E2M1: tl.constexpr,
 ):  # fmt: skip
@@ -225,7 +234,7 @@ def _load_tiles(
     ss = ()
     for r in tl.static_range(TILES):
         w, s = _load(
-            codes, scale_zeros, block + r % BLOCKS + r // BLOCKS * (F // 16), chunk, G, DEPTH,
+            codes, scale_zeros, block + r % BLOCKS + r // BLOCKS * (F // 16), group, G, DEPTH,
             WARPS, GROUP, E2M1,
         )  # fmt: skip
         ws = ws + (w,)
@@ -235,16 +244,19 @@ def _load_tiles(
 
 @triton.jit
 def _multiply_tiles(
-    sums, ws, ss, x, rows, chunk, TILES: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr,
-    WARPS: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr, E2M1: tl.constexpr,
+    sums, ws, ss, x, rows, group, TILES: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr,
+    WARPS: tl.constexpr, SKIP: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
+    E2M1: tl.constexpr,
 ):  # fmt: skip
-    xs = _load_x(x, rows, chunk, PARTS, DEPTH, WARPS, GROUP, E2M1)
+    xs = _load_x(x, rows, group, PARTS, DEPTH, WARPS, GROUP, E2M1)
     grown = ()
     for r in tl.static_range(TILES):
         part = ()
         for p in tl.static_range(PARTS):
             part = part + (sums[r * PARTS + p],)
-        grown = grown + _multiply(part, ws[r], ss[r], xs, PARTS, DEPTH, WARPS, ASM, GROUP, E2M1)
+        grown = grown + _multiply(
+            part, ws[r], ss[r], xs, PARTS, DEPTH, WARPS, SKIP, ASM, GROUP, E2M1
+        )
     return grown
 
 
@@ -300,16 +312,25 @@ def _few_kernel(
     )
     if PDL and not GATED:
         gdc_wait()
-    sums = _multiply_tiles(sums, ws, ss, x, rows, 0, TILES, PARTS, DEPTH, WARPS, ASM, GROUP, E2M1)
+    sums = _multiply_tiles(
+        sums, ws, ss, x, rows, 0, TILES, PARTS, DEPTH, WARPS, 0, ASM, GROUP, E2M1
+    )
     for chunk in tl.range(DEPTH, CHUNKS // DEPTH * DEPTH, DEPTH, num_stages=1):
         sums = _step(
-            sums, x, codes, scale_zeros, rows, block, chunk, G, F, TILES, BLOCKS, PARTS, DEPTH,
-            WARPS, ASM, GROUP, E2M1,
+            sums, x, codes, scale_zeros, rows, block, chunk * WARPS, G, F, TILES, BLOCKS, PARTS,
+            DEPTH, WARPS, 0, ASM, GROUP, E2M1,
         )  # fmt: skip
     if CHUNKS % DEPTH > 0:
         sums = _step(
-            sums, x, codes, scale_zeros, rows, block, CHUNKS // DEPTH * DEPTH, G, F, TILES, BLOCKS,
-            PARTS, CHUNKS % DEPTH, WARPS, ASM, GROUP, E2M1,
+            sums, x, codes, scale_zeros, rows, block, CHUNKS // DEPTH * DEPTH * WARPS, G, F, TILES,
+            BLOCKS, PARTS, CHUNKS % DEPTH, WARPS, 0, ASM, GROUP, E2M1,
+        )  # fmt: skip
+    if G % WARPS > 0:
+        # The last column blocks are fewer than warps: the first warps take some again, which are in the
+        # cache, and leave them out of the sum.
+        sums = _step(
+            sums, x, codes, scale_zeros, rows, block, G - WARPS, G, F, TILES, BLOCKS, PARTS, 1,
+            WARPS, WARPS - G % WARPS, ASM, GROUP, E2M1,
         )  # fmt: skip
     n = tl.arange(0, 16)
     for r in tl.static_range(BLOCKS):
@@ -340,15 +361,20 @@ def _few_kernel(
                 tl.store(out + at, v, mask=there[p][None, :])
 
 
-def tile_for(rows: int, features: int, k: int, *, gated: bool) -> FewTile:
-    """Choose the tile of a weight of K input features: of ten the fastest on an H200, for 1 row and for 4."""
-    groups = k // BLOCK_K
-    wanted = (1 if rows > 1 else 4) if gated else 2
-    warps = next(w for w in (4, 2, 1) if w <= wanted and groups % w == 0)
-    chunks = groups // warps
-    depth = (4 if rows > 1 else 2) if gated else (1 if rows > 1 else 3)
+def tile_for(rows: int, features: int, k: int, group: int, *, gated: bool) -> FewTile:
+    """Choose the tile of a weight of K input features in groups of `group`.
+
+    Of ten the fastest on an H200: in groups of 128 for 1 row and for 4, in groups of 32 for 1 and for 2.
+    """
+    groups, small = k // BLOCK_K, group == 32
+    if rows > 1:
+        warps, depth = ((2, 2) if small else (1, 4)) if gated else (2, 1)
+    else:
+        warps, depth = (4, 2) if gated else (4, 3) if groups > 16 else (2, 3)
+    while groups % warps and groups <= 4 * warps:
+        warps //= 2
     blocks = 4 if rows > 1 and not gated and features % 64 == 0 else 1
-    return FewTile(warps, next(d for d in range(depth, 0, -1) if chunks % d == 0), blocks)
+    return FewTile(warps, min(depth, groups // warps), blocks)
 
 
 def gate_up(
@@ -384,13 +410,13 @@ def _launch(
     check_choices(choices, None, device)
     check_bias(bias, weight.features_out, device)
     features, gpu = n // (1 + gated), traits(device)
-    tile = tile or tile_for(t, features, k, gated=gated)
+    tile = tile or tile_for(t, features, k, weight.group, gated=gated)
     if weight.features_out % n or features % (16 * tile.blocks):
         raise ValueError(
             f"weight: experts of {n} features in {16 * tile.blocks}s wanted, {weight.features_out} given"
         )
-    if k // BLOCK_K % tile.warps or k // BLOCK_K < tile.warps * tile.depth:
-        raise ValueError(f"tile: {tile} does not divide {k} columns")
+    if k // BLOCK_K < tile.warps * tile.depth:
+        raise ValueError(f"tile: {tile} does not fit into {k} columns")
     pdl, few = pdl and gpu.pdl, few_arguments(rows, out)
     kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
         x, weight.codes.view(torch.int16), weight.scale_zeros,

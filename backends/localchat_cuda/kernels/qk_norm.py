@@ -1,0 +1,107 @@
+"""RMSNorm over all queries of a token, and over all its keys, before their rotation.
+
+Letters: T tokens, S partial sums, Q columns of queries, K of keys and of values.
+
+    qkv [S, T, Q + 2 K] fp32, fp16 or bf16: the output of the qkv gemm
+    out [T, Q + 2 K] fp32: the sum over S: queries / rms * q_norm [Q], keys / rms * k_norm [K], and values
+
+Grid (T, 3), a program for the queries, the keys or the values of a token; fp32 inside. OLMo 2 (OLMo Team, 2024,
+arXiv 2501.00656) norms so; models that norm each head by itself do it in rope.py.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.launch import (
+    options,
+    own_carveout,
+    power_of_two,
+    require,
+    set_carveout,
+    traits,
+)
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def reference(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor,
+    k_norm: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+) -> None:
+    """`normalize` in plain torch, same arguments."""
+    queries, keys = q_norm.shape[0], k_norm.shape[0]
+    out.copy_(qkv.float().sum(0))
+    for part, gain in ((out[:, :queries], q_norm), (out[:, queries : queries + keys], k_norm)):
+        inverse = torch.rsqrt(part.square().mean(-1, keepdim=True) + eps)
+        part.mul_(inverse).mul_(gain.float())
+
+
+@triton.jit(do_not_specialize=["T"])
+def _normalize_kernel(
+    qkv,
+    q_norm,
+    k_norm,
+    out,
+    eps,
+    T,
+    Q: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    S: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    t = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    width = tl.where(part == 0, Q, K)
+    begin = tl.where(part == 0, 0, Q + (part - 1) * K)
+    i = tl.arange(0, BLOCK)
+    inside = i < width
+    at = begin + i
+    if PDL:
+        gdc_wait()
+    x = tl.zeros((BLOCK,), tl.float32)
+    for s in tl.static_range(S):
+        x += tl.load(qkv + (s * T + t) * (Q + 2 * K) + at, mask=inside, other=0.0).to(tl.float32)
+    if part < 2:
+        gain = q_norm if part == 0 else k_norm
+        x = x * tl.rsqrt(tl.sum(x * x, 0) / width + eps)
+        x = x * tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + t * (Q + 2 * K) + at, x, mask=inside)
+
+
+def normalize(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor,
+    k_norm: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+    *,
+    pdl: bool = True,
+) -> None:
+    """Sum and normalize; shapes in the module docstring. Both weights are of one dtype."""
+    queries, keys, device = q_norm.shape[0], k_norm.shape[0], qkv.device
+    columns = queries + 2 * keys
+    splits, t = qkv.shape[:2]
+    require("qkv", qkv, (splits, t, columns), _FLOATS, device)
+    require("q_norm", q_norm, (queries,), _FLOATS, device)
+    require("k_norm", k_norm, (keys,), (q_norm.dtype,), device)
+    require("out", out, (t, columns), (torch.float32,), device)
+    if t == 0:
+        return
+    gpu = traits(device)
+    pdl = pdl and gpu.pdl
+    block = power_of_two(max(queries, keys))
+    kernel = _normalize_kernel[(t, 3)](
+        qkv, q_norm, k_norm, out, eps, t,
+        Q=queries, K=keys, BLOCK=block, S=splits, ROOMY=own_carveout(t), PDL=pdl,
+        **options(pdl, 8 if block > 1024 else 4),
+    )  # fmt: skip
+    set_carveout(kernel, t)
