@@ -26,8 +26,13 @@ from localchat.errors import LocalchatError
 if TYPE_CHECKING:
     import numpy as np
 
-LIKELY: Final = 0.2
+LIKELY: Final = 0.25
 """Below it an answer may be beside the question (scripts/bench/LOG.md has what other values catch and lose)."""
+_POSSIBLE: Final = 0.02
+"""From it on an answer is shown which the guide itself is certain of."""
+_CERTAIN: Final = -0.001
+"""Log probability of the first tokens of such an answer, together."""
+_FIRST_TOKENS: Final = 16
 SURE: Final = 0.65
 """From it on the answer of another topic than the guide's is given."""
 OFFERED: Final = 3
@@ -74,7 +79,8 @@ class GuideEngine(LocalEngine):
         asked = checked_question(request)
         if asked is None:
             return super().generate(request)
-        answer = CheckedAnswer(super().generate(request), self._topics, asked)
+        inner = super().generate(replace(request, logprobs=0))
+        answer = CheckedAnswer(inner, self._topics, asked)
         threading.Thread(target=answer.run, name="guide", daemon=True).start()
         return answer.stream
 
@@ -140,14 +146,24 @@ def likely_topics(topics: Topics, asked: Asked) -> "np.ndarray":
     texts = (asked.question, *(halves if len(halves) > 1 else ()))
     import numpy as np  # 60 ms, while the model loads
 
-    return np.max([topics.probabilities(text, asked.before) for text in texts], axis=0)
+    likely: np.ndarray = np.stack([topics.probabilities(text, asked.before) for text in texts]).max(
+        0
+    )
+    return likely
 
 
 def checked_answer(
-    topics: Topics, probabilities: "np.ndarray", asked: Asked, answer: str, *, whole: bool = True
+    topics: Topics,
+    probabilities: "np.ndarray",
+    asked: Asked,
+    answer: str,
+    *,
+    whole: bool = True,
+    certain: bool | None = False,
 ) -> str | None:
     """What to say instead of an answer that begins so; empty: it is about the question, or repeats a part of
-    it, or refuses. None: its next words will tell, if it is not `whole` yet.
+    it, or refuses. None: its next words will tell, if it is not `whole` yet. `certain`: the guide is, so that
+    its topic need not be likely, only possible; None: it may be.
 
     Half of the answers to other languages that go beyond "I speak English only" were wrong, among them "remove"
     for "download", so all of them say that.
@@ -156,7 +172,7 @@ def checked_answer(
     if answer.startswith(_REFUSALS):
         return ""
     if whole and (quoted := answer.strip("> \n")) != asked.question and quoted in said:
-        return ""
+        return task_refusal(topics, probabilities) if quoted in asked.question else ""
     if line := next((line for line in topics.languages if answer.startswith(line)), ""):
         rest = answer[len(line) :].strip()[:_TELLING]
         if not whole and len(rest) < _TELLING:
@@ -172,14 +188,27 @@ def checked_answer(
     if max(asked.question) > _LATIN:
         return ""
     key = answer_key(answer)
-    pairs = zip(topics.keys, probabilities, strict=True)
-    likely = [probability for name, probability in pairs if name.startswith(key)]
+    pairs = zip(topics.keys, map(float, probabilities), strict=True)
+    likely = {name: probability for name, probability in pairs if name.startswith(key)}
     if not likely and asked.before:
         return ""  # an answer that only a question before it can have: no topic of the classifier
-    if sum(likely) >= LIKELY:
-        return "" if whole or min(likely) >= LIKELY else None
+    if sum(likely.values()) >= LIKELY:
+        return "" if whole or min(likely.values()) >= LIKELY else None
     other = sure(topics, probabilities)
-    return other or (offer(topics, probabilities, key) if whole else None)
+    if certain and not other and sum(likely.values()) >= _POSSIBLE:
+        return "" if whole else None
+    if other or whole or certain is False:
+        return other or offer(
+            topics, probabilities, max(likely, key=likely.__getitem__, default="")
+        )
+    return None
+
+
+def task_refusal(topics: Topics, probabilities: "np.ndarray") -> str:
+    """The likeliest refusal, where a task is rather to be refused than to repeat a text; else empty."""
+    rows = zip(map(float, probabilities), topics.keys, topics.answers, strict=True)
+    refusals = [(likely, text) for likely, name, text in rows if name.startswith(_REFUSALS)]
+    return max(refusals)[1] if sum(likely for likely, _ in refusals) >= 0.5 else ""
 
 
 def sure(topics: Topics, probabilities: "np.ndarray") -> str:
@@ -193,7 +222,9 @@ def offer(topics: Topics, probabilities: "np.ndarray", key: str) -> str:
     know.
     """
     rows = list(zip(topics.keys, topics.questions, map(float, probabilities), strict=True))
-    offered = [(name == key and likely >= _ITS_OWN, likely, text) for name, text, likely in rows if text]
+    offered = [
+        (name == key and likely >= _ITS_OWN, likely, text) for name, text, likely in rows if text
+    ]
     offered = sorted(offered, reverse=True)[:OFFERED]
     refused = sum(likely for name, _, likely in rows if name.startswith(_REFUSALS))
     if refused >= _BEYOND or sum(likely for _, likely, _ in offered) < _LEAST:
@@ -209,6 +240,7 @@ class CheckedAnswer:
         self._inner, self._topics, self._asked = inner, topics, asked
         self.stream = Stream(inner.close)
         self._held: list[Text | Finished] = []
+        self._logprobs: list[float] = []
         self._text = ""
         self._table: str | None = None
         """The answer in the table if its topic always has the same; None until the topic is known."""
@@ -232,6 +264,9 @@ class CheckedAnswer:
             if isinstance(event, Done):
                 self.stream.put(event)
             return
+        if isinstance(event, Text) and event.logprobs:
+            self._logprobs += [each.logprob for each in event.logprobs]
+            event = Text(event.choice, event.text)
         if not isinstance(event, Text | Finished):
             self.stream.put(event)
         elif self._judged:
@@ -245,7 +280,10 @@ class CheckedAnswer:
         self._text += event.text if isinstance(event, Text) else ""
         begun, ends = self._text.lstrip(), isinstance(event, Finished)
         whole = ends or len(begun) >= HELD
-        other = checked_answer(self._topics, probabilities, self._asked, begun, whole=whole)
+        certain = self._certain(whole=whole)
+        other = checked_answer(
+            self._topics, probabilities, self._asked, begun, whole=whole, certain=certain
+        )
         if other is None:
             return
         self._judged = True
@@ -256,6 +294,13 @@ class CheckedAnswer:
         held, self._held, self._text = self._held, [], ""
         for each in held:
             self._pass(each, probabilities)
+
+    def _certain(self, *, whole: bool) -> bool | None:
+        """Whether the first tokens say that the guide is certain of its first answer; None: not yet."""
+        first = self._logprobs[:_FIRST_TOKENS]
+        if not first or self._first or sum(first) < _CERTAIN:
+            return False
+        return True if whole or len(first) == _FIRST_TOKENS else None
 
     def _follow(self, event: Text | Finished, probabilities: "np.ndarray") -> None:
         """Pass on what agrees with the table, and the rest of the table's answer where it does not.

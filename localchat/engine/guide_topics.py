@@ -1,7 +1,8 @@
 """Topics of the guide's questions: a linear classifier over words and pieces of words, apart from the guide.
 
 Trained by scripts/tools/guide/topic_classifier.py on the questions of the training of the guide. It reads a
-question and the one before it and writes nothing, so where both name one topic, both would have to be wrong alike.
+question and the one before it and writes nothing, so where both name one topic, both would have to be wrong in
+one way.
 """
 
 import re

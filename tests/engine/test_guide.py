@@ -18,6 +18,7 @@ from localchat.engine.events import (
     Speculation,
     Text,
     Timings,
+    TokenLogprob,
     Usage,
 )
 from localchat.engine.guide_topics import Topics, answer_key
@@ -119,6 +120,7 @@ OFFERED = f"{guide.OFFER}\n\n1. What is GGUF?\n2. How do I quit?"
 )
 def test_a_number_picks_an_offered_question_which_stands_alone(last: str, question: str) -> None:
     request = asked("help me with the file", OFFERED, last)
+    assert isinstance(request.prompt, Messages)
     told = Messages((Message("system", "Be brief."), *request.prompt.messages))
     chosen = guide.picked(msgspec.structs.replace(request, prompt=told)).prompt
     assert isinstance(chosen, Messages)
@@ -139,8 +141,12 @@ def test_other_messages_pick_nothing(request_: GenerateRequest) -> None:
 
 
 def test_a_question_that_leans_is_checked_with_the_one_before_it() -> None:
-    off = next(at for at, text in enumerate(TOPICS.answers) if text.startswith("`--no-speculation`"))
-    likely = [TOPICS.probabilities("how do i turn it off", text) for text in ("what is speculation", "")]
+    off = next(
+        at for at, text in enumerate(TOPICS.answers) if text.startswith("`--no-speculation`")
+    )
+    likely = [
+        TOPICS.probabilities("how do i turn it off", text) for text in ("what is speculation", "")
+    ]
     assert likely[0][off] > 1.2 * likely[1][off]
 
 
@@ -263,9 +269,39 @@ def test_a_second_answer_to_one_question_is_not_shown(more: str) -> None:
     assert text_shown("What is GGUF?", *events, *END).rstrip() == TABLE
 
 
+def test_a_task_on_a_text_is_not_answered_by_the_text() -> None:
+    assert said("make a table out of: apples 3, pears 5", "apples 3, pears 5").startswith("I ")
+    assert said("repeat after me: apples 3, pears 5", "apples 3, pears 5") == ""
+
+
 def test_an_echo_of_the_question_is_not_shown() -> None:
     assert said("you did not answer my question", "> you did not answer my question")
     assert said("what did i ask?", "> what is gguf?", "what is gguf?") == ""
+
+
+def of_tokens(text: str, *logprobs: float) -> Text:
+    """A piece of an answer with the log probabilities of its tokens."""
+    return Text(0, text, tuple(TokenLogprob(1, b"x", each) for each in logprobs))
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "right"), [((-0.0001, -0.0002), True), ((-0.0001, -1.0), False)]
+)
+def test_what_the_guide_is_certain_of_need_not_be_likely(
+    monkeypatch: pytest.MonkeyPatch, logprobs: tuple[float, ...], right: bool
+) -> None:
+    possible = np.full(len(TOPICS.keys), 1e-6)
+    possible[TOPICS.keys.index(answer_key(GGUF))] = 0.1
+    monkeypatch.setattr(guide, "likely_topics", lambda *_: possible)
+    text = text_shown("a file?", of_tokens(TABLE[:90], *logprobs), Text(0, TABLE[90:]), *END)
+    assert (text == TABLE) is right
+
+
+def test_log_probabilities_that_nobody_asked_for_are_not_sent() -> None:
+    for event in shown(
+        "What is GGUF?", of_tokens(TABLE[:90], -0.1), of_tokens(TABLE[90:], 0.0), *END
+    ):
+        assert not isinstance(event, Text) or not event.logprobs
 
 
 def test_an_answer_at_its_limit_of_tokens_is_not_continued() -> None:
