@@ -90,7 +90,7 @@ def topics_file(model: Path) -> Path:
     return model.with_name("topics.npz")
 
 
-class Asked(NamedTuple):
+class GuideQuestion(NamedTuple):
     """A question whose answer is checked; `before`: the question that it leans on, or empty; `earlier`: all
     questions before it.
     """
@@ -100,7 +100,7 @@ class Asked(NamedTuple):
     earlier: str = ""
 
 
-def checked_question(request: GenerateRequest) -> Asked | None:
+def checked_question(request: GenerateRequest) -> GuideQuestion | None:
     """The question whose answer is checked; None where the classifier cannot judge it: a request that binds
     the answer, or a long text.
     """
@@ -117,7 +117,7 @@ def checked_question(request: GenerateRequest) -> Asked | None:
         return None
     leans = len(asked[-1].split()) < 3 or _LEANS.search(asked[-1].lower())
     before = asked[-2][:_LONGEST] if len(asked) > 1 and leans else ""
-    return Asked(asked[-1], before, "\0".join(asked[:-1]))
+    return GuideQuestion(asked[-1], before, "\0".join(asked[:-1]))
 
 
 def picked(request: GenerateRequest) -> GenerateRequest:
@@ -140,7 +140,7 @@ def picked(request: GenerateRequest) -> GenerateRequest:
     return replace(request, prompt=replace(prompt, messages=messages))
 
 
-def likely_topics(topics: Topics, asked: Asked) -> "np.ndarray":
+def likely_topics(topics: Topics, asked: GuideQuestion) -> "np.ndarray":
     """The probability of each topic; of two questions in one, the larger of both."""
     halves = [half for half in _HALVES.split(asked.question) if len(half.split()) > 1]
     texts = (asked.question, *(halves if len(halves) > 1 else ()))
@@ -155,7 +155,7 @@ def likely_topics(topics: Topics, asked: Asked) -> "np.ndarray":
 def checked_answer(
     topics: Topics,
     probabilities: "np.ndarray",
-    asked: Asked,
+    asked: GuideQuestion,
     answer: str,
     *,
     whole: bool = True,
@@ -236,7 +236,7 @@ def offer(topics: Topics, probabilities: "np.ndarray", key: str) -> str:
 class CheckedAnswer:
     """One answer, whose first words wait until they tell its topic."""
 
-    def __init__(self, inner: Stream, topics: Topics, asked: Asked) -> None:
+    def __init__(self, inner: Stream, topics: Topics, asked: GuideQuestion) -> None:
         self._inner, self._topics, self._asked = inner, topics, asked
         self.stream = Stream(inner.close)
         self._held: list[Text | Finished] = []

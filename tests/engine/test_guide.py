@@ -50,7 +50,7 @@ def asked(*contents: str, **changes: object) -> GenerateRequest:
 
 def said(question: str, answer: str, before: str = "") -> str:
     """What is said instead of a whole answer."""
-    asked = guide.Asked(question, before, before)
+    asked = guide.GuideQuestion(question, before, before)
     other = guide.checked_answer(TOPICS, TOPICS.probabilities(question, before), asked, answer)
     assert other is not None
     return other
@@ -183,7 +183,7 @@ def test_english_to_a_question_in_another_script_stays() -> None:
 
 def words_held(question: str, answer: str) -> int:
     """Words of an answer after which it is known whether it is shown."""
-    asked, words = guide.Asked(question), answer.split(" ")
+    asked, words = guide.GuideQuestion(question), answer.split(" ")
     probabilities = TOPICS.probabilities(question)
     for count in range(1, len(words)):
         begun = " ".join(words[:count])
@@ -230,7 +230,7 @@ def test_what_the_classifier_can_judge_is_checked(
 def shown(question: str, *events: Event) -> Sequence[Event]:
     """What a user sees of these events of the model."""
     inner = Stream(lambda: None)
-    answer = guide.CheckedAnswer(inner, TOPICS, guide.Asked(question))
+    answer = guide.CheckedAnswer(inner, TOPICS, guide.GuideQuestion(question))
     inner.put(*events)
     answer.run()
     return list(answer.stream)
@@ -318,7 +318,7 @@ def test_an_answer_at_its_limit_of_tokens_is_not_continued() -> None:
     ],
 )
 def test_a_sum_is_shown_if_it_holds(question: str, answer: str, right: bool) -> None:
-    asked = guide.Asked(question)
+    asked = guide.GuideQuestion(question)
     likely = np.full(len(TOPICS.keys), 1e-6)
     likely[[name.startswith(answer_key(answer)) for name in TOPICS.keys]] = 1.0
     other = guide.checked_answer(TOPICS, likely, asked, answer)
@@ -350,7 +350,7 @@ def test_a_short_answer_is_checked_at_its_end() -> None:
 
 def test_a_failure_reaches_the_user() -> None:
     inner = Stream(lambda: None)
-    answer = guide.CheckedAnswer(inner, TOPICS, guide.Asked("What is GGUF?"))
+    answer = guide.CheckedAnswer(inner, TOPICS, guide.GuideQuestion("What is GGUF?"))
     inner.put(Text(0, GGUF), EngineDied("it died"))
     answer.run()
     with pytest.raises(EngineDied, match="it died"):
@@ -359,6 +359,8 @@ def test_a_failure_reaches_the_user() -> None:
 
 def test_closing_the_answer_cancels_the_request() -> None:
     cancelled = threading.Event()
-    answer = guide.CheckedAnswer(Stream(cancelled.set), TOPICS, guide.Asked("What is GGUF?"))
+    answer = guide.CheckedAnswer(
+        Stream(cancelled.set), TOPICS, guide.GuideQuestion("What is GGUF?")
+    )
     answer.stream.close()
     assert cancelled.is_set()
