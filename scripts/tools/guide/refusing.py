@@ -4,7 +4,7 @@ from random import Random
 from typing import Any, Final
 
 from grammar import phrase
-from noise import roughen
+from noise import roughen, thin
 
 SYLLABLES: Final = [
     "ba",
@@ -164,7 +164,7 @@ class Refusals:
             "year": [str(rng.randint(1900, 2025))],
             "pseudo": [pseudo_word(rng)],
         }
-        return roughen(phrase(pattern, lexicon, rng), rng), answer
+        return roughen(thin(phrase(pattern, lexicon, rng), rng), rng), answer
 
     @staticmethod
     def _unknown_part(rng: Random) -> tuple[str, str]:
