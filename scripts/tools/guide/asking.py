@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, Final
 
 from grammar import phrase
-from noise import roughen, thin
+from noise import roughen
 
 # Groups whose short names alone are questions, after a topic of the same group.
 CHAINED: Final = frozenset(
@@ -58,7 +58,7 @@ STOPS: Final = [
     "Q:",
 ]
 KINDS: Final = (
-    ("said", 14), ("plain", 3.5), ("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6),
+    ("said", 10), ("plain", 3.5), ("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6),
 )  # fmt: skip
 """Kinds of phrasings and their weights. Wordings by hand (`said`) weigh most: templates alone are
 learned by heart, and questions put in other words then meet a neighbouring topic."""
@@ -276,8 +276,6 @@ class Topics:
         if "says" in topic and rng.random() < 0.4:
             return self.pasted(topic, rng)
         text, answer = self._phrased(topic, rng)
-        if "slot" not in topic:
-            text = thin(text, rng)
         return roughen(text, rng), answer
 
     def _phrased(self, topic: dict[str, Any], rng: Random, task: bool = False) -> tuple[str, str]:

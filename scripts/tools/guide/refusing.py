@@ -4,7 +4,7 @@ from random import Random
 from typing import Any, Final
 
 from grammar import phrase
-from noise import roughen, thin
+from noise import roughen
 
 SYLLABLES: Final = [
     "ba",
@@ -164,7 +164,7 @@ class Refusals:
             "year": [str(rng.randint(1900, 2025))],
             "pseudo": [pseudo_word(rng)],
         }
-        return roughen(thin(phrase(pattern, lexicon, rng), rng), rng), answer
+        return roughen(phrase(pattern, lexicon, rng), rng), answer
 
     @staticmethod
     def _unknown_part(rng: Random) -> tuple[str, str]:
