@@ -30,7 +30,7 @@ LIKELY: Final = 0.25
 """Below it an answer may be beside the question (scripts/bench/LOG.md has what other values catch and lose)."""
 _POSSIBLE: Final = 0.02
 """From it on an answer is shown which the guide itself is certain of."""
-_CERTAIN: Final = -0.001
+_CERTAIN: Final = -0.003
 """Log probability of the first tokens of such an answer, together."""
 _FIRST_TOKENS: Final = 16
 SURE: Final = 0.65
@@ -194,6 +194,9 @@ def checked_answer(
         return ""  # an answer that only a question before it can have: no topic of the classifier
     if sum(likely.values()) >= LIKELY:
         return "" if whole or min(likely.values()) >= LIKELY else None
+    best = int(probabilities.argmax())
+    if topics.keys[best] in likely and probabilities[best] >= _POSSIBLE:
+        return "" if whole or len(likely) == 1 else None  # both name the same topic
     other = sure(topics, probabilities)
     if certain and not other and sum(likely.values()) >= _POSSIBLE:
         return "" if whole else None

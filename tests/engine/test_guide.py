@@ -292,9 +292,22 @@ def test_what_the_guide_is_certain_of_need_not_be_likely(
 ) -> None:
     possible = np.full(len(TOPICS.keys), 1e-6)
     possible[TOPICS.keys.index(answer_key(GGUF))] = 0.1
+    possible[TOPICS.keys.index(answer_key(QUIT))] = 0.2
     monkeypatch.setattr(guide, "likely_topics", lambda *_: possible)
     text = text_shown("a file?", of_tokens(TABLE[:90], *logprobs), Text(0, TABLE[90:]), *END)
     assert (text == TABLE) is right
+
+
+@pytest.mark.parametrize(("other", "right"), [(0.09, True), (0.11, False)])
+def test_an_unlikely_answer_is_shown_if_no_other_topic_is_likelier(
+    other: float, right: bool
+) -> None:
+    likely = np.full(len(TOPICS.keys), 1e-6)
+    likely[TOPICS.keys.index(answer_key(GGUF))] = 0.1
+    likely[TOPICS.keys.index(answer_key(QUIT))] = other
+    instead = guide.checked_answer(TOPICS, likely, guide.GuideQuestion("a file?"), GGUF)
+    assert instead is not None
+    assert (instead == "") is right
 
 
 def test_log_probabilities_that_nobody_asked_for_are_not_sent() -> None:

@@ -58,7 +58,7 @@ STOPS: Final = [
     "Q:",
 ]
 KINDS: Final = (
-    ("said", 10), ("plain", 3.5), ("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6),
+    ("said", 8), ("plain", 3.5), ("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6),
 )  # fmt: skip
 """Kinds of phrasings and their weights. Wordings by hand (`said`) weigh most: templates alone are
 learned by heart, and questions put in other words then meet a neighbouring topic."""

@@ -15,7 +15,6 @@ from asking import Topics
 from copying import Copying
 from foreign import Foreign
 from held_out import forbidden, runs
-from noise import thin
 from pasting import Pasting
 from refusing import Refusals
 from sums import Sums
@@ -107,10 +106,7 @@ class Writer:
         return " ".join(rng.sample(SYSTEM, rng.choice((1, 1, 2))))
 
     def _refusal(self, rng: Random) -> tuple[str, str]:
-        if rng.random() < PASTED:
-            return self.pasting.draw(rng)
-        text, answer = self.refusals.draw(rng)
-        return text if "`" in answer.partition(".")[0] else thin(text, rng), answer
+        return self.pasting.draw(rng) if rng.random() < PASTED else self.refusals.draw(rng)
 
     def _topic(self, talk: Conversation, rng: Random, more: float) -> None:
         draw = rng.random()
@@ -118,8 +114,7 @@ class Writer:
             _add(talk, *(self.topics.pair(rng) if draw < PAIRS else self.foreign.draw(rng)))
             return
         topic = self.topics.draw(rng)
-        text, answer = self.topics.question(topic, rng)
-        _add(talk, text if "slot" in topic else thin(text, rng), answer)
+        _add(talk, *self.topics.question(topic, rng))
         while rng.random() < more and (step := self.topics.after(topic, rng)):
             text, answer, led = step
             _add(talk, text, answer)

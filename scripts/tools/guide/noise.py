@@ -120,8 +120,6 @@ WEAK: Final = {
     "on",
 }
 CARELESS: Final = 0.34
-THINNED: Final = 0.4  # of the questions that need no value
-LOST: Final = 0.18  # of the words of such a question
 ROWS: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 SHORT: Final = {
     "what is": "what's", "do not": "don't", "does not": "doesn't", "can not": "can't",
@@ -309,17 +307,6 @@ def _careless(text: str, rng: Random) -> str:
     elif rng.random() < 0.03 and not any(c in text for c in "-/_.:"):
         text = text.upper()
     return text
-
-
-def thin(text: str, rng: Random) -> str:
-    """Some questions with some of their words lost, so that the guide does not hang on one word of a phrasing that
-    it knows by heart, and is unsure where the words that tell topics apart are strange to it.
-    """
-    if "\n" in text or rng.random() >= THINNED:
-        return text
-    words = text.split(" ")
-    kept = [word for word in words if rng.random() >= LOST]
-    return " ".join(kept) if 2 * len(kept) > len(words) and len(kept) > 1 else text
 
 
 def _shorten(text: str, rng: Random) -> str:
