@@ -200,7 +200,7 @@ def checked_answer(
     other = sure(topics, probabilities)
     if certain and not other and sum(likely.values()) >= _POSSIBLE:
         return "" if whole else None
-    if other or whole or certain is False:
+    if other or whole or (certain is False and not asked.before):
         return other or offer(
             topics, probabilities, max(likely, key=likely.__getitem__, default="")
         )

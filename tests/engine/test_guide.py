@@ -154,6 +154,13 @@ def test_an_answer_that_only_a_conversation_has_stays() -> None:
     assert said("and then?", "Nothing of the kind was ever asked here", "what is gguf?") == ""
 
 
+def test_the_first_word_of_such_an_answer_decides_nothing() -> None:
+    question = guide.GuideQuestion("is it really gone then", "how do i delete a model")
+    likely = guide.likely_topics(TOPICS, question)
+    assert any(key.startswith("No") for key in TOPICS.keys)
+    assert guide.checked_answer(TOPICS, likely, question, "No", whole=False) is None
+
+
 def test_a_refusal_stays() -> None:
     assert said("what is gguf?", "I cannot work on texts: I am a small guide") == ""
 
