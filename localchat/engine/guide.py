@@ -1,8 +1,8 @@
 """Engine of the built-in guide: checks that the answer is about the question before its first words are shown.
 
 A model of its size answers now and then about a neighbouring topic. Where the classifier of topics
-(guide_topics.py) does not find its topic likely, the answer of a topic that it is sure of is given
-instead, or, if there is none, the guide says that it does not know and offers the nearest questions. A sum
+(guide_topics.py) finds its topic neither likely nor the likeliest, the answer of a topic that it is sure of is
+given instead, or, if there is none, the guide says that it does not know and offers the nearest questions. A sum
 that does not hold is not shown. From where the words of an answer part from the table's, the table's follow.
 """
 
@@ -195,8 +195,8 @@ def checked_answer(
     if sum(likely.values()) >= LIKELY:
         return "" if whole or min(likely.values()) >= LIKELY else None
     best = int(probabilities.argmax())
-    if topics.keys[best] in likely and probabilities[best] >= _POSSIBLE:
-        return "" if whole or len(likely) == 1 else None  # both name the same topic
+    if topics.keys[best] in likely and probabilities[best] >= _POSSIBLE:  # both name one topic
+        return "" if whole or len(likely) == 1 else None
     other = sure(topics, probabilities)
     if certain and not other and sum(likely.values()) >= _POSSIBLE:
         return "" if whole else None
