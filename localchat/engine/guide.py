@@ -1,9 +1,10 @@
 """Engine of the built-in guide: checks that the answer is about the question before its first words are shown.
 
 A model of its size answers now and then about a neighbouring topic. Where the classifier of topics
-(guide_topics.py) finds its topic neither likely nor the likeliest, the answer of a topic that it is sure of is
-given instead, or, if there is none, the guide says that it does not know and offers the nearest questions. A sum
-that does not hold is not shown. From where the words of an answer part from the table's, the table's follow.
+(guide_topics.py) finds its topic neither likely nor the likeliest, the answer of a topic that it is sure of
+is given instead, or, if there is none, the guide says that it does not know and offers the nearest questions.
+A sum that does not hold is not shown. From where the words of an answer part from the table's, the table's
+follow.
 """
 
 import re
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 LIKELY: Final = 0.25
 """Below it an answer may be beside the question (scripts/bench/LOG.md has what other values catch and lose)."""
 _POSSIBLE: Final = 0.02
-"""From it on an answer is shown which the guide itself is certain of."""
+"""From it on an answer is shown which the guide itself is certain of, or whose topic is the likeliest."""
 _CERTAIN: Final = -0.003
 """Log probability of the first tokens of such an answer, together."""
 _FIRST_TOKENS: Final = 16
