@@ -1,7 +1,7 @@
 """Kernels of newer architectures compile for every supported GPU and fit its shared memory, without a GPU.
 
-Windows, soft caps, heads of 256 and 512 columns, partial rotations, post-norms, GELU; the int4 gemms on cards that no
-test has run them on."""
+Windows, soft caps, heads of 256 and 512 columns, partial rotations, post-norms, GELU; the int4 gemms on cards
+that no test has run them on."""
 
 import json
 import os
