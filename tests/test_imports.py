@@ -136,7 +136,11 @@ def test_the_first_frame_waits_for_nothing_that_only_an_answer_needs() -> None:
             "localchat.tui.command_handlers",
             "localchat_llamacpp",
         ),
-        *("localchat.tui.transcript", "localchat.tui.widgets.metrics_panel", "localchat.pool.entry"),
+        *(
+            "localchat.tui.transcript",
+            "localchat.tui.widgets.metrics_panel",
+            "localchat.pool.entry",
+        ),
         *(
             "localchat.chat.overflow",
             "localchat.session.answer_builder",
