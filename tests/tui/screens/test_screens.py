@@ -342,6 +342,22 @@ def test_the_greeting_is_whole_on_a_narrow_screen(tmp_path: Path) -> None:
     play(Stage(tmp_path, models=("guide",)), what)
 
 
+def test_the_help_wraps_anew_in_a_window_of_another_width(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("f1")
+        await until(pilot, lambda: pilot.app.screen.query("#help-lines"))
+        shown = {}
+        for width in (40, 80, 120, 80):
+            await pilot.resize_terminal(width, 30)
+            await pilot.pause()
+            shown[width] = str(pilot.app.screen.query_one("#help-lines", Static).content)
+            longest = max(map(cell_len, shown[width].split("\n")))
+            assert width // 2 < longest <= pilot.app.screen.query_one("#help-text").size.width
+        assert "stop the answer, clear the input; twice: quit" in shown[120]
+
+    play(Stage(tmp_path), what, width=120)
+
+
 @pytest.mark.parametrize("width", [40, 64, 100])
 def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int) -> None:
     async def what(pilot: Pilot[int]) -> None:
