@@ -9,6 +9,8 @@ _SHORT: Final = 120
 _READ: Final = 10_000
 """Characters at each end of a question that are looked at."""
 _ASKING: Final = ("?", "？")
+_ENDING: Final = (*_ASKING, *'.!:…。！：`"”)')
+"""Ends of a line that does not run on in the next."""
 
 
 def title_for(conversation: Conversation) -> str:
@@ -43,8 +45,10 @@ def title_of(question: str) -> str:
 
 
 def _asking_line(question: str) -> str:
-    """The first line with a letter or digit, or the last one if the question stands below its text: it ends
-    with a question mark, or it is short and a paragraph of its own, as the first one is not."""
+    """The first line with a letter or digit, or the last one if the question stands below its text.
+
+    Such a line begins a sentence and ends with a question mark, or it is short and a paragraph of its own, as
+    the first one is not."""
     lines = [" ".join(line.split()) for line in question[:_READ].splitlines()]
     first = next((n for n, line in enumerate(lines) if _says(line)), len(lines))
     if first == len(lines):
@@ -53,8 +57,11 @@ def _asking_line(question: str) -> str:
     last = " ".join(last.split())
     if not above.strip() or not _says(last) or lines[first].endswith((":", "：", *_ASKING)):
         return lines[first]
-    apart = above[-1:] == "\n" and "".join(lines[first + 1 : first + 2])
-    return last if last.endswith(_ASKING) or (apart and len(last) <= _SHORT) else lines[first]
+    apart = not above.rpartition("\n")[2].strip()
+    if last.endswith(_ASKING) and (apart or above.rstrip().endswith(_ENDING)):
+        return last
+    below_text = apart and "".join(lines[first + 1 : first + 2])
+    return last if below_text and len(last) <= _SHORT else lines[first]
 
 
 def _says(line: str) -> bool:

@@ -512,9 +512,8 @@ class ChatSession:
             while (request := await asyncio.to_thread(run.request)) is not None:
                 pieces: list[str] = []
                 self._set_task(f"summarizing {run.progress:.0%}")
-                request = msgspec.structs.replace(
-                    request, speculation=self.setup.settings.speculation
-                )
+                speculation = self.setup.settings.speculation
+                request = msgspec.structs.replace(request, speculation=speculation)
                 stream = await asyncio.to_thread(engine.generate, request)
                 with self._streaming(stream):
                     async for event in stream:

@@ -323,9 +323,7 @@ class ChatApp(App[int]):
         self.chat.is_leaving = True
         self.session.stop()
         others = [worker for worker in self.workers if worker.group != "leave"]
-        await asyncio.sleep(
-            0
-        )  # let the last of them begin: a coroutine that never ran is warned of
+        await asyncio.sleep(0)  # lets the last of them begin: Python warns of what never ran
         await _ended(worker for worker in others if worker.group == "session")
         for worker in others:
             worker.cancel()

@@ -38,6 +38,8 @@ def test_a_file_alone_gives_its_name() -> None:
         ("Answer this mail\n\nDear Bob,\n\nthe parcel is lost.\n\nAnn", "Answer this mail"),
         ("Fix this\n```\nprint(1)\n\nprint(2)\n```", "Fix this"),
         ("first\nsecond", "first"),
+        ("What is\na KV cache?", "What is"),
+        ("Sales rose\n\nWhat now?", "What now?"),
         ("---\n\n***", "--- ***"),
         ("one line of text\n" * 3000 + "\nwhat is repeated here", "what is repeated here"),
     ],

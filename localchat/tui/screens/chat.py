@@ -65,8 +65,7 @@ class ChatScreen(Screen[None]):
     """Shows a session, and turns messages of widgets and keys into calls of it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("chat")]
-    # The panel stands next to the conversation on a wide screen, below it on a high one, and else replaces it:
-    # nobody can read half a line.
+    # The panel stands beside the conversation, below it on a high screen, or in its place: lines stay readable.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (76, "-middle"), (110, "-wide")]  # noqa: RUF012 - textual's own form
     AUTO_FOCUS = "#editor"
 

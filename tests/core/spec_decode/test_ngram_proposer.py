@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from localchat.core.spec_decode.draft_credit import FIRST_CREDIT, PLAIN_CREDIT
 from localchat.core.spec_decode.ngram_index import LONGEST, SPAN, EarlierTexts, NgramIndex
-from localchat.core.spec_decode.ngram_proposer import PROBE_TOKENS, AcceptanceRates, NgramProposer
+from localchat.core.spec_decode.ngram_proposer import (
+    PROBE_TOKENS,
+    AcceptanceRates,
+    NgramProposer,
+    _votes,
+)
 from localchat.core.spec_decode.step_cost import CostModel
 
 # Cost of a step by its tokens, relative to one: llama.cpp on two cores, and a GPU bound by memory.
@@ -387,3 +392,25 @@ def test_acceptance_is_learned_for_each_length_and_forgets() -> None:
     assert table.chance(strong) > 0.6
     assert table.chance(weak) == AcceptanceRates().chance(weak)
     assert table.kind(SPAN, True) != weak
+
+
+def _counted(runs: list[list[int]]) -> list[tuple[int, float]]:
+    """Votes of runs, token by token."""
+    found, at = [], 0
+    while voters := [run for run in runs if len(run) > at]:
+        tokens = [run[at] for run in voters]
+        token = max(dict.fromkeys(tokens), key=tokens.count)
+        found.append((token, tokens.count(token) / len(tokens)))
+        runs = [run for run in voters if run[at] == token]
+        at += 1
+    return found
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=6))
+def test_runs_vote_as_their_tokens_would_one_by_one(runs: list[list[int]]) -> None:
+    assert list(_votes(runs)) == _counted(runs)
+
+
+def test_a_run_that_is_outvoted_has_no_vote_from_there_on() -> None:
+    runs = [[1, 9, 9], [1, 2, 3], [1, 2, 4], [1, 2, 4, 5]]
+    assert list(_votes(runs)) == [(1, 1.0), (2, 0.75), (4, 2 / 3), (5, 1.0)]

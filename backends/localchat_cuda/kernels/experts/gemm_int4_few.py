@@ -6,9 +6,9 @@ Letters as in gemm_float.py; G = K / 128 column blocks of the weight. Biases and
     down       x fp16 [P, F], weight W4 of X * H rows           out fp32 [C, T, H] = weight * product
 
 Rows and the result of gate_up have their columns in lane order (int4/activations.py). Grid (features / 16, P):
-a program owns 16 features, of gate and of up; its warps take neighbouring column blocks, each once, and are
-summed at the end. The first pair of an expert takes the rows of all, the other pairs' programs end at once,
-so each weight is read once.
+a program owns 16 features, of gate and of up; its warps take neighbouring column blocks, each of which
+counts once, and are summed at the end. The first pair of an expert takes the rows of all, the other pairs'
+programs end at once, so each weight is read once.
 
 Codes become fp16(offset + code) by one masked operation; the sums of x that remove offset and zero come from
 the tensor cores, too, as products with ones, where the accumulators need them: whoever writes x keeps no
@@ -370,7 +370,7 @@ def tile_for(rows: int, features: int, k: int, group: int, *, gated: bool) -> Fe
     if rows > 1:
         warps, depth = ((2, 2) if small else (1, 4)) if gated else (2, 1)
     else:
-        warps, depth = (4, 2) if gated else (4, 3) if groups > 16 else (2, 3)
+        warps, depth = (4, 2) if gated else (4, 3) if small and groups > 16 else (2, 3)
     while groups % warps and groups <= 4 * warps:
         warps //= 2
     blocks = 4 if rows > 1 and not gated and features % 64 == 0 else 1
