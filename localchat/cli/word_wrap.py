@@ -1,5 +1,6 @@
 """Breaks an answer at words for a terminal, while it streams."""
 
+import re
 import unicodedata
 from typing import Final
 
@@ -7,6 +8,8 @@ _FENCES: Final = ("```", "~~~")
 _TAB_CELLS: Final = 8
 _BEGIN_NO_LINE: Final = frozenset("、。，．：；！？）」』】〉》〕ー…")
 """Of Chinese and Japanese, whose other characters may be parted anywhere."""
+_COLUMN: Final = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
+"""The first column of a list, and the space behind it."""
 _JOINER: Final = "\u200d"
 
 
@@ -87,19 +90,21 @@ class WordWrap:
 
 
 def wrap_at_words(text: str, width: int) -> str:
-    """A whole text in a terminal of `width` cells; 0: as it is. Each line goes on under its own indent."""
+    """A whole text in a terminal of `width` cells; 0: as it is. A line goes on under its own indent; one of a
+    list, whose columns are two spaces apart, under its second column."""
     return "\n".join(_wrapped(line, width) for line in text.split("\n"))
 
 
 def _wrapped(line: str, width: int) -> str:
     words = line.lstrip(" ")
-    indent = line[: len(line) - len(words)]
-    if width <= 2 * len(indent):
+    indent = len(line) - len(words)
+    if (column := _COLUMN.match(line)) and 2 * cells(column[0]) <= width:
+        indent, words = cells(column[0]), line[column.end() :]
+    if width <= 2 * indent:
         return line
     wrap = WordWrap()
-    return indent + (wrap.add(words, width - len(indent)) + wrap.rest()).replace(
-        "\n", f"\n{indent}"
-    )
+    rows = wrap.add(words, width - indent) + wrap.rest()
+    return line[: len(line) - len(words)] + rows.replace("\n", "\n" + " " * indent)
 
 
 def _is_wide(character: str) -> bool:

@@ -70,6 +70,8 @@ def test_nothing_is_held_where_the_width_is_not_known() -> None:
     [
         ("localchat: other programs are busy", "localchat: other\nprograms are busy"),
         ("first line\n  see localchat run --help", "first line\n  see localchat run\n  --help"),
+        ("/send   send it again", "/send   send it\n        again"),
+        ("a long first column  and more", "a long first column \nand more"),
         ("a line and its end\n", "a line and its end\n"),
         ("/a/path/that/is/wider/than/it", "/a/path/that/is/wider/than/it"),
     ],

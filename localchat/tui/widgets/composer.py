@@ -54,7 +54,7 @@ class Completions(OptionList):
     }
 
     Completions > .option-list--option-highlighted {
-        background: $primary 25%;
+        background: $primary 15%;
         color: $foreground;
         text-style: none;
     }

@@ -496,8 +496,10 @@ class MetricsPanel(Widget, can_focus=True):
 
     def _about(self, line: int, width: int) -> tuple[Piece, ...]:
         if line == 0:
-            more = "── ↓ more " if self._top + self._visible_rows < len(self._rows) else ""
-            return (_piece(more.ljust(width, "─"), "rule"),)
+            if self._top + self._visible_rows >= len(self._rows):
+                return (_piece("─" * width, "rule"),)
+            line_right = "─" * (width - len("── ↓ more "))
+            return _piece("── ", "rule"), _piece("↓ more ", "quiet"), _piece(line_right, "rule")
         if not self.metric:
             hint = "Point at one, or press Tab until ▎ shows."
             return tuple(_piece(row, "quiet") for row in wrap(hint, width)[line - 1 : line])
