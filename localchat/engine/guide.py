@@ -1,34 +1,55 @@
 """Engine of the built-in guide: checks that the answer is about the question before its first words are shown.
 
 A model of its size answers now and then about a neighbouring topic. Where the classifier of topics
-(guide_topics.py) finds its topic all but impossible, the answer of a topic that it is sure of is given
-instead, or, if there is none, the guide says that it does not know.
+(guide_topics.py) finds its topic neither likely nor the likeliest, the answer of a topic that it is sure of
+is given instead, or, if there is none, the guide says that it does not know and offers the nearest questions.
+A sum that does not hold is not shown. From where the words of an answer part from the table's, the table's
+follow.
 """
 
 import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from localchat.engine.events import Done, Event, Finished, Text
+from localchat.engine.guide_sums import SUM, holds
 from localchat.engine.guide_topics import HELD, Topics, answer_key
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
-from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
 
 if TYPE_CHECKING:
     import numpy as np
 
-UNLIKELY: Final = 0.01
-"""Below it an answer is beside the question. Of 151 wrong answers to 1,408 questions of strangers it finds 102,
-and it loses 26 right ones; at 0.02 it finds 111 and loses 35."""
-SURE: Final = 0.8
+LIKELY: Final = 0.25
+"""Below it an answer may be beside the question (scripts/bench/LOG.md has what other values catch and lose)."""
+_POSSIBLE: Final = 0.02
+"""From it on an answer is shown which the guide itself is certain of, or whose topic is the likeliest."""
+_CERTAIN: Final = -0.003
+"""Log probability of the first tokens of such an answer, together."""
+_FIRST_TOKENS: Final = 16
+SURE: Final = 0.65
+"""From it on the answer of another topic than the guide's is given."""
+OFFERED: Final = 3
+"""Questions that are offered where no topic is sure."""
+_ITS_OWN: Final = 0.02
+"""From it on the question that the guide answered is offered first."""
+_LEAST: Final = 0.08
+"""Where all topics that could be offered are less likely together, none is."""
+_BEYOND: Final = 0.8
+"""From it on a question is taken for one beyond the guide's subject."""
 UNKNOWN: Final = "I do not know that."
 """How the answer begins that names a real model."""
+OFFER: Final = f"{UNKNOWN} Did you mean one of these? Type its number, or ask in other words."
+_PICK: Final = re.compile(r"\W*(\d)\W*")
 _REFUSALS: Final = (UNKNOWN, "I cannot", "I am sorry", "I did not understand")
+_NO_SUM: Final = "I cannot calculate that"
 _ABSENT: Final = "localchat has no"
 """The beginning of answers that are told apart late."""
 _LONGEST: Final = 200
@@ -38,8 +59,11 @@ _LATIN: Final = "\u024f"
 _TELLING: Final = 6
 """Characters that tell "I speak English only" from other answers."""
 _ENOUGH_TOKENS: Final = 200
+_HALVES: Final = re.compile(r"[?.;!]\s+(?:and )?|,? and (?=how|wh|can|do|is|are)")
+"""Between two questions in one."""
 _LEANS: Final = re.compile(
-    r"\b(it|its|that|this|these|those|them|they|one|ones|there|then|and|same|again|else|also|why|more)\b"
+    r"\b(it|its|that|this|these|those|them|they|one|ones|there|then|and|same|again|else|also|too|why|more)\b"
+    r"|^(with|without|even|only|for|in|on|from|as)\b"
 )
 """Words of a question that may lean on the one before it."""
 
@@ -52,10 +76,12 @@ class GuideEngine(LocalEngine):
         self._topics = Topics(topics_file(options.model))
 
     def generate(self, request: GenerateRequest) -> Stream:
-        question = checked_question(request)
-        if not question:
+        request = picked(request)
+        asked = checked_question(request)
+        if asked is None:
             return super().generate(request)
-        answer = CheckedAnswer(super().generate(request), self._topics, question)
+        inner = super().generate(replace(request, logprobs=0))
+        answer = CheckedAnswer(inner, self._topics, asked)
         threading.Thread(target=answer.run, name="guide", daemon=True).start()
         return answer.stream
 
@@ -65,37 +91,89 @@ def topics_file(model: Path) -> Path:
     return model.with_name("topics.npz")
 
 
-def checked_question(request: GenerateRequest) -> str:
-    """The question whose answer is checked; empty where the classifier cannot judge it: a request that binds
-    the answer, a long text, a question that leans on an earlier one.
+class GuideQuestion(NamedTuple):
+    """A question whose answer is checked; `before`: the question that it leans on, or empty; `earlier`: all
+    questions before it.
+    """
+
+    question: str
+    before: str = ""
+    earlier: str = ""
+
+
+def checked_question(request: GenerateRequest) -> GuideQuestion | None:
+    """The question whose answer is checked; None where the classifier cannot judge it: a request that binds
+    the answer, or a long text.
     """
     prompt = request.prompt
     if not isinstance(prompt, Messages) or prompt.tools or prompt.continue_last:
-        return ""
+        return None
     bound = request.grammar or request.stop or request.logprobs is not None or request.ignore_eos
     biased = request.sampling.logit_bias or request.sampling.text_bias
     few = request.max_tokens is not None and request.max_tokens < _ENOUGH_TOKENS
     if bound or biased or few or request.n > 1 or request.prompt_logprobs is not None:
-        return ""
-    asked = [message.content for message in prompt.messages if message.role == "user"]
-    question = asked[-1].strip() if asked else ""
-    if len(question) > _LONGEST or "\n" in question:
-        return ""
-    leans = len(question.split()) < 3 or _LEANS.search(question.lower())
-    return "" if len(asked) > 1 and leans else question
+        return None
+    asked = [message.content.strip() for message in prompt.messages if message.role == "user"]
+    if not asked or not asked[-1] or len(asked[-1]) > _LONGEST or "\n" in asked[-1]:
+        return None
+    leans = len(asked[-1].split()) < 3 or _LEANS.search(asked[-1].lower())
+    before = asked[-2][:_LONGEST] if len(asked) > 1 and leans else ""
+    return GuideQuestion(asked[-1], before, "\0".join(asked[:-1]))
+
+
+def picked(request: GenerateRequest) -> GenerateRequest:
+    """The request for an offered question, if its last message is the number of one; else as it is.
+
+    Such a question stands alone, so nothing before it is sent but the instructions.
+    """
+    prompt = request.prompt
+    if not isinstance(prompt, Messages) or len(prompt.messages) < 2:
+        return request
+    offer, last = prompt.messages[-2:]
+    number = _PICK.fullmatch(last.content)
+    if last.role != "user" or number is None or not offer.content.startswith(OFFER):
+        return request
+    chosen = re.search(rf"^{number[1]}\. (.+)$", offer.content, re.M)
+    if chosen is None:
+        return request
+    system = [message for message in prompt.messages if message.role == "system"]
+    messages = (*system, Message("user", chosen[1]))
+    return replace(request, prompt=replace(prompt, messages=messages))
+
+
+def likely_topics(topics: Topics, asked: GuideQuestion) -> "np.ndarray":
+    """The probability of each topic; of two questions in one, the larger of both."""
+    halves = [half for half in _HALVES.split(asked.question) if len(half.split()) > 1]
+    texts = (asked.question, *(halves if len(halves) > 1 else ()))
+    import numpy as np  # 60 ms, while the model loads
+
+    likely: np.ndarray = np.stack([topics.probabilities(text, asked.before) for text in texts]).max(
+        0
+    )
+    return likely
 
 
 def checked_answer(
-    topics: Topics, probabilities: "np.ndarray", question: str, answer: str, *, whole: bool = True
+    topics: Topics,
+    probabilities: "np.ndarray",
+    asked: GuideQuestion,
+    answer: str,
+    *,
+    whole: bool = True,
+    certain: bool | None = False,
 ) -> str | None:
     """What to say instead of an answer that begins so; empty: it is about the question, or repeats a part of
-    it, or refuses. None: its next words will tell, if it is not `whole` yet.
+    it, or refuses. None: its next words will tell, if it is not `whole` yet. `certain`: the guide is, so that
+    its topic need not be likely, only possible; None: it may be.
 
     Half of the answers to other languages that go beyond "I speak English only" were wrong, among them "remove"
     for "download", so all of them say that.
     """
-    if answer.startswith(_REFUSALS) or (whole and answer.strip() in question):
+    said = asked.question + "\0" + asked.earlier
+    if answer.startswith(_REFUSALS):
         return ""
+    if whole and (quoted := answer.strip("> \n")) != asked.question and quoted in said:
+        return task_refusal(topics, probabilities) if quoted in asked.question else ""
     if line := next((line for line in topics.languages if answer.startswith(line)), ""):
         rest = answer[len(line) :].strip()[:_TELLING]
         if not whole and len(rest) < _TELLING:
@@ -103,36 +181,81 @@ def checked_answer(
         if not topics.english.startswith(rest):
             return f"{line}\n\n{topics.english}"
     beginnings = (*_REFUSALS, _ABSENT, *topics.languages)
-    waits = answer in question or any(text.startswith(answer) for text in beginnings)
-    if not whole and (waits or answer.startswith(_ABSENT)):
+    waits = answer.lstrip("> ") in said or any(text.startswith(answer) for text in beginnings)
+    if not whole and (waits or answer.startswith(_ABSENT) or SUM.match(answer)):
         return None
-    if max(question) > _LATIN:
+    if not holds(said, answer):
+        return next(text for text in topics.answers if text.startswith(_NO_SUM))
+    if max(asked.question) > _LATIN:
         return ""
     key = answer_key(answer)
-    pairs = zip(topics.keys, probabilities, strict=True)
-    likely = [probability for name, probability in pairs if name.startswith(key)]
-    if sum(likely) >= UNLIKELY:
-        return "" if whole or min(likely) >= UNLIKELY else None
+    pairs = zip(topics.keys, map(float, probabilities), strict=True)
+    likely = {name: probability for name, probability in pairs if name.startswith(key)}
+    if not likely and asked.before:
+        return ""  # an answer that only a question before it can have: no topic of the classifier
+    if sum(likely.values()) >= LIKELY:
+        return "" if whole or min(likely.values()) >= LIKELY else None
     best = int(probabilities.argmax())
-    if probabilities[best] >= SURE and topics.answers[best]:
-        return topics.answers[best]
-    return next(text for text in topics.answers if text.startswith(UNKNOWN))
+    if topics.keys[best] in likely and probabilities[best] >= _POSSIBLE:  # both name one topic
+        return "" if whole or len(likely) == 1 else None
+    other = sure(topics, probabilities)
+    if certain and not other and sum(likely.values()) >= _POSSIBLE:
+        return "" if whole else None
+    if other or whole or (certain is False and not asked.before):
+        return other or offer(
+            topics, probabilities, max(likely, key=likely.__getitem__, default="")
+        )
+    return None
+
+
+def task_refusal(topics: Topics, probabilities: "np.ndarray") -> str:
+    """The likeliest refusal, where a task is rather to be refused than to repeat a text; else empty."""
+    rows = zip(map(float, probabilities), topics.keys, topics.answers, strict=True)
+    refusals = [(likely, text) for likely, name, text in rows if name.startswith(_REFUSALS)]
+    return max(refusals)[1] if sum(likely for likely, _ in refusals) >= 0.5 else ""
+
+
+def sure(topics: Topics, probabilities: "np.ndarray") -> str:
+    """The answer of a topic that is sure, if it is always the same; else empty."""
+    best = int(probabilities.argmax())
+    return topics.answers[best] if probabilities[best] >= SURE else ""
+
+
+def offer(topics: Topics, probabilities: "np.ndarray", key: str) -> str:
+    """The likeliest questions, the one that was answered (`key`) before all others; or that the guide does not
+    know.
+    """
+    rows = list(zip(topics.keys, topics.questions, map(float, probabilities), strict=True))
+    offered = [
+        (name == key and likely >= _ITS_OWN, likely, text) for name, text, likely in rows if text
+    ]
+    offered = sorted(offered, reverse=True)[:OFFERED]
+    refused = sum(likely for name, _, likely in rows if name.startswith(_REFUSALS))
+    if refused >= _BEYOND or sum(likely for _, likely, _ in offered) < _LEAST:
+        return next(text for text in topics.answers if text.startswith(UNKNOWN))
+    lines = [f"{at}. {text}" for at, (_, _, text) in enumerate(offered, 1)]
+    return "\n".join((OFFER, "", *lines))
 
 
 class CheckedAnswer:
     """One answer, whose first words wait until they tell its topic."""
 
-    def __init__(self, inner: Stream, topics: Topics, question: str) -> None:
-        self._inner, self._topics, self._question = inner, topics, question
+    def __init__(self, inner: Stream, topics: Topics, asked: GuideQuestion) -> None:
+        self._inner, self._topics, self._asked = inner, topics, asked
         self.stream = Stream(inner.close)
-        self._held: list[Event] = []
+        self._held: list[Text | Finished] = []
+        self._logprobs: list[float] = []
         self._text = ""
+        self._table: str | None = None
+        """The answer in the table if its topic always has the same; None until the topic is known."""
         self._judged = self._replaced = False
+        self._first = ""
+        """An answer that was shown whole, while what follows it is judged."""
 
     def run(self) -> None:
         """Pass the events on; every failure ends the stream."""
         try:
-            probabilities = self._topics.probabilities(self._question)  # while the model reads
+            probabilities = likely_topics(self._topics, self._asked)  # while the model reads
             for event in self._inner:
                 self._pass(event, probabilities)
         except LocalchatError as problem:
@@ -145,14 +268,74 @@ class CheckedAnswer:
             if isinstance(event, Done):
                 self.stream.put(event)
             return
-        if self._judged or not isinstance(event, Text | Finished):
+        if isinstance(event, Text) and event.logprobs:
+            self._logprobs += [each.logprob for each in event.logprobs]
+            event = Text(event.choice, event.text)
+        if not isinstance(event, Text | Finished):
             self.stream.put(event)
-            return
+        elif self._judged:
+            self._follow(event, probabilities)
+        else:
+            self._judge(event, probabilities)
+
+    def _judge(self, event: Text | Finished, probabilities: "np.ndarray") -> None:
+        """Hold an event back until the words so far tell whether the answer is shown."""
         self._held.append(event)
         self._text += event.text if isinstance(event, Text) else ""
-        whole = len(self._text) >= HELD or isinstance(event, Finished)
-        other = checked_answer(self._topics, probabilities, self._question, self._text, whole=whole)
-        if other is not None:
-            self._judged = True
-            self._replaced = bool(other)
-            self.stream.put(*([Text(0, other), Finished(0, "stop")] if other else self._held))
+        begun, ends = self._text.lstrip(), isinstance(event, Finished)
+        whole = ends or len(begun) >= HELD
+        certain = self._certain(whole=whole)
+        other = checked_answer(
+            self._topics, probabilities, self._asked, begun, whole=whole, certain=certain
+        )
+        if other is None:
+            return
+        self._judged = True
+        again = bool(self._first) and answer_key(self._first).startswith(answer_key(begun) or "\0")
+        if other or again:
+            self._end("" if self._first else other)
+            return
+        held, self._held, self._text = self._held, [], ""
+        for each in held:
+            self._pass(each, probabilities)
+
+    def _certain(self, *, whole: bool) -> bool | None:
+        """Whether the first tokens say that the guide is certain of its first answer; None: not yet."""
+        first = self._logprobs[:_FIRST_TOKENS]
+        if not first or self._first or sum(first) < _CERTAIN:
+            return False
+        return True if whole or len(first) == _FIRST_TOKENS else None
+
+    def _follow(self, event: Text | Finished, probabilities: "np.ndarray") -> None:
+        """Pass on what agrees with the table, and the rest of the table's answer where it does not.
+
+        What comes after a whole answer is the answer to a second question, if it is about one.
+        """
+        shown, ends = self._text, isinstance(event, Finished)
+        self._text += "" if isinstance(event, Finished) else event.text
+        if self._table is None and (ends or len(self._text) >= HELD):
+            self._table = self._topics.answer(answer_key(self._text))
+        table = self._table or self._text
+        if isinstance(event, Finished):
+            if event.reason == "stop" and table.startswith(shown):
+                self._put(table[len(shown) :])
+            self.stream.put(event)
+        elif table.startswith(self._text) or not table.startswith(shown):
+            self.stream.put(event)
+        elif self._text.startswith(table):
+            second = self._text[len(table) :]
+            self._put(table[len(shown) :])
+            self._text, self._table, self._judged, self._first = "", None, False, table
+            self._judge(Text(0, second), probabilities)
+        else:
+            self._end(table[len(shown) :])
+
+    def _put(self, text: str) -> None:
+        if text:
+            self.stream.put(Text(0, text))
+
+    def _end(self, text: str) -> None:
+        """End the answer with this text, whatever the model still says."""
+        self._replaced = True
+        self._put(text)
+        self.stream.put(Finished(0, "stop"))

@@ -1,7 +1,8 @@
 """Topics of the guide's questions: a linear classifier over words and pieces of words, apart from the guide.
 
-Trained by scripts/tools/guide/topic_classifier.py on the questions that the guide was trained on; it reads the
-question alone and writes nothing, so where both name the same topic, both would have to be wrong in one way.
+Trained by scripts/tools/guide/topic_classifier.py on the questions of the training of the guide. It reads a
+question and the one before it and writes nothing, so where both name one topic, both would have to be wrong in
+one way.
 """
 
 import re
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 FEATURES: Final = 1 << 13
 HEAD: Final = 40
 """Characters of an answer that tell it from all others."""
+_WORD: Final = re.compile(r"\d+|[+#]+|[^\W\d_]+")
 _NUMBER: Final = re.compile(r"\d[\d,.]*")
 _OPEN: Final = re.compile(
     r"(I know no |Here it is |There are several |Add `--stop |"
@@ -27,10 +29,13 @@ HELD: Final = 80
 """Characters that are enough for `answer_key`."""
 
 
-def features(question: str) -> list[int]:
-    """Ids of the words, neighbouring words, and pieces of three and four letters of a question."""
-    words = re.findall(r"\d+|[+#]+|[^\W\d_]+", question.lower())
+def features(question: str, before: str = "") -> list[int]:
+    """Ids of the words, neighbouring words, and pieces of three and four letters of a question, and of the
+    words of the question before it.
+    """
+    words = _WORD.findall(question.lower())
     found = {f"{one} {two}" for one, two in pairwise(words)}
+    found.update(f"^{word}" for word in _WORD.findall(before.lower()))
     for word in words:
         edged = f"<{word}>"
         found.add(f"={word}")
@@ -68,6 +73,15 @@ class Topics:
         """The answer of each topic; empty where it depends on the question."""
         return bytes(self._tables["answers"]).decode().split("\0")
 
+    def answer(self, key: str) -> str:
+        """The answer of a topic; empty where it depends on the question, or there is no such topic."""
+        return dict(zip(self.keys, self.answers, strict=True)).get(key, "")
+
+    @cached_property
+    def questions(self) -> list[str]:
+        """A question for each topic that the guide answers; empty where there is none."""
+        return bytes(self._tables["questions"]).decode().split("\0")
+
     @cached_property
     def languages(self) -> list[str]:
         """The sentences with which answers in other languages begin."""
@@ -78,12 +92,12 @@ class Topics:
         """What follows them, whatever was asked."""
         return bytes(self._tables["english"]).decode()
 
-    def probabilities(self, question: str) -> "np.ndarray":
-        """The probability of each topic."""
+    def probabilities(self, question: str, before: str = "") -> "np.ndarray":
+        """The probability of each topic. `before`: the question that this one leans on."""
         import numpy as np
 
         tables = self._tables
-        ids = features(question)
+        ids = features(question, before)
         mean = tables["features"][ids].sum(0, dtype=np.float32) / max(1, len(ids)) * tables["scale"]
         logits = tables["topics"].astype(np.float32) @ mean + tables["bias"]
         weights = np.exp(logits - logits.max())

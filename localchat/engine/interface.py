@@ -62,6 +62,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Room of the KV cache for all conversations together; 0: unknown."""
     experts_on_cpu: int = 0
     """Layers whose experts are in RAM although the layer is on the GPU."""
+    max_rows: int = 0
+    """Sequences that are computed at once, at most; 0: unknown."""
 
 
 class Vectors(list[list[float]]):

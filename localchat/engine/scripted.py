@@ -125,6 +125,7 @@ class ScriptedEngine:
             safe_mode=False,
             why="scripted answers",
             fingerprint="scripted",
+            max_rows=4,
         )
 
     def stats(self) -> EngineStats:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _FOLDER = "owners"
 _NAME_BYTES = 16
+_MOST_KNOWN = 20_000
 
 Keys = dict[str, set[bytes]]
 """Keys of entries by their namespace's folder name."""
@@ -22,6 +23,7 @@ class Owners:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / _FOLDER
         self._known: set[tuple[str, str, bytes]] = set()
+        """Lines that need not be written again: some of them."""
 
     def _path(self, owner: str) -> Path:
         digest = hashlib.blake2b(owner.encode("utf-8", "replace"), digest_size=_NAME_BYTES)
@@ -39,6 +41,8 @@ class Owners:
             os.write(handle, f"{namespace} {key.hex()}\n".encode())
         finally:
             os.close(handle)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
         self._known.add((owner, namespace, key))
 
     def take(self, owner: str) -> Keys:

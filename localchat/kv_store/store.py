@@ -29,7 +29,7 @@ from localchat.kv_store.entry import (
     root_key,
     write_entry,
 )
-from localchat.kv_store.eviction import StoredFile, victims
+from localchat.kv_store.eviction import MOST_FILES, StoredFile, victims
 from localchat.kv_store.owners import Owners, with_ancestors
 from localchat.kv_store.tree import EntryTree, Match, Usable
 from localchat.kv_store.writer import Writer
@@ -40,7 +40,10 @@ FREE_SHARE = 0.25
 _PART_AGE_S = 60.0
 """A part that nobody wrote to for so long was left by a program that was killed."""
 _BATCH_BYTES = 64_000_000
-"""Bytes written between two looks at the bound."""
+_SHARE = 8
+"""Part of the bound that is made free at once: listing thousands of files takes 30 ms of Python's lock."""
+_MOST_UNCHECKED_BYTES = 2_000_000_000
+"""Written between two looks at the bound, and at what else fills the disk."""
 
 
 class About(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,7 +88,8 @@ class KVStore:
         self._free_bytes = free_bytes
         self._lock = threading.Lock()
         self._writable = True
-        self._since_check_bytes = _BATCH_BYTES
+        self._unchecked_bytes = 0
+        """Bytes that may be written before the next look at the bound."""
         self.owners = Owners(folder)
         self.writer = Writer()
         self.written_bytes = 0
@@ -109,12 +113,12 @@ class KVStore:
         size = entry.file_bytes
         try:
             self._make_folder(namespace)
-            self._since_check_bytes += size
-            if self._since_check_bytes >= min(_BATCH_BYTES, self._limit_bytes // 16):
-                self._since_check_bytes = 0
-                if not self.make_room(size) or not _is_reachable(namespace.folder, entry):
-                    self._since_check_bytes = _BATCH_BYTES
+            if size > self._unchecked_bytes:
+                room = self.make_room(size)
+                self._unchecked_bytes = room if _is_reachable(namespace.folder, entry) else 0
+                if size > self._unchecked_bytes:
                     return False
+            self._unchecked_bytes -= size
             write_entry(namespace.folder, entry, payload)
             self.written_bytes += size
         except OSError as error:
@@ -146,18 +150,25 @@ class KVStore:
         free = self._free_bytes(self.folder)
         return min(self._limit_bytes, int((free + held_bytes) * FREE_SHARE))
 
-    def make_room(self, wanted_bytes: int) -> bool:
-        """Delete what is least useful until the next writes fit. Raises OSError."""
+    def make_room(self, wanted_bytes: int) -> int:
+        """Bytes that may be written before the next call, after deleting what is least useful where they are
+        few; 0 where `wanted_bytes` do not fit. Raises OSError.
+
+        Another program may write as many: half of what is free.
+        """
         files = list(self.files())
         held = sum(file.size_bytes for file in files)
-        batch = min(_BATCH_BYTES, self._limit_bytes // 16)
-        allowed = self.allowed_bytes(held) - wanted_bytes - batch  # unchecked until the next time
-        if allowed < 0:
-            return False
-        for file in victims(files, allowed, time.time()):
-            file.path.unlink(missing_ok=True)
-            self.evictions += 1
-        return True
+        allowed = self.allowed_bytes(held)
+        least = 2 * wanted_bytes + min(_BATCH_BYTES, self._limit_bytes // (2 * _SHARE))
+        if allowed < least:
+            return 0
+        if held > allowed - least or len(files) > MOST_FILES:
+            kept = max(0, allowed - max(least, self._limit_bytes // _SHARE))
+            for file in victims(files, kept, time.time()):
+                file.path.unlink(missing_ok=True)
+                self.evictions += 1
+                held -= file.size_bytes
+        return min((allowed - held) // 2, _MOST_UNCHECKED_BYTES)
 
     # ------------------------------------------------------------------------ the whole
 

@@ -80,6 +80,7 @@ def _from_engine(engine: Engine) -> dict[str, Any]:
         "n_ctx_train": info.context_train,
         "kv_type": info.kv_type,
         "limits": info.limits,
+        **({"total_slots": info.max_rows} if info.max_rows else {}),
     }
 
 

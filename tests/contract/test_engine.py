@@ -153,6 +153,7 @@ def test_questions_are_answered_while_a_step_runs(start: Open) -> None:
     rendered = engine.render(Messages((Message("user", "hello"),)))
     assert "hello" in rendered
     assert engine.info().context_tokens == 2048
+    assert engine.info().max_rows > 0
     stream.close()
 
 

@@ -215,6 +215,31 @@ def restarted_over(bench: Bench, folder: Path) -> Bench:
     return fresh
 
 
+def test_while_steps_run_blocks_are_written_at_a_pace_and_the_others_when_nothing_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer holds Python's lock, which every step needs."""
+    clock_s = [0.0]
+    monkeypatch.setattr(
+        "localchat.core.kv_cache.block_disk_tier.time.monotonic", lambda: clock_s[0]
+    )
+    bench = started(tmp_path)
+    bench.run_until_idle()
+    files = KVStore(tmp_path / "kv", 0).files
+    bench.ask(request(TEXT, owner="1", max_tokens=40))
+    clock_s[0] = 10.0
+    bench.run_until_idle()
+    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(5)
+    assert len(list(files())) == 1
+    bench.ask(request(TEXT.upper(), owner="2", max_tokens=40))
+    clock_s[0] = 20.0
+    bench.run_until_idle()
+    assert bench.disk_tier._store.writer.drain(5)
+    assert len(list(files())) == 2
+    written(bench)
+    assert len(list(files())) > 2 * len(TEXT) // 4
+
+
 def test_a_prompt_larger_than_host_memory_reads_as_much_as_that_holds(tmp_path: Path) -> None:
     tokens = kept(tmp_path)
     bench = started(tmp_path, host_blocks=6)

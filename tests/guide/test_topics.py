@@ -1,14 +1,19 @@
 """The classifier beside the guide's file: its answers are the facts of today, and the product asks it."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import checkpoint
 import pytest
+from conversations import Writer
+from facts import build
 from topic_classifier import known_answers
 
 from localchat.cli.context import AppContext
 from localchat.engine.events import Text
 from localchat.engine.guide import UNKNOWN, GuideEngine, topics_file
+from localchat.engine.guide_sums import holds
 from localchat.engine.guide_topics import Topics
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages
@@ -24,20 +29,44 @@ def test_it_fits_into_the_wheel() -> None:
     assert topics_file(checkpoint.GUIDE).stat().st_size <= 2**20
 
 
-@pytest.mark.parametrize("question", ["Can I use two GPUs?", "can i use 2 gpus"])
-def test_what_the_guide_takes_for_a_neighbour_is_answered_by_the_topic(question: str) -> None:
+@pytest.fixture(scope="module")
+def engine() -> Iterator[GuideEngine]:
     engine = AppContext().open_engine(EngineOptions(checkpoint.GUIDE), print)
-    try:
-        assert isinstance(engine, GuideEngine)
-        prompt = Messages((Message("user", question),))
-        answer = "".join(
-            event.text
-            for event in engine.generate(GenerateRequest(prompt))
-            if isinstance(event, Text)
-        )
-    finally:
-        engine.close()
-    assert "spreads the layers of a GGUF over all GPUs" in answer
+    assert isinstance(engine, GuideEngine)
+    yield engine
+    engine.close()
+
+
+def answer(engine: GuideEngine, question: str) -> str:
+    """The guide's answer as the product gives it."""
+    request = GenerateRequest(Messages((Message("user", question),)))
+    return "".join(each.text for each in engine.generate(request) if isinstance(each, Text))
+
+
+@pytest.mark.parametrize("question", ["Can I use two GPUs?", "can i use 2 gpus"])
+def test_what_the_guide_takes_for_a_neighbour_is_answered_by_the_topic(
+    engine: GuideEngine, question: str
+) -> None:
+    assert "spreads the layers of a GGUF over all GPUs" in answer(engine, question)
+
+
+@pytest.mark.parametrize(
+    ("question", "command"),
+    [
+        ("Which quantization should I take?", "localchat quality"),
+        ("is the 4-bit one worse", "localchat quality"),
+        ("how do i compare two models", "localchat quality"),
+        ("which of the two is faster", "localchat bench"),
+        ("why is it slow", "localchat bench"),
+        ("why is it slow", "localchat tune"),
+        ("how many users", "localchat plan"),
+        ("is my build good", "localchat doctor"),
+    ],
+)
+def test_words_that_people_use_lead_to_the_commands_that_measure(
+    engine: GuideEngine, question: str, command: str
+) -> None:
+    assert f"`{command}" in answer(engine, question)
 
 
 def test_another_model_of_the_same_folder_has_no_classifier(tmp_path: Path) -> None:
@@ -48,3 +77,13 @@ def test_another_model_of_the_same_folder_has_no_classifier(tmp_path: Path) -> N
         assert not isinstance(engine, GuideEngine)
     finally:
         engine.close()
+
+
+def test_every_sum_of_the_training_holds() -> None:
+    writer, rng = Writer(build()), Random(4)
+    checked = 0
+    for _ in range(2000):
+        question, answer, _ = writer.sums.draw(rng)
+        assert holds(question, answer), (question, answer)
+        checked += not holds("", answer)
+    assert checked > 400

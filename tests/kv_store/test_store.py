@@ -154,6 +154,24 @@ def test_the_bound_holds_and_the_ends_of_old_texts_go_first(tmp_path: Path) -> N
     assert found(namespace, "000" + "y" * 60) < 63
 
 
+def test_a_full_store_of_thousands_of_files_is_listed_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing them holds up whatever else the program does."""
+    store = KVStore(tmp_path, 10_000_000_000, free_bytes=lambda _: 10**12)
+    size = 4_000_000
+    names = [number.to_bytes(16, "big") for number in range(2500)]
+    files = [StoredFile(tmp_path / key.hex(), b"", key, size, 0.0, 1e-7) for key in names]
+    monkeypatch.setattr(store, "files", lambda: iter(files))
+    room = store.make_room(size)
+    assert 500_000_000 < room < 1_000_000_000
+    left = len(files) - store.evictions
+    assert left * size + 2 * room <= 10_000_000_000 < left * size + 2 * room + size
+    monkeypatch.setattr(store, "files", lambda: iter(files[:1000]))
+    assert store.make_room(size) > 1_000_000_000
+    assert left == len(files) - store.evictions
+
+
 def test_a_text_larger_than_the_bound_leaves_no_end_without_its_beginning(tmp_path: Path) -> None:
     store = KVStore(tmp_path / "kv", 1_200)
     namespace = store.namespace("model", "m")

@@ -59,10 +59,9 @@ class Counted(trace.Claims):
 
 jobs, found = pickle.load(sys.stdin.buffer), {}
 claims = Counted("")
-trace.only_compile(next(iter(jobs.values())).gpu, claims)
 for name, job in jobs.items():
     claims.met = {}
-    trace.launch.imagine(job.gpu)
+    trace.only_compile(job.gpu, claims)
     troubles = trace.launch_all(
         trace.meta_runner(job), job.config.vocabulary, trace.compile_shapes(job.capabilities))
     assert not troubles, (name, troubles[:3])

@@ -63,6 +63,7 @@ def test_properties_have_what_llamacpps_clients_read(stage: Stage, query: str) -
     assert props["modalities"] == {"vision": False, "audio": False}
     assert props["chat_template_caps"] == {"supports_tools": False, "supports_tool_calls": False}
     assert "/" not in props["model_alias"]
+    assert props["total_slots"] == 4
 
 
 def test_properties_load_nothing_and_keep_nothing(

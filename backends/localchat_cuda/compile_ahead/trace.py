@@ -14,7 +14,7 @@ import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.errors import TritonError
-from triton.runtime.jit import JitFunctionInfo
+from triton.runtime.jit import JITFunction, JitFunctionInfo
 
 from localchat.backend_api.interface import (
     LAST,
@@ -383,12 +383,32 @@ class Claims:
         return False
 
 
+def _specialization(argument: object) -> Hashable:
+    """What tells kernels apart, at least: Triton's own key takes most of the time of a launch."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16
+    if isinstance(argument, list):
+        return tuple(map(_specialization, argument))
+    if hasattr(argument, "block_shape"):  # a tensor descriptor, Triton's or Gluon's
+        return tuple(map(_specialization, vars(argument).values()))
+    return type(argument), argument
+
+
 def only_compile(gpu: launch.Traits, claims: Claims) -> None:
     """From now on, launches in this process only compile, for this GPU, into Triton's cache."""
-    run = triton.runtime.jit.JITFunction.run
-    triton.runtime.jit.JITFunction.__getitem__ = lambda self, grid: (
-        lambda *a, **o: run(self, *a, grid=grid, warmup=True, **o)
-    )
+    run, made = triton.runtime.jit.JITFunction.run, dict[Hashable, object]()
+
+    def compile_once(kernel: JITFunction, grid: object) -> Callable[..., object]:
+        def launched(*arguments: object, **options: object) -> object:
+            values = map(_specialization, (*arguments, *options.values()))
+            key = (id(kernel), *options, *values)
+            if key not in made:
+                made[key] = run(kernel, *arguments, grid=grid, warmup=True, **options)
+            return made[key]
+
+        return launched
+
+    triton.runtime.jit.JITFunction.__getitem__ = compile_once
     triton.runtime.driver.set_active(_CompileOnlyDriver(gpu.capability))
     triton.knobs.runtime.jit_cache_hook = claims.skip
     launch.imagine(gpu)

@@ -3,7 +3,11 @@
 What the drafts of a text save is that text's own, and pays for its next ones. Everything else comes from one
 fund of the engine: a small first amount, and a hundredth of what plain steps give. So however many texts are
 written at once, and however often each defeats its drafts, they cost a hundredth in the long run.
+
+Right drafts cost, too: the other texts of the step, which wait for it. Patience limits what each of them loses.
 """
+
+from collections.abc import Iterable, Mapping
 
 FIRST_CREDIT = 1.5
 PLAIN_CREDIT = 0.01
@@ -13,6 +17,8 @@ PROBE_CREDIT = 0.5
 MOST_CREDIT = 16.0
 """Two wide drafts that are rejected whole: where 16 rows cost 7 plain steps, one at an edit is bad luck,
 and without drafts it would take hundreds of plain steps to earn another try."""
+_PATIENCE, _MOST_PATIENCE = 0.015, 4.0
+"""Plain steps that a text may lose to the drafts of others: earned with each plain step, and at most."""
 
 
 class DraftFund:
@@ -57,3 +63,30 @@ class DraftCredit:
             self._borrowed -= self._own
             self.fund.balance += self._own
             self._own = 0.0
+
+
+class Patience:
+    """How much longer each text of a step may still wait for the drafts of others, in plain steps.
+
+    By number of the sequence. However much others gain, none becomes slower by more than a fiftieth.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[int, float] = {}
+
+    def left(self, number: int) -> float:
+        """What a text may still lose."""
+        return self._left.get(number, 0.0)
+
+    def bears(self, losses: Mapping[int, float]) -> bool:
+        """Whether every text may lose so much."""
+        return all(lost <= self.left(number) for number, lost in losses.items())
+
+    def spend(self, losses: Mapping[int, float]) -> None:
+        """Count what the texts of a step lose; below 0: they gain."""
+        for number, lost in losses.items():
+            self._left[number] = self.left(number) - max(lost, 0.0)
+
+    def earn(self, numbers: Iterable[int]) -> None:
+        """Count a plain step of these texts, and forget all others."""
+        self._left = {one: min(self.left(one) + _PATIENCE, _MOST_PATIENCE) for one in numbers}

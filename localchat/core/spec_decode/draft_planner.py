@@ -1,6 +1,7 @@
 """Draft planner: chooses the drafts of a step for all its sequences together.
 
-All of them wait for the step, so a draft of one is worth what it brings beside what the others lose. Where a
+All of them wait for the step, so a draft of one is worth what it brings beside what the others lose, and where
+a step has the cost of its width none of them loses more than a fiftieth of its speed (Patience). Where a
 runner takes two steps at once, a step with drafts has nothing behind it, and the one before it must have come
 back: drafts are made only where they are expected to save more than the runner waits for them. And where a
 runner prepares its steps, only those have drafts that are prepared: launched kernel by kernel, one of them
@@ -12,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 from localchat.backend_api.interface import Capabilities
 from localchat.backend_api.prepared_steps import DecodeRow, PreparingRunner
 from localchat.core.sequence import Sequence, State
+from localchat.core.spec_decode.draft_credit import Patience
 from localchat.core.spec_decode.draft_lengths import best_lengths, could_pay
 from localchat.core.spec_decode.draft_proposer import Proposer
 from localchat.core.spec_decode.step_cost import CostModel
@@ -47,6 +49,11 @@ class DraftPlanner:
         self._most_drafts = _DRAFTS_SLOW if slow else _DRAFTS_FAST
         self._waited: list[Proposer] = []
         """Whose drafts the runner waits for."""
+        self._patience = Patience()
+        self._looks_left_out = 0
+        """How often drafts of several sequences are not looked for, as there were none the last time."""
+        self._losses: dict[int, float] = {}
+        """What the sequences lose by the drafts chosen last."""
 
     # ------------------------------------------------------------------------ before a step
 
@@ -77,8 +84,7 @@ class DraftPlanner:
         most = self._can.draft_step_tokens - rows
         if not could_pay(rows, self._cost, most, wait_s=self._cost.wait_s):
             return False
-        chances = [place.proposer.chances(place.room + 1)[1:] for place in places]
-        lengths = self._lengths(chances, rows, most, 0)
+        lengths = self._lengths(following, places, rows, most, in_flight=1)
         wanted = {
             place.sequence.number: length
             for place, length in zip(places, lengths, strict=True)
@@ -105,7 +111,17 @@ class DraftPlanner:
         decoding = [one for one in ready if one.decodes and one.state is State.RUNNING]
         apart = admits or len(decoding) < len(ready)
         if self._ahead and (apart or any(one.steps_in_flight for one in running)):
-            return {}  # a prompt's steps are long, and a row that leaves one out waits twice
+            drafts: Drafts = {}  # a prompt's steps are long, and a row that leaves one out waits twice
+        else:
+            drafts = self._drafts(decoding, waited, tokens_left)
+        if drafts:
+            self._patience.spend(self._losses)
+        else:
+            self._patience.earn(one.number for one in decoding)
+        return drafts
+
+    def _drafts(self, decoding: list[Sequence], waited: list[Proposer], tokens_left: int) -> Drafts:
+        """Drafts of a step of these sequences. `waited`: whose drafts the runner waited for."""
         places = self._places([one for one in decoding if not one.unknown])
         rows = sum(one.needs for one in decoding)
         most = min(tokens_left, self._can.draft_step_tokens) - rows
@@ -113,7 +129,7 @@ class DraftPlanner:
             return {}
         if self._can.draft_model:
             return _allowed(places, self._one_by_one(places, rows, most))
-        drafts = _allowed(places, self._together(places, rows, most))
+        drafts = _allowed(places, self._together(decoding, places, rows, most))
         if drafts and self._prepared(decoding, {at: len(each) for at, each in drafts.items()}):
             return drafts
         self._charge(waited, rows)
@@ -132,13 +148,14 @@ class DraftPlanner:
                 places.append(_DraftPlace(one, one.proposer, room))
         return places
 
-    def _together(self, places: list[_DraftPlace], rows: int, most: int) -> Drafts:
+    def _together(
+        self, decoding: list[Sequence], places: list[_DraftPlace], rows: int, most: int
+    ) -> Drafts:
         """The drafts with which all are expected to go on fastest."""
         again = sum(place.sequence.recomputed for place in places)
         if not could_pay(rows, self._cost, most, again=again, wait_s=self._cost.wait_s):
             return {}
-        chances = [place.proposer.chances(min(place.room, most)) for place in places]
-        lengths = self._lengths(chances, rows, most, again)
+        lengths = self._lengths(decoding, places, rows, most, again=again)
         return {
             place.sequence.number: place.proposer.take(length)
             for place, length in zip(places, lengths, strict=True)
@@ -155,14 +172,75 @@ class DraftPlanner:
                 rows, most = rows + len(draft), most - len(draft)
         return found
 
-    def _lengths(self, chances: list[list[float]], rows: int, most: int, again: int) -> list[int]:
-        if not any(chances):
-            return [0] * len(chances)
+    def _lengths(
+        self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, *,
+        again: int = 0, in_flight: int = 0,
+    ) -> list[int]:  # fmt: skip
+        """Length of each place's draft in a step of `sequences`. `in_flight`: tokens that come before it."""
+        none, cost = [0] * len(places), self._cost
+        if self._looks_left_out:
+            self._looks_left_out -= 1
+            return none
+        chances = self._chances(sequences, places, rows, most, in_flight)
+        if self._ahead:
+            most = self._most_borne(sequences, places, chances, rows, most)
+        if most <= 0 or not any(chances):
+            self._looks_left_out = len(places) - 1 if self._ahead else 0
+            return none
         lengths, _ = best_lengths(
-            chances, rows, self._cost, max(most, 0), again=again, rewinds=self._rewinds,
-            wait_s=self._cost.wait_s, fair=self._ahead,
+            chances, rows, cost, most, again=again, rewinds=self._rewinds,
+            wait_s=cost.wait_s, fair=self._ahead,
         )  # fmt: skip
-        return lengths
+        if not self._ahead:
+            return lengths
+        if not any(lengths):
+            self._looks_left_out = len(places) - 1
+            return lengths
+        self._losses = dict.fromkeys(
+            (one.number for one in sequences), self._longer(rows, sum(lengths))
+        )
+        for place, found, length in zip(places, chances, lengths, strict=True):
+            self._losses[place.sequence.number] -= sum(found[:length])
+        return lengths if self._patience.bears(self._losses) else none
+
+    def _chances(
+        self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, in_flight: int
+    ) -> list[list[float]]:  # fmt: skip
+        """Chances of each place's tokens; none where a sequence that is out of patience has none.
+
+        So most steps of several texts look for the drafts of one.
+        """
+        found: list[list[float]] = [[] for _ in places]
+        least = self._longer(rows, 1) if self._ahead else 0.0
+        hurried = {one.number for one in sequences if self._patience.left(one.number) < least}
+        if not hurried <= {place.sequence.number for place in places}:
+            return found
+        at_first = sorted(enumerate(places), key=lambda at: at[1].sequence.number not in hurried)
+        for at, (sequence, proposer, room) in at_first:
+            found[at] = proposer.chances(min(room, max(most, 0)) + in_flight)[in_flight:]
+            if not found[at] and sequence.number in hurried:
+                return [[] for _ in places]
+        return found
+
+    def _most_borne(
+        self, sequences: list[Sequence], places: list[_DraftPlace], chances: list[list[float]],
+        rows: int, most: int,
+    ) -> int:  # fmt: skip
+        """Most drafted tokens that those without a draft can wait for."""
+        drafting = {
+            place.sequence.number for place, found in zip(places, chances, strict=True) if found
+        }
+        waiting = (one.number for one in sequences if one.number not in drafting)
+        left = min(map(self._patience.left, waiting), default=float("inf"))
+        most = min(most, sum(map(len, chances)))
+        while most > 0 and self._longer(rows, most) > left:
+            most = self._cost.narrower(rows + most) - rows
+        return most
+
+    def _longer(self, rows: int, drafted: int) -> float:
+        """How much longer a step takes with so many drafted tokens, in plain steps."""
+        cost = self._cost
+        return (cost.seconds(rows + drafted) + cost.wait_s) / cost.seconds(rows) - 1
 
     def _prepared(self, sequences: list[Sequence], lengths: dict[int, int]) -> bool:
         """Whether a step of these sequences is prepared. `lengths`: of the drafts."""

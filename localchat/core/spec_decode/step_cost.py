@@ -95,5 +95,10 @@ class CostModel:
         place = bisect_left(self._widths, rows)
         return self._widths[place] if place < len(self._widths) else rows
 
+    def narrower(self, rows: int) -> int:
+        """Most rows of a step that is padded to fewer than one of `rows`."""
+        place = bisect_left(self._widths, rows)
+        return self._widths[place - 1] if 0 < place <= len(self._widths) else rows - 1
+
     def _unseen(self, rows: int) -> float:
         return 1 + _UNSEEN_SLOPE * (rows - 1)

@@ -3,7 +3,6 @@
 A row begins with a conversation, as every prompt does; the last one in a row may be cut off.
 """
 
-import os
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import islice
 from multiprocessing import get_context
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokens import PAD, encode, train_tokenizer
 
-BATCH: Final = 2000
+BATCH: Final = 250
+PARTS: Final = 100  # of the text: small, so that training can begin early
 WRITING_S: Final = 180  # no part takes this long; a stuck one must not waste GPU time
 
 
@@ -57,25 +57,18 @@ def write_rows(facts: Path, tokenizer: str, seed: int, rows: int, length: int) -
 def many_rows(
     pool: ProcessPoolExecutor, facts: Path, tokenizer: str, seed: int, rows: int, length: int
 ) -> list["Future[Rows]"]:
-    """The rows of many seeds, one part per process."""
-    parts = os.cpu_count() or 1
-    share = -(-rows // parts)
+    """The rows of many seeds, in parts."""
+    share = -(-rows // PARTS)
     return [
-        pool.submit(write_rows, facts, tokenizer, seed + i, share, length) for i in range(parts)
+        pool.submit(write_rows, facts, tokenizer, seed + i, share, length) for i in range(PARTS)
     ]
 
 
-def writers() -> ProcessPoolExecutor:
-    """A pool with one process per core, each spawned: in a fork of a process that ran the tokenizer's
+def writers(count: int) -> ProcessPoolExecutor:
+    """A pool of `count` processes, each spawned: in a fork of a process that ran the tokenizer's
     threads the first tokenization hangs.
     """
-    return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
-
-
-def joined(parts: list["Future[Rows]"]) -> Rows:
-    """Join all parts to one array, in the order of their seeds."""
-    done = [p.result(timeout=WRITING_S) for p in parts]
-    return Rows(np.concatenate([r.ids for r in done]), np.concatenate([r.own for r in done]))
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"))
 
 
 def held_out(

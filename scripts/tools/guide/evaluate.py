@@ -3,7 +3,7 @@
     python scripts/tools/guide/evaluate.py GGUF [--show] [--commands 500]
 
 Greedy, 400 tokens at most. A question passes if the answer matches every fact's pattern (case does not
-count). A number is wrong if an answer states a quantity (number with unit) that is neither in the table
+count), and with a pick if it offers a question whose answer does. A number is wrong if an answer states a quantity (number with unit) that is neither in the table
 of facts nor in the question, or if the item names the quantity and the answer states only others. The
 program's own parser checks every `localchat ...` command, and its own engine gives the answers. The
 last line is JSON.
@@ -20,6 +20,8 @@ from conversations import conversations, read_facts
 from facts import commands_in
 from held_out import items
 from product import Product, refusal
+
+from localchat.engine.guide import OFFER
 
 HERE: Final = Path(__file__).resolve().parent
 REFUSAL: Final = re.compile(
@@ -95,7 +97,12 @@ def ask(answerer: Answerer, facts: dict[str, Any]) -> list[Outcome]:
 
     for item in items("questions"):
         got = answerer.answer([("user", item["question"])])
-        note("question", item, item["question"], got, holds(got[0], item["facts"]))
+        passed = holds(got[0], item["facts"])
+        note("question", item, item["question"], got, passed)
+        picks = [("user", item["question"]), ("assistant", got[0])] if OFFER in got[0] else []
+        tried = [answerer.answer([*picks, ("user", number)]) for number in "123" if picks]
+        passed = passed or any(holds(text, item["facts"]) for text, _ in tried)
+        note("picked", item, item["question"], got, passed)
     for item in items("offtopic"):
         got = answerer.answer([("user", item["question"])])
         honest = bool(REFUSAL.search(got[0]) and HONEST.search(got[0]))
@@ -121,9 +128,11 @@ def summary(outcomes: list[Outcome]) -> dict[str, float]:
         hits = sum(bool(getattr(o, field)) for o in chosen)
         return round(100 * hits / len(chosen), 1)
 
-    kinds = {k: [o for o in outcomes if o.kind == k] for k in ("question", "offtopic", "dialogue")}
+    names = ("question", "picked", "offtopic", "dialogue")
+    kinds = {k: [o for o in outcomes if o.kind == k] for k in names}
     return {
         "questions_passed": share(kinds["question"], "passed"),
+        "with_a_pick": share(kinds["picked"], "passed"),
         "refusals_honest": share(kinds["offtopic"], "passed"),
         "dialogues_passed": share(kinds["dialogue"], "passed"),
         "ended": share(outcomes, "ended"),

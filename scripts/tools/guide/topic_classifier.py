@@ -1,16 +1,18 @@
 """Trains the classifier of topics that checks the guide's answers, on the questions of its training.
 
-    python scripts/tools/guide/topic_classifier.py [--questions 150000] [--epochs 5]
+    python scripts/tools/guide/topic_classifier.py [--questions 150000] [--epochs 8]
 
-Takes minutes on two cores; writes localchat/guide/topics.npz. See localchat/engine/guide_topics.py.
+Takes minutes on two cores; writes localchat/guide/topics.npz. See localchat/engine/guide_topics.py. The guide
+itself is asked which questions may be offered: those that it answers, and whose topic the classifier finds.
 """
 
 import argparse
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +20,17 @@ from torch.nn import functional
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[2]
-sys.path[:0] = [str(ROOT), str(HERE)]
+sys.path[:0] = [str(ROOT), str(ROOT / "backends"), str(HERE)]
 
-from conversations import Writer, read_facts  # noqa: E402 - from here on the checkout counts
+from asking import ALONE  # noqa: E402 - from here on the checkout counts
+from conversations import Writer, read_facts  # noqa: E402
+from grammar import Choice, Reference, parse  # noqa: E402
 
-from localchat.engine.guide_topics import FEATURES, answer_key, features  # noqa: E402
+from localchat.engine.events import Text  # noqa: E402
+from localchat.engine.guide_topics import FEATURES, Topics, answer_key, features  # noqa: E402
+from localchat.engine.local.engine import LocalEngine  # noqa: E402
+from localchat.engine.options import EngineOptions  # noqa: E402
+from localchat.engine.request import GenerateRequest, Message, Messages, Sampling  # noqa: E402
 
 WIDTH: Final = 64
 BATCH: Final = 512
@@ -30,24 +38,118 @@ KEPT: Final = 0.75  # of a question's features in a step, so that one strange wo
 FOREIGN: Final = 0.1
 SUMS: Final = 0.12
 REFUSALS: Final = 0.13
+FOLLOWING: Final = 0.2  # of all: questions that follow another one
 LEAST: Final = 3  # questions of a topic
+SMOOTHING: Final = 0.1  # of the labels: a sure and wrong topic costs more than an unsure one
+ANSWER_TOKENS: Final = 48  # tell its topic
+OFFERED: Final = 0.5  # of a topic's question, so that it may be offered if the guide answers it
+CERTAIN: Final = 0.75  # of one that is answered from the table
+PHRASINGS: Final = 4  # of each kind that are tried
+_CAPITALS: Final = (
+    "I GPU GPUs CPU CPUs RAM VRAM KV API APIs JSON GGUF PDF AMD NVIDIA CUDA TTFT TPOT MHA GQA MQA MLA RoPE AWQ GPTQ "
+    "MoE IQ FP8 CORS HTTPS IDE VS Ollama Linux Windows Mac Docker Podman Python Emacs OpenAI Zed Aider Cline Codex "
+    "Claude ChatGPT LM WebUI Hugging Face RAG LoRA MCP NPU AVX2 Prometheus Markdown LLM JetBrains"
+)
+WRITTEN: Final = {word.lower(): word for word in _CAPITALS.split()}
+"""Words of offered questions that keep their capitals."""
 
 
-def questions(count: int, seed: int) -> list[tuple[str, str]]:
-    """First questions and their answers, in the shares above, the rest about topics."""
+class Drawn(NamedTuple):
+    """A question of the training, its answer, and the question before it, or empty."""
+
+    question: str
+    answer: str
+    before: str = ""
+
+
+def questions(count: int, seed: int) -> list[Drawn]:
+    """Questions and their answers, in the shares above, the rest about topics."""
     writer, rng = Writer(read_facts(HERE / "facts.json")), Random(seed)
     drawn = []
     for _ in range(count):
         chance = rng.random()
         if chance < FOREIGN:
-            drawn.append(writer.foreign.draw(rng))
+            drawn.append(Drawn(*writer.foreign.draw(rng)))
         elif chance < FOREIGN + SUMS:
-            drawn.append(writer.sums.draw(rng)[:2])
+            drawn.append(Drawn(*writer.sums.draw(rng)[:2]))
         elif chance < FOREIGN + SUMS + REFUSALS:
-            drawn.append(writer.refusals.draw(rng))
+            drawn.append(Drawn(*writer.refusals.draw(rng)))
+        elif chance < FOREIGN + SUMS + REFUSALS + FOLLOWING:
+            drawn.append(following(writer, rng))
         else:
-            drawn.append(writer.topics.question(writer.topics.draw(rng), rng))
+            drawn.append(Drawn(*writer.topics.question(writer.topics.draw(rng), rng)))
     return drawn
+
+
+def following(writer: Writer, rng: Random) -> Drawn:
+    """A question that follows another one in a conversation about topics or sums."""
+    while True:
+        kind, talk = writer.draw(rng)
+        texts = [text for role, text in talk if role != "system"]
+        if kind in ("topic", "sum", "chain") and len(texts) > 3:
+            at = rng.randrange(2, len(texts), 2)
+            return Drawn(texts[at], texts[at + 1], texts[at - 2])
+
+
+def plain_questions(topic: dict[str, Any], lexicon: dict[str, list[str]]) -> list[str]:
+    """The first phrasings of a topic, as one would print them; none that needs a value."""
+    kinds = (("plain", ""), ("do", "how do i "), ("ask", ""))
+    said = [
+        before + _first(parse(pattern), lexicon)
+        for kind, before in kinds
+        for pattern in topic.get(kind, ())[:PHRASINGS]
+    ]
+    texts = [" ".join(WRITTEN.get(word, word) for word in text.split()) for text in said]
+    texts = [re.sub(r"\ba (?=[aeio])", "an ", text) for text in texts if not set("{<") & set(text)]
+    return [f"{text[:1].upper()}{text[1:]}?" for text in texts]
+
+
+def _first(choice: Choice, lexicon: dict[str, list[str]]) -> str:
+    parts = choice.options[0]
+    return "".join(
+        part
+        if isinstance(part, str)
+        else _first(parse(lexicon[part.name][0]), lexicon)
+        if isinstance(part, Reference)
+        else _first(part, lexicon)
+        for part in parts
+    )
+
+
+def offered(topics: Topics, guide: Path) -> list[str]:
+    """For each topic a question that the product answers: where the classifier is sure of a topic whose answer
+    is always the same, or finds the topic and the guide agrees; or empty.
+    """
+    asking = Writer(read_facts(HERE / "facts.json")).topics
+    found, number = dict.fromkeys(topics.keys, ""), {key: at for at, key in enumerate(topics.keys)}
+    engine = LocalEngine(EngineOptions(guide, name="guide"), notify=print)
+    try:
+        for topic in asking.all:
+            key = answer_key(topic["answer"])
+            if topic["group"] in ALONE or found.get(key, "?"):
+                continue
+            asked = plain_questions(topic, asking.lexicon)
+            ranked = [(topics.probabilities(text)[number[key]], text) for text in asked]
+            sure = [text for likely, text in ranked if likely >= CERTAIN and topics.answer(key)]
+            near = [text for likely, text in ranked if likely >= OFFERED][:1]
+            known = sure or [text for text in near if answer_key(answer_of(engine, text)) == key]
+            found[key] = known[0] if known else ""
+    finally:
+        engine.close()
+    return list(found.values())
+
+
+def answer_of(engine: LocalEngine, question: str) -> str:
+    """The beginning of the guide's answer, unchecked."""
+    prompt = Messages((Message("user", question),))
+    request = GenerateRequest(prompt, Sampling(temperature=0), max_tokens=ANSWER_TOKENS)
+    return "".join(event.text for event in engine.generate(request) if isinstance(event, Text))
+
+
+def the_same(answers: list[str]) -> str:
+    """The answer of a topic, which is all of each of these or its first half (of a double question); or empty."""
+    shortest = min(answers, key=len)
+    return shortest if all(each.startswith(shortest) for each in answers) else ""
 
 
 def known_answers() -> tuple[str, ...]:
@@ -90,7 +192,9 @@ def train(asked: list[list[int]], topics: torch.Tensor, count: int, epochs: int)
             kept = (torch.rand(len(rows)) < KEPT) | (within == 0)
             ids = flat[begins[batch][rows] + within][kept]
             held = torch.bincount(rows[kept], minlength=len(batch))
-            loss = functional.cross_entropy(net(ids, held.cumsum(0) - held), topics[batch])
+            loss = functional.cross_entropy(
+                net(ids, held.cumsum(0) - held), topics[batch], label_smoothing=SMOOTHING
+            )
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
@@ -122,27 +226,41 @@ def write(path: Path, net: Net, keys: list[str], answers: list[str]) -> None:
     )
 
 
+def add_questions(path: Path, guide: Path) -> None:
+    """Add to the file the questions that may be offered."""
+    questions = offered(Topics(path), guide)
+    print(f"{sum(map(bool, questions))} questions to offer", flush=True)
+    with np.load(path) as file:
+        tables = dict(file)
+    tables["questions"] = np.frombuffer("\0".join(questions).encode(), np.uint8)
+    np.savez_compressed(path, **tables)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=150_000)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=ROOT / "localchat" / "guide" / "topics.npz")
+    guide = ROOT / "localchat" / "guide"
+    parser.add_argument("--guide", type=Path, default=guide / "guide.gguf", help="the guide's file")
+    parser.add_argument("--out", type=Path, default=guide / "topics.npz")
     told = parser.parse_args()
     drawn = questions(told.questions, told.seed)
     answers: dict[str, list[str]] = defaultdict(list)
-    for _, answer in drawn:
-        answers[answer_key(answer)].append(answer)
+    for each in drawn:
+        answers[answer_key(each.answer)].append(each.answer)
     keys = sorted(key for key, given in answers.items() if len(given) >= LEAST)
     number = {key: at for at, key in enumerate(keys)}
-    usable = [pair for pair in drawn if answer_key(pair[1]) in number]
-    asked = [features(question) for question, _ in usable]
-    topics = torch.tensor([number[answer_key(answer)] for _, answer in usable])
+    usable = [each for each in drawn if answer_key(each.answer) in number]
+    asked = [features(each.question, each.before) for each in usable]
+    topics = torch.tensor([number[answer_key(each.answer)] for each in usable])
     print(f"{len(usable):,} questions, {len(keys):,} topics", flush=True)
     net = train(asked, topics, len(keys), told.epochs)
-    given = [answers[key][0] if len(set(answers[key])) == 1 else "" for key in keys]
+    given = [the_same(answers[key]) for key in keys]
     known = known_answers()
-    write(told.out, net, keys, [text if text.endswith(known) else "" for text in given])
+    fixed = [text if text.endswith(known) else "" for text in given]
+    write(told.out, net, keys, fixed)
+    add_questions(told.out, told.guide)
     print(f"{told.out}: {told.out.stat().st_size / 1e6:.2f} MB")
 
 

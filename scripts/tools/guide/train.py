@@ -11,19 +11,22 @@ Muon trains the matrices (Jordan et al. 2024: momentum, orthogonalized by five N
 with the update scaled to AdamW's size (Liu et al. 2025); AdamW trains embedding, norms and biases. The
 learning rate rises for 2 % of the run, stays, and falls to zero over the last half. `--seconds`
 shortens the schedule if the machine is too slow for `--steps`, and `--within` does so for the whole call.
+Training begins with the first text that is written, and takes in the rest as it comes.
 """
 
 import argparse
 import importlib.util
 import json
+import os
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, cast
 
 import numpy as np
 import torch
-from corpus import Rows, held_out, joined, make_tokenizer, many_rows, writers
+from corpus import WRITING_S, Rows, held_out, make_tokenizer, many_rows, writers
 from model import Guide, Shape
 from safetensors.torch import save_file
 from tokens import PAD
@@ -91,18 +94,34 @@ def loss_of(model: nn.Module, ids: Tensor, own: Tensor) -> tuple[Tensor, Tensor]
 
 
 class Feed:
-    """Batches of rows in random order, from memory on the device."""
+    """Batches of rows in random order, from memory on the device: new rows first, then all again."""
 
-    def __init__(self, rows: Rows, per_batch: int, device: torch.device, seed: int) -> None:
-        self.ids = torch.from_numpy(rows.ids.view(np.int16)).to(device)
-        self.own = torch.from_numpy(rows.own).to(device)
-        self.per_batch = per_batch
+    def __init__(
+        self, parts: list[Future[Rows]], per_batch: int, device: torch.device, seed: int
+    ) -> None:
+        self.written, self.per_batch = parts, per_batch
+        self.ids = torch.zeros((0, 0), dtype=torch.int16, device=device)
+        self.own = torch.zeros((0, 0), dtype=torch.uint8, device=device)
         self.generator = torch.Generator().manual_seed(seed)
         self.order: list[int] = []
 
+    def _take(self) -> int:
+        """Take in what was written since; returns the number of the first new row."""
+        known = len(self.ids)
+        ready = [part for part in self.written if part.done()] or self.written[: known == 0]
+        self.written = [part for part in self.written if part not in ready]
+        for rows in [part.result(timeout=WRITING_S) for part in ready]:
+            ids = torch.from_numpy(rows.ids.view(np.int16)).to(self.ids.device)
+            own = torch.from_numpy(rows.own).to(self.own.device)
+            self.ids = torch.cat((self.ids, ids)) if len(self.ids) else ids
+            self.own = torch.cat((self.own, own)) if len(self.own) else own
+        return known if len(self.ids) - known >= self.per_batch else 0
+
     def next(self) -> tuple[Tensor, Tensor]:
         if len(self.order) < self.per_batch:
-            self.order = torch.randperm(len(self.ids), generator=self.generator).tolist()
+            first = self._take()
+            order = torch.randperm(len(self.ids) - first, generator=self.generator) + first
+            self.order = order.tolist()
         picked, self.order = self.order[: self.per_batch], self.order[self.per_batch :]
         at = torch.tensor(picked, device=self.ids.device)
         return self.ids[at].long(), self.own[at]
@@ -198,6 +217,12 @@ def main() -> None:
         "--text-tokens", type=int, default=280_000_000, help="tokens of text written"
     )
     parser.add_argument(
+        "--writers",
+        type=int,
+        default=max(1, (os.cpu_count() or 2) - 1),
+        help="processes that write the text; a machine may have fewer cores for this than it counts",
+    )
+    parser.add_argument(
         "--tiny", action="store_true", help="a small network, to try the pipeline on a CPU"
     )
     args = parser.parse_args()
@@ -211,7 +236,7 @@ def main() -> None:
     coder = tokenizer.to_str()
     shape = replace(shape, vocabulary=tokenizer.get_vocab_size())
     print(f"tokenizer: {shape.vocabulary} tokens, {time.monotonic() - begun:.0f} s", flush=True)
-    with writers() as pool:
+    with writers(args.writers) as pool:
         share = args.text_tokens / args.length
         short = many_rows(
             pool, args.facts, coder, SEED + 1000, int(share * args.long_from), args.length
@@ -226,24 +251,21 @@ def main() -> None:
         compiled = warmed(model, args, device)
         print(f"compiled: {time.monotonic() - begun:.0f} s", flush=True)
         feeds = (
-            Feed(joined(short), args.tokens // args.length, device, SEED),
-            Feed(joined(long), max(1, args.tokens // shape.context), device, SEED),
+            Feed(short, args.tokens // args.length, device, SEED),
+            Feed(long, max(1, args.tokens // shape.context), device, SEED),
         )
-    print(
-        f"text: {sum(f.ids.numel() for f in feeds):,} tokens, {time.monotonic() - begun:.0f} s",
-        flush=True,
-    )
-    if args.within:
-        left = args.within - (time.monotonic() - begun) - ENDING_S
-        args.seconds = min(args.seconds, max(60.0, left))
-        print(f"training for at most {args.seconds:.0f} s", flush=True)
-    with (args.out / "train_log.jsonl").open("w") as log:
-        optimize(model, compiled, feeds, args, log)
-        save(model, args.out)
-        kinds = loss_per_kind(model, args.facts, coder, device, 20 if args.tiny else 400)
-        log.write(
-            json.dumps({"held_out": kinds, "seconds": round(time.monotonic() - begun, 1)}) + "\n"
-        )
+        if args.within:
+            left = args.within - (time.monotonic() - begun) - ENDING_S
+            args.seconds = min(args.seconds, max(60.0, left))
+            print(f"training for at most {args.seconds:.0f} s", flush=True)
+        with (args.out / "train_log.jsonl").open("w") as log:
+            optimize(model, compiled, feeds, args, log)
+            pool.shutdown(wait=False, cancel_futures=True)
+            print(f"text: {sum(f.ids.numel() for f in feeds):,} tokens", flush=True)
+            save(model, args.out)
+            kinds = loss_per_kind(model, args.facts, coder, device, 20 if args.tiny else 400)
+            spent = round(time.monotonic() - begun, 1)
+            log.write(json.dumps({"held_out": kinds, "seconds": spent}) + "\n")
     print(json.dumps({"held_out": kinds}), flush=True)
     if importlib.util.find_spec("gguf"):
         from export import export

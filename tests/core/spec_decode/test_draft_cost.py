@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from tests.support.timed_core import CPU, GPU, Machine, TimedCore
 
 LETTERS = range(33, 127)
@@ -99,17 +100,40 @@ def test_no_step_with_drafts_is_launched_before_it_is_prepared(
 
 
 @pytest.mark.parametrize("machine", [GPU, CPU], ids=["gpu", "cpu"])
-def test_one_stream_that_gains_does_not_halve_the_speed_of_seven_others(
-    monkeypatch: pytest.MonkeyPatch, machine: Machine
+@pytest.mark.parametrize("copying", [1, 2, 4, 7])
+def test_streams_that_gain_do_not_slow_the_others(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, copying: int
 ) -> None:
+    """The burst takes as long as its slowest stream."""
     rates = []
     for speculation in (False, True):
         core = TimedCore(monkeypatch, machine, speculation=speculation)
-        for burst in range(3):
+        for burst in range(4):
             dice = [random.Random(100 * burst + stream) for stream in range(8)]
-            outcome = core.answer([copied(dice[0]), *map(fresh, dice[1:])])
+            texts = [copied(each) for each in dice[:copying]] + [
+                fresh(each) for each in dice[copying:]
+            ]
+            outcome = core.answer(texts)
         rates.append(outcome.tokens_per_s)
     assert rates[1] > 0.98 * rates[0]
+
+
+def test_no_step_of_several_streams_looks_further_than_the_first_without_a_draft(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = TimedCore(monkeypatch)
+    core.answer([copied(random.Random(stream)) for stream in range(8)])
+    asked: list[int] = []
+    chances = NgramProposer.chances
+
+    def count(proposer: NgramProposer, limit: int) -> list[float]:
+        asked.append(limit)
+        return chances(proposer, limit)
+
+    monkeypatch.setattr(NgramProposer, "chances", count)
+    core.runner.plans.clear()
+    core.answer([fresh(random.Random(100 + stream)) for stream in range(8)])
+    assert len(asked) <= 2 * len(core.runner.plans)
 
 
 def test_no_row_leaves_out_a_step_of_a_prompt_because_of_drafts(

@@ -24,6 +24,8 @@ ones, else the turn in a search for the best. Sums are in fp32 in the same order
 whole numbers. Of equal logits the first wins. A row of NaN has choices with weights of NaN, so it spoils no
 other. Grids: logits (R / 16 or 64, T / 16 or 64, S), choose (T,). Not supported: routers of over 1,024 rows.
 """
+# mypy: disable-error-code="assignment"
+# (Triton unrolls loops over tuples that grow; no type says that)
 
 from typing import NamedTuple
 
@@ -44,7 +46,7 @@ FEW_ROWS = 8
 MOST_FUSED = 128
 """Rows of a router up to which a single row's choice needs no launch of its own."""
 _SPLITS, _RUN = 4, 128
-_FEW_SPLITS = 16
+_FEW_SPLITS = 32
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -158,13 +160,15 @@ def _few_logits_kernel(
     block = tl.program_id(0)
     split = tl.program_id(1)
     r = block * 16 + tl.arange(0, 16)
-    t = tl.arange(0, M)
     k = tl.arange(0, BK)
     steps: tl.constexpr = (K + BK - 1) // BK
     first = split * steps // SPLITS
     ws = weight + tl.minimum(r, R - 1)[:, None] * K
-    acc = tl.zeros((16, M), tl.float32)
-    total = tl.zeros((M,), tl.float32)
+    sums = ()
+    totals = ()
+    for _ in tl.static_range(M):
+        sums = sums + (tl.zeros((16,), tl.float32),)
+        totals = totals + (tl.zeros((1,), tl.float32),)
     # The first tile's weights are loaded before the wait for the residual.
     w = tl.load(ws + (first * BK + k)[None, :], mask=(first * BK + k < K)[None, :], other=0.0)
     if PDL:
@@ -173,35 +177,45 @@ def _few_logits_kernel(
         at = c * BK + k
         if c > first:
             w = tl.load(ws + at[None, :], mask=(at < K)[None, :], other=0.0)
-        inside = (at < K)[:, None] & (t < T)[None, :]
-        here = t[None, :] * K + at[:, None]
-        v = tl.load(residual + here, mask=inside, other=0.0)
-        sums = tl.zeros((BK, M), tl.float32)
-        for s in tl.static_range(PARTS):
-            sums += tl.load(y + s * T * K + here, mask=inside, other=0.0).to(tl.float32)
-        v += sums
-        if Y_BIASED:
-            v += tl.load(y_bias + at, mask=at < K, other=0.0).to(tl.float32)[:, None]
         g = tl.load(gain + at, mask=at < K, other=0.0).to(tl.float32)
-        scaled = v * g[:, None] * 0.0625
-        if weight.dtype.element_ty == tl.float16:
-            operand = to_half(scaled)
-        else:
-            operand = scaled.to(weight.dtype.element_ty)
-        # A row of bf16 would have other choices before its norm than after it: tf32 has three more bits.
-        acc = tl.dot(w.to(tl.float32), scaled, acc)
-        total += tl.sum(v * v, 0)
+        rows = ()
+        for t in tl.static_range(M):
+            inside = at < K * tl.minimum(T - t, 1)
+            v = tl.load(residual + t * K + at, mask=inside, other=0.0)
+            more = tl.zeros((BK,), tl.float32)
+            for s in tl.static_range(PARTS):
+                more += tl.load(y + (s * T + t) * K + at, mask=inside, other=0.0).to(tl.float32)
+            v += more
+            if Y_BIASED:
+                v += tl.load(y_bias + at, mask=at < K, other=0.0).to(tl.float32)
+            rows = rows + (v,)
+        grown = ()
+        longer = ()
+        for t in tl.static_range(M):
+            v = rows[t]
+            scaled = v * g * 0.0625
+            # In fp32: in bf16 a row would have other choices before its norm than after it. And no tensor core:
+            # moving eight rows to its operands costs more than these products.
+            grown = grown + (sums[t] + tl.sum(w.to(tl.float32) * scaled[None, :], 1),)
+            longer = longer + (totals[t] + tl.sum(v * v, 0),)
+            if block == 0:
+                count = tl.minimum(T - t, 1)
+                tl.store(added + t * K + at, v, mask=at < K * count)
+                if GROUP > 0:
+                    there = t * KX + packed_cell(at, GROUP, True)
+                    tl.store(x + there, to_half(scaled), mask=at < KX * count)
+                elif weight.dtype.element_ty == tl.float16:
+                    tl.store(x + t * K + at, to_half(scaled), mask=at < K * count)
+                else:
+                    scaled = scaled.to(weight.dtype.element_ty)
+                    tl.store(x + t * K + at, scaled, mask=at < K * count)
+        sums = grown
+        totals = longer
+    for t in tl.static_range(M):
+        tl.store(logits + (split * T + t) * R + r, sums[t], mask=r < R * tl.minimum(T - t, 1))
         if block == 0:
-            tl.store(added + here, v, mask=inside)
-            if GROUP > 0:
-                there = t[None, :] * KX + packed_cell(at, GROUP, True)[:, None]
-                tl.store(x + there, to_half(scaled), mask=(at < KX)[:, None] & (t < T)[None, :])
-            else:
-                tl.store(x + here, operand, mask=inside)
-    where = (split * T + t)[None, :] * R + r[:, None]
-    tl.store(logits + where, acc, mask=(t < T)[None, :] & (r < R)[:, None])
-    if block == 0:
-        tl.store(squares + t * SPLITS + split, total, mask=t < T)
+            one = t + tl.arange(0, 1)
+            tl.store(squares + one * SPLITS + split, totals[t], mask=one < T)
     if CHOOSE:
         tl.debug_barrier()  # the stores of all warps come before the count of one thread
         programs = tl.num_programs(0) * tl.num_programs(1)
@@ -356,8 +370,8 @@ def add_few(
     kernel = _few_logits_kernel[(triton.cdiv(r, 16), splits)](
         y, gain if y_bias is None else y_bias, residual, gain, weight, x, added, logits, squares,
         logits if router.bias is None else router.bias, ids, weights,
-        ids if arrivals is None else arrivals, eps, t, K=k, KX=columns, PARTS=y.shape[0], M=8,
-        BK=_RUN, GROUP=0 if reader is None else reader.group, Y_BIASED=y_bias is not None,
+        ids if arrivals is None else arrivals, eps, t, K=k, KX=columns, PARTS=y.shape[0],
+        M=power_of_two(t), BK=_RUN, GROUP=0 if reader is None else reader.group, Y_BIASED=y_bias is not None,
         CHOOSE=arrivals is not None, PDL=pdl, **_constants(router, splits), **options(pdl, 4),
     )  # fmt: skip
     set_carveout(kernel, t)
