@@ -136,5 +136,16 @@ def test_the_first_frame_waits_for_nothing_that_only_an_answer_needs() -> None:
             "localchat.tui.command_handlers",
             "localchat_llamacpp",
         ),
+        *(
+            "localchat.tui.transcript",
+            "localchat.tui.widgets.metrics_panel",
+            "localchat.pool.entry",
+        ),
+        *(
+            "localchat.chat.overflow",
+            "localchat.session.answer_builder",
+            "localchat.engine.attached",
+            "localchat.documents.library",
+        ),
     }
     assert loaded & forbidden == set()

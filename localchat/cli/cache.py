@@ -8,6 +8,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.output import confirm, print_json, print_lines, table
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import ExitCode, LocalchatError
 from localchat.sanitize import sanitize_line
@@ -55,7 +56,7 @@ def clear(app: AppContext, model: str, yes: bool) -> int:
         freed = store.clear(model)
     except OSError as problem:
         raise LocalchatError(f"cannot delete {store.folder}: {problem.strerror}") from problem
-    click.echo(f"deleted {size(freed)}", err=True)
+    tell(f"deleted {size(freed)}")
     return ExitCode.OK
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.streams import Terminal
+from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import Paths, find_paths
 from localchat.errors import ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
@@ -37,7 +37,7 @@ def chosen_model(ctx: click.Context) -> str:
             return str(answer)
         if 1 <= int(answer) <= len(names):
             return names[int(answer) - 1]
-        click.echo(f"there are {len(names)}", err=True)
+        tell(f"there are {len(names)}")
 
 
 def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ import click
 from localchat.cli.context import AppContext
 from localchat.cli.group import DefaultGroup
 from localchat.cli.output import print_json, print_lines
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 
 
@@ -92,7 +93,7 @@ def _write(app: AppContext, key: str, value: str | None, model: str | None) -> N
 
     file = find_paths(app.environ).settings_file
     write_setting(file, key.replace("-", "_"), value, model)
-    click.echo(f"localchat: wrote {file}", err=True)
+    tell(f"localchat: wrote {file}")
 
 
 def _written(value: Any) -> str:  # noqa: ANN401 - any setting

@@ -4,6 +4,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.output import print_json
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import UsageError
 from localchat.sanitize import sanitize_line
@@ -34,4 +35,4 @@ def command(app: AppContext, word: str, name: str, as_json: bool) -> None:
     if as_json:
         print_json(app.environ, {"name": name, "alias_of": target, "path": str(found.path)})
     else:
-        click.echo(f"localchat: {name} is now an alias of {sanitize_line(target)}", err=True)
+        tell(f"localchat: {name} is now an alias of {sanitize_line(target)}")

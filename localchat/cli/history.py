@@ -14,6 +14,7 @@ from localchat.cli.conversation_options import open_history
 from localchat.cli.group import DefaultGroup
 from localchat.cli.output import confirm, print_lines, table
 from localchat.cli.run import complete_conversation
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
@@ -52,7 +53,7 @@ def list_(app: AppContext, limit: int, everything: bool, as_json: bool) -> None:
     else:
         _print_rows(app, rows)
     if left_out:
-        click.echo(f"localchat: there are more than {limit}; --all lists them", err=True)
+        tell(f"localchat: there are more than {limit}; --all lists them")
 
 
 def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
@@ -80,7 +81,7 @@ def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -
     else:
         print_lines(app.environ, _hit_lines(hits))
     if left_out:
-        click.echo(f"localchat: more than {limit} were found; -n shows more", err=True)
+        tell(f"localchat: more than {limit} were found; -n shows more")
     if not hits:
         raise LocalchatError(f"no conversation contains {' '.join(words)!r}")
 
@@ -161,7 +162,7 @@ def remove(app: AppContext, ids: tuple[str, ...], yes: bool) -> int:
                 return ExitCode.ERROR
             history.delete(summary.id)
             undo = f"localchat history restore {summary.id}"
-            click.echo(f"removed {sanitize_line(summary.title)!r}; to restore it: {undo}", err=True)
+            tell(f"removed {sanitize_line(summary.title)!r}; to restore it: {undo}")
     return ExitCode.OK
 
 
@@ -182,7 +183,7 @@ _DIGITS = 12
 def _opened(app: AppContext) -> "Iterator[History]":
     with open_history(find_paths(app.environ), to_read=True) as history:
         if history.notice:
-            click.echo(f"localchat: {history.notice}", err=True)
+            tell(f"localchat: {history.notice}")
         yield history
 
 

@@ -7,6 +7,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.output import print_json
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import UsageError
 from localchat.sanitize import sanitize_line
@@ -131,11 +132,9 @@ def _announce(app: AppContext, record: dict[str, Any], how: str, *, as_json: boo
         print_json(app.environ, record)
         return
     place = sanitize_line(record["path"])
-    click.echo(
-        f"localchat: {record['name']} is {place}, {how} ({size(record['size_bytes'])})", err=True
-    )
+    tell(f"localchat: {record['name']} is {place}, {how} ({size(record['size_bytes'])})")
     if record["warning"]:
-        click.echo(f"localchat: it cannot be run: {sanitize_line(record['warning'])}", err=True)
+        tell(f"localchat: it cannot be run: {sanitize_line(record['warning'])}")
 
 
 def _folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> None:
@@ -150,7 +149,7 @@ def _folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> No
         if as_json:
             print_json(app.environ, {"folder": str(folder), "models": []})
         else:
-            click.echo(f"localchat: stopped using folder {folder}; its files stay", err=True)
+            tell(f"localchat: stopped using folder {folder}; its files stay")
         return
     add_folder(paths, folder)
     models = [
@@ -162,6 +161,6 @@ def _folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool) -> No
         names = [{"name": model.name, "path": str(model.path)} for model in models]
         print_json(app.environ, {"folder": str(folder), "models": names})
         return
-    click.echo(f"localchat: added folder {folder}; models in it: {len(models)}", err=True)
+    tell(f"localchat: added folder {folder}; models in it: {len(models)}")
     for model in models:
-        click.echo(f"  {model.name}", err=True)
+        tell(f"  {model.name}")

@@ -11,7 +11,7 @@ from localchat.cli.context import AppContext
 from localchat.cli.document_options import completions, open_library
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.preset_options import read_presets
-from localchat.cli.streams import Terminal
+from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import find_paths
 from localchat.documents.folder import MAX_FILES
 from localchat.errors import FileMissing, UsageError
@@ -65,7 +65,7 @@ def command(
     library = open_library(app)
     if forget is not None:
         library.forget(forget.removeprefix("@"))
-        click.echo(f"localchat: forgot @{forget.removeprefix('@')}", err=True)
+        tell(f"localchat: forgot @{forget.removeprefix('@')}")
     elif list_ or not (sources or name):
         _list(app, library, as_json)
     else:
@@ -86,7 +86,7 @@ def _list(app: AppContext, library: "DocumentLibrary", as_json: bool) -> None:
         ]
         print_lines(app.environ, table(("NAME", "FILES", "TOKENS", "FROM"), rows, right=(1, 2)))
     else:
-        click.echo("localchat: nothing was learned yet; localchat learn DIR", err=True)
+        tell("localchat: nothing was learned yet; localchat learn DIR")
 
 
 def _record(name: str, one: "Summary") -> dict[str, Any]:

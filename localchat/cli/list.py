@@ -7,6 +7,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.output import print_json, print_lines, table
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.sanitize import sanitize_line
 from localchat.units import size
@@ -39,7 +40,7 @@ def command(app: AppContext, as_json: bool) -> None:
     pulled = [one.installed for one in index.models if one.installed is not None]
     newer = {one.name: one for one in KnownUpdates(paths.state_dir).of(pulled)}
     for notice in index.notices:
-        click.echo(f"localchat: {notice}", err=True)
+        tell(f"localchat: {notice}")
     if as_json:
         print_json(
             app.environ,

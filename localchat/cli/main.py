@@ -11,8 +11,9 @@ from localchat import __version__
 from localchat.cli.context import AppContext
 from localchat.cli.group import RootGroup, other_spelling
 from localchat.cli.signals import interruptible
-from localchat.cli.streams import OutputClosed, stdout_trouble
+from localchat.cli.streams import OutputClosed, columns, stdout_trouble
 from localchat.cli.verb_words import ALSO
+from localchat.cli.word_wrap import wrap_at_words
 from localchat.errors import ExitCode, LocalchatError
 from localchat.sanitize import sanitize
 
@@ -149,13 +150,13 @@ def _usage_hint(problem: click.ClickException) -> str:
 
 
 def _print_error(message: str, hint: str) -> None:
-    """Print an error to stderr, sanitized if that is a terminal."""
-
+    """Print an error to stderr, sanitized and wrapped at words if that is a terminal."""
     text = f"localchat: {message}\n" + "".join(f"  {line}\n" for line in hint.splitlines())
     if sys.stderr is None:
         return
     try:
-        shown = sanitize(text) if sys.stderr.isatty() else text
+        is_terminal = sys.stderr.isatty()
+        shown = wrap_at_words(sanitize(text), columns(sys.stderr)) if is_terminal else text
         # A file name may be bytes that are no Unicode: shown escaped rather than not at all.
         sys.stderr.write(shown.encode("utf-8", "backslashreplace").decode("utf-8"))
         sys.stderr.flush()

@@ -9,6 +9,7 @@ from localchat.cli.group import DefaultGroup
 from localchat.cli.options import engine_options, given_flags
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.preset_options import completions, read_presets
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.config.presets import TEMPLATE, Preset
 from localchat.config.settings_file import remove_preset, write_preset
@@ -51,7 +52,7 @@ def list_presets(app: AppContext, as_json: bool) -> None:
         rows = [(f"@{name}", presets[name].about) for name in sorted(presets)]
         print_lines(app.environ, table(("PRESET", "WHAT IT DOES"), rows))
     else:
-        click.echo("localchat: there are no presets; localchat preset add NAME", err=True)
+        tell("localchat: there are no presets; localchat preset add NAME")
 
 
 @command.command("show")
@@ -122,7 +123,7 @@ def remove(app: AppContext, name: str) -> None:
     """Remove a preset."""
     file = find_paths(app.environ).settings_file
     remove_preset(file, _preset(app, name).name)
-    click.echo(f"localchat: removed @{name.removeprefix('@')} from {file}", err=True)
+    tell(f"localchat: removed @{name.removeprefix('@')} from {file}")
 
 
 def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...] = ()) -> None:
@@ -137,7 +138,7 @@ def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...
         )
     file = find_paths(app.environ).settings_file
     write_preset(file, name, texts)
-    click.echo(f"localchat: wrote @{name} to {file}", err=True)
+    tell(f"localchat: wrote @{name} to {file}")
 
 
 def _preset(app: AppContext, name: str) -> Preset:

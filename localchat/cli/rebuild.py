@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from localchat.cli.context import AppContext
-from localchat.cli.streams import Terminal
+from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError, UsageError
 from localchat.state_file import StateFile
@@ -40,11 +40,11 @@ def rebuild(app: AppContext, asked: str, *, yes: bool) -> None:
     if asked == UNDO:
         there = builder.undo()
         sentence = "the build is removed" if there else "there is no build to take back"
-        click.echo(f"localchat: {sentence}; `localchat doctor` says what is used now", err=True)
+        tell(f"localchat: {sentence}; `localchat doctor` says what is used now")
         return
     kind = _kind(backend, builder, asked)
     if not kind:
-        click.echo("localchat: there is nothing to rebuild: this build fits this machine", err=True)
+        tell("localchat: there is nothing to rebuild: this build fits this machine")
         return
     _agree(app, kind, builder.minutes(kind), yes=yes)
     terminal = Terminal(app.environ)
@@ -106,11 +106,10 @@ def _agree(app: AppContext, kind: str, minutes: float, *, yes: bool) -> None:
         raise UsageError(
             "doctor --rebuild asks first, and there is no terminal", hint="--yes agrees"
         )
-    click.echo(
+    tell(
         f"This downloads llama.cpp's source (70 MB) and builds it for this machine ({kind}): about "
         f"{_minutes(minutes)} at low priority. The build is then tried, and used only if it is right and "
-        "faster; Ctrl+C leaves everything as it is.",
-        err=True,
+        "faster; Ctrl+C leaves everything as it is."
     )
     click.confirm("Build it?", abort=True, err=True)
 

@@ -26,7 +26,6 @@ from localchat.config.settings import (
     variable,
 )
 from localchat.config.settings_file import read_settings
-from localchat.engine.attached.protocol import AttachSpec
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
 from localchat.errors import DoesNotFit, EngineDied, LocalchatError, ModelInvalid, UsageError
@@ -45,6 +44,7 @@ from localchat.models.resolve import (
 
 if TYPE_CHECKING:
     from localchat.config.presets import Preset
+    from localchat.engine.attached.protocol import AttachSpec
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine, EngineInfo
 
@@ -227,7 +227,9 @@ def open_engine(setup: Setup, user: str, notify: Notify) -> "Engine":
     return setup.app.open_engine(engine_options(setup), notify)
 
 
-def _attach_spec(setup: Setup) -> AttachSpec:
+def _attach_spec(setup: Setup) -> "AttachSpec":
+    from localchat.engine.attached.protocol import AttachSpec
+
     return AttachSpec(
         model=os.fsencode(setup.model.path),
         name=setup.model.name,

@@ -6,6 +6,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.output import confirm, print_json
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.sanitize import sanitize
 from localchat.units import size
@@ -38,7 +39,7 @@ def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_
     removals = [plan_removal(model, index, paths, force=force) for model in models.values()]
     total = sum(removal.freed_bytes for removal in removals)
     for removal in removals:
-        click.echo(sanitize(_description(removal)), err=True)
+        tell(sanitize(_description(removal)))
     if not confirm(f"Remove? It frees {size(total)}.", yes=yes, verb="rm"):
         return 1
     for removal in removals:
@@ -54,7 +55,7 @@ def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_
         ]
         print_json(app.environ, {"removed": removed, "freed_bytes": total})
     else:
-        click.echo(f"localchat: removed; {size(total)} freed", err=True)
+        tell(f"localchat: removed; {size(total)} freed")
     return 0
 
 

@@ -1,12 +1,10 @@
 """Builds the context of a chat session: how models are resolved, planned and remembered."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from localchat.cli.conversation_options import HISTORY_FILE
-from localchat.cli.learn import embedder
-from localchat.cli.rebuild import offer_once
 from localchat.cli.resolve import (
     CHAT_SLOTS,
     Inputs,
@@ -58,8 +56,15 @@ def session_context(
         return model_setup(resolve_inputs(inputs, setup.terminal))
 
     def remember(model: ResolvedModel, info: "EngineInfo | None", done: "Done | None") -> str:
+        from localchat.cli.rebuild import offer_once
+
         record_use(model, setup.paths, lambda: info, done)
         return offer_once(setup, info)
+
+    def embed(model: str, texts: Sequence[str]) -> list[list[float]]:
+        from localchat.cli.learn import embedder
+
+        return embedder(setup.app)(model, texts)
 
     planner = LoadPlanner(setup)
     file = read_settings(setup.paths.settings_file)
@@ -77,7 +82,7 @@ def session_context(
         remember=remember,
         keys=file.keys,
         presets=file.presets,
-        embed=embedder(setup.app),
+        embed=embed,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
     )
     return context, model_setup(setup)

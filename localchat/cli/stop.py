@@ -3,6 +3,7 @@
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError, ModelMissing
 
@@ -26,12 +27,12 @@ def command(app: AppContext, model: str | None) -> None:
     if model is None:
         for server in servers:
             server.stop(None)
-            click.echo(f"localchat: stopping the server at {server.url}", err=True)
+            tell(f"localchat: stopping the server at {server.url}")
         return
     for server in servers:
         stopped = server.stop(model)
         if stopped.ended is not None:
             ended = f"; {stopped.ended} requests ended with it" if stopped.ended else ""
-            click.echo(f"localchat: {server.url} unloaded {model}{ended}", err=True)
+            tell(f"localchat: {server.url} unloaded {model}{ended}")
             return
     raise ModelMissing(f"{model} is not loaded", hint="localchat ps lists the loaded models")

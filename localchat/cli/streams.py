@@ -13,7 +13,9 @@ import time
 from collections.abc import Mapping
 from typing import Final, TextIO
 
-from localchat.cli.word_wrap import WordWrap
+import click
+
+from localchat.cli.word_wrap import WordWrap, cells, wrap_at_words
 from localchat.errors import LocalchatError
 from localchat.notice_cause import notice_cause
 from localchat.sanitize import sanitize
@@ -88,7 +90,7 @@ class Terminal:
             self._leave_reasoning()
             self._line_open = True  # before the write: Ctrl+C may come right after it
             if self.stdout_is_terminal:
-                body = self._answer_wrap.add(sanitize(body), _columns(self._out))
+                body = self._answer_wrap.add(sanitize(body), columns(self._out))
             self._write_out(body)
 
     def end_answer(self, *, empty: bool = True) -> None:
@@ -144,7 +146,7 @@ class Terminal:
         self._leave_reasoning()
         with self._lock:
             self.progress("")
-            self._write_err(self._styled(text, dim) + "\n")
+            self._write_err(self._styled(text, dim, columns(self._err)) + "\n")
 
     def prompt(self, sign: str) -> None:
         """Print a prompt to stderr, for a stdout that must not carry it."""
@@ -157,7 +159,7 @@ class Terminal:
             self.progress("")
             self._in_reasoning = True
             if self.stderr_is_terminal:
-                text = self._reasoning_wrap.add(sanitize(text), _columns(self._err))
+                text = self._reasoning_wrap.add(sanitize(text), columns(self._err))
             self._write_err(self._styled(text, dim=True))
 
     def _leave_reasoning(self) -> None:
@@ -172,14 +174,16 @@ class Terminal:
         with self._lock:
             if self.animated:
                 if line or self._drawn:
-                    self._write_err(_ERASE + (self._styled(line, dim=True) if line else ""))
+                    row = _one_row(line, columns(self._err))
+                    self._write_err(_ERASE + (self._styled(row, dim=True) if row else ""))
                 self._drawn = bool(line)
             elif line and not self._quiet and time.monotonic() >= self._next_line_s:
                 self._next_line_s = time.monotonic() + _LINE_EVERY_S
                 self._write_err(f"localchat: {line}\n")
 
-    def _styled(self, text: str, dim: bool) -> str:
-        shown = sanitize(text) if self.stderr_is_terminal else text
+    def _styled(self, text: str, dim: bool, width: int = 0) -> str:
+        """`width`: where to wrap; 0: nowhere."""
+        shown = wrap_at_words(sanitize(text), width) if self.stderr_is_terminal else text
         return f"{_DIM}{shown}{_PLAIN}" if dim and self.colored else shown
 
     def _write_err(self, text: str) -> None:
@@ -190,12 +194,28 @@ class Terminal:
             self._err = io.StringIO()  # nobody reads stderr; the answer continues
 
 
-def _columns(stream: TextIO) -> int:
-    """The width of a terminal; 0 if it does not say."""
+def tell(text: str) -> None:
+    """Print what a command has to say to stderr, wrapped at words if that is a terminal."""
+    click.echo(wrap_at_words(text, columns(sys.stderr)), err=True)
+
+
+def columns(stream: TextIO | None) -> int:
+    """The width of a terminal; 0 if it does not say, or is none."""
+    if stream is None:
+        return 0
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
         return 0
+
+
+def _one_row(line: str, width: int) -> str:
+    """The line cut to a terminal of `width` cells: of two rows, only the last would be erased."""
+    if not width or cells(line) < width:
+        return line
+    while cells(line) > width - 2:
+        line = line[:-1]
+    return f"{line}…"
 
 
 def _usable(stream: TextIO | None) -> TextIO:

@@ -1,5 +1,6 @@
 """Breaks an answer at words for a terminal, while it streams."""
 
+import re
 import unicodedata
 from typing import Final
 
@@ -7,6 +8,8 @@ _FENCES: Final = ("```", "~~~")
 _TAB_CELLS: Final = 8
 _BEGIN_NO_LINE: Final = frozenset("、。，．：；！？）」』】〉》〕ー…")
 """Of Chinese and Japanese, whose other characters may be parted anywhere."""
+_COLUMN: Final = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
+"""The first column of a list, and the space behind it."""
 _JOINER: Final = "\u200d"
 
 
@@ -67,12 +70,12 @@ class WordWrap:
             return ""
         blanks, word, width = self._blanks, self._word, self._width
         self._blanks = self._word = ""
-        cells = _cells(word)
+        wide = cells(word)
         room = width - self._column - sum(_TAB_CELLS if one == "\t" else 1 for one in blanks)
-        if word and width and self._column and room < cells <= width:
-            self._column = cells
+        if word and width and self._column and room < wide <= width:
+            self._column = wide
             return f"\n{word}"
-        self._column = width - room + cells
+        self._column = width - room + wide
         if width and self._column > width:  # the terminal breaks it
             self._column = (self._column - 1) % width + 1
         return blanks + word
@@ -86,11 +89,30 @@ class WordWrap:
             self._fence = line[: len(line) - len(line.lstrip(line[0]))]
 
 
+def wrap_at_words(text: str, width: int) -> str:
+    """A whole text in a terminal of `width` cells; 0: as it is. A line goes on under its own indent; one of a
+    list, whose columns are two spaces apart, under its second column."""
+    return "\n".join(_wrapped(line, width) for line in text.split("\n"))
+
+
+def _wrapped(line: str, width: int) -> str:
+    words = line.lstrip(" ")
+    indent = len(line) - len(words)
+    if (column := _COLUMN.match(line)) and 2 * cells(column[0]) <= width:
+        indent, words = cells(column[0]), line[column.end() :]
+    if width <= 2 * indent:
+        return line
+    wrap = WordWrap()
+    rows = wrap.add(words, width - indent) + wrap.rest()
+    return line[: len(line) - len(words)] + rows.replace("\n", "\n" + " " * indent)
+
+
 def _is_wide(character: str) -> bool:
     return not character.isascii() and unicodedata.east_asian_width(character) in "WF"
 
 
-def _cells(word: str) -> int:
+def cells(word: str) -> int:
+    """The width of a text on a terminal."""
     if word.isascii():
         return len(word)
     from rich.cells import cell_len  # not at the start of a program that needs no screen

@@ -5,6 +5,7 @@ A key has one name everywhere: `context_length` in the settings file (settings_f
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
@@ -299,6 +300,7 @@ def offline_reason(resolved: Resolved, environ: Mapping[str, str]) -> str:
     return next((name for name in names if environ.get(name, "").lower() in yes), "")
 
 
+@cache
 def _types() -> dict[str, Any]:
     """The type of each key without None, which no source can state."""
     hints = get_type_hints(Settings, include_extras=True)

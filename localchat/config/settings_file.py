@@ -37,7 +37,7 @@ import msgspec
 
 from localchat.config.presets import TEMPLATE, Preset, check_name, read_presets
 from localchat.config.prices import Prices, read_prices
-from localchat.config.remotes import Remote, read_remotes
+from localchat.config.remotes import Remote, find_remote, read_remotes
 from localchat.config.routes import Route, read_routes
 from localchat.config.settings import Given, check_key, convert
 from localchat.errors import LocalchatError, UsageError, reason
@@ -107,6 +107,10 @@ def write_setting(path: Path, key: str, text: str | None, model: str | None = No
     where = _heading(model) if model else "[defaults]"
     check_key(key, where)
     value = None if text is None else convert(key, Given(text, "the new value"))
+    if key == "remote" and value:
+        find_remote(
+            str(value), read_settings(path).remotes
+        )  # no start goes beyond one that is not there
     _change(path, ("models", model) if model else ("defaults",), {key: value})
 
 

@@ -22,12 +22,12 @@ from localchat.models.resolve import (
     planned_load,
     route_model,
 )
-from localchat.pool.entry import ModelSpec
 
 if TYPE_CHECKING:
     from localchat.engine.attached.protocol import AttachSpec
     from localchat.models.info.gguf_info import ModelDescription
     from localchat.models.info.inspect import Inspection
+    from localchat.pool.entry import ModelSpec
 
 _FRESH_S = 10.0
 
@@ -130,8 +130,10 @@ class ModelResolver:
         self._inspected: dict[tuple[Path, int, int], Inspection] = {}
         """Inspected headers by path, date and size of the file."""
 
-    def resolve(self, word: str) -> ModelSpec:
+    def resolve(self, word: str) -> "ModelSpec":
         """The model that a name means. Reads the disk. Raises ModelMissing, ModelInvalid, UsageError."""
+        from localchat.pool.entry import ModelSpec
+
         if word in ("", self.own.name, self.own.word):
             model = self.own
         elif word.startswith(ROUTE):
@@ -141,11 +143,13 @@ class ModelResolver:
             model = locate_named(word, self._paths, "asked for by a client", self._environ)
         return ModelSpec(model.name, self._options(model, word))
 
-    def resolve_request(self, spec: "AttachSpec") -> ModelSpec:
+    def resolve_request(self, spec: "AttachSpec") -> "ModelSpec":
         """The model that another program of the owner asks for.
 
         Its options override the settings here. Raises ModelMissing, ModelInvalid, UsageError.
         """
+        from localchat.pool.entry import ModelSpec
+
         path = Path(os.fsdecode(spec.model))
         if not path.exists():
             from localchat.engine.local import protocol

@@ -8,13 +8,13 @@ import msgspec
 from localchat.config.paths import Paths
 from localchat.config.presets import Preset
 from localchat.config.settings import Settings
-from localchat.documents.library import DocumentLibrary
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from localchat.chat.conversation import Conversation
     from localchat.documents.collection import Embed
+    from localchat.documents.library import DocumentLibrary
     from localchat.engine.events import Done
     from localchat.engine.interface import EngineInfo
     from localchat.engine.options import EngineOptions
@@ -99,6 +99,8 @@ class SessionContext(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self.request(settings, prompt), owner=owner)
 
     @property
-    def library(self) -> DocumentLibrary:
+    def library(self) -> "DocumentLibrary":
         """The documents of this user."""
+        from localchat.documents.library import DocumentLibrary
+
         return DocumentLibrary(self.paths.data_dir / "documents", self.embed)

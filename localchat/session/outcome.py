@@ -1,20 +1,22 @@
 """Results of a session's work: how an answer ended, and what a summary replaced."""
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from localchat.chat.conversation import Node
-from localchat.chat.overflow import Overflow
 from localchat.errors import LocalchatError
+
+if TYPE_CHECKING:
+    from localchat.chat.conversation import Node
+    from localchat.chat.overflow import Overflow
 
 
 class Outcome(NamedTuple):
     """How an answer ended."""
 
     end: Literal["complete", "stopped", "failed", "too_long"]
-    node: Node | None = None
+    node: "Node | None" = None
     """The answer; None if none of it arrived."""
     error: LocalchatError | None = None
-    overflow: Overflow | None = None
+    overflow: "Overflow | None" = None
     """Ways to make room for a prompt that was too long; None if the engine cannot count tokens."""
 
 

@@ -9,23 +9,11 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
-from localchat.chat.compaction import Compaction, without_summary
 from localchat.chat.conversation import Conversation, Inclusion, Node
-from localchat.chat.overflow import (
-    Overflow,
-    OverflowChoice,
-    counter,
-    examine,
-    known_context,
-    leave_out,
-    leave_out_by_policy,
-    send_everything,
-)
-from localchat.chat.prompt_messages import sent_messages
 from localchat.engine.events import Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages
@@ -38,19 +26,19 @@ from localchat.errors import (
     LocalchatError,
     UsageError,
 )
-from localchat.fit.memory_steps import IN_ORDER
-from localchat.session.answer_builder import SAVE_EVERY_S, AnswerBuilder, joined
-from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, NoticeBlock, Offer
+from localchat.session.blocks import RETRY, NoticeBlock, Offer
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
-from localchat.session.documents import include_documents
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
-from localchat.session.memory_offers import load_offers
 from localchat.session.outcome import Outcome, SummaryResult
-from localchat.session.presets import with_preset
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.tries import NextTries
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
+
+# What only an answer needs is imported when it begins: the first frame of the screen does not wait for it.
+if TYPE_CHECKING:
+    from localchat.chat.overflow import Overflow
+    from localchat.session.answer_builder import AnswerBuilder
 
 NoticeKind: TypeAlias = Literal["info", "warning", "error"]
 BATCH_S: Final = 0.05
@@ -127,6 +115,8 @@ class ChatSession:
             return  # another model was chosen meanwhile
         except LocalchatError as problem:
             if not self._running:
+                from localchat.session.memory_offers import load_offers
+
                 self.status.finish(broken=True)
                 self.show_error(problem, await load_offers(self.context, self.setup, problem))
                 self.view.status_changed()
@@ -226,6 +216,9 @@ class ChatSession:
 
     def send_everything(self) -> None:
         """Send all messages again that were left out or summarized."""
+        from localchat.chat.compaction import without_summary
+        from localchat.chat.overflow import send_everything
+
         send_everything(self.conversation)
         for node in without_summary(self.conversation):
             self.recorder.changed(node)
@@ -236,6 +229,8 @@ class ChatSession:
 
     async def ask(self, text: str, inclusions: Sequence[Inclusion] = ()) -> Outcome:
         """Send a question after the shown path and answer it. Raises UsageError during another answer."""
+        from localchat.session.presets import with_preset
+
         self._refuse_second()
         self._failure_notice = ""
         text, inclusions = with_preset(self, text, inclusions)
@@ -315,19 +310,31 @@ class ChatSession:
         """Answer the message `parent`. Failures become notices and are part of the outcome."""
         with self._exclusive():
             outcome = await self._attempt(parent, continued)
-            if outcome.end == "too_long" and await self._leave_out_again(outcome.error):
-                outcome = await self._attempt(parent, continued)
+            if outcome.end == "too_long":
+                from localchat.session.too_long import leave_out_again
+
+                if await leave_out_again(self, outcome.error):
+                    outcome = await self._attempt(parent, continued)
         if outcome.end == "too_long":
-            return outcome._replace(overflow=await self._offer_choices(outcome.error))
+            from localchat.session.too_long import offer_choices
+
+            found = await offer_choices(self, outcome.error)
+            self.overflow = found or self.overflow
+            return outcome._replace(overflow=found)
         if outcome.end == "complete":
             await self._remember()
         elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
+            from localchat.fit.memory_steps import IN_ORDER
+            from localchat.session.memory_offers import load_offers
+
             self.notice(
                 IN_ORDER, "info", await load_offers(self.context, self.setup, outcome.error)
             )
         return outcome
 
     async def _attempt(self, parent: str, continued: Node | None) -> Outcome:
+        from localchat.session.answer_builder import AnswerBuilder
+
         builder = AnswerBuilder(self.conversation, self.view, parent, continued)
         try:
             await self._consume(builder, parent, continued)
@@ -339,7 +346,11 @@ class ChatSession:
             return self._ended(builder, problem)
         return self._ended(builder, None)
 
-    async def _consume(self, builder: AnswerBuilder, parent: str, continued: Node | None) -> None:
+    async def _consume(self, builder: "AnswerBuilder", parent: str, continued: Node | None) -> None:
+        from localchat.chat.prompt_messages import sent_messages
+        from localchat.session.answer_builder import joined
+        from localchat.session.documents import include_documents
+
         engine = await self._engines.engine()
         await include_documents(self, parent, engine)
         settings = self.setup.settings
@@ -368,10 +379,12 @@ class ChatSession:
             saving.cancel()
         run.show_card(self.view, builder.node)
 
-    async def _save(self, builder: AnswerBuilder) -> None:
+    async def _save(self, builder: "AnswerBuilder") -> None:
         """Record the growing answer by the clock.
 
         A model that falls silent in the middle of an answer must not hold back its last words or metrics."""
+        from localchat.session.answer_builder import SAVE_EVERY_S
+
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
             self._show_metrics(SAVE_EVERY_S)
@@ -384,7 +397,7 @@ class ChatSession:
         if node is not None:
             self.recorder.changed(node)
 
-    def _ended(self, builder: AnswerBuilder, problem: LocalchatError | None) -> Outcome:
+    def _ended(self, builder: "AnswerBuilder", problem: LocalchatError | None) -> Outcome:
         """Record the answer, and show why it ended unless it is complete."""
         info = self.status.info
         if problem is None:
@@ -474,53 +487,6 @@ class ChatSession:
 
     # ------------------------------------------------------------------ a prompt that is too long
 
-    async def _offer_choices(self, problem: LocalchatError | None) -> Overflow | None:
-        """Show how to make room for the question, which was not sent."""
-        assert isinstance(problem, ContextExceeded)
-        try:
-            engine = await self.engine()
-            info = await asyncio.to_thread(engine.info)
-            found = await asyncio.to_thread(
-                examine,
-                self.conversation,
-                counter(engine),
-                info,
-                max_tokens=self.setup.settings.max_tokens,
-                thinking=self.setup.settings.think,
-                refusal=problem,
-            )
-        except LocalchatError:  # the engine cannot count, or is gone: its own words must do
-            self.show_error(problem, (Offer("a new conversation", "new"),))
-            return None
-        self.overflow = found
-        offers = [Offer(each.label, f"{OVERFLOW_PREFIX}{each.action}") for each in found.choices]
-        offers.append(Offer("another model", "model"))
-        self.notice(found.notice, "warning", offers)
-        return found
-
-    async def _leave_out_again(self, problem: LocalchatError | None) -> bool:
-        """Leave out the oldest messages if the user chose that before. False if it does not help."""
-        assert isinstance(problem, ContextExceeded)
-        settings = self.setup.settings
-        try:
-            engine = await self.engine()
-            cut = await asyncio.to_thread(
-                leave_out_by_policy,
-                self.conversation,
-                engine,
-                problem,
-                max_tokens=settings.max_tokens,
-                thinking=settings.think,
-            )
-        except LocalchatError:
-            return False  # the notice that follows explains what is wrong
-        if cut is None:
-            return False
-        leave_out(self.conversation, cut)
-        self.recorder.changed()
-        self.show()
-        return True
-
     async def take_offer(self, action: str) -> None:
         """Make room as a notice offered, and send the question. Raises LocalchatError."""
         await self.apply_offer(action)
@@ -528,29 +494,16 @@ class ChatSession:
 
     async def apply_offer(self, action: str) -> SummaryResult | None:
         """Make room as a notice offered, without sending anything. Raises LocalchatError."""
-        choice = self._choice(action)
-        match choice.action:
-            case "leave_out_oldest":
-                assert self.overflow is not None and self.overflow.leave_out is not None
-                leave_out(self.conversation, self.overflow.leave_out)
-                self.recorder.changed()
-                self.show()
-            case "compact":
-                return await self.compact()
-            case _:
-                self.prepare_change(None, dict(choice.settings)).apply()
-        return None
+        from localchat.session.too_long import apply_choice
 
-    def _choice(self, action: str) -> OverflowChoice:
-        name = action.removeprefix(OVERFLOW_PREFIX)
-        for choice in self.overflow.choices if self.overflow else ():
-            if choice.action == name:
-                return choice
-        raise UsageError("this offer is no longer open", hint="send the question again")
+        return await apply_choice(self, action)
 
     async def compact(self) -> SummaryResult:
         """Let the model summarize the older part, and send the summary instead. Raises LocalchatError, and
         then nothing has changed; EngineClosed after `stop`."""
+        from localchat.chat.compaction import Compaction
+        from localchat.chat.overflow import counter, known_context
+
         with self._exclusive("summarizing"):
             engine = await self.engine()
             info = await asyncio.to_thread(engine.info)

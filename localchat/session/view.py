@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from localchat.chat.conversation import Conversation, Node
-from localchat.chat.overflow import unsent_sentence
 from localchat.chat.prompt_messages import left_out, unsent_ids
 from localchat.engine.stats_line import plain_stats_line, stats_line
 from localchat.session.blocks import (
@@ -73,6 +72,8 @@ def transcript_blocks(conversation: Conversation) -> tuple[Block, ...]:
     for node in conversation.path():
         blocks += node_blocks(conversation, node, dimmed=node.id in unsent)
         if node.id == last:
+            from localchat.chat.overflow import unsent_sentence
+
             tokens = conversation.policy.left_out_tokens
             blocks.append(NoticeBlock("unsent", f"above: {unsent_sentence(len(out), tokens)}"))
     return tuple(blocks)

@@ -26,7 +26,6 @@ from localchat.session.engine_holder import EngineHolder
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
-from localchat.tui.daemon_threads import DaemonThreads
 from localchat.tui.early_keys import EarlyKeys
 from localchat.tui.keymap import KEYS, bindings, key_names, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
@@ -36,7 +35,6 @@ from localchat.tui.textual_internals.driver import (
     terminal_writer,
 )
 from localchat.tui.themes import AUTO, NAMES, THEMES, is_light_terminal, textual_name
-from localchat.tui.widgets.find_bar import FindBar
 from localchat.tui.widgets.welcome import first_greeting
 
 if TYPE_CHECKING:
@@ -124,7 +122,6 @@ class ChatApp(App[int]):
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(DaemonThreads())
         for number in EXIT_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self.leave)
@@ -141,9 +138,11 @@ class ChatApp(App[int]):
 
     async def _complete_start(self) -> None:
         """Do everything that the first frame does not need."""
+        from localchat.tui.daemon_threads import DaemonThreads
+
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(DaemonThreads())
         session, chat = self.session, self.chat
-        chat.query_one(FindBar).build()
         if session.setup.settings.reduced_motion:
             chat.composer.editor.cursor_blink = False
         self._engines.listen(lambda text: _call_soon(loop, session.notice, text))
@@ -159,7 +158,8 @@ class ChatApp(App[int]):
         if session.conversation.nodes:
             chat.commands.resume(session.conversation)
         await self._open_history()
-        await asyncio.to_thread(_load_markdown)
+        await asyncio.to_thread(_load_transcript)
+        _ = chat.transcript, chat.talk.finder  # so that neither an answer nor a key waits for it
         gc_control.resume_gc()
         await self._greet()
         await asyncio.to_thread(_load_highlighter)
@@ -348,8 +348,10 @@ def _usable_names(context: SessionContext) -> tuple[str, ...]:
     return tuple(model.name for model in models if not model.trouble)
 
 
-def _load_markdown() -> None:
-    # Imports markdown-it, which the first frame does not need.
+def _load_transcript() -> None:
+    # Imports what the first question needs, and the first frame does not.
+    from localchat.session import answer_builder, documents, presets  # noqa: F401
+    from localchat.tui.transcript import widget  # noqa: F401
     from localchat.tui.transcript.markdown import parser
 
     parser.load()

@@ -2,21 +2,19 @@
 
 from typing import Final
 
-from textual import events
-from textual.containers import Vertical
 from textual.screen import Screen
 from textual.widget import Widget
 
-from localchat.tui.transcript.block_rows import GUTTER, MAX_TEXT_CELLS
-from localchat.tui.transcript.widget import Transcript
-
+GUTTER: Final = 2
+"""Cells beside a text."""
+MAX_TEXT_CELLS: Final = 104
+"""Longer lines are hard to read. Code and tables obey, too."""
 COLUMN_CELLS: Final = MAX_TEXT_CELLS + 2 * GUTTER
 """Width of the column."""
 _CENTERED_FROM: Final = 160
 _SCROLLBAR: Final = 1
 _PANEL_CELLS: Final = 46
 """Width of the panel beside the conversation, as in the style sheet."""
-_WHEEL_ROWS: Final = 3
 
 
 def column_margins(window: int, taken: int) -> tuple[int, int]:
@@ -29,27 +27,16 @@ def column_margins(window: int, taken: int) -> tuple[int, int]:
     return left, window - left - COLUMN_CELLS
 
 
-def place_column(screen: Screen[None], window: int, *, has_panel: bool) -> None:
-    """Put the conversation and the rows around it into the middle of a window."""
+def place_column(screen: Screen[None], window: int, *, has_panel: bool) -> int:
+    """Put the rows around the conversation into the middle of a window. Returns the cells left of them."""
     left, right = column_margins(window, _PANEL_CELLS if has_panel else 0)
     for widget in screen.query("#heading, #banner, #composer, #status, #footer"):
-        _set_margins(widget, left, right)
-    for widget in screen.query("#transcript, #finder"):
-        _set_margins(widget, left, 0)
+        set_margins(widget, left, right)
+    return left
 
 
-def _set_margins(widget: Widget, left: int, right: int) -> None:
+def set_margins(widget: Widget, left: int, right: int) -> None:
     """Set the margins of a widget, only if they changed."""
     margin = (0, right, 0, left)
     if tuple(widget.styles.margin) != margin:
         widget.styles.margin = margin
-
-
-class Talk(Vertical):
-    """The conversation and what stands in its place. The wheel beside the column scrolls it, too."""
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self.query_one(Transcript).scroll_relative(y=_WHEEL_ROWS, animate=False)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self.query_one(Transcript).scroll_relative(y=-_WHEEL_ROWS, animate=False)

@@ -177,9 +177,9 @@ class CommandHandlers:
 
         self._screen.open_dialog(ModelScreen(self._screen.session.context), chosen)
 
-    def change(self, word: str | None, changes: dict[str, str]) -> None:
+    def change(self, word: str | None, changes: dict[str, str], done: str = "") -> None:
         """Use another model or other parameters for the next answer. Stops the answer under way if the model
-        must be loaded again."""
+        must be loaded again. `done`: the hint once they are taken."""
         screen = self._screen
 
         async def change() -> None:
@@ -188,6 +188,8 @@ class CommandHandlers:
             if new_setup.reload:
                 await screen.stop_and_wait()
             new_setup.apply()
+            if done:
+                screen.hint(done)
             after = screen.session.setup
             if after.settings.theme != before.settings.theme:
                 screen.use_theme(after.settings.theme)
@@ -211,8 +213,7 @@ class CommandHandlers:
             if key in ("model", "remote"):
                 self._do_model(f"{'remote:' if key == 'remote' else ''}{value.strip()}")
                 return
-            self.change(None, {key: value.strip()})
-            self._screen.hint(f"{key} = {value.strip()}")
+            self.change(None, {key: value.strip()}, f"{key} = {value.strip()}")
             return
 
         def chosen(changes: dict[str, str] | None) -> None:

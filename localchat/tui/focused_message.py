@@ -51,6 +51,13 @@ class FocusedMessage:
             self._transcript.to_end()
         return step > 0
 
+    def switch_version(self, step: int) -> bool:
+        """Show its next (1) or previous (-1) version; without a focus, of the last message. False if there
+        is none."""
+        session, node = self._session, self.node
+        nodes = [node] if node else [session.last_answer(), session.last_question()]
+        return any(one and session.switch_version(one.id, step) is not None for one in nodes)
+
     def next_code(self) -> tuple[str, str]:
         """Its next code block and the name of it; both again from the first after the last."""
         focused = self._transcript.focused_id or ""

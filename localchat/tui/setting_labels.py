@@ -24,16 +24,16 @@ class SettingLabel(NamedTuple):
 
 
 LABELS: Final = {
-    "model": SettingLabel("Model", "Model", unset="the one used last"),
+    "model": SettingLabel("Model", "Model", unset="the last one used"),
     "system": SettingLabel("Model", "Instructions", unset="none"),
     "remote": SettingLabel("Model", "Server that answers", unset="this computer"),
     "backend": SettingLabel("Model", "Backend", unset="chosen for each model"),
-    "llamacpp_library": SettingLabel("Model", "llama.cpp library", unset="found by itself"),
+    "llamacpp_library": SettingLabel("Model", "llama.cpp library", unset="found automatically"),
     "speculation": SettingLabel("Model", "Guess ahead"),
     "draft": SettingLabel("Model", "Draft model", unset="none"),
     "context_length": SettingLabel("Memory", "Context", "tokens", "the largest that fits"),
     "kv_cache_type": SettingLabel("Memory", "KV cache type", unset="chosen for each model"),
-    "cache_ram_mib": SettingLabel("Memory", "RAM for idle chats", "MiB", "chosen by itself"),
+    "cache_ram_mib": SettingLabel("Memory", "RAM for idle chats", "MiB", "chosen automatically"),
     "cache_disk_gb": SettingLabel("Memory", "Disk for idle chats", "GB"),
     "kv_gb": SettingLabel("Memory", "KV cache limit", "GB", "none"),
     "vram_gb": SettingLabel("Memory", "GPU memory limit", "GB", "none"),

@@ -23,16 +23,17 @@ _DARK: Final = Theme(
         "input-selection-background": "#8fb8de 35%",
         "block-cursor-text-style": "none",
         "border": "#3a4050",
+        "text-disabled": "auto 54%",  # of placeholders; the default of 38 % is too pale
     },
 )
 _LIGHT: Final = Theme(
     name="light",
     primary="#245d93",
     secondary="#6a4fa3",
-    accent="#9a5b00",
-    warning="#8a5a00",
+    accent="#854d00",
+    warning="#7c5000",
     error="#b3261e",
-    success="#2f6f35",
+    success="#25602b",
     foreground="#22252b",
     background="#fbfaf7",
     surface="#f2f0ea",
@@ -42,6 +43,8 @@ _LIGHT: Final = Theme(
         "input-selection-background": "#245d93 25%",
         "block-cursor-text-style": "none",
         "border": "#c3beb2",
+        "text-muted": "auto 68%",
+        "text-disabled": "auto 60%",
         "panel-lighten-2": "#c3beb2",  # of scroll bars; computed, it is as light as the background
     },
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from localchat.cli import streams
 from localchat.cli.streams import OutputClosed, Terminal
 from localchat.errors import LocalchatError
 
@@ -70,6 +71,28 @@ def test_progress_is_drawn_in_place_and_erased(on_tty: OnTty) -> None:
     terminal.progress("")
     terminal.progress("")
     assert shared.getvalue() == "\r\x1b[2Kloading\r\x1b[2K"
+
+
+def test_notices_break_at_words_and_progress_keeps_to_one_row(
+    on_tty: OnTty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "columns", lambda stream: 24)
+    terminal, shared = on_tty()
+    terminal.notify("other programs are using the CPU")
+    streams.tell("  the question is kept: /send sends it")
+    terminal.progress("reading your prompt, 41%, 20 tok/s")
+    assert shared.getvalue() == (
+        "localchat: other\nprograms are using the\nCPU\n"
+        "  the question is kept:\n  /send sends it\n"
+        "\r\x1b[2Kreading your prompt, 4…"
+    )
+
+
+def test_notices_in_a_pipe_keep_their_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    long = "other programs are using the CPU " * 10
+    Terminal({"COLUMNS": "20"}).notify(long)
+    streams.tell(long)
+    assert capfd.readouterr().err == f"localchat: {long}\n{long}\n"
 
 
 def test_off_a_terminal_progress_takes_a_line_every_ten_seconds(

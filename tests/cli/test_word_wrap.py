@@ -2,7 +2,7 @@
 
 import pytest
 
-from localchat.cli.word_wrap import WordWrap
+from localchat.cli.word_wrap import WordWrap, wrap_at_words
 
 WIDTH = 20
 
@@ -63,3 +63,19 @@ def test_only_the_last_word_is_held_back() -> None:
 
 def test_nothing_is_held_where_the_width_is_not_known() -> None:
     assert WordWrap().add("one two", 0) == "one two"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("localchat: other programs are busy", "localchat: other\nprograms are busy"),
+        ("first line\n  see localchat run --help", "first line\n  see localchat run\n  --help"),
+        ("/send   send it again", "/send   send it\n        again"),
+        ("a long first column  and more", "a long first column \nand more"),
+        ("a line and its end\n", "a line and its end\n"),
+        ("/a/path/that/is/wider/than/it", "/a/path/that/is/wider/than/it"),
+    ],
+)
+def test_a_whole_text_goes_on_under_its_indent(text: str, shown: str) -> None:
+    assert wrap_at_words(text, WIDTH) == shown
+    assert wrap_at_words(text, 0) == text

@@ -140,3 +140,14 @@ def test_other_units_of_tokens_are_refused_as_they_were_written(text: str) -> No
     with pytest.raises(UsageError, match="thousands as 4k") as refused:
         convert("context_length", Given(text, "--ctx"))
     assert repr(text) in refused.value.message
+
+
+def test_a_remote_that_is_not_there_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    with pytest.raises(UsageError, match="no remote 'box'"):
+        write_setting(file, "remote", "box")
+    file.write_text('[remotes.box]\nurl = "http://127.0.0.1:1"\n')
+    write_setting(file, "remote", "box")
+    assert read_settings(file).defaults == {"remote": "box"}
+    write_setting(file, "remote", "http://127.0.0.1:8000")
+    write_setting(file, "remote", None)

@@ -14,6 +14,7 @@ from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.session.commands import COMMANDS, matching, parse
 from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.screens.list_dialog import ListDialog
+from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.find_bar import FindBar
 from tests.support.tui_stage import Stage, app_of, play, say, sent, told, until
 
@@ -144,6 +145,8 @@ def test_parameters_by_command(tmp_path: Path) -> None:
         await command(pilot, "/set temperature hot")
         await until(pilot, lambda: notices(pilot))
         assert "a number from 0 to 10" in notices(pilot)[-1]
+        banner = str(app.chat.query_one(Banner).render())
+        assert "temperature = hot" not in banner, "a value that is refused is not said to be taken"
         await command(pilot, "/set tempreature 1")
         assert "did you mean temperature" in notices(pilot)[-1]
         await command(pilot, "/set remote box")

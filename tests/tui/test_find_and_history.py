@@ -5,7 +5,10 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.widgets import OptionList
 
+from localchat.chat.conversation import Conversation
+from localchat.engine.request import Message
 from localchat.session.blocks import AnswerBlock
+from localchat.tui.screens import history
 from localchat.tui.screens.history import HistoryScreen
 from tests.support.tui_stage import Stage, app_of, play, say, until
 
@@ -80,3 +83,12 @@ def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
         assert str(about.render()).startswith("Deleted ")
 
     play(Stage(tmp_path), what)
+
+
+def test_a_preview_that_is_cut_says_so() -> None:
+    conversation = Conversation(model="tiny")
+    conversation.add(Message("user", "word " * 100), parent=None)
+    conversation.add(Message("assistant", "Yes."), parent=conversation.head)
+    question, answer = history._preview(conversation).split("\n")
+    assert question.endswith("…")
+    assert answer == "  Yes."

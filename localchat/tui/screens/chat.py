@@ -27,8 +27,9 @@ from localchat.session.blocks import NoticeBlock, Offer
 from localchat.session.session import ChatSession
 from localchat.session.view import SessionView
 from localchat.tui import clipboard
-from localchat.tui.attachments import ComposerText, contract, expand
-from localchat.tui.column import Talk, place_column
+from localchat.tui.attachments import ComposerText, expand
+from localchat.tui.column import place_column
+from localchat.tui.edited_message import EditedMessage
 from localchat.tui.focused_message import FocusedMessage
 from localchat.tui.footer_keys import FooterState, footer_keys
 from localchat.tui.keymap import bindings, offer_key
@@ -37,19 +38,20 @@ from localchat.tui.metric_words import MetricWords
 from localchat.tui.progress import PROGRESS_ID, progress_block
 from localchat.tui.textual_internals.compositor import redraw_changes_only
 from localchat.tui.textual_internals.driver import alert, terminal_released, terminal_writer
-from localchat.tui.transcript.widget import Transcript
 from localchat.tui.transcript_view import TranscriptView, with_other_footer
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
-from localchat.tui.widgets.find_bar import FindBar
 from localchat.tui.widgets.key_footer import KeyFooter
-from localchat.tui.widgets.metrics_panel import MetricsPanel
 from localchat.tui.widgets.status_bar import StatusBar
+from localchat.tui.widgets.talk import Talk
 from localchat.tui.widgets.welcome import Welcome, greeting
 
 if TYPE_CHECKING:
     from localchat.tui.command_handlers import CommandHandlers
+    from localchat.tui.transcript.widget import Transcript
+    from localchat.tui.widgets.find_bar import FindBar
+    from localchat.tui.widgets.metrics_panel import MetricsPanel
 
 _STATS_EVERY_S = 0.5
 _BUSY = "an answer is under way; Esc stops it"
@@ -71,10 +73,7 @@ class ChatScreen(Screen[None]):
         super().__init__()
         redraw_changes_only(self)
         self.session = open_session(TranscriptView(self, self._offer_key))
-        self._editing: str | None = None
-        """Id of the sent message that is being changed."""
-        self._saved_draft = ComposerText()
-        """The composer's text from before a sent message was put into it."""
+        self._edited = EditedMessage()
         self._fetching_stats = False
         self._resumed = False
         """It was shown before."""
@@ -87,13 +86,9 @@ class ChatScreen(Screen[None]):
         with Horizontal(id="heading"):
             yield Static("", id="title", markup=False)
             yield Static("", id="model", markup=False)
-        with Horizontal(id="body"):
-            with Talk(id="talk"):
-                yield FindBar(id="finder")
-                keys = self.session.context.keys
-                yield Welcome(greeting(self.session.setup), keys, id="welcome")
-                yield Transcript(id="transcript")
-            yield MetricsPanel(self.session.status, id="panel")
+        with Horizontal(id="body"), Talk(id="talk"):
+            keys = self.session.context.keys
+            yield Welcome(greeting(self.session.setup), keys, id="welcome")
         yield Banner(id="banner")
         yield Composer(id="composer")
         yield StatusBar(self.session.status, id="status")
@@ -106,13 +101,31 @@ class ChatScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
-        self.composer.is_blocked = lambda: self.session.busy and self._editing is not None
+        self.composer.is_blocked = lambda: self.session.busy and self._edited.id is not None
         self.composer.take_back = self._take_back
         self.status_changed()
 
     @cached_property
-    def transcript(self) -> Transcript:
-        return self.query_one(Transcript)
+    def talk(self) -> Talk:
+        return self.query_one(Talk)
+
+    @property
+    def transcript(self) -> "Transcript":
+        return self.talk.transcript
+
+    @cached_property
+    def panel(self) -> "MetricsPanel":
+        """The metrics panel, built when it is shown first."""
+        from localchat.tui.widgets.metrics_panel import MetricsPanel
+
+        panel = MetricsPanel(self.session.status, id="panel")
+        panel.words = self.status.words
+        self.query_one("#body").mount(panel)
+        return panel
+
+    @property
+    def shows_panel(self) -> bool:
+        return "panel" in self.__dict__ and self.panel.display
 
     @cached_property
     def composer(self) -> Composer:
@@ -121,10 +134,6 @@ class ChatScreen(Screen[None]):
     @cached_property
     def status(self) -> StatusBar:
         return self.query_one(StatusBar)
-
-    @cached_property
-    def panel(self) -> MetricsPanel:
-        return self.query_one(MetricsPanel)
 
     @cached_property
     def focused_message(self) -> FocusedMessage:
@@ -150,7 +159,8 @@ class ChatScreen(Screen[None]):
         self._show_progress()
         self._show_metric_words()
         self.status.refresh_metrics()
-        self.panel.refresh_metrics()
+        if self.shows_panel:
+            self.panel.refresh_metrics()
         title = sanitize_line(title_for(session.conversation)) or "New conversation"
         self._set_label("#title", title)
         think = session.setup.settings.think
@@ -166,16 +176,19 @@ class ChatScreen(Screen[None]):
         """Take the words for metrics from the settings; what is on the screen changes, too."""
         technical = self.session.setup.settings.technical_metrics
         if technical != self.technical_metrics:
-            self.status.words = self.panel.words = MetricWords(technical=technical)
+            self.status.words = MetricWords(technical=technical)
+            if "panel" in self.__dict__:
+                self.panel.words = self.status.words
             for block in self.transcript.blocks:
                 self.transcript.put(with_other_footer(block))
 
     def _show_keys(self) -> None:
         """Show the keys that are of use: in the footer, or one of them in the status bar of a low window."""
         session, focus = self.session, getattr(self.focused, "id", None) or ""
-        queue, offers = bool(self._queue), self.transcript.open_offers
+        queue = bool(self._queue)
+        offers = self.transcript.open_offers if self.talk.has_transcript else ()
         covered, continues = self.is_covered, session.can_continue
-        panel = self.technical_metrics if self.panel.display else None
+        panel = self.technical_metrics if self.shows_panel else None
         state = FooterState(focus, session.busy, covered, queue, continues, offers, panel)
         keys = footer_keys(state, self.session.context.keys)
         self.query_one(KeyFooter).show(keys)
@@ -188,7 +201,7 @@ class ChatScreen(Screen[None]):
         block = progress_block(self.session.status, time.monotonic()) if self.session.busy else None
         if block is not None:
             self.transcript.put(block)
-        elif self.transcript.block(PROGRESS_ID) is not None:
+        elif self.talk.has_transcript and self.transcript.block(PROGRESS_ID) is not None:
             self.transcript.drop(PROGRESS_ID)
 
     def _set_label(self, where: str, text: str) -> None:
@@ -206,7 +219,7 @@ class ChatScreen(Screen[None]):
         has_room = self.has_class("-wide") or (
             self.has_class("-middle") and not self.has_class("-short")
         )
-        return self.panel.display and not has_room
+        return self.shows_panel and not has_room
 
     @property
     def is_welcoming(self) -> bool:
@@ -232,15 +245,15 @@ class ChatScreen(Screen[None]):
         trouble = self.session.recorder.trouble
         if trouble is not None:
             self.hint(trouble.message)
-        if status.info is not None and self.panel.display and not self._fetching_stats:
+        if status.info is not None and self.shows_panel and not self._fetching_stats:
             self._fetching_stats = True
             self.run_worker(self._fetch_stats(), group="stats")
 
     async def _fetch_stats(self) -> None:
         await self.session.fetch_stats()
         self._fetching_stats = False
-        for panel in self.query(MetricsPanel):  # none once the screen is closed
-            panel.refresh_metrics()
+        if self.shows_panel:
+            self.panel.refresh_metrics()
 
     # ------------------------------------------------------------------ banner above the composer
 
@@ -250,12 +263,13 @@ class ChatScreen(Screen[None]):
 
     def _update_banner(self) -> None:
         """Show what lasts: a sent message that is being changed, or messages that wait."""
-        self.query_one(Banner).keep(_EDITING if self._editing else self._queue.describe())
+        self.query_one(Banner).keep(_EDITING if self._edited.id else self._queue.describe())
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")
         self.set_class(event.size.height < 20, "-short")
-        place_column(self, event.size.width, has_panel=self.panel.display)
+        left = place_column(self, event.size.width, has_panel=self.shows_panel)
+        self.talk.indent(left)
         self.status_changed()
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
@@ -341,13 +355,11 @@ class ChatScreen(Screen[None]):
 
     def find(self, text: str) -> None:
         """Open the find bar, with a text to search for."""
-        finder = self.query_one(FindBar)
-        finder.search, finder.step = self.transcript.search, self.transcript.show_match
-        finder.open(text)
+        self.talk.finder.open(text)
 
     def show_panel(self) -> None:
         """Show the metrics panel."""
-        if not self.panel.display:
+        if not self.shows_panel:
             self.action_panel()
 
     def open_dialog(
@@ -384,7 +396,7 @@ class ChatScreen(Screen[None]):
         self.session.recorder.draft("")
         self.transcript.unfocus_block()
         self.transcript.to_end()
-        editing = self._editing
+        editing = self._edited.id
         self.leave_editing()
         if editing is not None:
             self.start_work(session.edit(editing, event.text, event.inclusions))
@@ -411,7 +423,7 @@ class ChatScreen(Screen[None]):
 
     def _save_draft(self) -> None:
         """Record what is not sent yet: the queue and the text of the composer."""
-        text, _ = expand(*(self._saved_draft if self._editing else self.composer.written))
+        text, _ = expand(*self._edited.draft(self.composer))
         self.session.recorder.draft("\n\n".join(filter(None, (*self._queue.texts(), text))))
 
     def on_composer_left(self, event: Composer.Left) -> None:
@@ -419,7 +431,7 @@ class ChatScreen(Screen[None]):
             self.transcript.focus()
             if self.transcript.focused_id is None:
                 self.action_mark(0)
-        elif self.panel.display:
+        elif self.shows_panel:
             self.panel.focus()
 
     def on_composer_editor_requested(self, event: Composer.EditorRequested) -> None:
@@ -430,16 +442,16 @@ class ChatScreen(Screen[None]):
 
         self.app.push_screen(ViewerScreen(event.attachment.label, event.attachment.text))
 
-    def on_transcript_offer_taken(self, event: Transcript.OfferTaken) -> None:
+    def on_transcript_offer_taken(self, event: "Transcript.OfferTaken") -> None:
         self.commands.take_offer(event.action)
 
-    def on_transcript_link_clicked(self, event: Transcript.LinkClicked) -> None:
+    def on_transcript_link_clicked(self, event: "Transcript.LinkClicked") -> None:
         self.app.open_url(event.url)
 
-    def on_transcript_copy_requested(self, event: Transcript.CopyRequested) -> None:
+    def on_transcript_copy_requested(self, event: "Transcript.CopyRequested") -> None:
         self.copy(event.text, event.what)
 
-    def on_find_bar_closed(self, event: FindBar.Closed) -> None:
+    def on_find_bar_closed(self, event: "FindBar.Closed") -> None:
         self.composer.editor.focus()
 
     def on_welcome_taken(self, event: Welcome.Taken) -> None:
@@ -451,13 +463,10 @@ class ChatScreen(Screen[None]):
         self.commands.run(line)
 
     def action_stop(self) -> None:
-        if self.composer.close_completions():
+        closed = self.composer.close_completions() or self.talk.close_finder()
+        if closed or self.session.stop() or self.leave_editing():
             return
-        if self.query_one(FindBar).display:
-            self.query_one(FindBar).close()
-        elif self.session.stop() or self.leave_editing():
-            pass
-        elif self.is_covered:
+        if self.is_covered:
             self.action_panel()
         else:
             self.transcript.unfocus_block()
@@ -490,15 +499,10 @@ class ChatScreen(Screen[None]):
 
     def action_branch(self, step: int) -> None:
         """Switch to another version of the focused message, else of the last one."""
-        session = self.session
-        if session.busy:
+        if self.session.busy:
             self.hint(_BUSY)
-            return
-        node = self.focused_message.node
-        for candidate in [node] if node else [session.last_answer(), session.last_question()]:
-            if candidate is not None and session.switch_version(candidate.id, step) is not None:
-                return
-        self.hint("there is no other version")
+        elif not self.focused_message.switch_version(step):
+            self.hint("there is no other version")
 
     def action_page(self, step: int) -> None:
         scroll = self.transcript.scroll_page_up if step < 0 else self.transcript.scroll_page_down
@@ -516,7 +520,8 @@ class ChatScreen(Screen[None]):
 
     def action_panel(self) -> None:
         self.panel.display = not self.panel.display
-        place_column(self, self.size.width, has_panel=self.panel.display)
+        left = place_column(self, self.size.width, has_panel=self.panel.display)
+        self.talk.indent(left)
         if self.panel.display:
             self.panel.refresh_metrics()
             self._watch_stats()
@@ -554,7 +559,7 @@ class ChatScreen(Screen[None]):
 
     def action_write(self) -> None:
         self.transcript.unfocus_block()
-        if self.panel.display and self.focused is self.transcript:
+        if self.shows_panel and self.focused is self.transcript:
             self.panel.focus()
         else:
             self.composer.editor.focus()
@@ -583,17 +588,11 @@ class ChatScreen(Screen[None]):
         if node is None:
             self.hint("there is no question to change")
             return
-        if self._editing is None:
-            self._saved_draft = self.composer.written
-        self._editing = node.id
+        self._edited.begin(node, self.composer)
         self._update_banner()
-        self.composer.write(*contract(node.message.content, node.inclusions))
 
     def leave_editing(self) -> bool:
         """Stop changing a sent message and restore the draft. False where none was being changed."""
-        if self._editing is None:
-            return False
-        self._editing, draft, self._saved_draft = None, self._saved_draft, ComposerText()
-        self._update_banner()
-        self.composer.write(*draft)
-        return True
+        if left := self._edited.leave(self.composer):
+            self._update_banner()
+        return left

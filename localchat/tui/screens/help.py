@@ -101,7 +101,7 @@ class HelpScreen(ModalScreen[None]):
                 yield Static("", id="help-lines", markup=False)
 
     def on_resize(self) -> None:
-        self._show()
+        self.call_after_refresh(self._show)  # the text has its new width only then
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._show()

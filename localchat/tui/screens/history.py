@@ -151,8 +151,9 @@ def _preview(conversation: "Conversation") -> str:
     for role, sign in (("user", "▌ "), ("assistant", "  ")):
         texts = [n.message.content for n in conversation.path() if n.message.role == role]
         if texts:
-            text = _FENCE.sub("", texts[-1])[:_PREVIEW_CHARACTERS]
-            lines.append(sign + sanitize_line(" ".join(text.split())))
+            text = " ".join(_FENCE.sub("", texts[-1]).split())
+            shown = sanitize_line(text[:_PREVIEW_CHARACTERS])
+            lines.append(f"{sign}{shown}{'…' if len(text) > _PREVIEW_CHARACTERS else ''}")
     return "\n".join(lines)
 
 
@@ -181,7 +182,7 @@ def _day(seconds: float) -> str:
 
 def _title_line(summary: "ConversationSummary") -> Content:
     return Content.assemble(
-        (f"{_when(summary.updated_s):>9}  ", "$foreground 60%"), sanitize_line(summary.title)
+        (f"{_when(summary.updated_s):>9}  ", "$foreground 70%"), sanitize_line(summary.title)
     )
 
 

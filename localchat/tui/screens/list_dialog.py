@@ -106,7 +106,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
 
     def show_nothing(self, text: str) -> None:
         """Say in the empty list why it is empty."""
-        self.set_entries([("", Content.styled(text, "$foreground 60%"))])
+        self.set_entries([("", Content.styled(text, "$foreground 70%"))])
 
     @property
     def is_open(self) -> bool:

@@ -56,8 +56,12 @@ class FitVerdict(NamedTuple):
 
 
 _NARROW = 60
-_MAX_CELLS = 110
+_WITH_MEMORY = 80
 _WITH_SPEED = 100
+_WITH_WORDS = 120
+"""Widths of the window from which a line says more than whether the model fits."""
+_NAME_CELLS = 40
+"""At most."""
 _SECTIONS = {
     "here": "On this computer",
     "adopted": "From other programs",
@@ -133,25 +137,23 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def _line(self, entry: ModelEntry) -> Content:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
-        style = {True: "$success", False: "$error", None: "$foreground 60%"}[verdict.fits]
+        style = {True: "$success", False: "$error", None: "$foreground 70%"}[verdict.fits]
         speed = self._speed_column(verdict)
         cells, narrow = self.app.size.width, self.app.size.width < _NARROW
-        tight = cells < _WITH_SPEED
-        names = min(cells, _MAX_CELLS) // 2 - (18 if tight else 14) - len(speed)
-        width = max(12, cells - 24 if narrow else names)
+        width = _name_cells(cells, len(speed))
         name = sanitize_line(entry.name)
         name = name if len(name) <= width else f"{name[: width - 1]}…"
-        taken = f"{size(verdict.size_bytes) if verdict.size_bytes else '':>8} "
+        taken = f"{size(verdict.size_bytes) if verdict.size_bytes else '':>7} "
         words = verdict.words
-        if tight:  # the whole verdict stands below the list
-            words = words.replace("does not fit", "no room")
-        if narrow:
+        if cells < _WITH_WORDS:  # the whole verdict stands below the list
+            words = words.replace("does not fit", "no room").replace(" tokens", " tok")
+        if cells < _WITH_MEMORY:
             words = words.partition(":")[0].partition(",")[0]
         mark = {"here": "●", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
         return Content.assemble(
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
             f"{name:<{width}}",
-            (f" {'' if narrow else taken} ", "$foreground 60%"),
+            (f" {'' if narrow else taken} ", "$foreground 70%"),
             (speed, "$accent"),
             (words, style),
         )
@@ -276,6 +278,17 @@ def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
         if name not in here:
             found.append(ModelEntry(name, "catalogue", _estimate(entry.parameters), entry.about))
     return tuple(found)
+
+
+def _name_cells(cells: int, speed: int) -> int:
+    """The column of names in a window of so many cells, beside a column of speeds. dialog.tcss has the width
+    of the list; the rest of a line is a mark, the size of the file, and "no room" or the memory."""
+    if cells < _NARROW:
+        return cells - 16
+    line = min(cells * 92 // 100, 100) - 7
+    if cells < _WITH_MEMORY:
+        return line - 19
+    return min(_NAME_CELLS, line - (50 if cells >= _WITH_WORDS else 42) - speed)
 
 
 _BITS = 4.9

@@ -145,7 +145,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         self._costs = costs
         rows = []
         for cost in costs:
-            style = "$foreground 60%" if cost.fits else "$error"
+            style = "$foreground 70%" if cost.fits else "$error"
             mark = "●" if cost.now else " "
             rows.append(
                 (

@@ -57,7 +57,7 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         cells = 0 if self.app.size.width < _NARROW else _GROUP_CELLS
         head = f"{group if key == _first_of(group) else '':<{cells}}"[:cells]
         value = getattr(self._session.setup.settings, key) if written is None else written
-        style = "$foreground 60%" if written is None else "bold $accent"
+        style = "$foreground 70%" if written is None else "bold $accent"
         shown = sanitize_line(value_words(key, value))
         return setting_line(key, shown, style, self.line_cells, head)
 

@@ -20,16 +20,13 @@ from localchat.session.blocks import (
     TriesBlock,
     UserBlock,
 )
+from localchat.tui.column import GUTTER, MAX_TEXT_CELLS
 from localchat.tui.transcript.markdown import Look, Piece, Row, layout
 from localchat.tui.transcript.markdown.code import Highlighting, highlight
 from localchat.tui.transcript.markdown.layout import code_rows, plain_rows
 from localchat.tui.transcript.markdown.parser import split_long
 from localchat.tui.transcript.markdown.rows import EMPTY, MUTED, PLAIN
 from localchat.tui.transcript.markdown.wrap import wrap
-
-GUTTER: Final = 2
-MAX_TEXT_CELLS: Final = 104
-"""Longer lines are hard to read. Code and tables obey, too."""
 
 _INDENT: Final = Piece("  ", PLAIN)
 _BLANK: Final = Row((_INDENT,), 1)

@@ -25,10 +25,11 @@ from textual.timer import Timer
 from textual.widget import Widget
 
 from localchat.session.blocks import Block, Offer
+from localchat.tui.column import GUTTER
 from localchat.tui.keymap import bindings
 from localchat.tui.textual_internals.driver import output_is_pending
 from localchat.tui.textual_internals.flat_widget import flat_vertical_scrollbar, rows_in
-from localchat.tui.transcript.block_rows import GUTTER, text_width
+from localchat.tui.transcript.block_rows import text_width
 from localchat.tui.transcript.layout import (
     BlockLayout,
     LaidOutBlock,

@@ -38,6 +38,40 @@ _NARROW = 60
 """Below, the list of commands has no column of arguments."""
 
 
+class Completions(OptionList):
+    """Completions of the word before the cursor, with styles of their own: the first frame needs none."""
+
+    DEFAULT_CSS = """
+    Completions {
+        height: auto;
+        max-height: 8;
+        text-wrap: nowrap;
+        text-overflow: ellipsis;
+        padding: 0 1;
+        margin: 0 1;
+        border: none;
+        background: $surface;
+    }
+
+    Completions > .option-list--option-highlighted {
+        background: $primary 15%;
+        color: $foreground;
+        text-style: none;
+    }
+
+    Completions:ansi > .option-list--option-highlighted {
+        background: transparent;
+        text-style: reverse;
+    }
+    #completion-help {
+        height: auto;
+        padding: 0 2;
+        color: $text-muted;
+    }
+    """
+    SCOPED_CSS = False
+
+
 class Composer(Vertical):
     """Edits one message at a time, and posts it once it is complete."""
 
@@ -94,24 +128,21 @@ class Composer(Vertical):
         self._refused: set[str] = set()  # names that were reported once
         self._uncompleted: str | None = None  # a text that gets no completions
         self._completed = ""  # the text that the completions belong to
+        self.completions = Completions(id="completions", markup=False)
+        self.completions.can_focus = False
+        self._help = Static("", id="completion-help", markup=False)
+        self.completions.display = self._help.display = False
 
     def compose(self) -> ComposeResult:
-        yield OptionList(id="completions", markup=False)
-        yield Static("", id="completion-help", markup=False)
         yield Static("", id="attached", markup=False)
         yield Editor(self._on_action, id="editor")
 
     def on_mount(self) -> None:
-        self.completions.can_focus = False
         self.editor.placeholder = Content("Ask anything   / commands   @ files")
 
     @property
     def editor(self) -> Editor:
         return self.query_one(Editor)
-
-    @property
-    def completions(self) -> OptionList:
-        return self.query_one("#completions", OptionList)
 
     # ------------------------------------------------------------------ the message
 
@@ -316,6 +347,8 @@ class Composer(Vertical):
         """Show completions as (word, line); an empty list closes it."""
         self._words = [word for word, _ in rows]
         self.editor.completing = bool(rows)
+        if rows and not self.completions.is_attached:  # not earlier: the first frame would wait
+            self.mount(self.completions, self._help, before=0)
         if rows or self.completions.display:
             self.completions.clear_options()
             self.completions.add_options([Option(Content(line)) for _, line in rows])
@@ -342,9 +375,8 @@ class Composer(Vertical):
         self._set_help(f"/{known.name} {known.arguments}  {known.about}" if known else "")
 
     def _set_help(self, text: str) -> None:
-        line = self.query_one("#completion-help", Static)
-        line.display = bool(text)
-        line.update(Content(text))
+        self._help.display = bool(text)
+        self._help.update(Content(text))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()

@@ -39,7 +39,6 @@ class Editor(TextArea):
             soft_wrap=True,
             tab_behavior="focus",
             show_line_numbers=False,
-            compact=True,
             highlight_cursor_line=False,
             max_checkpoints=200,
         )

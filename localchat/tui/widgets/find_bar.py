@@ -19,33 +19,51 @@ class FindBar(Horizontal):
         Binding("shift+enter,up", "step(-1)", show=False, priority=True),
     ]
 
+    DEFAULT_CSS = """
+    FindBar {
+        height: 1;
+        padding: 0 2;
+        background: $panel;
+    }
+
+    #finder-label, #found {
+        width: auto;
+        color: $text-muted;
+    }
+
+    #needle {
+        width: 1fr;
+        height: 1;
+        border: none;
+        padding: 0;
+        background: $panel;
+    }
+    """
+
     class Closed(Message):
         """The bar was closed."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
-        super().__init__(id=id)
+        self._needle = Input(id="needle", compact=True)
+        self._found = Static(Content(""), id="found")
+        label = Static(Content("find "), id="finder-label")
+        super().__init__(label, self._needle, self._found, id=id)
+        self.display = False
         self.search: Callable[[str], int] = lambda text: 0
         """Highlights the matches of a text and returns their number."""
         self.step: Callable[[int], int] = lambda delta: 0
         """Shows the next match, the previous one (-1), or the nearest (0); returns its number."""
         self._count = 0
 
-    def build(self) -> None:
-        """Mount the parts. Called after the first frame, which would wait for these hidden widgets."""
-        if not self.children:
-            self.mount(
-                Static(Content("find "), id="finder-label"),
-                Input(id="needle", compact=True),
-                Static(Content(""), id="found"),
-            )
+    def on_mount(self) -> None:
+        if self.display:  # opened before it could take the focus
+            self._needle.focus()
 
     def open(self, text: str) -> None:
         """Show the bar, and search for a text if one is given."""
-        self.build()
         self.display = True
-        needle = self.query_one(Input)
-        needle.value = text
-        needle.focus()
+        self._needle.value = text
+        self._needle.focus()
         self._find(text)
 
     def close(self) -> None:
@@ -70,9 +88,9 @@ class FindBar(Horizontal):
         if text:
             self._show(self.step(0) if self._count else 0)
         else:
-            self.query_one("#found", Static).update(Content("type what to find"))
+            self._found.update(Content("type what to find"))
 
     def _show(self, number: int) -> None:
         """Show the number of the current match and of all."""
         words = f"{number:,} of {self._count:,}  ↑ ↓" if self._count else "nothing found"
-        self.query_one("#found", Static).update(Content(words))
+        self._found.update(Content(words))

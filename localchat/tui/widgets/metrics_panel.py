@@ -323,12 +323,64 @@ class MetricsPanel(Widget, can_focus=True):
     """Rows of metrics, and below them one sentence about the marked metric."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("panel")]
+    SCOPED_CSS = False
+    DEFAULT_CSS = """
+    MetricsPanel {
+        dock: right;
+        layer: above;
+        width: 100%;
+        height: 100%;
+        background: $surface;
+    }
+
+    ChatScreen.-middle MetricsPanel {
+        layer: default;
+        dock: none;
+        height: 50%;
+    }
+
+    ChatScreen.-wide MetricsPanel {
+        layer: default;
+        dock: none;
+        width: 46;
+    }
+
+    ChatScreen.-short MetricsPanel {
+        layer: above;
+        dock: right;
+        width: 100%;
+        height: 100%;
+    }
+
+    ChatScreen.-short.-wide MetricsPanel {
+        layer: default;
+        dock: none;
+        width: 46;
+    }
+
+    .panel--plain, .panel--quiet, .panel--heading, .panel--metric, .panel--spark, .panel--bar,
+    .panel--rule, .panel--about, .panel--marked, .panel--weights, .panel--kv, .panel--compute,
+    .panel--overhead {
+        background: $surface;
+    }
+
+    .panel--plain, .panel--about { color: $foreground; }
+    .panel--quiet { color: $text-muted; }
+    .panel--heading, .panel--weights { color: $primary; }
+    .panel--metric, .panel--spark, .panel--marked, .panel--kv { color: $accent; }
+    .panel--compute { color: $secondary; }
+    .panel--bar, .panel--overhead { color: $success; }
+    .panel--rule { color: $panel-lighten-2; }
+    .panel--heading, .panel--metric { text-style: bold; }
+    .panel--about { text-style: italic; }
+    """
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"panel--{style}" for style in _STYLES}
 
     marked: reactive[int] = reactive(0, repaint=True)
 
     def __init__(self, status: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
+        self.display = False
         self._status = status
         self.words = MetricWords(technical=False)
         self._rows: tuple[MetricRow, ...] = ()
@@ -444,8 +496,10 @@ class MetricsPanel(Widget, can_focus=True):
 
     def _about(self, line: int, width: int) -> tuple[Piece, ...]:
         if line == 0:
-            more = "── ↓ more " if self._top + self._visible_rows < len(self._rows) else ""
-            return (_piece(more.ljust(width, "─"), "rule"),)
+            if self._top + self._visible_rows >= len(self._rows):
+                return (_piece("─" * width, "rule"),)
+            line_right = "─" * (width - len("── ↓ more "))
+            return _piece("── ", "rule"), _piece("↓ more ", "quiet"), _piece(line_right, "rule")
         if not self.metric:
             hint = "Point at one, or press Tab until ▎ shows."
             return tuple(_piece(row, "quiet") for row in wrap(hint, width)[line - 1 : line])

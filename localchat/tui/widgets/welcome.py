@@ -132,11 +132,11 @@ class Welcome(Widget):
             else:
                 rows = [_shorten(text, width)] if low else _wrap_line(text, width)
             for row in rows:
-                yield WelcomeRow(Content.styled(row, "$foreground 60%"), 4 if number else 2)
+                yield WelcomeRow(Content.styled(row, "$foreground 70%"), 4 if number else 2)
         if greeting.usage:
             yield _BLANK
             for row in _wrap_line(greeting.usage, width):
-                yield WelcomeRow(Content.styled(row, "$foreground 60%"), 6)
+                yield WelcomeRow(Content.styled(row, "$foreground 70%"), 6)
         number = 1
         if greeting.samples:
             yield _BLANK
@@ -164,7 +164,7 @@ _KEY_CELLS: Final = 7
 
 
 def _heading(text: str) -> WelcomeRow:
-    return WelcomeRow(Content.styled(text, "$foreground 60%"), 5)
+    return WelcomeRow(Content.styled(text, "$foreground 70%"), 5)
 
 
 def _choice(key: str, label: str, action: str, width: int, rank: int) -> WelcomeRow:

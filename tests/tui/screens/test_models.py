@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from localchat.cli.resolve import Setup
@@ -126,7 +127,7 @@ def test_models_stand_in_sections_and_too_large_ones_below(tmp_path: Path) -> No
     play(Judge(tmp_path, models=("guide",)), what)
 
 
-@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("width", [80, 100, 120])
 def test_a_verdict_is_whole_beside_the_name(tmp_path: Path, width: int) -> None:
     class Judge(Stage):
         def estimate(self, name: str) -> CatalogEstimate | None:
@@ -141,7 +142,7 @@ def test_a_verdict_is_whole_beside_the_name(tmp_path: Path, width: int) -> None:
         screen: Any = pilot.app.screen
         await until(pilot, lambda: screen.verdicts_complete)
         line = screen._line(screen._models["qwen2.5:7b"]).plain
-        assert ("no room: 8,192 tokens, 50.1 GB" in line) == (width < 100)
+        assert ("no room: 8,192 tok, 50.1 GB" in line) == (width < 120)
         assert len(line) <= screen.entries.scrollable_content_region.width
 
     play(Judge(tmp_path, models=("guide",)), what, width)
@@ -209,3 +210,20 @@ def test_every_verdict_comes_before_the_first_benchmark(tmp_path: Path) -> None:
         assert "more than 4.3 tok/s: other programs" in screen.about("qwen2.5:7b")
 
     play(Slow(tmp_path, models=("guide",)), what, 120, 40)
+
+
+@pytest.mark.parametrize("width", [40, 60, 79, 80, 99, 100, 120])
+def test_a_long_name_is_whole_and_its_verdict_beside_it(tmp_path: Path, width: int) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("f3")
+        screen: Any = pilot.app.screen
+        await until(pilot, lambda: screen.verdicts_complete)
+        entry = screen._models["qwen3-coder-next:80b-a3b"]
+        line = screen._line(entry).plain
+        assert f" {entry.name} " in line
+        assert cell_len(line.rstrip()) <= screen.entries.scrollable_content_region.width
+        assert ("GB" in line) == (width >= 60)
+        assert (" tok" in line) == (width >= 80)
+
+    speed = ExpectedSpeed(12.5, "measured", disturbed=True)
+    play(Stage(tmp_path, speed=speed), what, width=width)

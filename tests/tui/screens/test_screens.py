@@ -342,6 +342,25 @@ def test_the_greeting_is_whole_on_a_narrow_screen(tmp_path: Path) -> None:
     play(Stage(tmp_path, models=("guide",)), what)
 
 
+def test_the_help_wraps_anew_in_a_window_of_another_width(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("f1")
+        await until(pilot, lambda: pilot.app.screen.query("#help-lines"))
+        text = pilot.app.screen.query_one("#help-text")
+        lines = pilot.app.screen.query_one("#help-lines", Static)
+
+        def longest() -> int:
+            return max(map(cell_len, str(lines.content).split("\n")))
+
+        whole = "stop the answer, clear the input; twice: quit"
+        for width in (40, 80, 120, 80):
+            await pilot.resize_terminal(width, 30)
+            await until(pilot, lambda: width // 2 < longest() <= text.size.width < width)  # noqa: B023
+            await until(pilot, lambda: (whole in str(lines.content)) == (width == 120))  # noqa: B023
+
+    play(Stage(tmp_path), what, width=120)
+
+
 @pytest.mark.parametrize("width", [40, 64, 100])
 def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int) -> None:
     async def what(pilot: Pilot[int]) -> None:

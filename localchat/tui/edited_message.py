@@ -1,0 +1,37 @@
+"""The sent message that is being changed in the composer, and the draft that comes back afterwards."""
+
+from typing import TYPE_CHECKING
+
+from localchat.tui.attachments import ComposerText, contract
+
+if TYPE_CHECKING:
+    from localchat.chat.conversation import Node
+    from localchat.tui.widgets.composer import Composer
+
+
+class EditedMessage:
+    """Puts a sent message into the composer, and restores the draft."""
+
+    def __init__(self) -> None:
+        self.id: str | None = None
+        """Of the message; None while none is being changed."""
+        self._draft = ComposerText()
+
+    def begin(self, node: "Node", composer: "Composer") -> None:
+        """Change a message. Another one that is being changed stays as it was."""
+        if self.id is None:
+            self._draft = composer.written
+        self.id = node.id
+        composer.write(*contract(node.message.content, node.inclusions))
+
+    def leave(self, composer: "Composer") -> bool:
+        """Put the draft back into the composer. False where no message was being changed."""
+        if self.id is None:
+            return False
+        self.id, draft, self._draft = None, self._draft, ComposerText()
+        composer.write(*draft)
+        return True
+
+    def draft(self, composer: "Composer") -> ComposerText:
+        """What the user wrote for a new message."""
+        return composer.written if self.id is None else self._draft
