@@ -46,6 +46,11 @@ def gigabytes_flag(count_bytes: int) -> str:
     return f"{-(-count_bytes // 100_000_000) / 10:.1f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 message`, `1,234 messages`: for nouns whose plural ends in s."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
 def tokens(count: int) -> str:
     """`32,768 tokens`, `1 token`."""
     return f"{count:,} token{'' if count == 1 else 's'}"

@@ -45,3 +45,11 @@ def test_shares() -> None:
     found = [units.percent(*pair) for pair in ((1, 1000), (412, 32768), (0, 0), (1, 0))]
     assert found == ["<1%", "1%", "0%", "<1%"]
     assert (units.used_of(412, 32768), units.used_of(7, 0)) == ("412/32,768 (1%)", "7")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 messages"), (1, "1 message"), (2, "2 messages"), (1234, "1,234 messages")],
+)
+def test_one_of_a_kind_is_singular(count: int, words: str) -> None:
+    assert units.counted(count, "message") == words

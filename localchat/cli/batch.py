@@ -14,7 +14,7 @@ from localchat.cli.options import load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, LocalchatError, UsageError
-from localchat.units import duration, rate
+from localchat.units import counted, duration, rate
 
 if TYPE_CHECKING:
     from localchat.batch.input_file import LineDefaults
@@ -142,7 +142,7 @@ def _answer(
         def end() -> None:
             batch.end()
             shown.say(
-                f"ending after the {batch.progress.in_flight} lines that are being answered; "
+                f"ending after {counted(batch.progress.in_flight, 'line')} under way; "
                 "Ctrl+C again ends at once"
             )
 
@@ -262,12 +262,12 @@ def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
     elif progress.done:
         made = progress.completion_tokens or progress.prompt_tokens
         yield (
-            f"{progress.answered:,} lines answered in {duration(spent_s)}, "
+            f"{counted(progress.answered, 'line')} answered in {duration(spent_s)}, "
             f"{rate(made / spent_s if spent_s else 0.0)}"
         )
     if failed := progress.failed + progress.failed_before:
         yield (
-            f"{failed:,} of {batch.lines:,} lines are errors, which {target} explains; "
+            f"{counted(failed, 'error')} in {counted(batch.lines, 'line')}, explained in {target}; "
             "--retry-errors asks them again"
         )
 

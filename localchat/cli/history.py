@@ -18,6 +18,7 @@ from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
+from localchat.units import counted
 
 if TYPE_CHECKING:
     from localchat.chat.conversation import Conversation, Node
@@ -157,7 +158,7 @@ def remove(app: AppContext, ids: tuple[str, ...], yes: bool) -> int:
     with _opened(app) as history:
         gone = [history.summary(id_) for id_ in ids]
         for summary in gone:
-            question = f"Remove {summary.title!r} ({summary.messages} messages)?"
+            question = f"Remove {summary.title!r} ({counted(summary.messages, 'message')})?"
             if not confirm(question, yes=yes, verb="history rm"):
                 return ExitCode.ERROR
             history.delete(summary.id)

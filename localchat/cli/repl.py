@@ -54,6 +54,7 @@ from localchat.session.outcome import Outcome
 from localchat.session.presets import setup_of
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
+from localchat.units import counted
 
 _T = TypeVar("_T")
 _SHOWN_CHARACTERS: Final = 200
@@ -374,8 +375,8 @@ class Repl:
         conversation = self._session.conversation
         if not conversation.nodes:
             return
-        count = len(conversation.path())
-        self._terminal.notify(f"continuing {conversation.title!r}, {count} messages")
+        messages = counted(len(conversation.path()), "message")
+        self._terminal.notify(f"continuing {conversation.title!r}, {messages}")
         self._unsent = self._history.draft(conversation.id)
         if self._unsent:
             line = " ".join(self._unsent[:_SHOWN_CHARACTERS].split())
@@ -427,7 +428,8 @@ class Repl:
             self._print_error(problem)
             return False
         self._terminal.print_line(
-            f"{summary.messages} messages are now sent as this summary (/everything undoes it):"
+            f"this summary is sent instead of {counted(summary.messages, 'message')} "
+            "(/everything undoes it):"
         )
         self._terminal.print_line(summary.text, dim=True)
         return True
@@ -463,8 +465,8 @@ class Repl:
             case "/undo":
                 self._question()
                 session.undo()
-                left = len(session.conversation.path())
-                write(f"back before the last question; {left} messages are left")
+                left = counted(len(session.conversation.path()), "message")
+                write(f"back before the last question; {left} left")
             case "/send" if self._unsent:
                 self._ask(self._unsent)
             case "/send":

@@ -36,6 +36,7 @@ from localchat.tui.textual_internals.driver import (
 )
 from localchat.tui.themes import AUTO, NAMES, THEMES, is_light_terminal, textual_name
 from localchat.tui.widgets.welcome import first_greeting
+from localchat.units import counted
 
 if TYPE_CHECKING:
     from localchat.history.queries import ConversationSummary
@@ -249,7 +250,7 @@ class ChatApp(App[int]):
         for summary in self._recent_conversations():
             yield SystemCommand(
                 f"Open {sanitize_line(summary.title) or 'a conversation'}",
-                f"Conversation of {summary.messages} messages",
+                f"Conversation of {counted(summary.messages, 'message')}",
                 lambda id_=summary.id: self.chat.commands.open_conversation(id_),
             )
 

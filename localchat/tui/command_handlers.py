@@ -22,6 +22,7 @@ from localchat.session.commands import parse
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX
+from localchat.units import counted
 
 if TYPE_CHECKING:
     from textual.screen import Screen
@@ -342,7 +343,7 @@ class CommandHandlers:
             self._screen.copy(answers[-1].text if answers else "", "last answer")
         elif what.isdigit() and int(what):
             texts = [each.text for each in messages[-int(what) :]]
-            self._screen.copy("\n\n".join(texts), f"last {len(texts)} messages")
+            self._screen.copy("\n\n".join(texts), f"last {counted(len(texts), 'message')}")
         else:
             raise UsageError(f"/copy {what}: it takes a number of messages, code, or code N")
 

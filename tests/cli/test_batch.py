@@ -113,7 +113,7 @@ def test_errors_stand_beside_their_lines_and_are_asked_again(
         source("good", {"prompt": "hot", "temperature": -3}, '{"half": ')
         first = batch("-m", stage.base)
         assert first.code == 1
-        assert "2 of 3 lines are errors" in first.err
+        assert "2 errors in 3 lines" in first.err
         found = {answer["custom_id"]: answer for answer in answers(tmp_path)}
         assert found["line-2"]["response"]["status_code"] == 400
         assert "temperature" in found["line-2"]["response"]["body"]["error"]["message"]

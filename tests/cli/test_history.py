@@ -235,7 +235,7 @@ def test_a_conversation_goes_on_by_lines(screen: Callable[..., Screen], call: Ca
     one.wait_for("Hello.")
     one.wait_for("> ")
     one.press("/undo\n")
-    one.wait_for("2 messages are left")
+    one.wait_for("2 messages left")
     one.wait_for("> ")
     one.press("third\n")
     one.wait_for("Hello.")

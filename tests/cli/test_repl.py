@@ -128,7 +128,7 @@ def test_the_choice_is_kept_and_applied_again_with_a_word_about_it(run: Run) -> 
 
 def test_a_summary_is_written_shown_and_sent_instead(run: Run) -> None:
     talk = run([*LONG, "2"])
-    assert "are now sent as this summary (/everything" in talk.shown
+    assert "this summary is sent instead of" in talk.shown
     (kept,) = talk.conversations
     summary = next(node for node in kept.nodes.values() if node.replaces)
     assert summary.message.content == "Hello."
