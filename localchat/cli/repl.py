@@ -48,7 +48,7 @@ from localchat.session.blocks import (
     ReasoningBlock,
     UserBlock,
 )
-from localchat.session.commands import is_command
+from localchat.session.commands import is_command, is_known
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.outcome import Outcome
 from localchat.session.presets import setup_of
@@ -480,6 +480,8 @@ class Repl:
                 write("all messages are sent again")
             case "/export":
                 self._export(argument)
+            case _ if is_known(name):
+                write(f"{name} is a command of the screen; /help lists those that work here")
             case _:
                 write(f"there is no command {name}; /help lists them")
 

@@ -204,7 +204,17 @@ def test_a_regeneration_that_fails_leaves_the_answer_shown(run: Run) -> None:
 
 def test_commands_without_a_question_say_so(run: Run) -> None:
     talk = run(
-        ["/undo", "/regen", "/compact", "/stats", "/export", "/nonsense", "/system", "/help"]
+        [
+            "/undo",
+            "/regen",
+            "/compact",
+            "/stats",
+            "/export",
+            "/nonsense",
+            "/set a",
+            "/system",
+            "/help",
+        ]
     )
     assert talk.shown.count("there is no question yet") == 2
     for words in (
@@ -212,6 +222,7 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
         "there are no metrics yet",
         "/export takes the name of a file",
         "there is no command /nonsense",
+        "/set is a command of the screen",
         "there are no instructions",
         "leave (also Ctrl+D)",
     ):
