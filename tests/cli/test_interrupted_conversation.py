@@ -104,6 +104,7 @@ def _kept() -> list[tuple[str, str, str]]:
 def test_a_conversation_keeps_all_that_was_said_wherever_ctrl_c_comes(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Talk(call, monkeypatch)  # imports what the others find imported
     lines = Talk(call, monkeypatch).interrupting.lines
     assert lines > 1000
     for at in range(1, lines, lines // _PLACES):

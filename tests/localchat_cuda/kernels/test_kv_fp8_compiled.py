@@ -71,7 +71,7 @@ writing = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm=
 for d, r in ((128, 128), (128, 96)) if cc != 89 else ():
     found[f"rope {d} {r}"] = compiled(
         rope._rope_kernel, writing, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
-        BIAS=True, NORM=True, HEADS=1, CODED=True, ROOMY=False, PDL=pdl)
+        BIAS=True, NORM=True, NORM_V=False, STORED=2, HEADS=1, CODED=True, ROOMY=False, PDL=pdl)
 print(json.dumps(found))
 """
 
