@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from textual.pilot import Pilot
+from textual.widgets import OptionList
 
 from localchat.engine.events import (
     Loading,
@@ -283,7 +284,13 @@ SCENES: dict[str, Scene] = {
     "history-search": Scene(keys(*"norway", before=past), sizes=((80, 24),)),
     "help": Scene(keys("f1"), sizes=DIALOG),
     "palette": Scene(
-        keys("ctrl+p", ready=lambda pilot: len(pilot.app.screen.query("CommandList")))
+        keys(
+            "ctrl+p",
+            ready=lambda pilot: any(
+                one.highlighted is not None
+                for one in pilot.app.screen.query("CommandList").results(OptionList)
+            ),
+        )
     ),
     "find": Scene(written("/search rate", "enter", before=talk), RICH),
     "outgrown": Scene(
