@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 from textual.pilot import Pilot
-from textual.widgets import OptionList
 
 from localchat.engine.events import (
     Loading,
@@ -283,15 +282,6 @@ SCENES: dict[str, Scene] = {
     "history": Scene(past, sizes=DIALOG),
     "history-search": Scene(keys(*"norway", before=past), sizes=((80, 24),)),
     "help": Scene(keys("f1"), sizes=DIALOG),
-    "palette": Scene(
-        keys(
-            "ctrl+p",
-            ready=lambda pilot: any(
-                one.highlighted is not None
-                for one in pilot.app.screen.query("CommandList").results(OptionList)
-            ),
-        )
-    ),
     "find": Scene(written("/search rate", "enter", before=talk), RICH),
     "outgrown": Scene(
         outgrow, {"script": too_long, "about": msgspec.structs.replace(INFO, context_tokens=24_000)}
