@@ -293,12 +293,7 @@ def parse_config(
     default = DEFAULTS.get(architecture, {})
     reader = _Reader({**default, **raw, **(text or {})} if vision else {**default, **raw}, name)
     reader.check(architecture)
-    heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
-    key_heads = reader.integer("num_key_value_heads", heads)
-    if heads % key_heads:
-        raise reader.unsupported(
-            f"{heads} query heads over {key_heads} key heads, of which they are no multiple"
-        )
+    (heads, key_heads), hidden = reader.heads(), reader.integer("hidden_size")
     head_dim = reader.head_dim(hidden // heads)
     layers = reader.integer("num_hidden_layers", most=_MOST_LAYERS)
     context = reader.integer("max_position_embeddings")
@@ -336,15 +331,7 @@ def parse_config(
         windows=read_windows(
             reader, architecture, layers, context, own_rotation=rotations.windowed is not None
         ),
-        attention_scale=(
-            granite.attention
-            if granite
-            else 1.0
-            if gemma4
-            else reader.number("query_pre_attn_scalar", 256.0) ** -0.5
-            if gemma
-            else 0.0
-        ),
+        attention_scale=granite.attention if granite else reader.attention_scale(architecture),
         attention_cap=reader.cap("attn_logit_softcapping") if architecture == "gemma2" else 0.0,
         head_cap=reader.cap("final_logit_softcapping") if gemma else 0.0,
         activation=reader.activation(),
@@ -481,6 +468,24 @@ class _Reader(ConfigFields):
             kinds = self.raw.get("layer_types")
             if not isinstance(kinds, list) or {*kinds} - {"attention", "full_attention"}:
                 raise self.unsupported("Mamba layers")
+
+    def heads(self) -> tuple[int, int]:
+        """Query heads and key heads. Raises ModelInvalid."""
+        heads = self.integer("num_attention_heads")
+        key_heads = self.integer("num_key_value_heads", heads)
+        if heads % key_heads:
+            raise self.unsupported(
+                f"{heads} query heads over {key_heads} key heads, of which they are no multiple"
+            )
+        return heads, key_heads
+
+    def attention_scale(self, architecture: Architecture) -> float:
+        """Of the scores; 0: the root of the head dimension divides them. Raises ModelInvalid."""
+        if architecture == "gemma4":
+            return 1.0
+        if architecture in ("gemma2", "gemma3"):
+            return float(self.number("query_pre_attn_scalar", 256.0) ** -0.5)
+        return 0.0
 
     def mixture(
         self, architecture: Architecture, quantization: Quantization | None

@@ -6,6 +6,7 @@ its own. Li et al., 2025 (arXiv 2503.01840), form as vLLM's llama_eagle3 reads i
 
 import torch
 
+from localchat_cuda.architectures.prediction_head import normed_inputs
 from localchat_cuda.eagle_config import EagleConfig
 from localchat_cuda.layers import DenseLayers
 from localchat_cuda.weights.eagle import EagleWeights
@@ -19,10 +20,7 @@ def forward(
     `previous` [T, hidden]: of the tokens before those of the step."""
     model = weights.model
     (layer,) = model.layers
-    ops.residual.copy_(model.embedding[ops.inputs.ids.long()])
-    embedded = ops.normed(None, ops.residual, weights.embedding_norm)
-    ops.residual.copy_(previous)
-    states = ops.normed(None, ops.residual, weights.state_norm)
+    embedded, states = normed_inputs(ops, weights, previous)
     if head.normed_residual:
         ops.residual.copy_(states)
     qkv = ops.gemm(torch.cat((embedded, states), 1), layer.linears["qkv"])

@@ -9,18 +9,26 @@ import torch
 
 from localchat_cuda.architectures import qwen3_next
 from localchat_cuda.layers import DenseLayers
+from localchat_cuda.weights.eagle import EagleWeights
 from localchat_cuda.weights.prediction_head import HeadWeights
+
+
+def normed_inputs(
+    ops: DenseLayers, weights: HeadWeights | EagleWeights, previous: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The embeddings of a step's tokens and the states `previous`, normed, each [T, hidden]; the residual
+    holds the states."""
+    ops.residual.copy_(weights.model.embedding[ops.inputs.ids.long()])
+    embedded = ops.normed(None, ops.residual, weights.embedding_norm)
+    ops.residual.copy_(previous)
+    return embedded, ops.normed(None, ops.residual, weights.state_norm)
 
 
 def forward(ops: DenseLayers, weights: HeadWeights, previous: torch.Tensor) -> torch.Tensor:
     """Last states [T, hidden] of one step. `previous` [T, hidden]: of the tokens before those of the step."""
     model = weights.model
     (layer,) = model.layers
-    ops.residual.copy_(model.embedding[ops.inputs.ids.long()])
-    embedded = ops.normed(None, ops.residual, weights.embedding_norm)
-    ops.residual.copy_(previous)
-    states = ops.normed(None, ops.residual, weights.state_norm)
-    y = ops.gemm(torch.cat((embedded, states), 1), weights.join)
+    y = ops.gemm(torch.cat(normed_inputs(ops, weights, previous), 1), weights.join)
     ops.residual.zero_()
     x = ops.add_norm(y, layer.norms["attention"])
     y = qwen3_next.mix(ops, x, layer, 0)

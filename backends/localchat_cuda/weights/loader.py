@@ -389,25 +389,17 @@ class Loader:
         """`gain`: of a norm that only the experts have, if the router reads columns of its own scale."""
         names, hidden, inner = self.names.experts, self.config.hidden, self.config.intermediate
         assert names is not None
-        router = self.router(begin + names.router, mixture.experts)
         if names.interleaved:
+            router = self.router(begin + names.router, mixture.experts)
             bias = self.tensor(f"{begin}{names.router}.bias", mixture.experts)
             return interleaved_experts.load(
                 begin + names.interleaved,
                 Router(router, mixture.chosen, mixture.normalized, bias=bias).counting(),
                 self.config, mixture, self.target,
             )  # fmt: skip
-        shared_bias: torch.Tensor | None = None
-        if mixture.gated:
-            router = torch.cat((router, self.router(begin + names.shared_gate, 1)))
-        elif mixture.shared:  # a row without weights, whose sigmoid is 1
-            router = torch.cat((router, torch.zeros_like(router[:1])))
-            shared_bias = torch.zeros_like(router[:, 0])
-            shared_bias[-1] = _ALWAYS
+        router, shared_bias = self.router_of_experts(begin, mixture, gain)
         weight_scales: torch.Tensor | None = None
         if names.scales is not None:
-            assert gain is not None
-            router = self.scaled_router(router, begin + names.scales[0], gain)
             weight_scales = self.tensor(begin + names.scales[1], mixture.experts)
         shapes = ((names.gate_up, 2, inner, hidden), ((names.down,), 1, hidden, inner))
 
@@ -450,6 +442,25 @@ class Loader:
         gate_up, down = stacks
         held = Router(router, mixture.chosen, mixture.normalized, mixture.shared, shared_bias)
         return Experts(held.counting(), gate_up, down, gelu=mixture.gelu)
+
+    def router_of_experts(
+        self, begin: str, mixture: Mixture, gain: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The router's weight, with a row for a shared expert, and its bias; `gain` as in `experts`."""
+        names = self.names.experts
+        assert names is not None
+        router = self.router(begin + names.router, mixture.experts)
+        bias: torch.Tensor | None = None
+        if mixture.gated:
+            router = torch.cat((router, self.router(begin + names.shared_gate, 1)))
+        elif mixture.shared:  # a row without weights, whose sigmoid is 1
+            router = torch.cat((router, torch.zeros_like(router[:1])))
+            bias = torch.zeros_like(router[:, 0])
+            bias[-1] = _ALWAYS
+        if names.scales is not None:
+            assert gain is not None
+            router = self.scaled_router(router, begin + names.scales[0], gain)
+        return router, bias
 
     def scaled_router(self, router: torch.Tensor, scale: str, gain: torch.Tensor) -> torch.Tensor:
         """The router's weight for rows that a norm has multiplied with `gain` [K], in place of the router's own

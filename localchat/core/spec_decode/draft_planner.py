@@ -1,11 +1,10 @@
 """Draft planner: chooses the drafts of a step for all its sequences together.
 
-All of them wait for the step, so a draft of one is worth what it brings beside what the others lose, and where
-a step has the cost of its width none of them loses more than a fiftieth of its speed (Patience). Where a
+All of them wait for the step, so a draft of one is worth what it brings beside what the others lose. Where a
 runner takes two steps at once, a step with drafts has nothing behind it, and the one before it must have come
-back: drafts are made only where they are expected to save more than the runner waits for them. And where a
-runner prepares its steps, only those have drafts that are prepared: launched kernel by kernel, one of them
-costs a GPU what ten others take.
+back: drafts are made only where they are expected to save more than the runner waits for them, and none of the
+others loses more than a fiftieth of its speed (Patience). And where a runner prepares its steps, only those
+have drafts that are prepared: launched kernel by kernel, one of them costs a GPU what ten others take.
 
 A step has drafts of one source: by n-grams, each sequence as many as bring most, or by the draft model, all
 sequences as many.

@@ -215,18 +215,9 @@ def apply(
     out: torch.Tensor,
 ) -> None:  # fmt: skip
     """Change the states and fill the rows of `out` [T, H, V]; recurrent.reference does the same."""
+    s, h, k, v = _check(prepared, projection, states, part, out)
     device, x = out.device, prepared.x
-    h, k, v = require_states(states, x)
-    if not takes(states):
-        raise ValueError(
-            f"matrices: keys and values of {LEAST_COLUMNS} columns wanted, {k} and {v} given"
-        )
     t, g = x.shape[0], states.key_heads
-    require_prepared(prepared, h, device)
-    require_projection(projection, t, x.shape[1], 0, device)
-    s = require_batch(part.batch, device)
-    require("chunks", part.chunks, (None, 2), (torch.int32,), device)
-    require("out", out, (t, h, v), FLOATS, device)
     keys = torch.empty(t, h, k, dtype=x.dtype, device=device)
     values = torch.empty(t, h, v, dtype=x.dtype, device=device)
     sums = torch.empty(t, h, device=device)
@@ -275,3 +266,21 @@ def apply(
         STAGES=stages_of(10 * major + minor),
         **options(False, 4),
     )
+
+
+def _check(
+    prepared: Prepared, projection: Projection, states: LayerStates, part: ChunkedPart,
+    out: torch.Tensor,
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """The sequences, heads, and columns of a key and of a value. Raises ValueError for other shapes."""
+    device, x = out.device, prepared.x
+    h, k, v = require_states(states, x)
+    if not takes(states):
+        raise ValueError(
+            f"matrices: keys and values of {LEAST_COLUMNS} columns wanted, {k} and {v} given"
+        )
+    require_prepared(prepared, h, device)
+    require_projection(projection, x.shape[0], x.shape[1], 0, device)
+    require("chunks", part.chunks, (None, 2), (torch.int32,), device)
+    require("out", out, (x.shape[0], h, v), FLOATS, device)
+    return require_batch(part.batch, device), h, k, v
