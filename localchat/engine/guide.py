@@ -46,7 +46,10 @@ _BEYOND: Final = 0.8
 """From it on a question is taken for one beyond the guide's subject."""
 UNKNOWN: Final = "I do not know that."
 """How the answer begins that names a real model."""
-OFFER: Final = f"{UNKNOWN} Did you mean one of these? Type its number, or ask in other words."
+OFFER: Final = (
+    f"{UNKNOWN} Did you mean one of these? Ask it in these words, or send its number next "
+    "(`localchat -c NUMBER` from the shell)."
+)
 _PICK: Final = re.compile(r"\W*(\d)\W*")
 _REFUSALS: Final = (UNKNOWN, "I cannot", "I am sorry", "I did not understand")
 _NO_SUM: Final = "I cannot calculate that"
