@@ -329,6 +329,11 @@ class CommandHandlers:
         self._refuse_while_busy()
         self._screen.start_work(self._screen.session.compact())
 
+    def _do_everything(self, _: str) -> None:
+        self._refuse_while_busy()
+        self._screen.session.send_everything()
+        self._screen.reply("All messages are sent again.")
+
     def _do_search(self, text: str) -> None:
         self._screen.find(text)
 
@@ -387,6 +392,9 @@ class CommandHandlers:
         from localchat.tui.screens.help import HelpScreen
 
         self._screen.open_dialog(HelpScreen(self._screen.session.context.keys))
+
+    def _do_history(self, _: str) -> None:
+        self.open_history()
 
     def _do_quit(self, _: str) -> None:
         self._screen.quit()
