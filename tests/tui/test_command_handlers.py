@@ -153,7 +153,7 @@ def test_parameters_by_command(tmp_path: Path) -> None:
         assert "did you mean temperature" in notices(pilot)[-1]
         await command(pilot, "/set remote box")
         assert "no model 'remote:box'" in notices(pilot)[-1]
-        await command(pilot, "/set context-length 8192")
+        await command(pilot, "/set ctx 8k")
         await until(pilot, lambda: len(stage.opened) == 2 and not app.session.busy)
         assert stage.opened[-1][0].load.context_tokens == 8192
         await command(pilot, "/think off")
