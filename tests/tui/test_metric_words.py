@@ -52,13 +52,6 @@ def test_the_foot_speaks_plainly() -> None:
         assert term not in shown
 
 
-def test_an_empty_memory_is_not_mentioned() -> None:
-    loaded = EngineStatus(info=INFO)
-    assert loaded.kv[1] and not loaded.kv[0]
-    assert "memory" not in foot(loaded, PLAIN)
-    assert "KV 0/" in foot(loaded, TERMS)
-
-
 def test_the_terms_of_the_field_are_all_still_there() -> None:
     shown = foot(answered("so " * 106), TERMS)
     for part in ("TTFT 0.41 s", "62.0 tok/s", "KV 6,412/32,768 (20%)", "drafts 34/51"):

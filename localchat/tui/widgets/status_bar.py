@@ -68,7 +68,7 @@ def status_parts(status: EngineStatus, words: MetricWords) -> tuple[StatusPart, 
         if spark:
             found.append(StatusPart(spark, "spark", 8, glued=True))
     used, total = status.kv
-    if total and (used or words.technical):  # in plain words an empty one says nothing
+    if total:
         found.append(StatusPart(words.kv(used, total), rank=2))
         if used:
             found.append(StatusPart(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
