@@ -345,7 +345,8 @@ class CudaRunner:
     def warm_up_next(self) -> bool:
         """Run a step of padding that is wanted or common once, the last time to capture its graph; see
         backend_api.interface.Runner. A request that comes meanwhile waits for one run, not for all."""
-        if self._drafter is not None and not self._wanted and self._drafter.runner.warm_up_next():
+        begun = self._wanted or self._repeated
+        if self._drafter is not None and not begun and self._drafter.runner.warm_up_next():
             return True
         if not self.graphs.enabled or self._model is None:
             return False
