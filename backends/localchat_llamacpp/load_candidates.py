@@ -1,5 +1,6 @@
 """Candidate ways to load one model on one machine: the memory of each, and whether it fits."""
 
+from functools import cache, partial
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -133,6 +134,9 @@ class MemoryCheck:
         self.all_gpu_bytes = spendable_gpu(machine, anyway=options.anyway)
         """Of all GPUs, whatever the user's limit."""
         self._safe_mode = safe_mode
+        # They read every weight, and hundreds of contexts are tried.
+        self._weights = cache(partial(weights_split, shape))
+        self._repacked = cache(partial(repacked_weights, shape, machine))
         self._tables = sum(one.size_bytes for one in shape.weights if one.part == "lookup")
         self._cards = spendable_gpus(machine, options.gpu_limit_bytes, anyway=options.anyway)
         self._draft = _draft_check(options, machine, can_offload=can_offload, safe_mode=safe_mode)
@@ -173,11 +177,11 @@ class MemoryCheck:
         )
         rows = kv_layer_bytes(self.shape, cache)
         first = max(self.layers - layers, 0)
-        weights = weights_split(self.shape, layers, experts)
+        weights = self._weights(layers, experts)
         repacked = Repacked()
         # With a GPU, weights in RAM stay as the file has them: llama.cpp prefers RAM that the GPU can read.
         if not self._safe_mode and (not layers or self.unified):
-            repacked = repacked_weights(self.shape, self.machine, layers)
+            repacked = self._repacked(layers)
         scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
         compute = Split(scratch, 0)
         if layers:

@@ -222,9 +222,13 @@ def _defaults(ctx: click.Context) -> "LineDefaults":
 def _check_paths(source: Path, target: Path) -> None:
     """Raises UsageError for an input that is none, and for an output in its place."""
     if not source.is_file():
-        what = "is no file" if source.exists() else "does not exist"
+        if not source.exists():
+            raise UsageError(
+                f"{source} does not exist",
+                hint="IN.jsonl is a file with a prompt or a request a line",
+            )
         raise UsageError(
-            f"{source} {what}", hint="the input is read more than once: a pipe cannot be used"
+            f"{source} is no file", hint="the input is read more than once: a pipe cannot be used"
         )
     if target.exists() and target.samefile(source):
         raise UsageError(f"-o {target} is the input", hint="name another file for the answers")

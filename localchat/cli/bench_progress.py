@@ -13,7 +13,7 @@ from localchat.bench.sweep import (
 )
 from localchat.cli.streams import Terminal
 from localchat.cli.terminal_bar import TerminalBar
-from localchat.units import duration, rate
+from localchat.units import counted, duration, rate
 
 
 class SweepProgress:
@@ -38,7 +38,9 @@ class SweepProgress:
                 self._begin(place, round_, at, total)
             case PointAdvanced(place, requests, tokens_per_s, failed):
                 trouble = f", {failed} failed" if failed else ""
-                self._status(f"{_words(place)}: {requests} answers, {rate(tokens_per_s)}{trouble}")
+                self._status(
+                    f"{_words(place)}: {counted(requests, 'answer')}, {rate(tokens_per_s)}{trouble}"
+                )
             case PointMeasured(point):
                 found = point.figures
                 tpot = f", {found.tpot_ms.p50:.1f} ms a token" if found.tpot_ms else ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.group import DefaultGroup
 from localchat.cli.output import confirm, print_json, print_lines, table
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 _HEAD = ("MODEL", "SIZE", "LAST USED")
 
 
-@click.group("cache")
+@click.group("cache", cls=DefaultGroup, invoke_without_command=True)
 def command() -> None:
     """Show or delete the KV of conversations that the disk keeps.
 
     A conversation that is opened again is read back instead of computed. The setting cache_disk_gb bounds it,
     --no-cache-disk does without. What only a deleted conversation had goes with its text, after thirty days.
+    Alone it lists them, with the flags of list.
     """
 
 

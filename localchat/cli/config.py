@@ -89,10 +89,13 @@ def keys() -> None:
 
 
 def _write(app: AppContext, key: str, value: str | None, model: str | None) -> None:
+    from localchat.config.settings import find_key
     from localchat.config.settings_file import write_setting
 
     file = find_paths(app.environ).settings_file
-    write_setting(file, key.replace("-", "_"), value, model)
+    write_setting(
+        file, find_key(key, f'[models."{model}"]' if model else "[defaults]"), value, model
+    )
     tell(f"localchat: wrote {file}")
 
 

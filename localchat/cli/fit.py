@@ -62,7 +62,11 @@ def command(
     slots = parallel or max(CHAT_SLOTS, seen.settings.n)
     subject, machine, environ = seen.subject, usable_machine(), seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
+    terminal = Terminal(environ)
+    if terminal.animated:  # a first benchmark takes long enough to look like a hang
+        terminal.progress("estimating the speed; the first time takes up to half a minute")
     verdict = assess(subject, options, machine, SpeedHistory(seen.paths.state_dir))
+    terminal.progress("")
     steps: tuple[MemoryStep, ...] = ()
     if not verdict.plan.fits and not verdict.plan.missing:
         limits = SlotLimit("--parallel", "", 1)

@@ -17,6 +17,7 @@ from localchat.cli.run import complete_conversation
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import ExitCode, LocalchatError, UsageError
+from localchat.history.queries import ID_DIGITS
 from localchat.sanitize import sanitize_line
 from localchat.units import counted
 
@@ -58,7 +59,10 @@ def list_(app: AppContext, limit: int, everything: bool, as_json: bool) -> None:
 
 
 def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
-    cells = [(r.id[:_DIGITS], _moment(r.updated_s), str(r.messages), r.title) for r in rows]
+    if not rows:
+        tell("localchat: there are no conversations yet")
+        return
+    cells = [(r.id[:ID_DIGITS], _moment(r.updated_s), str(r.messages), r.title) for r in rows]
     print_lines(app.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
 
 
@@ -176,10 +180,6 @@ def restore(app: AppContext, id_: str) -> None:
         history.restore(id_)
 
 
-_DIGITS = 12
-"""Digits of an id that hold the time of its creation, in milliseconds."""
-
-
 @contextmanager
 def _opened(app: AppContext) -> "Iterator[History]":
     with open_history(find_paths(app.environ), to_read=True) as history:
@@ -192,7 +192,7 @@ def _hit_lines(hits: "list[SearchHit]") -> Iterator[str]:
     for hit in hits:
         summary = hit.summary
         title = sanitize_line(summary.title)
-        yield f"{summary.id[:_DIGITS]}  {_moment(summary.updated_s)}  {title}"
+        yield f"{summary.id[:ID_DIGITS]}  {_moment(summary.updated_s)}  {title}"
         if hit.node_id is not None:
             yield f"    {sanitize_line(hit.snippet)}"
 

@@ -39,8 +39,10 @@ from localchat.errors import (
     NetworkError,
     UsageError,
 )
+from localchat.history.queries import ID_DIGITS
 from localchat.history.store import History
 from localchat.models.resolve import GUIDE, ResolvedModel
+from localchat.sanitize import sanitize_line
 from localchat.session.blocks import (
     OVERFLOW_PREFIX,
     AnswerBlock,
@@ -59,6 +61,7 @@ from localchat.units import counted
 _T = TypeVar("_T")
 _SHOWN_CHARACTERS: Final = 200
 """Of a long unsent question that is shown again."""
+_SHOWN_CONVERSATIONS: Final = 10
 _QUIT: Final = ("/quit", "/exit", "/bye")
 _HELP: Final = """\
 /help           this list
@@ -70,6 +73,7 @@ _HELP: Final = """\
 /compact        have the model summarize the older part, and send the summary instead
 /everything     send all messages again that were left out or summarized
 /export FILE    write the conversation to FILE: Markdown, or JSON if it ends in .json
+/history        the newest conversations, and how to continue one
 /stats          the metrics of the last answer
 /quit           leave (also Ctrl+D)
 \"\"\"             begins and ends a text of several lines
@@ -478,6 +482,8 @@ class Repl:
             case "/everything":
                 session.send_everything()
                 write("all messages are sent again")
+            case "/history":
+                self._list_history()
             case "/export":
                 self._export(argument)
             case _ if is_known(name):
@@ -494,6 +500,16 @@ class Repl:
         except HistoryUnusable as problem:
             self._report_history(problem)
             self._session.start_new(system=system)  # the recorder has given the old one up
+
+    def _list_history(self) -> None:
+        rows = self._history.list(_SHOWN_CONVERSATIONS)
+        for row in rows:
+            self._terminal.print_line(f"{row.id[:ID_DIGITS]}  {sanitize_line(row.title)}")
+        self._terminal.print_line(
+            "localchat --conversation ID continues one, localchat history search WORDS finds one"
+            if rows
+            else "there are no conversations yet"
+        )
 
     def _export(self, name: str) -> None:
         write = self._terminal.print_line

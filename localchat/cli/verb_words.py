@@ -34,6 +34,7 @@ _INSTEAD: Final = {
     "check": "localchat doctor, or localchat fit NAME",
     "status": "localchat ps, or localchat doctor",
     "settings": "localchat config",
+    "export": "localchat history export ID; localchat history lists them",
     "create": "localchat preset add NAME, or localchat cp MODEL NAME",
 }
 """Verbs of other programs, and what they are here."""

@@ -254,6 +254,18 @@ def check_key(key: str, where: str) -> None:
         raise UsageError(f"{where}: there is no setting {key!r}", hint=did_you_mean(key, KEYS))
 
 
+def find_key(word: str, where: str) -> str:
+    """The key that a word names by its own name or its flag's: `ctx`, `kv-type`. Raises UsageError."""
+    written = word.lower().removeprefix("--").replace("_", "-")
+    for key, words in KEYS.items():
+        # The flag of a switch that is on by default turns it off: its word would mean the opposite.
+        if words.flag == f"--{written}" and not written.startswith("no-"):
+            return key
+    key = written.replace("-", "_")
+    check_key(key, where)
+    return key
+
+
 def convert(key: str, given: Given) -> object:
     """Convert a value to the type of its key.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation
 from localchat.chat.titles import title_for
-from localchat.config.settings import KEYS, check_key
+from localchat.config.settings import KEYS, find_key
 from localchat.config.settings_file import write_setting
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
@@ -207,8 +207,7 @@ class CommandHandlers:
 
         if words:
             key, _, value = words.partition(" ")
-            key = key.replace("-", "_")
-            check_key(key, "/set")
+            key = find_key(key, "/set")
             if not value.strip():
                 raise UsageError(f"/set {key} needs a value", hint=f"it takes {KEYS[key].valid}")
             if key in ("model", "remote"):
@@ -329,6 +328,11 @@ class CommandHandlers:
         self._refuse_while_busy()
         self._screen.start_work(self._screen.session.compact())
 
+    def _do_everything(self, _: str) -> None:
+        self._refuse_while_busy()
+        self._screen.session.send_everything()
+        self._screen.reply("All messages are sent again.")
+
     def _do_search(self, text: str) -> None:
         self._screen.find(text)
 
@@ -387,6 +391,9 @@ class CommandHandlers:
         from localchat.tui.screens.help import HelpScreen
 
         self._screen.open_dialog(HelpScreen(self._screen.session.context.keys))
+
+    def _do_history(self, _: str) -> None:
+        self.open_history()
 
     def _do_quit(self, _: str) -> None:
         self._screen.quit()

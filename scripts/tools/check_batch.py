@@ -51,6 +51,9 @@ def main() -> int:
     parser.add_argument("--throughput", action="store_true")
     parser.add_argument("--shape", default="64+32")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--clients", default="8,16,20,24", help="of bench, around the server's slots"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -120,11 +123,12 @@ def _count(path: Path) -> int:
 
 def _compare(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     prompt_tokens, answer_tokens = map(int, asked.shape.split("+"))
-    common = ["--parallel", str(_PARALLEL), "--json"]
+    running = "://" in asked.model
+    common = ["--json"] if running else ["--parallel", str(_PARALLEL), "--json"]
     scale = _scale(asked.model, folder)
     batches, benches = [], []
     for number in range(asked.rounds):
-        bench = ["bench", asked.model, "--shape", asked.shape, "--clients", "8,16,20,24"]
+        bench = ["bench", asked.model, "--shape", asked.shape, "--clients", asked.clients]
         report = json.loads(_output([*bench, "--no-keep", "--quiet", *common]))
         benches.append(_best(report))
         source, target = folder / f"in{number}.jsonl", folder / f"out{number}.jsonl"

@@ -12,7 +12,7 @@ from tests.support.chat_templates import RENDER_PROCESS
 
 USER = {"role": "user", "content": "hi"}
 TALK = [USER, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "more"}]
-HASTY = RenderProcess(RenderLimits(seconds=0.3))
+HASTY = RenderProcess(RenderLimits(seconds=0.3, compile_seconds=1.0))
 
 
 def template(source: str, process: RenderProcess = RENDER_PROCESS) -> ChatTemplate:

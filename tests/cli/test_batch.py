@@ -326,6 +326,7 @@ def test_files_that_do_not_match_are_refused(
 ) -> None:
     missing = batch("-m", "http://127.0.0.1:9")
     assert missing.code == 2 and "does not exist" in missing.err
+    assert "pipe" not in missing.err
     source("one", "two")
     with serving() as stage:
         assert batch("-m", stage.base).code == 0

@@ -26,6 +26,7 @@ def filled(*models: str, owner: str = "") -> KVStore:
 def test_nothing_kept_is_said_and_is_no_error(call: Call) -> None:
     assert "keeps no KV" in call((), "cache", "list").out
     assert json.loads(call((), "cache", "list", "--json").out) == []
+    assert call((), "cache").out == call((), "cache", "list").out
     assert call((), "cache", "clear", "--yes").code == 0
 
 

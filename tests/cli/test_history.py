@@ -74,6 +74,13 @@ def test_a_look_at_no_history_leaves_no_file(call: Call) -> None:
     assert not find_paths({}).data_dir.exists()
 
 
+def test_an_empty_history_is_said_on_stderr(call: Call) -> None:
+    said = call((), "history")
+    assert (said.code, said.out) == (0, "")
+    assert "no conversations yet" in said.err
+    assert call((), "history", "--json").out == "[]\n"
+
+
 def test_without_history_a_conversation_can_be_read_and_is_not_written(call: Call) -> None:
     call(SCENARIOS["hello"], "first one")
     app = ScriptedApp(SCENARIOS["hello"])

@@ -183,6 +183,14 @@ def test_everything_can_be_sent_again(run: Run) -> None:
         assert not any(node.replaces for node in conversation.path())
 
 
+def test_the_history_is_listed_with_the_way_back(run: Run) -> None:
+    talk = run(["What is a cache?", "/history"])
+    (kept,) = talk.conversations
+    assert f"{kept.id[:12]}  What is a cache?" in talk.shown
+    assert "--conversation ID continues one" in talk.shown
+    assert "no conversations yet" in run(["/history"], settings=Settings(history=False)).shown
+
+
 def test_undo_and_regen_keep_what_they_leave(run: Run) -> None:
     talk = run(["one", "two", "/undo", "three", "/regen"])
     assert talk.sent(2) == ["one", "Hello.", "three"]

@@ -73,6 +73,7 @@ def test_a_slip_of_a_verb_is_refused_with_the_verb(call: Call, line: str, verb: 
     [
         ("search foo", "localchat history search"),
         ("download qwen", "localchat pull NAME"),
+        ("export x", "localchat history export ID"),
         ("remove x", "localchat rm NAME"),
     ],
 )

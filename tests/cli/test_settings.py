@@ -137,6 +137,9 @@ def test_config_shows_sets_and_unsets(
     nothing = SCENARIOS["hello"]
     assert call(nothing, "config", "path", named=False).out == f"{file}\n"
     assert call(nothing, "config", "set", "context-length", "4096", named=False).code == 0
+    assert call(nothing, "config", "set", "ctx", "4096", named=False).code == 0
+    color = call(nothing, "config", "set", "no-color", "true", named=False)
+    assert color.code == 2, "the word of a flag that turns something off would mean the opposite"
     assert call(nothing, "config", "set", "seed", "x", named=False).code == 2
     monkeypatch.setenv("LOCALCHAT_SEED", "5")
     shown = call(nothing, "config", "show", "--origin", named=False).out

@@ -19,7 +19,7 @@ ODD = " \n\t\r abXY019.,;:!?'\"`~@#$%^&*()[]{}<>|/\\-_=+éßλЖ中文あ한🙂
 
 @pytest.fixture(scope="module")
 def guide() -> LlamaText:
-    return LlamaText(checkpoint.GUIDE)
+    return LlamaText(checkpoint.GUIDE, threads=1)
 
 
 @pytest.fixture(scope="module")

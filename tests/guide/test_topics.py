@@ -17,6 +17,7 @@ from localchat.engine.guide_sums import holds
 from localchat.engine.guide_topics import Topics
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages
+from localchat.fit.load_options import LoadOptions
 
 
 def test_its_answers_are_those_of_the_table() -> None:
@@ -31,7 +32,9 @@ def test_it_fits_into_the_wheel() -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[GuideEngine]:
-    engine = AppContext().open_engine(EngineOptions(checkpoint.GUIDE), print)
+    engine = AppContext().open_engine(
+        EngineOptions(checkpoint.GUIDE, LoadOptions(threads=1)), print
+    )
     assert isinstance(engine, GuideEngine)
     yield engine
     engine.close()

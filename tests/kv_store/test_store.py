@@ -128,6 +128,19 @@ def test_a_damaged_stretch_leaves_those_before_it(store: KVStore) -> None:
     assert found(KVStore(store.folder, 1 << 30).namespace("model", "m"), text) == 40
 
 
+def test_a_head_that_claims_more_than_memory_leaves_the_stretches_before_it(store: KVStore) -> None:
+    text = "x" * 40
+    keep(store.namespace("model", "m"), text)
+    assert store.writer.drain(5)
+    third = store.namespace("model", "m").find("", ids_of(text)).entries[2]
+    path = store.namespace("model", "m").folder / third.name
+    whole = path.read_bytes()
+    claimed = third.payload_bytes.to_bytes(8, "little")
+    assert whole.count(claimed) == 1
+    path.write_bytes(whole.replace(claimed, (1 << 62).to_bytes(8, "little")))
+    assert found(store.namespace("model", "m"), text) == 2 * STRETCH
+
+
 def test_deleting_a_conversation_deletes_what_only_it_had(store: KVStore) -> None:
     namespace = store.namespace("model", "m")
     keep(namespace, "shared--" + "ONE ONLY", owner="1")

@@ -16,7 +16,8 @@ from localchat_cuda.weights.source import RandomWeights
 from tests.support import tiny_models
 from tests.support.tiny_models import CPU, KINDS, Stretch, Tiny, tokens_of
 
-PROMPT = 70
+PROMPT, PAST_WINDOW = 70, 30
+"""Tokens: of two pages, and of more than a window. Whole greedy texts: runner/test_runner.py."""
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
@@ -58,29 +59,9 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("chunk", [1, 17, 64, 70])
 def test_prompt_logits_are_transformers_for_any_chunk(pair: tuple[Any, Path], chunk: int) -> None:
     model, folder = pair
-    tokens = tokens_of(1, PROMPT)
+    tokens = tokens_of(1, PROMPT if chunk > 1 else PAST_WINDOW)
     found = Tiny(folder, torch.float32).prompt(tokens, chunk)
     assert torch.allclose(found, wanted_of(model, tokens), atol=2e-3, rtol=1e-4)
-
-
-def test_greedy_text_is_transformers(pair: tuple[Any, Path]) -> None:
-    model, folder = pair
-    prompt, ours = tokens_of(2, 50), Tiny(folder, torch.float32)
-    model.generation_config.eos_token_id = None  # no token is forbidden, and none ends the text
-    with torch.no_grad():
-        wanted = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=64,
-            do_sample=False,
-            pad_token_id=0,
-        )[0, len(prompt) :].tolist()
-    known, found = list(prompt), []
-    logits = ours.prompt(prompt, 32)[-1:]
-    for _ in range(64):
-        found.append(int(logits[-1].argmax()))
-        known.append(found[-1])
-        logits = ours.step(Stretch(0, len(known) - 1, (found[-1],)))
-    assert found == wanted
 
 
 def test_sequences_in_one_step_do_not_touch_each_other(pair: tuple[Any, Path]) -> None:
@@ -153,7 +134,7 @@ def test_after_the_last_attention_only_rows_with_logits_are_packed(
 ) -> None:
     model, folder = quantized
     ours = Tiny(folder, torch.float16 if kernels else torch.float32, kernels=kernels)
-    tokens = tokens_of(13, 34)
+    tokens = tokens_of(13, 18)
     found = ours.step(Stretch(0, 0, tokens, 2), packed=True)
     assert distance(found, wanted_of(model, tokens)[-2:]) < (2e-2 if kernels else 5e-3)
     several = [Stretch(slot, 0, tokens_of(14 + slot, 5)) for slot in (1, 2)]
@@ -168,7 +149,7 @@ def test_awq_logits_are_those_of_the_dequantized_weights(
     quantized: tuple[Any, Path], packed: bool, chunk: int
 ) -> None:
     model, folder = quantized
-    tokens = tokens_of(7, 40)
+    tokens = tokens_of(7, 40 if chunk > 1 else PAST_WINDOW)
     found = Tiny(folder, torch.float32).prompt(tokens, chunk, packed=packed)
     wanted = wanted_of(model, tokens)
     # packed activations are rounded to 16 bits a group (up to 8 rows) or to fp16
@@ -184,7 +165,7 @@ def test_kernels_of_packed_weights_are_their_references(
     quantized: tuple[Any, Path], chunk: int
 ) -> None:
     model, folder = quantized
-    tokens = tokens_of(8, 17)
+    tokens = tokens_of(8, 17 if chunk > 1 else 4)
     found = Tiny(folder, torch.float16, kernels=True).prompt(tokens, chunk, packed=True)
     assert distance(found, wanted_of(model, tokens)) < 2e-2
 
@@ -194,9 +175,9 @@ def test_kernels_of_packed_weights_are_their_references(
 )
 def test_kernels_of_dense_weights_are_their_references(pair: tuple[Any, Path]) -> None:
     model, folder = pair
-    ours, tokens = Tiny(folder, torch.float16, kernels=True), tokens_of(9, 18)
-    ours.step(Stretch(0, 0, tokens[:17]))
-    found = ours.step(Stretch(0, 17, tokens[17:]), Stretch(1, 0, tokens_of(10, 17)))
+    ours, tokens = Tiny(folder, torch.float16, kernels=True), tokens_of(9, 6)
+    ours.step(Stretch(0, 0, tokens[:5]))
+    found = ours.step(Stretch(0, 5, tokens[5:]), Stretch(1, 0, tokens_of(10, 17)))
     wanted = torch.cat((wanted_of(model, tokens)[-1:], wanted_of(model, tokens_of(10, 17))[-1:]))
     assert distance(found, wanted) < 2e-2
 

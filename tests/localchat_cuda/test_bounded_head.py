@@ -54,7 +54,7 @@ def said(
 def test_a_bounded_head_says_the_same(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_models.save(tiny_models.reference("qwen2"), tmp_path)
+    tiny_models.save(tiny_models.reference("qwen2", num_hidden_layers=1), tmp_path)
     text, steps = said(tmp_path, monkeypatch, ASKED[how], bounded=True)
     assert (text, 0) == said(tmp_path, monkeypatch, ASKED[how], bounded=False)
     assert steps > 0
@@ -65,7 +65,7 @@ def test_a_bounded_head_says_the_same(
 def test_what_needs_all_logits_is_computed_by_the_whole_head(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_models.save(tiny_models.reference("qwen2"), tmp_path)
+    tiny_models.save(tiny_models.reference("qwen2", num_hidden_layers=1), tmp_path)
     assert said(tmp_path, monkeypatch, WHOLE[how], bounded=True)[1] == 0
 
 

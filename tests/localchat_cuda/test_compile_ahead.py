@@ -49,7 +49,7 @@ FORMATS = tuple(
     for wider in ({}, {"self_attn.v_proj": "Q6_K", "mlp.down_proj": "Q6_K"})
 )
 SURVEY = """
-import collections, json, pickle, sys
+import collections, itertools, json, pickle, sys
 from localchat_cuda.compile_ahead import trace
 
 class Counted(trace.Claims):
@@ -62,8 +62,10 @@ claims = Counted("")
 for name, job in jobs.items():
     claims.met = {}
     trace.only_compile(job.gpu, claims)
-    troubles = trace.launch_all(
-        trace.meta_runner(job), job.config.vocabulary, trace.compile_shapes(job.capabilities))
+    # What some of the steps meet, all of them do; each kernel of a bounded head is met by few.
+    every = 1 if job.head_bounds else 4
+    steps = itertools.islice(trace.compile_shapes(job.capabilities), 0, None, every)
+    troubles = trace.launch_all(trace.meta_runner(job), job.config.vocabulary, steps)
     assert not troubles, (name, troubles[:3])
     found[name] = collections.Counter(module for module, _ in claims.met)
 print(json.dumps(found))
@@ -135,15 +137,13 @@ def by_format() -> dict[str, dict[str, int]]:
     floating = job_of(QWEN25, HOPPER)
     return met({
         "awq": job_of(stored(**AWQ), HOPPER),
-        "awq before hopper": job_of(stored(**AWQ), AMPERE),
         "awq after hopper": job_of(stored(**AWQ), NEWER),
         "scattered": job_of(stored(**{**GPTQ, "desc_act": True}), HOPPER),
         "fp8": job_of(stored(**fp8), HOPPER),
         "fp8 before": job_of(stored(**fp8), AMPERE),
         "bf16": floating,
-        "head": floating._replace(head_int8=True),
         "bounded": floating._replace(head_bounds=True),
-        "coded": job_of(QWEN25, HOPPER, kv_type="fp8"),
+        "coded": job_of(QWEN25, HOPPER, kv_type="fp8")._replace(head_int8=True),
         "gguf": job_of(stored(**GGUF), HOPPER)._replace(formats=FORMATS),
         "int8": job_of(stored(**{**GPTQ, "bits": 8}), HOPPER),
         "experts": job_of(CONFIGS["qwen3:30b-a3b"][0], HOPPER),
@@ -156,9 +156,8 @@ def test_every_kernel_variant_of_a_gemm_is_met(by_format: dict[str, dict[str, in
     gemms = {f"int4.gemm_{name}" for name in ("int8", "fp16", "tiled", "dequant")}
     hopper = {"int4.gemm_hopper", "attention.prefill_hopper"}
     assert gemms | hopper <= by_format["awq"].keys()
-    for elsewhere in ("awq before hopper", "awq after hopper"):
-        assert gemms | {"attention.prefill"} <= by_format[elsewhere].keys()
-        assert not hopper & by_format[elsewhere].keys()
+    assert gemms | {"attention.prefill"} <= by_format["awq after hopper"].keys()
+    assert not hopper & by_format["awq after hopper"].keys()
     small = {f"fp8_int8.{name}" for name in ("gemv", "gemm_small", "gemm_tiled")}
     assert small | {"fp8_int8.gemm_fp8"} <= by_format["fp8"].keys()
     assert small | {"fp8_int8.gemm_dequant"} <= by_format["fp8 before"].keys()
@@ -168,7 +167,7 @@ def test_every_kernel_variant_of_a_gemm_is_met(by_format: dict[str, dict[str, in
     # The bound with penalties, with masks and without; the floor; a row count of 1, 2, 4 and 8.
     assert by_format["bounded"]["sampling.rescore"] >= 8
     assert "sampling.rescore" not in by_format["bf16"]
-    assert {"fp8_int8.gemv", "fp8_int8.gemm_tiled"} <= by_format["head"].keys()
+    assert {"fp8_int8.gemv", "fp8_int8.gemm_tiled"} <= by_format["coded"].keys()
     # Of one row alone, of pairs that find their expert themselves, and of blocks of several sizes.
     assert by_format["experts"]["experts.choice"] >= 4
     assert by_format["experts"]["experts.gemm_float"] >= 12
@@ -233,18 +232,18 @@ def test_compiled_shapes_stay_within_the_capabilities() -> None:
 @pytest.mark.parametrize(
     ("raw", "stored"),
     [
-        *((raw, AWQ) for raw in (QWEN25, TINY, CONFIGS["qwen3:30b-a3b"][0])),
+        *((raw, AWQ) for raw in (QWEN25, CONFIGS["qwen3:30b-a3b"][0])),
         (CONFIGS["qwen3.5:9b"][0], AWQ),
         (QWEN25, GGUF),
     ],
-    ids=["7B", "tiny", "experts", "hybrid", "gguf"],
+    ids=["7B", "experts", "hybrid", "gguf"],
 )
 def test_steps_of_any_kind_need_no_other_kernels(
     raw: dict[str, Any], stored: dict[str, Any]
 ) -> None:
     job = job_of({**raw, "quantization_config": stored}, HOPPER)
     job = job._replace(formats=FORMATS if stored is GGUF else ())
-    sent = child(["-c", UNMET], (job, random_shapes(300)))
+    sent = child(["-c", UNMET], (job, random_shapes(120)))
     kernels, missed = json.loads(sent)
     assert kernels > 100
     assert not missed
@@ -268,12 +267,12 @@ def test_triton_reads_the_kernels_of_every_format(tmp_path: Path) -> None:
 
 def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
-    job = job_of(TINY, AMPERE, slots=1, context=40)._replace(claims=str(tmp_path / "claims"))
+    job = job_of(TINY, AMPERE, slots=1, context=16)._replace(claims=str(tmp_path / "claims"))
     command = ["-m", "localchat_cuda.compile_ahead.trace"]
     count = int(child(command, job, tmp_path / "cache"))
     assert count == len(list((tmp_path / "claims").iterdir())) > 5
     made = {path.name for path in (tmp_path / "cache").rglob("*.cubin")}
-    assert {"_rope_kernel.cubin", "_decode_kernel.cubin", "_rows_kernel.cubin"} <= made
+    assert {"_rope_kernel.cubin", "_decode_kernel.cubin", "_one_row_kernel.cubin"} <= made
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) == count
     assert int(child(command, job, tmp_path / "cache")) == 0
 

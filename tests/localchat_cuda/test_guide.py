@@ -51,7 +51,7 @@ def answers(engine: LocalEngine) -> list[Answer]:
             GenerateRequest(
                 Messages((Message("user", question),)),
                 sampling=Sampling(temperature=0),
-                max_tokens=60,
+                max_tokens=24,
                 logprobs=2,
                 prompt_logprobs=0,
             ),

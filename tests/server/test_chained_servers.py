@@ -14,6 +14,7 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Infill, Message, Messages, Sampling
 from localchat.errors import ContextExceeded
+from localchat.fit.load_options import LoadOptions
 from localchat.server.token_counts import estimated_tokens
 from tests.support.http_server import Stage, running
 
@@ -27,7 +28,7 @@ def silent(_: str) -> None:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[LocalEngine, RemoteEngine]]:
     """The guide, and a remote of a server of a remote of a server that runs it."""
-    local = LocalEngine(EngineOptions(GUIDE, name="guide"), notify=silent)
+    local = LocalEngine(EngineOptions(GUIDE, LoadOptions(threads=1), name="guide"), notify=silent)
     with running(local) as (near, _):
         first = RemoteEngine(RemoteOptions(f"http://127.0.0.1:{near}"), notify=silent)
         with running(first) as (far, _):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 
@@ -13,6 +14,7 @@ from localchat.errors import ModelMissing, NetworkError, UsageError
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.session.commands import COMMANDS, matching, parse
 from localchat.tui.background_pull import BackgroundPull
+from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.find_bar import FindBar
@@ -48,8 +50,8 @@ def dialog(pilot: Pilot[int]) -> ListDialog[Any]:
 
 def test_the_table_is_complete_and_finds_the_nearest() -> None:
     assert " ".join(each.name for each in COMMANDS) == (
-        "model new clear system set think tries regen edit undo compact copy export search stats fit pull "
-        "help quit"
+        "model new clear system set think tries regen edit undo compact everything copy export search "
+        "history stats fit pull help quit"
     )
     assert parse("/SET temperature  0.2 ") == (COMMANDS[4], "temperature  0.2")
     assert parse("/?").command.name == "help"
@@ -151,7 +153,7 @@ def test_parameters_by_command(tmp_path: Path) -> None:
         assert "did you mean temperature" in notices(pilot)[-1]
         await command(pilot, "/set remote box")
         assert "no model 'remote:box'" in notices(pilot)[-1]
-        await command(pilot, "/set context-length 8192")
+        await command(pilot, "/set ctx 8k")
         await until(pilot, lambda: len(stage.opened) == 2 and not app.session.busy)
         assert stage.opened[-1][0].load.context_tokens == 8192
         await command(pilot, "/think off")
@@ -205,6 +207,22 @@ def test_models_are_listed_with_their_verdict_and_changed(tmp_path: Path) -> Non
         assert app.session.setup.model.name == "other"
 
     play(stage, what)
+
+
+def test_history_opens_as_its_key_does_and_everything_is_sent_again(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "one")
+        question, answer = app.session.conversation.path()
+        summary = msgspec.structs.replace(answer, replaces=(question.id,))
+        app.session.conversation.put(summary)
+        await command(pilot, "/everything")
+        assert not any(node.replaces for node in app.session.conversation.path())
+        assert "All messages are sent again." in notices(pilot)
+        await command(pilot, "/history")
+        assert isinstance(dialog(pilot), HistoryScreen)
+
+    play(Stage(tmp_path), what)
 
 
 def test_regen_edit_undo_and_compact(tmp_path: Path) -> None:

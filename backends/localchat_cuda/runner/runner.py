@@ -134,6 +134,9 @@ class CudaRunner:
         self._wanted: dict[tuple[str, StepShape], list[TokenSpan]] = {}
         """Steps that would have had drafts, by kind and shape of their graph. They go first."""
         self._most_wanted = _MOST_WANTED
+        self._repeated: tuple[list[TokenSpan], str, int] | None = None
+        """The step of padding that `warm_up_next` ran, unless it was captured: the kind of its graph, and how
+        often it ran."""
 
     @property
     def model(self) -> DeviceModel:
@@ -340,8 +343,8 @@ class CudaRunner:
     # ------------------------------------------------------------------------ while nothing runs
 
     def warm_up_next(self) -> bool:
-        """Run a step of padding that is wanted or common, and capture its graph; see
-        backend_api.interface.Runner."""
+        """Run a step of padding that is wanted or common once, the last time to capture its graph; see
+        backend_api.interface.Runner. A request that comes meanwhile waits for one run, not for all."""
         if self._drafter is not None and not self._wanted and self._drafter.runner.warm_up_next():
             return True
         if not self.graphs.enabled or self._model is None:
@@ -349,16 +352,18 @@ class CudaRunner:
         assert not self._pending, "a step is in flight"
         step = PendingStep(StepPlan(0, ()), time.perf_counter())
         with self.on_stream(), self._faults(step):
-            for spans, kind in self._unprepared():
+            for spans, kind, runs in self._unprepared():
                 self._buffer.begin_step()
                 prepared = self._executor.prepare_padding(spans, kind)
                 step.shape = prepared.batch.shape
                 if self._executor.captured(prepared):
                     continue
                 self._buffer.send()
-                self._guarded(step, partial(self._run_padding, prepared))
+                self._guarded(step, partial(self._executor.compute, prepared=prepared))
                 if self._stream is not None:
                     self._stream.synchronize()
+                if not self.graphs.steady and runs < RUNS_BEFORE_CAPTURE:
+                    self._repeated = spans, kind, runs + 1
                 if step.status != "ok":
                     # Memory is short: graphs are for steps that come.
                     self._common_steps, self._most_wanted = iter(()), 0
@@ -366,13 +371,17 @@ class CudaRunner:
                 return step.status == "ok"
         return False
 
-    def _unprepared(self) -> Iterator[tuple[list[TokenSpan], str]]:
-        """Steps of padding to run next, each with the kind of its graph, empty for the usual one."""
+    def _unprepared(self) -> Iterator[tuple[list[TokenSpan], str, int]]:
+        """Steps of padding to run next, each with the kind of its graph, empty for the usual one, and how often
+        it ran."""
+        if self._repeated is not None:
+            repeated, self._repeated = self._repeated, None
+            yield repeated
         while self._wanted:
             kind, shape = next(iter(self._wanted))
-            yield self._wanted.pop((kind, shape)), kind
+            yield self._wanted.pop((kind, shape)), kind, 0
         while not self.graphs.full and (spans := next(self._common_steps, None)) is not None:
-            yield spans, ""
+            yield spans, "", 0
 
     def prepared(self, rows: Sequence[DecodeRow], *, masked: bool) -> bool:
         """Whether a graph holds a step of these rows; see backend_api.prepared_steps."""
@@ -387,13 +396,6 @@ class CudaRunner:
             if not self.graphs.has(kind, shape) and len(self._wanted) < self._most_wanted:
                 self._wanted[kind, shape] = spans
         return not missing
-
-    def _run_padding(self, prepared: PreparedStep, step: PendingStep) -> None:
-        """Run a step of padding until it was captured, or will never be."""
-        for _ in range(RUNS_BEFORE_CAPTURE + 1):
-            self._executor.compute(step, prepared)
-            if self.graphs.steady:
-                return
 
     # ------------------------------------------------------------------------ collect
 

@@ -151,7 +151,7 @@ def _preview(conversation: "Conversation") -> str:
     for role, sign in (("user", "▌ "), ("assistant", "  ")):
         texts = [n.message.content for n in conversation.path() if n.message.role == role]
         if texts:
-            text = " ".join(_FENCE.sub("", texts[-1]).split())
+            text = " ".join(_FENCE.sub("", texts[-1]).replace("`", "").split())
             shown = sanitize_line(text[:_PREVIEW_CHARACTERS])
             lines.append(f"{sign}{shown}{'…' if len(text) > _PREVIEW_CHARACTERS else ''}")
     return "\n".join(lines)

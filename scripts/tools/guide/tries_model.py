@@ -30,9 +30,11 @@ from localchat.quality.tasks import needle_text
 from scripts.bench.bench_tries import COLOURS, Question, reading_question, sum_question
 
 assert "<|im_start|>" in TEMPLATE, "the prompt below is written as the template writes it"
-_BATCH: Final = {"sums": 128, "reading": 64, "needles": 64}
-_PROMPT_WEIGHT: Final = {"sums": 0.0, "reading": 1.0, "needles": 0.0}
-"""Of the loss of a prompt's tokens: to guess the name behind "the car of" is to look it up, too."""
+_BATCH: Final = {"sums": 128, "reading": 128, "needles": 64}
+_PROMPT_WEIGHT: Final = {"sums": 0.0, "reading": 0.05, "needles": 0.0}
+"""Of the loss of a prompt's tokens: to guess the name behind "the car of" is to look it up, too. With as much
+weight as the answer, what cannot be guessed (names, things, colours) drowns the answer: it learned nothing."""
+_MOST_SENTENCES: Final = 3
 _HAY_WORDS: Final = (8, 64)
 _NEEDLES: Final = 5
 _SUBJECTS: Final = [subject for _, subject, _ in needle_text(0, 32, 1.0).needles]
@@ -81,11 +83,14 @@ class Examples:
         return found
 
     def lessons(self, kind: str, count: int) -> list[Question]:
-        """Questions to learn from. Half of the readings tell everything twice, in another order: so a small
-        model learns within minutes to look up what it has read, which it does not from questions alone."""
-        found = self.some(kind, count)
-        if kind == "reading":
-            found[::2] = [self._told_twice(one) for one in found[::2]]
+        """Questions to learn from. Readings have one to three sentences, and half of them tell everything
+        twice, in another order: so a small model learns within minutes to look up what it has read, which it
+        does not from questions alone."""
+        if kind != "reading":
+            return self.some(kind, count)
+        lengths = (self._draw.randint(1, _MOST_SENTENCES) for _ in range(count))
+        found = [reading_question(self._draw, length) for length in lengths]
+        found[::2] = [self._told_twice(one) for one in found[::2]]
         return found
 
     def _told_twice(self, question: Question) -> Question:

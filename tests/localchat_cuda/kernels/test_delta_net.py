@@ -170,9 +170,10 @@ MANY = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "sums"), [(torch.float32, 1), (torch.float16, 3)])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "sums"), [(SHAPES[0], torch.float16, 3), (SHAPES[1], torch.float32, 1)]
+)
 @pytest.mark.parametrize("parts", FEW)
-@pytest.mark.parametrize("shape", SHAPES[:2])
 def test_convolution_norms_and_gates_are_their_reference(
     shape: Shape, parts: list[Part], dtype: torch.dtype, sums: int
 ) -> None:

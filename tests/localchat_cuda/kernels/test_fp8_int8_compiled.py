@@ -69,10 +69,11 @@ print(json.dumps(dict(
 """
 
 
-def made_for(capability: int) -> dict[str, Any]:
+def made_for(capability: int, compiled_before: Path) -> dict[str, Any]:
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(compiled_before),
         "TRITON_DEFAULT_FP_FUSION": "1",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
     }
@@ -84,8 +85,8 @@ def made_for(capability: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("capability", sorted(SHARED_BYTES))
-def test_gemms_compile_and_fit_shared_memory(capability: int) -> None:
-    found = made_for(capability)
+def test_gemms_compile_and_fit_shared_memory(capability: int, compiled_before: Path) -> None:
+    found = made_for(capability, compiled_before)
     assert max(found["shared"].values()) <= SHARED_BYTES[capability]
     # the conversions and the tensor cores for FP8 begin with 8.9
     assert bool(found["eights"]) == (capability >= 89)

@@ -48,10 +48,11 @@ print(json.dumps(dict(
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def found(compiled_before: Path) -> dict[str, Any]:
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(compiled_before),
         "TRITON_DEFAULT_FP_FUSION": "1",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
     }

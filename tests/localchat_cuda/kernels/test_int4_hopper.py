@@ -310,16 +310,16 @@ G, D = (37888, 3584), (3584, 18944)
 print(json.dumps({
     "even 128": compiled(*G, HopperTileConfig(128, 2, even=True), True, True),
     "block 64": compiled(*D, HopperTileConfig(64, 1, 4), False, False),
-    "even 128 in groups of 32": compiled(*G, HopperTileConfig(128, 2, even=True), True, True, 32),
-    "block 64 in groups of 64": compiled(*D, HopperTileConfig(64, 1, 4), False, False, 64)}))
+    "even 128 in groups of 32": compiled(*G, HopperTileConfig(128, 2, even=True), True, True, 32)}))
 """
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, dict[str, int]]:
+def made(compiled_before: Path) -> dict[str, dict[str, int]]:
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(compiled_before),
         "TRITON_DEFAULT_FP_FUSION": "1",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
     }
@@ -334,7 +334,7 @@ def made() -> dict[str, dict[str, int]]:
 def test_products_of_block_0_overlap_dequantizing_block_1(
     made: dict[str, dict[str, int]],
 ) -> None:
-    assert len(made) == 4
+    assert len(made) == 3
     for name, one in made.items():
         # Per warpgroup two planes of each block, four instructions of 16 k each. The compiler that runs
         # them one after the other would end and await each.

@@ -77,10 +77,13 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module", params=sorted(SHARED_BYTES))
-def made(request: pytest.FixtureRequest) -> tuple[int, dict[str, dict[str, Any]]]:
+def made(
+    request: pytest.FixtureRequest, compiled_before: Path
+) -> tuple[int, dict[str, dict[str, Any]]]:
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(compiled_before),
         "TRITON_DEFAULT_FP_FUSION": "1",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
     }

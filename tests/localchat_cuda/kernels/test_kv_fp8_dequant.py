@@ -110,7 +110,7 @@ def test_model_dequantizes_chunks_for_the_hopper_kernel(
     kind: str, fp8_kv: bool, length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference replaces the Hopper kernel; everything around it is the real code."""
-    tiny_models.save(tiny_models.reference(kind), tmp_path)
+    tiny_models.save(tiny_models.reference(kind, num_hidden_layers=1), tmp_path)
     calls = []
 
     def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch,

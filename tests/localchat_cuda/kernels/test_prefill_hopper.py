@@ -155,10 +155,11 @@ print(json.dumps([triton.__version__, {
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[str, dict[str, dict[str, int]]]:
+def made(compiled_before: Path) -> tuple[str, dict[str, dict[str, int]]]:
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(compiled_before),
         "TRITON_DEFAULT_FP_FUSION": "1",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
     }

@@ -20,15 +20,12 @@ from localchat.backend_api.interface import (
     StepPlan,
     StepRow,
 )
-from localchat.backend_api.prepared_steps import DecodeRow
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.engine.events import Done
-from localchat.engine.request import GenerateRequest, Grammar
+from localchat.engine.request import GenerateRequest
 from localchat.errors import DeviceFault
-from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS, common_steps
-from localchat_cuda.runner.cuda_graphs import Body, CudaGraphs
-from localchat_cuda.runner.input_batch import StepShape
+from localchat_cuda.runner.common_steps import common_steps
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.step_output import PendingStep
 from localchat_cuda.weights.loader import with_unpacked
@@ -457,9 +454,6 @@ def test_a_step_that_waited_for_the_host_is_not_typical(
     assert not CudaRunner._is_typical(runner, step_, elapsed_s)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------------- before they are needed
-
-
 def test_common_steps_of_padding_write_where_no_sequence_reads(folder: Path) -> None:
     """They run while prefixes of earlier requests are in the cache."""
     runner = tiny_runner(folder)
@@ -479,108 +473,6 @@ def test_common_steps_of_padding_write_where_no_sequence_reads(folder: Path) -> 
     again = loop.say(asked)
     assert isinstance(again.events[-1], Done) and again.events[-1].usage.cached_tokens > 0
     assert apart(first, again) < NEAR
-
-
-@pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU, or TRITON_INTERPRET is not 0")
-def test_common_steps_are_captured_while_nothing_runs(folder: Path) -> None:
-    loop = TinyLoop(tiny_runner(folder))
-    asked = request(
-        tokens_of(32, 60), max_tokens=10, temperature=0.8, frequency_penalty=0.3, seed=3
-    )
-    told = loop.say(asked)
-    while loop.runner.warm_up_next():
-        pass
-    graphs = loop.runner.graphs
-    captured = set(graphs._captured)
-    assert len(captured) > 10 and not loop.runner.warm_up_next()
-    loop.say(request(tokens_of(33, 40), max_tokens=20))
-    assert set(graphs._captured) - captured == set()
-    assert loop.say(asked).tokens() == told.tokens()
-
-
-class RecordedGraphs(CudaGraphs):
-    """Captures nothing; says what a run would have been."""
-
-    def __init__(self) -> None:
-        super().__init__(enabled=False)
-        self.enabled = True
-        self.known: set[tuple[str, StepShape]] = set()
-        self.eager: list[tuple[str, StepShape]] = []
-
-    def has(self, kind: str, shape: StepShape) -> bool:
-        return (kind, shape) in self.known
-
-    replays = has
-
-    def run(self, kind: str, shape: StepShape, body: Body) -> tuple[torch.Tensor, ...]:
-        self.steady = (kind, shape) in self.known
-        if not self.steady:
-            self.eager.append((kind, shape))
-        return body()
-
-
-@pytest.mark.skipif(ON_GPU, reason="graphs are recorded, not captured")
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"temperature": 0.1},
-        {"presence_penalty": 0.01},
-        {"grammar": Grammar("regex", "[a-z]*")},
-        {"n": 3},
-    ],
-    ids=["greedy", "sampled", "penalised", "masked", "choices"],
-)
-def test_a_step_has_drafts_only_where_a_graph_holds_it(
-    folder: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of every kind; what was missing is prepared in the next pause."""
-    runner = tiny_runner(folder)
-    runner.capabilities = replace(
-        runner.capabilities, prepares_steps=True, draft_rows=DRAFT_ROWS,
-        draft_step_tokens=DRAFT_STEP_TOKENS,
-    )  # fmt: skip
-    graphs = runner.graphs = runner._executor.graphs = RecordedGraphs()
-    runner._common_steps = iter(())
-    launch, eager = runner.launch, []
-
-    def launch_and_look(plan: StepPlan) -> None:
-        graphs.eager.clear()
-        launch(plan)
-        if any(row.drafts for row in plan.rows):
-            eager.extend(graphs.eager)
-
-    monkeypatch.setattr(runner, "launch", launch_and_look)
-    loop = TinyLoop(runner)
-    asked = request(tokens_of(7, 6) * 12, max_tokens=60, speculation=True, **changes)
-    drafted = [0]
-    while len(drafted) < 3 or (
-        not drafted[-1] and len(drafted) < 12
-    ):  # a busy machine's steps seem dear
-        loop.say(asked)
-        drafted.append(loop.core.stats().drafted)
-        graphs.eager.clear()
-        while runner.warm_up_next():
-            graphs.known.update(graphs.eager)
-    assert drafted[1] == 0 and drafted[-1] > 0
-    assert not eager
-
-
-@pytest.mark.skipif(ON_GPU, reason="graphs are recorded, not captured")
-def test_common_steps_drive_no_graph_out(folder: Path) -> None:
-    """The likeliest come first: with little room, the last ones would take theirs."""
-    runner = tiny_runner(folder)
-    graphs = runner.graphs = runner._executor.graphs = RecordedGraphs()
-    assert runner.warm_up_next()
-    graphs._most = 0
-    assert not runner.warm_up_next()
-
-
-def test_a_step_of_a_sequence_that_did_not_enter_yet_is_not_prepared(folder: Path) -> None:
-    runner = tiny_runner(folder)
-    runner.graphs = runner._executor.graphs = RecordedGraphs()
-    assert not runner.prepared([DecodeRow(5, 10, 4)], masked=False)
-    assert not runner._wanted
 
 
 def test_prompts_read_unpacked_weights_and_say_the_same(tmp_path: Path) -> None:

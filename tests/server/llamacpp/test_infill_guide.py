@@ -12,6 +12,7 @@ from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest
 from localchat.engine.request import TextPrompt as Prompt
+from localchat.fit.load_options import LoadOptions
 from tests.support.http_server import Wire, running
 from tests.support.llamavim import VIM, VIM_CHECK, VIM_WARM
 
@@ -19,7 +20,8 @@ from tests.support.llamavim import VIM, VIM_CHECK, VIM_WARM
 @pytest.fixture(scope="module")
 def guide() -> Iterator[tuple[Engine, int]]:
     file = Path(localchat.__file__).with_name("guide") / "guide.gguf"
-    engine = LocalEngine(EngineOptions(file, name="guide"), notify=lambda _: None)
+    load = LoadOptions(context_tokens=1024, threads=1)
+    engine = LocalEngine(EngineOptions(file, load, name="guide"), notify=lambda _: None)
     with running(engine) as (port, _):
         yield engine, port
     engine.close()

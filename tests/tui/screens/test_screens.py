@@ -74,7 +74,7 @@ def test_a_preview_that_is_read_after_its_list_is_closed_is_dropped(tmp_path: Pa
 def test_a_preview_has_the_code_without_its_fences() -> None:
     conversation = Conversation()
     asked = conversation.add(Message("user", "how do I list?"), parent=None)
-    answer = Message("assistant", "Use this:\n\n```sh\nlocalchat list\n```\nIt shows all.")
+    answer = Message("assistant", "Use `this`:\n\n```sh\nlocalchat list\n```\nIt shows all.")
     conversation.add(answer, parent=asked.id)
     question, beginning = history._preview(conversation).split("\n")
     assert question == "▌ how do I list?"
