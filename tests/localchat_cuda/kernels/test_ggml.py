@@ -95,7 +95,13 @@ def _int8_rows(m: int, k: int) -> Int8Rows:
 @needs_interpreter
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize(
-    ("m", "n", "config"), [(1, 35, TileConfig(1, 2, 1, 1)), (6, 32, TileConfig(2, 1, 1, 2))]
+    ("m", "n", "config"),
+    [
+        (1, 35, TileConfig(1, 2, 1, 1)),
+        (2, 16, TileConfig(1, 1, 1, 1)),
+        (3, 32, TileConfig(2, 2, 1, 1)),
+        (6, 32, TileConfig(2, 1, 1, 2)),
+    ],
 )
 def test_products_of_few_rows_are_those_of_the_reference(
     type_: str, m: int, n: int, config: TileConfig

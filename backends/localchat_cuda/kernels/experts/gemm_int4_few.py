@@ -14,6 +14,12 @@ Codes become fp16(offset + code) by one masked operation; the sums of x that rem
 the tensor cores, too, as products with ones, where the accumulators need them: whoever writes x keeps no
 sums. Scale and zero are applied once per group, sums are fp32. Unpacking as in int4/gemm_fp16.py;
 e2m1 codes have neither offset nor zero.
+
+Columns of their own: of the eight columns of an `mma`, 1 to 4 rows would leave some that repeat products and
+the scale work of others. For e2m1, R = 2 (1 and 2 rows) or 4 (3 and 4), the groups of a column block have them
+instead: an operand holds x of group d in the columns d * R to (d + 1) * R and zeros elsewhere, the products of
+8 / R groups go to one accumulator, each lane scales one group, and the columns are summed at the end. R = 8:
+every group in turn, for all rows.
 """
 # mypy: disable-error-code="assignment, var-annotated"
 # (Triton unrolls loops over tuples that grow; no type says that)
@@ -65,6 +71,8 @@ class FewTile(NamedTuple):
     """Chunks of `warps` column blocks loaded before the first is used."""
     blocks: int = 1
     """Row blocks of a program, of gate and of up."""
+    registers: int = 0
+    """Register limit for the compiler; 0: none."""
 
 
 @triton.jit
@@ -178,9 +186,9 @@ def _multiply(
         for h in tl.static_range(H):
             if E2M1:
                 e, f, g, i = float_halves(ws[d * H + h], ASM)
-                scale = _without(group_scale(ss[d], h), SKIP, WARPS)
+                scale = _without(group_scale(ss[d], h, ASM), SKIP, WARPS)
                 sums = _add_group(sums, e, f, xs, (d * S + h) * Q, scale, 0, PARTS, WARPS, True)
-                scale = _without(group_scale(ss[d], H + h), SKIP, WARPS)
+                scale = _without(group_scale(ss[d], H + h, ASM), SKIP, WARPS)
                 sums = _add_group(sums, g, i, xs, (d * S + H + h) * Q, scale, 0, PARTS, WARPS, True)
             elif GROUP == 128:
                 e, f, g, i = halves(ws[d * H + h], ASM)
@@ -209,18 +217,87 @@ def _multiply(
 
 
 @triton.jit
+def _own(x, d: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr, ASM: tl.constexpr):
+    """The operand x with zeros but in columns d * R to (d + 1) * R."""
+    there = tl.where(tl.arange(0, 8) // R == d, -1, 0).to(tl.int16).to(tl.float16, bitcast=True)
+    there = there[None, :] if WARPS == 1 else there[None, None, :]
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "and.b32 $0, $1, $2;", "=r,r,r",
+            [x, tl.broadcast_to(there, x.shape)], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        kept = x.to(tl.int16, bitcast=True) & there.to(tl.int16, bitcast=True)
+        return kept.to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _load_x_apart(x, rows, group, DEPTH: tl.constexpr, WARPS: tl.constexpr, R: tl.constexpr):
+    """Load x of DEPTH chunks: of each, two of all four groups (R = 2), or two of groups 0 and 2 and two
+    of groups 1 and 3 (R = 4), as a word of codes has them."""
+    d = tl.arange(0, 8) // R
+    rows += d // 2 * 64 + d % 2 * 4 if R == 2 else d * 64
+    found = ()
+    for c in tl.static_range(DEPTH):
+        for h in tl.static_range(R // 2):
+            at = x + (group + c * WARPS) * 128 + h * 4
+            found = found + (_columns(at, rows, WARPS, 8), _columns(at + 32, rows, WARPS, 8))
+    return found
+
+
+@triton.jit
+def _add_word(
+    acc, word, xa, xb, low: tl.constexpr, high: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """Add the products of the two groups in a word of codes, which have columns number low and high."""
+    e, f, g, i = float_halves(word, ASM)
+    acc = tl.dot(e, _own(xa, low, R, WARPS, ASM), acc)
+    acc = tl.dot(f, _own(xb, low, R, WARPS, ASM), acc)
+    acc = tl.dot(g, _own(xa, high, R, WARPS, ASM), acc)
+    return tl.dot(i, _own(xb, high, R, WARPS, ASM), acc)
+
+
+@triton.jit
+def _multiply_apart(
+    sums, ws, ss, xs, DEPTH: tl.constexpr, WARPS: tl.constexpr, SKIP: tl.constexpr,
+    ASM: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """`_multiply` of e2m1 for R rows, 2 or 4, with columns of their own for 8 / R groups."""
+    found = sums[0]
+    for c in tl.static_range(DEPTH):
+        word = ss[c][:, None] if WARPS == 1 else ss[c][:, :, None]
+        s = tl.arange(0, 8) // R * (R // 2)
+        s = s[None, :] if WARPS == 1 else s[None, None, :]
+        acc = tl.zeros_like(found)
+        for h in tl.static_range(2):
+            # h and h + 2 are the groups of this word; at R = 4 the only ones of its operands
+            acc = _add_word(
+                acc, ws[2 * c + h], xs[c * R + (R - 2) * h], xs[c * R + (R - 2) * h + 1],
+                h if R == 2 else 0, h + 2 if R == 2 else 1, R, WARPS, ASM,
+            )  # fmt: skip
+            if R == 4 or h == 1:
+                scale = group_scale(word, s + (h if R == 4 else 0), ASM)
+                if SKIP > 0:
+                    scale = tl.where((tl.arange(0, WARPS) >= SKIP)[:, None, None], scale, 0.0)
+                found += scale * acc
+                acc = tl.zeros_like(found)
+    return (found,)
+
+
+@triton.jit
 def _step(
     sums, x, codes, scale_zeros, rows, block, group, G: tl.constexpr, F: tl.constexpr,
     TILES: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr,
     WARPS: tl.constexpr, SKIP: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
-    E2M1: tl.constexpr,
+    E2M1: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """Add the products of DEPTH chunks of all row blocks, whose weights are loaded together."""
     ws, ss = _load_tiles(
         codes, scale_zeros, block, group, G, F, TILES, BLOCKS, DEPTH, WARPS, GROUP, E2M1
     )
     return _multiply_tiles(
-        sums, ws, ss, x, rows, group, TILES, PARTS, DEPTH, WARPS, SKIP, ASM, GROUP, E2M1
+        sums, ws, ss, x, rows, group, TILES, PARTS, DEPTH, WARPS, SKIP, ASM, GROUP, E2M1, R
     )
 
 
@@ -246,18 +323,35 @@ def _load_tiles(
 def _multiply_tiles(
     sums, ws, ss, x, rows, group, TILES: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr,
     WARPS: tl.constexpr, SKIP: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
-    E2M1: tl.constexpr,
+    E2M1: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    xs = _load_x(x, rows, group, PARTS, DEPTH, WARPS, GROUP, E2M1)
+    if R < 8:
+        xs = _load_x_apart(x, rows[0], group, DEPTH, WARPS, R)
+    else:
+        xs = _load_x(x, rows, group, PARTS, DEPTH, WARPS, GROUP, E2M1)
     grown = ()
     for r in tl.static_range(TILES):
         part = ()
         for p in tl.static_range(PARTS):
             part = part + (sums[r * PARTS + p],)
-        grown = grown + _multiply(
-            part, ws[r], ss[r], xs, PARTS, DEPTH, WARPS, SKIP, ASM, GROUP, E2M1
-        )
+        if R < 8:
+            part = _multiply_apart(part, ws[r], ss[r], xs, DEPTH, WARPS, SKIP, ASM, R)
+        else:
+            part = _multiply(part, ws[r], ss[r], xs, PARTS, DEPTH, WARPS, SKIP, ASM, GROUP, E2M1)
+        grown = grown + part
     return grown
+
+
+@triton.jit
+def _total(v, WARPS: tl.constexpr, R: tl.constexpr, E2M1: tl.constexpr):
+    """The sum of all warps, and of the groups that have columns of their own: [16, 8] or [16, R]."""
+    if WARPS > 1:
+        v = tl.sum(v, 0)
+    if R < 8:
+        v = tl.sum(tl.reshape(v, (16, 8 // R, R)), 1)
+    if E2M1:
+        v = v * 16384.0  # float_halves gives 2^-14 of the values
+    return v
 
 
 @triton.jit(do_not_specialize=["P", "T"])
@@ -266,8 +360,8 @@ def _few_kernel(
     N: tl.constexpr, K: tl.constexpr, M: tl.constexpr, P_POW2: tl.constexpr,
     WARPS: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr, GATED: tl.constexpr,
     BIASED: tl.constexpr, LIMIT: tl.constexpr, ASM: tl.constexpr, GROUP: tl.constexpr,
-    E2M1: tl.constexpr, INTO: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
-    PDL: tl.constexpr,
+    E2M1: tl.constexpr, R: tl.constexpr, INTO: tl.constexpr, SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     G: tl.constexpr = K // 128
     CHUNKS: tl.constexpr = G // WARPS
@@ -281,7 +375,7 @@ def _few_kernel(
             # In this order whoever chose the experts has ended when `down` begins: it may read them at once.
             gdc_wait()
         gdc_launch_dependents()
-    m = tl.arange(0, 8)
+    m = tl.arange(0, 8) % R
     pair = tl.program_id(1)
     expert, pairs, inside = expert_rows(ids, ids, ids, pair, P, m, M, P_POW2)
     if expert < 0:
@@ -313,31 +407,33 @@ def _few_kernel(
     if PDL and not GATED:
         gdc_wait()
     sums = _multiply_tiles(
-        sums, ws, ss, x, rows, 0, TILES, PARTS, DEPTH, WARPS, 0, ASM, GROUP, E2M1
+        sums, ws, ss, x, rows, 0, TILES, PARTS, DEPTH, WARPS, 0, ASM, GROUP, E2M1, R
     )
     for chunk in tl.range(DEPTH, CHUNKS // DEPTH * DEPTH, DEPTH, num_stages=1):
         sums = _step(
             sums, x, codes, scale_zeros, rows, block, chunk * WARPS, G, F, TILES, BLOCKS, PARTS,
-            DEPTH, WARPS, 0, ASM, GROUP, E2M1,
+            DEPTH, WARPS, 0, ASM, GROUP, E2M1, R,
         )  # fmt: skip
     if CHUNKS % DEPTH > 0:
         sums = _step(
             sums, x, codes, scale_zeros, rows, block, CHUNKS // DEPTH * DEPTH * WARPS, G, F, TILES,
-            BLOCKS, PARTS, CHUNKS % DEPTH, WARPS, 0, ASM, GROUP, E2M1,
+            BLOCKS, PARTS, CHUNKS % DEPTH, WARPS, 0, ASM, GROUP, E2M1, R,
         )  # fmt: skip
     if G % WARPS > 0:
         # The last column blocks are fewer than warps: the first warps take some again, which are in the
         # cache, and leave them out of the sum.
         sums = _step(
             sums, x, codes, scale_zeros, rows, block, G - WARPS, G, F, TILES, BLOCKS, PARTS, 1,
-            WARPS, WARPS - G % WARPS, ASM, GROUP, E2M1,
+            WARPS, WARPS - G % WARPS, ASM, GROUP, E2M1, R,
         )  # fmt: skip
+    if R < 8:
+        _, pairs, inside = expert_rows(ids, ids, ids, pair, P, tl.arange(0, R), M, P_POW2)
+        own = (pairs,)
+        there = (inside,)
     n = tl.arange(0, 16)
     for r in tl.static_range(BLOCKS):
         for p in tl.static_range(PARTS):
-            v = sums[r * PARTS + p]
-            if WARPS > 1:
-                v = tl.sum(v, 0)
+            v = _total(sums[r * PARTS + p], WARPS, R, E2M1)
             if GATED:
                 inverse = inverse_rms(squares, own[p] // C, eps, WIDTH, SPLITS)[None, :]
                 v = v * inverse
@@ -345,10 +441,7 @@ def _few_kernel(
             if BIASED:
                 v += tl.load(bias + expert * N + column).to(tl.float32)[:, None]
             if GATED:
-                up = sums[(BLOCKS + r) * PARTS + p]
-                if WARPS > 1:
-                    up = tl.sum(up, 0)
-                up = up * inverse
+                up = _total(sums[(BLOCKS + r) * PARTS + p], WARPS, R, E2M1) * inverse
                 if BIASED:
                     up += tl.load(bias + expert * N + F + column).to(tl.float32)[:, None]
                 v = apply_gate(v, up, LIMIT, False)
@@ -361,20 +454,25 @@ def _few_kernel(
                 tl.store(out + at, v, mask=there[p][None, :])
 
 
-def tile_for(rows: int, features: int, k: int, group: int, *, gated: bool) -> FewTile:
-    """Choose the tile of a weight of K input features in groups of `group`.
+def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> FewTile:
+    """Choose the tile of a weight of K input features.
 
-    Of ten the fastest on an H200: in groups of 128 for 1 row and for 4, in groups of 32 for 1 and for 2.
+    Of those tried the fastest on an H200: of e2m1 (gpt-oss) for 1, 2, 4 and 8 rows, of codes in groups of 128
+    (Qwen3-30B-A3B) for 1 and 8.
     """
-    groups, small = k // BLOCK_K, group == 32
-    if rows > 1:
-        warps, depth = ((2, 2) if small else (1, 4)) if gated else (2, 1)
+    groups, registers = k // BLOCK_K, 0
+    if gated:
+        warps, depth = (4, 2) if e2m1 and rows == 1 else (2, 2)
+        if e2m1 and rows > 2:
+            depth, registers = 1, 80 if rows <= 4 else 64
+    elif e2m1:
+        warps, depth = (2, 2) if rows > 2 else (4, 5 if rows == 1 else 3)
     else:
-        warps, depth = (4, 2) if gated else (4, 3) if small and groups > 16 else (2, 3)
+        warps, depth = (2, 3) if rows == 1 else (1, 2)
     while groups % warps and groups <= 4 * warps:
         warps //= 2
-    blocks = 4 if rows > 1 and not gated and features % 64 == 0 else 1
-    return FewTile(warps, min(depth, groups // warps), blocks)
+    blocks = 2 if rows > 1 and not gated and not e2m1 and features % 32 == 0 else 1
+    return FewTile(warps, min(depth, groups // warps), blocks, registers)
 
 
 def gate_up(
@@ -410,7 +508,7 @@ def _launch(
     check_choices(choices, None, device)
     check_bias(bias, weight.features_out, device)
     features, gpu = n // (1 + gated), traits(device)
-    tile = tile or tile_for(t, features, k, weight.group, gated=gated)
+    tile = tile or tile_for(t, features, k, gated=gated, e2m1=weight.e2m1)
     if weight.features_out % n or features % (16 * tile.blocks):
         raise ValueError(
             f"weight: experts of {n} features in {16 * tile.blocks}s wanted, {weight.features_out} given"
@@ -418,6 +516,7 @@ def _launch(
     if k // BLOCK_K < tile.warps * tile.depth:
         raise ValueError(f"tile: {tile} does not fit into {k} columns")
     pdl, few = pdl and gpu.pdl, few_arguments(rows, out)
+    own = 8 if not weight.e2m1 or t > 4 else 4 if t > 2 else 2
     kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
         x, weight.codes.view(torch.int16), weight.scale_zeros,
         choices.weights if bias is None else bias, choices.ids, choices.weights, out,
@@ -425,7 +524,7 @@ def _launch(
         P_POW2=pairs_class(choices, None),
         WARPS=tile.warps, DEPTH=tile.depth, BLOCKS=tile.blocks, GATED=gated,
         BIASED=bias is not None, LIMIT=limit, ASM=gpu.asm, GROUP=weight.group, E2M1=weight.e2m1,
-        INTO=into, **few[1], PDL=pdl,
-        **options(pdl, tile.warps),
+        R=own, INTO=into, **few[1], PDL=pdl,
+        **options(pdl, tile.warps, registers=tile.registers),
     )  # fmt: skip
     set_carveout(kernel, t)

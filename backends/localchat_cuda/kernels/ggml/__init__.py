@@ -8,6 +8,7 @@ import torch
 from localchat_cuda.kernels import permute_columns
 from localchat_cuda.kernels.ggml import gemm_int8, gemm_tiles
 from localchat_cuda.kernels.ggml.pack import GgmlWeight, dense
+from localchat_cuda.kernels.ggml.tile_config import tile_config_for
 from localchat_cuda.kernels.int4.activations import Int8Rows, prepare
 from localchat_cuda.kernels.int4.gemm_dequant import multiply
 from localchat_cuda.kernels.launch import traits
@@ -35,7 +36,8 @@ def gemm_rows(
     if not kernels:
         return gemm_int8.reference(rows, weight, squares, eps)[None]
     m, n, k, device = rows.x.shape[0] // 2, weight.features_out, weight.features_in, rows.x.device
-    config = gemm_int8.tile_config_for(m, n, k, traits(device).sms)
+    bits = max(part.form.bits for part in weight.parts)
+    config = tile_config_for(m, n, k, traits(device).sms, bits)
     sums, column = _room(config.splits, m, n, device, out), 0
     for part in weight.parts:
         gemm_int8.gemm(rows, part, sums, config, column, squares=squares, eps=eps)

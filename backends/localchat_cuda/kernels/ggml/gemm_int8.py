@@ -17,22 +17,27 @@ So the error is that of rounding x to 16 bits (2.5e-5 on random x), and no weigh
 Grid (T / blocks, S): a program owns `blocks` row tiles of 16, its `warps` warps take neighbouring column blocks
 and are summed at the end. All loads of a column block come before their use, those of the first before the wait
 for x. Groups of 16 columns are two `mma` of 32 with the other half of the codes zeroed. Requires K % 128 == 0.
+
+Columns of their own: an `mma` has eight columns, in pairs for the high and the low bytes of a row, and each of
+the four lanes that hold a row of the result scales one pair. 3 and 4 rows fill the pairs, 5 to 8 those of two
+`mma`. R = 1 or 2 rows would leave lanes that repeat the scales of others, which cost more than the products. So
+there, D = 4 / R groups have pairs of their own: an operand holds x of group d in the pairs d * R to (d + 1) * R
+and zeros elsewhere, the products of D groups go to one accumulator, each lane scales one group, and the pairs
+are summed at the end.
+
 The integer arithmetic is in the spirit of llama.cpp's mmvq, which rounds x to 8 bits.
 """
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
-
-import math
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.ggml_forms import BLOCK, ROWS
+from localchat_cuda.ggml_forms import ROWS
 from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense
-from localchat_cuda.kernels.ggml.tile_ops import byte, field, four_numbers, half
+from localchat_cuda.kernels.ggml.tile_ops import byte, byte_of, field, four_numbers, half, half_of
 from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows, natural_int8
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import inverse_rms
@@ -52,10 +57,19 @@ def reference(
 
 
 @triton.jit
+def _block(chunk, warp, B: tl.constexpr, WARPS: tl.constexpr):
+    """Column block of a warp: the last once more where there are fewer than warps."""
+    if B % WARPS == 0:
+        return chunk * WARPS + warp
+    else:
+        return tl.minimum(chunk * WARPS + warp, B - 1)
+
+
+@triton.jit
 def _tiles(plane, tile, chunk, B: tl.constexpr, WARPS: tl.constexpr, BITS: tl.constexpr):
     found = ()
     i = tl.arange(0, WARPS * 512)
-    block = tile * B + tl.minimum(chunk * WARPS + i // 512, B - 1)
+    block = tile * B + _block(chunk, i // 512, B, WARPS)
     for j in tl.static_range(BITS):
         w = tl.load(plane + (block * BITS + j) * 512 + i % 512, eviction_policy="evict_first")
         w = tl.permute(tl.reshape(w, (WARPS, 8, 4, 2, 2, 4)), (0, 4, 1, 3, 2, 5))
@@ -64,19 +78,35 @@ def _tiles(plane, tile, chunk, B: tl.constexpr, WARPS: tl.constexpr, BITS: tl.co
 
 
 @triton.jit
-def _load(
-    low, high, sides, scales, tile, chunk, B: tl.constexpr, WARPS: tl.constexpr, LOW: tl.constexpr,
-    HIGH: tl.constexpr, WORDS: tl.constexpr, FACTORS: tl.constexpr,
+def _load_codes(
+    low, high, tile, tiles, chunk, B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
-    """Return LOW and HIGH tiles [WARPS, 16, 32] of a column block for each warp, then words [WARPS, 16] of
-    sides, those of the first half first, and a word of scales with factors."""
-    found = _tiles(low, tile, chunk, B, WARPS, LOW) + _tiles(high, tile, chunk, B, WARPS, HIGH)
+    """Return LOW and HIGH tiles [WARPS, 16, 32] of a column block for each warp, for each row tile."""
+    found = ()
+    for r in tl.static_range(BLOCKS):
+        at = tl.minimum(tile + r, tiles - 1)
+        found = found + _tiles(low, at, chunk, B, WARPS, LOW)
+        found = found + _tiles(high, at, chunk, B, WARPS, HIGH)
+    return found
+
+
+@triton.jit
+def _load_sides(
+    sides, scales, tile, tiles, chunk, B: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
+    WORDS: tl.constexpr, FACTORS: tl.constexpr,
+):  # fmt: skip
+    """Return for each row tile words [WARPS, 16] of sides, those of the first half first, and a word of scales
+    with factors."""
+    found = ()
     n = tl.arange(0, 16)[None, :]
-    beside = tile * B + tl.minimum(chunk * WARPS + tl.arange(0, WARPS), B - 1)[:, None]
-    for word in tl.static_range(2 * WORDS):
-        found = found + (tl.load(sides + (beside * (2 * WORDS) + word) * 16 + n),)
-    if FACTORS:
-        found = found + (tl.load(scales + beside * 16 + n),)
+    for r in tl.static_range(BLOCKS):
+        beside = tl.minimum(tile + r, tiles - 1) * B
+        beside += _block(chunk, tl.arange(0, WARPS), B, WARPS)[:, None]
+        for word in tl.static_range(2 * WORDS):
+            found = found + (tl.load(sides + (beside * (2 * WORDS) + word) * 16 + n),)
+        if FACTORS:
+            found = found + (tl.load(scales + beside * 16 + n),)
     return found
 
 
@@ -169,7 +199,7 @@ def _codes(
 
 @triton.jit
 def _add_half(
-    outs, loaded, side, there, h: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr,
+    outs, tiles, loaded, side, there, h: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr,
     GROUP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WORDS: tl.constexpr,
     SHIFT: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TABLE: tl.constexpr,
     ASM: tl.constexpr,
@@ -183,22 +213,22 @@ def _add_half(
         else:
             sums = sums + (tl.zeros((WARPS, 16, 4), tl.float32), 0)
     for g in tl.static_range(4):
-        codes = _codes(loaded, 4 * h + g, LOW, HIGH, SHIFT, TABLE, ASM)
+        codes = _codes(tiles, 4 * h + g, LOW, HIGH, SHIFT, TABLE, ASM)
         for s in tl.static_range(32 // GROUP):
             sums = _add_group(
-                sums, codes, loaded, side, g, s, LOW + HIGH + h * WORDS, PARTS, WARPS, GROUP, FACTORS,
+                sums, codes, loaded, side, g, s, h * WORDS, PARTS, WARPS, GROUP, FACTORS,
                 MINIMUM, ASM,
             )  # fmt: skip
     grown = ()
     for p in tl.static_range(PARTS):
         x_scale = tl.where(there, side[p * SIDE], 0.0)[:, None, :]
         if FACTORS:
-            scale = half(loaded[LOW + HIGH + 2 * WORDS], 0)[:, :, None]
+            scale = half(loaded[2 * WORDS], 0)[:, :, None]
             upper, lower = _pairs(sums[2 * p], WARPS)
             value = upper.to(tl.float32) * 256 + lower.to(tl.float32)
             out = outs[p] + value * (scale * (1.0 / (1 << SHIFT)) * x_scale)
             if MINIMUM:
-                less = half(loaded[LOW + HIGH + 2 * WORDS], 1)[:, :, None]
+                less = half(loaded[2 * WORDS], 1)[:, :, None]
                 out -= sums[2 * p + 1].to(tl.float32) * (less * x_scale)
         else:
             out = outs[p] + sums[2 * p] * (x_scale * (1.0 / (1 << SHIFT)))
@@ -208,14 +238,15 @@ def _add_half(
 
 @triton.jit
 def _multiply(
-    outs, loaded, x, factors, rows2, chunk, K: tl.constexpr, MQ: tl.constexpr, BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr, GROUP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    WORDS: tl.constexpr, SHIFT: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
-    TABLE: tl.constexpr, ASM: tl.constexpr,
+    outs, codes, sides, x, factors, rows2, chunk, K: tl.constexpr, MQ: tl.constexpr,
+    BLOCKS: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr, LOW: tl.constexpr,
+    HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Add the products of a column block for each warp; `loaded` has what `_load` returns, of all row tiles."""
+    """Add the products of a column block for each warp, of what `_load_codes` and `_load_sides` return."""
     PARTS: tl.constexpr = MQ // 4
-    EACH: tl.constexpr = LOW + HIGH + 2 * WORDS + (1 if FACTORS else 0)
+    EACH: tl.constexpr = 2 * WORDS + (1 if FACTORS else 0)
+    TILES: tl.constexpr = LOW + HIGH
     for h in tl.static_range(2):
         column = (chunk * WARPS + tl.arange(0, WARPS)) * 2 + h
         # beyond the last column: what is read there counts 0 times
@@ -233,20 +264,171 @@ def _multiply(
         grown = ()
         for r in tl.static_range(BLOCKS):
             grown = grown + _add_half(
-                outs[r * PARTS : (r + 1) * PARTS], loaded[r * EACH : (r + 1) * EACH], side, there, h,
-                PARTS, WARPS, GROUP, LOW, HIGH, WORDS, SHIFT, FACTORS, MINIMUM, TABLE, ASM,
+                outs[r * PARTS : (r + 1) * PARTS], codes[r * TILES : (r + 1) * TILES],
+                sides[r * EACH : (r + 1) * EACH], side, there, h, PARTS, WARPS, GROUP, LOW, HIGH,
+                WORDS, SHIFT, FACTORS, MINIMUM, TABLE, ASM,
             )  # fmt: skip
         outs = grown
     return outs
 
 
+@triton.jit
+def _columns_apart(
+    x, at, g: tl.constexpr, R: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """Load x of 4 / R groups from g on, a pair of columns for each group and row, of blocks `at` [WARPS].
+
+    Returns [8, WARPS, 4, GROUP / 16, 4]: of groups of 16 one half of an operand, which serves as both."""
+    n = tl.arange(0, 8)
+    group = g + n // (2 * R)
+    if GROUP == 32:
+        start = group // 2 * 64 + group % 2 * 8
+    else:
+        start = group // 4 * 64 + group % 4 * 4
+    n = n % (2 * R) * K + start
+    k = tl.arange(0, GROUP)
+    k = k // (GROUP // 4) * 16 + k % (GROUP // 4)
+    tile = tl.load(x + n[:, None, None] + at[None, :, None] * 128 + k[None, None, :])
+    return tl.reshape(tile, (8, WARPS, 4, GROUP // 16, 4))
+
+
+@triton.jit
+def _own_columns(
+    tile, d: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """The right operand [WARPS, 32, 8] of the 32 inputs whose first group is number d of `tile`: others 0."""
+    sixteen = tl.arange(0, 2)[None, None, None, :, None]
+    own = d + sixteen // (GROUP // 16)
+    there = tl.arange(0, 8)[:, None, None, None, None] // (2 * R) == own
+    mask = tl.where(there, -1, 0).to(tl.int8)
+    shape: tl.constexpr = (8, WARPS, 4, 2, 4)
+    tile, mask = tl.broadcast_to(tile, shape), tl.broadcast_to(mask, shape)
+    if ASM:  # four bytes at once
+        tile = tl.inline_asm_elementwise(
+            "and.b32 $0, $1, $2;", "=r,r,r", [tile, mask], dtype=tl.int8, is_pure=True, pack=4
+        )
+    else:
+        tile = tile & mask
+    return tl.reshape(tl.permute(tile, (1, 3, 2, 4, 0)), (WARPS, 32, 8))
+
+
+@triton.jit
+def _add_apart(
+    out, tiles, loaded, columns, side, h: tl.constexpr, R: tl.constexpr, WARPS: tl.constexpr,
+    GROUP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WORDS: tl.constexpr,
+    SHIFT: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TABLE: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """Add the products of half a column block to out [WARPS, 16, 4], to each pair those of its groups."""
+    D: tl.constexpr = 4 // R
+    PER: tl.constexpr = 32 // GROUP
+    FIRST: tl.constexpr = h * WORDS
+    sums = tl.zeros((WARPS, 16, 4), tl.float32)
+    for j in tl.static_range(128 // GROUP // D):
+        total = tl.zeros((WARPS, 16, 8), tl.int32)
+        for i in tl.static_range(D // PER):
+            codes = _codes(tiles, 4 * h + j * (D // PER) + i, LOW, HIGH, SHIFT, TABLE, ASM)
+            own = _own_columns(columns[j], i * PER, R, WARPS, GROUP, ASM)
+            total = tl.dot(codes, own, total, out_dtype=tl.int32)
+        upper, lower = _pairs(total, WARPS)
+        value = upper * 256 + lower
+        lane = (tl.arange(0, 4) // R)[None, None, :]
+        if FACTORS:
+            word = four_numbers(loaded[FIRST], j * D // 4)[:, :, None]
+            factor = byte_of(word, j * D % 4 + lane, ASM)
+            scale = half(loaded[2 * WORDS], 0)[:, :, None]
+            if MINIMUM:
+                if GROUP == 16:
+                    least = (factor >> 4) & 15
+                    factor = factor & 15
+                else:
+                    word = four_numbers(loaded[FIRST], 1)[:, :, None]
+                    least = byte_of(word, j * D + lane, ASM)
+                less = half(loaded[2 * WORDS], 1)[:, :, None]
+                x = side[1 + j].to(tl.int32, bitcast=True)[:, None, :]
+                # below 2^31: 32 values of 15 bits by codes of 5 and factors of 6
+                sums += (value * factor).to(tl.float32) * scale
+                sums -= (x * least).to(tl.float32) * less
+            else:
+                sums += value.to(tl.float32) * (factor.to(tl.float32) * scale)
+        else:
+            sums += value.to(tl.float32) * half_of(loaded[FIRST], j * D, lane, ASM)
+            if MINIMUM:
+                x = side[1 + j].to(tl.int32, bitcast=True).to(tl.float32)[:, None, :]
+                sums -= x * (half_of(loaded[FIRST + 1], j * D, lane, ASM) * (1 << SHIFT))
+    return out + sums * (side[0] * (1.0 / (1 << SHIFT)))[:, None, :]
+
+
+@triton.jit
+def _multiply_apart(
+    outs, codes, sides, x, factors, chunk, K: tl.constexpr, MQ: tl.constexpr, R: tl.constexpr,
+    BLOCKS: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr, LOW: tl.constexpr,
+    HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """`_multiply` for R rows, 1 or 2, whose 4 / R groups have columns of their own."""
+    EACH: tl.constexpr = 2 * WORDS + (1 if FACTORS else 0)
+    TILES: tl.constexpr = LOW + HIGH
+    D: tl.constexpr = 4 // R
+    CHAINS: tl.constexpr = 128 // GROUP // D
+    pair = tl.arange(0, 4)
+    side = ()
+    columns = ()
+    for h in tl.static_range(2):
+        column = (chunk * WARPS + tl.arange(0, WARPS)) * 2 + h
+        at = column if K % (256 * WARPS) == 0 else tl.minimum(column, K // 128 - 1)
+        numbers = factors + (at[:, None] * MQ + pair[None, :] % R) * 16
+        x_scale = tl.load(numbers)
+        if K % (256 * WARPS) != 0:
+            x_scale = tl.where((column < K // 128)[:, None], x_scale, 0.0)
+        side = side + (x_scale,)
+        for j in tl.static_range(CHAINS):
+            columns = columns + (_columns_apart(x, at, j * D, R, K, WARPS, GROUP),)
+            if MINIMUM:
+                own = (4 if GROUP == 32 else 8) + j * D + pair // R
+                side = side + (tl.load(numbers + own[None, :]),)
+    SIDE: tl.constexpr = 1 + (CHAINS if MINIMUM else 0)
+    for h in tl.static_range(2):
+        grown = ()
+        for r in tl.static_range(BLOCKS):
+            grown = grown + (_add_apart(
+                outs[r], codes[r * TILES : (r + 1) * TILES], sides[r * EACH : (r + 1) * EACH],
+                columns[h * CHAINS : (h + 1) * CHAINS], side[h * SIDE : (h + 1) * SIDE], h, R,
+                WARPS, GROUP, LOW, HIGH, WORDS, SHIFT, FACTORS, MINIMUM, TABLE, ASM,
+            ),)  # fmt: skip
+        outs = grown
+    return outs
+
+
+@triton.jit
+def _multiply_rows(
+    outs, codes, sides, x, factors, M, chunk, K: tl.constexpr, MQ: tl.constexpr, R: tl.constexpr,
+    BLOCKS: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr, LOW: tl.constexpr,
+    HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr, FACTORS: tl.constexpr,
+    MINIMUM: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    if R == 4:
+        return _multiply(
+            outs, codes, sides, x, factors, 2 * M, chunk, K, MQ, BLOCKS, WARPS, GROUP, LOW, HIGH,
+            WORDS, SHIFT, FACTORS, MINIMUM, TABLE, ASM,
+        )  # fmt: skip
+    else:
+        return _multiply_apart(
+            outs, codes, sides, x, factors, chunk, K, MQ, R, BLOCKS, WARPS, GROUP, LOW, HIGH, WORDS,
+            SHIFT, FACTORS, MINIMUM, TABLE, ASM,
+        )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["M", "N", "C", "column"])
 def _few_kernel(
     x, factors, low, high, sides, scales, out, squares, eps, M, N, C, column, K: tl.constexpr,
-    MQ: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
-    GROUP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WORDS: tl.constexpr,
-    SHIFT: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TABLE: tl.constexpr,
-    NORM: tl.constexpr, G_POW2: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+    MQ: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr, GROUP: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    WORDS: tl.constexpr, SHIFT: tl.constexpr, FACTORS: tl.constexpr, MINIMUM: tl.constexpr,
+    TABLE: tl.constexpr, NORM: tl.constexpr, G_POW2: tl.constexpr, ASM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     B: tl.constexpr = (K + 255) // 256
     CHUNKS: tl.constexpr = (B + WARPS - 1) // WARPS
@@ -262,33 +444,27 @@ def _few_kernel(
     for _ in tl.static_range(BLOCKS * PARTS):
         outs = outs + (tl.zeros((WARPS, 16, 4), tl.float32),)
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
-    loaded = ()
-    for r in tl.static_range(BLOCKS):
-        loaded = loaded + _load(
-            low, high, sides, scales, tl.minimum(tile + r, tiles - 1), first, B, WARPS, LOW, HIGH,
-            WORDS, FACTORS,
-        )  # fmt: skip
+    codes = _load_codes(low, high, tile, tiles, first, B, BLOCKS, WARPS, LOW, HIGH)
+    own = _load_sides(sides, scales, tile, tiles, first, B, BLOCKS, WARPS, WORDS, FACTORS)
     if PDL:
         gdc_wait()
-    outs = _multiply(
-        outs, loaded, x, factors, 2 * M, first, K, MQ, BLOCKS, WARPS, GROUP, LOW, HIGH, WORDS, SHIFT,
-        FACTORS, MINIMUM, TABLE, ASM,
+    outs = _multiply_rows(
+        outs, codes, own, x, factors, M, first, K, MQ, R, BLOCKS, WARPS, GROUP, LOW, HIGH, WORDS,
+        SHIFT, FACTORS, MINIMUM, TABLE, ASM,
     )  # fmt: skip
     for chunk in tl.range(first + 1, last, 1, num_stages=1):
-        more = ()
-        for r in tl.static_range(BLOCKS):
-            more = more + _load(
-                low, high, sides, scales, tl.minimum(tile + r, tiles - 1), chunk, B, WARPS, LOW, HIGH,
-                WORDS, FACTORS,
-            )  # fmt: skip
-        outs = _multiply(
-            outs, more, x, factors, 2 * M, chunk, K, MQ, BLOCKS, WARPS, GROUP, LOW, HIGH, WORDS, SHIFT,
-            FACTORS, MINIMUM, TABLE, ASM,
+        more = _load_codes(low, high, tile, tiles, chunk, B, BLOCKS, WARPS, LOW, HIGH)
+        beside = _load_sides(sides, scales, tile, tiles, chunk, B, BLOCKS, WARPS, WORDS, FACTORS)
+        outs = _multiply_rows(
+            outs, more, beside, x, factors, M, chunk, K, MQ, R, BLOCKS, WARPS, GROUP, LOW, HIGH,
+            WORDS, SHIFT, FACTORS, MINIMUM, TABLE, ASM,
         )  # fmt: skip
-    m = tl.arange(0, 4)
+    m = tl.arange(0, R)
     for r in tl.static_range(BLOCKS):
         for p in tl.static_range(PARTS):
             o = tl.sum(outs[r * PARTS + p], 0)
+            if R < 4:
+                o = tl.sum(tl.reshape(o, (16, 4 // R, R)), 1)
             row = p * 4 + m
             if NORM:
                 o = o * inverse_rms(squares, row, row < M, eps, K // 128, G_POW2)[None, :]
@@ -322,24 +498,6 @@ def arguments(weight: GgmlTensor) -> tuple[torch.Tensor, ...]:
         weight.sides,
         weight.sides if weight.scales is None else weight.scales,
     )
-
-
-@lru_cache(maxsize=512)
-def tile_config_for(rows: int, n: int, k: int, sms: int) -> TileConfig:
-    """Choose the tile config of a weight: as many splits as fill the multiprocessors once.
-
-    Up to 8 rows fewer with more registers are faster where there are splits at all (H200, 3,584 features: 5.8
-    and 6.9 us of 3,584 columns, 22.3 and 25.3 of 18,944), and slower where there are none.
-    """
-    column_blocks = -(-k // BLOCK)
-    warps = 2 if column_blocks > 1 else 1
-    programs = -(-n // ROWS) * warps
-    if rows <= 4:
-        splits, registers = round(32 * sms / programs), 64
-    else:
-        splits = math.ceil(13.5 * sms / programs)
-        registers = 128 if splits > 1 else 96
-    return TileConfig(1, warps, 1, max(1, min(splits, -(-column_blocks // warps), 16)), registers)
 
 
 def gemm(
@@ -385,6 +543,7 @@ def gemm(
         out.shape[2],
         column,
         MQ=rows.factors.shape[1],
+        R=m if m <= 2 else 4,
         SPLITS=config.splits,
         BLOCKS=config.blocks,
         WARPS=config.warps,

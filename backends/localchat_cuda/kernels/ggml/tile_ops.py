@@ -103,9 +103,35 @@ def byte(word, at: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
+def byte_of(word, at, ASM: tl.constexpr):
+    """`byte` with an `at` of each element, 0 to 3; shapes are broadcast."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, 0, $2;", "=r,r,r",
+            [word, 0x8880 + at * 0x1111], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return (word << (24 - 8 * at)) >> 24
+
+
+@triton.jit
 def half(word, at: tl.constexpr):
     """Half `at` of words int32 as fp32."""
     return (word >> (16 * at)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def half_of(word, first: tl.constexpr, at, ASM: tl.constexpr):
+    """Half `first + at` of words int64 [W, R] as fp32, of `at` [1, 1, P]: [W, R, P]."""
+    low, high = four_numbers(word, 0)[:, :, None], four_numbers(word, 1)[:, :, None]
+    if ASM:
+        found = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r",
+            [low, high, (first + at) * 0x22 + 0x10], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        found = tl.where(first + at < 2, low, high) >> ((first + at) % 2 * 16)
+    return half(found, 0)
 
 
 @triton.jit

@@ -88,23 +88,22 @@ def dense(weight: W4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def float_halves(w, ASM: tl.constexpr):
     """Unpack int16 of four codes to four fp16, 2^-14 of their values: k of each byte, then its k+64.
 
-    Eleven operations for eight weights.
+    Nine operations for eight weights: a multiplication shifts sign and magnitude by different amounts, and the
+    bits that it adds never meet.
     """
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             """{
-            .reg .b32 s, t;
+            .reg .b32 t;
             and.b32 $0, $4, 0x8e008e00;
             shl.b32 t, $4, 3;
             and.b32 $1, t, 0x8e008e00;
-            shl.b32 s, $4, 1;
-            and.b32 s, s, 0x80008000;
-            shl.b32 t, $4, 6;
-            lop3.b32 $2, t, 0x0e000e00, s, 0xea;
-            shl.b32 s, $4, 2;
-            and.b32 s, s, 0x80008000;
-            shl.b32 t, $4, 9;
-            lop3.b32 $3, t, 0x0e000e00, s, 0xea;
+            and.b32 t, $4, 0x40384038;
+            mul.lo.u32 t, t, 66;
+            and.b32 $2, t, 0x8e008e00;
+            and.b32 t, $4, 0x20072007;
+            mul.lo.u32 t, t, 516;
+            and.b32 $3, t, 0x8e008e00;
             }""",
             "=&r,=&r,=&r,=&r,r",
             [w],
@@ -124,10 +123,16 @@ def float_halves(w, ASM: tl.constexpr):
 
 
 @triton.jit
-def group_scale(words, s: tl.constexpr):
-    """Scale of group `s` of each word of exponents, times 2^14, as fp32."""
-    exponent = (words >> (8 * s)) & 255
-    return ((exponent + 14) << 23).to(tl.float32, bitcast=True)
+def group_scale(words, s, ASM: tl.constexpr):
+    """Scale of group `s` of each word of exponents as fp32, 0 for 2^-127; shapes are broadcast."""
+    if ASM:
+        # Two operations: rotated so that the exponent of group s stands where fp32 has its own.
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 t; shf.r.wrap.b32 t, $1, $1, $2; and.b32 $0, t, 0x7f800000;}",
+            "=f,r,r", [words, 8 * s + 9], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return (((words >> (8 * s)) & 255) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
