@@ -108,6 +108,8 @@ class DraftModel:
         self.accepted = 0
         self.off = ""
         """Why it does not guess, in words; empty while it does."""
+        self.trusted = True
+        """Whether the drafts last asked for are expected to pay; otherwise they show whether they would."""
         self._tried = [1.0] * _CLASSES
         self._taken = [(place + 0.5) / _CLASSES for place in range(_CLASSES)]
         self._all_tried, self.share = 4.0, _PRIOR
@@ -150,6 +152,7 @@ class DraftModel:
             rate = expected / (step_s + wait_s + drafted_s)
             if rate > best_rate:
                 best, best_rate = count, rate
+        self.trusted = best > 0 and not self.off
         if self.off:
             best = min(best, PROBE_TOKENS)
         # It may have become useful since: what plain steps earned pays for a look, where n-grams have nothing.
@@ -163,9 +166,12 @@ class DraftModel:
         return self.token_s * (1 if self.drafter.together else asking)
 
     def observe(self, read: int, tokens: int, seconds: float) -> None:
-        """Learn the cost of drafted tokens from `tokens` one after the other, before which it read `read`."""
+        """Learn the cost of drafted tokens from `tokens` one after the other, before which it read `read`.
+
+        Many are read in a step of their own, which a GPU may be given kernel by kernel: it says nothing of a
+        drafted token's cost."""
         reading = read * self.prompt_token_s
-        if tokens and reading < seconds / 2:
+        if tokens and read < WINDOW and reading < seconds / 2:
             self.token_s += _FOLLOW * ((seconds - reading) / tokens - self.token_s)
         elif read:
             each = max(seconds - tokens * self.token_s, 0.0) / read
@@ -283,7 +289,11 @@ class DraftProposer:
 
     def answer(self, draft: Draft, drafted_s: float, own_s: float) -> tuple[int, ...]:
         """Take what the draft model answered, after `drafted_s`, of which `own_s` for this sequence."""
-        held = draft is not NO_DRAFT
+        held, model = draft is not NO_DRAFT, self._model
+        usual_s = len(draft.tokens) * model.token_s + self.behind * model.prompt_token_s
+        if model.trusted and self.behind >= WINDOW and own_s > usual_s:
+            # Reading for the first time, kernel by kernel on a GPU, pays for itself over many drafts.
+            own_s = usual_s + (own_s - usual_s) / _READ_AHEAD
         self._read = len(self._tokens) - self._begin if held else 0
         self._draft_s += drafted_s
         self._own_s += own_s

@@ -12,7 +12,7 @@ from localchat.backend_api.interface import Capabilities, SamplingParams
 from localchat.core import sequence
 from localchat.core.spec_decode import draft_planner
 from localchat.core.spec_decode.draft_planner import DraftPlanner
-from localchat.core.spec_decode.draft_proposer import DraftModel, DraftProposer
+from localchat.core.spec_decode.draft_proposer import WINDOW, DraftModel, DraftProposer
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from localchat.core.spec_decode.step_cost import CostModel
 
@@ -32,9 +32,10 @@ class Clock:
 class ReplayedDrafter:
     """Guesses from a list; each token guessed or read takes its time on the clock."""
 
-    def __init__(self, clock: Clock, token_s: float) -> None:
+    def __init__(self, clock: Clock, token_s: float, begin_s: float) -> None:
+        """`begin_s`: what reading many tokens takes beside the time of each."""
         self.token_s, self.prompt_token_s = token_s, token_s / 8
-        self._clock = clock
+        self._clock, self._begin_s = clock, begin_s
         self._read = 0
         self.guesses: Callable[[int], int] = lambda _place: 0
 
@@ -50,7 +51,8 @@ class ReplayedDrafter:
     def draft(self, asks: Sequence[DraftAsk]) -> list[Draft]:
         (ask,) = asks
         end = ask.start + len(ask.tokens)
-        self._clock.now_s += (end - max(self._read, ask.start)) * self.prompt_token_s
+        read = end - max(self._read, ask.start)
+        self._clock.now_s += read * self.prompt_token_s + self._begin_s * (read >= WINDOW)
         self._read = end
         found: list[int] = []
         while len(found) < ask.limit:
@@ -65,13 +67,14 @@ class Replay:
     """An engine's steps for one answer after another, by a table of costs."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *, token: float = 0.1, row: float = 0.15
-    ) -> None:
-        """token: time of a drafted token, and row: of a further row of a step, in plain steps."""
+        self, monkeypatch: pytest.MonkeyPatch, *, token: float = 0.1, row: float = 0.15, begin: float = 0
+    ) -> None:  # fmt: skip
+        """token: time of a drafted token, row: of a further row of a step, begin: that which reading many
+        tokens takes beside the time of each, in plain steps."""
         self.clock, self._row = Clock(), row
         monkeypatch.setattr(draft_planner, "time", self.clock)
         self.costs = CostModel()
-        self.drafter = ReplayedDrafter(self.clock, token * PLAIN_S)
+        self.drafter = ReplayedDrafter(self.clock, token * PLAIN_S, begin * PLAIN_S)
         self.model = DraftModel(self.drafter, self.costs)
         can = Capabilities(1000, 1000, 1, 1, 512)
         self._planner = DraftPlanner(can, self.costs, None, self.model)
@@ -111,12 +114,13 @@ class Replay:
         return draft_planner._taken(places, lengths).get(0, ())
 
 
+@pytest.mark.parametrize("begin", [0, 3])
 @pytest.mark.parametrize("row", [0.02, 0.15, 0.5])
 @pytest.mark.parametrize("token", [0.05, 0.1, 0.3, 0.6])
 def test_useless_drafts_cost_at_most_two_percent(
-    monkeypatch: pytest.MonkeyPatch, token: float, row: float
+    monkeypatch: pytest.MonkeyPatch, token: float, row: float, begin: float
 ) -> None:
-    replay = Replay(monkeypatch, token=token, row=row)
+    replay = Replay(monkeypatch, token=token, row=row, begin=begin)
     ratios = [replay.answer(300, 0.0) for _ in range(10)]
     assert sum(ratios) / len(ratios) < 1.02
     assert replay.model.accepted == 0
@@ -129,6 +133,16 @@ def test_useful_drafts_keep_their_gain_in_later_answers(
     replay = Replay(monkeypatch)
     for _ in range(4):
         assert replay.answer(300, share) < most
+
+
+@pytest.mark.parametrize("begin", [1, 3, 8])
+def test_a_slow_first_reading_does_not_end_useful_drafts(
+    monkeypatch: pytest.MonkeyPatch, begin: float
+) -> None:
+    """A GPU is given the step that reads a text kernel by kernel, which takes as long as several others."""
+    replay = Replay(monkeypatch, token=0.16, row=0.03, begin=begin)
+    for _ in range(4):
+        assert replay.answer(300, 0.8) < 0.75
 
 
 def test_drafts_that_became_useful_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
