@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 HISTORY_FILE = "history.sqlite3"
 _COMPLETED = 50
+ID_DIGITS = 12
+"""Digits of an id that hold the time of its creation, in milliseconds: as a list shows it."""
 
 
 def open_history(paths: Paths, *, to_read: bool = False) -> "History":

@@ -10,14 +10,13 @@ import click
 
 from localchat.atomic import write_text
 from localchat.cli.context import AppContext
-from localchat.cli.conversation_options import open_history
+from localchat.cli.conversation_options import ID_DIGITS, open_history
 from localchat.cli.group import DefaultGroup
 from localchat.cli.output import confirm, print_lines, table
 from localchat.cli.run import complete_conversation
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import ExitCode, LocalchatError, UsageError
-from localchat.history.queries import ID_DIGITS
 from localchat.sanitize import sanitize_line
 from localchat.units import counted
 

@@ -17,7 +17,7 @@ from localchat.chat.export import as_json_text, as_markdown
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
 from localchat.cli.context_advice import with_advice
-from localchat.cli.conversation_options import open_to_record
+from localchat.cli.conversation_options import ID_DIGITS, open_to_record
 from localchat.cli.json_report import context_line
 from localchat.cli.memory_choice import add_steps
 from localchat.cli.rebuild import offer_once
@@ -39,7 +39,6 @@ from localchat.errors import (
     NetworkError,
     UsageError,
 )
-from localchat.history.queries import ID_DIGITS
 from localchat.history.store import History
 from localchat.models.resolve import GUIDE, ResolvedModel
 from localchat.sanitize import sanitize_line

@@ -26,9 +26,6 @@ _INDEXED_TITLES: Final = (
     "SELECT c.id, c.title FROM title_index f JOIN conversations c ON c.number = f.rowid "
 )
 
-ID_DIGITS: Final = 12
-"""Digits of an id that hold the time of its creation, in milliseconds: as a list shows it."""
-
 
 class ConversationSummary(NamedTuple):
     """A conversation in a list."""
