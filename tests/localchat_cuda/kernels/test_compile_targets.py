@@ -117,8 +117,8 @@ for rows, form in ((1, "Q8_0"), (2, "Q5_K"), (4, "Q3_K")):
         ggml_int8._few_kernel, dict(held, x="*i8"), 2, cc, MQ=4, R=rows, SPLITS=1, BLOCKS=1, WARPS=2,
         NORM=True, G_POW2=32, ASM=True, PDL=pdl, **formats[form])
 compiled("ggml tiles",
-    ggml_tiles._tiles_kernel, held, 4, cc, TILE=32, SPLITS=1, TILES=8, STAGES=4, ASM=True, PDL=pdl,
-    **formats["Q8_0"])
+    ggml_tiles._tiles_kernel, held, 4, cc, TILE=64, SPLITS=1, TILES=8, STAGES=3, ASM=True, PDL=pdl,
+    WHOLE=cc // 10 == 9, **formats["Q8_0"])
 compiled("ggml dequantized",
     ggml_tiles._dequantize_kernel, held, 4, cc, TILES=4, ASM=True, **formats["Q5_K"])
 turning = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
@@ -149,10 +149,10 @@ compiled("merge",
     PDL=pdl, GROUP=32)
 for mode, n in (("norm", 3584), ("act_and_mul", 7168)):
     compiled(f"{mode} in order",
-        w4_activations._prepare_kernel, dict(normed, x="*i8"), 1, cc, N=n, K=3584, MQ=4, S=4,
+        w4_activations._prepare_kernel, dict(normed, x="*i8"), 1, cc, N=n, K=3584, MQ=4, S=4, ROOMY=False,
         MODE=w4_activations._MODES[mode], FORMAT=0, ROWS=1, GELU=False, ORDER=True, PDL=pdl, GROUP=64)
 compiled("wide act_and_mul",
-    w4_activations._prepare_kernel, dict(normed, x="*i8"), 1, cc, N=30720, K=15360, MQ=4, S=1,
+    w4_activations._prepare_kernel, dict(normed, x="*i8"), 1, cc, N=30720, K=15360, MQ=4, S=1, ROOMY=False,
     MODE=2, FORMAT=0, ROWS=1, GELU=True, ORDER=False, PDL=pdl, GROUP=128)
 compiled("act_and_mul",
     activation._act_and_mul_kernel, dict(gate_up="*bf16", out="*bf16", T="i32"), 4, cc, F=15360, S=2, GELU=True,

@@ -12,6 +12,8 @@ accumulator, as in int4/gemm_tiled.py. So they are rounded to fp16, by 3.5e-4 of
 Grid (row tiles, T / (blocks * warps), S), row tiles fastest, so that neighbours share weights in the L2 cache.
 Requires K % 32 == 0. Any M.
 """
+# mypy: disable-error-code="assignment, misc"
+# (Triton unrolls loops over tuples that grow; no type says that)
 
 from functools import lru_cache
 
@@ -20,13 +22,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.ggml_forms import BLOCK, ROWS
+from localchat_cuda.ggml_forms import ROWS
 from localchat_cuda.kernels.ggml.gemm_int8 import arguments, constants
 from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense
-from localchat_cuda.kernels.ggml.tile_ops import byte, field, four_numbers, half, scaled
+from localchat_cuda.kernels.ggml.tile_ops import byte, field, four_numbers, half, half_bits, scaled
 from localchat_cuda.kernels.int4.gemm_tiled import TiledGemmConfig, landed
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.launch import options, require, set_carveout, traits
+from localchat_cuda.kernels.launch import options, require, traits
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _DEQUANTIZED_TILES = 4
@@ -80,6 +82,41 @@ def _sides(
 
 
 @triton.jit
+def _half_sides(
+    sides, scales, first, h, g: tl.constexpr, T, B: tl.constexpr, MINIMUM: tl.constexpr,
+    TILES: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """`_sides` of a form whose factors are bytes, rounded to fp16: both numbers of a row in one operation."""
+    row = tl.arange(0, 16 * TILES)
+    tile = tl.minimum(first + row // 16, T - 1)
+    pair = tl.load(scales + (tile * B + h // 2) * 16 + row % 16)
+    own = tl.load(sides + (tile * (2 * B) + h) * 16 + row % 16)
+    factor = four_numbers(own, g // 4)
+    least = four_numbers(own, 1) if MINIMUM else factor
+    if ASM:
+        # 0x6480 is 1152, as in `scaled`
+        offset = tl.full(pair.shape, -0x1B7F1B80, tl.int32)
+        both = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t;
+            prmt.b32 t, $1, $2, $5;
+            lop3.b32 t, t, 0x00ff00ff, 0x64806480, 0x6a;
+            add.rn.f16x2 t, t, $4;
+            mul.rn.f16x2 $0, t, $3;
+            }""",
+            "=r,r,r,r,r,n", [factor, least, pair, offset, (g % 4) * 0x101 + 0x400],
+            dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        scale = (byte(factor, g % 4, ASM).to(tl.float32) * half(pair, 0)).to(tl.float16)
+        minimum = (byte(least, g % 4, ASM).to(tl.float32) * half(pair, 1)).to(tl.float16)
+        both = scale.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        both |= minimum.to(tl.int16, bitcast=True).to(tl.int32) << 16
+    minimum = half_bits(both, 1) if MINIMUM else tl.zeros(pair.shape, tl.float16)
+    return half_bits(both, 0), minimum
+
+
+@triton.jit
 def _spread(first, second, GROUP: tl.constexpr, TILES: tl.constexpr):
     """Sides [16 * TILES] of both groups of 32 columns for the codes of a tile."""
     low = tl.broadcast_to(first[:, None], (16 * TILES, 32))
@@ -95,38 +132,68 @@ def _weights(
     low, high, sides, scales, first, h, j: tl.constexpr, T, B: tl.constexpr, GROUP: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr,
     FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TABLE: tl.constexpr, TILES: tl.constexpr,
-    HALF: tl.constexpr, ASM: tl.constexpr,
+    HALF: tl.constexpr, ASM: tl.constexpr, STORED: tl.constexpr,
 ):  # fmt: skip
-    """Dequantize 32 columns j of half block h: [16 * TILES, 32] in fp16 (`HALF`), or exactly in fp32."""
+    """Dequantize 32 columns j of half block h: [16 * TILES, 32] in fp16 (`HALF`), or exactly in fp32.
+
+    STORED: columns in the order in which they are stored, see `_tiles_kernel`."""
     PER: tl.constexpr = 32 // GROUP
     lower = _tile(low, first, h, j, T, B, LOW, TILES)
     upper = lower
     if HIGH:
         upper = _tile(high, first, h, j, T, B, HIGH, TILES)
     codes = field(lower, upper, j, h % 2 * 4 if HIGH == 1 else None, LOW, HIGH, SHIFT, TABLE, ASM)
-    scale, least = _sides(
-        sides, scales, first, h, j * PER, T, B, GROUP, WORDS, FACTORS, MINIMUM, TILES, ASM
-    )
-    more, beyond = scale, least
-    if PER == 2:
-        more, beyond = _sides(
-            sides, scales, first, h, j * 2 + 1, T, B, GROUP, WORDS, FACTORS, MINIMUM, TILES, ASM
-        )
+    found = ()
+    for s in tl.static_range(PER):
+        if HALF and FACTORS and (GROUP == 32 or not MINIMUM):
+            scale, least = _half_sides(
+                sides, scales, first, h, j * PER + s, T, B, MINIMUM, TILES, ASM
+            )
+        else:
+            scale, least = _sides(
+                sides,
+                scales,
+                first,
+                h,
+                j * PER + s,
+                T,
+                B,
+                GROUP,
+                WORDS,
+                FACTORS,
+                MINIMUM,
+                TILES,
+                ASM,
+            )
+        found = found + (scale, least)
     if HALF:
         w = scaled(
             codes,
-            _spread(scale.to(tl.float16), more.to(tl.float16), GROUP, TILES),
-            _spread(least.to(tl.float16), beyond.to(tl.float16), GROUP, TILES),
+            _spread(found[0].to(tl.float16), found[2 * PER - 2].to(tl.float16), GROUP, TILES),
+            _spread(found[1].to(tl.float16), found[2 * PER - 1].to(tl.float16), GROUP, TILES),
             SHIFT,
             ASM,
         )
     else:
-        w = codes.to(tl.float32) * (1.0 / (1 << SHIFT)) * _spread(scale, more, GROUP, TILES)
+        w = codes.to(tl.float32) * (1.0 / (1 << SHIFT))
+        w *= _spread(found[0], found[2 * PER - 2], GROUP, TILES)
         if MINIMUM:
-            w -= _spread(least, beyond, GROUP, TILES)
+            w -= _spread(found[1], found[2 * PER - 1], GROUP, TILES)
+    if STORED:
+        return w
     # (half, quad, pair, e) to the order of columns, which is that of `mma`
     w = tl.permute(tl.reshape(w, (16 * TILES, 2, 4, 2, 2)), (0, 1, 3, 2, 4))
     return tl.reshape(w, (16 * TILES, 32))
+
+
+@triton.jit
+def _added(acc, w, x_row, at, k, K: tl.constexpr):
+    """Add the products of w with the columns `at + k` of x."""
+    if K % 128 == 0:
+        xs = tl.load(x_row + at)
+    else:
+        xs = tl.load(x_row + at, mask=(at + k < K)[:, None], other=0.0)
+    return tl.dot(w, xs, acc, input_precision="ieee")
 
 
 @triton.jit(do_not_specialize=["M", "N", "C", "column"])
@@ -135,8 +202,11 @@ def _tiles_kernel(
     SPLITS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, WORDS: tl.constexpr, SHIFT: tl.constexpr,
     FACTORS: tl.constexpr, MINIMUM: tl.constexpr, TABLE: tl.constexpr, ASM: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
+    """WHOLE: one product for each half, since one on warpgroups waits for its end and for the loads of x.
+
+    Else four, of columns as stored: a lane's four neighbours are what `mma` takes from a type of one byte."""
     B: tl.constexpr = (K + 255) // 256
     HALVES: tl.constexpr = (K + 127) // 128
     if PDL:
@@ -144,7 +214,9 @@ def _tiles_kernel(
     T = (N + 15) // 16
     first, split = tl.program_id(1) * TILES, tl.program_id(2)
     m = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    k = tl.arange(0, 32)
+    k = tl.arange(0, 128 if WHOLE else 32)
+    if not WHOLE:
+        k = k // 16 * 16 + k // 2 % 2 * 8 + k // 4 % 4 * 2 + k % 2
     x_row = x + tl.minimum(m, M - 1)[None, :] * K + k[:, None]
     acc = tl.zeros((16 * TILES, TILE), tl.float32)
     if PDL:
@@ -152,18 +224,20 @@ def _tiles_kernel(
     for h in tl.range(
         split * HALVES // SPLITS, (split + 1) * HALVES // SPLITS, 1, num_stages=STAGES
     ):
+        ws = ()
         for j in tl.static_range(4):
             w = _weights(
                 low, high, sides, scales, first, h, j, T, B, GROUP, LOW, HIGH, WORDS, SHIFT, FACTORS,
-                MINIMUM, TABLE, TILES, x.dtype.element_ty != tl.float32, ASM,
+                MINIMUM, TABLE, TILES, x.dtype.element_ty != tl.float32, ASM, not WHOLE,
             ).to(x.dtype.element_ty)  # fmt: skip
-            at = h * 128 + j * 32
-            if K % 128 == 0:
-                xs = tl.load(x_row + at)
+            if WHOLE:
+                ws = ws + (w,)
             else:
-                xs = tl.load(x_row + at, mask=(at + k < K)[:, None], other=0.0)
-            acc = tl.dot(w, xs, acc, input_precision="ieee")
-        acc = landed(acc, ASM)
+                acc = _added(acc, w, x_row, h * 128 + j * 32, k, K)
+        if WHOLE:
+            w = tl.join(tl.join(ws[0], ws[2]), tl.join(ws[1], ws[3]))
+            w = tl.reshape(tl.permute(w, (0, 2, 3, 1)), (16 * TILES, 128))
+            acc = landed(_added(acc, w, x_row, h * 128, k, K), ASM)
     n = first * 16 + tl.arange(0, 16 * TILES)
     target = out + ((split * M + m).to(tl.int64) * C)[None, :] + column + n[:, None]
     tl.store(target, acc, mask=(m < M)[None, :] & (n < N)[:, None])
@@ -183,7 +257,7 @@ def _dequantize_kernel(
     for j in tl.static_range(4):
         w = _weights(
             low, high, sides, scales, first, h, j, T, B, GROUP, LOW, HIGH, WORDS, SHIFT, FACTORS,
-            MINIMUM, TABLE, TILES, False, ASM,
+            MINIMUM, TABLE, TILES, False, ASM, False,
         )  # fmt: skip
         at = h * 128 + j * 32
         inside = (n < N)[:, None] & (at + k < K)[None, :]
@@ -192,17 +266,21 @@ def _dequantize_kernel(
 
 @lru_cache(maxsize=512)
 def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
-    """Choose tiles and splits: three programs a multiprocessor, four of wide weights, six where they share.
+    """Choose tiles and splits: four programs a multiprocessor, or three of 64 rows, six where they share.
 
-    Tiles of 32 rows or 64; those of 16 are slower than those of 32 (38 MB on an H100: 29 and 24 us). Of wide
-    weights a program takes 128 features (H200, 37,888 x 3,584: 77 us with 64, 63 with 128).
+    Up to 32 rows a program takes 128 features if that leaves enough programs. H200, gate and up of a 7B in
+    Q4_K, 32 rows: 36 us; with 64 features 47; without splits, where the last round is a small part of one, 44.
     """
-    tile = 32 if rows <= 32 else 64
-    blocks = 2 if tile == 32 and n >= 128 * 2 * sms else 1
+    tile, halves = 32 if rows <= 32 else 64, -(-k // 128)
+    most = max(1, min(halves // 4, 14))
+    wide = -(-n // 128)
+    if tile == 32:
+        blocks, each = 2 if wide * most >= 2.5 * sms else 1, 4
+    else:
+        blocks, each = 2 if rows <= tile and wide >= 4 * sms else 1, 6 if rows > tile else 3
     programs = -(-n // (64 * blocks)) * -(-rows // tile)
-    splits = round((6 if rows > tile else 4 if blocks == 2 else 3) * sms / programs)
-    splits = max(1, min(splits, -(-k // BLOCK), 8))
-    return TiledGemmConfig(TileConfig(blocks, 4, 5 if tile // blocks == 32 else 3, splits), tile)
+    splits = max(1, min(round(each * sms / programs), most))
+    return TiledGemmConfig(TileConfig(blocks, 4, 3 if tile // blocks != 32 else 4, splits), tile)
 
 
 def gemm(
@@ -213,8 +291,12 @@ def gemm(
     column: int = 0,
     *,
     pdl: bool = True,
+    whole: bool | None = None,
 ) -> None:
-    """Write partial sums into columns of `out` [S, M, C] from `column` on."""
+    """Write partial sums into columns of `out` [S, M, C] from `column` on.
+
+    `whole` as in `_tiles_kernel`; None: as is faster on the device.
+    """
     m, n, k, device = x.shape[0], weight.features_out, weight.features_in, weight.low.device
     require("x", x, (None, k), FLOATS, device)
     shape = config.shape
@@ -224,9 +306,7 @@ def gemm(
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     tiles = shape.blocks * shape.warps
-    kernel = _tiles_kernel[
-        (triton.cdiv(m, config.rows), triton.cdiv(n, ROWS * tiles), shape.splits)
-    ](
+    _tiles_kernel[(triton.cdiv(m, config.rows), triton.cdiv(n, ROWS * tiles), shape.splits)](
         x,
         *arguments(weight),
         out,
@@ -240,10 +320,10 @@ def gemm(
         STAGES=shape.depth,
         ASM=gpu.asm,
         PDL=pdl,
+        WHOLE=gpu.hopper if whole is None else whole,
         **constants(weight),
         **options(pdl, shape.warps),
     )
-    set_carveout(kernel, m)
 
 
 def dequantize(weight: GgmlTensor, out: torch.Tensor) -> None:

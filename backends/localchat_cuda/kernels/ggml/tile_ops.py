@@ -117,7 +117,13 @@ def byte_of(word, at, ASM: tl.constexpr):
 @triton.jit
 def half(word, at: tl.constexpr):
     """Half `at` of words int32 as fp32."""
-    return (word >> (16 * at)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return half_bits(word, at).to(tl.float32)
+
+
+@triton.jit
+def half_bits(word, at: tl.constexpr):
+    """Half `at` of words int32 as fp16."""
+    return (word >> (16 * at)).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit

@@ -40,7 +40,14 @@ from localchat_cuda.kernels.activation import activation, to_half
 from localchat_cuda.kernels.activation import reference as act_and_mul_reference
 from localchat_cuda.kernels.int4.gemm_int8 import factors_of, lanes
 from localchat_cuda.kernels.int4.pack import BLOCK_K
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    own_carveout,
+    power_of_two,
+    require,
+    set_carveout,
+    traits,
+)
 
 Order = Literal["lanes", "slots"]
 Mode = Literal["embed", "norm", "act_and_mul", "plain"]
@@ -367,7 +374,7 @@ def _prepare_kernel(
     source, ids, residual, weight, squares, x, factors, factor, shift, order, M, N: tl.constexpr,
     K: tl.constexpr, MQ: tl.constexpr, S: tl.constexpr, MODE: tl.constexpr, FORMAT: tl.constexpr,
     ROWS: tl.constexpr, GELU: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr, ROOMY: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -522,6 +529,7 @@ def prepare(
         ORDER=order is not None,
         PDL=pdl,
         GROUP=BLOCK_K if isinstance(rows, FloatRows) else rows.group,
+        ROOMY=own_carveout(m),
         **options(pdl, 1),
     )
     set_carveout(kernel, m)
