@@ -94,7 +94,7 @@ def _gains(results: MetricsSnapshot, name: str, runner: CudaRunner, vocabulary: 
             for key in list(states._saved):
                 states.discard(key)
         engine = Engine(runner, vocabulary, speculation=True)
-        seconds: dict[bool, list[float]] = {True: [], False: []}
+        seconds: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(ROUNDS):
             for drafts in (False, True):
                 asked = engine.ask(text[:PROMPT].tolist(), WRITTEN, speculation=drafts)
@@ -109,8 +109,11 @@ def _gains(results: MetricsSnapshot, name: str, runner: CudaRunner, vocabulary: 
         accepted = model.accepted / max(model.drafted, 1)
         print(f"{name}, {share:.0%} right: {gain:.2f} times, {WRITTEN / plain:.0f} to "
               f"{WRITTEN / drafted:.0f} tok/s; {model.accepted} of {model.drafted} accepted "
-              f"({accepted:.2f}); {model.off or 'on'}; first round "
-              f"{seconds[False][0] / seconds[True][0]:.2f}", flush=True)  # fmt: skip
+              f"({accepted:.2f}); {model.off or 'on'}; rounds "
+              f"{', '.join(f'{a / b:.2f}' for a, b in zip(*seconds.values(), strict=True))}; a guess "
+              f"{model.token_s * 1e6:.0f} us, steps of 1 to 16 rows "
+              f"{[round(model.cost.seconds(rows) * 1e3, 2) for rows in (1, 2, 4, 8, 16)]} ms, wait "
+              f"{model.cost.wait_s * 1e6:.0f} us", flush=True)  # fmt: skip
     runner.close()
     torch.cuda.empty_cache()
 
