@@ -7,16 +7,17 @@ changes: it is written beside its place, then renamed. It is not flushed to the 
 fails its checksum and is a miss.
 
 Nothing is compressed: of KV in f16 zlib at its fastest wins 7 %, at 24 MB/s. The checksum is against damage,
-not against an enemy, and must not cost more than reading: sums of the payload's 64-bit words in columns, twice,
-at widths without a common divisor, so that pieces that changed places show too. They take 0.05 s a GB and
-thread; SHA-256, which is left for the sums and the head, takes 1 s without instructions for it.
+not against an enemy, and must not cost more than reading: memory is passed over once, each chunk while it is
+still in the cache, without Python's lock. Words of 64 bits are added eight by eight, 4 KB apart; of this grid,
+an eighth in size, the sums of all rows and all columns are hashed. A row has an odd number of words, so no two
+of the eight lie alike in a line of 64 bytes, and lines that changed places show.
 """
 
 import hashlib
 import os
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -28,9 +29,13 @@ TokenIds32: TypeAlias = npt.NDArray[np.int32]
 SUFFIX = ".kv"
 PART_SUFFIX = ".part"
 KEY_BYTES = 16
-_MAGIC = b"LCKV\0\0\0\2"
+_MAGIC = b"LCKV\0\0\0\3"
 _DIGEST_BYTES = 16
-_SUM_WIDTHS = (512, 509)
+_GROUP = (8, 509)
+"""Words whose columns are added: rows and columns."""
+_GROUP_BYTES = 8 * 8 * 509
+_CHUNK_BYTES = 32 * _GROUP_BYTES
+"""1 MB: what was just read is in the L2 cache; smaller chunks cost more calls than they save."""
 _FIXED = struct.Struct("<16s16sIIIQ")
 _HEAD_BYTES = len(_MAGIC) + _DIGEST_BYTES + _FIXED.size
 
@@ -111,12 +116,14 @@ def write_entry(folder: Path, entry: Entry, payload: Sequence[memoryview]) -> No
         entry.parent, entry.key, entry.start, len(entry.ids), entry.earliest, entry.payload_bytes
     )
     ids = entry.ids.astype("<i4").tobytes()
-    digest = _checksum(fixed + ids, payload)
+    digest = hashlib.sha256(fixed + ids)
+    for chunk in _chunks(payload[0] if len(payload) == 1 else memoryview(b"".join(payload))):
+        _add(digest, chunk)
     temporary = folder / f".{secrets.token_hex(8)}{PART_SUFFIX}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + digest + fixed + ids)
+            file.write(_MAGIC + digest.digest()[:_DIGEST_BYTES] + fixed + ids)
             for piece in payload:
                 file.write(piece)
         temporary.replace(folder / entry.name)
@@ -149,37 +156,34 @@ def read_payload_into(path: Path, wanted: Entry, out: memoryview) -> None:
 
     Raises EntryInvalid, OSError.
     """
-    head = bytearray(_HEAD_BYTES + 4 * len(wanted.ids))
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        if os.fstat(handle).st_size != len(head) + len(out):
+    with path.open("rb", buffering=0) as file:
+        head = file.read(_HEAD_BYTES + 4 * len(wanted.ids))
+        if os.fstat(file.fileno()).st_size != len(head) + len(out):
             raise EntryInvalid(path)
-        done = os.readv(handle, [head, out]) - len(head)
-        while done < len(out) and (got := os.readv(handle, [out[done:]])):
-            done += got  # the kernel reads 2 GB at once
-    finally:
-        os.close(handle)
-    if done != len(out):
-        raise EntryInvalid(path)
-    found = _entry(path.name, bytes(head[:_HEAD_BYTES]), bytes(head[_HEAD_BYTES:]))
-    if found[:2] != wanted[:2] or found[-2:] != (wanted.earliest, len(out)):
-        raise EntryInvalid(path)
-    digest = _checksum(bytes(head[len(_MAGIC) + _DIGEST_BYTES :]), [out])
-    if digest != head[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]:
+        found = _entry(path.name, head[:_HEAD_BYTES], head[_HEAD_BYTES:])
+        if found[:2] != wanted[:2] or found[-2:] != (wanted.earliest, len(out)):
+            raise EntryInvalid(path)
+        digest = hashlib.sha256(head[len(_MAGIC) + _DIGEST_BYTES :])
+        for chunk in _chunks(out):
+            if file.readinto(chunk) != len(chunk):
+                raise EntryInvalid(path)
+            _add(digest, chunk)
+    if digest.digest()[:_DIGEST_BYTES] != head[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]:
         raise EntryInvalid(path)
 
 
-def _checksum(head: bytes, payload: Sequence[memoryview]) -> bytes:
-    """Checksum of everything in a file. `payload`: one piece, or several that follow each other."""
-    content = payload[0] if len(payload) == 1 else memoryview(b"".join(payload))
-    digest = hashlib.sha256(head)
-    words = np.frombuffer(content, np.uint64, len(content) // 8)
-    for width in _SUM_WIDTHS:
-        whole = len(words) // width * width
-        digest.update(np.add.reduce(words[:whole].reshape(-1, width), axis=0).tobytes())
-        digest.update(words[whole:].tobytes())
-    digest.update(content[8 * len(words) :])
-    return digest.digest()[:_DIGEST_BYTES]
+def _chunks(payload: memoryview) -> Iterator[memoryview]:
+    return (payload[at : at + _CHUNK_BYTES] for at in range(0, len(payload), _CHUNK_BYTES))
+
+
+def _add(digest: "hashlib._Hash", chunk: memoryview) -> None:
+    """Take a chunk of the payload into a checksum."""
+    whole = len(chunk) // _GROUP_BYTES * _GROUP_BYTES
+    words = np.frombuffer(chunk[:whole], np.uint64)
+    grid = np.add.reduce(words.reshape(-1, *_GROUP), axis=1)
+    digest.update(np.add.reduce(grid, axis=0))
+    digest.update(np.add.reduce(grid, axis=1))
+    digest.update(chunk[whole:])
 
 
 def _fixed(head: bytes) -> tuple[bytes, bytes, int, int, int, int]:

@@ -2,16 +2,20 @@
 
 import os
 import random
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from localchat.backend_api.interface import LoadBlock
 from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.engine.events import Prefill
+from localchat.kv_store.entry import Entry, make_entry
 from localchat.kv_store.store import KVStore
+from localchat.kv_store.tree import Match
 from tests.support.engine_core_bench import Bench, capabilities, check_received, peaked, request
 
 PAGED: dict[str, Any] = {"block_tokens": 4, "depth": 2, "host_blocks": 200, "bytes_per_token": 8}
@@ -66,17 +70,49 @@ def test_the_next_turn_after_a_restart_is_read_back_and_goes_on_the_same(
     assert prefill(bench, again).read_back == 0
 
 
-def test_parts_that_were_read_are_on_the_device_before_the_last_one(tmp_path: Path) -> None:
+def test_parts_that_were_read_are_on_the_device_before_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = kept(tmp_path)
     bench = started(tmp_path)
-    bench.ask(request([*tokens, 65]))
+    assert bench.disk_tier is not None
+    read_into, end_s = bench.disk_tier._namespace.read_into, time.monotonic() + 5
+
+    def loaded() -> bool:
+        return any(isinstance(op, LoadBlock) for plan in bench.runner.steps for op in plan.memory)
+
+    def read_the_end_late(entry: Entry, out: memoryview) -> bool:
+        while entry.end > 160 and not loaded() and time.monotonic() < end_s:
+            time.sleep(0.001)
+        return read_into(entry, out) and (entry.end <= 160 or loaded())
+
+    monkeypatch.setattr(bench.disk_tier._namespace, "read_into", read_the_end_late)
+    id_ = bench.ask(request([*tokens, 65]))
     bench.run_until_idle()
-    loads = [
-        sum(isinstance(op, LoadBlock) for op in plan.memory)
-        for plan in bench.runner.steps
-        if not plan.rows
-    ]
-    assert len([one for one in loads if one]) > 1
+    assert prefill(bench, id_).read_back == (len(tokens) - 1) // 4 * 4
+
+
+def test_nothing_is_given_back_while_blocks_are_still_being_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, filled, seen = started(tmp_path), [], []
+    id_ = bench.ask(request(TEXT))
+    bench.run_until_idle()
+    tier = bench.disk_tier
+    assert isinstance(tier, BlockDiskTier)
+    ids = np.zeros(4, np.int32)
+    entries = tuple(make_entry(b"", 4 * number, ids, 32) for number in range(40))
+
+    def read_into(entry: Entry, _: memoryview) -> bool:
+        time.sleep(0.002)
+        filled.append(entry)
+        return entry.start > 0
+
+    monkeypatch.setattr(tier._namespace, "read_into", read_into)
+    buffers = [memoryview(b"")] * len(entries)
+    state = bench.requests[id_]
+    tier._read(state, Match(entries, 160), buffers, lambda read: seen.append(len(filled)))
+    assert seen == [40]
 
 
 def test_a_branch_reads_the_beginning_that_it_shares(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -142,14 +143,16 @@ class BlockDiskTier:
         buffers: list[memoryview],
         then: Callable[[DiskRead], None],
     ) -> None:
-        """Read in parts: while one is read, the device loads the one before it."""
+        """Report in parts: while others are read, the device loads one. The readers wait for no part."""
         begun_s = time.perf_counter()
         step = self._part_blocks
+        reading = self._readers.map(self._namespace.read_into, match.entries, buffers)
         for first in range(0, len(match.entries), step):
             part = match.entries[first : first + step]
-            whole = list(self._readers.map(self._namespace.read_into, part, buffers[first:]))
+            whole = list(islice(reading, len(part)))
             count = whole.index(False) if False in whole else len(part)
-            last = count < len(part) or first + step >= len(match.entries)
+            if last := count < len(part) or first + step >= len(match.entries):
+                deque(reading, 0)  # before blocks that are still being filled are given back
             back, elapsed_s = ReadBack(part[:count], ()), time.perf_counter() - begun_s
             then(DiskRead(request_state, match._replace(entries=part), back, elapsed_s, last))
             if last:
