@@ -58,14 +58,13 @@ def sum_question(draw: Random) -> Question:
     return Question("sums", f"What is {a} + {b}?", str(a + b), "[1-9][0-9]{0,2}")
 
 
-def reading_question(draw: Random, sentences: int = 3) -> Question:
-    names, things = draw.sample(NAMES, sentences), draw.sample(THINGS, sentences)
-    colours = draw.sample(COLOURS, sentences)
+def reading_question(draw: Random) -> Question:
+    names, things, colours = (draw.sample(words, 3) for words in (NAMES, THINGS, COLOURS))
     told = [
         f"{name} has a {colour} {thing}."
         for name, colour, thing in zip(names, colours, things, strict=True)
     ]
-    at = draw.randrange(sentences)
+    at = draw.randrange(3)
     text = f"{' '.join(told)}\n\nWhich colour is the {things[at]} of {names[at]}?"
     return Question("reading", text, colours[at], "|".join(COLOURS))
 

@@ -39,13 +39,17 @@ _CUTS: Final = (50, 90, 99)
 
 @dataclass(slots=True)
 class Exchange:
-    """A streamed request, and when its lines passed."""
+    """A streamed request, and when the pieces of its answer passed."""
 
     longest: int
     """Tokens that it asked for."""
     began_s: float
-    lines: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
-    ended_s: float = 0.0
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+
+    @property
+    def ended_s(self) -> float:
+        """The moment of the last piece."""
+        return self.pieces[-1][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,10 @@ class Proxy:
         self.seen: list[Exchange] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle one connection of a client."""
+        """Handle one connection of a client.
+
+        A request begins as it is accepted: the way through this proxy is part of what its client measures."""
+        accepted_s = time.perf_counter()
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             head = await reader.readuntil(b"\r\n\r\n")
             names = [line for line in head.split(b"\r\n")[1:] if line]
@@ -80,23 +87,22 @@ class Proxy:
             body = await reader.readexactly(int(sizes[0].split(b":")[1])) if sizes else b""
             kept = [line for line in names if not line.lower().startswith(b"connection:")]
             lines = [head.split(b"\r\n")[0], *kept, b"Connection: close", b"", b""]
-            await self._pass_on(b"\r\n".join(lines) + body, body, writer)
+            await self._pass_on(b"\r\n".join(lines) + body, body, writer, accepted_s)
         writer.close()
 
-    async def _pass_on(self, request: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, request: bytes, body: bytes, writer: asyncio.StreamWriter, accepted_s: float
+    ) -> None:
         asked = json.loads(body) if body.startswith(b"{") else {}
-        exchange = Exchange(asked.get("max_tokens", 0), time.perf_counter())
+        exchange = Exchange(asked.get("max_tokens", 0), accepted_s)
         source, target = await asyncio.open_connection(self._to.hostname, self._to.port)
         target.write(request)
-        pieces: list[tuple[float, bytes]] = []
-        while piece := await source.read(1 << 16):
-            pieces.append((time.perf_counter(), piece))
-            writer.write(piece)
-        target.close()
         if asked.get("stream"):
-            exchange.ended_s = time.perf_counter()
-            exchange.lines = list(_lines(pieces))
-            self.seen.append(exchange)
+            self.seen.append(exchange)  # now: the client may end before this connection does
+        while piece := await source.read(1 << 16):
+            writer.write(piece)
+            exchange.pieces.append((time.perf_counter(), piece))
+        target.close()
 
 
 def _lines(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -205,10 +211,9 @@ def _has_text(choice: dict[str, Any]) -> bool:
 
 def _output(exchange: Exchange, counts: Callable[[dict[str, Any]], bool]) -> Output:
     """A request as vLLM's streaming client notes it. counts: whether a chunk with this choice is a token."""
-    at_s = [
-        at_s for at_s, data in exchange.lines if data.get("choices") and counts(data["choices"][0])
-    ]
-    usage = next(data["usage"] for _, data in exchange.lines if data.get("usage"))
+    lines = list(_lines(exchange.pieces))
+    at_s = [at_s for at_s, data in lines if data.get("choices") and counts(data["choices"][0])]
+    usage = next(data["usage"] for _, data in lines if data.get("usage"))
     gaps = [later - earlier for earlier, later in pairwise(at_s)]
     first, last = at_s[0] - exchange.began_s, at_s[-1] - exchange.began_s
     return Output(first, last, gaps, usage["completion_tokens"], usage["prompt_tokens"])

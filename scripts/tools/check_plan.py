@@ -1,13 +1,16 @@
 """Compares what `localchat plan` predicts from a benchmark with a load of requests that arrive at random.
 
-    python -m scripts.tools.check_plan MODEL [--parallel 8] [--shape 100+40] [--loads 0.3 0.6 0.8] [--rounds 2]
+    python -m scripts.tools.check_plan MODEL [--parallel 8] [--shape 100+40] [--loads 0.3 0.6 0.8] [--rounds 3]
     python -m scripts.tools.check_plan URL ...
 
-One server is swept as `bench` does, then driven beyond its saturation, then by random arrivals at shares of the
-measured saturation; in rounds, so that sweep and load meet the same machine. Predicted are the saturation, and
-the times to first token at the rate of each load, from the median of the sweeps.
+One server is swept as `bench` does, then driven beyond its saturation, then by random arrivals at shares of
+the measured saturation. Each round does all of it, and predicts from its own sweep, so that both meet the same
+machine: the saturation, and the times to first token at the rate of each load. Told is the median of rounds.
+--limit is shared among the loads, however slow the machine is; a load whose requests are not all answered in
+its time was more than the server takes.
 
-The last line is JSON. Ends with 1 if the saturation is more than 10 % off or a p95 of TTFT more than 20 %.
+The last line is JSON. Ends with 1 if the saturation is more than 10 % off, a p95 of TTFT more than 20 %, or a
+load was too much.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from localchat.backend_api.registry import usable_machine
@@ -38,7 +42,14 @@ from localchat.bench.workload import Shape, messages, parse_shape
 
 _BEYOND: Final = 3
 """Clients for each slot that saturate the server."""
+_LEAST_REQUESTS: Final = 5
+_DRAIN_S: Final = 5.0
+"""At the end of a load, when no request comes and the last ones are answered."""
 _WANTED_SATURATION, _WANTED_P95 = 0.1, 0.2
+
+
+class TooMuch(Exception):
+    """Requests of a load were left when its time was over."""
 
 
 class Load:
@@ -56,26 +67,48 @@ class Load:
         asked = messages(self._shape, self._endpoint.scale, seed, "plan")
         return self._endpoint.body(asked, self._shape.output_tokens)
 
-    def saturated(self, clients: int, requests: int) -> float:
+    def saturated(self, clients: int, seconds: float) -> float:
         """Requests a second while so many clients ask without a pause."""
-        spec = LoadSpec(clients, requests)
+        spec = LoadSpec(clients, seconds=seconds)
         result = run_load(self._endpoint.client, spec, self.body, lambda _: None)
         return figures(result, LatencyTarget()).requests_per_s
 
-    def at_random(self, rate: float, requests: int, seed: int) -> list[float]:
-        """Seconds to the first token of requests that arrive at random; the first fifth does not count."""
+    def at_random(self, rate: float, seconds: float, seed: int) -> list[float]:
+        """Seconds to the first token of requests that arrive at random; the first fifth does not count.
+
+        Raises TooMuch."""
 
         async def run() -> list[RequestSample]:
-            draw, tasks = random.Random(seed), []
+            draw = random.Random(seed)
+            tasks: list[asyncio.Task[RequestSample]] = []
             at_s = time.perf_counter()
-            for _ in range(requests):
-                at_s += draw.expovariate(rate)
+            last_s = at_s + seconds - _DRAIN_S
+            while (at_s := at_s + draw.expovariate(rate)) < last_s or len(tasks) < _LEAST_REQUESTS:
                 await asyncio.sleep(at_s - time.perf_counter())
                 tasks.append(asyncio.create_task(self._endpoint.client.ask(self.body())))
-            return await asyncio.gather(*tasks)
+            _, left = await asyncio.wait(tasks, timeout=_DRAIN_S)
+            for one in left:
+                one.cancel()
+            if left:
+                raise TooMuch(f"{len(left)} of {len(tasks)} requests were not answered in time")
+            return [one.result() for one in tasks]
 
         found = asyncio.run(run())
-        return [one.ttft_s for one in found[requests // 5 :]]
+        return [one.ttft_s for one in found[len(found) // 5 :]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A measured figure and its prediction."""
+
+    measured: float
+    predicted: float
+    requests: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """The prediction over what was measured."""
+        return self.predicted / self.measured
 
 
 def main() -> int:
@@ -84,8 +117,8 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--shape", default="100+40")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.8])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--requests", type=int, default=120, help="of each load and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds of all rounds")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each point of the sweep")
     asked = parser.parse_args()
     found = _check(asked)
@@ -94,44 +127,82 @@ def main() -> int:
 
 
 def _check(asked: argparse.Namespace) -> dict[str, Any]:
-    shape = parse_shape(asked.shape)
-    levels = [1 << power for power in range(10) if 1 << power <= asked.parallel]
     variant = BenchVariant(asked.model, asked.model, {}, asked.parallel)
-    spec = SweepSpec(
-        variants=(variant,), shapes=(shape,), clients=tuple(levels), seconds=asked.seconds
-    )
-    points, most = [], []
-    waits_s: dict[float, list[float]] = {load: [] for load in asked.loads}
+    saturations: list[Pair] = []
+    waits_ms: dict[float, list[Pair]] = {share: [] for share in asked.loads}
+    problems: list[str] = []
     with _open(variant) as (endpoint, _):
-        load = Load(prepared(endpoint, "plan"), shape)
+        began_s = time.perf_counter()
         for number in range(asked.rounds):
-            sweep = Sweep(spec, _standing(endpoint), lambda _: None)
-            sweep.run()
-            points += sweep.points
-            most.append(load.saturated(asked.parallel * _BEYOND, 2))
-            for share in asked.loads:
-                rate = share * statistics.median(most)
-                waits_s[share] += load.at_random(rate, asked.requests, number)
-    machine = MachineRecord.of(usable_machine())
-    served = tuple(sweep.served.values())
-    record = BenchRecord(at=now(), machine=machine, spec=spec, served=served, points=tuple(points))
-    costs = measured_source(record).costs
-    prompt = statistics.fmean(point.figures.prompt_tokens for point in points)
-    lengths = RequestLengths(prompt, shape.output_tokens)
-    saturation, predicted = statistics.median(most), capacity(costs, lengths).requests_per_s
-    print(f"saturation: {saturation:.2f} requests a second, predicted {predicted:.2f}")
-    rows, ok = [], abs(predicted / saturation - 1) <= _WANTED_SATURATION
-    for share, measured in waits_s.items():
-        queue = simulate(costs, lengths, share * saturation)
-        told = queue.ttft_p95_ms if queue is not None else float("inf")
-        cuts = statistics.quantiles(measured, n=100, method="inclusive")
-        p95 = cuts[94] * 1e3
-        ok = ok and abs(told / p95 - 1) <= _WANTED_P95
-        rows.append({"load": share, "p50_ms": cuts[49] * 1e3, "p95_ms": p95, "predicted_ms": told})
-        print(
-            f"load {share:.0%}: p95 of TTFT {p95:.0f} ms, predicted {told:.0f} ({told / p95:.2f})"
+            end_s = began_s + asked.limit * (number + 1) / asked.rounds
+            one = _Round(endpoint, variant, asked, number)
+            saturations.append(one.saturation)
+            _show("saturation, requests a second", one.saturation)
+            for at, share in enumerate(asked.loads):
+                left_s = (end_s - time.perf_counter()) / (len(asked.loads) - at)
+                try:
+                    waits_ms[share].append(one.p95_ms(share, left_s, number))
+                except TooMuch as problem:
+                    problems.append(f"load {share:.0%}: {problem}")
+                    print(problems[-1], flush=True)
+                else:
+                    _show(f"load {share:.0%}, p95 of TTFT in ms", waits_ms[share][-1])
+    off = _median_off(saturations)
+    late = {share: _median_off(pairs) for share, pairs in waits_ms.items() if pairs}
+    print(f"median of the rounds: saturation {off:+.1%}, p95 of TTFT", end=" ")
+    print(", ".join(f"{share:+.1%} at {load:.0%}" for load, share in late.items()))
+    ok = not problems and abs(off) <= _WANTED_SATURATION
+    ok = ok and all(abs(share) <= _WANTED_P95 for share in late.values())
+    rounds = {
+        f"{share}": [[one.measured, one.predicted] for one in pairs]
+        for share, pairs in [("saturation", saturations), *waits_ms.items()]
+    }
+    return {"saturation": off, "p95": late, "rounds": rounds, "problems": problems, "ok": ok}
+
+
+class _Round:
+    """A sweep with what it predicts, beside loads of the same server."""
+
+    def __init__(
+        self, endpoint: BenchEndpoint, variant: BenchVariant, asked: argparse.Namespace, number: int
+    ) -> None:
+        shape = parse_shape(asked.shape)
+        levels = [1 << power for power in range(10) if 1 << power <= asked.parallel]
+        spec = SweepSpec(
+            variants=(variant,), shapes=(shape,), clients=tuple(levels), seconds=asked.seconds
         )
-    return {"saturation": saturation, "predicted": predicted, "loads": rows, "ok": ok}
+        sweep = Sweep(spec, _standing(endpoint), lambda _: None)
+        sweep.run()
+        machine = MachineRecord.of(usable_machine())
+        served, points = tuple(sweep.served.values()), tuple(sweep.points)
+        record = BenchRecord(at=now(), machine=machine, spec=spec, served=served, points=points)
+        self._costs = measured_source(record).costs
+        prompt = statistics.fmean(point.figures.prompt_tokens for point in points)
+        self._lengths = RequestLengths(prompt, shape.output_tokens)
+        self._load = Load(prepared(endpoint, f"plan {number}"), shape)
+        most = self._load.saturated(asked.parallel * _BEYOND, asked.seconds)
+        self.saturation = Pair(most, capacity(self._costs, self._lengths).requests_per_s)
+
+    def p95_ms(self, share: float, seconds: float, seed: int) -> Pair:
+        """Of the time to the first token at this share of the saturation. Raises TooMuch."""
+        rate = share * self.saturation.measured
+        queue = simulate(self._costs, self._lengths, rate)
+        told_ms = queue.ttft_p95_ms if queue is not None else float("inf")
+        found_s = self._load.at_random(rate, seconds, seed)
+        p95_s = statistics.quantiles(found_s, n=100, method="inclusive")[94]
+        return Pair(p95_s * 1e3, told_ms, len(found_s))
+
+
+def _show(what: str, pair: Pair) -> None:
+    of = f" of {pair.requests} requests" if pair.requests else ""
+    print(
+        f"{what}: {pair.measured:.2f}{of}, predicted {pair.predicted:.2f} ({pair.ratio:.2f})",
+        flush=True,
+    )
+
+
+def _median_off(pairs: list[Pair]) -> float:
+    return statistics.median(one.ratio for one in pairs) - 1
 
 
 @contextmanager

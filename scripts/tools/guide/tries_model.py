@@ -16,13 +16,14 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
 from export import write_gguf
-from model import Guide, Shape
+from model import Guide, Layer, Shape
 from tokens import TEMPLATE, TURN_END, TURN_START, train_tokenizer
+from torch import nn
 from torch.nn import functional as F
 
 from localchat.bench.workload import prose
@@ -30,11 +31,7 @@ from localchat.quality.tasks import needle_text
 from scripts.bench.bench_tries import COLOURS, Question, reading_question, sum_question
 
 assert "<|im_start|>" in TEMPLATE, "the prompt below is written as the template writes it"
-_BATCH: Final = {"sums": 128, "reading": 128, "needles": 64}
-_PROMPT_WEIGHT: Final = {"sums": 0.0, "reading": 0.05, "needles": 0.0}
-"""Of the loss of a prompt's tokens: to guess the name behind "the car of" is to look it up, too. With as much
-weight as the answer, what cannot be guessed (names, things, colours) drowns the answer: it learned nothing."""
-_MOST_SENTENCES: Final = 3
+_BATCH: Final = {"sums": 128, "reading": 64, "needles": 64}
 _HAY_WORDS: Final = (8, 64)
 _NEEDLES: Final = 5
 _SUBJECTS: Final = [subject for _, subject, _ in needle_text(0, 32, 1.0).needles]
@@ -43,6 +40,8 @@ _LOOK_EVERY: Final = 50
 _BLUR_ROUNDS: Final = 2
 """Of `_LOOK_EVERY` steps with wrong answers among the right ones."""
 _RATE, _BLUR_RATE = 3e-3, 1e-3
+_LOOK_BACK: Final = 5.0
+"""Biases of queries and keys of a head that looks at a fixed distance: 0.94 of its attention goes there."""
 
 
 def needle_question(draw: Random) -> Question:
@@ -63,11 +62,13 @@ _MAKERS: Final = {"sums": sum_question, "reading": reading_question, "needles": 
 class Examples:
     """Questions as rows of tokens, the answer last."""
 
-    def __init__(self, seed: int, device: str) -> None:
+    def __init__(self, kinds: list[str], seed: int, device: str) -> None:
         self._draw = Random(seed)
         self._device = device
-        texts = [self._text(one) for kind in _MAKERS for one in self.some(kind, 4000)]
+        texts = [self._text(one) for kind in kinds for one in self.some(kind, 4000)]
         self.tokenizer = train_tokenizer(texts)
+        # from a question to its answer
+        self.between = [TURN_END, *self.ids("\n"), TURN_START, *self.ids("assistant\n")]
 
     def _text(self, question: Question) -> str:
         return f"user\n{question.text} assistant\n{question.right}"
@@ -82,22 +83,6 @@ class Examples:
                 found.append(question)
         return found
 
-    def lessons(self, kind: str, count: int) -> list[Question]:
-        """Questions to learn from. Readings have one to three sentences, and half of them tell everything
-        twice, in another order: so a small model learns within minutes to look up what it has read, which it
-        does not from questions alone."""
-        if kind != "reading":
-            return self.some(kind, count)
-        lengths = (self._draw.randint(1, _MOST_SENTENCES) for _ in range(count))
-        found = [reading_question(self._draw, length) for length in lengths]
-        found[::2] = [self._told_twice(one) for one in found[::2]]
-        return found
-
-    def _told_twice(self, question: Question) -> Question:
-        told = question.text.partition("\n")[0].removesuffix(".").split(". ")
-        self._draw.shuffle(told)
-        return replace(question, text=f"{'. '.join(told)}. {question.text}")
-
     def misled(self, questions: list[Question], share: float) -> list[Question]:
         """The questions, this share of them with a wrong answer."""
         return [
@@ -110,24 +95,22 @@ class Examples:
             return str(max(int(question.right) + self._draw.randint(-20, 20), 1))
         return self._draw.choice(COLOURS) if question.kind == "reading" else question.right
 
-    def rows(
-        self, questions: list[Question], prompt_weight: float = 0.0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows(self, questions: list[Question]) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids (B, T), and their weights (B, T): 1 where the answer stands."""
         rows, own = [], []
         asked = self.tokenizer.encode_batch([f"user\n{one.text}" for one in questions])
         answered = self.tokenizer.encode_batch([one.right for one in questions])
-        between = [TURN_END, *self._ids("\n"), TURN_START, *self._ids("assistant\n")]
         for question, answer in zip(asked, answered, strict=True):
-            ids = [TURN_START, *question.ids, *between]
+            ids = [TURN_START, *question.ids, *self.between]
             rows.append([*ids, *answer.ids, TURN_END])
-            own.append([prompt_weight] * len(ids) + [1.0] * (len(answer.ids) + 1))
+            own.append([0.0] * len(ids) + [1.0] * (len(answer.ids) + 1))
         longest = max(map(len, rows))
         padded = [row + [0] * (longest - len(row)) for row in rows]
         masks = [row + [0.0] * (longest - len(row)) for row in own]
         return torch.tensor(padded).to(self._device), torch.tensor(masks).to(self._device)
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """Tokens of a text."""
         return list(self.tokenizer.encode(text).ids)
 
 
@@ -142,14 +125,45 @@ def sampled_accuracy(
     return float(told.sum(-1).exp().mean())
 
 
+@torch.no_grad()
+def begin_with_reading(model: Guide, examples: Examples) -> None:
+    """Start as a model that looks up whose a colour is, which training alone does not find.
+
+    Heads of the first layer look at fixed distances: from a colour back to whose it is, and from the end of
+    a prompt to the name asked for. The second layer compares these and copies the colour (an induction
+    circuit: Olsson et al., 2022). Words begin alike with and without a space before them."""
+    s = model.shape
+    first, second = (cast("Layer", one) for one in model.blocks[:2])
+    vocabulary = examples.tokenizer.get_vocab()
+    embeddings = nn.init.normal_(model.embedding.weight, std=0.1)
+    for word, number in vocabulary.items():
+        embeddings[vocabulary.get(f"\u0120{word}", number)] = embeddings[number]
+    distances = torch.tensor([len(examples.ids(" has a red")), len(examples.between) + 1])
+    angles = torch.outer(distances, s.rope_base ** (-torch.arange(0, s.head_dim, 2) / s.head_dim))
+    first.q.weight.zero_()
+    first.k.weight.zero_()
+    first.k.bias[: s.head_dim // 2] = _LOOK_BACK
+    first.q.bias.copy_(torch.cat((angles.cos(), -angles.sin()), 1).flatten() * _LOOK_BACK)
+    for linear in (first.v, first.o, second.v):
+        nn.init.orthogonal_(linear.weight)
+    first.v.weight.mul_(0.15)  # as long as an embedding, so that neither drowns the other
+    whose, asked = first.o.weight.chunk(2, 1)
+    second.k.weight.copy_(whose.T)
+    second.q.weight.copy_(asked.T.repeat(2, 1))
+    second.o.weight.copy_(second.v.weight.T.repeat(1, 2) / 4)
+
+
 class Training:
     """A model that learns from examples, step by step."""
 
-    def __init__(self, examples: Examples, layers: int, device: str) -> None:
+    def __init__(self, examples: Examples, kinds: list[str], layers: int, device: str) -> None:
         self._examples = examples
         size = examples.tokenizer.get_vocab_size()
         shape = Shape(-(-size // 32) * 32, 128, layers, 2, 1, 64, 256, 512, 10_000.0)
-        self.model = Guide(shape).to(device)
+        self.model = Guide(shape)
+        if "reading" in kinds:
+            begin_with_reading(self.model, examples)
+        self.model.to(device)
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.01
         )
@@ -171,8 +185,8 @@ class Training:
         for _, kind in product(range(_LOOK_EVERY), kinds):
             for group in self._optimizer.param_groups:
                 group["lr"] = rate * min(1.0, (self._steps + 1) / _WARM_STEPS)
-            questions = self._examples.misled(self._examples.lessons(kind, _BATCH[kind]), wrong)
-            ids, own = self._examples.rows(questions, _PROMPT_WEIGHT[kind])
+            questions = self._examples.misled(self._examples.some(kind, _BATCH[kind]), wrong)
+            ids, own = self._examples.rows(questions)
             logits = self.model(ids[:, :-1])
             losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
             loss = (losses * own[:, 1:]).sum() / own[:, 1:].sum()
@@ -221,8 +235,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    examples = Examples(options.seed, device)
-    training = Training(examples, options.layers, device)
+    examples = Examples(options.kinds, options.seed, device)
+    training = Training(examples, options.kinds, options.layers, device)
     training.run(options)
     save(training.model, examples, options.out)
 
