@@ -160,8 +160,8 @@ def gemm(
         )
         set_carveout(kernel)
         return
-    run = 128 if k % 128 == 0 else 64
-    kernel = _rows_kernel[(triton.cdiv(n, 64),)](
+    run, padded = 128 if k % 128 == 0 else 64, max(16, power_of_two(m))
+    _rows_kernel[(triton.cdiv(n, 64),)](
         x,
         weight,
         held,
@@ -169,12 +169,11 @@ def gemm(
         m,
         N=n,
         K=k,
-        MP=max(16, power_of_two(m)),
+        MP=padded,
         BN=64,
         BK=run,
-        STAGES=3,
+        STAGES=4 if gpu.hopper or padded <= 32 else 3,  # what shared memory has room for
         BIAS=bias is not None,
         PDL=pdl,
         **options(pdl, 4),
     )
-    set_carveout(kernel)

@@ -88,8 +88,9 @@ def _gains(results: MetricsSnapshot, name: str, runner: CudaRunner, vocabulary: 
         right = draw.random(text.size) < share
         _replay(runner, text)
         _replay(drafter.runner, np.where(right, text, text + 1).astype(np.int32))
-        while drafter.runner.warm_up_next():  # as a program that has been idle for a while
-            pass
+        for each in (runner, drafter.runner):  # as a program that has been idle for a while
+            while each.warm_up_next():
+                pass
         if (states := runner.model.pages.states) is not None:  # those that another engine saved
             for key in list(states._saved):
                 states.discard(key)
