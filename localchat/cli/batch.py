@@ -34,10 +34,9 @@ _UNKNOWN_SLOTS = 16
     "-o",
     "--output",
     "target",
-    required=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="OUT.jsonl",
-    help="Where the answers go; a file of the same input is continued.",
+    help="Where the answers go (required); a file of the same input is continued.",
 )
 @click.option(
     "-m",
@@ -84,7 +83,7 @@ def command(
     ctx: click.Context,
     /,
     source: Path,
-    target: Path,
+    target: Path | None,
     limit: int | None,
     retry_errors: bool,
     as_json: bool,
@@ -105,7 +104,11 @@ def command(
     app = ctx.find_object(AppContext)
     assert app is not None
     terminal = Terminal(app.environ, quiet=bool(quiet))
-    _check_paths(source, target)
+    _check_input(source)
+    if target is None:
+        hint = f"localchat batch {source} -o {source.with_suffix('')}-answers.jsonl"
+        raise UsageError("-o OUT.jsonl is missing: where the answers go", hint=hint)
+    _check_output(source, target)
     with BatchOutput(target) as output:
         batch = BatchRun(
             BatchInput(source, _defaults(ctx)), output, retry_errors=retry_errors, limit=limit
@@ -219,8 +222,8 @@ def _defaults(ctx: click.Context) -> "LineDefaults":
     return LineDefaults(ctx.params["told"] or "", fields)
 
 
-def _check_paths(source: Path, target: Path) -> None:
-    """Raises UsageError for an input that is none, and for an output in its place."""
+def _check_input(source: Path) -> None:
+    """Raises UsageError for an input that is none."""
     if not source.is_file():
         if not source.exists():
             raise UsageError(
@@ -230,6 +233,10 @@ def _check_paths(source: Path, target: Path) -> None:
         raise UsageError(
             f"{source} is no file", hint="the input is read more than once: a pipe cannot be used"
         )
+
+
+def _check_output(source: Path, target: Path) -> None:
+    """Raises UsageError for an output in the place of the input, or nowhere."""
     if target.exists() and target.samefile(source):
         raise UsageError(f"-o {target} is the input", hint="name another file for the answers")
     if not target.absolute().parent.is_dir():

@@ -15,6 +15,8 @@ ALSO: Final = "chat [MODEL], ask PROMPT, models (list), ls (list), help [VERB], 
 """What is understood beside the verbs, for the help."""
 
 _HELP: Final = ("help", "version")
+_SPOKEN: Final = "models"
+"""Of what `spoken` understands, the word that is long enough to be told from a prompt by a slip."""
 _INSTEAD: Final = {
     "search": "localchat list shows the models here, localchat pull NAME fetches one, "
     "and localchat history search TEXT searches conversations",
@@ -111,7 +113,7 @@ def similar_verb(word: str, verbs: Iterable[str], *, alone: bool = True) -> str 
     # Short verbs are like half of all short words (`it` and `fit`), and long words contain verbs (`important`).
     candidates = [
         verb
-        for verb in (*verbs, *_HELP)
+        for verb in (*verbs, *_HELP, *((_SPOKEN,) if alone else ()))
         if abs(len(verb) - len(word)) <= 2 and (len(verb) > 3 or word[:1].lower() == verb[0])
     ]
     slips = [verb for verb in candidates if _is_slip(word.lower(), verb)]

@@ -196,7 +196,7 @@ class CommandHandlers:
                 screen.use_theme(after.settings.theme)
             if after.options != before.options:
                 screen.composer.recount()
-                if after.model != before.model:
+                if word and after.model != before.model:
                     screen.hint(f"{after.model.name} answers from now on")
                 await screen.session.wait_until_ready()
 

@@ -327,7 +327,12 @@ def test_files_that_do_not_match_are_refused(
     missing = batch("-m", "http://127.0.0.1:9")
     assert missing.code == 2 and "does not exist" in missing.err
     assert "pipe" not in missing.err
+    nowhere = call(SCENARIOS["hello"], "batch", tmp_path / "in.jsonl", named=False)
+    assert nowhere.code == 2 and "does not exist" in nowhere.err
     source("one", "two")
+    nowhere = call(SCENARIOS["hello"], "batch", tmp_path / "in.jsonl", named=False)
+    assert nowhere.code == 2 and "-o OUT.jsonl is missing" in nowhere.err
+    assert f"-o {tmp_path / 'in'}-answers.jsonl" in nowhere.err
     with serving() as stage:
         assert batch("-m", stage.base).code == 0
         source("one", "another")

@@ -56,6 +56,8 @@ def test_lone_word_near_a_verb_is_refused_with_the_verb(call: Call, word: str) -
         ("verison", "version"),
         ("runn tiny", "run"),
         ("lsit", "list"),
+        ("modles", "models"),
+        ("model", "models"),
         ("help pul", "help pull"),
         ("shwo me", "show"),
     ],
@@ -127,6 +129,7 @@ def test_a_model_that_is_missing_is_said_before_the_lack_of_a_prompt(call: Call)
         "help me",
         "help me write a mail",
         "models are big",
+        "model stories",
         "ask him what to do",
         "chat with me about cats",
         "version two is better",
@@ -221,7 +224,7 @@ def test_completion_prints_a_script_of_the_shell(call: Call, shell: str) -> None
 
 @given(st.text(max_size=12))
 def test_a_meant_verb_is_a_verb_and_verbs_mean_themselves(word: str) -> None:
-    assert similar_verb(word, VERBS) in (None, "help", "version", *VERBS)
+    assert similar_verb(word, VERBS) in (None, "help", "version", "models", *VERBS)
     assert all(similar_verb(verb, VERBS) == verb for verb in VERBS)
 
 
