@@ -3,10 +3,9 @@
 No machine's load is in its figures, and the texts that its sequences write are given.
 """
 
-import random
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 
-from localchat.backend_api.drafter import Draft, DraftAsk
 from localchat.backend_api.interface import (
     Capabilities,
     MemoryReport,
@@ -29,7 +27,6 @@ from localchat.core import engine_core
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
-from localchat.core.spec_decode import draft_planner
 from localchat.engine.events import Event, Text
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
@@ -104,55 +101,11 @@ class Outcome(NamedTuple):
     """Between the tokens of one answer, in ascending order."""
 
 
-class TimedDrafter:
-    """Guesses what its runner's sequences write, a share of it rightly, on the same clock."""
-
-    name = "the draft model"
-    together = True
-
-    def __init__(
-        self, runner: "TimedRunner", share: float, token_ms: float, *, first_ms: float = 0.0,
-        read_ms: float = 0.0,
-    ) -> None:  # fmt: skip
-        """`first_ms`: what the first draft takes beside, `read_ms`: each reading of many tokens, which is given
-        to the GPU kernel by kernel."""
-        self._runner, self._share, self._token_s = runner, share, token_ms / 1e3
-        self.token_s, self.prompt_token_s = token_ms / 1e3, token_ms / 4e5
-        self._first_s, self._read_s = first_ms / 1e3, read_ms / 1e3
-        self._known: dict[int, int] = {}
-        self._dice = random.Random(1)
-        self.lengths: list[int] = []
-        """Of all drafts."""
-
-    def earliest(self, seq: int, length: int) -> int:
-        return 0
-
-    def ready(self, unread: Mapping[int, int]) -> bool:
-        return True
-
-    def draft(self, asks: Sequence[DraftAsk]) -> list[Draft]:
-        found = []
-        for ask in asks:
-            end, text = ask.start + len(ask.tokens), self._runner.texts[ask.seq]
-            read = end - max(self._known.get(ask.seq, 0), ask.start)
-            self._runner.now_s += self._read_s * (read > 16) + self._first_s
-            self._known[ask.seq], self._first_s = end, 0.0
-            tokens = [
-                text[at] if at < len(text) and self._dice.random() < self._share else 1
-                for at in range(end, end + ask.limit)
-            ]
-            found.append(Draft(tuple(tokens), (1.0,) * len(tokens)))
-            self.lengths.append(len(tokens))
-        self._runner.now_s += self._token_s * max(ask.limit for ask in asks)
-        return found
-
-
 class TimedRunner:
     """Runs plans on its own clock."""
 
     def __init__(self, machine: Machine) -> None:
         self.capabilities, self._machine = machine.capabilities, machine
-        self.drafter: TimedDrafter | None = None
         self.texts: dict[int, list[int]] = {}
         """Prompt and answer by number of the sequence."""
         self.now_s = self._free_s = 0.0
@@ -226,16 +179,11 @@ class TimedCore:
     """Answers requests, and measures them by the runner's clock."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, machine: Machine = GPU, *, speculation: bool = True,
-        drafter: Callable[[TimedRunner], TimedDrafter] | None = None,
-    ) -> None:  # fmt: skip
+        self, monkeypatch: pytest.MonkeyPatch, machine: Machine = GPU, *, speculation: bool = True
+    ) -> None:
         can = machine.capabilities
         self.runner = TimedRunner(machine)
-        if drafter is not None:
-            self.runner.drafter = drafter(self.runner)
-            self.runner.capabilities = can = replace(can, draft_model=True)
         monkeypatch.setattr(engine_core, "time", self.runner)
-        monkeypatch.setattr(draft_planner, "time", self.runner)
         model = ScriptedModel(Path(__file__), Script(context_tokens=can.context_tokens))
         self._input_processor = InputProcessor(model, can.context_tokens, {}, print)
         self._core = EngineCore(

@@ -162,7 +162,7 @@ def draft_always(loop: "TinyLoop", count: int = 3) -> None:
     model = loop.core._draft_model
     assert model is not None
     model.prompt_token_s = 0.0
-    model.observe = lambda *_: 0.0  # type: ignore[method-assign]
+    model.observe = lambda *_: None  # type: ignore[method-assign]
     model.worth = lambda step: min(step.limit, count)  # type: ignore[method-assign]
     model.charge = lambda net: None  # type: ignore[method-assign]
     model.drafter.ready = lambda unread: True  # type: ignore[method-assign]

@@ -46,7 +46,7 @@ def best_lengths(
         expected += chance
         gained -= gain
         if (padded := cost.padded(rows + drafted)) != width or not rewinds:
-            width, seconds = padded, max(cost.seconds(padded), plain_s)
+            width, seconds = padded, cost.seconds(padded)
         if not rewinds:
             before = chances[number][place - 1] if place else 1.0
             redone += (before - chance) * (place + 1)

@@ -19,7 +19,6 @@ from localchat.core.sequence import Sequence, State
 from localchat.core.spec_decode.draft_credit import Patience
 from localchat.core.spec_decode.draft_lengths import best_lengths, could_pay
 from localchat.core.spec_decode.draft_proposer import (
-    WINDOW,
     DraftedStep,
     DraftModel,
     DraftProposer,
@@ -98,8 +97,8 @@ class DraftPlanner:
             return False
         rows = len(following)
         most = self._can.draft_step_tokens - rows
-        _, count = self._by_model(following, places, rows, most, 0, 0.0)
-        if count:
+        asked, count = self._by_model(following, places, rows, most, 0, 0.0)
+        if count and self._prepared(following, dict.fromkeys(asked, count)):
             return True
         if not could_pay(rows, self._cost, most, wait_s=self._cost.wait_s):
             return False
@@ -150,7 +149,7 @@ class DraftPlanner:
         again = sum(place.sequence.recomputed for place in places)
         lengths, rate = self._by_ngrams(decoding, places, rows, most, again)
         asked, count = self._by_model(decoding, places, rows, most, again, rate)
-        if count:
+        if count and self._prepared(decoding, dict.fromkeys(asked, count)):
             self._losses = self._lost_to_model(decoding, asked, rows, count)
             return _allowed(places, self._draft(asked, rows, again, count))
         drafts = _allowed(places, _taken(places, lengths))
@@ -186,8 +185,8 @@ class DraftPlanner:
     ) -> tuple[dict[int, DraftProposer], int]:  # fmt: skip
         """The sequences that the draft model is asked for, by their numbers, and how many tokens of each.
 
-        None where plain steps, or n-grams at `rate` tokens a second, are expected to bring as much, where
-        others of the step would lose too much, or where no step with so many or fewer is prepared.
+        None where plain steps, or n-grams at `rate` tokens a second, are expected to bring as much, or where
+        others of the step would lose too much.
         """
         model = self._draft_model
         if model is None or not self._cost.has_samples():
@@ -200,16 +199,10 @@ class DraftPlanner:
         if not asked:
             return {}, 0
         own_s = self._cost.seconds(rows) / max(rows - again, 1)
-        for one in asked.values():
-            one.widen(own_s)
-        fresh = all(one.behind < WINDOW for one in asked.values())
+        unread = sum(one.unread(own_s) for one in asked.values())
         limit = min(place.room for place in places if place.sequence.number in asked)
-        step = DraftedStep(rows, again, len(asked), min(limit, most // len(asked)), fresh, rate)
+        step = DraftedStep(rows, again, len(asked), min(limit, most // len(asked)), unread, rate)
         count = model.worth(step)
-        while count and not self._prepared(sequences, dict.fromkeys(asked, count)):
-            narrower = self._cost.narrower(rows + count * len(asked)) - rows
-            step = step._replace(limit=narrower // len(asked))
-            count = model.worth(step)
         if not count or not model.drafter.ready({at: one.behind for at, one in asked.items()}):
             return {}, 0
         bears = self._patience.bears(self._lost_to_model(sequences, asked, rows, count))
@@ -230,16 +223,16 @@ class DraftPlanner:
         """Drafts of the draft model. Notes what they took."""
         model = self._draft_model
         assert model is not None
-        read = sum(one.behind for one in asked.values() if one.behind >= WINDOW)
+        read = sum(one.behind for one in asked.values())
         asks = [one.ask(rows, again, count) for one in asked.values()]
         started_s = time.perf_counter()
         drafts = model.drafter.draft(asks)
         self.drafting_s = seconds = time.perf_counter() - started_s
         lengths = [len(draft.tokens) for draft in drafts]
         drafted = max(lengths) if model.drafter.together else sum(lengths)
-        usual_s = model.observe(read, drafted, seconds)
+        model.observe(read, drafted, seconds)
         return {
-            number: proposer.answer(draft, seconds, usual_s / len(drafts))
+            number: proposer.answer(draft, seconds, seconds / len(drafts))
             for (number, proposer), draft in zip(asked.items(), drafts, strict=True)
         }
 

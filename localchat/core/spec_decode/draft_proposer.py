@@ -3,40 +3,37 @@
 Before each step the planner takes those that are expected to bring more (draft_planner.py). The draft model's
 guesses cost time of their own, which is measured with every draft and counted against the tokens that they
 save. As n-gram drafts, they live on credit (draft_credit.py), here one credit for the engine: how well a draft
-model fits is a matter of the two models. A useless one costs the first credit once and less than 1 % from then
-on, for short drafts that show whether it still is. To know it cheaply, it first reads only as many last tokens
-of a text as half the credit pays, and the whole text once it has earned what that costs.
-
-The first readings of any cost may be far too high: kernels are compiled, or launched one by one. So they are
-neither charged in full nor believed: lengths that would pay if they were wrong are tried until there are more.
+model fits is a matter of the two models. A useless one costs the first credit once and 1 % from then on, for
+short drafts that show whether it still is. To know it cheaply, it first reads only as many last tokens of a
+text as half the credit pays, and the whole text once it has earned what that costs. Reading pays for itself
+over many drafts of an answer, so it does not count against the first of them alone.
 
 Guesses are drawn with the same noise as the answer's tokens, so that the two models agree as often as their
 distributions allow; verification is the one of all drafts, and the text is what it is without.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from localchat.backend_api.drafter import NO_DRAFT, Draft, DraftAsk, Drafter
 from localchat.backend_api.interface import SamplingParams
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
-from localchat.core.spec_decode.step_cost import CostModel, Readings
+from localchat.core.spec_decode.step_cost import CostModel
 
 FIRST_CREDIT = 2.0
-PLAIN_CREDIT = 0.0075
+PLAIN_CREDIT = 0.01
 MOST_CREDIT = 64.0
 PROBE_CREDIT = 1.0
 PROBE_TOKENS = 2
 WINDOW = 16
 """Tokens of a text from which a draft model can guess at all."""
 _WORTH = 1.02
-_HOPED = 1.05
-"""What another length must promise over the best known one, if steps so wide are cheaper than seen."""
-_MOST_STEPS = 8
-"""Plain steps that a draft costs at most."""
+_FOLLOW = 0.2
 _CLASSES = 8
 _MOST_WEIGHT = 60.0
-_SHARE_WEIGHT = 40.0
+_SHARE_WEIGHT = 20.0
+_READ_AHEAD = 16
+"""Drafts over which the reading of a text is spread."""
 _PRIOR = 0.7
 
 
@@ -89,8 +86,8 @@ class DraftedStep(NamedTuple):
     """Sequences that would have drafts."""
     limit: int
     """Most drafted tokens of each."""
-    fresh: bool
-    """The draft model has next to nothing to read first."""
+    unread: float
+    """Tokens that the draft model reads first, as far as they count against this step."""
     rate: float
     """Tokens a second that the drafts must bring more than: those of n-grams; 0: there are none."""
 
@@ -104,16 +101,15 @@ class DraftModel:
         self.drafter = drafter
         self.cost = cost
         self._rewinds = rewinds
-        self._guessing, self._reading = Readings(), Readings()
-        self.token_s = self._guessing.add(drafter.token_s)
-        self.prompt_token_s = self._reading.add(drafter.prompt_token_s)
+        self.token_s = drafter.token_s
+        self.prompt_token_s = drafter.prompt_token_s
         self.credit = FIRST_CREDIT
         self.drafted = 0
         self.accepted = 0
         self.off = ""
         """Why it does not guess, in words; empty while it does."""
-        self._pays = True
-        """Whether drafts were expected to, when last asked."""
+        self.trusted = True
+        """Whether the drafts last asked for are expected to pay; otherwise they show whether they would."""
         self._tried = [1.0] * _CLASSES
         self._taken = [(place + 0.5) / _CLASSES for place in range(_CLASSES)]
         self._all_tried, self.share = 4.0, _PRIOR
@@ -136,61 +132,50 @@ class DraftModel:
 
     def worth(self, step: DraftedStep) -> int:
         """Tokens to draft for each sequence, if that is expected to bring more than plain steps and n-grams."""
-        if step.limit <= 0 or self.credit < (PROBE_CREDIT if self.off else 0.0):
+        seconds, wait_s = self.cost.seconds, self.cost.wait_s
+        least = PROBE_CREDIT if self.off else 0.0
+        if step.limit <= 0 or self.credit < least or not self.cost.has_samples():
             return 0
-        best, rate = self._best(step, self.cost.seconds)
-        self._pays = best > 0
-        if self.off:
-            best = min(best, PROBE_TOKENS)
-        # It may have become useful since, or cost less than the first readings told: what plain steps earned
-        # pays for a look, where n-grams have nothing. Several in a row, as it reads before the first alone.
-        if step.rate or self.credit < (PROBE_CREDIT if step.fresh else FIRST_CREDIT):
-            return best
-        hoped, better = self._best(step, self.cost.hoped)
-        if better > _HOPED * rate and not self.off:
-            return hoped
-        return best or 1
-
-    def _best(self, step: DraftedStep, seconds: Callable[[int], float]) -> tuple[int, float]:
-        """Tokens to draft for each sequence, 0 where none pay, and the tokens a second that are expected.
-
-        `seconds`: of a step by its rows."""
-        rows, asking, share = step.rows, step.asking, self.share
+        rows, asking = step.rows, step.asking
         own, plain_s = max(rows - step.again, 1), seconds(rows)
         token_s = self.token_s_of(asking)
-        best, best_rate = 0, max(own / plain_s * _WORTH, step.rate)
-        reached, expected, redone = 1.0, float(own), 0.0
+        best_rate = max(own / plain_s * _WORTH, step.rate)
+        reached, expected, redone, best = 1.0, float(own), 0.0, 0
         for count in range(1, step.limit + 1):
-            expected += asking * reached * share
-            redone += reached * (1 - share) * count
-            reached *= share
-            step_s = max(seconds(rows + asking * count), plain_s)
+            expected += asking * reached * self.share
+            redone += reached * (1 - self.share) * count
+            reached *= self.share
+            step_s = seconds(rows + asking * count)
             if not self._rewinds:
                 step_s += redone * (step_s - plain_s) / count
-            rate = expected / (step_s + self.cost.wait_s + count * token_s)
+            drafted_s = count * token_s + step.unread * self.prompt_token_s
+            rate = expected / (step_s + wait_s + drafted_s)
             if rate > best_rate:
                 best, best_rate = count, rate
-        return best, best_rate
+        self.trusted = best > 0 and not self.off
+        if self.off:
+            best = min(best, PROBE_TOKENS)
+        # It may have become useful since: what plain steps earned pays for a look, where n-grams have nothing.
+        if best or step.rate or self.credit < PROBE_CREDIT:
+            return best
+        always_right = (own + asking) / (seconds(rows + asking) + wait_s + token_s)
+        return 1 if always_right > best_rate else 0
 
     def token_s_of(self, asking: int) -> float:
         """Seconds of one drafted token for each of so many sequences."""
         return self.token_s * (1 if self.drafter.together else asking)
 
-    def observe(self, read: int, tokens: int, seconds: float) -> float:
-        """Learn the cost of drafted tokens from `tokens` one after the other, before which it read `read`, but
-        for the few that texts got since their last drafts. Returns what such a draft costs.
+    def observe(self, read: int, tokens: int, seconds: float) -> None:
+        """Learn the cost of drafted tokens from `tokens` one after the other, before which it read `read`.
 
         Many are read in a step of their own, which a GPU may be given kernel by kernel: it says nothing of a
-        drafted token's cost. While there are few readings it costs a plain step at most, and a few later:
-        one that was slow by chance would end all drafts."""
-        if read:
-            each_s = max(seconds - tokens * self.token_s, 0.0) / read
-            self.prompt_token_s = self._reading.add(each_s)
-        elif tokens:
-            self.token_s = self._guessing.add(seconds / tokens)
-        readings = self._reading if read else self._guessing
-        most_s = self.cost.seconds(1) * (1 if readings.few else _MOST_STEPS)
-        return min(seconds if read else tokens * self.token_s, most_s)
+        drafted token's cost."""
+        reading = read * self.prompt_token_s
+        if tokens and read < WINDOW and reading < seconds / 2:
+            self.token_s += _FOLLOW * ((seconds - reading) / tokens - self.token_s)
+        elif read:
+            each = max(seconds - tokens * self.token_s, 0.0) / read
+            self.prompt_token_s += _FOLLOW * (each - self.prompt_token_s)
 
     def earn(self) -> None:
         """A plain step's credit."""
@@ -199,7 +184,7 @@ class DraftModel:
     def charge(self, net: float) -> None:
         """Add what a draft saved, less what it cost, in tokens of plain steps."""
         self.credit = min(self.credit + net, MOST_CREDIT)
-        if net <= 0 and (self.credit < 0 or not self._pays) and not self.off:
+        if self.credit < 0 and not self.off:
             self.off = (
                 f"drafts of {self.drafter.name} cost more than they save: {self.accepted} of "
                 f"{self.drafted} tokens accepted"
@@ -209,7 +194,7 @@ class DraftModel:
 
 
 class DraftProposer:
-    """Proposer of one sequence with a draft model: as one of n-grams, and by `widen`, `ask` and `answer`."""
+    """Proposer of one sequence with a draft model: as one of n-grams, and by `unread`, `ask` and `answer`."""
 
     def __init__(
         self,
@@ -228,7 +213,7 @@ class DraftProposer:
         """Tokens that the draft model has read."""
         self._chances: tuple[float, ...] = ()
         self._draft_s = self._own_s = 0.0
-        """Time of the last draft, until it is counted, and this sequence's part as it is charged."""
+        """Time of the last draft, until it is counted, and this sequence's part of it."""
         self._by_model = False
         self._drafted = self._accepted = 0
         self._plain_s = self._spent_s = 0.0
@@ -279,10 +264,17 @@ class DraftProposer:
 
     # ------------------------------------------------------------------------ the draft model
 
+    def unread(self, each_s: float) -> float:
+        """Tokens of the text that the draft model would read for the next draft, as far as they count against
+        it. `each_s`: time of a token without drafts."""
+        self._widen(each_s)
+        behind = max(len(self._tokens) - self._begin - self._read - 1, 0)
+        return 1 + min(behind, WINDOW) / _READ_AHEAD
+
     def ask(self, rows: int, again: int, count: int) -> DraftAsk:
-        """Ask for `count` tokens of a step for which `widen` was called; the rest as in DraftedStep."""
+        """Ask for `count` tokens of a step for which `unread` was called; the rest as in DraftedStep."""
         model, made, reached = self._model, 0, 1.0
-        seconds = model.cost.hoped
+        seconds = model.cost.seconds
         each_s = seconds(rows) / max(rows - again, 1)
 
         def goes_on(stated: float) -> bool:
@@ -296,9 +288,13 @@ class DraftProposer:
         return DraftAsk(self._seq, text, self._begin, self._sampling, count, goes_on)
 
     def answer(self, draft: Draft, drafted_s: float, own_s: float) -> tuple[int, ...]:
-        """Take what the draft model answered, after `drafted_s`. `own_s`: this sequence's part as it is
-        charged."""
-        self._read = 0 if draft is NO_DRAFT else len(self._tokens) - self._begin
+        """Take what the draft model answered, after `drafted_s`, of which `own_s` for this sequence."""
+        held, model = draft is not NO_DRAFT, self._model
+        usual_s = len(draft.tokens) * model.token_s + self.behind * model.prompt_token_s
+        if model.trusted and self.behind >= WINDOW and own_s > usual_s:
+            # Reading for the first time, kernel by kernel on a GPU, pays for itself over many drafts.
+            own_s = usual_s + (own_s - usual_s) / _READ_AHEAD
+        self._read = len(self._tokens) - self._begin if held else 0
         self._draft_s += drafted_s
         self._own_s += own_s
         self._ngrams.withdraw()
@@ -310,9 +306,9 @@ class DraftProposer:
         """Tokens that the draft model has to read before it can guess."""
         return max(len(self._tokens) - self._begin - self._read, 1)
 
-    def widen(self, each_s: float) -> None:
+    def _widen(self, each_s: float) -> None:
         """Choose where the draft model's text begins: near the end, or as early as possible once that was
-        earned. `each_s`: time of a token without drafts."""
+        earned."""
         model, length = self._model, len(self._tokens)
         earliest = model.drafter.earliest(self._seq, length)
         affordable = int(model.credit / 2 * each_s / max(model.prompt_token_s, 1e-9))
@@ -369,7 +365,7 @@ class DraftProposer:
         self._spent_s += seconds + self._draft_s
         # All streams of the step wait for all its drafts, and only this one has its tokens.
         part = (drafted + again) / (of_step + again) if of_step + again else 1.0
-        longer = (cost.hoped(rows) + cost.wait_s) / plain - 1
+        longer = (cost.seconds(rows) + cost.wait_s) / plain - 1
         model.charge(accepted - without * (longer * part + self._own_s / plain))
 
     def append(self, tokens: Sequence[int]) -> None:

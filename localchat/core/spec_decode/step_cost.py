@@ -4,7 +4,6 @@ Shared by the proposers, the output processor and the engine core.
 """
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Sequence
 
 _FOLLOW = 0.2
@@ -13,30 +12,13 @@ _UNSEEN_SLOPE = 0.15
 _MOST_OVER_WIDER = 1.1
 
 
-class Readings:
-    """The last times of one thing. Slow ones hardly count: the first, with kernels to compile, or by chance."""
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=5)
-
-    def add(self, seconds: float) -> float:
-        """Add a time; returns the usual one: the second shortest of three to five."""
-        self._last.append(seconds)
-        return sorted(self._last)[len(self._last) // 3]
-
-    @property
-    def few(self) -> bool:
-        """Whether all of them may have been wrong."""
-        return len(self._last) < 3
-
-
 class CostModel:
     """Seconds of a step by its rows (tokens computed). One for each runner, shared by its sequences.
 
     An estimate is a common scale times a shape. Steps grow with the context and with other work on the
-    machine, all sizes together: every step moves the scale, and the shape is what a size's last readings were
-    of it. Sizes never seen are interpolated; beyond the largest, a token is taken to cost 15 % of a plain step,
-    which is optimistic on a CPU and corrected by the first such step.
+    machine, all sizes together: every step moves the scale, and its own size the shape. Sizes never seen are
+    interpolated; beyond the largest, a token is taken to cost 15 % of a plain step, which is optimistic on a
+    CPU and corrected by the first such step.
     """
 
     def __init__(self, widths: Sequence[int] = ()) -> None:
@@ -46,9 +28,6 @@ class CostModel:
         self._gap_s = self._more_s = 0.0
         self._scale = 0.0
         self._shape: dict[int, float] = {}
-        self._sure: dict[int, float] = {}
-        """Those of the shape that were seen more than a few times."""
-        self._readings: dict[int, Readings] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step of `rows` tokens."""
@@ -57,17 +36,18 @@ class CostModel:
             return
         if not self._shape:
             self._scale = seconds
-        readings = self._readings.setdefault(rows, Readings())
-        if not readings.few:
-            # One step that shared the CPU with another program must not count in full.
-            deviation = min(max(seconds / self.seconds(rows), 0.5), 2.0) - 1
-            self._scale *= 1 + _DRIFT * deviation
-        self._shape[rows] = readings.add(seconds / self._scale)
-        if not readings.few:
-            self._sure[rows] = self._shape[rows]
-        elif wider := min((seen for seen in self._shape if seen > rows), default=0):
+            self._shape[rows] = 1.0
+            return
+        if rows not in self._shape:
             # Little more than a wider step: this one may have been slow by chance, and stay the only one.
-            self._shape[rows] = min(self._shape[rows], _MOST_OVER_WIDER * self._shape[wider])
+            wider = min((seen for seen in self._shape if seen > rows), default=0)
+            most = _MOST_OVER_WIDER * self._shape[wider] if wider else seconds / self._scale
+            self._shape[rows] = min(seconds / self._scale, most)
+            return
+        # One step that shared the CPU with another program must not count in full.
+        deviation = min(max(seconds / self.seconds(rows), 0.5), 2.0) - 1
+        self._shape[rows] *= 1 + (_FOLLOW - _DRIFT) * deviation
+        self._scale *= 1 + _DRIFT * deviation
 
     @property
     def wait_s(self) -> float:
@@ -90,8 +70,8 @@ class CostModel:
         self._more_s += _FOLLOW * (more_s - self._more_s)
 
     def has_samples(self) -> bool:
-        """Whether steps of one size were seen more than a few times."""
-        return bool(self._sure)
+        """Whether any step was seen."""
+        return bool(self._shape)
 
     def seconds(self, rows: int) -> float:
         """Estimate a step of `rows` tokens; 1.0 for a plain step while none was seen."""
@@ -109,17 +89,6 @@ class CostModel:
         low, high = self._shape[below], self._shape[above]
         part = (rows - below) / (above - below)
         return self._scale * (low + max(0.0, high - low) * part)
-
-    def hoped(self, rows: int) -> float:
-        """The least that a step may take. A size seen a few times at most may have been slow by chance: it may
-        cost half as much over the narrower ones as these do over each other."""
-        rows = self.padded(rows)
-        known = sorted(seen for seen in self._sure if seen <= rows)[-2:]
-        if not known:
-            return self.seconds(rows)
-        low, high = self._sure[known[0]], self._sure[known[-1]]
-        slope = max(high - low, 0.0) / max(known[-1] - known[0], 1)
-        return min(self.seconds(rows), self._scale * (high + slope / 2 * (rows - known[-1])))
 
     def padded(self, rows: int) -> int:
         """Rows with those of padding."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
-from tests.support.timed_core import CPU, GPU, Machine, TimedCore, TimedDrafter
+from tests.support.timed_core import CPU, GPU, Machine, TimedCore
 
 LETTERS = range(33, 127)
 PROMPT, ANSWER = 200, 96
@@ -160,38 +160,3 @@ def test_a_step_with_drafts_holds_all_rows(monkeypatch: pytest.MonkeyPatch) -> N
     plans = [plan for plan in core.runner.plans if any(row.drafts for row in plan.rows)]
     assert plans
     assert all(len(plan.rows) == 6 for plan in plans[:-6])
-
-
-@pytest.mark.parametrize("first_ms", [0, 300])
-@pytest.mark.parametrize(("share", "least"), [(0.8, 1.25), (0.2, 0.98)])
-def test_a_draft_model_pays_or_costs_next_to_nothing_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, share: float, least: float, first_ms: float
-) -> None:
-    """`first_ms`: what the first draft takes beside, as kernels are compiled."""
-    cores = [
-        TimedCore(monkeypatch, speculation=False),
-        TimedCore(
-            monkeypatch,
-            drafter=lambda runner: TimedDrafter(
-                runner, share, 0.35, first_ms=first_ms, read_ms=2.0
-            ),
-        ),
-    ]
-    rates = [
-        [core.answer([fresh(random.Random(answer))]).tokens_per_s for answer in range(16)]
-        for core in cores
-    ]
-    assert sum(rates[1][4:]) > least * sum(rates[0][4:])
-
-
-def test_drafts_are_shorter_where_no_step_with_longer_ones_is_prepared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    core = TimedCore(monkeypatch, drafter=lambda runner: TimedDrafter(runner, 0.9, 0.05))
-    core.runner.prepares = False
-    core.runner._prepared = {(1, 1), (2, 1)}
-    for answer in range(4):
-        core.answer([fresh(random.Random(answer))])
-    assert core.runner.drafter is not None
-    assert core.runner.drafter.lengths == [1] * len(core.runner.drafter.lengths)
-    assert len(core.runner.drafter.lengths) > 0.8 * 4 * ANSWER / 1.9
