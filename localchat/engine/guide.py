@@ -53,6 +53,7 @@ OFFER: Final = (
 _PICK: Final = re.compile(r"\W*(\d)\W*")
 _REFUSALS: Final = (UNKNOWN, "I cannot", "I am sorry", "I did not understand")
 _NO_SUM: Final = "I cannot calculate that"
+_NO_TASK: Final = "I cannot write texts or code"
 _ABSENT: Final = "localchat has no"
 """The beginning of answers that are told apart late."""
 _LONGEST: Final = 200
@@ -103,11 +104,14 @@ class GuideQuestion(NamedTuple):
     before: str = ""
     earlier: str = ""
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a text with a task, which the classifier cannot judge."""
+        return len(self.question) > _LONGEST or "\n" in self.question
+
 
 def checked_question(request: GenerateRequest) -> GuideQuestion | None:
-    """The question whose answer is checked; None where the classifier cannot judge it: a request that binds
-    the answer, or a long text.
-    """
+    """The question whose answer is checked; None for a request that binds the answer."""
     prompt = request.prompt
     if not isinstance(prompt, Messages) or prompt.tools or prompt.continue_last:
         return None
@@ -117,8 +121,10 @@ def checked_question(request: GenerateRequest) -> GuideQuestion | None:
     if bound or biased or few or request.n > 1 or request.prompt_logprobs is not None:
         return None
     asked = [message.content.strip() for message in prompt.messages if message.role == "user"]
-    if not asked or not asked[-1] or len(asked[-1]) > _LONGEST or "\n" in asked[-1]:
+    if not asked or not asked[-1]:
         return None
+    if (text := GuideQuestion(asked[-1])).is_text:
+        return text
     leans = len(asked[-1].split()) < 3 or _LEANS.search(asked[-1].lower())
     before = asked[-2][:_LONGEST] if len(asked) > 1 and leans else ""
     return GuideQuestion(asked[-1], before, "\0".join(asked[:-1]))
@@ -145,11 +151,13 @@ def picked(request: GenerateRequest) -> GenerateRequest:
 
 
 def likely_topics(topics: Topics, asked: GuideQuestion) -> "np.ndarray":
-    """The probability of each topic; of two questions in one, the larger of both."""
+    """The probability of each topic; of two questions in one, the larger of both; 0 for a text."""
     halves = [half for half in _HALVES.split(asked.question) if len(half.split()) > 1]
     texts = (asked.question, *(halves if len(halves) > 1 else ()))
     import numpy as np  # 60 ms, while the model loads
 
+    if asked.is_text:
+        return np.zeros(len(topics.keys))
     likely: np.ndarray = np.stack([topics.probabilities(text, asked.before) for text in texts]).max(
         0
     )
@@ -175,6 +183,8 @@ def checked_answer(
     said = asked.question + "\0" + asked.earlier
     if answer.startswith(_REFUSALS):
         return ""
+    if asked.is_text:
+        return checked_beginning(topics, answer) if whole else None
     if whole and (quoted := answer.strip("> \n")) != asked.question and quoted in said:
         return task_refusal(topics, probabilities) if quoted in asked.question else ""
     if line := next((line for line in topics.languages if answer.startswith(line)), ""):
@@ -209,6 +219,15 @@ def checked_answer(
             topics, probabilities, max(likely, key=likely.__getitem__, default="")
         )
     return None
+
+
+def checked_beginning(topics: Topics, answer: str) -> str:
+    """What to say instead of an answer to a text; empty: it begins as one of the guide's does. What a small
+    guide makes of a text otherwise is a piece of it."""
+    key = answer_key(answer)
+    if any(name.startswith(key) for name in topics.keys) or answer.startswith((*topics.languages,)):
+        return ""
+    return next(text for text in topics.answers if text.startswith(_NO_TASK))
 
 
 def task_refusal(topics: Topics, probabilities: "np.ndarray") -> str:

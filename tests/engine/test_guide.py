@@ -199,6 +199,21 @@ def words_held(question: str, answer: str) -> int:
     return len(words)
 
 
+@pytest.mark.parametrize(
+    "text", ["a,b\n1,2\n\nwhat is in this file", "what is this? " + "a, b; " * 40]
+)
+def test_of_a_text_only_what_the_guide_knows_is_shown(text: str) -> None:
+    assert said(text, "a,b\n1").startswith("I cannot write texts or code")
+    assert said(text, "a, b; a, b; " * 9).startswith("I cannot write texts or code")
+    assert said(text, GGUF) == ""
+    assert said(text, "I cannot work on texts: I am a small guide") == ""
+    assert said(text, TOPICS.languages[0]) == ""
+    question = guide.GuideQuestion(text)
+    assert not guide.likely_topics(TOPICS, question).any()
+    begun = guide.checked_answer(TOPICS, np.zeros(1), question, "a,b", whole=False)
+    assert begun is None, "more words may tell"
+
+
 def test_few_words_wait() -> None:
     assert words_held("what is gguf?", GGUF) <= 4
     assert words_held("what is gguf?", QUIT) <= 4
@@ -217,8 +232,8 @@ def test_few_words_wait() -> None:
             ("and how do I open it?", "What is GGUF?", "What is GGUF?"),
         ),
         (asked("a?", "A.", "b?", "B.", "why?"), ("why?", "b?", "a?\0b?")),
-        (asked("x" * 300), None),
-        (asked("Sum up:\na text"), None),
+        (asked("x" * 300), ("x" * 300, "", "")),
+        (asked("a?", "A.", "Sum it up:\na text"), ("Sum it up:\na text", "", "")),
         (asked("怎么退出"), ("怎么退出", "", "")),
         (asked("hi", max_tokens=5), None),
         (asked("hi", stop=("x",)), None),
