@@ -59,7 +59,7 @@ def test_a_preview_that_is_read_after_its_list_is_closed_is_dropped(tmp_path: Pa
         await until(pilot, lambda: app.screen is not app.chat)
         screen = dialog(pilot)
         assert isinstance(screen, HistoryScreen)
-        assert screen.is_open
+        await until(pilot, lambda: screen.is_open and screen.marked is not None)
         id_ = screen.marked
         assert id_ is not None
         await pilot.press("escape")
