@@ -18,8 +18,8 @@ def closest(
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint that names the most similar known word, the only one that begins so, or all of them."""
+    """A hint that names the only known word that begins so, the most similar one, or all of them."""
     names = sorted(known)
     begun = [name for name in names if name.startswith(word.lower())]
-    found = closest(word, names) or (begun if len(begun) == 1 else ())
+    found = begun if len(begun) == 1 else closest(word, names)
     return f"did you mean {found[0]}?" if found else f"valid names: {', '.join(names)}"

@@ -14,6 +14,7 @@ def test_the_most_similar_words_come_first_whatever_their_case() -> None:
 
 def test_a_hint_names_the_only_word_that_begins_so() -> None:
     assert did_you_mean("tem", KNOWN) == "did you mean temperature?"
+    assert did_you_mean("temp", (*KNOWN, "theme")) == "did you mean temperature?"
     assert did_you_mean("t", KNOWN).startswith("valid names:")
 
 

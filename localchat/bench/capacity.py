@@ -247,13 +247,20 @@ class _Simulation:
 
 
 def simulate(
-    costs: ServerCosts, lengths: RequestLengths, requests_per_s: float, *, requests: int = _REQUESTS
+    costs: ServerCosts,
+    lengths: RequestLengths,
+    requests_per_s: float,
+    *,
+    requests: int = _REQUESTS,
+    seed: int = 0,
 ) -> QueueFigures | None:
-    """Times of requests that arrive at random at one server; None where they come faster than it answers."""
+    """Times of requests that arrive at random at one server; None where they come faster than it answers.
+
+    seed: of the times between two arrivals, each an `expovariate(requests_per_s)` of `random.Random(seed)`."""
     load = requests_per_s / capacity(costs, lengths).requests_per_s
     if load >= _MOST_LOAD:
         return None
-    draw = random.Random(0)
+    draw = random.Random(seed)
     server = _Simulation(costs, lengths)
     came_s = draw.expovariate(requests_per_s)
     ready_s, arrived, ended, held_s = came_s + costs.overhead_s, 0, 0, 0.0

@@ -49,7 +49,7 @@ from localchat.session.blocks import (
     ReasoningBlock,
     UserBlock,
 )
-from localchat.session.commands import is_command, is_known
+from localchat.session.commands import instead, is_command, is_known
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.outcome import Outcome
 from localchat.session.presets import setup_of
@@ -488,7 +488,7 @@ class Repl:
             case _ if is_known(name):
                 write(f"{name} is a command of the screen; /help lists those that work here")
             case _:
-                write(f"there is no command {name}; /help lists them")
+                write(f"there is no command {name}; {instead(name[1:])}; /help lists them")
 
     def _clear(self) -> None:
         """Begin a new conversation with the same instructions; the old one stays in the history."""

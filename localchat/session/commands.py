@@ -2,6 +2,7 @@
 
 from typing import Final, NamedTuple
 
+from localchat.config.settings import KEYS, find_key
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 
@@ -60,6 +61,29 @@ QUESTIONS: Final = (
     ShellQuestion("Is my build good?", ("doctor",)),
 )
 
+_INSTEAD: Final = {
+    "/model": ("models", "list", "ls", "load", "run", "switch", "use"),
+    "/new": ("reset", "restart"),
+    "/system": ("prompt", "instructions"),
+    "/set": ("settings", "config", "configure", "options", "parameters", "params"),
+    "/regen": ("retry", "redo", "again", "regenerate"),
+    "/export FILE": ("save", "write"),
+    "/history": ("resume", "conversations", "sessions", "chats", "open", "rename", "delete"),
+    "/stats": ("metrics", "usage", "tokens", "cost", "status"),
+    "/pull NAME": ("download", "get", "fetch", "install"),
+    "/think": ("reasoning", "effort"),
+    "/help": ("commands", "keys", "shortcuts", "h"),
+    "@FILE in a message": ("file", "read", "attach", "add", "include"),
+    "F2": ("theme", "themes", "dark", "light", "colors"),
+}
+"""What there is for commands of other programs."""
+
+_SHELL: Final = (
+    *("batch", "bench", "cache", "completion", "cp", "doctor", "import", "learn"),
+    *("plan", "preset", "ps", "quality", "rm", "serve", "show", "stop", "tune"),
+)
+"""Verbs of the command line that are no slash commands."""
+
 _BY_NAME: Final = {
     word: command for command in COMMANDS for word in (command.name, *command.aliases)
 }
@@ -83,6 +107,22 @@ def is_known(word: str) -> bool:
     return word.removeprefix("/").lower() in _BY_NAME
 
 
+def instead(word: str) -> str:
+    """A hint for a word that is no command; without its slash."""
+    meant = word.lower()
+    if found := next((name for name, words in _INSTEAD.items() if meant in words), ""):
+        return f"use {found}"
+    if meant in _SHELL:
+        return f"in the shell there is `localchat {meant}`"
+    keys = [key for key in KEYS if key.startswith(meant)] if len(meant) > 1 else []
+    if len(keys) == 1 and not matching(meant):
+        return f"use /set {keys[0]} VALUE"
+    try:
+        return f"use /set {find_key(meant, '')} VALUE"
+    except UsageError:
+        return did_you_mean(meant, [one.name for one in COMMANDS])
+
+
 def parse(line: str) -> CommandCall:
     """Parse a line that begins with a slash. Raises UsageError with the nearest command."""
     word, _, rest = line.removeprefix("/").partition(" ")
@@ -90,10 +130,9 @@ def parse(line: str) -> CommandCall:
         word, _, rest = line.removeprefix("/").partition("\n")
     command = _BY_NAME.get(word.strip().lower())
     if command is None:
-        hint = did_you_mean(word.lower(), _BY_NAME) if word else "/help lists the commands"
         raise UsageError(
             f"there is no command /{word}",
-            hint=f"{hint}; to send a text that begins with a slash, put a space before it",
+            hint=f"{instead(word)}; to send a text that begins with a slash, put a space before it",
         )
     argument = rest.strip()
     if command.required and not argument:
