@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from localchat.config.paths import Paths
     from localchat.config.settings import Settings
     from localchat.errors import ModelMissing, NetworkError
+    from localchat.fit.hardware import Machine
+    from localchat.fit.load_options import LoadOptions
     from localchat.models.assess import FitReport, Subject
     from localchat.models.names import Reference
 
+NO_SPEED: Final = "Its speed cannot be estimated now: other programs may be using the CPU"
 _LEAST_CELLS, _MOST_CELLS = 16, 60
 """Width of the memory bar."""
 
@@ -50,23 +53,17 @@ def command(
     from localchat.config.routes import PREFIX
     from localchat.fit.load_steps import SlotLimit
     from localchat.fit.memory_steps import IN_ORDER, MemoryStep, step_lines
-    from localchat.fit.speed_history import SpeedHistory
-    from localchat.models.assess import assess
     from localchat.models.memory_steps import memory_steps
     from localchat.models.onboarding import with_models_that_fit
     from localchat.models.resolve import planned_load
 
     if word.startswith(PREFIX):
         return _fit_route(ctx, word, parallel, as_json=as_json)
-    seen = _find(ctx, word)
+    seen = find_model(ctx, word)
     slots = parallel or max(CHAT_SLOTS, seen.settings.n)
     subject, machine, environ = seen.subject, usable_machine(), seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
-    terminal = Terminal(environ)
-    if terminal.animated:  # a first benchmark takes long enough to look like a hang
-        terminal.progress("estimating the speed; the first time takes up to half a minute")
-    verdict = assess(subject, options, machine, SpeedHistory(seen.paths.state_dir))
-    terminal.progress("")
+    verdict = estimated(seen, options, machine)
     steps: tuple[MemoryStep, ...] = ()
     if not verdict.plan.fits and not verdict.plan.missing:
         limits = SlotLimit("--parallel", "", 1)
@@ -84,6 +81,19 @@ def command(
     return ExitCode.OK if verdict.plan.fits else ExitCode.DOES_NOT_FIT
 
 
+def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":
+    """The report of a load, with the speed to expect; tells a terminal that this takes a while."""
+    from localchat.fit.speed_history import SpeedHistory
+    from localchat.models.assess import assess
+
+    terminal = Terminal(seen.app.environ)
+    if terminal.animated:  # a first benchmark takes long enough to look like a hang
+        terminal.progress("estimating the speed; the first time takes up to half a minute")
+    verdict = assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
+    terminal.progress("")
+    return verdict
+
+
 def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: bool) -> int:
     """Plan the small model of a route, and the large one beside it."""
     from localchat.backend_api.registry import usable_machine
@@ -97,7 +107,7 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
     inputs = Inputs.of(ctx, word)
     route, machine, reports = find_route(word, inputs.routes), usable_machine(), []
     for name in (route.small, route.large):
-        seen = _find(ctx, name)
+        seen = find_model(ctx, name)
         slots = parallel or max(CHAT_SLOTS, seen.settings.n)
         options = planned_load(seen.settings, seen.paths, max_slots=slots)
         history = SpeedHistory(seen.paths.state_dir)
@@ -116,7 +126,7 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
     return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
 
 
-class _FoundModel(NamedTuple):
+class FoundModel(NamedTuple):
     """A model and the settings for it."""
 
     subject: "Subject"
@@ -125,7 +135,7 @@ class _FoundModel(NamedTuple):
     app: AppContext
 
 
-def _find(ctx: click.Context, word: str) -> _FoundModel:
+def find_model(ctx: click.Context, word: str) -> FoundModel:
     """The model that is here under this word, else the one that can be pulled. Raises LocalchatError."""
     from localchat.cli.resolve import Inputs, resolve_setup
     from localchat.model_files.checkpoint import read_summary
@@ -137,11 +147,11 @@ def _find(ctx: click.Context, word: str) -> _FoundModel:
         inputs = Inputs.of(ctx, word)
         settings = inputs.settings((word,)).settings
         subject = _elsewhere(word, inputs, settings, missing)
-        return _FoundModel(subject, settings, inputs.paths, inputs.app)
+        return FoundModel(subject, settings, inputs.paths, inputs.app)
     model = setup.model
     unloaded = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
     subject = Subject(model.name, unloaded, model.path, setup.settings.backend)
-    return _FoundModel(subject, setup.settings, setup.paths, setup.app)
+    return FoundModel(subject, setup.settings, setup.paths, setup.app)
 
 
 def _elsewhere(
@@ -221,6 +231,8 @@ def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
     if verdict.expected_speed is not None:
         yield f"About {rate(verdict.expected_speed.tokens_per_s)}, {verdict.expected_speed.basis}."
+    elif verdict.plan.fits:
+        yield f"{NO_SPEED}."
     if verdict.layers_tokens_per_s is not None:
         yield (
             f"With whole layers in RAM instead of experts, about {rate(verdict.layers_tokens_per_s)}."

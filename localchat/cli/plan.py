@@ -66,6 +66,7 @@ _SLOTS = 16
     help="Of a route: share of answers of its large model; 0.25.",
 )
 @load_flags
+@click.option("--offline/--no-offline", default=None, help="Never use the network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
@@ -83,7 +84,8 @@ def command(
 ) -> int:
     """Say how many people a model serves, and what that costs.
 
-    From a benchmark of this model (localchat bench MODEL) or, without one, from an estimate, which it says.
+    From a benchmark of this model (localchat bench MODEL) or, without one, from an estimate, which it says;
+    so MODEL may be one that is not here yet, as for fit.
     With --users or --rate it finds the copies that are needed; otherwise what one copy can do. Times are those
     of requests that arrive at random. Prices are flags, or stand in the settings file under [prices].
     route:NAME plans both models of a route, beside the large one alone.
@@ -182,15 +184,13 @@ def _source(
 
 
 def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
-    """An estimate from the planner of a load. Raises LocalchatError."""
+    """An estimate from the planner of a load, of a model that can be pulled too. Raises LocalchatError."""
     from localchat.backend_api.registry import usable_machine
     from localchat.bench.service_plan import predicted_source
     from localchat.bench.variants import is_running
+    from localchat.cli.fit import NO_SPEED, estimated, find_model
     from localchat.cli.resolve import resolve_setup
     from localchat.fit.memory_plan import demand
-    from localchat.fit.speed_history import SpeedHistory
-    from localchat.model_files.checkpoint import read_summary
-    from localchat.models.assess import Subject, assess
     from localchat.models.resolve import planned_load
 
     if word is not None and is_running(word):
@@ -198,21 +198,18 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
             f"nothing was measured of {word}, and a server elsewhere cannot be estimated",
             hint=f"localchat bench {word}",
         )
-    setup = resolve_setup(ctx, word)
+    seen = find_model(ctx, word if word is not None else resolve_setup(ctx, word).model.word)
     slots = ctx.params["parallel"] or _SLOTS
-    machine = usable_machine()
-    model = read_summary(setup.model.path, dummy_weights=setup.settings.dummy_weights)
-    subject = Subject(setup.model.name, model, setup.model.path, setup.settings.backend)
-    options = planned_load(setup.settings, setup.paths, max_slots=slots)
-    report = assess(subject, options, machine, SpeedHistory(setup.paths.state_dir))
-    plan = demand(report.plan, setup.model.name)
+    options = planned_load(seen.settings, seen.paths, max_slots=slots)
+    report = estimated(seen, options, usable_machine())
+    name = seen.subject.name
+    plan = demand(report.plan, name)
     if report.expected_speed is None:
         raise LocalchatError(
-            f"nothing was measured of {setup.model.name}, and its speed cannot be estimated here",
-            hint=f"localchat bench {setup.model.word}",
+            f"nothing was measured of {name}, and it cannot be planned from an estimate",
+            hint=f"{NO_SPEED}\nlocalchat bench {name} measures it, once it is here",
         )
-    speed = report.expected_speed.tokens_per_s
-    return predicted_source(setup.model.name, speed, plan, slots)
+    return predicted_source(name, report.expected_speed.tokens_per_s, plan, slots)
 
 
 def plan_lines(found: "ServicePlan", width: int | None) -> Iterator[str]:

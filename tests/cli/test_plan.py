@@ -12,7 +12,7 @@ from localchat.bench.record import BenchStore
 from localchat.config.paths import find_paths
 from tests.support.bench_samples import point, record
 from tests.support.cli_program import SCENARIOS
-from tests.support.gguf_files import Q4_0, Size, llama
+from tests.support.gguf_files import Q4_0, Q4_K, Q6_K, Size, llama
 from tests.support.speed_benchmark import put_rates
 from tests.support.terminal_screen import Call, Outcome
 
@@ -77,6 +77,16 @@ def test_without_a_benchmark_it_is_an_estimate(
     assert outcome.code == 0, outcome.err
     assert "predicted from the expected speed" in outcome.out
     assert "conversations of 400 tokens at once" in outcome.out
+
+
+def test_a_model_that_is_not_here_is_planned_by_its_shape(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_rates(monkeypatch, {Q4_K: 20_000_000_000, Q6_K: 20_000_000_000})
+    outcome = plan("qwen2.5:7b", "--offline", "--users", "5")
+    assert outcome.code == 0, outcome.err
+    assert "using its published shape" in outcome.err
+    assert outcome.out.startswith("qwen2.5:7b-q4_k_m, 200 + 200 tokens a request (predicted")
 
 
 def test_an_estimate_counts_the_draft_model(
