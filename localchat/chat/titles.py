@@ -21,12 +21,19 @@ def title_for(conversation: Conversation) -> str:
     first = next((n for n in conversation.nodes.values() if n.message.role == "user"), None)
     if first is None:
         return ""
-    labels = ", ".join(one.label for one in first.inclusions)
-    return title_of(_without_inclusions(first)) or title_of(labels)
+    return title_of(_as_typed(first)) or title_of(_labels(first))
 
 
-def _without_inclusions(question: Node) -> str:
-    """The text of a question as it was typed, without what it includes."""
+def without_inclusions(question: Node) -> str:
+    """A question as it was typed, without what it includes; the names of that, where nothing was typed."""
+    return _as_typed(question).strip() or _labels(question)
+
+
+def _labels(question: Node) -> str:
+    return ", ".join(one.label for one in question.inclusions)
+
+
+def _as_typed(question: Node) -> str:
     text, at, parts = question.message.content, 0, []
     for one in sorted(question.inclusions, key=lambda inclusion: inclusion.start):
         parts.append(text[at : one.start])

@@ -12,6 +12,7 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.widgets import Input
 
+from localchat.chat.titles import without_inclusions
 from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
 from localchat.tui.keymap import bindings
@@ -149,9 +150,10 @@ def _preview(conversation: "Conversation") -> str:
     """The last question and the beginning of its answer, a line each."""
     lines: list[str] = []
     for role, sign in (("user", "▌ "), ("assistant", "  ")):
-        texts = [n.message.content for n in conversation.path() if n.message.role == role]
-        if texts:
-            text = " ".join(_FENCE.sub("", texts[-1]).replace("`", "").split())
+        nodes = [node for node in conversation.path() if node.message.role == role]
+        if nodes:
+            said = _FENCE.sub("", without_inclusions(nodes[-1]))
+            text = " ".join(said.replace("`", "").split())
             shown = sanitize_line(text[:_PREVIEW_CHARACTERS])
             lines.append(f"{sign}{shown}{'…' if len(text) > _PREVIEW_CHARACTERS else ''}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
-from localchat.chat.conversation import Conversation
+from localchat.chat.conversation import Conversation, Inclusion
 from localchat.engine.request import Message
 from localchat.errors import LocalchatError
 from localchat.history.store import History
@@ -79,6 +79,14 @@ def test_a_preview_has_the_code_without_its_fences() -> None:
     question, beginning = history._preview(conversation).split("\n")
     assert question == "▌ how do I list?"
     assert beginning == "  Use this: localchat list It shows all."
+
+
+def test_a_preview_shows_a_question_without_what_it_includes() -> None:
+    conversation = Conversation()
+    text = "a.md:\n\nAll of the file.\n\n"
+    inclusion = Inclusion("a.md", 0, len(text))
+    conversation.add(Message("user", f"{text}what is this?"), parent=None, inclusions=(inclusion,))
+    assert history._preview(conversation) == "▌ what is this?"
 
 
 def test_keys_that_do_not_fit_on_the_frame_stand_below_the_list(tmp_path: Path) -> None:
