@@ -2,7 +2,6 @@
 
 from typing import Final, NamedTuple
 
-from localchat.config.settings import KEYS, find_key
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 
@@ -109,6 +108,8 @@ def is_known(word: str) -> bool:
 
 def instead(word: str) -> str:
     """A hint for a word that is no command; without its slash."""
+    from localchat.config.settings import KEYS, find_key  # the questions are shown without settings
+
     meant = word.lower()
     if found := next((name for name, words in _INSTEAD.items() if meant in words), ""):
         return f"use {found}"
