@@ -10,6 +10,8 @@ _FOLLOW = 0.2
 _DRIFT = 0.1
 _UNSEEN_SLOPE = 0.15
 _MOST_OVER_WIDER = 1.1
+_FORGET = 0.99
+"""Factor for what is known of a width by one step alone, with each step of another width."""
 
 
 class CostModel:
@@ -18,7 +20,8 @@ class CostModel:
     An estimate is a common scale times a shape. Steps grow with the context and with other work on the
     machine, all sizes together: every step moves the scale, and its own size the shape. Sizes never seen are
     interpolated; beyond the largest, a token is taken to cost 15 % of a plain step, which is optimistic on a
-    CPU and corrected by the first such step.
+    CPU and corrected by the first such step. That one may have been slow by chance, and would then be the last:
+    it is forgotten little by little until there is a second, and the shorter of the two counts.
     """
 
     def __init__(self, widths: Sequence[int] = ()) -> None:
@@ -28,6 +31,8 @@ class CostModel:
         self._gap_s = self._more_s = 0.0
         self._scale = 0.0
         self._shape: dict[int, float] = {}
+        self._once: dict[int, float] = {}
+        """What the only step of a width told."""
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step of `rows` tokens."""
@@ -42,7 +47,14 @@ class CostModel:
             # Little more than a wider step: this one may have been slow by chance, and stay the only one.
             wider = min((seen for seen in self._shape if seen > rows), default=0)
             most = _MOST_OVER_WIDER * self._shape[wider] if wider else seconds / self._scale
-            self._shape[rows] = min(seconds / self._scale, most)
+            self._shape[rows] = self._once[rows] = min(seconds / self._scale, most)
+            return
+        for width in self._once.keys() - {rows}:
+            self._shape[width] = max(
+                self._shape[width] * _FORGET, min(self._shape[width], self._unseen(width))
+            )
+        if rows in self._once:
+            self._shape[rows] = min(self._once.pop(rows), seconds / self._scale)
             return
         # One step that shared the CPU with another program must not count in full.
         deviation = min(max(seconds / self.seconds(rows), 0.5), 2.0) - 1
