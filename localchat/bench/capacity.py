@@ -167,10 +167,19 @@ class QueueFigures(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Running:
+class SimulatedRequest:
+    """A request with its times, of a simulation's clock."""
+
     arrived_s: float
     left_tokens: float = 0.0
+    """Of its prompt."""
     first_s: float = 0.0
+    ended_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """From its arrival to its first token."""
+        return self.first_s - self.arrived_s
 
 
 @dataclass(slots=True)
@@ -182,37 +191,38 @@ class _Simulation:
     now_s: float = 0.0
     steps: int = 0
     """That have decoded a token of each running request."""
-    waiting: deque[_Running] = field(default_factory=deque)
-    prompts: deque[_Running] = field(default_factory=deque)
-    running: list[tuple[int, int, _Running]] = field(default_factory=list)
+    waiting: deque[SimulatedRequest] = field(default_factory=deque)
+    prompts: deque[SimulatedRequest] = field(default_factory=deque)
+    running: list[tuple[int, int, SimulatedRequest]] = field(default_factory=list)
     """By the value of `steps` at which they end."""
     count: int = 0
 
-    def advance(self, arrival_s: float) -> list[_Running]:
-        """Take a step, or all until a request ends or the next comes. Returns the requests that ended."""
+    def advance(self, arrival_s: float) -> int:
+        """Take a step, or all until a request ends or the next comes. Returns how many requests ended."""
         self._admit()
         if self.prompts:
             return self._step_with_prompts()
         if not self.running:
             self.now_s = max(self.now_s, arrival_s)
-            return []
+            return 0
         step_s = self.costs.step_s(len(self.running))
         steps = self.running[0][0] - self.steps
         if arrival_s - self.now_s < steps * step_s:
             steps = max(math.ceil((arrival_s - self.now_s) / step_s), 1)
         self.now_s += steps * step_s
         self.steps += steps
-        return self._ended()
+        return self._end()
 
-    def arrive(self, arrived_s: float) -> None:
+    def arrive(self, arrived_s: float) -> SimulatedRequest:
         """A request is ready to be read. arrived_s: when it came."""
-        self.waiting.append(_Running(arrived_s, self.lengths.prompt))
+        self.waiting.append(SimulatedRequest(arrived_s, self.lengths.prompt))
+        return self.waiting[-1]
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) + len(self.prompts) < self.costs.slots:
             self.prompts.append(self.waiting.popleft())
 
-    def _step_with_prompts(self) -> list[_Running]:
+    def _step_with_prompts(self) -> int:
         """One step that decodes, and reads as many prompts as its time allows."""
         decode_s = self.costs.step_s(len(self.running)) if self.running else 0.0
         least_s = decode_s * _LEAST_CHUNK / (1 - _LEAST_CHUNK)
@@ -231,61 +241,69 @@ class _Simulation:
         self.now_s += decode_s + room_s - left_s
         if self.running:
             self.steps += 1
-        ended = self._ended()
+        ended = self._end()
         for one in read:
             one.first_s = self.now_s
             self.count += 1
             more = max(round(self.lengths.output) - 1, 0)
             heapq.heappush(self.running, (self.steps + more, self.count, one))
-        return [*ended, *self._ended()]
+        return ended + self._end()
 
-    def _ended(self) -> list[_Running]:
-        found = []
+    def _end(self) -> int:
+        count = 0
         while self.running and self.running[0][0] <= self.steps:
-            found.append(heapq.heappop(self.running)[2])
-        return found
+            heapq.heappop(self.running)[2].ended_s = self.now_s
+            count += 1
+        return count
 
 
 def simulate(
+    costs: ServerCosts, lengths: RequestLengths, requests_per_s: float, *, requests: int = _REQUESTS
+) -> QueueFigures | None:
+    """Times of requests that arrive at random at one server; None where they come faster than it answers."""
+    found = simulated_requests(costs, lengths, requests_per_s, requests=requests)
+    if found is None:
+        return None
+    counted = found[requests // 5 :]
+    ttft = [one.ttft_s for one in counted]
+    more = max(lengths.output - 1, 1.0)
+    tpot = [(one.ended_s - one.first_s) / more for one in counted]
+    held_s = sum(one.ended_s - one.arrived_s for one in found)
+    return QueueFigures(
+        percentiles(ttft),
+        _p95(ttft),
+        percentiles(tpot),
+        _p95(tpot),
+        held_s / max(one.ended_s for one in found),
+        requests_per_s / capacity(costs, lengths).requests_per_s,
+    )
+
+
+def simulated_requests(
     costs: ServerCosts,
     lengths: RequestLengths,
     requests_per_s: float,
     *,
     requests: int = _REQUESTS,
     seed: int = 0,
-) -> QueueFigures | None:
-    """Times of requests that arrive at random at one server; None where they come faster than it answers.
+) -> list[SimulatedRequest] | None:
+    """The requests of a simulation as they arrive; None as for `simulate`.
 
-    seed: of the times between two arrivals, each an `expovariate(requests_per_s)` of `random.Random(seed)`."""
-    load = requests_per_s / capacity(costs, lengths).requests_per_s
-    if load >= _MOST_LOAD:
+    seed: the time between two arrivals is `expovariate(requests_per_s)` of `random.Random(seed)`."""
+    if requests_per_s / capacity(costs, lengths).requests_per_s >= _MOST_LOAD:
         return None
     draw = random.Random(seed)
     server = _Simulation(costs, lengths)
     came_s = draw.expovariate(requests_per_s)
-    ready_s, arrived, ended, held_s = came_s + costs.overhead_s, 0, 0, 0.0
-    ttft: list[float] = []
-    tpot: list[float] = []
+    ready_s, ended = came_s + costs.overhead_s, 0
+    found: list[SimulatedRequest] = []
     while ended < requests:
-        while arrived < requests and ready_s <= server.now_s:
-            server.arrive(came_s)
-            arrived += 1
+        while len(found) < requests and ready_s <= server.now_s:
+            found.append(server.arrive(came_s))
             came_s += draw.expovariate(requests_per_s)
             ready_s = max(came_s, ready_s) + costs.overhead_s
-        for done in server.advance(ready_s if arrived < requests else float("inf")):
-            ended += 1
-            held_s += server.now_s - done.arrived_s
-            if ended > requests // 5:
-                ttft.append(done.first_s - done.arrived_s)
-                tpot.append((server.now_s - done.first_s) / max(lengths.output - 1, 1.0))
-    return QueueFigures(
-        percentiles(ttft),
-        _p95(ttft),
-        percentiles(tpot),
-        _p95(tpot),
-        held_s / server.now_s,
-        load,
-    )
+        ended += server.advance(ready_s if len(found) < requests else float("inf"))
+    return found
 
 
 def _p95(seconds: list[float]) -> float:
