@@ -13,7 +13,7 @@ from localchat.core.input_processor import InputProcessor
 from localchat.engine.events import Reasoning, ToolCall
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, Sampling
 from localchat.errors import UsageError
-from tests.support.chat_templates import RENDER_PROCESS
+from tests.support.chat_templates import RENDER_PROCESS, reasoning_template
 from tests.support.engine_core_bench import Bench, Received, _Model, capabilities
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
@@ -48,15 +48,9 @@ def thinker(
 
 def bench(family: ReasoningFamily, logits: Logits, *, opened: bool, **kind: Any) -> Bench:
     """A bench whose model has a template of this family."""
-    sign = family.signs[0].replace("'", "\\'")
-    said = f"{{% if x %}}{{{{ '{sign}' }}}}{{% endif %}}" if "{" not in sign else sign
-    template = (
-        f"{{# {family.signs[0]} {' '.join(family.opens)} #}}{said}[{{{{ messages[0].content }}}}]"
-    )
-    template += f"{{{{ '{family.opens[0]}' }}}}" if opened else ""
     made = Bench(capabilities(**kind), logits)
     model = _Model(TOKENIZER)
-    model.info = replace(model.info, chat_template=template)
+    model.info = replace(model.info, chat_template=reasoning_template(family, is_open=opened))
     made.input_processor = InputProcessor(model, 400, {}, made.sent.append, RENDER_PROCESS)
     assert made.input_processor.format.reasoning_family is family
     return made
