@@ -188,8 +188,8 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
             near = quantizations_hint(word, catalogue) or similar_names(word, names)
             raise ModelMissing(
                 f"no model {word!r}{_chosen(why)}",
-                hint="localchat list shows yours, localchat pull NAME fetches one; "
-                f"{near}; or give the path of a GGUF file",
+                hint=f"{near}\nlocalchat list shows yours, localchat pull NAME fetches one, and the path of a "
+                "GGUF file is a name, too",
             ) from problem
         here = find_pulled(reference, models)
         if here is None:

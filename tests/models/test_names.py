@@ -253,10 +253,12 @@ def test_unknown_word_names_files_and_what_a_folder_holds(paths: Paths) -> None:
         (paths.models_dir / name).write_bytes(b"GGUF")
     with pytest.raises(ModelMissing) as caught:
         locate("two", paths, "why")
-    assert "the nearest names: two/a, two/b;" in caught.value.hint
+    assert "the nearest names: two/a, two/b" in caught.value.hint.splitlines()
     with pytest.raises(ModelMissing) as caught:
         locate("tinny", paths, "why")
-    assert "the nearest names: Tiny;" in caught.value.hint
+    near, commands = caught.value.hint.splitlines()
+    assert near == "the nearest names: Tiny"
+    assert "localchat list" in commands and "localchat pull NAME" in commands
 
 
 def test_manifest_that_names_a_file_outside_counts_as_none(paths: Paths) -> None:
