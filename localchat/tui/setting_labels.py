@@ -37,13 +37,13 @@ LABELS: Final = {
     "cache_disk_gb": SettingLabel("Memory", "Disk for idle chats", "GB"),
     "kv_gb": SettingLabel("Memory", "KV cache limit", "GB", "none"),
     "vram_gb": SettingLabel("Memory", "GPU memory limit", "GB", "none"),
-    "gpu_layers": SettingLabel("Memory", "Layers on the GPU"),
-    "experts_on_cpu": SettingLabel("Memory", "Experts in RAM, layers"),
+    "gpu_layers": SettingLabel("Memory", "Layers on the GPU", unset="as many as fit"),
+    "experts_on_cpu": SettingLabel("Memory", "Experts kept in RAM", "layers", "as few as possible"),
     "require_gpu": SettingLabel("Memory", "Refuse without a GPU"),
     "threads": SettingLabel("Memory", "Threads"),
     "head_int8": SettingLabel("Memory", "Output head in 8 bits"),
     "quantize": SettingLabel("Memory", "Round a bf16 model to", unset="as stored"),
-    "anyway": SettingLabel("Memory", "Load even if short"),
+    "anyway": SettingLabel("Memory", "Load if it may not fit"),
     "think": SettingLabel("Answers", "Reasoning"),
     "think_budget": SettingLabel("Answers", "Longest reasoning", "tokens", "no limit"),
     "hide_reasoning": SettingLabel("Answers", "Hide the reasoning"),
@@ -104,6 +104,8 @@ def value_words(key: str, value: object) -> str:
     label = LABELS[key]
     if value is None or value in ("", (), {}):
         return label.unset or "not set"
+    if value == "auto" and label.unset:
+        return label.unset
     if isinstance(value, bool):
         return "yes" if value else "no"
     if key == "keep_alive" and isinstance(value, int):

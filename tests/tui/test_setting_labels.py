@@ -46,6 +46,10 @@ def test_values_have_units() -> None:
     assert value_words("keep_alive", -1) == "forever"
     assert value_words("vram_gb", 6.5) == "6.5 GB"
     assert value_words("stop", ("END",)) == '["END"]'
+    assert value_words("experts_on_cpu", 12) == "12 layers"
+    assert value_words("experts_on_cpu", "auto") == "as few as possible"
+    assert value_words("gpu_layers", "auto") == "as many as fit"
+    assert value_words("theme", "auto") == "auto"
 
 
 def test_on_a_server_only_its_parameters_are_offered(tmp_path: Path) -> None:
