@@ -215,8 +215,8 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
 def plan_lines(found: "ServicePlan", width: int | None) -> Iterator[str]:
     """The plan in words. width: of the terminal."""
     demand = found.demand
-    lengths = f"{demand.prompt_tokens:,.0f} + {demand.output_tokens:,.0f} tokens"
-    yield f"{found.model}, {lengths} a request ({found.basis})"
+    lengths = f"{demand.prompt_tokens:,.0f} tokens in and {demand.output_tokens:,.0f} out"
+    yield f"{found.model}: requests of {lengths} ({found.basis})"
     yield (
         f"One copy answers {_rate(found.capacity_per_s)} at most, with "
         f"{found.running_at_capacity} running at once."
@@ -250,7 +250,7 @@ def _waiting(found: "ServicePlan", width: int | None) -> Iterator[str]:
         )
     ]
     yield from table(("TIME", "P50", "P95", "P99"), rows, right=(1, 2, 3), width=width)
-    yield f"{queue.running:.1f} requests are in a copy on average."
+    yield f"A copy has {queue.running:.1f} requests in work on average."
 
 
 def _memory(found: "ServicePlan") -> Iterator[str]:
