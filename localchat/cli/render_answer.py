@@ -1,5 +1,6 @@
 """Reads the events of one request, prints them as they arrive, and collects the answer."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from localchat.engine.events import (
     ToolCall,
 )
 from localchat.engine.stream import Stream
-from localchat.units import sizes
+from localchat.session.engine_status import EngineStatus
+from localchat.session.progress import progress_words
 
 
 @dataclass(slots=True)
@@ -57,20 +59,6 @@ class AnswerDisplay:
     """Sees every event; True ends the answer early."""
 
 
-def progress_line(event: Event) -> str:
-    """One line about a phase before the first text; empty for every other event."""
-    match event:
-        case Queued(ahead=ahead):
-            return f"queued, {ahead} ahead"
-        case Loading(done_bytes=done, total_bytes=total):
-            return f"loading {sizes(done, total)}"
-        case Prefill(done=done, cached=cached, total=total):
-            from_cache = f" of which {cached:,} cached" if cached else ""
-            return f"prefill {done:,}/{total:,}{from_cache}"
-        case _:
-            return ""
-
-
 def receive(
     stream: Stream, display: AnswerDisplay, answer: ReceivedAnswer | None = None
 ) -> ReceivedAnswer:
@@ -78,7 +66,8 @@ def receive(
 
     Raises what the stream raises; `answer`, if given, then holds the text so far."""
     answer = ReceivedAnswer() if answer is None else answer
-    begun = False
+    begun, status = False, EngineStatus()
+    status.begin()
     try:
         with stream:
             events = iter(stream)
@@ -92,8 +81,9 @@ def receive(
                         begun = True
                         display.terminal.progress("")
                         display.on_begin()
-                    case _ if line := progress_line(event):
-                        display.terminal.progress(line)
+                    case Accepted() | Queued() | Loading() | Prefill():
+                        if status.update(event):
+                            display.terminal.progress(progress_words(status, time.monotonic()))
                 _collect(answer, event, display)
                 if display.watch(event):
                     break

@@ -5,6 +5,7 @@ is read. Ctrl+C during a call stops the answer.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -53,6 +54,7 @@ from localchat.session.commands import instead, is_command, is_known
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.outcome import Outcome
 from localchat.session.presets import setup_of
+from localchat.session.progress import progress_words
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.units import counted
@@ -180,8 +182,9 @@ class TerminalView:
             self._engine_shown = True
             self._terminal.progress("")
             self._terminal.note(context_line(status.info))
-        waiting = status.task or status.state in ("queued", "loading", "prefill")
-        self._terminal.progress(status.label if waiting else "")
+        waiting = status.state in ("queued", "loading", "prefill")
+        words = progress_words(status, time.monotonic()) if waiting else ""
+        self._terminal.progress(status.task or words)
 
 
 class Repl:

@@ -56,7 +56,16 @@ def plain_rate(tokens_per_s: float | None, words: int, tokens: int) -> str:
     if tokens_per_s is None or tokens < _MIN_TOKENS or not words:
         return ""
     speed = tokens_per_s * words / tokens
-    return f"{speed:.0f} words/s" if speed >= 9.5 else f"{speed:.1f} words/s"
+    return f"{_brief(speed)} words/s"
+
+
+def plain_prefill_rate(tokens_per_s: float) -> str:
+    """`21 tokens/s`."""
+    return f"{_brief(tokens_per_s)} tokens/s"
+
+
+def _brief(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 9.5 else f"{speed:.1f}"
 
 
 def plain_kv(used: int, total: int) -> str:

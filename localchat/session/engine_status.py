@@ -118,6 +118,8 @@ class EngineStatus(msgspec.Struct):
 
     def _update_metrics(self, event: MetricsSnapshot) -> None:
         self.metrics = event
+        if event.phase == "decode" and self.state == "prefill":
+            self.state = "writing"  # tokens come, though their text is not shown yet
         if event.decode_tokens_per_s is not None:
             self.rates.append(event.decode_tokens_per_s)
 

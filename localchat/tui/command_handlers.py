@@ -15,10 +15,10 @@ from localchat.chat.conversation import Conversation
 from localchat.chat.titles import title_for
 from localchat.config.settings import KEYS, find_key
 from localchat.config.settings_file import write_setting
-from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, AnswerBlock, Offer, UserBlock
 from localchat.session.commands import parse
+from localchat.session.view import footer_of
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX
@@ -381,8 +381,11 @@ class CommandHandlers:
 
     def _do_stats(self, _: str) -> None:
         node = self._screen.session.last_answer()
-        done = node.metrics.done if node is not None and node.metrics is not None else None
-        self._screen.reply(stats_line(done) if done else "There are no metrics yet.")
+        if node is None or node.metrics is None or node.metrics.done is None:
+            self._screen.reply("There are no metrics of an answer yet.")
+        else:
+            technical = self._screen.session.setup.settings.technical_metrics
+            self._screen.reply(footer_of(node, plain=not technical))
         self._screen.show_panel()
 
     # ------------------------------------------------------------------ screens

@@ -5,7 +5,8 @@ from localchat.sanitize import sanitize_line
 from localchat.tui.attachments import ComposerText, contract
 
 _MAX_SHOWN = 3
-_MAX_CHARACTERS = 60
+_MAX_CHARACTERS = 400
+"""More than one row of any terminal shows."""
 
 
 class MessageQueue:
@@ -44,11 +45,13 @@ class MessageQueue:
 
     def describe(self) -> str:
         """One line for each message, and how many more there are."""
-        lines = [f"next: {_shortened(*message)}" for message in self._messages[:_MAX_SHOWN]]
+        lines = [
+            f"{'then' if number else 'next'}: {_line(*message)}"
+            for number, message in enumerate(self._messages[:_MAX_SHOWN])
+        ]
         more = len(self._messages) - _MAX_SHOWN
         return "\n".join(lines + ([f"and {more} more"] if more > 0 else []))
 
 
-def _shortened(text: str, inclusions: tuple[Inclusion, ...]) -> str:
-    line = sanitize_line(" ".join(contract(text, inclusions).text.split()))
-    return line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - 1]}…"
+def _line(text: str, inclusions: tuple[Inclusion, ...]) -> str:
+    return sanitize_line(" ".join(contract(text, inclusions).text.split()))[:_MAX_CHARACTERS]

@@ -2,7 +2,13 @@
 
 from typing import Final
 
-from localchat.engine.stats_line import plain_drafts, plain_kv, plain_rate, plain_ttft
+from localchat.engine.stats_line import (
+    plain_drafts,
+    plain_kv,
+    plain_prefill_rate,
+    plain_rate,
+    plain_ttft,
+)
 from localchat.session.engine_status import EngineStatus
 from localchat.units import decimal, percent, rate, used_of
 
@@ -82,7 +88,7 @@ class MetricWords:
 
     def prefill_rate(self, per_second: float) -> str:
         """The prefill rate."""
-        return rate(per_second) if self.technical else f"{per_second:,.0f} tokens/s"
+        return rate(per_second) if self.technical else plain_prefill_rate(per_second)
 
     def kv(self, used: int, total: int) -> str:
         """KV cache in use."""

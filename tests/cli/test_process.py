@@ -158,8 +158,8 @@ def test_a_full_disk_is_an_error_with_a_reason(words: tuple[str, ...]) -> None:
 def test_a_terminal_shows_progress_and_erases_it_before_the_answer(screen: Start) -> None:
     code, shown = screen("hello", "hi").finish()
     assert code == 0
-    assert "loading 2.1/4.7 GB" in shown
-    assert "prefill 12/12 of which 4 cached" in shown
+    assert "loading the model, 45%, 2.1/4.7 GB" in shown
+    assert "reading your prompt, 100%" in shown
     answer, _, foot = shown.partition("Hello.\r\n")
     assert "localchat: " not in answer
     assert foot.count("localchat: the engine speaks") == 1

@@ -128,7 +128,7 @@ def test_messages_written_while_an_answer_comes_wait_for_it(tmp_path: Path) -> N
             app.simulate_key(key)
         await pilot.pause()
         assert composer.text == "c"
-        assert str(app.chat.query_one("#banner").render()) == "next: a\nnext: b"
+        assert str(app.chat.query_one("#banner").render()) == "next: a\nthen: b"
         assert len(app.session.conversation.nodes) == 2
         assert app.recorder.kept_draft() in ("", "a\n\nb\n\nc")
         with pytest.raises(UsageError, match="under way"):
@@ -172,6 +172,24 @@ def test_messages_that_wait_are_sent_one_after_another(tmp_path: Path) -> None:
             "third",
         ]
         assert not app.chat.query_one("#banner").display
+
+    play(stage, what)
+
+
+def test_a_long_message_that_waits_has_one_row(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, script=lambda request: ScriptedAnswer(events=(Text(0, "so"), HOLD)))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        for text in ("first", "word " * 60, "last"):
+            app.chat.composer.write(text)
+            await pilot.press("enter")
+        banner = app.chat.query_one("#banner")
+        await until(pilot, lambda: banner.size.height == 2)
+        row, last = (strip.text.rstrip() for strip in banner.render_lines(banner.outer_size.region))
+        assert row.endswith("…") and len(row) >= banner.content_size.width
+        assert last.strip() == "then: last"
+        await pilot.press("escape")
 
     play(stage, what)
 

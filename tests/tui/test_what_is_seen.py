@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from localchat.engine.events import Accepted, Loading, Prefill
+from localchat.engine.events import Accepted, Loading, MetricsSnapshot, Prefill
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import EngineDied, NetworkError
 from localchat.session.blocks import NoticeBlock
 from localchat.session.engine_status import EngineStatus
+from localchat.session.progress import time_left
 from localchat.tui.metric_words import MetricWords
-from localchat.tui.progress import PROGRESS_ID, progress_block, time_left
+from localchat.tui.progress import PROGRESS_ID, progress_block
 from localchat.tui.screens.confirm import ConfirmScreen
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.widgets.charts import sparkline
@@ -38,7 +39,7 @@ from tests.support.tui_stage import (
 LONG = "\n\n".join(f"Line {n} of an answer." for n in range(200))
 
 
-TERMS = MetricWords(technical=True)
+PLAIN, TERMS = MetricWords(technical=False), MetricWords(technical=True)
 
 
 def visible(app: Any) -> str:
@@ -200,11 +201,23 @@ def test_progress_of_a_prompt_has_a_share_a_rate_and_the_time_left() -> None:
     status = reading(1344, 64.0)
     block = progress_block(status, status.prefill_at_s)
     assert block is not None
-    assert block.text == "reading your prompt, 41%, 21.0\u00a0tok/s, about 2 min left"
+    assert block.text == "reading your prompt, 41%, 21\u00a0tokens/s, about 2 min left"
     assert block.share == pytest.approx(0.41, abs=0.001)
     later = progress_block(status, status.prefill_at_s + 60.0)
     assert later is not None
     assert later.text.endswith("about 30 s left"), "it counts down between two events"
+    terms = progress_block(status, status.prefill_at_s, technical=True)
+    assert terms is not None
+    assert terms.text == "prefill 1,344/3,278 (41%), 21.0\u00a0tok/s, about 2 min left"
+
+
+def test_a_prompt_that_is_read_is_not_being_read_though_no_word_came() -> None:
+    status = reading(3278, 64.0)
+    status.update(MetricsSnapshot("prefill", kv_used_tokens=3278))
+    assert progress_block(status, status.prefill_at_s) is not None
+    status.update(MetricsSnapshot("decode", completion_tokens=5))
+    assert progress_block(status, status.prefill_at_s) is None
+    assert PLAIN.state(status) == TERMS.state(status) == "writing"
 
 
 def test_tokens_from_the_cache_are_no_part_of_the_rate() -> None:

@@ -198,7 +198,8 @@ class ChatScreen(Screen[None]):
 
     def _show_progress(self) -> None:
         """Show what the request waits for at the end of the transcript, until its first words."""
-        block = progress_block(self.session.status, time.monotonic()) if self.session.busy else None
+        status, terms, now_s = self.session.status, self.technical_metrics, time.monotonic()
+        block = progress_block(status, now_s, technical=terms) if self.session.busy else None
         if block is not None:
             self.transcript.put(block)
         elif self.talk.has_transcript and self.transcript.block(PROGRESS_ID) is not None:
@@ -263,7 +264,8 @@ class ChatScreen(Screen[None]):
 
     def _update_banner(self) -> None:
         """Show what lasts: a sent message that is being changed, or messages that wait."""
-        self.query_one(Banner).keep(_EDITING if self._edited.id else self._queue.describe())
+        banner, is_list = self.query_one(Banner), not self._edited.id
+        banner.keep(self._queue.describe() if is_list else _EDITING, is_list=is_list)
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")

@@ -12,12 +12,13 @@ class Banner(Static):
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__("", id=id, markup=False)
-        self._lasting = ""
+        self._lasting, self._is_list = "", False
         self._timer: Timer | None = None
 
-    def keep(self, text: str) -> None:
-        """Show a text until another one is kept; an empty one hides the banner."""
-        self._lasting = text
+    def keep(self, text: str, *, is_list: bool = False) -> None:
+        """Show a text until another one is kept; an empty one hides the banner. `is_list`: each line has one
+        row, which is cut where it does not fit."""
+        self._lasting, self._is_list = text, is_list
         self._restore()
 
     def hint(self, text: str) -> None:
@@ -28,8 +29,9 @@ class Banner(Static):
         self._timer = self.set_timer(_HINT_S, self._restore)
 
     def _restore(self) -> None:
-        self._show(self._lasting)
+        self._show(self._lasting, is_list=self._is_list)
 
-    def _show(self, text: str) -> None:
+    def _show(self, text: str, *, is_list: bool = False) -> None:
         self.display = bool(text)
+        self.set_class(is_list, "-list")
         self.update(Content(text))

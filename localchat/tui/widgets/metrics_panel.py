@@ -23,9 +23,9 @@ from localchat.engine.stats_line import read_back
 from localchat.metrics import METRICS
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
+from localchat.session.progress import time_left
 from localchat.tui.keymap import bindings
 from localchat.tui.metric_words import MetricWords
-from localchat.tui.progress import time_left
 from localchat.tui.transcript.markdown.rows import Look, Piece
 from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
 from localchat.units import percent, size
@@ -138,13 +138,13 @@ def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
 
 def _stacked(parts: MemoryParts, free: int, panel: _Panel, label: str, metric: str) -> MetricRow:
     """One bar of weights, KV, buffers and free memory."""
-    room = panel.width - len(label) - 1
+    room = panel.width - len("planned ")
     counts = [max(0, getattr(parts, name)) for _, name, _ in _MEMORY]
     counts.append(max(0, free - sum(counts)))
     cells = shares(counts, room)
     styles = [style for _, _, style in _MEMORY]
     pieces = [_piece("█" * n, style) for n, style in zip(cells[:-1], styles, strict=True) if n]
-    pieces += [_piece("·" * cells[-1], "quiet"), _piece(f" {label}", "quiet")]
+    pieces += [_piece("·" * cells[-1], "quiet"), _piece(f" {label:>7}", "quiet")]
     return MetricRow(tuple(pieces), metric)
 
 
@@ -173,7 +173,7 @@ def _kv(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
         "kv_total_tokens",
     )
     yield _line("live", panel.words.tokens(f"{used:,}"), "kv_used_tokens", panel)
-    yield _line("  shared of it", panel.words.tokens(f"{shared:,}"), "kv_shared_tokens", panel)
+    yield _line("  of it shared", panel.words.tokens(f"{shared:,}"), "kv_shared_tokens", panel)
     yield _line("cached", panel.words.tokens(f"{cached:,}"), "kv_cached_tokens", panel)
     yield _line("swapped to RAM", panel.words.tokens(f"{swapped:,}"), "kv_parked_tokens", panel)
     if status.stats is not None and status.stats.evictions:

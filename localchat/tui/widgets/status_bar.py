@@ -11,8 +11,8 @@ from textual.widget import Widget
 
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
+from localchat.session.progress import time_left
 from localchat.tui.metric_words import MetricWords
-from localchat.tui.progress import time_left
 from localchat.tui.textual_internals.flat_widget import rows_in
 from localchat.tui.widgets.charts import bar, sparkline
 from localchat.units import rate

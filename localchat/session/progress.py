@@ -1,0 +1,65 @@
+"""Progress of a request before its first words, in words."""
+
+from typing import Final
+
+from localchat.engine.stats_line import plain_prefill_rate
+from localchat.session.engine_status import EngineStatus
+from localchat.units import percent, rate, sizes, used_of
+
+_UNBROKEN: Final = "\u00a0"
+"""A space where no row ends."""
+
+
+def progress_words(status: EngineStatus, now_s: float, *, technical: bool = False) -> str:
+    """Progress of the running request; empty while there is nothing to wait for. `now_s`: of the monotonic
+    clock. `technical`: in the terms of the field."""
+    match status.state:
+        case "sent":
+            return f"waiting for the model, {now_s - status.sent_s:.0f} s"
+        case "queued" if status.queued is not None:
+            ahead = status.queued.ahead
+            return f"waiting: {ahead} request{'' if ahead == 1 else 's'} ahead"
+        case "loading":
+            return _loading(status)
+        case "prefill":
+            return _prefill(status, now_s, technical=technical)
+        case _:
+            return ""
+
+
+def _loading(status: EngineStatus) -> str:
+    loading = status.loading
+    if loading is None or not loading.total_bytes:
+        return "loading the model"
+    done, total = loading.done_bytes, loading.total_bytes
+    return f"loading the model, {percent(done, total)}, {sizes(done, total)}"
+
+
+def _prefill(status: EngineStatus, now_s: float, *, technical: bool) -> str:
+    prefill = status.prefill
+    if prefill is None or not prefill.total:
+        return ""
+    if technical:
+        words = [f"prefill {used_of(prefill.done, prefill.total)}"]
+    else:
+        words = [f"reading your prompt, {percent(prefill.done, prefill.total)}"]
+    if (speed := status.prefill_tokens_per_s) is not None:
+        told = rate(speed) if technical else plain_prefill_rate(speed)
+        words.append(told.replace(" ", _UNBROKEN))
+    if left := time_left(status, now_s):
+        words.append(left)
+    return ", ".join(words)
+
+
+def time_left(status: EngineStatus, now_s: float) -> str:
+    """`about 1 min left`, `about 20 s left`; empty if that is not known. `now_s`: of the monotonic clock."""
+    left_s = status.prefill_left_s(now_s)
+    if left_s is None or status.prefill is None or status.prefill.done >= status.prefill.total:
+        return ""
+    if left_s < 7.5:
+        return "a few seconds left"
+    if left_s < 57.5:
+        return f"about {5 * round(left_s / 5)} s left"
+    if left_s < 3570:
+        return f"about {max(1, round(left_s / 60))} min left"
+    return f"about {left_s / 3600:.1f} h left"
