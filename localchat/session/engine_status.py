@@ -216,6 +216,8 @@ def _prefill_label(status: EngineStatus) -> str:
 def _loading_label(status: EngineStatus) -> str:
     if status.loading is None or not status.loading.total_bytes:
         return "loading"
+    if status.loading.done_bytes >= status.loading.total_bytes:
+        return "warming up"
     return f"loading {sizes(status.loading.done_bytes, status.loading.total_bytes)}"
 
 

@@ -32,6 +32,8 @@ def _loading(status: EngineStatus) -> str:
     if loading is None or not loading.total_bytes:
         return "loading the model"
     done, total = loading.done_bytes, loading.total_bytes
+    if done >= total:
+        return "warming up the model"
     return f"loading the model, {percent(done, total)}, {sizes(done, total)}"
 
 

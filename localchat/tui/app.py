@@ -227,11 +227,13 @@ class ChatApp(App[int]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Entries of the palette: slash commands, actions that only keys have, models, conversations."""
+        keys = {key.action: key_names(key.id, self._session_context.keys) for key in KEYS}
         for command in COMMANDS:
             if not command.required:
+                key_name = keys.get(f"command('/{command.name}')")
                 yield SystemCommand(
                     f"/{command.name}",
-                    command.about,
+                    f"{key_name} · {command.about}" if key_name else command.about,
                     lambda line=f"/{command.name}": self.chat.commands.run(line),
                 )
         for key in KEYS:

@@ -260,6 +260,8 @@ def test_the_palette_has_conversations_models_and_keys(tmp_path: Path) -> None:
         await app.find_models()
         found = {one.title: one for one in app.get_system_commands(app.screen)}
         assert found["Settings"].help == "F2"
+        assert found["/new"].help.startswith("Ctrl+N · ")
+        assert "·" not in found["/compact"].help
         assert "Use guide" in found
         found["Open about rivers"].callback()
         await until(pilot, lambda: app.session.last_question())

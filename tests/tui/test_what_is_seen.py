@@ -240,6 +240,7 @@ def test_panel_and_foot_show_the_progress_of_a_prompt() -> None:
     [
         (Prefill(1344, 0, 3278), "reading your prompt, 41%"),
         (Loading(2_100_000_000, 4_700_000_000), "loading the model, 45%, 2.1/4.7 GB"),
+        (Loading(4_700_000_000, 4_700_000_000), "warming up the model"),
     ],
 )
 def test_what_a_request_waits_for_is_in_the_transcript_until_its_first_words(
