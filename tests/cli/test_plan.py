@@ -86,7 +86,9 @@ def test_a_model_that_is_not_here_is_planned_by_its_shape(
     outcome = plan("qwen2.5:7b", "--offline", "--users", "5")
     assert outcome.code == 0, outcome.err
     assert "using its published shape" in outcome.err
-    assert outcome.out.startswith("qwen2.5:7b-q4_k_m: requests of 200 tokens in and 200 out (predicted")
+    assert outcome.out.startswith(
+        "qwen2.5:7b-q4_k_m: requests of 200 tokens in and 200 out (predicted"
+    )
 
 
 def test_an_estimate_counts_the_draft_model(
