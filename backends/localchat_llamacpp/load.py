@@ -69,6 +69,8 @@ class Target:
     threads: int
     architecture: str = ""
     """As the file names it."""
+    experts: bool = False
+    """A mixture of experts, of which each token of a step reads others."""
 
 
 def refuse_other_kinds(model: int) -> None:
@@ -203,6 +205,7 @@ def _capabilities(
         all_logprobs=True,
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
+        seeded_drafts=rewind != "checkpoint" and not target.experts,
         step_target_s=0.1 if request.plan.gpu_layers else 0.25,
         widths=_widths(spec, request),
         limits=(*limits, _ALONE) if alone else limits,

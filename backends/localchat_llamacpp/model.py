@@ -122,6 +122,7 @@ class GgufModel:
             kv_types=kv_types(self.shape),
             threads=request.options.threads or read_machine().cores,
             architecture=self.header.architecture,
+            experts=self.shape.experts > 0,
         )
         return load_runner(target, request, progress, notify)
 

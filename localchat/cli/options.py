@@ -57,7 +57,7 @@ _SAMPLING = (
     _Flag("top_p", ("--top-p",), "P", "Keep the likeliest tokens up to this probability."),
     _Flag("top_k", ("--top-k",), "K", "Keep the K likeliest tokens."),
     _Flag("min_p", ("--min-p",), "P", "Keep tokens at least this likely, relative to the best."),
-    _Flag("seed", ("--seed",), "N", "The same seed draws the same text; drafts are off."),
+    _Flag("seed", ("--seed",), "N", "The same seed draws the same text."),
     _Flag("max_tokens", ("--max-tokens",), "N", "The longest answer, in tokens."),
     _Flag("think_budget", ("--think-budget",), "N", "The longest reasoning, in tokens."),
     _Flag("n", ("--n",), "N", "How many answers."),
@@ -75,9 +75,7 @@ _SWITCHES = (
         "",
         "Refuse rather than use the CPU alone.",
     ),
-    _Flag(
-        "speculation", ("--speculation/--no-speculation",), "", "Guess ahead without a seed; on."
-    ),
+    _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess tokens ahead; on."),
     _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
     _Flag(
         "dummy_weights", ("--dummy-weights/--real-weights",), "", "Random weights, for speed tests."

@@ -159,7 +159,7 @@ KEYS: Final[Mapping[str, Key]] = {
         "Threads that compute.",
         reloads=True,
     ),
-    "speculation": Key("--no-speculation", _YES_NO, "Guess ahead, where no seed is given."),
+    "speculation": Key("--no-speculation", _YES_NO, "Guess tokens ahead."),
     "draft": Key(
         "--draft",
         "a name or a path",
@@ -185,9 +185,7 @@ KEYS: Final[Mapping[str, Key]] = {
         'token ids with numbers from -100 to 100, as {"42": -5}',
         "Added to logits.",
     ),
-    "seed": Key(
-        "--seed", "a whole number from 0", "The same seed draws the same text; drafts are off."
-    ),
+    "seed": Key("--seed", "a whole number from 0", "The same seed draws the same text."),
     "max_tokens": Key(
         "--max-tokens", "a whole number from 1, or thousands as 2k", "Longest answer, in tokens."
     ),

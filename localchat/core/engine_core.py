@@ -321,19 +321,21 @@ class EngineCore:
 
     def _add(self, request_state: RequestState) -> None:
         first, *others = request_state.sequences
-        wanted = request_state.request.speculation and not request_state.seeded
+        can, seeded = self._runner.capabilities, request_state.seeded
+        wanted = request_state.request.speculation and (can.seeded_drafts or not seeded)
         if self._speculation and wanted:
+            # With a seed, neither other requests nor the clock have a say in the drafts.
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
-            rewinds = self._runner.capabilities.rewind != "checkpoint"
             ngrams = NgramProposer(
                 request_state.tokens,
-                self._step_costs,
-                earlier,
-                rewinds=rewinds,
-                fund=self._draft_fund,
+                self._draft_planner.assumed_cost if seeded else self._step_costs,
+                () if seeded else earlier,
+                rewinds=can.rewind != "checkpoint",
+                fund=None if seeded else self._draft_fund,
+                measured=self._step_costs,
             )
             first.proposer = ngrams
-            if self._draft_model is not None:
+            if self._draft_model is not None and not seeded:
                 first.proposer = DraftProposer(
                     first.number,
                     request_state.tokens,

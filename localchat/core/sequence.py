@@ -147,7 +147,7 @@ class RequestState:
     sampling: SamplingParams
     max_tokens: int
     seeded: bool
-    """It came with a seed, so its text must come out the same again: it has no drafts."""
+    """It came with a seed, so its text must come out the same again: nothing measured chooses its steps."""
     timer: RequestTimer
     sequences: list[Sequence] = field(default_factory=list)
     """One for each choice."""

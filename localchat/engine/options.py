@@ -24,7 +24,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     backend: str | None = None
     """A backend's name, or `module:Class`; None: the best that can run here."""
     speculation: bool = True
-    """Draft tokens from earlier text, for requests without a seed."""
+    """Draft tokens from earlier text."""
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
     """Sampling defaults of the catalogue or the user, by name; they go before the model's own."""
     state_dir: Path | None = None

@@ -204,13 +204,13 @@ class TimedCore:
     def _failed(self, _id: int, error: LocalchatError) -> None:
         raise error
 
-    def answer(self, texts: Texts, *, apart_s: float = 0.001) -> Outcome:
+    def answer(self, texts: Texts, *, apart_s: float = 0.001, seed: int | None = None) -> Outcome:
         """Ask for all texts, a millisecond apart. Tokens must be letters of ASCII."""
         began_s, core = self.runner.now_s, self._core
         due = deque[tuple[float, int, GenerateRequest, list[int]]]()
         for number, (prompt, answer) in enumerate(texts):
             request = GenerateRequest(
-                TokenIds(tuple(prompt)), Sampling(temperature=0.0), max_tokens=len(answer),
+                TokenIds(tuple(prompt)), Sampling(temperature=0.0, seed=seed), max_tokens=len(answer),
                 ignore_eos=True, salt=str(self._next_id),
             )  # fmt: skip
             due.append((began_s + number * apart_s, self._next_id, request, [*prompt, *answer]))

@@ -320,8 +320,8 @@ class Scheduler:
         """Tokens of a prompt's next chunk.
 
         Logits differ in their last bits by the width of the steps that computed them and their prompt. With a
-        seed there are no drafts, and the chunks of a request that runs alone depend on nothing that was
-        measured, so its text is the same each time.
+        seed the chunks of a request that runs alone, as its drafts, depend on nothing that was measured, so its
+        text is the same each time.
         """
         width = min(sequence.needs, share or step.tokens_left, step.tokens_left)
         at_state = False

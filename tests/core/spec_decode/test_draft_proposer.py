@@ -63,6 +63,12 @@ class ReplayedDrafter:
         return [Draft(tuple(found), (0.5,) * len(found))]
 
 
+def _sequence(number: int) -> sequence.Sequence:
+    unseeded = SimpleNamespace(seeded=False)
+    plain = SimpleNamespace(number=number, recomputed=0, request_state=unseeded)
+    return cast(sequence.Sequence, plain)
+
+
 class Replay:
     """An engine's steps for one answer after another, by a table of costs."""
 
@@ -105,7 +111,7 @@ class Replay:
 
     def _draft(self, proposer: DraftProposer) -> tuple[int, ...]:
         """The draft of a step with this text alone, as the planner finds it."""
-        one = cast(sequence.Sequence, SimpleNamespace(number=0, recomputed=0))
+        one = _sequence(0)
         places = [draft_planner._DraftPlace(one, proposer, 16)]
         lengths, rate = self._planner._by_ngrams([one], places, 1, 16, 0)
         asked, count = self._planner._by_model([one], places, 1, 16, 0, rate)
@@ -170,9 +176,7 @@ def test_a_text_without_drafts_waits_for_a_draft_model_as_long_as_its_patience_l
     replay.answer(300, 1.0)
     can = Capabilities(1000, 1000, 2, 2, 512, depth=2)
     planner = DraftPlanner(can, replay.costs, None, replay.model)
-    both = [
-        cast(sequence.Sequence, SimpleNamespace(number=number, recomputed=0)) for number in (0, 1)
-    ]
+    both = [_sequence(number) for number in (0, 1)]
     proposer = DraftProposer(
         0, [1] * 9, SamplingParams(), replay.model, NgramProposer([1] * 9, replay.costs)
     )
