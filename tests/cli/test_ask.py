@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from localchat.cli import render_answer
+from localchat.cli.render_answer import AnswerDisplay, ReceivedAnswer
 from localchat.config.paths import find_paths
 from localchat.engine.events import MetricsSnapshot
 from localchat.errors import (
@@ -253,12 +255,14 @@ def test_ctrl_c_keeps_what_was_said_cancels_and_ends_with_130(
 def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupting(event: object) -> str:
+    collect = render_answer._collect
+
+    def interrupting(answer: ReceivedAnswer, event: object, display: AnswerDisplay) -> None:
         if isinstance(event, MetricsSnapshot):
             raise KeyboardInterrupt
-        return ""
+        collect(answer, event, display)
 
-    monkeypatch.setattr("localchat.cli.render_answer.progress_line", interrupting)
+    monkeypatch.setattr(render_answer, "_collect", interrupting)
     code, out, _ = call(SCENARIOS["slow"], "--json", "hi")
     told = json.loads(out)
     assert code == 130
