@@ -7,10 +7,8 @@ One server is swept as `bench` does, then driven beyond its saturation, then by 
 the measured saturation. Each round does all of it, and predicts from its own sweep: the saturation, and the
 times to first token at the rate of each load. Told is the median of rounds.
 
-Both must meet the same machine: points are taken again while a core is slower than it can be, and requests
-that met such a core do not count (machine_speed.py). Requests of a simulation arrive when those of its load do,
-as the p95 of a few hundred differs between two draws of their times by more than is asked for here, and the
-same ones count; "in the long run" is what `plan` says, of thousands.
+Requests of a simulation arrive when those of its load do, as the p95 of a few hundred differs between two draws
+of their times by more than is asked for here; "in the long run" is what `plan` says, of thousands.
 --limit is shared among the loads, however slow the machine is; a load whose requests are not all answered in
 its time was more than the server takes.
 
@@ -26,14 +24,18 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from localchat.backend_api.registry import usable_machine
-from localchat.bench.capacity import RequestLengths, capacity, simulate, simulated_requests
+from localchat.bench.capacity import (
+    RequestLengths,
+    capacity,
+    simulate,
+    simulated_requests,
+)
 from localchat.bench.client import RequestSample
 from localchat.bench.endpoint import BenchEndpoint, prepared
 from localchat.bench.load import LoadSpec, run_load
@@ -45,20 +47,12 @@ from localchat.bench.statistics import LatencyTarget, figures
 from localchat.bench.sweep import BenchVariant, Sweep, SweepSpec
 from localchat.bench.variants import is_running
 from localchat.bench.workload import Shape, messages, parse_shape
-from scripts.tools.machine_speed import MachineSpeed, machine_speed
-
-T = TypeVar("T")
 
 _BEYOND: Final = 3
 """Clients for each slot that saturate the server."""
 _LEAST_REQUESTS: Final = 20
 _DRAIN_S: Final = 10.0
 """At the end of a load, when no request comes and the last ones are answered."""
-_BEFORE_S: Final = 2.0
-"""Time before a request in which a slow core makes it wait."""
-_SLOW: Final = 0.1
-"""Share of a slow core's time that does not matter."""
-_MOST_TRIES: Final = 10
 _WANTED_SATURATION, _WANTED_P95 = 0.1, 0.2
 
 
@@ -146,11 +140,11 @@ def _check(asked: argparse.Namespace) -> dict[str, Any]:
     saturations: list[Pair] = []
     waits_ms: dict[float, list[Pair]] = {share: [] for share in asked.loads}
     problems: list[str] = []
-    with machine_speed() as speed, _open(variant) as (endpoint, _):
+    with _open(variant) as (endpoint, _):
         began_s = time.perf_counter()
         for number in range(asked.rounds):
             end_s = began_s + asked.limit * (number + 1) / asked.rounds
-            one = _Round(endpoint, variant, asked, number, speed)
+            one = _Round(endpoint, variant, asked, number)
             saturations.append(one.saturation)
             _show("saturation, requests a second", one.saturation)
             for at, share in enumerate(asked.loads):
@@ -184,28 +178,22 @@ class _Round:
         variant: BenchVariant,
         asked: argparse.Namespace,
         number: int,
-        speed: MachineSpeed,
     ) -> None:
-        self._speed = speed
         shape = parse_shape(asked.shape)
         levels = [1 << power for power in range(10) if 1 << power <= asked.parallel]
-        sweeps = []
-        for level in levels:
-            spec = SweepSpec(
-                variants=(variant,), shapes=(shape,), clients=(level,), seconds=asked.seconds
-            )
-            sweeps.append(self._at_full_speed(partial(_swept, spec, endpoint)))
-        machine = MachineRecord.of(usable_machine())
-        served, points = tuple(sweeps[0].served.values()), [sweep.points[0] for sweep in sweeps]
-        record = BenchRecord(
-            at=now(), machine=machine, spec=spec, served=served, points=tuple(points)
+        spec = SweepSpec(
+            variants=(variant,), shapes=(shape,), clients=tuple(levels), seconds=asked.seconds
         )
+        sweep = Sweep(spec, _standing(endpoint), lambda _: None)
+        sweep.run()
+        machine = MachineRecord.of(usable_machine())
+        served, points = tuple(sweep.served.values()), tuple(sweep.points)
+        record = BenchRecord(at=now(), machine=machine, spec=spec, served=served, points=points)
         self._costs = measured_source(record).costs
         prompt = statistics.fmean(point.figures.prompt_tokens for point in points)
         self._lengths = RequestLengths(prompt, shape.output_tokens)
         self._load = Load(prepared(endpoint, f"plan {number}"), shape)
-        saturated = partial(self._load.saturated, asked.parallel * _BEYOND, asked.seconds)
-        most = self._at_full_speed(saturated)
+        most = self._load.saturated(asked.parallel * _BEYOND, asked.seconds)
         self.saturation = Pair(most, capacity(self._costs, self._lengths).requests_per_s)
 
     def p95_ms(self, share: float, seconds: float, seed: int) -> Pair:
@@ -218,35 +206,12 @@ class _Round:
         long_run = simulate(self._costs, self._lengths, rate)
         if expected is None or long_run is None:
             raise TooMuch(f"{rate:.2f} requests a second are more than was predicted")
-        counted = [
-            (one.ttft_s, other.ttft_s)
-            for one, other in list(zip(found, expected, strict=True))[len(found) // 5 :]
-            if self._speed.slow(one.began_s - _BEFORE_S, one.arrivals_s[0]) <= _SLOW
-        ]
-        if len(counted) < _LEAST_REQUESTS:
-            raise TooMuch("hardly a request met a machine at its full speed")
+        first = len(found) // 5  # the first ones find the server empty
         p95_ms = [
-            statistics.quantiles(times, n=100, method="inclusive")[94] * 1e3
-            for times in zip(*counted, strict=True)
+            statistics.quantiles((one.ttft_s for one in requests[first:]), n=100)[94] * 1e3
+            for requests in (found, expected)
         ]
-        return Pair(p95_ms[0], p95_ms[1], len(counted), long_run.ttft_p95_ms)
-
-    def _at_full_speed(self, measure: Callable[[], T]) -> T:
-        """What a measurement gave while all cores were at their full speed, or the last of many."""
-        for _ in range(_MOST_TRIES):
-            start_s = time.perf_counter()
-            found = measure()
-            if self._speed.slow(start_s, time.perf_counter()) <= _SLOW:
-                break
-        else:
-            print("this machine was never at its full speed", flush=True)
-        return found
-
-
-def _swept(spec: SweepSpec, endpoint: BenchEndpoint) -> Sweep:
-    sweep = Sweep(spec, _standing(endpoint), lambda _: None)
-    sweep.run()
-    return sweep
+        return Pair(p95_ms[0], p95_ms[1], len(found) - first, long_run.ttft_p95_ms)
 
 
 def _show(what: str, pair: Pair) -> None:
