@@ -34,7 +34,7 @@ _POSSIBLE: Final = 0.02
 _CERTAIN: Final = -0.003
 """Log probability of the first tokens of such an answer, together."""
 _FIRST_TOKENS: Final = 16
-SURE: Final = 0.65
+SURE: Final = 0.6
 """From it on the answer of another topic than the guide's is given."""
 OFFERED: Final = 3
 """Questions that are offered where no topic is sure."""
@@ -42,8 +42,10 @@ _ITS_OWN: Final = 0.02
 """From it on the question that the guide answered is offered first."""
 _LEAST: Final = 0.08
 """Where all topics that could be offered are less likely together, none is."""
-_BEYOND: Final = 0.8
+_BEYOND: Final = 0.5
 """From it on a question is taken for one beyond the guide's subject."""
+_ANSWERED: Final = 0.1
+"""Below it a question that the guide refused may be answered, or offers be made."""
 UNKNOWN: Final = "I do not know that."
 """How the answer begins that names a real model."""
 OFFER: Final = (
@@ -52,6 +54,7 @@ OFFER: Final = (
 )
 _PICK: Final = re.compile(r"\W*(\d)\W*")
 _REFUSALS: Final = (UNKNOWN, "I cannot", "I am sorry", "I did not understand")
+_NO_TEXT: Final = "I cannot work on texts"
 _NO_SUM: Final = "I cannot calculate that"
 _NO_TASK: Final = "I cannot write texts or code"
 _ABSENT: Final = "localchat has no"
@@ -182,7 +185,7 @@ def checked_answer(
     """
     said = asked.question + "\0" + asked.earlier
     if answer.startswith(_REFUSALS):
-        return ""
+        return unrefused(topics, probabilities, asked, answer, whole=whole)
     if asked.is_text:
         return checked_beginning(topics, answer) if whole else None
     if whole and (quoted := answer.strip("> \n")) != asked.question and quoted in said:
@@ -230,6 +233,28 @@ def checked_beginning(topics: Topics, answer: str) -> str:
     return next(text for text in topics.answers if text.startswith(_NO_TASK))
 
 
+def unrefused(
+    topics: Topics, probabilities: "np.ndarray", asked: GuideQuestion, answer: str, *, whole: bool
+) -> str | None:
+    """What to say instead of a refusal; empty if it may be right. None: its next words will tell."""
+    if asked.is_text or _refused(topics, probabilities) >= _ANSWERED:
+        return ""
+    if other := sure(topics, probabilities):
+        return other
+    if answer.startswith(_NO_TEXT):  # and there was none
+        return offer(topics, probabilities, "")
+    return None if not whole and _NO_TEXT.startswith(answer) else ""
+
+
+def _refused(topics: Topics, probabilities: "np.ndarray") -> float:
+    """How likely it is that a question is to be refused."""
+    return sum(
+        likely
+        for name, likely in zip(topics.keys, map(float, probabilities), strict=True)
+        if name.startswith(_REFUSALS)
+    )
+
+
 def task_refusal(topics: Topics, probabilities: "np.ndarray") -> str:
     """The likeliest refusal, where a task is rather to be refused than to repeat a text; else empty."""
     rows = zip(map(float, probabilities), topics.keys, topics.answers, strict=True)
@@ -252,8 +277,7 @@ def offer(topics: Topics, probabilities: "np.ndarray", key: str) -> str:
         (name == key and likely >= _ITS_OWN, likely, text) for name, text, likely in rows if text
     ]
     offered = sorted(offered, reverse=True)[:OFFERED]
-    refused = sum(likely for name, _, likely in rows if name.startswith(_REFUSALS))
-    if refused >= _BEYOND or sum(likely for _, likely, _ in offered) < _LEAST:
+    if _refused(topics, probabilities) >= _BEYOND or sum(likely for _, likely, _ in offered) < _LEAST:
         return next(text for text in topics.answers if text.startswith(UNKNOWN))
     lines = [f"{at}. {text}" for at, (_, _, text) in enumerate(offered, 1)]
     return "\n".join((OFFER, "", *lines))

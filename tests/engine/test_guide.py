@@ -161,8 +161,24 @@ def test_the_first_word_of_such_an_answer_decides_nothing() -> None:
     assert guide.checked_answer(TOPICS, likely, question, "No", whole=False) is None
 
 
-def test_a_refusal_stays() -> None:
-    assert said("what is gguf?", "I cannot work on texts: I am a small guide") == ""
+REFUSAL = "I cannot work on texts: I am a small guide"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "translate to german: what is gguf?",
+        "fix the grammar: how i can quit",
+        "capital of france",
+        "blue apples sing upstairs",
+    ],
+)
+def test_a_refusal_stays(question: str) -> None:
+    assert said(question, REFUSAL) == ""
+
+
+def test_the_answer_of_a_sure_topic_replaces_a_refusal() -> None:
+    assert said("what is gguf?", REFUSAL).startswith("GGUF is the file format")
 
 
 def test_an_answer_with_a_word_of_the_question_stays() -> None:

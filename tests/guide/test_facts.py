@@ -187,9 +187,7 @@ def test_flags_are_those_of_the_command_line() -> None:
 def test_slash_commands_are_those_of_the_screen() -> None:
     from localchat.session.commands import COMMANDS
 
-    # Those came after the guide's last training; it says nothing of them, which is not wrong.
-    newer = {"/everything", "/history"}
-    assert set(FACTS["slash"]) == {f"/{command.name}" for command in COMMANDS} - newer
+    assert set(FACTS["slash"]) == {f"/{command.name}" for command in COMMANDS}
 
 
 def test_keys_in_answers_are_bound_on_the_screen() -> None:

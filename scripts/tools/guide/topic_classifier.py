@@ -1,6 +1,6 @@
 """Trains the classifier of topics that checks the guide's answers, on the questions of its training.
 
-    python scripts/tools/guide/topic_classifier.py [--questions 150000] [--epochs 8]
+    python scripts/tools/guide/topic_classifier.py [--questions 300000] [--epochs 8]
 
 Takes minutes on two cores; writes localchat/guide/topics.npz. See localchat/engine/guide_topics.py. The guide
 itself is asked which questions may be offered: those that it answers, and whose topic the classifier finds.
@@ -24,9 +24,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backends"), str(HERE)]
 
 from asking import ALONE  # noqa: E402 - from here on the checkout counts
 from conversations import Writer, read_facts  # noqa: E402
-from grammar import Choice, Reference, parse  # noqa: E402
+from grammar import Choice, Reference, parse, phrase  # noqa: E402
 
 from localchat.engine.events import Text  # noqa: E402
+from localchat.engine.guide import GuideQuestion  # noqa: E402
 from localchat.engine.guide_topics import FEATURES, Topics, answer_key, features  # noqa: E402
 from localchat.engine.local.engine import LocalEngine  # noqa: E402
 from localchat.engine.options import EngineOptions  # noqa: E402
@@ -38,7 +39,9 @@ KEPT: Final = 0.75  # of a question's features in a step, so that one strange wo
 FOREIGN: Final = 0.1
 SUMS: Final = 0.12
 REFUSALS: Final = 0.13
-FOLLOWING: Final = 0.2  # of all: questions that follow another one
+TASKS: Final = 0.05  # on a text in one line, which may itself be about localchat
+ON_QUESTIONS: Final = 0.3  # of these tasks
+FOLLOWING: Final = 0.26  # of all: questions that follow another one
 LEAST: Final = 3  # questions of a topic
 SMOOTHING: Final = 0.1  # of the labels: a sure and wrong topic costs more than an unsure one
 ANSWER_TOKENS: Final = 48  # tell its topic
@@ -48,7 +51,8 @@ PHRASINGS: Final = 4  # of each kind that are tried
 _CAPITALS: Final = (
     "I GPU GPUs CPU CPUs RAM VRAM KV API APIs JSON GGUF PDF AMD NVIDIA CUDA TTFT TPOT MHA GQA MQA MLA RoPE AWQ GPTQ "
     "MoE IQ FP8 CORS HTTPS IDE VS Ollama Linux Windows Mac Docker Podman Python Emacs OpenAI Zed Aider Cline Codex "
-    "Claude ChatGPT LM WebUI Hugging Face RAG LoRA MCP NPU AVX2 Prometheus Markdown LLM JetBrains"
+    "Claude ChatGPT LM Studio WebUI Hugging Face RAG LoRA MCP NPU AVX2 Prometheus Markdown LLM JetBrains RTX German "
+    "Q4_K_M Q5_K_M"
 )
 WRITTEN: Final = {word.lower(): word for word in _CAPITALS.split()}
 """Words of offered questions that keep their capitals."""
@@ -74,11 +78,25 @@ def questions(count: int, seed: int) -> list[Drawn]:
             drawn.append(Drawn(*writer.sums.draw(rng)[:2]))
         elif chance < FOREIGN + SUMS + REFUSALS:
             drawn.append(Drawn(*writer.refusals.draw(rng)))
-        elif chance < FOREIGN + SUMS + REFUSALS + FOLLOWING:
+        elif chance < FOREIGN + SUMS + REFUSALS + TASKS:
+            drawn.append(task(writer, rng))
+        elif chance < FOREIGN + SUMS + REFUSALS + TASKS + FOLLOWING:
             drawn.append(following(writer, rng))
         else:
             drawn.append(Drawn(*writer.topics.question(writer.topics.draw(rng), rng)))
     return drawn
+
+
+def task(writer: Writer, rng: Random) -> Drawn:
+    """A task on a text that the classifier is asked about: a short one in one line, often a question itself."""
+    tasks = [each for each in writer.pasting.words["tasks"] if not each.startswith("{t}")]
+    while True:
+        text, answer = writer.pasting.draw(rng)
+        if rng.random() < ON_QUESTIONS:
+            asked, _ = writer.topics.question(writer.topics.draw(rng), rng)
+            text = phrase(rng.choice(tasks), writer.refusals.lexicon, rng).replace("{t}", asked)
+        if not GuideQuestion(text).is_text:
+            return Drawn(text, answer)
 
 
 def following(writer: Writer, rng: Random) -> Drawn:
@@ -100,7 +118,8 @@ def plain_questions(topic: dict[str, Any], lexicon: dict[str, list[str]]) -> lis
         for pattern in topic.get(kind, ())[:PHRASINGS]
     ]
     texts = [" ".join(WRITTEN.get(word, word) for word in text.split()) for text in said]
-    texts = [re.sub(r"\ba (?=[aeio])", "an ", text) for text in texts if not set("{<") & set(text)]
+    texts = [re.sub(r"\ba (?=[aeio]|RTX)", "an ", text) for text in texts if not set("{<") & set(text)]
+    texts = [re.sub(r"\bVS (?!code)", "vs ", text) for text in texts]
     return [f"{text[:1].upper()}{text[1:]}?" for text in texts]
 
 
@@ -156,7 +175,8 @@ def known_answers() -> tuple[str, ...]:
     """Answers that are equal for every question of their topic; in other languages a line stands before."""
     facts = read_facts(HERE / "facts.json")
     refusals = [each["answer"] for each in facts["refusals"].values() if "answer" in each]
-    return (*(each["answer"] for each in facts["topics"]), *refusals, facts["foreign"]["english"])
+    others = (facts["pastes"]["answer"], facts["foreign"]["english"])
+    return (*(each["answer"] for each in facts["topics"]), *refusals, *others)
 
 
 class Net(torch.nn.Module):
@@ -238,7 +258,7 @@ def add_questions(path: Path, guide: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--questions", type=int, default=150_000)
+    parser.add_argument("--questions", type=int, default=300_000)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=9)
     guide = ROOT / "localchat" / "guide"
