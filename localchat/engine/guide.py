@@ -277,7 +277,10 @@ def offer(topics: Topics, probabilities: "np.ndarray", key: str) -> str:
         (name == key and likely >= _ITS_OWN, likely, text) for name, text, likely in rows if text
     ]
     offered = sorted(offered, reverse=True)[:OFFERED]
-    if _refused(topics, probabilities) >= _BEYOND or sum(likely for _, likely, _ in offered) < _LEAST:
+    if (
+        _refused(topics, probabilities) >= _BEYOND
+        or sum(likely for _, likely, _ in offered) < _LEAST
+    ):
         return next(text for text in topics.answers if text.startswith(UNKNOWN))
     lines = [f"{at}. {text}" for at, (_, _, text) in enumerate(offered, 1)]
     return "\n".join((OFFER, "", *lines))
