@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from localchat.engine.events import Done, Event, Finished, Text
+from localchat.engine.events import Done, Finished, Text
 from localchat.engine.guide_sums import SUM, holds
 from localchat.engine.guide_topics import HELD, Topics, answer_key
 from localchat.engine.local.engine import LocalEngine
@@ -88,7 +88,7 @@ class GuideEngine(LocalEngine):
         if asked is None:
             return super().generate(request)
         inner = super().generate(replace(request, logprobs=0))
-        answer = CheckedAnswer(inner, self._topics, asked)
+        answer = CheckedAnswer(inner, self._topics, asked, request.n)
         threading.Thread(target=answer.run, name="guide", daemon=True).start()
         return answer.stream
 
@@ -121,7 +121,7 @@ def checked_question(request: GenerateRequest) -> GuideQuestion | None:
     bound = request.grammar or request.stop or request.logprobs is not None or request.ignore_eos
     biased = request.sampling.logit_bias or request.sampling.text_bias
     few = request.max_tokens is not None and request.max_tokens < _ENOUGH_TOKENS
-    if bound or biased or few or request.n > 1 or request.prompt_logprobs is not None:
+    if bound or biased or few or request.prompt_logprobs is not None:
         return None
     asked = [message.content.strip() for message in prompt.messages if message.role == "user"]
     if not asked or not asked[-1]:
@@ -287,42 +287,55 @@ def offer(topics: Topics, probabilities: "np.ndarray", key: str) -> str:
 
 
 class CheckedAnswer:
-    """One answer, whose first words wait until they tell its topic."""
+    """The answer to one request, of which each choice is checked."""
 
-    def __init__(self, inner: Stream, topics: Topics, asked: GuideQuestion) -> None:
+    def __init__(
+        self, inner: Stream, topics: Topics, asked: GuideQuestion, choices: int = 1
+    ) -> None:
         self._inner, self._topics, self._asked = inner, topics, asked
         self.stream = Stream(inner.close)
-        self._held: list[Text | Finished] = []
-        self._logprobs: list[float] = []
-        self._text = ""
-        self._table: str | None = None
-        """The answer in the table if its topic always has the same; None until the topic is known."""
-        self._judged = self._replaced = False
-        self._first = ""
-        """An answer that was shown whole, while what follows it is judged."""
+        self._choices = [
+            _CheckedChoice(number, self.stream, topics, asked) for number in range(choices)
+        ]
 
     def run(self) -> None:
         """Pass the events on; every failure ends the stream."""
         try:
             probabilities = likely_topics(self._topics, self._asked)  # while the model reads
             for event in self._inner:
-                self._pass(event, probabilities)
+                if isinstance(event, Text | Finished):
+                    self._choices[event.choice].receive(event, probabilities)
+                elif isinstance(event, Done) or not all(one.replaced for one in self._choices):
+                    self.stream.put(event)
         except LocalchatError as problem:
             self.stream.put(problem)
         except Exception as problem:  # noqa: BLE001 - the request would wait for ever
             self.stream.put(LocalchatError(f"the guide's answer could not be checked: {problem!r}"))
 
-    def _pass(self, event: Event, probabilities: "np.ndarray") -> None:
-        if self._replaced:
-            if isinstance(event, Done):
-                self.stream.put(event)
+
+class _CheckedChoice:
+    """One choice, whose first words wait until they tell its topic."""
+
+    def __init__(self, number: int, stream: Stream, topics: Topics, asked: GuideQuestion) -> None:
+        self._number, self._stream = number, stream
+        self._topics, self._asked = topics, asked
+        self._held: list[Text | Finished] = []
+        self._logprobs: list[float] = []
+        self._text = ""
+        self._table: str | None = None
+        """The answer in the table if its topic always has the same; None until the topic is known."""
+        self._judged = self.replaced = False
+        self._first = ""
+        """An answer that was shown whole, while what follows it is judged."""
+
+    def receive(self, event: Text | Finished, probabilities: "np.ndarray") -> None:
+        """Pass an event on, now or once it is judged."""
+        if self.replaced:
             return
         if isinstance(event, Text) and event.logprobs:
             self._logprobs += [each.logprob for each in event.logprobs]
             event = Text(event.choice, event.text)
-        if not isinstance(event, Text | Finished):
-            self.stream.put(event)
-        elif self._judged:
+        if self._judged:
             self._follow(event, probabilities)
         else:
             self._judge(event, probabilities)
@@ -346,7 +359,7 @@ class CheckedAnswer:
             return
         held, self._held, self._text = self._held, [], ""
         for each in held:
-            self._pass(each, probabilities)
+            self.receive(each, probabilities)
 
     def _certain(self, *, whole: bool) -> bool | None:
         """Whether the first tokens say that the guide is certain of its first answer; None: not yet."""
@@ -368,23 +381,23 @@ class CheckedAnswer:
         if isinstance(event, Finished):
             if event.reason == "stop" and table.startswith(shown):
                 self._put(table[len(shown) :])
-            self.stream.put(event)
+            self._stream.put(event)
         elif table.startswith(self._text) or not table.startswith(shown):
-            self.stream.put(event)
+            self._stream.put(event)
         elif self._text.startswith(table):
             second = self._text[len(table) :]
             self._put(table[len(shown) :])
             self._text, self._table, self._judged, self._first = "", None, False, table
-            self._judge(Text(0, second), probabilities)
+            self._judge(Text(self._number, second), probabilities)
         else:
             self._end(table[len(shown) :])
 
     def _put(self, text: str) -> None:
         if text:
-            self.stream.put(Text(0, text))
+            self._stream.put(Text(self._number, text))
 
     def _end(self, text: str) -> None:
         """End the answer with this text, whatever the model still says."""
-        self._replaced = True
+        self.replaced = True
         self._put(text)
-        self.stream.put(Finished(0, "stop"))
+        self._stream.put(Finished(self._number, "stop"))

@@ -253,7 +253,7 @@ def test_few_words_wait() -> None:
         (asked("怎么退出"), ("怎么退出", "", "")),
         (asked("hi", max_tokens=5), None),
         (asked("hi", stop=("x",)), None),
-        (asked("hi", n=2), None),
+        (asked("hi", n=2), ("hi", "", "")),
         (asked("hi", grammar=Grammar("regex", "yes|no")), None),
         (asked("hi", sampling=Sampling(logit_bias={1: 5.0})), None),
         (GenerateRequest(TextPrompt("hi")), None),
@@ -268,7 +268,8 @@ def test_what_the_classifier_can_judge_is_checked(
 def shown(question: str, *events: Event) -> Sequence[Event]:
     """What a user sees of these events of the model."""
     inner = Stream(lambda: None)
-    answer = guide.CheckedAnswer(inner, TOPICS, guide.GuideQuestion(question))
+    choices = 1 + max(each.choice for each in events if isinstance(each, Finished))
+    answer = guide.CheckedAnswer(inner, TOPICS, guide.GuideQuestion(question), choices)
     inner.put(*events)
     answer.run()
     return list(answer.stream)
@@ -392,6 +393,18 @@ def test_no_word_of_a_wrong_answer_is_shown() -> None:
     assert isinstance(text, Text)
     assert text.text.startswith("GGUF is the file format")
     assert (finished, done) == (Finished(0, "stop"), DONE)
+
+
+def test_each_of_several_choices_is_checked() -> None:
+    ends = (Finished(1, "stop"), Finished(0, "stop"), DONE)
+    events = shown("What is GGUF?", Text(1, QUIT[:60]), Text(0, TABLE), Text(1, QUIT[60:]), *ends)
+    texts = ["", ""]
+    for each in events:
+        if isinstance(each, Text):
+            texts[each.choice] += each.text
+    assert texts == [TABLE, TABLE]
+    assert sorted(each.choice for each in events if isinstance(each, Finished)) == [0, 1]
+    assert events[-1] == DONE
 
 
 def test_a_short_answer_is_checked_at_its_end() -> None:
