@@ -1,5 +1,6 @@
 """`doctor --rebuild` and the sentence that offers it, on a rebuilder of our own making."""
 
+import importlib
 import io
 import os
 import sys
@@ -84,6 +85,8 @@ class FakeBackend(MinimalBackend):
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    # First imported below, it would keep the backends of this test for all that follow.
+    importlib.import_module("localchat.cli.doctor_report")
     made = FakeBackend(FakeRebuilder())
     found: dict[str, Backend] = {"llamacpp": made}  # type: ignore[dict-item]
     monkeypatch.setattr("localchat.backend_api.registry.find_backends", lambda: found)
