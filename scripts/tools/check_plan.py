@@ -30,12 +30,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from localchat.backend_api.registry import usable_machine
-from localchat.bench.capacity import (
-    RequestLengths,
-    capacity,
-    simulate,
-    simulated_requests,
-)
+from localchat.bench.capacity import RequestLengths, capacity, simulate, simulated_requests
 from localchat.bench.client import RequestSample
 from localchat.bench.endpoint import BenchEndpoint, prepared
 from localchat.bench.load import LoadSpec, run_load
@@ -173,11 +168,7 @@ class _Round:
     """A sweep with what it predicts, beside loads of the same server."""
 
     def __init__(
-        self,
-        endpoint: BenchEndpoint,
-        variant: BenchVariant,
-        asked: argparse.Namespace,
-        number: int,
+        self, endpoint: BenchEndpoint, variant: BenchVariant, asked: argparse.Namespace, number: int
     ) -> None:
         shape = parse_shape(asked.shape)
         levels = [1 << power for power in range(10) if 1 << power <= asked.parallel]
@@ -208,8 +199,10 @@ class _Round:
             raise TooMuch(f"{rate:.2f} requests a second are more than was predicted")
         first = len(found) // 5  # the first ones find the server empty
         p95_ms = [
-            statistics.quantiles((one.ttft_s for one in requests[first:]), n=100)[94] * 1e3
-            for requests in (found, expected)
+            statistics.quantiles(times_s, n=100, method="inclusive")[94] * 1e3
+            for times_s in (
+                [one.ttft_s for one in requests[first:]] for requests in (found, expected)
+            )
         ]
         return Pair(p95_ms[0], p95_ms[1], len(found) - first, long_run.ttft_p95_ms)
 

@@ -270,8 +270,7 @@ class ChatScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")
         self.set_class(event.size.height < 20, "-short")
-        left = place_column(self, event.size.width, has_panel=self.shows_panel)
-        self.talk.indent(left)
+        self.talk.indent(place_column(self, event.size.width, has_panel=self.shows_panel))
         self.status_changed()
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
