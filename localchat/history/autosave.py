@@ -68,6 +68,12 @@ class Autosave:
             self._want()
 
     @property
+    def behind(self) -> bool:
+        """Whether a change is not on the disk yet."""
+        with self._lock:
+            return self._written < self._wanted
+
+    @property
     def problem(self) -> HistoryUnusable | None:
         """Why the last write failed, or None. The next write tries again."""
         with self._lock:

@@ -65,6 +65,13 @@ class ConversationRecorder:
         self._autosave.flush()
         self.history.withdraw(self._conversation.id, question)
 
+    def flush(self) -> bool:
+        """Wait until all changes are on the disk. Returns whether any was not. Raises HistoryUnusable."""
+        if self._autosave is None or not self._autosave.behind:
+            return False
+        self._autosave.flush()
+        return True
+
     def kept_draft(self) -> str:
         """The text that was not sent when the program ended; may be empty."""
         if self.history is None:

@@ -420,8 +420,8 @@ class CommandHandlers:
         """List all conversations, and resume the chosen one."""
         from localchat.tui.screens.history import HistoryScreen
 
-        history = self._screen.session.recorder.history
-        if history is None:
+        recorder = self._screen.session.recorder
+        if recorder.history is None:
             self._screen.hint("the history is not open yet")
             return
 
@@ -429,16 +429,19 @@ class CommandHandlers:
             if id_ is not None:
                 self.open_conversation(id_)
 
-        self._screen.open_dialog(HistoryScreen(history), chosen)
+        self._screen.open_dialog(HistoryScreen(recorder.history, recorder.flush), chosen)
 
     def open_conversation(self, id_: str) -> None:
         """Resume a conversation of the history."""
         self._screen.start_work(self._resume(id_))
 
     async def _resume(self, id_: str) -> None:
-        history = self._screen.session.recorder.history
-        assert history is not None
-        conversation = await asyncio.to_thread(history.load, id_)
+        session = self._screen.session
+        assert session.recorder.history is not None
+        if id_ == session.conversation.id:  # its last words may be on their way to the disk
+            await self._screen.stop_and_wait()
+            await asyncio.to_thread(session.recorder.flush)
+        conversation = await asyncio.to_thread(session.recorder.history.load, id_)
         await self._screen.stop_and_wait()
         self.resume(conversation)
 

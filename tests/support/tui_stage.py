@@ -375,7 +375,7 @@ async def say(pilot: Pilot[int], text: str) -> None:
     await pilot.pause()
     await pilot.press("enter")
     await pilot.pause()
-    await until(pilot, lambda: not app.session.busy)
+    await until(pilot, lambda: not app.session.busy and not app.chat._queue.is_sending)
 
 
 def sent(request: GenerateRequest) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,13 +38,29 @@ class HistoryScreen(ListDialog[str]):
     KEYS_TEXT = "Enter open · ^S rename · Del delete · ^Z undo · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("history")]
 
-    def __init__(self, history: "History") -> None:
+    def __init__(self, history: "History", flush: Callable[[], bool] = lambda: False) -> None:
+        """`flush`: writes what is on its way to the history, and returns whether anything was."""
         super().__init__()
         self._history = history
+        self._flush = flush
         self._summaries: dict[str, ConversationSummary] = {}
         self._deleted: list[ConversationSummary] = []
         self._renaming: str | None = None
         self._previews: dict[str, str] = {}
+
+    def on_mount(self) -> None:
+        # Textual also calls `ListDialog.on_mount`, which fills the list.
+        self._fill_once_written()
+
+    @work(group="flush")
+    async def _fill_once_written(self) -> None:
+        try:
+            was_behind = await asyncio.to_thread(self._flush)
+        except LocalchatError:
+            return  # the chat says what is wrong
+        if was_behind and self.is_open:
+            self._previews.clear()
+            self.fill(self.query_one("#filter", Input).value)
 
     def fill(self, text: str) -> None:
         if self._renaming is not None:

@@ -1,5 +1,6 @@
 """Screens, and what must outlive the program."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from textual.pilot import Pilot
-from textual.widgets import Input, Static
+from textual.widgets import Input, OptionList, Static
 
 from localchat.chat.conversation import Conversation, Inclusion
 from localchat.engine.request import Message
-from localchat.errors import LocalchatError
+from localchat.errors import HistoryUnusable, LocalchatError
+from localchat.history.autosave import Autosave
 from localchat.history.store import History
 from localchat.models.index import Model
 from localchat.models.onboarding import FirstRun
@@ -135,6 +137,52 @@ def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> N
         await until(pilot, lambda: app.session.last_question().message.content == "about rivers")  # type: ignore[union-attr]
         await pilot.press("up")
         assert app.chat.composer.text == "about rivers"
+
+    play(Stage(tmp_path), what)
+
+
+def test_the_history_lists_what_is_on_its_way_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = threading.Event()
+    write = Autosave._write
+
+    def write_late(self: Autosave, *what: Any) -> HistoryUnusable | None:
+        written.wait()
+        return write(self, *what)
+
+    async def what(pilot: Pilot[int]) -> None:
+        monkeypatch.setattr(Autosave, "_write", write_late)
+        await say(pilot, "about rivers")
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: "no conversations yet" in str(_rows(pilot)))
+        written.set()
+        await until(pilot, lambda: "about rivers" in str(_rows(pilot)))
+
+    play(Stage(tmp_path), what)
+
+
+def _rows(pilot: Pilot[int]) -> list[str]:
+    """The lines of the dialog, once it has any."""
+    return [str(row.prompt) for one in pilot.app.screen.query(OptionList) for row in one.options]
+
+
+def test_the_shown_conversation_chosen_from_the_history_keeps_its_last_answer(
+    tmp_path: Path,
+) -> None:
+    """A second after its question, an answer is not on the disk yet."""
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "about rivers")
+        answer = app.session.last_answer()
+        assert answer is not None
+        app.chat.commands.open_conversation(app.session.conversation.id)
+        before = app.session.conversation
+        await until(pilot, lambda: app.session.conversation is not before)
+        shown = app.session.last_answer()
+        assert shown is not None
+        assert (shown.id, shown.message, shown.state) == (answer.id, answer.message, answer.state)
 
     play(Stage(tmp_path), what)
 
