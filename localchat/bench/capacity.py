@@ -21,8 +21,8 @@ from localchat.bench.sweep import Point
 _REQUESTS: Final = 4000
 """Of a simulation; the first fifth finds the server empty and does not count."""
 _LEAST_PREFILL_S: Final = 1e-6
-_LEAST_CHUNK: Final = 0.2
-"""Share of a step that a waiting prompt gets at least."""
+LEAST_CHUNK: Final = 32
+"""Tokens of waiting prompts that a step reads at least, as the engine's scheduler has it."""
 _NO_TOKENS: Final = 1e-6
 """Left of a prompt by rounding."""
 _NEARLY: Final = 0.95
@@ -225,8 +225,7 @@ class _Simulation:
     def _step_with_prompts(self) -> int:
         """One step that decodes, and reads as many prompts as its time allows."""
         decode_s = self.costs.step_s(len(self.running)) if self.running else 0.0
-        least_s = decode_s * _LEAST_CHUNK / (1 - _LEAST_CHUNK)
-        room_s = max(self.costs.budget_s - decode_s, least_s, _LEAST_PREFILL_S)
+        room_s = max(self.costs.budget_s - decode_s, LEAST_CHUNK * self.costs.prefill_s)
         left_s, read = room_s, []
         while self.prompts and left_s > 0:
             one = self.prompts[0]

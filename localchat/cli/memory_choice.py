@@ -10,7 +10,7 @@ from localchat.cli.resolve import CHAT_SLOTS, Inputs, Setup, resolve_inputs
 from localchat.cli.streams import Terminal
 from localchat.config.settings import Given
 from localchat.errors import ContextExceeded, DoesNotFit, LocalchatError, ModelMissing
-from localchat.fit.memory_steps import IN_ORDER, MemoryStep, step_lines
+from localchat.fit.memory_steps import IN_ORDER, MemoryStep, numbered, step_lines
 from localchat.models.resolve import planned_load
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def picked_step(
     terminal.print_line(IN_ORDER)
     for line in step_lines(tuple(steps)):
         terminal.print_line(f"  {line}")
-    open_ = {str(number): step for number, step in enumerate(steps, 1) if step.can_be_taken}
+    open_ = {str(number): step for number, step in numbered(steps) if step.can_be_taken}
     while True:
         question = f"Number to go on with ({', '.join(open_)}), Enter for none"
         answer = click.prompt(question, default="", show_default=False, err=True).strip()

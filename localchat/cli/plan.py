@@ -10,7 +10,7 @@ from localchat.cli.context import AppContext
 from localchat.cli.options import load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.errors import ExitCode, LocalchatError, UsageError
-from localchat.units import size
+from localchat.units import duration, size
 
 if TYPE_CHECKING:
     from localchat.bench.record import BenchStore
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from localchat.config.prices import Prices
 
 _SLOTS = 16
+_LEAST_COUNT = 0.1
+_LONG_MS = 10_000
 
 
 @click.command("plan")
@@ -243,7 +245,7 @@ def _waiting(found: "ServicePlan", width: int | None) -> Iterator[str]:
     queue = found.queue
     assert queue is not None
     rows = [
-        (name, *(f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" for value in values))
+        (name, *map(_time, values))
         for name, values in (
             ("to the first token", (queue.ttft_ms.p50, queue.ttft_p95_ms, queue.ttft_ms.p99)),
             ("per token", (queue.tpot_ms.p50, queue.tpot_p95_ms, queue.tpot_ms.p99)),
@@ -282,9 +284,17 @@ def _money(found: "ServicePlan") -> Iterator[str]:
         yield f"A thousand answers cost: {', '.join(money)}."
 
 
+def _time(ms: float) -> str:
+    if ms >= _LONG_MS:
+        return duration(ms / 1e3)
+    return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.1f} ms"
+
+
 def _rate(per_second: float) -> str:
-    return (
-        f"{per_second:.2f} requests a second"
-        if per_second < 100
-        else f"{per_second:,.0f} requests a second"
-    )
+    """In the shortest unit of time that gives it two digits."""
+    for unit, seconds in (("second", 1), ("minute", 60), ("hour", 3600)):
+        count = per_second * seconds
+        if count >= _LEAST_COUNT:
+            break
+    digits = 2 if count < 10 else 1 if count < 100 else 0
+    return f"{count:,.{digits}f} requests {'an' if unit == 'hour' else 'a'} {unit}"

@@ -4,7 +4,7 @@ The order is that of the loss to the user: an input can be cut for nothing, a sm
 load_steps.py finds those of a load, chat/prompt_steps.py those of a prompt. Imports no planner.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -105,13 +105,18 @@ class MemoryStep(msgspec.Struct, frozen=True):
         }
 
 
+def numbered(steps: Iterable[MemoryStep]) -> Iterator[tuple[int, MemoryStep]]:
+    """The steps that give anything, from 1."""
+    return enumerate((step for step in steps if step.helps), 1)
+
+
 def step_lines(steps: tuple[MemoryStep, ...]) -> Iterator[str]:
-    """The steps in order, numbered as in the list of all nine, and last those that give nothing."""
+    """The steps in order with their numbers, and last those that give nothing."""
     idle: dict[str, list[str]] = {}
-    for number, step in enumerate(steps, 1):
-        if step.helps:
-            yield f"{number}. {step.sentence()}"
-        else:
+    for number, step in numbered(steps):
+        yield f"{number}. {step.sentence()}"
+    for step in steps:
+        if not step.helps:
             idle.setdefault(step.change, []).append(step.title)
     if idle:
         reasons = (f"{', '.join(titles)} ({change})" for change, titles in idle.items())

@@ -5,7 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from localchat.backend_api.interface import Capabilities
 from localchat.bench.capacity import (
+    LEAST_CHUNK,
     RequestLengths,
     ServerCosts,
     capacity,
@@ -26,6 +28,7 @@ from localchat.bench.statistics import LatencyTarget, Percentiles, PointFigures
 from localchat.bench.sweep import Point, PointPlace
 from localchat.config.prices import Prices
 from localchat.config.settings_file import read_settings
+from localchat.core.scheduler.scheduler import PromptShares
 from localchat.errors import UsageError
 from tests.support.bench_samples import record
 from tests.support.memory_plans import PLAN
@@ -63,6 +66,20 @@ def measured(costs: ServerCosts, lengths: RequestLengths, clients: int) -> Point
         accepted=50,
     )
     return Point(PointPlace("m", "chat", 0, clients), 0, found)
+
+
+def test_a_chunk_is_that_of_the_scheduler() -> None:
+    can = Capabilities(context_tokens=64, kv_tokens=64, max_slots=1, max_rows=1, max_step_tokens=64)
+    assert PromptShares(can).min_tokens == LEAST_CHUNK
+
+
+@pytest.mark.parametrize("tokens_per_s", [0.5, 5, 50])
+def test_a_slow_server_keeps_up_below_its_capacity(tokens_per_s: float) -> None:
+    """A step that takes longer than its budget reads prompts, too."""
+    costs = predicted_source("m", tokens_per_s, PLAN, 7).costs
+    found = simulate(costs, LENGTHS, 0.8 * capacity(costs, LENGTHS).requests_per_s, requests=500)
+    assert found is not None
+    assert found.running < 2 * costs.slots
 
 
 def test_the_costs_of_a_server_are_found_again() -> None:

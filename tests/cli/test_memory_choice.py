@@ -59,20 +59,20 @@ def test_a_pipe_gets_the_steps_with_their_flags_and_the_exit_code(
 ) -> None:
     code, out, err = call(NO_ROOM, "-m", eight_b, *LONG, "hi", named=False)
     assert (code, out) == (4, "")
-    assert "  4. KV type: KV cache in q4_0" in err
+    assert "  1. KV type: KV cache in q4_0" in err
     assert "--kv-type q4_0" in err
-    assert "  5. context: 11,008 tokens rather than 32,768" in err
+    assert "  2. context: 11,008 tokens rather than 32,768" in err
     assert "Nothing here from: shorter input" in err
 
 
 def test_the_step_that_is_picked_goes_on_with_its_setting(
     call: Call, eight_b: Path, answers: list[str]
 ) -> None:
-    answers += ["7", "5"]
+    answers += ["9", "2"]
     app = Retrying(NO_ROOM, SCENARIOS["hello"])
     code, out, err = call(app, "-m", eight_b, *LONG, "hi", named=False)
     assert (code, out) == (0, "Hello.\n")
-    assert "there is no 7 to pick" in err
+    assert "there is no 9 to pick" in err
     first, second = (options.load for options in app.options)
     assert (first.context_tokens, second.context_tokens) == (32768, 11008)
     assert second.kv_type == "f16"
@@ -83,7 +83,7 @@ def test_steps_that_are_not_enough_alone_add_up(
 ) -> None:
     tight = replace(SMALL, ram_total_bytes=6 * GB, ram_free_bytes=int(4.5 * GB))
     monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: tight)
-    answers += ["4", "5"]
+    answers += ["1", "1"]
     app = Retrying(NO_ROOM, NO_ROOM, SCENARIOS["hello"])
     call(app, "-m", eight_b, *LONG, "hi", named=False)
     last = app.options[-1].load
@@ -99,7 +99,7 @@ def test_no_pick_ends_as_in_a_pipe(call: Call, eight_b: Path, answers: list[str]
 def test_a_prompt_that_is_too_long_is_sent_again_with_the_step(
     call: Call, answers: list[str]
 ) -> None:
-    answers.append("5")
+    answers.append("3")
     app = Retrying(TOO_LONG, SCENARIOS["hello"])
     code, out, err = call(app, "hi")
     assert (code, out) == (0, "Hello.\n")

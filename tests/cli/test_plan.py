@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,13 @@ def test_people_need_copies(plan: Plan) -> None:
     found = json.loads(plan("m", "--users", "100", "--json").out)
     assert found["copies"] >= 2
     assert found["queue"]["load"] <= 0.81
+
+
+@pytest.mark.usefixtures("kept")
+def test_slow_answers_are_told_in_times_that_one_can_read(plan: Plan) -> None:
+    said = plan("m", "--in", "200000", "--out", "2000", "--users", "100", "--every", "1h").out
+    assert "requests a minute at most" in said
+    assert re.search(r"to the first token +\d+ (s|min \d+ s) ", said)
 
 
 @pytest.mark.usefixtures("kept")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from localchat.bench.capacity import LEAST_CHUNK
 from localchat.bench.client import RequestSample
 from localchat.bench.statistics import LatencyTarget, LoadResult, figures
 from localchat.bench.sweep import Point, PointPlace
@@ -85,8 +86,8 @@ def _serve(
         ):
             reading.append(coming.pop())
         decode_s = server.weights_s + server.stream_s * max(len(decoding), 1)
-        most = max(server.budget_s - decode_s, decode_s / 4) if decoding else server.budget_s
-        room, taken = max(round(most / server.prompt_token_s), 1), 0
+        most_s = server.budget_s - (decode_s if decoding else 0.0)
+        room, taken = max(round(most_s / server.prompt_token_s), LEAST_CHUNK), 0
         first: list[_Request] = []
         for one in list(reading):
             read = min(one.left, room - taken)
