@@ -291,10 +291,9 @@ def _time(ms: float) -> str:
 
 
 def _rate(per_second: float) -> str:
-    """In the shortest unit of time that gives it two digits."""
-    for unit, seconds in (("second", 1), ("minute", 60), ("hour", 3600)):
-        count = per_second * seconds
-        if count >= _LEAST_COUNT:
-            break
+    """In the shortest unit of time that has a tenth of a request."""
+    units = {"a second": per_second, "a minute": 60 * per_second, "an hour": 3600 * per_second}
+    unit = next((unit for unit, count in units.items() if count >= _LEAST_COUNT), "an hour")
+    count = units[unit]
     digits = 2 if count < 10 else 1 if count < 100 else 0
-    return f"{count:,.{digits}f} requests {'an' if unit == 'hour' else 'a'} {unit}"
+    return f"{count:,.{digits}f} requests {unit}"
