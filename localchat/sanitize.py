@@ -7,6 +7,7 @@ meaning: tags that spell hidden words, line separators. Characters that scripts 
 selectors, direction marks, zero-width spaces between Khmer words.
 """
 
+import codecs
 from typing import Final
 
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
@@ -48,3 +49,14 @@ def sanitize(text: str) -> str:
 def sanitize_line(text: str) -> str:
     """Sanitize text that must stay on one line: names, paths, titles."""
     return sanitize(text).replace("\n", "\u240a").replace("\t", " ")
+
+
+def utf16_text(data: bytes) -> str | None:
+    """The text of bytes that begin with the mark of UTF-16, as Windows writes it; None for all others."""
+    if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return None
+    try:
+        text = data.decode("utf-16")
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text.replace("\r\n", "\n")

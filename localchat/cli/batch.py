@@ -268,9 +268,11 @@ def _summary(batch: "BatchRun", target: Path) -> dict[str, Any]:
 def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
     progress = batch.progress
     spent_s = progress.elapsed_s
-    if not progress.total:
+    if not batch.lines:
+        yield "the input has no lines"
+    elif not progress.total:
         yield f"all {batch.lines:,} lines of the input are in {target} already"
-    elif progress.done:
+    elif progress.answered:
         made = progress.completion_tokens or progress.prompt_tokens
         yield (
             f"{counted(progress.answered, 'line')} answered in {duration(spent_s)}, "

@@ -135,11 +135,11 @@ def _learn(
                 _check_same(collection, places)
             changes = _read(app, terminal, collection, places, embed)
             found = collection.summary()
-            done = bool(found.files)
+            done = bool(found.length)
     finally:
         if is_new and not done:
             library.forget(chosen)  # nothing was read: no empty name is left
-    if not found.files:
+    if not found.length:
         raise UsageError(f"there is no text in {', '.join(sources)}{_skipped(found)}")
     _report(terminal, chosen, changes, found)
     terminal.notify(_how_to_ask(app, chosen))

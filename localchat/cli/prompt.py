@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from localchat.cli.context import Notify
 from localchat.errors import ContextExceeded, FileMissing, UsageError
+from localchat.sanitize import utf16_text
 
 MAX_INPUT_BYTES = 256 * 2**20
 _STDIN_NOTICE_S = 3.0
@@ -30,10 +31,12 @@ def read_stdin(notify: Notify) -> str:
         return ""
     _notify_waiting(stream.buffer, notify)
     data = _bounded(stream.buffer, "stdin")
+    if (wide := utf16_text(data)) is not None:
+        return wide
     if b"\0" in data:
         raise UsageError(
             "stdin is binary",
-            hint="pipe text; -f reads PDF, DOCX and HTML; iconv -f utf-16 -t utf-8 converts UTF-16",
+            hint="pipe text; -f reads PDF, DOCX and HTML",
         )
     return _decoded(data, "stdin", notify)
 
@@ -69,12 +72,17 @@ def _read_file(name: str, notify: Notify) -> str:
             return read_document(name, data).marked()
         except Unreadable as problem:
             raise UsageError(f"{name} {problem.message}", hint=problem.hint) from problem
+    if (wide := utf16_text(data)) is not None:
+        return wide
     if b"\0" in data:
         raise UsageError(
             f"{name} is a binary file",
-            hint="-f takes text, PDF, DOCX and HTML files; iconv -f utf-16 -t utf-8 converts UTF-16",
+            hint="-f takes text, PDF, DOCX and HTML files",
         )
-    return _decoded(data, name, notify)
+    text = _decoded(data, name, notify)
+    if not text.strip():
+        notify(f"{name} is empty")
+    return text
 
 
 def _bounded(stream: BinaryIO, name: str) -> bytes:

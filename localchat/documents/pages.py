@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
 from localchat.errors import UsageError
+from localchat.sanitize import utf16_text
 
 MAX_FILE_BYTES: Final = 64 << 20
 MAX_TEXT: Final = 64 << 20
@@ -85,13 +86,16 @@ def read_document(name: str, data: bytes) -> DocumentText:
             return DocumentText((Page(0, _html_text(decoded(data))),))
         case "binary":
             raise Unreadable("is a binary file")
-    return DocumentText((Page(0, decoded(data)),), by_line=True)
+    text = decoded(data)
+    if "\0" in text:
+        raise Unreadable("is a binary file")
+    return DocumentText((Page(0, text),), by_line=True)
 
 
 def decoded(data: bytes) -> str:
     """The text of bytes: UTF-8 or UTF-16, else by a charset that an HTML page names, else as Windows wrote."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16", "replace").replace("\r\n", "\n")
+    if (wide := utf16_text(data)) is not None:
+        return wide
     named = re.search(rb"charset=[\"']?([\w-]+)", data[:_HEAD_BYTES])
     for charset in ("utf-8-sig", named[1].decode("ascii", "replace") if named else "cp1252"):
         try:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from localchat.chat.conversation import Inclusion
 from localchat.errors import FileMissing, UsageError
-from localchat.sanitize import sanitize, sanitize_line
+from localchat.sanitize import sanitize, sanitize_line, utf16_text
 from localchat.units import size
 
 MAX_PASTE_CHARACTERS: Final = 8_000
@@ -80,7 +80,7 @@ def attachment_of_file(path: Path, shown: str, taken: Collection[str] = ()) -> A
     sign = _unused_sign(label, taken)
     is_plain = kind_of(path.name, data[:16]) not in _FORMATS
     note = "not UTF-8: unreadable characters were replaced"
-    note = note if is_plain and not _is_utf8(data) else ""
+    note = note if is_plain and not _is_utf8(data) and utf16_text(data) is None else ""
     return Attachment(sign, label, f"{label}:\n{fence}\n{text.rstrip()}\n{fence}", str(path), note)
 
 
@@ -93,6 +93,8 @@ def _text_of(path: Path, shown: str, data: bytes) -> str:
             return read_document(path.name, data).marked()
         except Unreadable as problem:
             raise UsageError(f"{shown} {problem.message}", hint=problem.hint) from problem
+    if (wide := utf16_text(data)) is not None:
+        return wide
     if b"\0" in data:
         raise UsageError(
             f"{shown} is a binary file; images are not supported",

@@ -321,6 +321,14 @@ def test_wrong_words_are_refused_with_what_to_do(
     assert words in outcome.err
 
 
+def test_an_input_without_lines_is_done_and_says_so(
+    batch: Batch, source: Callable[..., list[str]]
+) -> None:
+    source()
+    outcome = batch("-m", "http://127.0.0.1:9")
+    assert (outcome.code, "the input has no lines" in outcome.err) == (0, True)
+
+
 def test_files_that_do_not_match_are_refused(
     batch: Batch, source: Callable[..., list[str]], tmp_path: Path, call: Call
 ) -> None:

@@ -38,6 +38,14 @@ def test_a_folder_is_learned_listed_and_forgotten(call: Call, folder: Path) -> N
     assert call((), "learn", "--forget", "my-contracts").code == 2
 
 
+def test_files_without_text_are_not_learned(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "empty.txt"
+    file.touch()
+    learned = call((), "learn", file)
+    assert (learned.code, "there is no text in" in learned.err) == (2, True)
+    assert json.loads(call((), "learn", "--list", "--json").out) == []
+
+
 def test_passages_stand_before_the_question_and_are_told(call: Call, folder: Path) -> None:
     for number in range(30):
         (folder / f"note{number}.txt").write_text(f"Note {number}. " + "It rains. " * 20)

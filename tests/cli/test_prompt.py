@@ -11,6 +11,7 @@ from tests.support.cli_questions import asked
 from tests.support.terminal_screen import Call
 
 HELLO = SCENARIOS["hello"]
+BINARY = (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xfea\0\0\0", b"\xff\xfe\0")
 
 
 def sent(call: Call, *args: str | Path, stdin: bytes = b"") -> str:
@@ -43,22 +44,34 @@ def test_one_file_is_the_beginning_and_several_are_named(call: Call, tmp_path: P
 
 
 def test_a_file_that_is_no_text_is_refused(call: Call, tmp_path: Path) -> None:
-    image, windows = tmp_path / "a.png", tmp_path / "b.txt"
-    image.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
-    windows.write_text("notes", encoding="utf-16")
-    for file in (image, windows):
+    file = tmp_path / "a.png"
+    for data in BINARY:
+        file.write_bytes(data)
         code, out, err = call(HELLO, "-f", file, "explain")
         assert (code, out) == (2, "")
         assert f"{file} is a binary file" in err
-        assert "iconv -f utf-16" in err
 
 
 def test_binary_stdin_is_refused(call: Call) -> None:
-    for data in (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "notes".encode("utf-16")):
+    for data in BINARY:
         code, out, err = call(HELLO, "explain", stdin=data)
         assert (code, out) == (2, "")
         assert "stdin is binary" in err
-        assert "iconv -f utf-16" in err
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_the_text_of_windows_is_read_by_its_mark(call: Call, tmp_path: Path, encoding: str) -> None:
+    data = "".join(("\ufeff" if encoding == "utf-16-be" else "", "Grüße\r\nnotes")).encode(encoding)
+    file = tmp_path / "notes.txt"
+    file.write_bytes(data)
+    assert sent(call, "-f", file, "q") == "Grüße\nnotes\n\nq"
+    assert sent(call, "q", stdin=data) == "Grüße\nnotes\n\nq"
+
+
+def test_an_empty_file_is_named(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.touch()
+    assert f"{file} is empty" in call(HELLO, "-f", file, "q").err
 
 
 def test_ten_megabytes_arrive_whole(call: Call) -> None:

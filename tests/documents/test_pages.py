@@ -121,6 +121,8 @@ def test_html_becomes_what_a_reader_sees() -> None:
 def test_text_is_decoded_as_it_was_written() -> None:
     for data in ("Grüße\r\n".encode(), "Grüße\n".encode("utf-16"), "Grüße\n".encode("cp1252")):
         assert read_document("a.txt", data) == DocumentText((Page(0, "Grüße\n"),), by_line=True)
+    with pytest.raises(Unreadable, match="is a binary file"):
+        read_document("a.txt", b"\xff\xfea\0\0\0")
     page = '<html><meta charset="iso-8859-5">Привет'.encode("iso-8859-5")
     assert read_document("a.htm", page).pages[0].text == "Привет"
 

@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from localchat.errors import ModelMissing, NetworkError, UsageError
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.session.commands import COMMANDS, matching, parse
+from localchat.tui.attachments import attachment_of_file
 from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.list_dialog import ListDialog
@@ -113,6 +114,13 @@ def test_files_are_found_by_their_letters_and_sent_whole(tmp_path: Path) -> None
         assert "picture.bin is a binary file" in notices(pilot)[-1]
 
     play(stage, what)
+
+
+def test_a_file_of_windows_is_attached_by_its_mark(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_bytes("Grüße\r\n".encode("utf-16"))
+    attached = attachment_of_file(file, "notes.txt")
+    assert ("Grüße\n" in attached.text, attached.note) == (True, "")
 
 
 def test_new_and_clear_keep_the_old_conversation(tmp_path: Path) -> None:
