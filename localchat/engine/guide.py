@@ -42,6 +42,8 @@ _ITS_OWN: Final = 0.02
 """From it on the question that the guide answered is offered first."""
 _LEAST: Final = 0.08
 """Where all topics that could be offered are less likely together, none is."""
+_ALONE: Final = 0.95
+"""From it on a question that may lean on the one before it stands alone, such as a greeting."""
 _BEYOND: Final = 0.5
 """From it on a question is taken for one beyond the guide's subject."""
 _ANSWERED: Final = 0.1
@@ -161,6 +163,8 @@ def likely_topics(topics: Topics, asked: GuideQuestion) -> "np.ndarray":
 
     if asked.is_text:
         return np.zeros(len(topics.keys))
+    if asked.before and (alone := topics.probabilities(asked.question)).max() >= _ALONE:
+        return alone
     likely: np.ndarray = np.stack([topics.probabilities(text, asked.before) for text in texts]).max(
         0
     )

@@ -150,6 +150,16 @@ def test_a_question_that_leans_is_checked_with_the_one_before_it() -> None:
     assert likely[0][off] > 1.2 * likely[1][off]
 
 
+@pytest.mark.parametrize(
+    "before", ["How much is 3 plus 4?", "Write a poem.", "What is a KV cache?"]
+)
+def test_a_greeting_leans_on_nothing(before: str) -> None:
+    question = guide.GuideQuestion("hi", before, before)
+    likely = guide.likely_topics(TOPICS, question)
+    said = guide.checked_answer(TOPICS, likely, question, "I do not know that. I am a small guide")
+    assert said is not None and said.startswith("Hello!")
+
+
 def test_an_answer_that_only_a_conversation_has_stays() -> None:
     assert said("and then?", "Nothing of the kind was ever asked here", "what is gguf?") == ""
 
