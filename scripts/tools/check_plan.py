@@ -10,10 +10,12 @@ times to first token at the rate of each load. Told is the median of rounds.
 Requests of a simulation arrive when those of its load do, as the p95 of a few hundred differs between two draws
 of their times by more than is asked for here; "in the long run" is what `plan` says, of thousands.
 --limit is shared among the loads, however slow the machine is; a load whose requests are not all answered in
-its time was more than the server takes.
+its time was more than the server takes. A queue says nothing where the machine itself became faster or slower
+in between: the saturation is measured after each load again, and a load between two that differ by more than a
+tenth is told and does not count.
 
-The last line is JSON. Ends with 1 if the saturation is more than 10 % off, a p95 of TTFT more than 20 %, or a
-load was too much.
+The last line is JSON. Ends with 1 if the saturation is more than 10 % off, a p95 of TTFT more than 20 %, a
+load was too much, or none of its rounds counts.
 """
 
 import argparse
@@ -51,8 +53,15 @@ _DRAIN_S: Final = 10.0
 _WANTED_SATURATION, _WANTED_P95 = 0.1, 0.2
 
 
+_STEADY: Final = 0.1
+
+
 class TooMuch(Exception):
     """Requests of a load were left when its time was over."""
+
+
+class Unsteady(Exception):
+    """The machine had another speed after a load."""
 
 
 class Load:
@@ -149,13 +158,15 @@ def _check(asked: argparse.Namespace) -> dict[str, Any]:
                 except TooMuch as problem:
                     problems.append(f"load {share:.0%}: {problem}")
                     print(problems[-1], flush=True)
+                except Unsteady as problem:
+                    print(f"load {share:.0%} does not count: {problem}", flush=True)
                 else:
                     _show(f"load {share:.0%}, p95 of TTFT in ms", waits_ms[share][-1])
     off = _median_off(saturations)
     late = {share: _median_off(pairs) for share, pairs in waits_ms.items() if pairs}
     print(f"median of the rounds: saturation {off:+.1%}, p95 of TTFT", end=" ")
     print(", ".join(f"{share:+.1%} at {load:.0%}" for load, share in late.items()))
-    ok = not problems and abs(off) <= _WANTED_SATURATION
+    ok = not problems and abs(off) <= _WANTED_SATURATION and all(waits_ms.values())
     ok = ok and all(abs(share) <= _WANTED_P95 for share in late.values())
     rounds = {
         f"{share}": [[one.measured, one.predicted] for one in pairs]
@@ -184,13 +195,24 @@ class _Round:
         prompt = statistics.fmean(point.figures.prompt_tokens for point in points)
         self._lengths = RequestLengths(prompt, shape.output_tokens)
         self._load = Load(prepared(endpoint, f"plan {number}"), shape)
-        most = self._load.saturated(asked.parallel * _BEYOND, asked.seconds)
+        self._saturating = asked.parallel * _BEYOND, asked.seconds
+        most = self._load.saturated(*self._saturating)
         self.saturation = Pair(most, capacity(self._costs, self._lengths).requests_per_s)
+        self._now = most
+        """The saturation that was measured last."""
 
     def p95_ms(self, share: float, seconds: float, seed: int) -> Pair:
-        """Of the time to the first token at this share of the saturation. Raises TooMuch."""
+        """Of the time to the first token at this share of the saturation. Raises TooMuch, Unsteady."""
         rate = share * self.saturation.measured
-        found = self._load.at_random(rate, seconds, seed)
+        before = self._now
+        try:
+            found = self._load.at_random(rate, seconds - self._saturating[1], seed)
+        finally:
+            self._now = self._load.saturated(*self._saturating)
+            speeds = sorted((self.saturation.measured, before, self._now))
+            if speeds[-1] > speeds[0] * (1 + _STEADY):
+                told = ", ".join(f"{one:.2f}" for one in speeds)
+                raise Unsteady(f"the saturation was {told} requests a second in turn")
         expected = simulated_requests(
             self._costs, self._lengths, rate, requests=len(found), seed=seed
         )
