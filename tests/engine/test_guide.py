@@ -251,7 +251,7 @@ def test_few_words_wait() -> None:
         (asked("x" * 300), ("x" * 300, "", "")),
         (asked("a?", "A.", "Sum it up:\na text"), ("Sum it up:\na text", "", "")),
         (asked("怎么退出"), ("怎么退出", "", "")),
-        (asked("hi", max_tokens=5), None),
+        (asked("hi", max_tokens=5), ("hi", "", "")),
         (asked("hi", stop=("x",)), None),
         (asked("hi", n=2), ("hi", "", "")),
         (asked("hi", grammar=Grammar("regex", "yes|no")), None),
@@ -405,6 +405,18 @@ def test_each_of_several_choices_is_checked() -> None:
     assert texts == [TABLE, TABLE]
     assert sorted(each.choice for each in events if isinstance(each, Finished)) == [0, 1]
     assert events[-1] == DONE
+
+
+@pytest.mark.parametrize("words", [(QUIT,), (TABLE[:85], "no"), (TABLE[:90],)])
+def test_an_answer_of_the_table_keeps_to_the_most_tokens(words: tuple[str, ...]) -> None:
+    inner = Stream(lambda: None)
+    question = guide.GuideQuestion("What is GGUF?")
+    answer = guide.CheckedAnswer(inner, TOPICS, question, cut=lambda text: text[:110])
+    inner.put(*(Text(0, text) for text in words), *END)
+    answer.run()
+    *texts, finished, _ = list(answer.stream)
+    assert "".join(each.text for each in texts if isinstance(each, Text)) == TABLE[:110]
+    assert finished == Finished(0, "length")
 
 
 def test_a_short_answer_is_checked_at_its_end() -> None:
