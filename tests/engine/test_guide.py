@@ -1,5 +1,6 @@
 """The guide's engine: what is checked, what is said instead, and the stream of an answer that is checked."""
 
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,6 +110,7 @@ def test_every_offered_question_has_its_own_topic() -> None:
         if question:
             likely = TOPICS.probabilities(question)
             assert likely[TOPICS.keys.index(key)] > 0.4, question
+            assert not re.search(r"\ba [aeio]", question, re.IGNORECASE), question
 
 
 OFFERED = f"{guide.OFFER}\n\n1. What is GGUF?\n2. How do I quit?"
