@@ -42,6 +42,12 @@ class AnswerRecord:
         self._thread.start()
 
     def _run(self) -> None:
+        try:
+            self._record()
+        except OSError as problem:  # a limit of the system on open files
+            self._setup.terminal.notify(f"this conversation is not saved: {problem.strerror}")
+
+    def _record(self) -> None:
         enabled = self._setup.settings.history
         history = open_to_record(self._setup.paths, self._setup.terminal, enabled=enabled)
         if history is None:

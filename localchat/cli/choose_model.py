@@ -45,12 +45,13 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.first_run import found_soon
     from localchat.models.index import read_index
+    from localchat.models.info.inspect import inspect
     from localchat.models.onboarding import first_run, fitting_by_size, is_first_run
     from localchat.models.resolve import last_model
 
     terminal = Terminal(environ)
     last = last_model(paths)
-    models = [one for one in read_index(paths, environ).models if not one.trouble]
+    models = [one for one in read_index(paths, environ).models if not inspect(one).trouble]
     models.sort(key=lambda one: one.name != last)
     names = [one.name for one in models]
     for number, model in enumerate(models, 1):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource  # now, as no file can be opened where a limit is met
 import sys
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from localchat import __version__
 from localchat.cli.context import AppContext
 from localchat.cli.group import RootGroup, other_spelling
 from localchat.cli.signals import interruptible
-from localchat.cli.streams import OutputClosed, columns, stdout_trouble
+from localchat.cli.streams import OutputClosed, columns, stdout_trouble, tell
 from localchat.cli.verb_words import ALSO
 from localchat.cli.word_wrap import wrap_at_words
 from localchat.errors import ExitCode, LocalchatError
@@ -70,7 +71,10 @@ def _status(args: Sequence[str], used: AppContext) -> int:
         return status if isinstance(status, int) else ExitCode.OK
     except (OutputClosed, BrokenPipeError):
         return _SIGPIPE_STATUS
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except click.Abort:  # at a question, whose line has no end yet
+        tell("")
         return ExitCode.INTERRUPTED
     except click.exceptions.Exit as end:
         return end.exit_code
@@ -81,7 +85,7 @@ def _status(args: Sequence[str], used: AppContext) -> int:
     except LocalchatError as problem:
         if used.debugging:
             raise
-        _print_error(problem.message, problem.hint)
+        _print_error(*(_limit_reached(problem.__cause__) or (problem.message, problem.hint)))
         return problem.exit_code
     except Exception as problem:  # a traceback helps no user
         if used.debugging:
@@ -99,9 +103,8 @@ def _status(args: Sequence[str], used: AppContext) -> int:
         return ExitCode.ERROR
 
 
-def _limit_reached(problem: Exception) -> tuple[str, str] | None:
+def _limit_reached(problem: BaseException | None) -> tuple[str, str] | None:
     """Message and hint for a limit of the system that this process has met; None: it met none."""
-    import resource
 
     def limit(kind: int, unit: int = 1) -> str:
         soft = resource.getrlimit(kind)[0]

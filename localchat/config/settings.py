@@ -195,7 +195,9 @@ KEYS: Final[Mapping[str, Key]] = {
     "n": Key("--n", "a whole number from 1 to 16", "How many answers."),
     "think": Key("--think", "auto, on or off", "Whether the model reasons before it answers."),
     "think_budget": Key(
-        "--think-budget", "a whole number from 0", "Longest reasoning, in tokens; then it answers."
+        "--think-budget",
+        "a whole number from 0, or thousands as 2k",
+        "Longest reasoning, in tokens; then it answers.",
     ),
     "hide_reasoning": Key("--hide-reasoning", _YES_NO, "Do not show the reasoning."),
     "stats": Key("--stats", _YES_NO, "One line of metrics after the answer."),
@@ -332,7 +334,7 @@ def _in_its_spelling(kind: Any, value: object) -> object:  # noqa: ANN401 - a ty
 
 def _parsed(key: str, value: object) -> object:
     """Parse text for the two keys that are not one word, as JSON or as one text; and `4k` as 4,096."""
-    if isinstance(value, str) and key in ("context_length", "max_tokens"):
+    if isinstance(value, str) and key in ("context_length", "max_tokens", "think_budget"):
         return _tokens(value)
     if not isinstance(value, str) or key not in ("stop", "logit_bias"):
         return _in_its_spelling(_types()[key], value)

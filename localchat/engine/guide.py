@@ -67,7 +67,6 @@ _LATIN: Final = "\u024f"
 """The last Latin letter; what the classifier knows of other scripts is too little."""
 _TELLING: Final = 6
 """Characters that tell "I speak English only" from other answers."""
-_ENOUGH_TOKENS: Final = 200
 _HALVES: Final = re.compile(r"[?.;!]\s+(?:and )?|,? and (?=how|wh|can|do|is|are)")
 """Between two questions in one."""
 _LEANS: Final = re.compile(
@@ -90,7 +89,14 @@ class GuideEngine(LocalEngine):
         if asked is None:
             return super().generate(request)
         inner = super().generate(replace(request, logprobs=0))
-        answer = CheckedAnswer(inner, self._topics, asked, request.n)
+        most = request.max_tokens
+
+        def cut(text: str) -> str:
+            if most is None or len(tokens := self.tokenize(text)) <= most:
+                return text
+            return self.detokenize(tokens[:most])
+
+        answer = CheckedAnswer(inner, self._topics, asked, request.n, cut)
         threading.Thread(target=answer.run, name="guide", daemon=True).start()
         return answer.stream
 
@@ -122,8 +128,7 @@ def checked_question(request: GenerateRequest) -> GuideQuestion | None:
         return None
     bound = request.grammar or request.stop or request.logprobs is not None or request.ignore_eos
     biased = request.sampling.logit_bias or request.sampling.text_bias
-    few = request.max_tokens is not None and request.max_tokens < _ENOUGH_TOKENS
-    if bound or biased or few or request.prompt_logprobs is not None:
+    if bound or biased or request.prompt_logprobs is not None:
         return None
     asked = [message.content.strip() for message in prompt.messages if message.role == "user"]
     if not asked or not asked[-1]:
@@ -294,12 +299,18 @@ class CheckedAnswer:
     """The answer to one request, of which each choice is checked."""
 
     def __init__(
-        self, inner: Stream, topics: Topics, asked: GuideQuestion, choices: int = 1
+        self,
+        inner: Stream,
+        topics: Topics,
+        asked: GuideQuestion,
+        choices: int = 1,
+        cut: Callable[[str], str] = str,
     ) -> None:
+        """`cut`: gives the beginning of a text that the most tokens of the request allow."""
         self._inner, self._topics, self._asked = inner, topics, asked
         self.stream = Stream(inner.close)
         self._choices = [
-            _CheckedChoice(number, self.stream, topics, asked) for number in range(choices)
+            _CheckedChoice(number, self.stream, topics, asked, cut) for number in range(choices)
         ]
 
     def run(self) -> None:
@@ -320,8 +331,15 @@ class CheckedAnswer:
 class _CheckedChoice:
     """One choice, whose first words wait until they tell its topic."""
 
-    def __init__(self, number: int, stream: Stream, topics: Topics, asked: GuideQuestion) -> None:
-        self._number, self._stream = number, stream
+    def __init__(
+        self,
+        number: int,
+        stream: Stream,
+        topics: Topics,
+        asked: GuideQuestion,
+        cut: Callable[[str], str],
+    ) -> None:
+        self._number, self._stream, self._cut = number, stream, cut
         self._topics, self._asked = topics, asked
         self._held: list[Text | Finished] = []
         self._logprobs: list[float] = []
@@ -384,8 +402,9 @@ class _CheckedChoice:
         table = self._table or self._text
         if isinstance(event, Finished):
             if event.reason == "stop" and table.startswith(shown):
-                self._put(table[len(shown) :])
-            self._stream.put(event)
+                self._end(table[len(shown) :], shown)
+            else:
+                self._stream.put(event)
         elif table.startswith(self._text) or not table.startswith(shown):
             self._stream.put(event)
         elif self._text.startswith(table):
@@ -394,14 +413,16 @@ class _CheckedChoice:
             self._text, self._table, self._judged, self._first = "", None, False, table
             self._judge(Text(self._number, second), probabilities)
         else:
-            self._end(table[len(shown) :])
+            self._end(table[len(shown) :], shown)
 
     def _put(self, text: str) -> None:
         if text:
             self._stream.put(Text(self._number, text))
 
-    def _end(self, text: str) -> None:
-        """End the answer with this text, whatever the model still says."""
+    def _end(self, text: str, shown: str = "") -> None:
+        """End the answer with this text after what is shown, whatever the model still says."""
         self.replaced = True
-        self._put(text)
-        self._stream.put(Finished(self._number, "stop"))
+        whole = shown + text
+        kept = self._cut(whole)
+        self._put(kept[len(shown) :])
+        self._stream.put(Finished(self._number, "stop" if kept == whole else "length"))

@@ -1,5 +1,6 @@
 """One answer: what goes to which stream, in which form, with which exit code."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -285,6 +286,31 @@ def test_an_unexpected_fault_is_one_line_unless_debugging(
     monkeypatch.setenv("LOCALCHAT_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         call(SCENARIOS["hello"], "hi")
+
+
+def test_a_limit_of_the_system_behind_an_error_is_named(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise LocalchatError("the connection was lost") from OSError(errno.EMFILE, "Too many")
+
+    monkeypatch.setattr("localchat.cli.one_shot.request_for", refused)
+    code, _, err = call(SCENARIOS["hello"], "hi")
+    assert code == 1
+    assert "too many open files (ulimit -n is" in err
+    assert "lost" not in err
+
+
+def test_a_history_that_no_file_can_be_opened_for_stops_no_answer(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("localchat.cli.answer_record.open_to_record", refused)
+    code, out, err = call(SCENARIOS["hello"], "hi")
+    assert (code, out) == (0, call(SCENARIOS["hello"], "--no-history", "hi").out)
+    assert "this conversation is not saved: Too many open files" in err
 
 
 def test_the_model_that_answered_is_the_next_default(

@@ -130,7 +130,7 @@ def test_one_of_several_words_may_be_written_in_any_letters() -> None:
 @pytest.mark.parametrize(
     ("text", "tokens"), [("4k", 4096), ("128K", 131072), ("1.5k", 1536), ("4096", 4096)]
 )
-@pytest.mark.parametrize("key", ["context_length", "max_tokens"])
+@pytest.mark.parametrize("key", ["context_length", "max_tokens", "think_budget"])
 def test_tokens_may_be_written_in_thousands(key: str, text: str, tokens: int) -> None:
     assert convert(key, Given(text, "--ctx")) == tokens
 

@@ -1,5 +1,6 @@
 """The guide's engine: what is checked, what is said instead, and the stream of an answer that is checked."""
 
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,6 +110,7 @@ def test_every_offered_question_has_its_own_topic() -> None:
         if question:
             likely = TOPICS.probabilities(question)
             assert likely[TOPICS.keys.index(key)] > 0.4, question
+            assert not re.search(r"\ba [aeio]", question, re.IGNORECASE), question
 
 
 OFFERED = f"{guide.OFFER}\n\n1. What is GGUF?\n2. How do I quit?"
@@ -261,7 +263,7 @@ def test_few_words_wait() -> None:
         (asked("x" * 300), ("x" * 300, "", "")),
         (asked("a?", "A.", "Sum it up:\na text"), ("Sum it up:\na text", "", "")),
         (asked("怎么退出"), ("怎么退出", "", "")),
-        (asked("hi", max_tokens=5), None),
+        (asked("hi", max_tokens=5), ("hi", "", "")),
         (asked("hi", stop=("x",)), None),
         (asked("hi", n=2), ("hi", "", "")),
         (asked("hi", grammar=Grammar("regex", "yes|no")), None),
@@ -415,6 +417,18 @@ def test_each_of_several_choices_is_checked() -> None:
     assert texts == [TABLE, TABLE]
     assert sorted(each.choice for each in events if isinstance(each, Finished)) == [0, 1]
     assert events[-1] == DONE
+
+
+@pytest.mark.parametrize("words", [(QUIT,), (TABLE[:85], "no"), (TABLE[:90],)])
+def test_an_answer_of_the_table_keeps_to_the_most_tokens(words: tuple[str, ...]) -> None:
+    inner = Stream(lambda: None)
+    question = guide.GuideQuestion("What is GGUF?")
+    answer = guide.CheckedAnswer(inner, TOPICS, question, cut=lambda text: text[:110])
+    inner.put(*(Text(0, text) for text in words), *END)
+    answer.run()
+    *texts, finished, _ = list(answer.stream)
+    assert "".join(each.text for each in texts if isinstance(each, Text)) == TABLE[:110]
+    assert finished == Finished(0, "length")
 
 
 def test_a_short_answer_is_checked_at_its_end() -> None:

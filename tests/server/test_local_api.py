@@ -191,8 +191,9 @@ def test_server_that_is_gone_raises_an_error_with_the_reason(server: Running) ->
     nowhere = ServerClient("http://127.0.0.1:1", "t")
     assert nowhere.loaded_models() is None
     attached = AttachedEngine(nowhere, AttachSpec(b"", "m"), "u")
-    with pytest.raises(EngineDied, match="was lost"):
+    with pytest.raises(EngineDied, match="was lost") as lost:
         list(attached.generate(ASKED))
+    assert isinstance(lost.value.__cause__, ConnectionRefusedError)
     with pytest.raises(EngineDied):
         attached.info()
     assert ServerClient(server.server.url, "wrong").loaded_models() is None

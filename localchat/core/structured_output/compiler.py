@@ -37,6 +37,8 @@ _CACHED_GRAMMARS = 32
 _MASK_THREADS = 2
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_REGEX_FAULT = re.compile(r"regex parse error:\n(.*?)\nerror: (.*?)\n", re.DOTALL)
+"""The fault of an expression, in a message about the grammar that was made of it."""
 _NAMES = {
     "json_schema": "the JSON schema",
     "json_object": "the schema of any JSON object",
@@ -107,6 +109,8 @@ class GrammarCompiler:
             for part in spec.parts:  # finds the faulty part, in its own lines and columns
                 self._compile(part)
             why = first_line(matcher.get_error())
+            if spec.name.startswith(_NAMES["regex"]) and (fault := _REGEX_FAULT.search(why)):
+                why = f"{fault[2]}\n{fault[1]}"
             raise UsageError(f"{spec.name} cannot be used: {why}", **_at(spec.field))
         return matcher
 

@@ -14,14 +14,11 @@ more), and `propertyNames` that any key satisfies, which zod writes for every re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_EXPLICIT = (
-    "additionalProperties",
-    "unevaluatedProperties",
-    "propertyNames",
-    "minProperties",
-)
-_COMBINATORS = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
-"""Next to these, properties are only a part of what an object may have."""
+_REFERENCES = ("$ref", "$dynamicRef")
+_COMBINATORS = (*_REFERENCES, "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
+"""Next to these, properties may be only a part of what an object may have."""
+_KEYS = ("additionalProperties", "unevaluatedProperties", "propertyNames")
+_EXPLICIT = (*_KEYS, "minProperties")
 _DEFINITIONS = ("$defs", "definitions")
 _MAPS = ("properties", "patternProperties", *_DEFINITIONS)
 _ALTERNATIVES = ("anyOf", "oneOf")
@@ -40,7 +37,7 @@ def close_objects(schema: Schema) -> dict[str, Any]:
     """Close the objects of a schema.
 
     The parts of `allOf`, `if` and their like stay open, because each part knows only its own keys; so do
-    definitions, where such a part refers to one.
+    definitions, where such a part refers to one, and objects whose parts have keys of their own.
     """
     parts_refer = any("$ref" in part for part in _parts(schema, inside=False))
     return _close(schema, complete=True, definitions=not parts_refer)
@@ -48,8 +45,9 @@ def close_objects(schema: Schema) -> dict[str, Any]:
 
 def _close(schema: Schema, *, complete: bool, definitions: bool) -> dict[str, Any]:
     result: dict[str, Any] = {}
+    ends = schema.get("unevaluatedProperties") is False and not _mentions(schema, _COMBINATORS)
     for key, value in schema.items():
-        if _is_vacuous(key, value):
+        if _is_vacuous(key, value) or (ends and key == "unevaluatedProperties"):
             continue
         if key in _MAPS and isinstance(value, Mapping):
             fit = definitions if key in _DEFINITIONS else True
@@ -62,7 +60,9 @@ def _close(schema: Schema, *, complete: bool, definitions: bool) -> dict[str, An
             result[key] = _inner(value, False, definitions)
         else:
             result[key] = value
-    if complete and _is_closable(schema):
+    if ends:  # next to nothing that adds keys, it is the same
+        result.setdefault("additionalProperties", False)
+    elif complete and _is_closable(schema):
         result["additionalProperties"] = False
     return result
 
@@ -86,11 +86,41 @@ def _is_closable(schema: Schema) -> bool:
     patterns = schema.get("patternProperties")
     if not isinstance(properties, Mapping) or not (properties or patterns):
         return False
-    if any(key in schema for key in (*_EXPLICIT, *_COMBINATORS)):
+    if _mentions(schema, (*_EXPLICIT, *_REFERENCES)):
         return False
     # A required key that is not described would have no place.
     named = required if isinstance(required, list) else []
-    return all(isinstance(key, str) and key in properties for key in named)
+    return all(isinstance(key, str) and key in properties for key in named) and not any(
+        _adds_keys(part, properties) for part in _direct_parts(schema)
+    )
+
+
+def _direct_parts(schema: Schema) -> Iterator[Schema]:
+    """Schemas that describe the same value as this one."""
+    for key in (*_PARTS, *_ALTERNATIVES):
+        given = schema.get(key)
+        if isinstance(given, Mapping):
+            given = list(given.values()) if key == "dependentSchemas" else [given]
+        if isinstance(given, list):
+            yield from (one for one in given if isinstance(one, Mapping))
+
+
+def _adds_keys(part: Schema, known: Mapping[str, Any]) -> bool:
+    """Whether a part of an object's schema may allow keys that are not among the known ones."""
+    if _mentions(part, (*_KEYS, *_REFERENCES, "patternProperties")):
+        return True
+    named = [*_strings(part.get("properties")), *_strings(part.get("required"))]
+    return any(key not in known for key in named) or any(
+        _adds_keys(inner, known) for inner in _direct_parts(part)
+    )
+
+
+def _strings(value: Any) -> list[str]:  # noqa: ANN401 - JSON
+    return [one for one in value if isinstance(one, str)] if isinstance(value, dict | list) else []
+
+
+def _mentions(schema: Schema, keywords: tuple[str, ...]) -> bool:
+    return any(key in schema for key in keywords)
 
 
 def _parts(value: Any, *, inside: bool) -> Iterator[Schema]:  # noqa: ANN401 - JSON

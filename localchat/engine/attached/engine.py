@@ -126,12 +126,14 @@ class ServerClient:
         return connection
 
     def _connection_lost(self, error: Exception) -> EngineDied:
-        return EngineDied(
+        lost = EngineDied(
             f"the connection to the server at {self.url} was lost: {error or type(error).__name__}",
             hint="start it again with `localchat serve`, or run this command again to load the model here",
             signal="",
             phase="serve",
         )
+        lost.__cause__ = error
+        return lost
 
     def _refused(self, status: int, body: bytes) -> LocalchatError:
         body_text = body.decode("utf-8", "replace")[:200]

@@ -4,6 +4,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from localchat.server.openai.protocol import StructureBody
+
 
 class DocumentSource(msgspec.Struct, frozen=True):
     """The content of a document: `data` for a text, `content` for blocks."""
@@ -74,7 +76,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
     format: OutputFormat | None = None
 
 
-class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
+class CountTokensBody(StructureBody, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: the fields that make up the prompt. `output_format` is the deprecated
     place of `output_config.format`."""
 

@@ -30,6 +30,7 @@ from localchat.server.openai.protocol import (
     ResponseFormat,
     ToolCallParam,
 )
+from localchat.server.openai.structure import structure_of
 
 _BILLING_HEADER: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 """A line at the start of Claude Code's system prompt. It changes with every request, means nothing to a model
@@ -57,14 +58,17 @@ def prompt_as_chat(body: CountTokensBody) -> ChatBody:
     config = body.output_config
     format_ = (config.format if config else None) or body.output_format
     choice = body.tool_choice
+    structure = structure_of(body)
+    if format_ is not None:
+        structure["response_format"] = _format(format_)
     return ChatBody(
+        **structure,
         model=body.model,
         messages=[*_system(body.system), *_messages(body.messages)],
         tools=_tools(body),
         tool_choice=_choice(choice) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         chat_template_kwargs=_options(body),
-        response_format=_format(format_) if format_ else None,
     )
 
 

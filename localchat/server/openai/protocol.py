@@ -343,7 +343,26 @@ LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | b
 """Token ids, or texts, with their biases; also as llama.cpp's list of pairs. False: never."""
 
 
-class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
+class StructureBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that hold an answer to a form, in every protocol: ignored, they would give free text."""
+
+    grammar: str | None = None
+    """Lark or GBNF."""
+    regex: str | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | str | bool | None = None
+    """llama.cpp's and SGLang's name of a schema; the fields below are SGLang's and vLLM's."""
+    ebnf: str | None = None
+    structural_tag: Any = None
+    guided_json: Any = None
+    guided_json_object: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+class GenerationBody(StructureBody, frozen=True, kw_only=True):
     """Fields that chat and plain completions share."""
 
     model: str | None = None
@@ -364,20 +383,6 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
-    grammar: str | None = None
-    """Lark or GBNF."""
-    regex: str | None = None
-    response_format: ResponseFormat | None = None
-    json_schema: dict[str, Any] | str | bool | None = None
-    """llama.cpp's and SGLang's name of a schema; the fields below are SGLang's and vLLM's."""
-    ebnf: str | None = None
-    structural_tag: Any = None
-    guided_json: Any = None
-    guided_json_object: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: dict[str, Any] | None = None
     cache_salt: str | None = None
     speculation: bool | None = None
     return_progress: bool | None = None

@@ -13,7 +13,7 @@ import msgspec
 from localchat.engine.request import GenerateRequest, Grammar
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
-from localchat.server.openai.protocol import GenerationBody, ResponseFormat
+from localchat.server.openai.protocol import ResponseFormat, StructureBody
 from localchat.server.request_body import check_json_size
 
 _MAX_BYTES: Final = 256 << 10
@@ -29,7 +29,7 @@ _STRUCTURED_OPTIONS: Final = frozenset(
 """Fields of vLLM's `structured_outputs` that change nothing here."""
 
 
-def requested_grammar(body: GenerationBody, limits: ServerLimits) -> Grammar | None:
+def requested_grammar(body: StructureBody, limits: ServerLimits) -> Grammar | None:
     """The one structure that a request asks for; None: it asks for free text. Raises ApiError."""
     grammars = list(_grammars(body, limits))
     if len(grammars) > 1:
@@ -45,15 +45,20 @@ def requested_grammar(body: GenerationBody, limits: ServerLimits) -> Grammar | N
     return grammars[0] if grammars else None
 
 
+def structure_of(body: StructureBody) -> dict[str, Any]:
+    """The fields of a request's structure, for its translation to a chat."""
+    return {name: getattr(body, name) for name in StructureBody.__struct_fields__}
+
+
 def with_format_field(request: GenerateRequest, field: str) -> GenerateRequest:
-    """A request whose answer's form is in another field, by the client's protocol."""
-    if request.grammar is None:
+    """A request whose answer's format is in another field, by the client's protocol."""
+    if request.grammar is None or request.grammar.field != "response_format":
         return request
     grammar = msgspec.structs.replace(request.grammar, field=field)
     return msgspec.structs.replace(request, grammar=grammar)
 
 
-def _grammars(body: GenerationBody, limits: ServerLimits) -> Iterator[Grammar]:
+def _grammars(body: StructureBody, limits: ServerLimits) -> Iterator[Grammar]:
     if body.response_format is not None:
         yield from _format(body.response_format, limits)
     if body.grammar:

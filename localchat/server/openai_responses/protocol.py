@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.openai.protocol import ContentPart
+from localchat.server.openai.protocol import ContentPart, StructureBody
 
 ContentParts: TypeAlias = str | list[ContentPart | str] | None
 
@@ -64,7 +64,7 @@ class ReasoningConfig(msgspec.Struct, frozen=True):
     """Most tokens of reasoning (OpenRouter's)."""
 
 
-class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
+class ResponsesBody(StructureBody, frozen=True, kw_only=True):
     """POST /v1/responses. `include`, `store` and `truncation` have no effect beyond logprobs: the answer
     contains everything, nothing is stored, nothing is truncated. The response repeats `tools` and
     `tool_choice`."""

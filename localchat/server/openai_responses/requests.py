@@ -21,6 +21,7 @@ from localchat.server.openai.protocol import (
     ResponseFormat,
     ToolCallParam,
 )
+from localchat.server.openai.structure import structure_of
 from localchat.server.openai_responses.protocol import (
     InputItem,
     ResponsesBody,
@@ -81,13 +82,16 @@ def as_chat(body: ResponsesBody) -> ResponsesChat:
             param="input",
             code="missing_required_parameter",
         )
+    structure = structure_of(body)
+    if body.text and body.text.format:
+        structure["response_format"] = _format(body.text.format)
     chat = ChatBody(
+        **structure,
         model=body.model,
         messages=messages,
         tools=[tool for tool, _ in tools],
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
-        response_format=_format(body.text.format) if body.text and body.text.format else None,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         thinking_budget=body.reasoning.max_tokens if body.reasoning else None,
         max_tokens=body.max_output_tokens,

@@ -119,7 +119,9 @@ def plain_questions(topic: dict[str, Any], lexicon: dict[str, list[str]]) -> lis
     ]
     texts = [" ".join(WRITTEN.get(word, word) for word in text.split()) for text in said]
     texts = [
-        re.sub(r"\ba (?=[aeio]|RTX)", "an ", text) for text in texts if not set("{<") & set(text)
+        re.sub(r"\ba (?=[aeioAEIO]|RTX)", "an ", text)
+        for text in texts
+        if not set("{<") & set(text)
     ]
     texts = [re.sub(r"\bVS (?!code)", "vs ", text) for text in texts]
     return [f"{text[:1].upper()}{text[1:]}?" for text in texts]

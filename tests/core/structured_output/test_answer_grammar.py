@@ -18,6 +18,7 @@ from localchat.core.structured_output.compiler import (
     GrammarCompiler,
     grammar_spec,
     llguidance_tokenizer,
+    relaxed_keywords,
 )
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.structured_output.tool_grammar import answer_grammar
@@ -133,6 +134,31 @@ def test_an_error_names_the_tool() -> None:
     chat = template(SIGNS["hermes"])
     with pytest.raises(UsageError, match=r"the parameters of the tool 'draw' cannot be used.*ink"):
         whole(chat, "x", tools=(*TOOLS, bad), tool_choice="required")
+
+
+@pytest.mark.parametrize(
+    ("part", "dropped"),
+    [
+        ({"type": "string", "pattern": r"^(?=.*\d).+$"}, ("pattern",)),
+        ({"type": "array", "uniqueItems": True}, ("uniqueItems",)),
+        ({"type": "OBJECT", "dependentRequired": {"a": ["b"]}}, ("dependentRequired",)),
+    ],
+    ids=str,
+)
+def test_a_tool_that_must_be_called_is_relaxed_and_not_refused(
+    part: dict[str, Any], dropped: tuple[str, ...]
+) -> None:
+    parameters = {"type": "object", "properties": {"x": part}}
+    chat = template(SIGNS["hermes"])
+    prompt = Messages(
+        (Message("user", "hi"),),
+        tools=({"name": "draw", "parameters": parameters},),
+        tool_choice="required",
+    )
+    spec = answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER)
+    assert spec is not None
+    GRAMMARS.grammar_matcher(spec, room=1000)
+    assert relaxed_keywords(spec) == dropped
 
 
 def test_a_compilation_that_takes_too_long_is_refused_and_blocks_no_other(

@@ -322,14 +322,32 @@ def test_run_offers_a_model_that_is_not_here_and_goes_on(call: Call, hub: FakeHu
     assert "hf.co/maker/Guide-GGUF:Q4_K_M" in call("list")[1]
 
 
-def test_run_without_a_model_lets_the_user_pick_one(call: Call, hub: FakeHub) -> None:
+def test_run_without_a_model_lets_the_user_pick_one_that_runs(
+    call: Call, hub: FakeHub, tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "broken.gguf").write_text("no model")
+    assert "broken" in call("list")[1]
     screen = Screen(["-m", "localchat", "run", "--max-tokens", "2"], term="dumb")
     try:
-        assert "guide" in screen.wait_for("Number or name")
+        offered = screen.wait_for("Number or name")
+        assert "guide" in offered and "broken" not in offered
         screen.press("99\n1\n")
         screen.wait_for("guide; /help lists the commands")
         screen.wait_for("> ")
         screen.press("\x04")
         assert screen.finish()[0] == 0
+    finally:
+        screen.close()
+
+
+def test_ctrl_c_at_a_question_ends_its_line(call: Call) -> None:
+    screen = Screen(["-m", "localchat", "run"], term="dumb")
+    try:
+        screen.wait_for("Number or name [1]: ")
+        screen.press("\x03")
+        code, shown = screen.finish()
+        assert code == 130
+        assert shown.endswith("\n")
     finally:
         screen.close()

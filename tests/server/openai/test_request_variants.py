@@ -1,5 +1,6 @@
 """Odd ways to write a legal request, as clients in the field do: they mean what they mean elsewhere."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from localchat.engine.events import Finished, Prefill, Text, ToolCall
 from localchat.engine.request import CalledTool, Grammar, Message, Sampling, TokenIds
 from localchat.engine.request import TextPrompt as Prompt
 from localchat.errors import ContextExceeded
-from tests.support.http_server import NAME, Stage, ask, chat, message, respond
+from tests.support.http_server import NAME, Reply, Stage, ask, chat, message, respond
 
 LOOK = {"name": "look", "parameters": {"type": "object", "properties": {}}}
 WAIT = {"name": "wait", "parameters": {"type": "object", "properties": {}}}
@@ -192,6 +193,37 @@ def test_a_form_that_the_engine_refuses_is_named_as_in_the_clients_protocol(stag
     form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
     assert respond(stage, text={"format": form}).status == 200
     assert stage.last.grammar == Grammar("json_schema", '{"type":"object"}', "text.format")
+
+
+@pytest.mark.parametrize("send", [respond, message])
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"guided_json": {"a": 1}}, Grammar("json_schema", '{"a":1}', "guided_json")),
+        (
+            {"structured_outputs": {"regex": "a+"}},
+            Grammar("regex", "a+", "structured_outputs.regex"),
+        ),
+        ({"grammar": 'root ::= "a"'}, Grammar("lark", 'root ::= "a"', "grammar")),
+        ({"json_schema": {"a": 1}}, Grammar("json_schema", '{"a":1}', "json_schema")),
+    ],
+    ids=str,
+)
+def test_a_form_in_another_servers_field_binds_in_every_protocol(
+    stage: Stage, send: Callable[..., Reply], fields: dict[str, Any], grammar: Grammar
+) -> None:
+    assert send(stage, **fields).status == 200
+    assert stage.last.grammar == grammar
+
+
+@pytest.mark.parametrize("send", [respond, message])
+def test_openais_response_format_binds_in_every_protocol(
+    stage: Stage, send: Callable[..., Reply]
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": 1}}}
+    assert send(stage, response_format=form).status == 200
+    assert stage.last.grammar is not None
+    assert stage.last.grammar.source == '{"a":1}'
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/completion"])
