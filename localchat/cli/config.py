@@ -1,5 +1,6 @@
 """Command `localchat config`: shows settings with their origin, and changes them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -28,16 +29,7 @@ def command() -> None:
 @click.pass_obj
 def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> None:
     """Print every setting in effect."""
-    import msgspec
-
-    from localchat.config.settings import from_environment, resolve
-    from localchat.config.settings_file import read_settings
-
-    file = read_settings(find_paths(app.environ).settings_file)
-    settings, origins = resolve(
-        file.layer((model,) if model else ()), from_environment(app.environ)
-    )
-    values = msgspec.to_builtins(settings, str_keys=True)
+    values, origins = _in_effect(app, model)
     if as_json:
         rows = {key: {"value": value, "origin": origins[key]} for key, value in values.items()}
         print_json(app.environ, rows if origin else values)
@@ -48,6 +40,18 @@ def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> Non
         app.environ,
         (f"{key:<{width}} = {_written(value)}{suffixes[key]}" for key, value in values.items()),
     )
+
+
+@command.command("get")
+@click.argument("key")
+@click.option("--for", "model", metavar="MODEL", help="As it is for this model.")
+@click.pass_obj
+def get_value(app: AppContext, key: str, model: str | None) -> None:
+    """Print one setting in effect."""
+    from localchat.config.settings import find_key
+
+    value = _in_effect(app, model)[0][find_key(key, "config get")]
+    print_lines(app.environ, (value if isinstance(value, str) else _written(value),))
 
 
 @command.command("path")
@@ -86,6 +90,20 @@ def keys() -> None:
         click.echo(
             f"{key}\n  {words.about} It takes {words.valid}.\n  {words.flag} · {variable(key)}"
         )
+
+
+def _in_effect(app: AppContext, model: str | None) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """All settings, and where each comes from. Raises UsageError."""
+    import msgspec
+
+    from localchat.config.settings import from_environment, resolve
+    from localchat.config.settings_file import read_settings
+
+    file = read_settings(find_paths(app.environ).settings_file)
+    settings, origins = resolve(
+        file.layer((model,) if model else ()), from_environment(app.environ)
+    )
+    return msgspec.to_builtins(settings, str_keys=True), origins
 
 
 def _write(app: AppContext, key: str, value: str | None, model: str | None) -> None:

@@ -25,6 +25,8 @@ from localchat.units import size
 
 _FOUR_BITS: Final = 0.3
 """Share of 16-bit weights that AWQ and GPTQ keep, embeddings included."""
+_LEAST_SHARE: Final = 0.05
+"""Of the weights that do not fit: what is smaller is no substitute."""
 _MOST_READ: Final = 12
 """Models whose headers are read for the step to a smaller one."""
 
@@ -172,7 +174,7 @@ class _Substitutes:
             and not one.trouble
             and one.path != self._subject.path
             and one.name != GUIDE
-            and 0 < one.size_bytes < min(most, self._base.free_bytes)
+            and most * _LEAST_SHARE < one.size_bytes < min(most, self._base.free_bytes)
         ]
         for one in sorted(fitting, key=lambda one: -one.size_bytes)[:_MOST_READ]:
             assert one.path is not None

@@ -145,6 +145,9 @@ def test_config_shows_sets_and_unsets(
     shown = call(nothing, "config", "show", "--origin", named=False).out
     assert f"context_length     = 4096  ({file} [defaults])" in shown
     assert "seed               = 5  (LOCALCHAT_SEED)" in shown
+    assert call(nothing, "config", "get", "ctx", named=False).out == "4096\n"
+    assert call(nothing, "config", "get", "theme", named=False).out == "auto\n"
+    assert "did you mean" in call(nothing, "config", "get", "thme", named=False).err.lower()
     assert '"origin":"default"' in call(nothing, "config", "show", "--origin", "--json").out
     assert call(nothing, "config", "unset", "context-length", named=False).code == 0
     assert "context_length     = (decided" in call(nothing, "config", "show", named=False).out

@@ -148,9 +148,18 @@ def test_smaller_weights_are_the_last_two_steps(eight_b: Path, paths: Paths) -> 
 
 def test_a_model_that_is_here_goes_before_one_to_download(eight_b: Path, paths: Paths) -> None:
     paths.models_dir.mkdir(parents=True)
-    small = Size(12, 1024, 8, 4, 128, 4096, 1024, 32768, Q4_0)
+    small = Size(16, 2048, 16, 4, 128, 8192, 1024, 32768, Q4_0)
     llama(small).sparse(paths.models_dir / "little.gguf")
     subject = Subject("8b", read_summary(eight_b), eight_b)
     model = memory_steps(subject, LONG, SMALL, paths, {"HOME": "/nowhere"})[-1]
     assert model.model == "little"
     assert model.gained_bytes > GB
+
+
+def test_a_tiny_model_that_is_here_replaces_none(eight_b: Path, paths: Paths) -> None:
+    paths.models_dir.mkdir(parents=True)
+    tiny = Size(2, 64, 2, 2, 32, 128, 256, 2048, Q4_0)
+    llama(tiny).sparse(paths.models_dir / "toy.gguf")
+    subject = Subject("8b", read_summary(eight_b), eight_b)
+    model = memory_steps(subject, LONG, SMALL, paths, {"HOME": "/nowhere"})[-1]
+    assert model.model != "toy"
