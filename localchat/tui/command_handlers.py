@@ -139,8 +139,12 @@ class CommandHandlers:
             call = parse(line)
             getattr(self, f"_do_{call.command.name}")(call.argument)
         except LocalchatError as problem:
-            self._screen.reveal_end()
-            self._screen.session.show_error(problem)
+            self._refuse(problem)
+
+    def _refuse(self, problem: LocalchatError) -> None:
+        """Show an error where it is seen."""
+        self._screen.reveal_end()
+        self._screen.session.show_error(problem)
 
     def take_offer(self, action: str) -> None:
         """Do what a notice or the welcome offers."""
@@ -197,7 +201,7 @@ class CommandHandlers:
             if after.options != before.options:
                 screen.composer.recount()
                 if word and after.model != before.model:
-                    screen.hint(f"{after.model.name} answers from now on")
+                    screen.hint(f"Switched to {after.model.name}")
                 await screen.session.wait_until_ready()
 
         screen.start_work(change())
@@ -228,7 +232,7 @@ class CommandHandlers:
         try:
             write_setting(self._screen.session.context.paths.settings_file, key, value)
         except LocalchatError as problem:
-            self._screen.session.show_error(problem)
+            self._refuse(problem)
 
     def _do_think(self, choice: str) -> None:
         choice = choice.lower() or "on"
@@ -263,6 +267,7 @@ class CommandHandlers:
         self._screen.start_work(fit())
 
     def _do_pull(self, name: str) -> None:
+        self._screen.reveal_end()  # where it will say how it ended
         self._pulls.begin(name, offline=self._screen.session.setup.settings.offline)
 
     def confirm_pull(self, name: str, about: str) -> None:
@@ -477,9 +482,8 @@ class CommandHandlers:
             written = Path(name).read_text(encoding="utf-8", errors="replace").rstrip("\n")
         except (OSError, ValueError) as problem:
             why = (isinstance(problem, OSError) and problem.strerror) or problem
-            screen.session.show_error(
-                UsageError(f"the editor {command} cannot be started: {why}", hint="set EDITOR")
-            )
+            message = f"the editor {command} cannot be started: {why}"
+            self._refuse(UsageError(message, hint="set EDITOR"))
             return
         finally:
             Path(name).unlink(missing_ok=True)
