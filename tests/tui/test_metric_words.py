@@ -56,6 +56,8 @@ def test_the_terms_of_the_field_are_all_still_there() -> None:
     shown = foot(answered("so " * 106), TERMS)
     for part in ("TTFT 0.41 s", "62.0 tok/s", "KV 6,412/32,768 (20%)", "drafts 34/51"):
         assert part in shown
+    assert TERMS.drafts(1234, 5678) == "drafts 1,234/5,678"
+    assert PLAIN.drafts(1234, 5678) == "1,234 of 5,678 guesses right"
 
 
 def test_the_parts_of_the_memory_add_up_to_its_heading() -> None:
