@@ -220,8 +220,7 @@ class ChatSession:
         """Continue another conversation. Raises HistoryUnusable if the last one cannot be saved."""
         self.recorder.hold(conversation)
         self.conversation = conversation
-        # Metrics of the conversation before would be read as those of this one.
-        self.status.done = self.status.metrics = self.status.prefill = None
+        self.status.forget_answer()
         self.show()
 
     def set_instructions(self, text: str) -> None:
@@ -563,7 +562,8 @@ class ChatSession:
             self.status.model = setup.model.name
             self.recorder.changed()
             if reload:
-                self.status.info = None
+                self.status.info = self.status.stats = None
+                self.status.forget_answer()
                 self.status.state = "starting"
                 self._engines.open(setup.open_engine)
             self.view.status_changed()

@@ -18,7 +18,7 @@ from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock, UserBlock
 from localchat.session.engine_holder import EngineHolder
 from tests.support.chat_sessions import Chat, run
-from tests.support.tui_stage import DONE, INFO, Stage, sent, told
+from tests.support.tui_stage import DONE, INFO, STATS, Stage, sent, told
 
 OFFERED = "a llama.cpp built for this machine is faster"
 
@@ -302,8 +302,11 @@ def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) ->
         await session.ask("one")
         change = session.prepare_change("other", {})
         assert change.reload
+        session.status.stats = STATS
         change.apply()
         assert session.status.state == "starting"
+        assert session.status.ttft_s is None
+        assert session.status.kv == (0, 0), "these are of the model before"
         await session.wait_until_ready()
         await session.ask("two")
         assert len(chat.stage.opened) >= 2
