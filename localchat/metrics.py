@@ -70,7 +70,10 @@ _TABLE: Final = (
     Metric("kv_total_tokens", "tok", "gauge", "Room for KV, in tokens."),
     Metric("evictions", "", "counter", "Cached prefixes lost to make room."),
     Metric(
-        "preemptions", "", "counter", "Running requests set back and computed again for want of KV."
+        "preemptions",
+        "",
+        "counter",
+        "Running requests set back and computed again because KV ran out.",
     ),
     Metric("drafted", "tok", "counter", "Tokens guessed ahead by speculation."),
     Metric(

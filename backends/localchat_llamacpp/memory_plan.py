@@ -454,7 +454,7 @@ class _CandidateChooser:
         if not limit:
             yield "No memory is free here; close other programs."
             return
-        yield f"A smaller model: weights of {size(limit)} at most fit here now."
+        yield f"A smaller model: at most {size(limit)} of weights fit here now."
         if name:
             yield f"{name} of this model{shorter}: it would fit, and answer much worse."
 

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,16 @@ _STATES: Final = {
     "failed": "failed",
 }
 _FORMAT: Final = 1
+_MAX_NAME: Final = 60
 _LONE: Final = re.compile("[\ud800-\udfff]")
+
+
+def file_name(conversation: Conversation) -> str:
+    """A file name from the title: `why-is-the-sky-blue.md`, with a number if that exists already."""
+    words = re.findall(r"\w+", title_for(conversation).lower())
+    stem = "-".join(words)[:_MAX_NAME].rstrip("-") or conversation.id[:12]
+    names = (f"{stem}.md", *(f"{stem}-{number}.md" for number in range(2, 1000)))
+    return next((name for name in names if not Path(name).exists()), names[-1])
 
 
 def as_markdown(conversation: Conversation) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation, Inclusion, Node
-from localchat.chat.export import as_json_text, as_markdown
+from localchat.chat.export import as_json_text, as_markdown, file_name
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
 from localchat.cli.context_advice import with_advice
@@ -73,7 +73,7 @@ _HELP: Final = """\
 /regen          answer the last question again
 /compact        have the model summarize the older part, and send the summary instead
 /everything     send all messages again that were left out or summarized
-/export FILE    write the conversation to FILE: Markdown, or JSON if it ends in .json
+/export [FILE]  write the conversation to a file: Markdown, or JSON if it ends in .json
 /history        the newest conversations, and how to continue one
 /stats          the metrics of the last answer
 /quit           leave (also Ctrl+D)
@@ -515,14 +515,14 @@ class Repl:
 
     def _export(self, name: str) -> None:
         write = self._terminal.print_line
-        if not name:
-            write("/export takes the name of a file")
+        conversation = self._session.conversation
+        if not conversation.nodes:
+            write("there is nothing to export: the conversation is empty")
             return
-        path = Path(name).expanduser()
+        path = Path(name or file_name(conversation)).expanduser()
         if path.exists():
             write(f"{path} already exists; nothing was written")
             return
-        conversation = self._session.conversation
         text = as_json_text(conversation) if path.suffix == ".json" else as_markdown(conversation)
         try:
             write_text(path, text)

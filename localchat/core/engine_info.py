@@ -93,6 +93,7 @@ class ProcessState(NamedTuple):
     fingerprint: str
     notes: tuple[str, ...]
     warning: str
+    sampling: dict[str, float]
 
 
 def engine_info(

@@ -65,7 +65,8 @@ class InputProcessor:
         self._context = context_tokens
         self._notify = notify
         self._warned: set[str] = set()
-        self._defaults = {**_FALLBACKS, **self._model_defaults(), **sampling}
+        self.sampling = {**_FALLBACKS, **self._model_defaults(), **sampling}
+        """Defaults by name: where requests name none."""
         self._numbers = count(1)
         tokenizer = model.tokenizer
         self.format: ChatFormat = chat_format(
@@ -170,7 +171,7 @@ class InputProcessor:
             for name, value in msgspec.structs.asdict(request.sampling).items()
             if value is not None and name not in ("seed", "logit_bias", "text_bias")
         }
-        chosen = {**self._defaults, **asked}
+        chosen = {**self.sampling, **asked}
         chosen["top_k"] = int(chosen.get("top_k", 0))
         biases = dict(request.sampling.logit_bias)
         for text, bias in request.sampling.text_bias.items():

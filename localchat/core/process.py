@@ -413,6 +413,7 @@ class EngineProcess:
                 fingerprint=opened.fingerprint,
                 notes=tuple(self._sender.notes),
                 warning=opened.input_processor.warning,
+                sampling=opened.input_processor.sampling,
             ),
         )
 

@@ -64,6 +64,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Layers whose experts are in RAM although the layer is on the GPU."""
     max_rows: int = 0
     """Sequences that are computed at once, at most; 0: unknown."""
+    sampling: dict[str, float] = {}
+    """Sampling where a request names none; what is off is missing. Empty where it is not known."""
 
 
 class Vectors(list[list[float]]):

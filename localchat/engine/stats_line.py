@@ -19,7 +19,7 @@ def stats_line(done: Done) -> str:
     if done.kv_used_tokens or done.kv_total_tokens:
         parts.append(f"KV {used_of(done.kv_used_tokens, done.kv_total_tokens)}")
     if drafts.drafted:
-        parts.append(f"drafts {drafts.accepted}/{drafts.drafted}")
+        parts.append(f"drafts {drafts.accepted:,}/{drafts.drafted:,}")
     if done.read_back_tokens:
         parts.append(read_back(done.read_back_tokens, done.usage.prompt_tokens, done.read_back_s))
     return " · ".join(parts)
@@ -75,4 +75,4 @@ def plain_kv(used: int, total: int) -> str:
 
 def plain_drafts(accepted: int, drafted: int) -> str:
     """`34 of 51 guesses right`."""
-    return f"{accepted} of {drafted} guesses right"
+    return f"{accepted:,} of {drafted:,} guesses right"

@@ -130,7 +130,7 @@ def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
 # ---------------------------------------------------------------------------- memory that may be taken
 
 
-ANYWAY = "--anyway loads it all the same; the system may end it for want of memory."
+ANYWAY = "--anyway loads it regardless; the system may kill it when memory runs out."
 _RESERVE_BYTES = 500_000_000
 
 

@@ -120,4 +120,4 @@ def step_lines(steps: tuple[MemoryStep, ...]) -> Iterator[str]:
             idle.setdefault(step.change, []).append(step.title)
     if idle:
         reasons = (f"{', '.join(titles)} ({change})" for change, titles in idle.items())
-        yield f"Nothing here from: {'; '.join(reasons)}"
+        yield f"Of no help here: {'; '.join(reasons)}"

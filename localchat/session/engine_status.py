@@ -70,6 +70,11 @@ class EngineStatus(msgspec.Struct):
         """Whether a request is running."""
         return self.state in BUSY
 
+    def forget_answer(self) -> None:
+        """Drop the metrics of the last answer, which would be read as those of another conversation or
+        model."""
+        self.prefill = self.metrics = self.done = None
+
     def begin(self) -> None:
         """Reset for a new request, so that old metrics do not look current."""
         self.state = "sent"

@@ -86,6 +86,8 @@ class ChatSession:
         self._unanswered: Node | None = None
         """A question that is taken back if it fails before the first words of its answer."""
         self._shown_once: set[str] = set()
+        self._remarks: list[tuple[str, NoticeKind]] | None = None
+        """Remarks that wait for the first words of an answer, to stand below it; None: they do not wait."""
         self._notice_numbers = itertools.count(1)
         self._failure_notice = ""  # id of the notice about the last answer that failed
         self._metrics_due, self._metrics_shown_s = False, float("-inf")
@@ -143,10 +145,23 @@ class ChatSession:
         self.view.put(NoticeBlock(id_, text, kind, tuple(offers)))
         return id_
 
+    def remark(self, sentence: str, kind: NoticeKind = "info") -> None:
+        """Show a message that is not about the answer under way: below it."""
+        if self._remarks is None:
+            self.notice(sentence, kind)
+        else:
+            self._remarks.append((sentence, kind))
+
+    def _show_remarks(self) -> None:
+        """Show the remarks that waited, and the next ones at once."""
+        waited, self._remarks = self._remarks or (), None
+        for sentence, kind in waited:
+            self.notice(sentence, kind)
+
     def _notice_once(self, sentence: str, kind: NoticeKind) -> None:
         if sentence not in self._shown_once:
             self._shown_once.add(sentence)
-            self.notice(sentence, kind)
+            self.remark(sentence, kind)
 
     def show_error(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> str:
         """Show an error and its hint, as `notice` does."""
@@ -205,8 +220,7 @@ class ChatSession:
         """Continue another conversation. Raises HistoryUnusable if the last one cannot be saved."""
         self.recorder.hold(conversation)
         self.conversation = conversation
-        # Metrics of the conversation before would be read as those of this one.
-        self.status.done = self.status.metrics = self.status.prefill = None
+        self.status.forget_answer()
         self.show()
 
     def set_instructions(self, text: str) -> None:
@@ -287,9 +301,10 @@ class ChatSession:
 
     async def continue_answer(self) -> None:
         """Continue an answer that was stopped or interrupted. Raises UsageError."""
-        node = self.last_answer()
-        if node is None or node.id != self.conversation.head or node.parent is None:
-            raise UsageError("there is no answer to continue")
+        self._refuse_second()
+        node = self.last_answer() if self.can_continue else None
+        if node is None or node.parent is None:
+            raise UsageError("there is no stopped answer to continue")
         if not node.message.content:
             await self.regenerate()
             return
@@ -373,6 +388,8 @@ class ChatSession:
                             self.view.status_changed()
                         self.track(event)
                         builder.take(event)
+                    if writing:
+                        self._show_remarks()
                     if writing and not stream.ended:
                         await asyncio.sleep(self._batch_s)
         finally:
@@ -437,7 +454,7 @@ class ChatSession:
     def _exclusive(self, task: str = "") -> Iterator[None]:
         """Run one answer or task. Raises UsageError during another one."""
         self._refuse_second()
-        self._running, self._stopping = True, False
+        self._running, self._stopping, self._remarks = True, False, []
         self.status.begin()
         self._set_task(task)
         try:
@@ -446,6 +463,7 @@ class ChatSession:
             if self.status.busy:
                 self.status.finish()
             self._running = False
+            self._show_remarks()
             self._set_task("")
 
     def _refuse_second(self) -> None:
@@ -544,7 +562,8 @@ class ChatSession:
             self.status.model = setup.model.name
             self.recorder.changed()
             if reload:
-                self.status.info = None
+                self.status.info = self.status.stats = None
+                self.status.forget_answer()
                 self.status.state = "starting"
                 self._engines.open(setup.open_engine)
             self.view.status_changed()

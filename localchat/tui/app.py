@@ -146,7 +146,7 @@ class ChatApp(App[int]):
         session, chat = self.session, self.chat
         if session.setup.settings.reduced_motion:
             chat.composer.editor.cursor_blink = False
-        self._engines.listen(lambda text: _call_soon(loop, session.notice, text))
+        self._engines.listen(lambda text: _call_soon(loop, session.remark, text))
         self._engines.open(
             session.setup.open_engine
         )  # not earlier: its process competes for the cores

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class BackgroundPull:
-    """Runs one pull at a time. All callbacks are called on its thread."""
+    """Runs one pull at a time. All callbacks but the first are called on its thread."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class BackgroundPull:
             if self._name:
                 raise UsageError(f"{self._name} is still downloading", hint="one pull at a time")
             self._name = name
+        self._show(f"pull {name}")
         threading.Thread(target=self._run, args=(name,), name="pull", daemon=True).start()
 
     def _run(self, name: str) -> None:

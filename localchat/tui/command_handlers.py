@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import shlex
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation
-from localchat.chat.titles import title_for
 from localchat.config.settings import KEYS, find_key
 from localchat.config.settings_file import write_setting
 from localchat.errors import LocalchatError, ModelMissing, UsageError
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from localchat.tui.widgets.composer import Composer
 
 THINKING: Final = ("auto", "on", "off")
-_MAX_NAME: Final = 60
 
 Result = TypeVar("Result")
 
@@ -139,8 +136,12 @@ class CommandHandlers:
             call = parse(line)
             getattr(self, f"_do_{call.command.name}")(call.argument)
         except LocalchatError as problem:
-            self._screen.reveal_end()
-            self._screen.session.show_error(problem)
+            self._refuse(problem)
+
+    def _refuse(self, problem: LocalchatError) -> None:
+        """Show an error where it is seen."""
+        self._screen.reveal_end()
+        self._screen.session.show_error(problem)
 
     def take_offer(self, action: str) -> None:
         """Do what a notice or the welcome offers."""
@@ -197,7 +198,7 @@ class CommandHandlers:
             if after.options != before.options:
                 screen.composer.recount()
                 if word and after.model != before.model:
-                    screen.hint(f"{after.model.name} answers from now on")
+                    screen.hint(f"Switched to {after.model.name}")
                 await screen.session.wait_until_ready()
 
         screen.start_work(change())
@@ -228,7 +229,7 @@ class CommandHandlers:
         try:
             write_setting(self._screen.session.context.paths.settings_file, key, value)
         except LocalchatError as problem:
-            self._screen.session.show_error(problem)
+            self._refuse(problem)
 
     def _do_think(self, choice: str) -> None:
         choice = choice.lower() or "on"
@@ -263,6 +264,7 @@ class CommandHandlers:
         self._screen.start_work(fit())
 
     def _do_pull(self, name: str) -> None:
+        self._screen.reveal_end()  # where it will say how it ended
         self._pulls.begin(name, offline=self._screen.session.setup.settings.offline)
 
     def confirm_pull(self, name: str, about: str) -> None:
@@ -364,12 +366,12 @@ class CommandHandlers:
         self._screen.copy(blocks[at - 1], f"code {at} of {len(blocks)}")
 
     def _do_export(self, name: str) -> None:
-        from localchat.chat.export import as_json_text, as_markdown
+        from localchat.chat.export import as_json_text, as_markdown, file_name
 
         conversation = self._screen.session.conversation
         if not conversation.nodes:
             raise UsageError("there is nothing to export: the conversation is empty")
-        path = Path(name or _export_name(conversation)).expanduser().absolute()
+        path = Path(name or file_name(conversation)).expanduser().absolute()
         if path.exists():
             raise UsageError(f"{path} exists already", hint="give another name: /export NAME")
         text = as_json_text(conversation) if path.suffix == ".json" else as_markdown(conversation)
@@ -477,9 +479,8 @@ class CommandHandlers:
             written = Path(name).read_text(encoding="utf-8", errors="replace").rstrip("\n")
         except (OSError, ValueError) as problem:
             why = (isinstance(problem, OSError) and problem.strerror) or problem
-            screen.session.show_error(
-                UsageError(f"the editor {command} cannot be started: {why}", hint="set EDITOR")
-            )
+            message = f"the editor {command} cannot be started: {why}"
+            self._refuse(UsageError(message, hint="set EDITOR"))
             return
         finally:
             Path(name).unlink(missing_ok=True)
@@ -506,14 +507,6 @@ def _planned(session: "ChatSession", word: str) -> "tuple[str, MemoryPlan]":
             raise missing from None
         return word, estimate.plan
     return setup.model.name, context.plan(setup, setup.options.load)
-
-
-def _export_name(conversation: Conversation) -> str:
-    """A file name from the title: `why-is-the-sky-blue.md`, with a number if that exists already."""
-    words = re.findall(r"\w+", title_for(conversation).lower())
-    stem = "-".join(words)[:_MAX_NAME].rstrip("-") or conversation.id[:12]
-    names = (f"{stem}.md", *(f"{stem}-{number}.md" for number in range(2, 1000)))
-    return next((name for name in names if not Path(name).exists()), names[-1])
 
 
 async def _run_program(words: Sequence[str]) -> int | OSError:

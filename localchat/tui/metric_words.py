@@ -101,7 +101,7 @@ class MetricWords:
     def drafts(self, accepted: int, drafted: int) -> str:
         """Accepted drafts."""
         if self.technical:
-            return f"drafts {accepted}/{drafted}"
+            return f"drafts {accepted:,}/{drafted:,}"
         return plain_drafts(accepted, drafted)
 
     def placement(self, status: EngineStatus) -> str:

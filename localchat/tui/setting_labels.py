@@ -50,14 +50,14 @@ LABELS: Final = {
     "max_tokens": SettingLabel("Answers", "Longest answer", "tokens", "as the context allows"),
     "stop": SettingLabel("Answers", "Stop at", unset="nothing"),
     "n": SettingLabel("Answers", "Answers at once"),
-    "temperature": SettingLabel("Sampling", "Temperature", unset="as the model says"),
-    "top_k": SettingLabel("Sampling", "Top-k", unset="as the model says"),
-    "top_p": SettingLabel("Sampling", "Top-p", unset="as the model says"),
-    "min_p": SettingLabel("Sampling", "Min-p", unset="as the model says"),
-    "typical_p": SettingLabel("Sampling", "Typical-p", unset="as the model says"),
-    "repetition_penalty": SettingLabel("Sampling", "Repetition penalty", unset="as the model says"),
-    "frequency_penalty": SettingLabel("Sampling", "Frequency penalty", unset="as the model says"),
-    "presence_penalty": SettingLabel("Sampling", "Presence penalty", unset="as the model says"),
+    "temperature": SettingLabel("Sampling", "Temperature", unset="model default"),
+    "top_k": SettingLabel("Sampling", "Top-k", unset="model default"),
+    "top_p": SettingLabel("Sampling", "Top-p", unset="model default"),
+    "min_p": SettingLabel("Sampling", "Min-p", unset="model default"),
+    "typical_p": SettingLabel("Sampling", "Typical-p", unset="model default"),
+    "repetition_penalty": SettingLabel("Sampling", "Repetition penalty", unset="model default"),
+    "frequency_penalty": SettingLabel("Sampling", "Frequency penalty", unset="model default"),
+    "presence_penalty": SettingLabel("Sampling", "Presence penalty", unset="model default"),
     "logit_bias": SettingLabel("Sampling", "Logit bias", unset="none"),
     "seed": SettingLabel("Sampling", "Seed", unset="random"),
     "theme": SettingLabel("Screen", "Theme"),
@@ -138,4 +138,8 @@ def effective_words(
         return f"{local.gpu_layers} of {local.layers}{chosen}"
     if value is None and key in recommended:
         return f"{recommended[key]:g}, recommended for this model"
+    if value is None and local is not None and local.sampling and LABELS[key].group == "Sampling":
+        if key in local.sampling:
+            return f"{local.sampling[key]:g}, model default"
+        return "off" if key != "seed" else LABELS[key].unset
     return value_words(key, value)

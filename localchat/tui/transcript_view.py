@@ -1,7 +1,7 @@
 """The session's view: shows blocks in the transcript of the chat screen, and says what came out of sight."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import (
@@ -10,11 +10,16 @@ from localchat.session.blocks import (
     AnswerBlock,
     Block,
     NoticeBlock,
+    Offer,
     UserBlock,
 )
 
 if TYPE_CHECKING:
     from localchat.tui.transcript.widget import Transcript
+
+
+_CLICK: Final = "▸"
+"""Stands for the key of an offer that only a click takes."""
 
 
 class BlockScreen(Protocol):
@@ -71,8 +76,9 @@ class TranscriptView:
         transcript, block = self._screen.transcript, self._worded(block)
         if isinstance(block, NoticeBlock):
             block = self._with_keys(block)
+            self._take_keys(block)
         elif isinstance(block, UserBlock):
-            self._close_offers()
+            self._keep_offers(lambda offer: not _is_about_question(offer.action))
         transcript.put(block)
         if self._screen.is_welcoming:
             self._screen.blocks_changed()
@@ -109,13 +115,18 @@ class TranscriptView:
         )
         return block._replace(first=first, offers=offers)
 
-    def _close_offers(self) -> None:
-        """Close the offers to answer the question before this one."""
+    def _take_keys(self, notice: NoticeBlock) -> None:
+        """Give the keys to the offers of a new notice: those before it are clicked, or gone if it repeats
+        them."""
+        if notice.offers:
+            again = {offer.action for offer in notice.offers}
+            self._keep_offers(lambda offer: offer.action not in again, key=_CLICK)
+
+    def _keep_offers(self, keep: Callable[[Offer], bool], **changes: str) -> None:
+        """Drop the offers of all notices but those to `keep`, which get the `changes`."""
         for block in self._screen.transcript.blocks:
             if isinstance(block, NoticeBlock):
-                kept = tuple(
-                    offer for offer in block.offers if not _is_about_question(offer.action)
-                )
+                kept = tuple(each._replace(**changes) for each in block.offers if keep(each))
                 if kept != block.offers:
                     self._screen.transcript.put(block._replace(offers=kept))
 

@@ -154,7 +154,9 @@ def test_show_of_what_is_not_here_ends_with_3(verb: Verb) -> None:
 
 def test_an_alias_runs_lists_and_leaves(call: Call, verb: Verb, home: Path, tmp_path: Path) -> None:
     blob = Ollama(home / ".ollama/models").model(f"{OLLAMA}/qwen2.5/7b", gguf(tmp_path / "a.gguf"))
-    assert verb("cp", "ollama/qwen2.5:7b", "fast").code == 0
+    assert (
+        "fast is now an alias of ollama/qwen2.5:7b" in verb("cp", "ollama/qwen2.5:7b", "fast").err
+    )
     assert verb("cp", "fast", "faster").code == 0
     app = ScriptedApp(SCENARIOS["hello"])
     assert call(app, "run", "faster", "hi", named=False).code == 0
@@ -355,6 +357,7 @@ def test_a_folder_is_looked_into_until_it_is_forgotten(verb: Verb, tmp_path: Pat
     told = json.loads(verb("import", tmp_path / "disk", "--json").out)
     assert told["models"] == [{"name": "folder/m", "path": str(path)}]
     assert rows(verb)["folder/m"]["path"] == str(path)
+    assert f"added folder {tmp_path / 'disk'}" in verb("import", tmp_path / "disk").err
     assert verb("import", tmp_path / "disk", "--forget").code == 0
     assert set(rows(verb)) == {"guide"}
     assert verb("import", tmp_path / "disk", "--forget").code == 2

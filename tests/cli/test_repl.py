@@ -228,7 +228,7 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
     for words in (
         "there is nothing to summarize",
         "there are no metrics yet",
-        "/export takes the name of a file",
+        "there is nothing to export",
         "there is no command /nonsense",
         "/set is a command of the screen",
         "there are no instructions",
@@ -249,12 +249,17 @@ def test_clear_begins_another_conversation_with_the_same_instructions(run: Run) 
     assert [one.system for one in talk.conversations] == ["be brief", "be brief"]
 
 
-def test_export_writes_a_file_once(run: Run, tmp_path: Path) -> None:
+def test_export_writes_a_file_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, text = tmp_path / "talk.json", tmp_path / "talk.md"
     talk = run(["one", f"/export {whole}", f"/export {text}", f"/export {text}"])
     assert json.loads(whole.read_text())["messages"][1]["text"] == "Hello."
     assert "## User\n\none\n" in text.read_text()
     assert "already exists" in talk.shown
+    monkeypatch.chdir(tmp_path)
+    assert "written: one.md" in run(["one", "/export"]).shown
+    assert "## User\n\none\n" in (tmp_path / "one.md").read_text()
 
 
 def test_a_question_that_was_refused_leaves_no_trace(run: Run) -> None:

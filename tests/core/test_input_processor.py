@@ -21,6 +21,8 @@ def test_sampling_defaults_out_of_range_are_ignored_with_a_notice() -> None:
     request_state, _ = input_processor.accept(1, GenerateRequest(TokenIds((1, 2))))
     drawn = request_state.sampling
     assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p) == (0.7, 0, 0.5, 0.05)
+    told = {"temperature": 0.7, "top_k": 0, "top_p": 0.5, "min_p": 0.05}
+    assert input_processor.sampling == told
     assert ["temperature nan" in said[0], "min_p 7" in said[1], len(said)] == [True, True, 2]
     asked, _ = input_processor.accept(
         2, GenerateRequest(TokenIds((1, 2)), Sampling(temperature=0.0))

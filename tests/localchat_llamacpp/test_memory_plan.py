@@ -346,8 +346,9 @@ def test_a_smaller_model_is_advised_before_two_bits_of_this_one(eight_b: Header)
         return list(asked(eight_b, machine, LoadOptions(context_tokens=2048)).advice)
 
     first, last = advised(4 * GB)[-2:]
-    assert first.startswith("A smaller model: weights of ")
+    assert first.startswith("A smaller model: at most ")
     assert last.startswith("Q2_K of this model: ")
+    assert advised(0)[-1] == "No memory is free here; close other programs."
 
 
 def test_a_model_that_does_not_fit_is_loaded_anyway_but_never_over_the_users_own_limits(

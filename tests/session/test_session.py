@@ -18,7 +18,7 @@ from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock, UserBlock
 from localchat.session.engine_holder import EngineHolder
 from tests.support.chat_sessions import Chat, run
-from tests.support.tui_stage import DONE, INFO, Stage, sent, told
+from tests.support.tui_stage import DONE, INFO, STATS, Stage, sent, told
 
 OFFERED = "a llama.cpp built for this machine is faster"
 
@@ -106,6 +106,12 @@ def test_stopping_keeps_the_text_and_continuing_prolongs_it(tmp_path: Path) -> N
         assert node is not None
         assert (node.message.content, node.state) == (f"{before} and the end", "whole")
         assert sent(chat.stage.engine.requests[-1])[-1] == ("assistant", before)
+        metrics = node.metrics
+        with pytest.raises(UsageError, match="no stopped answer"):
+            await chat.session.continue_answer()
+        after = chat.session.last_answer()
+        assert after is not None
+        assert after.metrics is metrics
 
     run(Stage(tmp_path, script=script), play)
 
@@ -296,8 +302,11 @@ def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) ->
         await session.ask("one")
         change = session.prepare_change("other", {})
         assert change.reload
+        session.status.stats = STATS
         change.apply()
         assert session.status.state == "starting"
+        assert session.status.ttft_s is None
+        assert session.status.kv == (0, 0), "these are of the model before"
         await session.wait_until_ready()
         await session.ask("two")
         assert len(chat.stage.opened) >= 2
@@ -412,6 +421,24 @@ def test_the_engine_is_known_before_its_first_words(tmp_path: Path) -> None:
         assert known == [INFO]
 
     run(Stage(tmp_path, script=lambda request: told("yes")), play)
+
+
+def test_a_remark_before_the_first_words_stands_below_the_answer(tmp_path: Path) -> None:
+    chats: list[Chat] = []
+
+    def script(request: Any) -> ScriptedAnswer:
+        chats[0].session.remark("slower than usual")
+        return told("yes")
+
+    async def play(chat: Chat) -> None:
+        chats.append(chat)
+        await chat.session.ask("q")
+        shown = [getattr(block, "text", "") for block in chat.page.blocks.values()]
+        assert shown == ["q", "yes", "slower than usual"]
+        chat.session.remark("faster again")
+        assert chat.page.notices()[-1].text == "faster again"
+
+    run(Stage(tmp_path, script=script), play)
 
 
 def test_a_holder_of_an_open_engine_closes_it() -> None:

@@ -260,7 +260,8 @@ def test_regen_edit_undo_and_compact(tmp_path: Path) -> None:
     play(stage, what)
 
 
-def test_copying_exporting_and_figures(tmp_path: Path) -> None:
+def test_copying_exporting_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     stage = Stage(tmp_path, script=lambda request: told("See:\n\n```sh\nls\n```\n"))
 
     async def what(pilot: Pilot[int]) -> None:
@@ -288,6 +289,9 @@ def test_copying_exporting_and_figures(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "talk.json").read_text())
         await command(pilot, f"/export {tmp_path / 'talk.md'}")
         assert "exists already" in notices(pilot)[-1]
+        for name in ("q.md", "q-2.md"):
+            await command(pilot, "/export")
+            assert "See:" in (tmp_path / name).read_text()
         await command(pilot, "/stats")
         assert notices(pilot)[-1].startswith("first word 0.4 s · ")
         assert app.chat.panel.display

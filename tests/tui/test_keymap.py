@@ -244,6 +244,7 @@ def test_the_palette_the_panel_themes_and_thinking(tmp_path: Path) -> None:
         before = app.theme
         await pilot.press("f10")
         assert app.theme != before
+        assert "Theme: light, F2 to save" in str(app.chat.query_one("#banner").render())
         await pilot.press("ctrl+t")
         await until(pilot, lambda: app.session.setup.settings.think == "on")
 

@@ -18,6 +18,7 @@ from localchat.models.resolve import ResolvedModel
 from localchat.tui import app as program
 from localchat.tui.app import ChatApp
 from localchat.tui.background_pull import BackgroundPull
+from localchat.tui.widgets.composer import Composer
 from tests.support.tui_stage import HOLD, Stage, StagedEngine, told
 
 Act = Callable[[ChatApp], Awaitable[object]]
@@ -213,7 +214,7 @@ def test_leaving_while_a_pull_runs_ends_well(
 
     async def begin(app: ChatApp) -> None:
         await loaded(app)
-        app.chat.commands._do_pull("other")
+        app.chat.post_message(Composer.CommandEntered("/pull other"))
         await passed(lambda: app.session.status.pulling)
 
     result = left(Stage(tmp_path, changes={"offline": False}), begin, rounds)

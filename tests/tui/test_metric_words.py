@@ -56,6 +56,9 @@ def test_the_terms_of_the_field_are_all_still_there() -> None:
     shown = foot(answered("so " * 106), TERMS)
     for part in ("TTFT 0.41 s", "62.0 tok/s", "KV 6,412/32,768 (20%)", "drafts 34/51"):
         assert part in shown
+    assert "drafts" not in foot(EngineStatus(info=INFO, stats=STATS), TERMS), "0/0 says nothing"
+    assert TERMS.drafts(1234, 5678) == "drafts 1,234/5,678"
+    assert PLAIN.drafts(1234, 5678) == "1,234 of 5,678 guesses right"
 
 
 def test_the_parts_of_the_memory_add_up_to_its_heading() -> None:
@@ -75,7 +78,9 @@ def test_the_panel_has_the_same_figures_in_both_tongues() -> None:
     for term in ("TTFT", "TPOT", "KV", "tok/s", " tok ", "decode", "prefill", "Speculation"):
         assert term not in text
     assert "first word after" in text
-    assert "TTFT" in "\n".join(panel(status, TERMS))
+    field_rows = panel(status, TERMS)
+    for term in ("TTFT", "swapped to RAM", "· free"):
+        assert any(line.startswith(term) for line in field_rows)
 
 
 def test_a_plain_figure_is_explained_with_its_term() -> None:

@@ -14,7 +14,7 @@ from localchat.tui.metric_words import MetricWords
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.widgets.status_bar import fit_parts, fit_with_hint, status_parts
 from localchat.tui.widgets.welcome import Welcome
-from tests.support.tui_stage import Stage, app_of, footer, play, until
+from tests.support.tui_stage import Stage, app_of, footer, play, say, until
 
 TERMS = MetricWords(technical=True)
 
@@ -98,6 +98,26 @@ def test_a_key_means_one_offer(tmp_path: Path) -> None:
         await until(pilot, lambda: app.session.setup.model.name == "other")
 
     play(Stage(tmp_path, models=("guide", "other")), what)
+
+
+def test_a_new_offer_takes_the_key_of_those_before_it(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        session = app_of(pilot).session
+        await say(pilot, "hi")
+        other = Offer("chat with other", "model other")
+        again = Offer("resume download", "pull tiny")
+        for offers in ((other,), (again,), (again,)):
+            session.notice("a notice", "info", offers)
+        found = [
+            each for each in app_of(pilot).chat.transcript.blocks if isinstance(each, NoticeBlock)
+        ]
+        assert [[(one.label, one.key) for one in each.offers] for each in found] == [
+            [("chat with other", "▸")],
+            [],
+            [("resume download", "Alt+1")],
+        ]
+
+    play(Stage(tmp_path), what)
 
 
 @pytest.mark.parametrize("width", [52, 58, 60])

@@ -30,7 +30,8 @@ def test_every_setting_has_a_label_but_switches_for_tests() -> None:
         ("gpu_layers", "auto", "0 of 29, chosen for this model"),
         ("temperature", None, "0.6, recommended for this model"),
         ("temperature", 0.3, "0.3"),
-        ("top_p", None, "as the model says"),
+        ("top_p", None, "0.95, model default"),
+        ("top_k", None, "off"),
         ("seed", None, "random"),
         ("max_tokens", 2000, "2,000 tokens"),
         ("speculation", True, "yes"),
@@ -38,7 +39,13 @@ def test_every_setting_has_a_label_but_switches_for_tests() -> None:
 )
 def test_the_value_in_force_and_who_chose_it(key: str, value: object, words: str) -> None:
     settings = msgspec.structs.replace(Settings(), **{key: value})
-    assert effective_words(key, settings, INFO, {"temperature": 0.6}) == words
+    info = msgspec.structs.replace(INFO, sampling={"temperature": 0.7, "top_p": 0.95})
+    assert effective_words(key, settings, info, {"temperature": 0.6}) == words
+
+
+def test_a_default_that_nobody_tells_is_not_guessed() -> None:
+    assert effective_words("top_p", Settings(), INFO, {}) == "model default"
+    assert effective_words("temperature", Settings(), None, {}) == "model default"
 
 
 def test_values_have_units() -> None:

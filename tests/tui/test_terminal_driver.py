@@ -3,10 +3,12 @@
 import os
 import pty
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from localchat.tui.textual_internals.driver import hangup_safe
+from localchat.tui.textual_internals.driver import alert, hangup_safe
 
 
 class Recorder:
@@ -80,3 +82,11 @@ def test_a_program_that_lent_its_terminal_to_an_editor_leaves_it_alone(
     one._auto_restart = False
     one._sigcont_application()
     assert "suspend" not in one.calls
+
+
+def test_an_alert_is_a_bell_and_a_notification() -> None:
+    sent: list[str] = []
+    driver = SimpleNamespace(write=sent.append)
+    app: Any = SimpleNamespace(_driver=driver, bell=lambda: sent.append("\a"))
+    alert(app, "it is\x1b done")
+    assert sent == ["\a", "\x1b]9;it is\N{SYMBOL FOR ESCAPE} done\x1b\\"]

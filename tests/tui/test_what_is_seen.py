@@ -80,6 +80,38 @@ def test_the_result_of_a_command_is_seen_by_a_reader_who_scrolled_up(
     play(Stage(tmp_path, script=lambda request: told(LONG), changes={"offline": True}), what)
 
 
+def test_a_pull_is_seen_at_once_and_how_it_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "localchat.tui.background_pull.BackgroundPull._run", lambda self, name: None
+    )
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "tell me")
+        await pilot.press("pageup", "pageup")
+        app.chat.composer.write("/pull tiny")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.status.pulling == "pull tiny")
+        app.chat.commands._pull_failed("tiny", NetworkError("the hub cannot be reached"))
+        await until(pilot, lambda: "the hub cannot be reached" in visible(app))
+
+    play(Stage(tmp_path, script=lambda request: told(LONG)), what)
+
+
+def test_a_message_that_is_held_back_says_why_where_it_is_seen(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "tell me")
+        await pilot.press("pageup", "pageup")
+        app.chat.composer.write("sum up @nothing.txt")
+        await pilot.press("enter")
+        await until(pilot, lambda: "there is no file nothing.txt" in visible(app))
+
+    play(Stage(tmp_path, script=lambda request: told(LONG)), what)
+
+
 def test_a_panel_in_the_place_of_the_conversation_makes_room_for_a_result(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

@@ -417,6 +417,7 @@ class ChatScreen(Screen[None]):
         self.commands.run(event.line)
 
     def on_composer_refused(self, event: Composer.Refused) -> None:
+        self.reveal_end()
         self.session.show_error(event.problem)
 
     def on_composer_changed(self, event: Composer.Changed) -> None:

@@ -83,7 +83,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
 
     def about(self, id_: str) -> str:
         if self._key is None:
-            when = "; it loads the model again" if id_ in _RELOADING else ""
+            when = "; reloads the model" if id_ in _RELOADING else ""
             return f"{KEYS[id_].about}\n/set {id_} VALUE{when}" if id_ in KEYS else ""
         cost = next((each for each in self._costs if each.value == id_), None)
         return cost.words if cost else f"It takes {KEYS[self._key].valid}"
@@ -175,7 +175,7 @@ _USUAL = {
         ("0.7", "usual"),
         ("1.0", "more varied"),
     ),
-    "think": (("auto", "as the model decides"), ("on", "reason first"), ("off", "answer at once")),
+    "think": (("auto", "model default"), ("on", "reason first"), ("off", "answer at once")),
     "speculation": (("true", "guess ahead; the text is the same"), ("false", "plain steps")),
     "top_p": (("0.9", ""), ("0.95", ""), ("1", "off")),
     "top_k": (("0", "off"), ("20", ""), ("40", "")),

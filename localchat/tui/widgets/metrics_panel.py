@@ -28,7 +28,7 @@ from localchat.tui.keymap import bindings
 from localchat.tui.metric_words import MetricWords
 from localchat.tui.transcript.markdown.rows import Look, Piece
 from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
-from localchat.units import percent, size
+from localchat.units import size, used_of
 
 
 class MetricRow(NamedTuple):
@@ -240,7 +240,7 @@ def _speculation(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     share = metrics.acceptance(drafted, accepted)
     yield _heading("Speculation", "off" if off and not drafted else "on", panel)
     if drafted:
-        value = f"{accepted}/{drafted} ({percent(accepted, drafted)})" if share is not None else "-"
+        value = used_of(accepted, drafted) if share is not None else "-"
         yield _line("accepted", value, "acceptance", panel)
         yield MetricRow((_piece(bar(accepted, drafted, panel.width), "bar"),), "acceptance")
     stats = status.stats

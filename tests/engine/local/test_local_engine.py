@@ -109,6 +109,7 @@ def test_death_in_mid_answer_names_the_signal_and_the_next_request_works(engine_
     with pytest.raises(EngineDied, match="SIGKILL") as caught:
         list(stream)
     assert caught.value.details == {"signal": "SIGKILL", "status": -9, "phase": "serve"}
+    assert "probably ran out of memory; it restarts with your next message" in caught.value.hint
     assert text_of(list(engine.generate(plain(max_tokens=5))))
 
 

@@ -119,6 +119,7 @@ def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> N
         await pilot.press("ctrl+r")
         await until(pilot, lambda: app.screen is not app.chat)
         assert listed(pilot) == 2
+        assert dialog(pilot).query_one("#filter", Input).placeholder == "Search titles and messages"
         assert "Today" in str(dialog(pilot).entries.get_option_at_index(0).prompt)
         preview = dialog(pilot).query_one("#about")
         await until(pilot, lambda: "▌ about hills" in str(preview.render()))
@@ -132,6 +133,7 @@ def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> N
         assert listed(pilot) == 1
         await pilot.press("ctrl+z")
         assert listed(pilot) == 2
+        assert "Restored " in str(preview.render())
         await pilot.press(*"rivers", "enter")
         await until(pilot, lambda: app.screen is app.chat)
         await until(pilot, lambda: app.session.last_question().message.content == "about rivers")  # type: ignore[union-attr]
