@@ -19,7 +19,7 @@ def filled(*models: str, owner: str = "") -> KVStore:
     store = KVStore(find_paths({}).kv_dir, 1 << 30)
     for model in models:
         keep(store.namespace(model, model), "a text that was computed", owner=owner)
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     return store
 
 

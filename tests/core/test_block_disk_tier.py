@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from localchat.backend_api.interface import LoadBlock
+from localchat.core import engine_core
 from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.engine.events import Prefill
 from localchat.kv_store.entry import Entry, make_entry
@@ -35,7 +36,7 @@ def started(folder: Path, **changes: Any) -> Bench:
 def written(bench: Bench) -> None:
     """Write everything that there is, as an idle engine does."""
     bench.store()
-    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(5)
+    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(60)
 
 
 def kept(folder: Path, text: str = TEXT, **changes: Any) -> list[int]:
@@ -209,7 +210,10 @@ def test_a_request_that_is_cancelled_while_the_disk_is_read_leaves_nothing(tmp_p
     assert prefill(bench, other).cached > 100
 
 
-def test_an_engine_that_ends_writes_what_is_left(tmp_path: Path) -> None:
+def test_an_engine_that_ends_writes_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_core, "_LAST_WRITES_S", 60.0)
     bench = started(tmp_path)
     id_ = bench.ask(request(TEXT, owner="1"))
     bench.run_until_idle()
@@ -265,12 +269,12 @@ def test_while_steps_run_blocks_are_written_at_a_pace_and_the_others_when_nothin
     bench.ask(request(TEXT, owner="1", max_tokens=40))
     clock_s[0] = 10.0
     bench.run_until_idle()
-    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(5)
+    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(60)
     assert len(list(files())) == 1
     bench.ask(request(TEXT.upper(), owner="2", max_tokens=40))
     clock_s[0] = 20.0
     bench.run_until_idle()
-    assert bench.disk_tier._store.writer.drain(5)
+    assert bench.disk_tier._store.writer.drain(60)
     assert len(list(files())) == 2
     written(bench)
     assert len(list(files())) > 2 * len(TEXT) // 4

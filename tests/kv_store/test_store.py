@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> KVStore:
 def test_what_was_kept_is_found_by_another_program(store: KVStore) -> None:
     text = "The quick brown fox jumps over the lazy dog."
     keep(store.namespace("model", "m"), text)
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
 
     again = KVStore(store.folder, 1 << 30).namespace("model", "m")
     assert found(again, text) == len(text)
@@ -55,14 +55,14 @@ def test_a_shared_beginning_is_one_file(store: KVStore) -> None:
     namespace = store.namespace("model", "m")
     keep(namespace, "A" * 32 + "one")
     keep(namespace, "A" * 32 + "two")
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     assert len(list(store.files())) == 32 // STRETCH + 2
 
 
 @pytest.mark.parametrize("other", ["salt", "model"])
 def test_another_salt_or_model_finds_nothing(store: KVStore, other: str) -> None:
     keep(store.namespace("model", "m"), "a secret text of a user", "one")
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     salt, description = ("two", "model") if other == "salt" else ("one", "model 2")
     assert found(store.namespace(description, "m"), "a secret text of a user", salt) == 0
     assert root_key("a", "bc") != root_key("ab", "c")
@@ -70,7 +70,7 @@ def test_another_salt_or_model_finds_nothing(store: KVStore, other: str) -> None
 
 def test_files_and_folders_are_the_owners_alone(store: KVStore) -> None:
     keep(store.namespace("model", "m"), "some text", owner="a conversation")
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     for path in (store.folder, *store.folder.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, path
 
@@ -79,7 +79,7 @@ def test_every_damaged_byte_is_a_miss_and_the_file_goes(store: KVStore) -> None:
     text = "sixteen letters!"[:STRETCH]
     namespace = store.namespace("model", "m")
     keep(namespace, text)
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     [file] = store.files()
     whole = file.path.read_bytes()
     places = random.Random(7).choices(range(len(whole) * 8), k=200)
@@ -96,7 +96,7 @@ def test_every_damaged_byte_is_a_miss_and_the_file_goes(store: KVStore) -> None:
 def test_a_torn_file_is_a_miss(store: KVStore, length: int) -> None:
     namespace = store.namespace("model", "m")
     keep(namespace, "eight ch")
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     [file] = store.files()
     file.path.write_bytes(file.path.read_bytes()[:length])
     assert found(KVStore(store.folder, 1 << 30).namespace("model", "m"), "eight ch") == 0
@@ -106,7 +106,7 @@ def test_an_entry_under_anothers_name_is_a_miss(store: KVStore) -> None:
     namespace = store.namespace("model", "m")
     keep(namespace, "text one", "a")
     keep(namespace, "text two", "b")
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     one, two = (file.path for file in store.files())
     one.write_bytes(two.read_bytes())
     fresh = KVStore(store.folder, 1 << 30).namespace("model", "m")
@@ -116,7 +116,7 @@ def test_an_entry_under_anothers_name_is_a_miss(store: KVStore) -> None:
 def test_a_damaged_stretch_leaves_those_before_it(store: KVStore) -> None:
     text = "x" * 40
     keep(store.namespace("model", "m"), text)
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     fresh = KVStore(store.folder, 1 << 30).namespace("model", "m")
     third = fresh.find("", ids_of(text)).entries[2]
     path = fresh.folder / third.name
@@ -124,14 +124,14 @@ def test_a_damaged_stretch_leaves_those_before_it(store: KVStore) -> None:
     assert found(fresh, text) == 2 * STRETCH
     assert found(fresh, text) == 2 * STRETCH
     keep(fresh, text)  # what is missing is written again
-    assert fresh._store.writer.drain(5)
+    assert fresh._store.writer.drain(60)
     assert found(KVStore(store.folder, 1 << 30).namespace("model", "m"), text) == 40
 
 
 def test_a_head_that_claims_more_than_memory_leaves_the_stretches_before_it(store: KVStore) -> None:
     text = "x" * 40
     keep(store.namespace("model", "m"), text)
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     third = store.namespace("model", "m").find("", ids_of(text)).entries[2]
     path = store.namespace("model", "m").folder / third.name
     whole = path.read_bytes()
@@ -146,7 +146,7 @@ def test_deleting_a_conversation_deletes_what_only_it_had(store: KVStore) -> Non
     keep(namespace, "shared--" + "ONE ONLY", owner="1")
     keep(namespace, "shared--" + "two only", owner="2")
     keep(namespace, "shared--", owner="3")
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     store.forget("1")
     assert found(namespace, "shared--ONE ONLY") == 8
     store.forget("2")
@@ -161,7 +161,7 @@ def test_the_bound_holds_and_the_ends_of_old_texts_go_first(tmp_path: Path) -> N
     namespace = store.namespace("model", "m")
     for number in range(40):
         keep(namespace, f"{number:03}" + "y" * 60)
-        assert store.writer.drain(5)
+        assert store.writer.drain(60)
         assert sum(file.size_bytes for file in store.files()) <= 40_000
     assert found(namespace, "039" + "y" * 60) == 63
     assert found(namespace, "000" + "y" * 60) < 63
@@ -189,7 +189,7 @@ def test_a_text_larger_than_the_bound_leaves_no_end_without_its_beginning(tmp_pa
     store = KVStore(tmp_path / "kv", 1_200)
     namespace = store.namespace("model", "m")
     keep(namespace, "a text that is much too long for this store " * 2)
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     kept = {file.key for file in store.files()} | {namespace.root("")}
     assert all(file.parent in kept for file in store.files())
 
@@ -197,7 +197,7 @@ def test_a_text_larger_than_the_bound_leaves_no_end_without_its_beginning(tmp_pa
 def test_never_more_than_a_share_of_the_free_disk(tmp_path: Path) -> None:
     store = KVStore(tmp_path / "kv", 1 << 40, free_bytes=lambda _: 100_000)
     keep(store.namespace("model", "m"), "text that fits nowhere")
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     assert not list(store.files())
 
 
@@ -208,7 +208,7 @@ def test_a_disk_that_cannot_be_written_gives_one_notice(
     notices: list[str] = []
     store = KVStore(tmp_path / "kv", 1 << 30, notices.append)
     keep(store.namespace("model", "m"), "kept before")
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
 
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -217,7 +217,7 @@ def test_a_disk_that_cannot_be_written_gives_one_notice(
     namespace = store.namespace("model", "m")
     for text in ("a first text", "a second text"):
         keep(namespace, text)
-        assert store.writer.drain(5)
+        assert store.writer.drain(60)
         assert found(namespace, text) == 0
     assert len(notices) == 1 and os.strerror(number) in notices[0]
     assert found(namespace, "kept before") == 11
@@ -294,7 +294,7 @@ def test_two_programs_write_and_delete_at_once(tmp_path: Path) -> None:
 def test_clear_takes_one_model_or_all(store: KVStore) -> None:
     keep(store.namespace("one", "a"), "text")
     keep(store.namespace("two", "b"), "text")
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
     assert {line.model for line in store.summaries()} == {"a", "b"}
     assert store.clear("a") > 0
     assert [line.model for line in store.summaries()] == ["b"]
@@ -309,7 +309,7 @@ def test_whole_states_are_used_where_they_can_be_truncated(store: KVStore) -> No
         root = root_key("windowed", "")
         payload = [memoryview(text.encode())]
         namespace.put(root, 0, ids_of(text), payload, owner="", earliest=len(text) - 2)
-    assert store.writer.drain(5)
+    assert store.writer.drain(60)
 
     def usable(length: int, earliest: int, tokens: int) -> bool:
         return tokens == length or earliest <= max(0, tokens - 2)
