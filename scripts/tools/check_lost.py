@@ -206,6 +206,7 @@ def _kill_engines(data: Path, kills: int, draw: random.Random) -> list[int]:
             program.until(lambda: "length limit" in program.text)
             _settled(program, data, "length")
             program.ask("/set max_tokens 3000")
+            program.see("max_tokens = 3000")
             program.ask("/new")
             program.see("Enter send")
             program.until(
