@@ -300,8 +300,13 @@ class ChatSession:
         await self.answer(question.id)
 
     async def continue_answer(self) -> None:
-        """Continue an answer that was stopped or interrupted. Raises UsageError."""
+        """Continue an answer that was stopped or interrupted, be it before its first word. Raises
+        UsageError."""
         self._refuse_second()
+        question = self.last_question()
+        if question is not None and question.id == self.conversation.head:
+            await self.retry()
+            return
         node = self.last_answer() if self.can_continue else None
         if node is None or node.parent is None:
             raise UsageError("there is no stopped answer to continue")

@@ -116,6 +116,22 @@ def test_stopping_keeps_the_text_and_continuing_prolongs_it(tmp_path: Path) -> N
     run(Stage(tmp_path, script=script), play)
 
 
+def test_a_question_stopped_before_its_first_word_is_asked_again(tmp_path: Path) -> None:
+    answers = iter((ScriptedAnswer(("late",), gap_s=600.0), told("an answer")))
+
+    async def play(chat: Chat) -> None:
+        task = asyncio.create_task(chat.session.ask("go"))
+        await chat.until(lambda: chat.stage.engine.requests)
+        assert chat.session.stop()
+        await task
+        await chat.session.continue_answer()
+        node = chat.session.last_answer()
+        assert node is not None
+        assert (node.message.content, node.state) == ("an answer", "whole")
+
+    run(Stage(tmp_path, script=lambda _: next(answers)), play)
+
+
 def test_regenerating_and_editing_make_branches_that_can_be_walked(tmp_path: Path) -> None:
     answers = iter(("first", "second", "third"))
 
