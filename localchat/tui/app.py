@@ -47,6 +47,7 @@ EXIT_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 _DOUBLE_PRESS_S = 2.0
 _QUIT_WAIT_S = 2.0
 _PALETTE_CONVERSATIONS = 30
+_SEARCH_SHOWN_AFTER_S = 0.4
 
 
 class ChatApp(App[int]):
@@ -173,13 +174,16 @@ class ChatApp(App[int]):
             return
         if self.session.setup.model.word != GUIDE or self.session.conversation.nodes:
             return
+        plain, found = welcome.greeting, None
+        search = asyncio.create_task(asyncio.to_thread(self._session_context.first_run))
+        done, _ = await asyncio.wait((search,), timeout=_SEARCH_SHOWN_AFTER_S)
+        if not done:
+            welcome.set_greeting(plain._replace(searching=True))
         try:
-            found = await asyncio.to_thread(self._session_context.first_run)
+            found = await search
         except LocalchatError as problem:
             self.session.show_error(problem)
-            return
-        if found is not None:
-            welcome.set_greeting(first_greeting(found))
+        welcome.set_greeting(first_greeting(found) if found is not None else plain)
 
     async def _open_history(self) -> None:
         try:

@@ -1,8 +1,11 @@
 """What the program says is seen: results of commands, keys of offers, progress, and nothing that is over."""
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 
@@ -151,6 +154,26 @@ def test_the_keys_of_the_first_screen_stay_when_the_models_come(tmp_path: Path) 
         assert {n: welcome.offers[n] for n in before} == before
         assert "Alt+4  fast: qwen2.5:0.5b · 398 MB" in str(welcome.render())
         assert "F3     choose a model" in str(welcome.render())
+
+    play(stage, what)
+
+
+def test_the_first_screen_says_that_it_looks_for_models(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, models=("guide",))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        welcome = app.chat.query_one(Welcome)
+        await until(pilot, lambda: "Alt+3" in str(welcome.render()))
+        found = threading.Event()
+        search = lambda: FIRST if found.wait(60) else None  # noqa: E731
+        app._session_context = msgspec.structs.replace(app._session_context, first_run=search)
+        greeting = asyncio.create_task(app._greet())
+        await until(pilot, lambda: "Looking for models that fit" in str(welcome.render()))
+        found.set()
+        await greeting
+        assert "Looking for" not in str(welcome.render())
+        assert "Models that fit this computer" in str(welcome.render())
 
     play(stage, what)
 

@@ -50,6 +50,8 @@ class Greeting(NamedTuple):
     """Models to begin with."""
     chooses_model: bool = False
     """Whether choosing a model is offered."""
+    searching: bool = False
+    """Whether models to begin with are being looked for."""
 
 
 class WelcomeRow(NamedTuple):
@@ -146,6 +148,8 @@ class Welcome(Widget):
                 number += 1
         if greeting.models or greeting.chooses_model:
             yield _BLANK
+        if greeting.searching:
+            yield _heading("Looking for models that fit this computer…")
         if greeting.models:
             yield _heading("Models that fit this computer")
             for offer in greeting.models:
