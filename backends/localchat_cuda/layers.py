@@ -23,6 +23,7 @@ from localchat_cuda.kernels import (
     fp8_int8,
     ggml,
     int4,
+    latent,
     qk_norm,
     rms_norm,
     rms_norm_post,
@@ -36,6 +37,7 @@ from localchat_cuda.kernels.delta_net import gated_norm
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.latent_config import EPS as LATENT_EPS
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.output_head import dense_gemm
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages, PrefillBatch
@@ -74,6 +76,23 @@ class Layers(Protocol[X]):
     ) -> X:  # fmt: skip
         """Rotate, write keys and values into the pages of `layer`, attend: [T, H*D]. In the last layer [P, H*D]
         if P is small, and everything after it has as many rows."""
+        ...
+
+    def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> X:
+        """Norm the first columns of partial sums [S, T, ..], as many as `gain` [Q] has."""
+        ...
+
+    def attend_latent(
+        self,
+        q: torch.Tensor,
+        latents: torch.Tensor,
+        gain: torch.Tensor,
+        kv: torch.Tensor,
+        layer: int,
+    ) -> X:
+        """As `attend`, over latents (kernels/latent.py): of partial sums q [S, T, H*(N+E)] and `latents`
+        [S, T, ..], which end with the latent and its rotated key. `gain`: of the latent's norm; `kv`: as
+        LayerWeights has it. The result has H*V columns."""
         ...
 
     def add_norm(
@@ -170,6 +189,41 @@ class LayersBase:
             )
         return self._queries[d]
 
+    def normed_latent(self, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        """The norm [T, Q] of the first columns of partial sums, in the model's dtype."""
+        out = torch.empty(self.tokens, len(gain), dtype=self.dtype, device=self.device)
+        (latent.norm if self.kernels else latent.norm_reference)(y, gain, out, LATENT_EPS)
+        return out
+
+    def latent_attention(
+        self,
+        q: torch.Tensor,
+        latents: torch.Tensor,
+        gain: torch.Tensor,
+        kv: torch.Tensor,
+        layer: int,
+    ) -> torch.Tensor:
+        """Attention over latents, [T, H*V] in the model's dtype."""
+        self.tap(layer)
+        shape, queries = self.config.latent, self.queries(layer)
+        assert shape is not None
+        plain, out = (
+            torch.empty(self.tokens, self.config.heads, n, dtype=self.dtype, device=self.device)
+            for n in (shape.plain, shape.value)
+        )
+        (latent.store if self.kernels else latent.store_reference)(
+            q, latents, gain, self.pages.angles(layer), self.inputs.positions, self.inputs.slots,
+            self.inputs.block_tables, plain, queries, self.pages.layer(layer).k, LATENT_EPS,
+            neighbours=shape.neighbours,
+        )  # fmt: skip
+        # Batches of products, one a head, for which the library has kernels for any number of rows. They read
+        # 2 % of what a token of DeepSeek-V2-Lite reads, 7 % of GLM-4.7-Flash: no kernel of our own, so far.
+        by_head = plain.transpose(0, 1), queries[..., : shape.kv_rank].transpose(0, 1)
+        torch.bmm(by_head[0], kv[:, : shape.plain], out=by_head[1])
+        found = self.attention(layer, None).view(self.tokens, -1, shape.kv_rank).transpose(0, 1)
+        torch.bmm(found, kv[:, shape.plain :].transpose(1, 2), out=out.transpose(0, 1))
+        return out.view(self.tokens, -1)
+
     def decode_attention(
         self, rules: attention_reference.Rules, layer: int
     ) -> decode_attention.Partials:
@@ -179,7 +233,7 @@ class LayersBase:
         k, v, exponents = self.pages.layer(layer)
         q = self.queries(layer)[: part.tokens]
         partials = decode_attention.Partials.empty(
-            part.splits, part.tokens, q.shape[1], q.shape[2], self.device
+            part.splits, part.tokens, q.shape[1], self.config.value_dim_of(layer), self.device
         )
         decode_attention.attend(
             q,
@@ -208,7 +262,9 @@ class LayersBase:
             q, batch = self.queries(layer), self.inputs.batch
             out = attention_reference.reference(q, k, v, batch, rules, exponents)
             return out.view(self.tokens, -1).to(self.dtype)
-        out = torch.empty_like(self.queries(layer))
+        out = self.queries(layer).new_empty(
+            self.tokens, self.config.heads, self.config.value_dim_of(layer)
+        )
         flat = out.view(self.tokens, -1)
         decode, prefill = self.inputs.decode, self.inputs.prefill
         if decode is not None:
@@ -376,6 +432,20 @@ class DenseLayers(LayersBase):
     ) -> torch.Tensor:  # fmt: skip
         self.store_kv(qkv, layer, bias, norms)
         out = self.attention(layer, sinks)
+        return self.drop_rows(out) if self.drops_rows(layer) else out
+
+    def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        return self.normed_latent(y, gain)
+
+    def attend_latent(
+        self,
+        q: torch.Tensor,
+        latents: torch.Tensor,
+        gain: torch.Tensor,
+        kv: torch.Tensor,
+        layer: int,
+    ) -> torch.Tensor:
+        out = self.latent_attention(q, latents, gain, kv, layer)
         return self.drop_rows(out) if self.drops_rows(layer) else out
 
     def attend_gated(self, qkvg: torch.Tensor, layer: int, norms: HeadNorms) -> torch.Tensor:

@@ -93,13 +93,15 @@ def plan(
 
 
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
-    """Possible KV types, best first: the type of the activations, then FP8."""
-    return _KV_TYPES[config.dtype], FP8
+    """Possible KV types, best first: the type of the activations, then FP8, which no kernel has for latents."""
+    own = _KV_TYPES[config.dtype]
+    return (own, FP8) if config.latent is None else (own,)
 
 
 def kv_token_bytes(config: ModelConfig, kv_type: str | None = None) -> int:
     """Bytes of keys and values of one token in all layers; None: in the model's own type."""
-    shapes = [(2 * config.key_heads_of(n), config.head_dim_of(n)) for n in config.kv_layers]
+    both = 2 if config.latent is None else 1
+    shapes = [(both * config.key_heads_of(n), config.head_dim_of(n)) for n in config.kv_layers]
     if kv_type == FP8:
         return sum(heads * (d + 1) for heads, d in shapes)
     return sum(map(prod, shapes)) * (_FLOAT if config.dtype == "float32" else _HALF)
@@ -129,17 +131,24 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     Activations of `step` tokens; logits of one sample batch, the graphs' buffer for them, and the sampler's two
     copies; the graphs' buffer for last states; the dequantized weight that the library multiplies. Of experts
     the inner features and the results of every choice, and the rows in 16 bits twice. Of delta nets what the
-    delta rule reads and makes, and the keys and values of its chunks."""
-    widest = max(map(config.intermediate_of, range(config.layers)))
-    feed = 2 * widest if config.mixture is None or config.gemma4 is not None else 0
+    delta rule reads and makes, and the keys and values of its chunks. Of latent attention the queries in
+    all their forms, and each head's mix of latents and its values."""
+    dense = (n for n in range(config.layers) if config.gemma4 or not config.has_experts(n))
+    feed = 2 * max(map(config.intermediate_of, dense), default=0)
     net = config.delta_net
     width = max(config.qkv_columns, feed, config.hidden, 0 if net is None else net.columns)
     if config.gemma4 is not None:
         width = max(width, config.layers * config.gemma4.input_columns)
+    latent = config.latent
+    if latent is not None:
+        width = max(width, latent.queries(config.heads))
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     if config.mixture is not None:
         chosen = config.mixture.taken * (config.intermediate * _HALF + config.hidden * _FLOAT)
         activations += step * (chosen + 2 * config.hidden * _HALF)
+    if latent is not None:
+        each = latent.plain + latent.row + latent.kv_rank + latent.value
+        activations += step * config.heads * each * _HALF
     if net is not None:
         chunks = net.value_heads * net.key_dim + net.values
         activations += step * (net.channels + chunks + 2 * net.values) * _HALF
@@ -169,7 +178,7 @@ def dequant_bytes(config: ModelConfig, gpu: Gpu) -> int:
 
 def rotation_bytes(config: ModelConfig, context: int) -> int:
     """Bytes of the tables of cosines and sines: one for each rotation and head dimension."""
-    tables = {(config.rotation_of(n), config.head_dim_of(n)) for n in range(config.layers)}
+    tables = {(config.rotation_of(n), config.table_dim_of(n)) for n in range(config.layers)}
     return sum(d for _, d in tables) * context * _FLOAT
 
 
@@ -301,7 +310,8 @@ class _LoadPlanner:
         if self.kv_type not in self.kv_types:
             raise UsageError(
                 f"The KV cache of this model cannot be {options.kv_type} here.",
-                hint=f"Possible on the CUDA backend: {', '.join(self.kv_types)} (half the memory). "
+                hint=f"Possible on the CUDA backend: {', '.join(self.kv_types)} "
+                f"({'half the memory' if FP8 in self.kv_types else 'one latent for all heads'}). "
                 "llama.cpp has others, for GGUF files.",
             )
 
@@ -352,7 +362,7 @@ class _LoadPlanner:
 
     def _fp8_advice(self, longest: int, most: int) -> Iterator[str]:
         """Suggest an FP8 cache if it allows more than `longest`."""
-        if self.kv_type == FP8:
+        if self.kv_type == FP8 or FP8 not in self.kv_types:
             return
         possible = self._longest(most, FP8)
         if possible > max(longest, LEAST_CONTEXT_TOKENS):

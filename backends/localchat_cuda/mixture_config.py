@@ -1,10 +1,11 @@
 """Reads the experts of a mixture from config.json. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from localchat.errors import ModelInvalid
 from localchat_cuda.config_fields import ConfigFields
 from localchat_cuda.quantization_config import PACKED_GROUPS, Quantization
-from localchat_cuda.supported_architectures import GATED, GRANITES, WIDTHS, Architecture
+from localchat_cuda.supported_architectures import GATED, GRANITES, LATENTS, WIDTHS, Architecture
 
 MAX_EXPERTS = 1023
 """Of a layer: a row for each in the router (kernels/experts/choice.py), and one for a shared expert's gate."""
@@ -33,6 +34,18 @@ class Mixture:
     """Gate and up are clamped to it (kernels/activation.py); 0.0: the activation is SiLU."""
     gelu: bool = False
     """The activation is GELU."""
+    sigmoid: bool = False
+    """Experts weigh by the sigmoid of their logits, and are chosen with a correction of it."""
+    scale: float = 1.0
+    """Of the weights of chosen experts."""
+    dense: tuple[bool, ...] = ()
+    """By layer, whether it has no experts; empty: all have."""
+    dense_columns: int = 0
+    """Inside the MLP of such a layer."""
+
+    def keep(self, layers: tuple[int, ...]) -> "Mixture":
+        """The same of some layers."""
+        return replace(self, dense=tuple(self.dense[n] for n in layers) if self.dense else ())
 
     @property
     def stored(self) -> int:
@@ -73,6 +86,8 @@ def read_mixture(
         raise fields.unsupported(
             f"experts quantized as {quantization.label}{order} ({EXPERT_FORMS})"
         )
+    if architecture in LATENTS:
+        return _read_latents(fields, architecture)
     field = "num_experts" if "num_experts" in raw else "num_local_experts"
     experts, chosen = fields.integer(field), fields.integer("num_experts_per_tok")
     _check_count(fields, experts, chosen)
@@ -94,6 +109,47 @@ def read_mixture(
     always = architecture in ("mixtral", "qwen3_5_moe", *GRANITES)
     normalized = always or bool(raw.get("norm_topk_prob", False))
     return Mixture(experts, chosen, normalized, shared, gated)
+
+
+def _read_latents(fields: ConfigFields, architecture: Architecture) -> Mixture:
+    """Experts with shared ones, after first layers without."""
+    raw, sigmoid = fields.raw, architecture == "glm4_moe_lite"
+    experts, chosen = fields.integer("n_routed_experts"), fields.integer("num_experts_per_tok")
+    _check_count(fields, experts, chosen)
+    if raw.get("scoring_func") not in (None, "sigmoid" if sigmoid else "softmax"):
+        raise fields.unsupported(f"experts weighed by {raw['scoring_func']}")
+    normalized = bool(raw.get("norm_topk_prob"))
+    if normalized and not sigmoid:
+        raise fields.unsupported("weights of experts that add up to 1")
+    grouped = sigmoid or raw.get("topk_method") == "group_limited_greedy"
+    if grouped and (raw.get("topk_group") or 1) < (raw.get("n_group") or 1):
+        raise fields.unsupported("experts chosen from some groups")
+    shared = fields.integer("n_shared_experts") if raw.get("n_shared_experts") else 0
+    return Mixture(
+        experts,
+        chosen,
+        normalized,
+        shared,
+        sigmoid=sigmoid,
+        scale=fields.number("routed_scaling_factor", 1.0),
+        dense=_dense_layers(fields),
+        dense_columns=fields.integer("intermediate_size"),
+    )
+
+
+def _dense_layers(fields: ConfigFields) -> tuple[bool, ...]:
+    raw, layers = fields.raw, fields.integer("num_hidden_layers")
+    kinds = raw.get("mlp_layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers or {*kinds} - {"dense", "sparse"}:
+            raise ModelInvalid(f"{fields.name}: mlp_layer_types is no list of {layers} kinds.")
+        return tuple(kind == "dense" for kind in kinds)
+    if raw.get("moe_layer_freq", 1) != 1:
+        raise fields.unsupported("experts in some of the layers after the first ones")
+    first = raw.get("first_k_dense_replace")
+    if not isinstance(first, int) or first < 0:
+        raise ModelInvalid(f"{fields.name}: first_k_dense_replace is {first!r}, no usable number.")
+    return tuple(layer < first for layer in range(layers))
 
 
 def _read_gemma4(fields: ConfigFields, quantization: Quantization | None, *, gelu: bool) -> Mixture:

@@ -17,6 +17,7 @@ from localchat.model_files.safetensors import SafetensorsHeader, read_safetensor
 from localchat_cuda.config_fields import ConfigFields
 from localchat_cuda.delta_net_config import DeltaNet, read_delta_net
 from localchat_cuda.gemma4_config import Gemma4, read_gemma4
+from localchat_cuda.latent_config import LatentAttention, read_latent
 from localchat_cuda.mixture_config import BESIDE_DENSE_FORMS, EXPERT_FORMS, Mixture, read_mixture
 from localchat_cuda.quantization_config import (
     STORED,
@@ -32,6 +33,7 @@ from localchat_cuda.supported_architectures import (
     FAMILIES,
     GRANITES,
     HYBRIDS,
+    LATENTS,
     MIXTURES,
     OLMOS,
     WIDTHS,
@@ -113,6 +115,8 @@ class ModelConfig:
     """Of the head's logits."""
     delta_net: DeltaNet | None = None
     """Of a hybrid, whose attention has an output gate; None: all layers have attention."""
+    latent: LatentAttention | None = None
+    """Of multi-head latent attention, whose keys are one head of latents; None: it is the usual one."""
     gemma4: Gemma4 | None = None
     """Of a Gemma 4, whose layers differ; then some of these numbers are of its layers with a window."""
 
@@ -129,6 +133,24 @@ class ModelConfig:
         own = self.gemma4
         return own.head_dim if own is not None and own.full[layer] else self.head_dim
 
+    def value_dim_of(self, layer: int) -> int:
+        """Columns of a head of values in the cache of a layer."""
+        return self.head_dim_of(layer) if self.latent is None else self.latent.kv_rank
+
+    def table_dim_of(self, layer: int) -> int:
+        """Columns of a head that a layer's table of rotations has."""
+        return self.head_dim_of(layer) if self.latent is None else self.latent.rope
+
+    def has_experts(self, layer: int) -> bool:
+        """True if experts are the feed-forward layer, or a part of it."""
+        mixture = self.mixture
+        return mixture is not None and not (mixture.dense and mixture.dense[layer])
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with experts."""
+        return sum(map(self.has_experts, range(self.layers)))
+
     def key_heads_of(self, layer: int) -> int:
         """Heads of keys and values that a layer reads."""
         own = self.gemma4
@@ -137,6 +159,8 @@ class ModelConfig:
     def intermediate_of(self, layer: int) -> int:
         """Columns inside the MLP of a layer."""
         own = self.gemma4
+        if self.mixture is not None and not self.has_experts(layer):
+            return self.mixture.dense_columns
         wide = own is not None and own.wide and own.reads_earlier(layer)
         return (self.intermediate if own is None else own.intermediate) * (2 if wide else 1)
 
@@ -194,6 +218,8 @@ class ModelConfig:
     @property
     def qkv_columns(self) -> int:
         """Most output columns of a merged gemm of queries, keys, values and a hybrid's output gate."""
+        if self.latent is not None:
+            return (self.latent.query_rank or self.latent.queries(self.heads)) + self.latent.row
         return max(sum(self.qkv_heads(n)) * self.head_dim_of(n) for n in range(self.layers))
 
     @property
@@ -294,11 +320,14 @@ def parse_config(
     reader = _Reader({**default, **raw, **(text or {})} if vision else {**default, **raw}, name)
     reader.check(architecture)
     (heads, key_heads), hidden = reader.heads(), reader.integer("hidden_size")
-    head_dim = reader.head_dim(hidden // heads)
+    latent = read_latent(reader) if architecture in LATENTS else None
+    head_dim = reader.head_dim(hidden // heads) if latent is None else latent.row
     layers = reader.integer("num_hidden_layers", most=_MOST_LAYERS)
     context = reader.integer("max_position_embeddings")
     gemma4 = read_gemma4(reader, layers) if architecture == "gemma4" else None
-    rotations = read_rotations(reader, head_dim, context)
+    rotations = read_rotations(reader, latent.rope if latent else head_dim, context)
+    if latent is not None and rotations.all.columns:
+        raise reader.unsupported(f"{rotations.all.columns} of {latent.rope} columns rotated")
     context = max(context, rotations.context)
     context_capped = 0 < rotations.bound < context
     gemma = architecture in ("gemma2", "gemma3", "gemma4")
@@ -314,7 +343,7 @@ def parse_config(
         hidden=hidden,
         intermediate=reader.integer("moe_intermediate_size" if gemma4 and mixture else inner),
         heads=heads,
-        key_heads=key_heads,
+        key_heads=1 if latent else key_heads,
         head_dim=head_dim,
         vocabulary=reader.integer("vocab_size"),
         context_train=rotations.bound if context_capped else context,
@@ -331,7 +360,13 @@ def parse_config(
         windows=read_windows(
             reader, architecture, layers, context, own_rotation=rotations.windowed is not None
         ),
-        attention_scale=granite.attention if granite else reader.attention_scale(architecture),
+        attention_scale=(
+            granite.attention
+            if granite
+            else latent.scale
+            if latent
+            else reader.attention_scale(architecture)
+        ),
         attention_cap=reader.cap("attn_logit_softcapping") if architecture == "gemma2" else 0.0,
         head_cap=reader.cap("final_logit_softcapping") if gemma else 0.0,
         activation=reader.activation(),
@@ -344,6 +379,7 @@ def parse_config(
         logits_divisor=granite.logits if granite else 1.0,
         delta_net=reader.delta_net(layers, quantization) if architecture in HYBRIDS else None,
         gemma4=gemma4,
+        latent=latent,
     )
 
 

@@ -81,8 +81,23 @@ class PackedLayers(LayersBase):
                 return rows
 
             return PackedActivations(merge)
-        out = self.attention(layer, sinks)
-        if drops:
+        return self._attended(self.attention(layer, sinks), layer)
+
+    def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> PackedActivations:
+        return self._write_packed("plain", self.normed_latent(y, gain)[None])
+
+    def attend_latent(
+        self,
+        q: torch.Tensor,
+        latents: torch.Tensor,
+        gain: torch.Tensor,
+        kv: torch.Tensor,
+        layer: int,
+    ) -> PackedActivations:
+        return self._attended(self.latent_attention(q, latents, gain, kv, layer), layer)
+
+    def _attended(self, out: torch.Tensor, layer: int) -> PackedActivations:
+        if self.drops_rows(layer):
             out = self.drop_rows(out)
             self._buffers.clear()
         return self._write_packed("plain", out[None])

@@ -260,16 +260,18 @@ def _yarn(
         theta,
     )
 
-    def sharpened(weight: float) -> float:
-        return 1.0 + 0.1 * weight * math.log(factor) if factor > 1.0 else 1.0
-
-    default = sharpened(1.0)
+    default = sharpened(factor, 1.0)
     if held.get("mscale") and held.get("mscale_all_dim"):
         own, every = (fields.number(name, 1.0, held) for name in ("mscale", "mscale_all_dim"))
-        default = sharpened(own) / sharpened(every)
+        default = sharpened(factor, own) / sharpened(factor, every)
     return Rotation(
         theta, scaling, rotary_columns, fields.number("attention_factor", default, held)
     )
+
+
+def sharpened(factor: float, weight: float) -> float:
+    """YaRN's factor of queries and keys where a context is stretched by `factor`."""
+    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1.0 else 1.0
 
 
 def _long(

@@ -7,7 +7,7 @@ Architecture = (
     Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "phi3"]
     | Literal["glm4", "granite", "granite4", "seed_oss", "smollm3", "olmo2", "olmo3"]
     | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "granite_moe", "granite4_moe"]
-    | Literal["qwen3_next", "qwen3_5", "qwen3_5_moe"]
+    | Literal["qwen3_next", "qwen3_5", "qwen3_5_moe", "deepseek_v2", "glm4_moe_lite"]
 )
 
 CLASSES: dict[str, Architecture] = {
@@ -32,7 +32,9 @@ CLASSES: dict[str, Architecture] = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "GptOssForCausalLM": "gpt_oss",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
     "Glm4ForCausalLM": "glm4",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granite_moe",
     "GraniteMoeSharedForCausalLM": "granite_moe",
@@ -50,7 +52,7 @@ CLASSES: dict[str, Architecture] = {
 """Names in `architectures` of config.json."""
 FAMILIES = (
     "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Qwen3.5, "
-    "Gemma 2, Gemma 3, Gemma 4, Phi-3, Phi-4, gpt-oss, GLM-4-0414, Granite 3, "
+    "Gemma 2, Gemma 3, Gemma 4, Phi-3, Phi-4, gpt-oss, DeepSeek-V2, GLM-4-0414, GLM-4.7-Flash, Granite 3, "
     "Granite 4 without Mamba, OLMo 2, OLMo 3, Seed-OSS and SmolLM3"
 )
 BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss")
@@ -59,15 +61,17 @@ GRANITES = ("granite", "granite4", "granite_moe", "granite4_moe")
 OLMOS = ("olmo2", "olmo3")
 MIXTURES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe"),
-    *("granite_moe", "granite4_moe", "gemma4"),
+    *("granite_moe", "granite4_moe", "gemma4", "deepseek_v2", "glm4_moe_lite"),
 )
 """Architectures with experts, some not in all models."""
 GATED = ("qwen2_moe", "qwen3_next", "qwen3_5_moe")
 """Mixtures with a shared expert that each token weighs."""
-WITHOUT_WINDOWS = ("llama", "glm4", "seed_oss", "olmo2", *GRANITES)
+LATENTS: tuple[Architecture, ...] = ("deepseek_v2", "glm4_moe_lite")
+"""Architectures with multi-head latent attention."""
+WITHOUT_WINDOWS = ("llama", "glm4", "seed_oss", "olmo2", *GRANITES, *LATENTS)
 WIDTHS: dict[Architecture, str] = {
     **dict.fromkeys(
-        ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe"), "moe_intermediate_size"
+        ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe", *LATENTS), "moe_intermediate_size"
     ),
     "granite4": "shared_intermediate_size",
 }
@@ -105,6 +109,36 @@ DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
+    },
+    "deepseek_v2": {
+        "num_attention_heads": 32,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_routed_experts": 64,
+        "moe_intermediate_size": 1407,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 0,
+        "topk_method": "greedy",
+    },
+    "glm4_moe_lite": {
+        "num_attention_heads": 20,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 768,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1536,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.8,
+        "norm_topk_prob": True,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 202_752,
     },
     "glm4": {"head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
     "granite4": {"shared_intermediate_size": 1024},

@@ -7,9 +7,10 @@ from math import prod
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.delta_net_config import TAPS
 from localchat_cuda.gemma4_config import Gemma4
+from localchat_cuda.latent_config import LatentAttention
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.quantization_config import floating_bytes, padded
-from localchat_cuda.weights.tensor_names import canonical_name, is_text
+from localchat_cuda.weights.tensor_names import canonical_name, is_in_layers, is_text
 
 _HALF, _FLOAT = 2, 4
 
@@ -18,11 +19,15 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
     """Bytes of the text part's tensors once loaded, floating ones in the config's type."""
     float_bytes = _FLOAT if config.dtype == "float32" else _HALF
     bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
-    return sum(
+    latent = config.latent
+    always_floating = 0 if latent is None else config.layers * latent.kv(config.heads)
+    return always_floating * float_bytes + sum(
         bytes_of(tensor, float_bytes)
         for header in headers
         for tensor in header.tensors
         if is_text(tensor.name)
+        and is_in_layers(tensor.name, config.layers)
+        and not (latent is not None and ".kv_b_proj." in tensor.name)
         and not (config.tied and canonical_name(tensor.name) == "lm_head.weight")
     )
 
@@ -32,15 +37,19 @@ def parameters(config: ModelConfig) -> int:
     width, d = config.hidden, config.head_dim
     norms = 4 if config.post_normed and not config.normed_projections else 2
     layer = width * norms
+    experts = 0
     if config.mixture is not None:
-        layer += width * (config.mixture.experts + config.mixture.gated)
-        layer += _expert_biases(config)
+        experts += width * (config.mixture.experts + config.mixture.gated)
+        experts += _expert_biases(config)
     layer += width if config.output_bias else 0
     attention = config.qkv_columns if config.qkv_bias else 0
     attention += config.heads if config.sinks else 0
     attention += 2 * d if config.normed_heads else 0
     attention += (config.heads + config.key_heads) * d if config.normed_projections else 0
-    others = config.layers * layer + config.attention_layers * attention
+    if (latent := config.latent) is not None:
+        attention += latent.kv(config.heads) + latent.kv_rank + latent.query_rank
+    others = config.layers * layer + config.expert_layers * experts
+    others += config.attention_layers * attention
     if config.gemma4 is not None:
         others = _gemma4_extras(config, config.gemma4)
     if (net := config.delta_net) is not None:
@@ -95,6 +104,8 @@ def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
     """Outputs and inputs of the linear layers of all layers, but for the gates of delta nets."""
     if config.gemma4 is not None:
         return tuple(_gemma4_linear_shapes(config, config.gemma4))
+    if config.latent is not None:
+        return tuple(_latent_linear_shapes(config, config.latent))
     width, heads, inner = config.hidden, config.heads * config.head_dim, config.intermediate
     feed = _expert_shapes(config) or ((2 * inner, width), (width, inner))
     attention = (config.qkv_columns, width), (width, heads), *feed
@@ -104,6 +115,22 @@ def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
     return attention * config.attention_layers + (
         (net.columns, width), (width, net.values), *feed,
     ) * net.count  # fmt: skip
+
+
+def _latent_linear_shapes(
+    config: ModelConfig, latent: LatentAttention
+) -> Iterator[tuple[int, int]]:
+    """The same of multi-head latent attention, but for what makes keys and values of a latent."""
+    width, inner = config.hidden, latent.query_rank
+    for n in range(config.layers):
+        yield config.qkv_columns, width
+        if inner:
+            yield latent.queries(config.heads), inner
+        yield width, config.heads * latent.value
+        dense = config.intermediate_of(n)
+        yield from _expert_shapes(config) if config.has_experts(n) else (
+            (2 * dense, width), (width, dense),
+        )  # fmt: skip
 
 
 def _gemma4_linear_shapes(config: ModelConfig, own: Gemma4) -> Iterator[tuple[int, int]]:
@@ -125,7 +152,7 @@ def token_bytes(config: ModelConfig, weights: int) -> int:
     """Bytes that one token reads of so many bytes of weights: not those of experts that it does not choose."""
     if config.mixture is None:
         return weights
-    share = config.layers * _expert_bytes(config) / dummy_bytes(config)
+    share = config.expert_layers * _expert_bytes(config) / dummy_bytes(config)
     return round(weights * (1 - share * (1 - config.mixture.taken / config.mixture.stored)))
 
 
@@ -147,10 +174,10 @@ def dummy_bytes(config: ModelConfig) -> int:
 def _float_and_expert_bytes(config: ModelConfig, float_bytes: int) -> int:
     """Bytes of a model of whose layers the experts alone are quantized."""
     assert config.mixture is not None
-    experts = config.layers * sum(map(prod, _expert_shapes(config)))
+    experts = config.expert_layers * sum(map(prod, _expert_shapes(config)))
     padding = config.mixture.experts * 2 * (padded(config.intermediate) - config.intermediate)
-    plain = parameters(config) - experts + config.layers * padding  # in biases
-    return config.layers * _expert_bytes(config) + plain * float_bytes
+    plain = parameters(config) - experts + config.expert_layers * padding  # in biases
+    return config.expert_layers * _expert_bytes(config) + plain * float_bytes
 
 
 def unpacked_bytes(config: ModelConfig) -> int:
@@ -158,7 +185,7 @@ def unpacked_bytes(config: ModelConfig) -> int:
     quantization = config.quantization
     if quantization is None or not (quantization.packed or quantization.in_ggml_forms):
         return 0
-    experts = config.layers * sum(map(prod, _expert_shapes(config)))
+    experts = config.expert_layers * sum(map(prod, _expert_shapes(config)))
     return (sum(map(prod, _all_linear_shapes(config))) - experts) * _HALF
 
 

@@ -28,6 +28,7 @@ NEWER = (
     *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
     *("ministral", "seed-oss", "glm4", "granite", "smollm3"),
     *("olmo3", "granite4-moe", "gemma4-small", "gemma4-moe"),
+    *("deepseek-v2", "glm4-moe-lite"),
 )
 SMALL_GEMMA4 = {
     "intermediate_size": 128,
@@ -145,6 +146,10 @@ def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: 
     [
         *(("gemma3", 9, {}), ("phi3-long", 17, {})),
         ("olmo2", 9, {"num_hidden_layers": 1, "intermediate_size": 128}),
+        *(
+            ("deepseek-v2", 3, {"num_hidden_layers": 2}),
+            ("glm4-moe-lite", 9, {"num_hidden_layers": 2}),
+        ),
         ("gemma4-small", 9, {**SMALL_GEMMA4, **TWO_LAYERS}),
     ],
 )
@@ -184,6 +189,7 @@ def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> N
         ),
         ("gemma4-small", 8, {**SMALL_GEMMA4, "hidden_size": 64, "sliding_window": 4}),
         ("gemma4-moe", 10, {**SMALL_GEMMA4, **TWO_LAYERS, "hidden_size": 64}),
+        *(("deepseek-v2", 10, {}), ("glm4-moe-lite", 35, {})),
     ],
 )
 def test_kernels_of_dense_weights_match_transformers(

@@ -106,6 +106,49 @@ def gemma4(draw: Random) -> dict[str, Any]:
     }
 
 
+def latent(draw: Random) -> dict[str, Any]:
+    """With a latent of the queries or without, and experts in all layers, some or none."""
+    heads, experts, layers = draw.choice((1, 2, 4)), draw.randint(1, 9), draw.choice((2, 3))
+    tail = draw.choice((16, 32, 64))
+    scaled = {**tiny_models.YARN, "factor": draw.choice((1.5, 8.0)), **tiny_models.SHARPENED}
+    return {
+        **dense(draw),
+        "hidden_size": draw.choice((64, 128, 192)),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "kv_lora_rank": draw.choice((128, 256)),
+        "q_lora_rank": draw.choice((None, 24, 128)),
+        "qk_rope_head_dim": tail,
+        "head_dim": tail,
+        "qk_nope_head_dim": draw.choice((8, 40, 64)),
+        "v_head_dim": draw.choice((16, 24, 64)),
+        "first_k_dense_replace": draw.randint(0, layers),
+        "n_routed_experts": experts,
+        "num_experts_per_tok": draw.randint(1, experts),
+        "n_shared_experts": draw.randint(1, 3),
+        "moe_intermediate_size": draw.choice((32, 64)),
+        "routed_scaling_factor": draw.choice((1.0, 2.5)),
+        "rope_parameters": draw.choice((scaled, tiny_models.LATENT["rope_parameters"])),
+    }
+
+
+def sigmoids(draw: Random) -> dict[str, Any]:
+    shape = latent(draw)
+    first, layers = shape.pop("first_k_dense_replace"), shape["num_hidden_layers"]
+    heads = draw.choice((1, 3, 5))
+    return {
+        **shape,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first),
+        "norm_topk_prob": draw.random() < 0.7,
+        "rope_interleave": draw.random() < 0.5,
+        # of a group the two best are added up, even where there is one group alone
+        "n_routed_experts": max(2, shape["n_routed_experts"]),
+    }
+
+
 FAMILIES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "olmo2": dense,
     "olmo3": windows,
@@ -113,6 +156,8 @@ FAMILIES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "granite4": lambda draw: granite4(draw, granite(draw), (64, 192)),
     "granite4-moe": granite4_mixture,
     "gemma4-small": gemma4,
+    "deepseek-v2": latent,
+    "glm4-moe-lite": sigmoids,
 }
 
 

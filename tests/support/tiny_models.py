@@ -101,6 +101,24 @@ GEMMA4 = {
     },
 }
 MIXTURE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 128}
+SHARPENED = {"mscale": 0.707, "mscale_all_dim": 0.9}
+LATENT = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 128,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 32,
+    "head_dim": 32,
+    "qk_nope_head_dim": 48,
+    "v_head_dim": 64,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 128,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+}
 GRANITE = {
     "embedding_multiplier": 12.0,
     "attention_multiplier": 0.05,
@@ -212,6 +230,20 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-5,
         },
     ),
+    "deepseek-v2": ("DeepseekV2", {**LATENT, "rope_parameters": {**YARN, **SHARPENED}}),
+    "deepseek-v2-q": ("DeepseekV2", {**LATENT, "q_lora_rank": 128}),
+    "glm4-moe-lite": (
+        "Glm4MoeLite",
+        {
+            **LATENT,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "v_head_dim": 128,
+            "q_lora_rank": 128,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.8,
+        },
+    ),
     "granite": ("Granite", {**GRANITE, "hidden_size": 256}),
     "granite-moe": ("GraniteMoe", {**NARROW, **GRANITE, **GRANITE_MIXTURE}),
     "granite4": (
@@ -298,6 +330,8 @@ def reference(kind: str, **changed: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.mul_(0.5 + torch.rand(1))
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     return model
 
 

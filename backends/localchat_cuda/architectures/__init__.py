@@ -3,10 +3,12 @@
 from types import ModuleType
 
 from localchat_cuda.architectures import (
+    deepseek_v2,
     gemma2,
     gemma3,
     gemma4,
     glm4,
+    glm4_moe_lite,
     gpt_oss,
     granite,
     granite4,
@@ -55,6 +57,8 @@ ARCHITECTURES: dict[Architecture, ModuleType] = {
     "qwen3_next": qwen3_next,
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": qwen3_5_moe,
+    "deepseek_v2": deepseek_v2,
+    "glm4_moe_lite": glm4_moe_lite,
 }
 
 __all__ = ["ARCHITECTURES", "prediction_head"]

@@ -62,13 +62,11 @@ from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.formats.weight import Weight, concat_rows
+from localchat_cuda.weights.layer_shapes import expert_shapes, linear_shapes, norm_widths
 from localchat_cuda.weights.loader import (
     LayerInputs,
     LayerWeights,
     ModelWeights,
-    expert_shapes,
-    linear_shapes,
-    norm_widths,
     with_unpacked,
 )
 
@@ -112,6 +110,7 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
             config.has_delta_net(n),
             config.qkv_heads(n),
             config.intermediate_of(n),
+            config.has_experts(n),
         ): n
         for n in reversed(range(last))
     }
@@ -122,6 +121,7 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
         config,
         layers=len(kept),
         windows=tuple(map(config.window, kept)) if config.windows else (),
+        mixture=config.mixture and config.mixture.keep(kept),
         delta_net=net and replace(net, layers=tuple(map(config.has_delta_net, kept))),
         gemma4=config.gemma4 and config.gemma4.keep(kept),
         unrotated=tuple(config.unrotated[n] for n in kept) if config.unrotated else (),
@@ -144,6 +144,9 @@ def meta_weights(
             )
             for field, (parts, k) in shapes.items()
         }
+        latent, kv = config.latent, None
+        if latent is not None:
+            kv = _empty(config.heads, latent.plain + latent.value, latent.kv_rank, dtype=half)
         return LayerWeights(
             {
                 field: _empty(width, dtype=norm)
@@ -155,9 +158,12 @@ def meta_weights(
                 for field, (parts, _) in shapes.items()
                 if field in names.biased and (field != "qkv" or config.qkv_bias)
             },
-            None if config.mixture is None else _meta_experts(config, config.mixture),
+            _meta_experts(config, config.mixture)
+            if config.mixture and config.has_experts(number)
+            else None,
             _empty(config.heads, dtype=half) if names.sinks else None,
             _meta_delta_net(config, linears) if net else None,
+            kv,
         )
 
     head: torch.Tensor | w8_pack.W8 | GgmlWeight
@@ -208,8 +214,13 @@ def _meta_experts(config: ModelConfig, mixture: Mixture) -> Experts:
     biases = [_empty(n, dtype=half) if mixture.biased else None for n in rows]
     if mixture.shared and not mixture.gated:
         biases[0] = _empty(rows[0], dtype=half)
+    if mixture.sigmoid:
+        biases[0] = _empty(rows[0])
     chosen, shared = mixture.chosen, mixture.shared
-    held = Router(_empty(*router, dtype=half), chosen, mixture.normalized, shared, biases[0])
+    held = Router(
+        _empty(*router, dtype=half), chosen, mixture.normalized, shared, biases[0],
+        sigmoid=mixture.sigmoid, scale=mixture.scale,
+    )  # fmt: skip
     return Experts(
         held.counting(), gate_up, down, biases[1], biases[2], mixture.limit, mixture.gelu
     )

@@ -122,8 +122,8 @@ def reference(
 
 
 @triton.jit
-def _half(qkv, at, inside, stride, S: tl.constexpr, S_POW2: tl.constexpr):
-    """Load half a head and sum its partial products."""
+def partial_sum(qkv, at, inside, stride, S: tl.constexpr, S_POW2: tl.constexpr):
+    """Load columns and sum their partial products."""
     if S == 1:
         return tl.load(qkv + at, mask=inside, other=0.0).to(tl.float32)
     else:
@@ -193,8 +193,8 @@ def _rope_kernel(
         at = t * columns + head * D
         if STORED == 1:
             at -= tl.where(head < H + J, 0, J * D)
-        a = _half(qkv, at + low, inside, T * columns, S, S_POW2)
-        b = _half(qkv, at + high, inside, T * columns, S, S_POW2)
+        a = partial_sum(qkv, at + low, inside, T * columns, S, S_POW2)
+        b = partial_sum(qkv, at + high, inside, T * columns, S, S_POW2)
         if BIAS:
             a += tl.load(bias + head * D + low, mask=inside, other=0.0).to(tl.float32)
             b += tl.load(bias + head * D + high, mask=inside, other=0.0).to(tl.float32)

@@ -27,6 +27,7 @@ _LAYOUT = 1
 def host_layout(config: ModelConfig) -> str:
     """Names the arrangement of the bytes that `Pages.read` gives."""
     own = "" if config.gemma4 is None else f" {config.gemma4}"
+    own += "" if config.latent is None else f" {config.latent}"
     return f"{_LAYOUT}: {config.layers} {config.key_heads} {config.head_dim}{own}"
 
 
@@ -36,7 +37,7 @@ class LayerPages(NamedTuple):
     k: torch.Tensor
     """Keys [pages, J, page_tokens, D]."""
     v: torch.Tensor
-    """Values, in the same shape."""
+    """Values, in the same shape; of latents the first columns of the keys."""
     exponents: torch.Tensor | None
     """[pages, J, page_tokens, 2] of codes; None: k and v are numbers."""
 
@@ -44,8 +45,9 @@ class LayerPages(NamedTuple):
 class Pages:
     """The KV cache: a tensor [L, pages, 2, J, page_tokens, D] for each J and D, keys before values of a page.
 
-    With `fp8`, words of two codes [..., D/2] and their exponents [L, pages, J, page_tokens, 2]. Layers with a
-    delta net have states in place of pages, and do not count in L; nor do those that read other layers' pages.
+    Of latents keys alone: [L, pages, 1, 1, page_tokens, D]. With `fp8`, words of two codes [..., D/2] and their
+    exponents [L, pages, J, page_tokens, 2]. Layers with a delta net have states in place of pages, and do not
+    count in L; nor do those that read other layers' pages.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Pages:
         """`context_tokens`: the longest sequence, for the tables of rotations. `dtype`: of the numbers;
         `fp8`: store them in 8 bits. `slots`, `saved_states`: see States."""
         self.page_tokens, self.device, self.dtype = page_tokens, device, dtype
+        self._latent = config.latent
         self.states = (
             States(config.delta_net, slots, saved_states, device, dtype)
             if config.delta_net and config.delta_net.count
@@ -68,7 +71,7 @@ class Pages:
             )
         self.pools = tuple(
             torch.zeros(
-                len(layers), pages, 2, heads, page_tokens, d // 2 if fp8 else d,
+                len(layers), pages, 1 if config.latent else 2, heads, page_tokens, d // 2 if fp8 else d,
                 device=device, dtype=torch.int16 if fp8 else dtype,
             )
             for (heads, d), layers in shapes.items()
@@ -98,7 +101,7 @@ class Pages:
         held: dict[tuple[Rotation | None, int], torch.Tensor] = {}
         found = []
         for layer in range(config.layers):
-            rotation, d = key = config.rotation_of(layer), config.head_dim_of(layer)
+            rotation, d = key = config.rotation_of(layer), config.table_dim_of(layer)
             if key not in held:
                 still, magnitude = (0.0,) * (d // 2), 1.0
                 if rotation is not None:
@@ -147,6 +150,8 @@ class Pages:
         shape, own = self._own[number]
         pool = self.pools[shape][own]
         exponents = self.exponents[shape][own] if self.exponents else None
+        if self._latent is not None:
+            return LayerPages(pool[:, 0], pool[:, 0, ..., : self._latent.kv_rank], None)
         return LayerPages(pool[:, 0], pool[:, 1], exponents)
 
     def copy(self, source: int, target: int, tokens: int) -> None:

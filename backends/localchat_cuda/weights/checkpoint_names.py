@@ -25,6 +25,8 @@ class ExpertNames:
     """Prefix of the tensors, where one holds all experts (interleaved_experts.py), in place of those names."""
     stacked: tuple[str, str] | None = None
     """Tensors of all experts that a checkpoint may have in place of numbered layers: gate with up, and down."""
+    correction: str = ""
+    """Of sigmoids by which experts are chosen; empty: there is none."""
     scales: tuple[str, str] | None = None
     """Factors of the columns that the router reads, whose norm has no weight, and of each expert's output."""
 
@@ -68,5 +70,7 @@ class Names:
     """By gemm, the checkpoint's rows in the order in which they are computed, int64 [N]."""
     scale: str = ""
     """Number by which a layer multiplies the residual; empty: there is none."""
+    kv: str = ""
+    """Linear layer that makes keys and values of a latent; empty: there is none."""
     inputs: tuple[str, str, str] | None = None
     """Of a second embedding that each layer reads: its table, projection and norm."""

@@ -24,7 +24,6 @@ from localchat_cuda.kernels.int4 import gemm_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.mixture_config import Mixture
 from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.quantization_config import padded
 from localchat_cuda.weights import interleaved_experts
 from localchat_cuda.weights.checkpoint_names import Names
 from localchat_cuda.weights.formats import Unquantized, weight_format
@@ -37,7 +36,9 @@ from localchat_cuda.weights.formats.weight import (
     reorder_rows,
     stack_rows,
 )
+from localchat_cuda.weights.layer_shapes import linear_shapes, norm_widths
 from localchat_cuda.weights.source import LoadTarget, WeightSource
+from localchat_cuda.weights.tensor_names import is_in_layers
 
 _ALWAYS = 20.0
 """A logit whose sigmoid is 1 in fp32."""
@@ -62,6 +63,9 @@ class LayerWeights:
     sinks: torch.Tensor | None = None
     """[heads]."""
     delta_net: DeltaNetWeights | None = None
+    kv: torch.Tensor | None = None
+    """[heads, N + V, D] floating, of multi-head latent attention: what makes each head's plain key columns and
+    its values of a latent."""
     scale: float = 1.0
     """Of the residual after the layer."""
 
@@ -104,6 +108,7 @@ class ModelWeights:
                 total += sum(bytes_of(weight) for weight in layer.experts.weights)
             if layer.sinks is not None:
                 total += bytes_of(layer.sinks)
+            total += 0 if layer.kv is None else bytes_of(layer.kv)
             total += sum(bytes_of(weight) for weight in layer.delta_net or ())
         return total
 
@@ -160,65 +165,6 @@ def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
     return replace(weights, layers=layers)
 
 
-def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int, ...], int]]:
-    """By field of `Names.merged` that a layer has: output features of each part, and input features."""
-    d, net, own = config.head_dim_of(layer), config.delta_net, config.gemma4
-    mixer: dict[str, tuple[tuple[int, ...], int]]
-    if net is not None and net.layers[layer]:
-        mixer = {
-            "qkvz": ((net.channels, net.values), config.hidden),
-            "out": ((config.hidden,), net.values),
-        }
-    else:
-        mixer = {
-            "qkv": (tuple(heads * d for heads in config.qkv_heads(layer)), config.hidden),
-            "o": ((config.hidden,), config.heads * d),
-        }
-    if config.mixture is not None and own is None:
-        return mixer
-    inner = config.intermediate_of(layer)
-    found = mixer | {
-        "gate_up": ((inner, inner), config.hidden),
-        "down": ((config.hidden,), inner),
-    }
-    if own is not None and own.input_columns:
-        found["input_gate"] = (own.input_columns,), config.hidden
-        found["input_projection"] = (config.hidden,), own.input_columns
-    return found
-
-
-def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]:
-    """By field of `Names.norms` that a layer has: columns."""
-    own, d = config.gemma4, config.head_dim_of(layer)
-    widths = dict.fromkeys(names.norms, config.hidden)
-    for field, heads in (("q_norm", config.heads), ("k_norm", config.key_heads)):
-        if field in widths:
-            widths[field] = heads * d if config.normed_projections else d
-            if config.has_delta_net(layer):
-                del widths[field]
-    if own is not None:
-        if not own.projections(layer):
-            del widths["k_norm"]
-        if not own.input_columns:
-            del widths["post_input"]
-        if config.mixture is None:
-            for field in ("experts", "post_experts", "post_dense"):
-                del widths[field]
-    return widths
-
-
-def expert_shapes(config: ModelConfig, mixture: Mixture) -> tuple[tuple[int, int], ...]:
-    """Shapes of the router's weight, and of gate_up and down of all experts (kernels/experts)."""
-    hidden, inner = config.hidden, config.intermediate
-    if config.quantization is not None and config.quantization.of_experts:
-        inner = padded(inner)
-    return (
-        (mixture.experts + bool(mixture.shared), hidden),
-        (mixture.stored * 2 * inner, hidden),
-        (mixture.stored * hidden, inner),
-    )
-
-
 class Loader:
     """Reads the tensors of one model, layer by layer."""
 
@@ -258,7 +204,8 @@ class Loader:
 
     def report_unread(self) -> None:
         """Notify the user of unused tensors: config.json may be another model's. Layers of a Gemma 4 that read
-        earlier layers' keys and values may hold projections of their own, which nothing uses."""
+        earlier layers' keys and values may hold projections of their own, which nothing uses; a layer after the
+        last one of a model with latents is a prediction head."""
         config, names = self.config, ("k_proj", "v_proj", "k_norm")
         idle = tuple(
             f"{self.names.layer.format(layer)}self_attn.{name}."
@@ -266,7 +213,12 @@ class Loader:
             for name in names
             if config.kv_source(layer) != layer
         )
-        left = [name for name in self.target.source.unread() if not name.startswith(idle)]
+        left = [
+            name
+            for name in self.target.source.unread()
+            if not name.startswith(idle)
+            and (config.latent is None or is_in_layers(name, config.layers))
+        ]
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             self.target.notify(
@@ -329,13 +281,23 @@ class Loader:
                     biases[field] = biases[field][order]
         delta_net = self.delta_net(begin, linears) if net else None
         experts = None
-        if self.config.mixture is not None:
+        if self.config.mixture is not None and self.config.has_experts(number):
             experts = self.experts(begin, self.config.mixture, norms.get("experts"))
         if "down" in linears and "gate_up" not in biases:
             _fold_down_order(linears)
         return LayerWeights(
-            norms, linears, biases, experts, self.sinks(begin), delta_net, self.scale(begin)
-        )
+            norms, linears, biases, experts, self.sinks(begin), delta_net, self.kv(begin),
+            self.scale(begin),
+        )  # fmt: skip
+
+    def kv(self, begin: str) -> torch.Tensor | None:
+        """As LayerWeights has it."""
+        latent, heads = self.config.latent, self.config.heads
+        if latent is None:
+            return None
+        columns = latent.plain + latent.value
+        found = self.floating_part(begin + self.names.kv, heads * columns, latent.kv_rank)
+        return found.view(heads, columns, latent.kv_rank)
 
     def scale(self, begin: str) -> float:
         """Of the residual after a layer."""
@@ -440,7 +402,10 @@ class Loader:
                     hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
                 ) from error
         gate_up, down = stacks
-        held = Router(router, mixture.chosen, mixture.normalized, mixture.shared, shared_bias)
+        held = Router(
+            router, mixture.chosen, mixture.normalized, mixture.shared, shared_bias,
+            sigmoid=mixture.sigmoid, scale=mixture.scale,
+        )  # fmt: skip
         return Experts(held.counting(), gate_up, down, gelu=mixture.gelu)
 
     def router_of_experts(
@@ -457,6 +422,10 @@ class Loader:
             router = torch.cat((router, torch.zeros_like(router[:1])))
             bias = torch.zeros_like(router[:, 0])
             bias[-1] = _ALWAYS
+        if names.correction:
+            own = (mixture.experts,)
+            correction = self.target.tensor(begin + names.correction, own, torch.float32)
+            bias = correction if bias is None else torch.cat((correction, bias[-1:].float()))
         if names.scales is not None:
             assert gain is not None
             router = self.scaled_router(router, begin + names.scales[0], gain)
@@ -487,10 +456,14 @@ class Loader:
         return self.tensor(begin + name, mixture.experts, *shape)
 
     def router(self, prefix: str, rows: int) -> torch.Tensor:
-        """A router's weight, floating: never rounded, and dequantized where a checkpoint did that."""
+        """A router's weight."""
+        return self.floating_part(prefix, rows, self.config.hidden)
+
+    def floating_part(self, prefix: str, n: int, k: int) -> torch.Tensor:
+        """A weight [N, K], floating: never rounded, and dequantized where a checkpoint did that."""
         if self.target.source.shape(f"{prefix}.weight") != () or not self.format.holds(prefix):
-            return self.tensor(f"{prefix}.weight", rows, self.config.hidden)
-        return dequantized(self.format.part(prefix, rows, self.config.hidden), self.target.dtype)
+            return self.tensor(f"{prefix}.weight", n, k)
+        return dequantized(self.format.part(prefix, n, k), self.target.dtype)
 
     def checked(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
         """As `linear`, of layers without biases."""

@@ -24,6 +24,13 @@ def canonical_name(name: str) -> str:
     return name
 
 
+def is_in_layers(name: str, layers: int) -> bool:
+    """False for tensors of layers after so many: a prediction head may be stored there."""
+    begin, _, rest = canonical_name(name).partition("model.layers.")
+    number = rest.split(".", 1)[0]
+    return bool(begin) or not number.isdigit() or int(number) < layers
+
+
 def is_text(name: str) -> bool:
     """True for tensors of the text part."""
     return name.removeprefix("model.").split(".", 1)[0] not in _OTHER_PARTS

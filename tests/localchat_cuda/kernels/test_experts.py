@@ -1,5 +1,6 @@
 """Experts: choice, sort and products against plain torch at awkward shapes; rows alone and among others."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -137,6 +138,42 @@ def test_choices_are_the_top_of_the_softmax(case: Case) -> None:
     for each in found:
         assert torch.equal(each.ids, wanted.ids)
         assert torch.allclose(each.weights, wanted.weights, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(1, 6, 3), Case(3, 5, 2, False, 2), Case(7, 60, 4, True, 1), Case(40, 130, 8)]
+)
+def test_choices_of_sigmoids_follow_a_correction_that_weighs_nothing(case: Case) -> None:
+    plain, scene = router_of(case), added_and_normed(case.rows)
+    bias = torch.randn(len(plain.weight)) * 0.3
+    router = plain._replace(bias=bias, sigmoid=True, scale=2.5, arrivals=None)
+    logits = scene[3].float() @ router.weight.float().t()
+    scores = logits[:, : case.experts].sigmoid()
+    ids = (scores + bias[: case.experts]).topk(case.chosen, 1).indices
+    assert not torch.equal(ids, scores.topk(case.chosen, 1).indices)
+    weights = scores.gather(1, ids)
+    weights = 2.5 * (weights / weights.sum(1, keepdim=True) if case.normalized else weights)
+    found = [choice.reference(scene[3], router), choice.route(scene[3], router)]
+    if case.rows <= choice.FEW_ROWS:
+        for one in (router, router.counting()):
+            found.append(choice.add_few(*scene[:3], one, EPS).choices)
+    for each in found:
+        assert torch.equal(each.ids[:, : case.chosen], ids.to(torch.int32))
+        assert torch.allclose(each.weights[:, : case.chosen], weights, atol=2e-3)
+        if case.shared:  # by the last logit and its bias
+            gate = (logits[:, -1:] + bias[-1]).sigmoid().expand(-1, case.shared)
+            assert torch.allclose(each.weights[:, case.chosen :], gate, atol=2e-3)
+
+
+def test_tiny_sigmoids_add_up_to_one() -> None:
+    weight = torch.zeros(4, WIDTH).half()
+    weight[:, 0] = torch.tensor([-9.0, -9.5, -10.0, -12.0])
+    x = torch.zeros(1, WIDTH).half()
+    x[0, 0] = 2.0
+    found = choice.route(x, Router(weight, 2, normalized=True, sigmoid=True))
+    assert found.ids.tolist() == [[0, 1]]
+    share = 1 / (1 + math.exp(-1))
+    assert torch.allclose(found.weights, torch.tensor([[share, 1 - share]]), atol=1e-3)
 
 
 def test_equal_logits_choose_the_first_experts() -> None:

@@ -51,7 +51,7 @@ found = {}
 for q, d, rows, window, cap in (
     ("*fp16", 128, 16, 0, 0.0), ("*bf16", 256, 64, 1024, 50.0),
 )[: 1 if cc == 89 else 2]:  # 89 has the memory of 80, and decodes as 90
-    types, rules = dict(paged, q=q, out=q), dict(WINDOW=window, SOFT_CAP=cap, CODED=decoder, D=d, P=64,
+    types, rules = dict(paged, q=q, out=q), dict(WINDOW=window, SOFT_CAP=cap, CODED=decoder, E=0, D=d, P=64,
                                                  D_POW2=1 << (d - 1).bit_length(), H=28, J=4)
     config = decode_attention.tile_config_for(d, rows, True)
     found[f"decode {d} {rows}"] = compiled(

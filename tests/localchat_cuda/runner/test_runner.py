@@ -37,7 +37,7 @@ GREEDY = SamplingParams(temperature=0.0)
 NEAR = 0.1 if ON_GPU else 1e-3
 """Where texts may part: the two best candidates so close. On a GPU numbers are fp16."""
 CLOSE = 0.15 if ON_GPU else 2e-3
-MIXTURES = ("mixtral", "qwen2-moe", "qwen3-moe")
+MIXTURES = ("mixtral", "qwen2-moe", "qwen3-moe", "deepseek-v2", "deepseek-v2-q", "glm4-moe-lite")
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def _mixed(folder: Path, asked: GenerateRequest) -> Received:
     return loop.received[id_]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "glm4-moe-lite"])
 def test_greedy_text_is_the_same_however_it_is_made(
     models: dict[str, tuple[Any, Path]], kind: str
 ) -> None:

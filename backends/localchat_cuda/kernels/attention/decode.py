@@ -10,6 +10,7 @@ unnormalized sum in fp32 with its running maximum and mass. A second kernel merg
 order and writes the activation format of the next gemm.
 
     q    [T, H, D] fp16 or bf16      k, v  [pages, J, P, D], or FP8 bytes (kv_fp8.py)
+    q    [T, H, D + E]               k     [pages, 1, P, D + E] of latents, read once for both products
     sums fp32 [splits, T, H*D], peaks and masses fp32 [splits, T, H] (peaks in log2, -inf: an empty
     range)
 
@@ -34,6 +35,7 @@ from localchat_cuda.kernels.attention.reference import (
     Rules,
     check,
     check_sinks,
+    tail_of,
 )
 from localchat_cuda.kernels.int4.activations import (
     Int8Rows,
@@ -53,6 +55,8 @@ from localchat_cuda.kernels.launch import (
 )
 
 WIDEST = 16
+LATENT_ROWS = 32
+"""Most rows of a tile over latent keys, whose queries take twice the shared memory of the widest others."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -155,6 +159,7 @@ def _decode_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     CODED: tl.constexpr,
+    E: tl.constexpr,
     STAGES: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
@@ -162,6 +167,7 @@ def _decode_kernel(
     # elements per token in the pages: numbers, or words of two FP8 bytes
     ROW: tl.constexpr = D // 2 if CODED else D
     ROW_POW2: tl.constexpr = D_POW2 // 2 if CODED else D_POW2
+    STEP: tl.constexpr = ROW + E
     R: tl.constexpr = H // J
     if PDL:
         gdc_launch_dependents()
@@ -191,9 +197,13 @@ def _decode_kernel(
     at = length - count + token
     d = tl.arange(0, ROW_POW2)
     n = tl.arange(0, TILE)
-    q_at = ((start + token) * H + head)[:, None] * D + d[None, :]
+    q_at = ((start + token) * H + head)[:, None] * (D + E) + d[None, :]
     inside = valid[:, None] & (d < ROW)[None, :]
     query = tl.load(q + q_at, mask=inside, other=0.0)
+    if E > 0:
+        e = tl.arange(0, E)
+        tail_at = ((start + token) * H + head)[:, None] * (D + E) + D + e[None, :]
+        query_tail = tl.load(q + tail_at, mask=valid[:, None], other=0.0)
     if CODED:
         query = query.to(tl.float16)
         query_high = tl.load(q + q_at + ROW, mask=inside, other=0.0).to(tl.float16)
@@ -205,14 +215,17 @@ def _decode_kernel(
     acc = tl.zeros((ROWS, ROW_POW2), tl.float32)
     for tile in tl.range(low, high, 1, num_stages=STAGES):
         key = tile * TILE + n
-        cell = page.to(tl.int64) * page_stride + group * (P * ROW) + tile * TILE % P * ROW
+        cell = page.to(tl.int64) * page_stride + group * (P * STEP) + tile * TILE % P * STEP
         page = tl.load(table + tl.minimum(tile + 1, tiles - 1) * TILE // P)
         if CODED:
             # exponents are too small for the pipeline, so they are loaded by hand, one tile ahead
             factor, lift = kv_fp8.factors(mark, CODED)
             mark_at = page.to(tl.int64) * mark_stride + group * P + (tile + 1) * TILE % P + n
             mark = tl.load(marks + mark_at, mask=key + TILE < length, other=0).to(tl.int32)
-        if D == D_POW2:
+        if E > 0:
+            keys = tl.load(k + cell + D + n[None, :] * STEP + e[:, None])
+            there = (key < length)[:, None]
+        elif D == D_POW2:
             keys = tl.load(k + cell + n[None, :] * ROW + d[:, None])
             there = (key < length)[:, None]
         else:
@@ -221,10 +234,12 @@ def _decode_kernel(
             )
             there = (key < length)[:, None] & (d < ROW)[None, :]
         # values past the length may be anything, NaN too, and 0 * NaN would spoil the sum
-        values = tl.load(v + cell + n[:, None] * ROW + d[None, :], mask=there, other=0)
+        values = tl.load(v + cell + n[:, None] * STEP + d[None, :], mask=there, other=0)
         if CODED:
             keys, keys_high = kv_fp8.decode(keys, CODED)
             logits = tl.dot(query_high, keys_high, tl.dot(query, keys)) * (factor * scale)[None, :]
+        elif E > 0:
+            logits = tl.dot(query, tl.trans(values), tl.dot(query_tail, keys)) * scale
         else:
             logits = tl.dot(query, keys.to(query.dtype)) * scale
         if SOFT_CAP > 0.0:
@@ -340,22 +355,23 @@ def attend(
     must not release its dependents early.
     """
     check(q, k, v, batch, exponents)
-    t, h, d = q.shape
-    j, page = k.shape[1], k.shape[2]
+    t, h, width = q.shape
+    j, page, tail = k.shape[1], k.shape[2], tail_of(k, v)
+    d = width - tail
     splits = partials.sums.shape[0]
     if not 1 <= widest <= WIDEST:
         raise ValueError(f"widest: 1 to {WIDEST} new tokens wanted, {widest} given")
     require("partials.sums", partials.sums, (splits, t, h * d), (torch.float32,), q.device)
     for name, part in (("peaks", partials.peaks), ("masses", partials.masses)):
         require(f"partials.{name}", part, (splits, t, h), (torch.float32,), q.device)
-    rows = min(64, max(16, power_of_two(h // j * widest)))
+    rows = min(LATENT_ROWS if tail else 64, max(16, power_of_two(h // j * widest)))
     blocks = triton.cdiv(h // j * widest, rows)
     programs, decoder = batch.starts.shape[0] * j * blocks, traits(q.device)
     coded, crowded = exponents is not None, programs * splits > decoder.sms
     rules, config = rules or Rules(), config or tile_config_for(d, rows, coded, crowded)
     if page % config.tile:
         raise ValueError(f"config: a tile of {config.tile} keys does not divide a page of {page}")
-    scale = rules.scale_for(d) * LOG2E.value
+    scale = rules.scale_for(width) * LOG2E.value
     pdl = pdl and decoder.pdl
     marks = k if exponents is None else exponents.view(torch.int16)
     kernel = _decode_kernel[(programs, splits)](
@@ -363,7 +379,8 @@ def attend(
         partials.sums, partials.peaks, partials.masses, scale, batch.tables.shape[1], k.stride(0),
         marks.stride(0), t, H=h, J=j, D=d, D_POW2=power_of_two(d), P=page, TILE=config.tile, ROWS=rows,
         ROW_BLOCKS=blocks, WINDOW=rules.window, SOFT_CAP=rules.soft_cap,
-        CODED=kv_fp8.decoder_of(q.device) if coded else 0, STAGES=config.stages, ROOMY=own_carveout(t), PDL=pdl,
+        CODED=kv_fp8.decoder_of(q.device) if coded else 0, E=tail, STAGES=config.stages,
+        ROOMY=own_carveout(t), PDL=pdl,
         **options(pdl, config.warps),
     )  # fmt: skip
     if config.small:

@@ -5,6 +5,7 @@ of M and lists them, longest history first, so that the last programs to start a
 
     tiles int32 [tiles, 2]: (index into the batch, first new token of the tile), made by `tiles_of`
     q, out  [T, H, D] fp16 or bf16      k, v  [pages, J, P, D], or FP8 bytes (kv_fp8.py)
+    q       [T, H, D + E]               k     [pages, 1, P, D + E] of latents, read once for both products
 
 Grid (tiles, H): a program owns one tile of one head; heads that share keys find them in the L2
 cache. Key tiles visible to every query run without masks; the last ones, and with a window the first
@@ -24,7 +25,13 @@ import triton.language as tl
 
 from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.attention.decode import LOG2E
-from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules, check, check_sinks
+from localchat_cuda.kernels.attention.reference import (
+    AttentionBatch,
+    Rules,
+    check,
+    check_sinks,
+    tail_of,
+)
 from localchat_cuda.kernels.launch import options, power_of_two, require
 
 hopper: ModuleType | None
@@ -86,6 +93,7 @@ def _step(
     tile,
     query,
     query_high,
+    query_tail,
     acc,
     acc_high,
     peak,
@@ -107,15 +115,24 @@ def _step(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     CODED: tl.constexpr,
+    E: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     ROW: tl.constexpr = D // 2 if CODED else D
+    STEP: tl.constexpr = ROW + E
     d = tl.arange(0, D_POW2 // 2 if CODED else D_POW2)
     n = tl.arange(0, TILE)
     page = tl.load(table + tile * TILE // P).to(tl.int64)
-    cell = page * page_stride + head * (P * ROW) + tile * TILE % P * ROW + n * ROW
+    cell = page * page_stride + head * (P * STEP) + tile * TILE % P * STEP + n * STEP
     key = tile * TILE + n
-    if D == D_POW2:
+    if E > 0:
+        if MASKED:
+            there = (key < length)[:, None] & (d < ROW)[None, :]
+            values = tl.load(v + cell[:, None] + d[None, :], mask=there, other=0)
+        else:
+            values = tl.load(v + cell[:, None] + d[None, :])
+        keys = tl.load(k + cell[None, :] + D + tl.arange(0, E)[:, None])
+    elif D == D_POW2:
         keys = tl.load(k + cell[None, :] + d[:, None])
     else:
         keys = tl.load(k + cell[None, :] + d[:, None], mask=(d < ROW)[:, None], other=0)
@@ -128,6 +145,8 @@ def _step(
         factor, lift = kv_fp8.factors(mark, CODED)
         keys, keys_high = kv_fp8.decode(keys, CODED)
         logits = tl.dot(query_high, keys_high, tl.dot(query, keys)) * (factor * scale)[None, :]
+    elif E > 0:
+        logits = tl.dot(query, tl.trans(values), tl.dot(query_tail, keys)) * scale
     else:
         logits = tl.dot(query, keys.to(query.dtype)) * scale
     if SOFT_CAP > 0.0:
@@ -147,13 +166,13 @@ def _step(
     weights = tl.exp2(logits - anchor[:, None])
     decay = tl.exp2(peak - anchor)
     acc = acc * decay[:, None]
-    if MASKED:
+    if E == 0 and MASKED:
         # values past the length may be anything, NaN too, and 0 * NaN would spoil the sum
         there = (key < length)[:, None] & (d < ROW)[None, :]
         values = tl.load(v + cell[:, None] + d[None, :], mask=there, other=0)
-    elif D == D_POW2:
+    elif E == 0 and D == D_POW2:
         values = tl.load(v + cell[:, None] + d[None, :])
-    else:
+    elif E == 0:
         values = tl.load(v + cell[:, None] + d[None, :], mask=(d < ROW)[None, :], other=0)
     if CODED:
         mass = mass * decay + tl.sum(weights * tl.exp2(-lift)[None, :], 1)
@@ -196,6 +215,7 @@ def _prefill_kernel(
     SOFT_CAP: tl.constexpr,
     SUNK: tl.constexpr,
     CODED: tl.constexpr,
+    E: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     ROW: tl.constexpr = D // 2 if CODED else D
@@ -211,9 +231,14 @@ def _prefill_kernel(
     at = length - count + row
     d = tl.arange(0, ROW_POW2)
     valid = (row < count)[:, None] & (d < ROW)[None, :]
-    q_at = ((start + row).to(tl.int64) * H + head)[:, None] * D + d[None, :]
+    row_at = ((start + row).to(tl.int64) * H + head)[:, None]
+    q_at = row_at * (D + E) + d[None, :]
+    out_at = row_at * D + d[None, :]
     query = tl.load(q + q_at, mask=valid, other=0.0)
-    query_high, acc_high = query, 0.0
+    query_high, query_tail, acc_high = query, query, 0.0
+    if E > 0:
+        tail_at = row_at * (D + E) + D + tl.arange(0, E)[None, :]
+        query_tail = tl.load(q + tail_at, mask=(row < count)[:, None], other=0.0)
     if CODED:
         query = query.to(tl.float16)
         query_high = tl.load(q + q_at + ROW, mask=valid, other=0.0).to(tl.float16)
@@ -233,28 +258,28 @@ def _prefill_kernel(
         clear = tl.maximum(clear, edge)
         for tile in tl.range(low, edge, 1, num_stages=STAGES):
             acc, acc_high, peak, mass = _step(
-                tile, query, query_high, acc, acc_high, peak, mass, k, v, marks, table, at, length,
+                tile, query, query_high, query_tail, acc, acc_high, peak, mass, k, v, marks, table, at, length,
                 scale, page_stride, mark_stride, group, D, D_POW2, P, TILE, WINDOW, SOFT_CAP, CODED,
-                True,
+                E, True,
             )  # fmt: skip
     for tile in tl.range(edge, clear, 1, num_stages=STAGES):
         acc, acc_high, peak, mass = _step(
-            tile, query, query_high, acc, acc_high, peak, mass, k, v, marks, table, at, length,
+            tile, query, query_high, query_tail, acc, acc_high, peak, mass, k, v, marks, table, at, length,
             scale, page_stride, mark_stride, group, D, D_POW2, P, TILE, WINDOW, SOFT_CAP, CODED,
-            False,
+            E, False,
         )  # fmt: skip
     for tile in tl.range(clear, last, 1, num_stages=STAGES):
         acc, acc_high, peak, mass = _step(
-            tile, query, query_high, acc, acc_high, peak, mass, k, v, marks, table, at, length,
+            tile, query, query_high, query_tail, acc, acc_high, peak, mass, k, v, marks, table, at, length,
             scale, page_stride, mark_stride, group, D, D_POW2, P, TILE, WINDOW, SOFT_CAP, CODED,
-            True,
+            E, True,
         )  # fmt: skip
     if SUNK:
         mass += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2E - peak)
     mass = tl.where(mass == 0.0, 1.0, mass)[:, None]
-    tl.store(out + q_at, (acc / mass).to(out.dtype.element_ty), mask=valid)
+    tl.store(out + out_at, (acc / mass).to(out.dtype.element_ty), mask=valid)
     if CODED:
-        tl.store(out + q_at + ROW, (acc_high / mass).to(out.dtype.element_ty), mask=valid)
+        tl.store(out + out_at + ROW, (acc_high / mass).to(out.dtype.element_ty), mask=valid)
 
 
 def attend(
@@ -276,16 +301,20 @@ def attend(
     and without `exponents`.
     """
     check(q, k, v, batch, exponents)
-    _, h, d = q.shape
-    require("out", out, tuple(q.shape), (q.dtype,), q.device)
+    t, h, width = q.shape
+    tail = tail_of(k, v)
+    d = width - tail
+    require("out", out, (t, h, d), (q.dtype,), q.device)
     require("tiles", tiles, (None, 2), (torch.int32,), q.device)
     if tiles.shape[0] == 0:
         return
-    rules, config = rules or Rules(), config or tile_config_for(d)
+    rules, config = rules or Rules(), config or tile_config_for(width)
     check_sinks(rules.sinks, h, q.device)
     if config == HOPPER:
-        if hopper is None or exponents is not None:
-            raise ValueError("config: that kernel is not here, or not for codes of 8 bits")
+        if hopper is None or exponents is not None or tail:
+            raise ValueError(
+                "config: that kernel is not here, or not for codes of 8 bits or latents"
+            )
         hopper.launch(q, k, v, batch, tiles, out, rules)
         return
     page = k.shape[2]
@@ -304,7 +333,7 @@ def attend(
         batch.slots,
         batch.tables,
         q if rules.sinks is None else rules.sinks,
-        rules.scale_for(d) * LOG2E.value,
+        rules.scale_for(width) * LOG2E.value,
         batch.tables.shape[1],
         k.stride(0),
         0 if exponents is None else exponents.stride(0) // 2,
@@ -319,6 +348,7 @@ def attend(
         SOFT_CAP=rules.soft_cap,
         SUNK=rules.sinks is not None,
         CODED=0 if exponents is None else kv_fp8.decoder_of(q.device),
+        E=tail,
         STAGES=config.stages,
         **options(False, config.warps),
     )

@@ -3,7 +3,8 @@
 Letters: S sequences, T new tokens in all, H query heads, J key/value heads (H a multiple of J), D
 head dimension, P tokens per page. A query at position p attends to keys at positions 0..p of its
 own sequence (with a `window`, to the last `window` of them). The cache holds fp16 or bf16 numbers,
-or FP8 bytes with their exponents (kv_fp8.py).
+or FP8 bytes with their exponents (kv_fp8.py). Latent keys (multi-head latent attention) have E columns
+after the D ones that are the values, too: one head of D + E columns, stored once, and v is a view of k.
 
 Two kernels share the work: decode.py for sequences with up to 16 new tokens (decode, draft
 verification), prefill.py for prefill chunks. A mixed batch is one launch of each over its own
@@ -19,6 +20,8 @@ from localchat_cuda.kernels.launch import require
 from localchat_cuda.kernels.rope import require_pages
 
 HEAD_DIMENSIONS = (64, 96, 128, 256, 512)
+LATENT_DIMENSIONS, LATENT_TAILS = (128, 256, 512), (16, 32, 64)
+"""Of D and E."""
 HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -55,6 +58,11 @@ class Rules:
         return self.scale or d**-0.5
 
 
+def tail_of(k: torch.Tensor, v: torch.Tensor) -> int:
+    """E: columns of keys that are no values; 0: keys are no latents."""
+    return k.shape[-1] - v.shape[-1]
+
+
 def check(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch,
     exponents: torch.Tensor | None = None,
@@ -63,11 +71,15 @@ def check(
     t, h, d = q.shape
     device = q.device
     require("q", q, (t, h, d), HALF_TYPES, device)
-    if d not in HEAD_DIMENSIONS:
+    tail = tail_of(k, v)
+    if not tail and d not in HEAD_DIMENSIONS:
         raise ValueError(f"q: head dimension {d} is none of {HEAD_DIMENSIONS}")
     require_pages("k", k, d, device, exponents)
-    require_pages("v", v, d, device, exponents)
-    if k.shape != v.shape or k.stride() != v.stride() or h % k.shape[1]:
+    if tail:
+        _check_latents(k, v, tail, exponents)
+    else:
+        require_pages("v", v, d, device, exponents)
+    if k.shape[:3] != v.shape[:3] or k.stride() != v.stride() or h % k.shape[1]:
         raise ValueError(
             f"k, v: equal shapes dividing {h} heads wanted, {k.shape}, {v.shape} given"
         )
@@ -75,6 +87,19 @@ def check(
     for name in ("starts", "counts", "lengths", "slots"):
         require(name, getattr(batch, name), (s,), (torch.int32,), device)
     require("tables", batch.tables, (None, None), (torch.int32,), device)
+
+
+def _check_latents(
+    k: torch.Tensor, v: torch.Tensor, tail: int, exponents: torch.Tensor | None
+) -> None:
+    """Raise ValueError unless v is the first columns of one head's latent keys."""
+    if v.shape[-1] not in LATENT_DIMENSIONS or tail not in LATENT_TAILS:
+        raise ValueError(
+            f"v: {LATENT_DIMENSIONS} of the columns of k wanted, and {LATENT_TAILS} more in k; "
+            f"{v.shape[-1]} of {k.shape[-1]} given"
+        )
+    if exponents is not None or k.shape[1] != 1 or v.data_ptr() != k.data_ptr():
+        raise ValueError("v: a view of k, of numbers of one head, wanted")
 
 
 def check_sinks(sinks: torch.Tensor | None, h: int, device: torch.device) -> None:
@@ -92,8 +117,8 @@ def reference(
     With `exponents` k and v are FP8 bytes (kv_fp8.py).
     """
     t, h, d = q.shape
-    j, page = k.shape[1], k.shape[2]
-    out = torch.zeros(t, h, d, device=q.device)
+    j, page, width = k.shape[1], k.shape[2], d - tail_of(k, v)
+    out = torch.zeros(t, h, width, device=q.device)
     for i in range(batch.starts.shape[0]):
         start, count, length = (int(x[i]) for x in (batch.starts, batch.counts, batch.lengths))
         pages = batch.tables[int(batch.slots[i]), : -(-length // page)].long()
@@ -103,7 +128,7 @@ def reference(
             keys = kv_fp8.decode_reference(k[pages], exponents[pages, ..., 0])
             values = kv_fp8.decode_reference(v[pages], exponents[pages, ..., 1])
         keys = keys.transpose(1, 2).reshape(-1, j, d)[:length]
-        values = values.transpose(1, 2).reshape(-1, j, d)[:length]
+        values = values.transpose(1, 2).reshape(-1, j, width)[:length]
         rows = q[start : start + count].float().view(count, j, h // j, d)
         logits = torch.einsum("tjrd,njd->tjrn", rows, keys) * rules.scale_for(d)
         if rules.soft_cap:
@@ -120,5 +145,5 @@ def reference(
         else:
             weights = logits.softmax(-1)
         mixed = torch.einsum("tjrn,njd->tjrd", weights, values)
-        out[start : start + count] = mixed.reshape(count, h, d)
+        out[start : start + count] = mixed.reshape(count, h, width)
     return out

@@ -8,7 +8,9 @@ parts).
     logits   fp32 [S, T, R]                partial sums over ranges of K
     ids      int32 [T, C]                  experts, the likeliest first, then those of all rows: E, E + 1, ..
     weights  fp32 [T, C]                   softmax over the E, of the chosen ones alone where the router
-                                           normalizes them; of shared parts the sigmoid of logit E
+                                           normalizes them; of shared parts the sigmoid of logit E.
+                                           Of a `sigmoid` router in place of the softmax their sigmoids, and
+                                           the choice is by the sigmoid and the bias. Times `scale`
 
 Up to FEW_ROWS rows, one launch adds to the residual and computes the logits of the sum before its norm, as
 programs of other columns have the rest of a row. Whoever reads them divides by the rms, from `squares` [T, S]:
@@ -63,10 +65,14 @@ class Router(NamedTuple):
     shared: int = 0
     """Parts of a shared expert, which every row takes with the sigmoid of the last logit; 0: there is none."""
     bias: torch.Tensor | None = None
-    """[R], added to the logits."""
+    """[R], added to the logits, of a `sigmoid` router to the sigmoids by which experts are chosen."""
     arrivals: torch.Tensor | None = None
     """int32 [1] of 0: counts the programs that have ended, and is 0 again after each launch. None: the choice
     is always a launch of its own."""
+    sigmoid: bool = False
+    """Experts weigh by sigmoids (DeepSeek-V3, 2024)."""
+    scale: float = 1.0
+    """Of the weights of chosen experts."""
 
     def counting(self) -> "Router":
         """The same with a count of arrivals."""
@@ -107,13 +113,18 @@ class FewRows(NamedTuple):
 
 def reference(x: torch.Tensor, router: Router) -> Choices:
     """`route` in plain torch."""
-    logits = x.float() @ router.weight.float().t()
-    if router.bias is not None:
-        logits = logits + router.bias.float()
-    routed = logits[:, : router.experts]
-    found, ids = torch.topk(routed.softmax(1), router.chosen, 1)
+    plain = x.float() @ router.weight.float().t()
+    logits = plain if router.bias is None else plain + router.bias.float()
+    if router.sigmoid:
+        scores = plain[:, : router.experts].sigmoid()
+        bias = 0.0 if router.bias is None else router.bias[: router.experts].float()
+        ids = torch.topk(scores + bias, router.chosen, 1).indices
+        found = scores.gather(1, ids)
+    else:
+        found, ids = torch.topk(logits[:, : router.experts].softmax(1), router.chosen, 1)
     if router.normalized:
         found = found / found.sum(1, keepdim=True)
+    found = found * router.scale
     if router.shared:
         parts = torch.arange(router.shared, device=x.device) + router.experts
         ids = torch.cat((ids, parts.expand(len(x), -1)), 1)
@@ -152,8 +163,8 @@ def _few_logits_kernel(
     T, R: tl.constexpr, E: tl.constexpr, K: tl.constexpr, KX: tl.constexpr, R_POW2: tl.constexpr,
     PARTS: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     GROUP: tl.constexpr, CHOSEN: tl.constexpr, C: tl.constexpr, C_POW2: tl.constexpr,
-    NORMALIZED: tl.constexpr, Y_BIASED: tl.constexpr, BIASED: tl.constexpr, CHOOSE: tl.constexpr,
-    PDL: tl.constexpr,
+    NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr, SCALE: tl.constexpr, Y_BIASED: tl.constexpr,
+    BIASED: tl.constexpr, CHOOSE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -223,7 +234,7 @@ def _few_logits_kernel(
             tl.store(arrivals, 0)
             _choose_row(
                 logits, squares, bias, ids, weights, 0, T, eps, R, E, K, R_POW2, SPLITS, CHOSEN, C,
-                C_POW2, NORMALIZED, True, BIASED, True,
+                C_POW2, NORMALIZED, SIGMOID, SCALE, True, BIASED, True,
             )  # fmt: skip
 
 
@@ -236,32 +247,37 @@ def inverse_rms(squares, t, eps, K: tl.constexpr, SPLITS: tl.constexpr):
 
 @triton.jit
 def _row_logits(
-    logits, squares, bias, t, T, eps, R: tl.constexpr, K: tl.constexpr, R_POW2: tl.constexpr,
-    SPLITS: tl.constexpr, FEW: tl.constexpr, BIASED: tl.constexpr,
+    logits, squares, t, T, eps, R: tl.constexpr, K: tl.constexpr, R_POW2: tl.constexpr,
+    SPLITS: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """Load the logits [R_POW2] of row t, of rows before their norm where FEW."""
+    """Load the logits [R_POW2] of row t without their bias, of rows before their norm where FEW."""
     i = tl.arange(0, R_POW2)
     v = tl.zeros((R_POW2,), tl.float32)
     for s in tl.static_range(SPLITS):
         v += tl.load(logits + (s * T + t) * R + i, mask=i < R, other=0.0)
     if FEW:
         v *= tl.sum(inverse_rms(squares, t + tl.arange(0, 1), eps, K, SPLITS), 0)
-    if BIASED:
-        v += tl.load(bias + i, mask=i < R, other=0.0).to(tl.float32)
     return v
 
 
 @triton.jit
 def _ranked(
-    v, E: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr, COUNTED: tl.constexpr
+    v, correction, E: tl.constexpr, CHOSEN: tl.constexpr, NORMALIZED: tl.constexpr,
+    SIGMOID: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """Return rank and weight of each expert by logits v: int32 and fp32 like v."""
+    """Return rank and weight of each expert by logits v: int32 and fp32 like v. `correction`: of sigmoids."""
     i = tl.arange(0, v.shape[0])
     routed = i < E
+    s = v
+    if SIGMOID:
+        p = 1.0 / (1.0 + tl.exp(-v))
+        s = p + correction
     # NaN ranks last, in order: no row takes an expert twice, whatever its logits are.
-    key = tl.where(v > -1e30, tl.minimum(v, 1e30), -1e30)
+    key = tl.where(s > -1e30, tl.minimum(s, 1e30), -1e30)
     key = tl.where(routed, key, float("-inf"))
-    p = tl.where(routed, tl.exp(v - tl.max(key, 0)), 0.0)
+    if not SIGMOID:
+        p = tl.exp(v - tl.max(key, 0))
+    p = tl.where(routed, p, 0.0)
     if COUNTED:
         better = key[None, :] > key[:, None]
         better = better | ((key[None, :] == key[:, None]) & (i[None, :] < i[:, None]))
@@ -274,26 +290,32 @@ def _ranked(
             key = tl.where(best, float("-inf"), key)
     if NORMALIZED:
         counted = tl.where((p == p) & (rank < CHOSEN), p, 0.0)
+        if SIGMOID:  # all may be tiny, and the sum is of whole numbers
+            highest = tl.maximum(tl.max(counted, 0), 1e-30)
+            counted = counted / highest
+            p = p / highest
     else:
         counted = tl.where(p == p, p, 0.0)
-    # Whole numbers have one sum in whatever order they are added.
-    total = tl.sum((tl.minimum(counted, 1.0) * 1073741824.0).to(tl.int64), 0)
-    return rank, p / (total.to(tl.float32) / 1073741824.0)
+    if NORMALIZED or not SIGMOID:
+        # Whole numbers have one sum in whatever order they are added.
+        total = tl.sum((tl.minimum(counted, 1.0) * 1073741824.0).to(tl.int64), 0)
+        p = p / (total.to(tl.float32) / 1073741824.0)
+    return rank, p
 
 
 @triton.jit(do_not_specialize=["T"])
 def _choose_kernel(
     logits, squares, bias, ids, weights, eps, T, R: tl.constexpr, E: tl.constexpr,
     K: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
-    C: tl.constexpr, C_POW2: tl.constexpr, NORMALIZED: tl.constexpr, FEW: tl.constexpr,
-    BIASED: tl.constexpr, PDL: tl.constexpr,
+    C: tl.constexpr, C_POW2: tl.constexpr, NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr,
+    SCALE: tl.constexpr, FEW: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     _choose_row(
         logits, squares, bias, ids, weights, tl.program_id(0), T, eps, R, E, K, R_POW2, SPLITS,
-        CHOSEN, C, C_POW2, NORMALIZED, FEW, BIASED, False,
+        CHOSEN, C, C_POW2, NORMALIZED, SIGMOID, SCALE, FEW, BIASED, False,
     )  # fmt: skip
 
 
@@ -301,17 +323,23 @@ def _choose_kernel(
 def _choose_row(
     logits, squares, bias, ids, weights, t, T, eps, R: tl.constexpr, E: tl.constexpr,
     K: tl.constexpr, R_POW2: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr,
-    C: tl.constexpr, C_POW2: tl.constexpr, NORMALIZED: tl.constexpr, FEW: tl.constexpr,
-    BIASED: tl.constexpr, COUNTED: tl.constexpr,
+    C: tl.constexpr, C_POW2: tl.constexpr, NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr,
+    SCALE: tl.constexpr, FEW: tl.constexpr, BIASED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """Write the choices of row t."""
     i = tl.arange(0, R_POW2)
     c = tl.arange(0, C_POW2)
-    v = _row_logits(logits, squares, bias, t, T, eps, R, K, R_POW2, SPLITS, FEW, BIASED)
-    rank, p = _ranked(v, E, CHOSEN, NORMALIZED, COUNTED)
+    v = _row_logits(logits, squares, t, T, eps, R, K, R_POW2, SPLITS, FEW)
+    own = tl.zeros((R_POW2,), tl.float32)
+    if BIASED:
+        own = tl.load(bias + i, mask=i < R, other=0.0).to(tl.float32)
+    v += tl.where(i < E, 0.0, own) if SIGMOID else own
+    rank, p = _ranked(v, own, E, CHOSEN, NORMALIZED, SIGMOID, COUNTED)
     hit = rank[None, :] == c[:, None]
     found = tl.sum(tl.where(hit, i[None, :], 0), 1)
     weight = tl.sum(tl.where(hit, p[None, :], 0.0), 1)
+    if SCALE != 1.0:
+        weight *= SCALE
     if C > CHOSEN:
         gate = tl.sum(tl.where(i == E, v, 0.0), 0)
         found = tl.where(c >= CHOSEN, E + c - CHOSEN, found)
@@ -405,7 +433,7 @@ def _check(router: Router) -> None:
         )
 
 
-def _constants(router: Router, splits: int) -> dict[str, int]:
+def _constants(router: Router, splits: int) -> dict[str, int | float]:
     """What makes a choice."""
     r, c = len(router.weight), router.choices
     return {
@@ -417,6 +445,8 @@ def _constants(router: Router, splits: int) -> dict[str, int]:
         "C": c,
         "C_POW2": power_of_two(c),
         "NORMALIZED": router.normalized,
+        "SIGMOID": router.sigmoid,
+        "SCALE": router.scale,
         "BIASED": router.bias is not None,
     }
 

@@ -1,0 +1,68 @@
+"""DeepSeek-V2: attention over latents, first layers without experts, and shared experts in the others.
+
+DeepSeek-AI, 2024 (arXiv 2405.04434). The Lite model has no latent of queries. One gemm makes the queries, or
+their latent, and the latent of keys and values.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from localchat_cuda.architectures import llama, qwen3_moe
+from localchat_cuda.layers import Layers, X
+from localchat_cuda.weights.loader import LayerWeights, ModelWeights
+
+EXPERTS = replace(
+    qwen3_moe.EXPERTS,
+    shared=(
+        ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+        "mlp.shared_experts.down_proj",
+    ),
+)
+NAMES = replace(
+    llama.NAMES,
+    norms={
+        **llama.NAMES.norms,
+        "q_latent": "self_attn.q_a_layernorm.weight",
+        "kv_latent": "self_attn.kv_a_layernorm.weight",
+    },
+    merged={
+        "q_kv": ("self_attn.q_proj", "self_attn.kv_a_proj_with_mqa"),
+        "latents": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+        "q": ("self_attn.q_b_proj",),
+        "o": ("self_attn.o_proj",),
+        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+        "down": ("mlp.down_proj",),
+    },
+    experts=EXPERTS,
+    kv="self_attn.kv_b_proj",
+)
+"""Checkpoint name of each weight."""
+
+
+def attend(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> X:
+    """Attention of a layer over its latents."""
+    linears, norms = layer.linears, layer.norms
+    assert layer.kv is not None
+    if "latents" in linears:
+        latents = ops.gemm(x, linears["latents"])
+        q = ops.gemm(ops.norm_latent(latents, norms["q_latent"]), linears["q"])
+    else:
+        q = latents = ops.gemm(x, linears["q_kv"])
+    return ops.attend_latent(q, latents, norms["kv_latent"], layer.kv, number)
+
+
+def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
+    """Last states [P, hidden] of one step; writes latents to the KV pages."""
+    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
+    last = len(weights.layers) - 1
+    for number, layer in enumerate(weights.layers):
+        y = ops.gemm(attend(ops, x, layer, number), layer.linears["o"])
+        if layer.experts is not None:
+            y = ops.run_experts(y, layer.norms["mlp"], layer.experts)
+        else:
+            x = ops.add_norm(y, layer.norms["mlp"])
+            y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
+        if number < last:
+            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
+    return ops.finish(y, weights.last_norm)

@@ -1,0 +1,81 @@
+"""Reads the widths of multi-head latent attention from config.json. Imports no torch.
+
+DeepSeek-V2 (arXiv 2405.04434); the fields are those of transformers.
+"""
+
+from dataclasses import dataclass
+
+from localchat_cuda.config_fields import ConfigFields
+from localchat_cuda.rope_config import sharpened
+
+KV_RANKS, ROPES = (128, 256, 512), (16, 32, 64)
+"""Columns of a latent and of a rotated key that the kernels take. Both are more than the heads of the prefill
+kernel for Hopper, which knows no latents."""
+EPS = 1e-6
+"""Of the norms of latents, whatever the other norms have."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Widths of one layer's attention; all layers have the same."""
+
+    kv_rank: int
+    """Columns of the latent of keys and values."""
+    rope: int
+    """Columns of the rotated key, and of each query head that meets them."""
+    plain: int
+    """Other columns of a query head."""
+    value: int
+    """Columns of a head's values."""
+    query_rank: int
+    """Columns of the latent of queries; 0: queries have none."""
+    scale: float
+    """Of the attention's logits."""
+    neighbours: bool
+    """Rotated pairs are neighbours; else half of the columns apart."""
+
+    @property
+    def row(self) -> int:
+        """Columns of a token in the cache."""
+        return self.kv_rank + self.rope
+
+    def kv(self, heads: int) -> int:
+        """Numbers of the matrices that make keys and values of a latent, for so many heads."""
+        return heads * (self.plain + self.value) * self.kv_rank
+
+    def queries(self, heads: int) -> int:
+        """Columns of the queries of so many heads."""
+        return heads * (self.plain + self.rope)
+
+
+def read_latent(fields: ConfigFields) -> LatentAttention:
+    """The widths of a config. Raises ModelInvalid for those that no kernel here has."""
+    kv_rank, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
+    if kv_rank not in KV_RANKS:
+        raise fields.unsupported(f"latents of {kv_rank} columns ({_listed(KV_RANKS)} are possible)")
+    if rope not in ROPES:
+        raise fields.unsupported(f"rotated keys of {rope} columns ({_listed(ROPES)} are possible)")
+    plain = fields.integer("qk_nope_head_dim")
+    query_rank = fields.integer("q_lora_rank") if fields.raw.get("q_lora_rank") is not None else 0
+    return LatentAttention(
+        kv_rank,
+        rope,
+        plain,
+        fields.integer("v_head_dim"),
+        query_rank,
+        (plain + rope) ** -0.5 * _sharpening(fields) ** 2,
+        bool(fields.raw.get("rope_interleave", True)),
+    )
+
+
+def _sharpening(fields: ConfigFields) -> float:
+    """What YaRN multiplies queries and keys with, where the config gives all columns a factor."""
+    held = fields.section("rope_parameters") or fields.section("rope_scaling")
+    kind = held.get("rope_type") or held.get("type") or "default"
+    if kind == "default" or not held.get("mscale_all_dim"):
+        return 1.0
+    return sharpened(fields.number("factor", 1.0, held), fields.number("mscale_all_dim", 0.0, held))
+
+
+def _listed(widths: tuple[int, ...]) -> str:
+    return ", ".join(map(str, widths))
