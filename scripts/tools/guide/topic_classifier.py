@@ -1,8 +1,8 @@
 """Trains the classifier of topics that checks the guide's answers, on the questions of its training.
 
-    python scripts/tools/guide/topic_classifier.py [--questions 300000] [--epochs 8]
+    python scripts/tools/guide/topic_classifier.py [--questions 300000] [--epochs 16]
 
-Takes minutes on two cores; writes localchat/guide/topics.npz. See localchat/engine/guide_topics.py. The guide
+Takes a quarter of an hour on two cores; writes localchat/guide/topics.npz. See localchat/engine/guide_topics.py. The guide
 itself is asked which questions may be offered: those that it answers, and whose topic the classifier finds.
 """
 
@@ -263,7 +263,7 @@ def add_questions(path: Path, guide: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=300_000)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--seed", type=int, default=9)
     guide = ROOT / "localchat" / "guide"
     parser.add_argument("--guide", type=Path, default=guide / "guide.gguf", help="the guide's file")
