@@ -1,6 +1,6 @@
 """Compares what `localchat plan` predicts from a benchmark with a load of requests that arrive at random.
 
-    python -m scripts.tools.check_plan MODEL [--parallel 8] [--shape 100+40] [--loads 0.3 0.6 0.8] [--rounds 3]
+    python -m scripts.tools.check_plan MODEL [--parallel 8] [--shape 100+40] [--loads 0.3 0.6 0.8] [--paced]
     python -m scripts.tools.check_plan URL ...
 
 One server is swept as `bench` does, then driven beyond its saturation, then by random arrivals at shares of
@@ -12,7 +12,7 @@ of their times by more than is asked for here; "in the long run" is what `plan` 
 --limit is shared among the loads, however slow the machine is; a load whose requests are not all answered in
 its time was more than the server takes. A queue says nothing where the machine itself became faster or slower
 in between: the saturation is measured after each load again, and a load between two that differ by more than a
-tenth is told and does not count.
+tenth is told and does not count. On cores whose speed never holds, `--paced` lets each step take its time.
 
 The last line is JSON. Ends with 1 if the saturation is more than 10 % off, a p95 of TTFT more than 20 %, a
 load was too much, or none of its rounds counts.
@@ -54,6 +54,7 @@ _WANTED_SATURATION, _WANTED_P95 = 0.1, 0.2
 
 
 _STEADY: Final = 0.1
+_PACED: Final = "scripts.tools.paced_backend:PacedBackend"
 
 
 class TooMuch(Exception):
@@ -133,6 +134,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=480.0, help="seconds of all rounds")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each point of the sweep")
+    parser.add_argument(
+        "--paced", action="store_true", help="by paced_backend.py, for unsteady cores"
+    )
     asked = parser.parse_args()
     found = _check(asked)
     print(json.dumps(found))
@@ -140,7 +144,8 @@ def main() -> int:
 
 
 def _check(asked: argparse.Namespace) -> dict[str, Any]:
-    variant = BenchVariant(asked.model, asked.model, {}, asked.parallel)
+    settings = {"backend": _PACED} if asked.paced else {}
+    variant = BenchVariant(asked.model, asked.model, settings, asked.parallel)
     saturations: list[Pair] = []
     waits_ms: dict[float, list[Pair]] = {share: [] for share in asked.loads}
     problems: list[str] = []
