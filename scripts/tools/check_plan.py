@@ -68,15 +68,17 @@ class Unsteady(Exception):
 class Load:
     """Sends requests of one shape to a server."""
 
-    def __init__(self, endpoint: BenchEndpoint, shape: Shape) -> None:
+    def __init__(self, endpoint: BenchEndpoint, shape: Shape, number: int) -> None:
+        """`number`: of the round. What one has asked, the prefix cache would give the next one."""
         self._endpoint = endpoint
         self._shape = shape
+        self._number = number
         self._asked = 0
 
     def body(self, _client: int = 0, _number: int = 0) -> dict[str, Any]:
         """A request that shares its beginning with no other."""
         self._asked += 1
-        seed = f"{os.getpid()} {self._asked}"
+        seed = f"{os.getpid()} {self._number} {self._asked}"
         asked = messages(self._shape, self._endpoint.scale, seed, "plan")
         return self._endpoint.body(asked, self._shape.output_tokens)
 
@@ -199,7 +201,7 @@ class _Round:
         self._costs = measured_source(record).costs
         prompt = statistics.fmean(point.figures.prompt_tokens for point in points)
         self._lengths = RequestLengths(prompt, shape.output_tokens)
-        self._load = Load(prepared(endpoint, f"plan {number}"), shape)
+        self._load = Load(prepared(endpoint, f"plan {number}"), shape, number)
         self._saturating = asked.parallel * _BEYOND, asked.seconds
         most = self._load.saturated(*self._saturating)
         self.saturation = Pair(most, capacity(self._costs, self._lengths).requests_per_s)

@@ -17,7 +17,7 @@ from localchat.backend_api.interface import OpenModel, StepResult
 from localchat_llamacpp.backend import LlamaCppBackend
 from localchat_llamacpp.runner import LlamaCppRunner
 
-SECONDS, TOKEN_SECONDS = 0.012, 0.001
+SECONDS, TOKEN_SECONDS = 0.02, 0.002
 
 
 class PacedBackend(LlamaCppBackend):
