@@ -136,9 +136,9 @@ class CommandHandlers:
             call = parse(line)
             getattr(self, f"_do_{call.command.name}")(call.argument)
         except LocalchatError as problem:
-            self._refuse(problem)
+            self.refuse(problem)
 
-    def _refuse(self, problem: LocalchatError) -> None:
+    def refuse(self, problem: LocalchatError) -> None:
         """Show an error where it is seen."""
         self._screen.reveal_end()
         self._screen.session.show_error(problem)
@@ -229,7 +229,7 @@ class CommandHandlers:
         try:
             write_setting(self._screen.session.context.paths.settings_file, key, value)
         except LocalchatError as problem:
-            self._refuse(problem)
+            self.refuse(problem)
 
     def _do_think(self, choice: str) -> None:
         choice = choice.lower() or "on"
@@ -480,7 +480,7 @@ class CommandHandlers:
         except (OSError, ValueError) as problem:
             why = (isinstance(problem, OSError) and problem.strerror) or problem
             message = f"the editor {command} cannot be started: {why}"
-            self._refuse(UsageError(message, hint="set EDITOR"))
+            self.refuse(UsageError(message, hint="set EDITOR"))
             return
         finally:
             Path(name).unlink(missing_ok=True)

@@ -216,8 +216,8 @@ class _Round:
             found = self._load.at_random(rate, seconds - self._saturating[1], seed)
         finally:
             self._now = self._load.saturated(*self._saturating)
-            speeds = sorted((self.saturation.measured, before, self._now))
-            if speeds[-1] > speeds[0] * (1 + _STEADY):
+            speeds = (self.saturation.measured, before, self._now)
+            if max(speeds) > min(speeds) * (1 + _STEADY):
                 told = ", ".join(f"{one:.2f}" for one in speeds)
                 raise Unsteady(f"the saturation was {told} requests a second in turn")
         expected = simulated_requests(

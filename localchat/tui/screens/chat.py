@@ -289,8 +289,7 @@ class ChatScreen(Screen[None]):
         except EngineClosed:
             pass  # stopped on purpose; the status bar shows it
         except LocalchatError as problem:
-            self.reveal_end()
-            self.session.show_error(problem)
+            self.commands.refuse(problem)
         finally:
             if not self.app.app_focus and time.monotonic() - begun_s > _LONG_S:
                 alert(self.app, "localchat is done")
@@ -417,8 +416,7 @@ class ChatScreen(Screen[None]):
         self.commands.run(event.line)
 
     def on_composer_refused(self, event: Composer.Refused) -> None:
-        self.reveal_end()
-        self.session.show_error(event.problem)
+        self.commands.refuse(event.problem)
 
     def on_composer_changed(self, event: Composer.Changed) -> None:
         self._save_draft()
