@@ -217,7 +217,7 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(screen: Start) -> N
     page.press("\x03")
     page.wait_for("stopped")
     page.wait_for("> ")
-    page.press("\x03")
+    page.interrupt("Ctrl+D leaves")
     page.wait_for("Ctrl+D leaves")
     page.wait_for("> ")
     page.press("/quit\n")

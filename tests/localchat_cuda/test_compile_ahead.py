@@ -96,8 +96,8 @@ from localchat_cuda.compile_ahead import trace
 
 class Read(trace.Claims):
     def skip(self, *, key, fn, **rest):
-        own = fn.module.startswith("localchat_cuda.kernels.ggml") or fn.name == "_prepare_kernel"
-        if not own or (fn.name, key) in read:
+        own = fn.module.startswith(f"localchat_cuda.kernels.{package}.")
+        if not (own or fn.name == "_prepare_kernel") or (fn.name, key) in read:
             return True
         read.add((fn.name, key))
         return False
@@ -106,7 +106,7 @@ def first_stage(self, stages, options, language, capability=None):
     stages["ttir"] = lambda module, metadata: module
 
 CUDABackend.add_stages, compiler.CompiledKernel = first_stage, lambda source, *rest: None
-job, read = pickle.load(sys.stdin.buffer), set()
+(job, package), read = pickle.load(sys.stdin.buffer), set()
 trace.only_compile(job.gpu, Read(""))
 failed = trace.launch_all(
     trace.meta_runner(job), job.config.vocabulary, trace.compile_shapes(job.capabilities))
@@ -259,12 +259,21 @@ def test_triton_reads_the_kernels_of_every_format(tmp_path: Path) -> None:
     raw = {**TINY, "intermediate_size": 256, "quantization_config": GGUF}
     formats = tuple(tuple((name, type_) for name in LINEARS) for type_ in FORMS)
     job = job_of(raw, HOPPER, slots=8, context=600)._replace(formats=formats)
-    read, failed = json.loads(child(["-c", READ], job, tmp_path))
+    read, failed = json.loads(child(["-c", READ], (job, "ggml"), tmp_path))
     assert not failed
     assert read["_few_kernel"] >= 4 * len(FORMS)  # up to 4 rows and to 8, after a norm and not
     assert read["_tiles_kernel"] >= 2 * len(FORMS)  # up to 32 rows and more
     assert read["_dequantize_kernel"] >= len(FORMS)
     assert read["_prepare_kernel"] > 4
+
+
+@pytest.mark.parametrize("stored", [{}, {"quantization_config": AWQ}], ids=["bf16", "awq"])
+def test_triton_reads_the_kernels_of_experts(stored: dict[str, Any], tmp_path: Path) -> None:
+    raw = {**CONFIGS["qwen1.5-moe:14b-a2.7b"][0], "num_hidden_layers": 2, **stored}
+    job = job_of(raw, HOPPER, slots=9, context=300)
+    read, failed = json.loads(child(["-c", READ], (job, "experts"), tmp_path))
+    assert not failed
+    assert read["_few_logits_kernel"] >= 4  # 1, 2, 4 and 8 rows
 
 
 # ---------------------------------------------------------------------------- who compiles

@@ -54,6 +54,20 @@ class Screen:
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    def interrupt(self, text: str = "") -> None:
+        """Press Ctrl+C at a prompt until the program ends, or `text` comes: Python overlooks the one that comes
+        after the prompt was written and before its read has begun."""
+        end = time.monotonic() + _PATIENCE_S
+        while self.process.poll() is None and not (text and text in self._seen):
+            assert time.monotonic() < end, f"nothing happens; on the screen: {self._seen!r}"
+            self.press("\x03")
+            again = time.monotonic() + 2.0
+            while time.monotonic() < again and self.process.poll() is None:
+                select.select([self._master], [], [], 0.1)
+                self._read()
+                if text and text in self._seen:
+                    break
+
     def wait_for(self, text: str) -> str:
         """Everything since the last wait, up to and with `text`."""
         end = time.monotonic() + _PATIENCE_S

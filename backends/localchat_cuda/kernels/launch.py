@@ -42,6 +42,11 @@ class Traits(NamedTuple):
         return self.capability[0] == 9 and not self.safe
 
     @property
+    def roomy(self) -> bool:
+        """Whether a program may take 227 KB of shared memory: compute capabilities 9 and 10."""
+        return self.capability[0] in (9, 10) and not self.safe
+
+    @property
     def fp8(self) -> bool:
         """Whether the GPU converts and multiplies e4m3 natively: compute capability 8.9 and later."""
         return self.capability >= (8, 9)

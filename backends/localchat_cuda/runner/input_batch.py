@@ -90,6 +90,8 @@ class BatchConfig:
     """The cache holds 8-bit codes."""
     context_tokens: int = PAGE_TOKENS
     """Most tokens of a sequence, padding among them."""
+    latents: bool = False
+    """The cache holds latents."""
     states: bool = False
     """The model has delta nets, which read the place of each token in its sequence."""
     prefill_tile: prefill_attention.PrefillTileConfig | None = None
@@ -247,11 +249,14 @@ def _splits(decode: Sequence[TokenSpan], widest: int, config: BatchConfig, *, co
     prompt chunks, which take longer than the decode part."""
     if not decode:
         return 0
-    blocks = -(-config.heads // config.key_heads * widest // 64)
+    rows, most = 64, decode_attention.MOST_SPLITS
+    if config.latents:
+        rows, most = decode_attention.LATENT_ROWS, decode_attention.MOST_LATENT_SPLITS
+    blocks = -(-config.heads // config.key_heads * widest // rows)
     longest = max(each.start + each.width for each in decode)
     splits = decode_attention.splits_for(
         len(decode), config.key_heads, blocks, longest, config.page_tokens,
-        config.sms * decode_attention.programs_for(config.fp8_kv),
+        config.sms * decode_attention.programs_for(config.fp8_kv), most,
     )  # fmt: skip
     bits = 2 if coarse else 1
     return 1 << (splits.bit_length() - 1) // bits * bits

@@ -99,7 +99,8 @@ class CudaRunner:
         batch_config = BatchConfig(
             config.heads, key_heads, d, pages.page_tokens,
             traits(self.device).sms, fp8_kv=bool(pages.exponents),
-            context_tokens=capabilities.context_tokens, states=pages.states is not None,
+            context_tokens=capabilities.context_tokens, latents=config.latent is not None,
+            states=pages.states is not None,
             prefill_tile=None
             if config.gemma4  # the faster kernel would have to take all of its heads
             else best_tile_config(

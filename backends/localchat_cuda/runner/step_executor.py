@@ -148,6 +148,8 @@ class StepExecutor:
         room = batch.shape.decode_tokens + _PROMPT_ENDS
         padded = batch.captured and not batch.all_logits and len(indices) <= room
         missing = room - len(indices) if padded else 0
+        if not (padded or indices or batch.all_logits):
+            missing = 1  # the layers behind the last attention have a row, though nobody wants it
         return self._buffer.write(indices + [0] * missing, int64=True), padded
 
     def _decided(self, sequences: Sequence[SequenceSlot], rows: int) -> bool:

@@ -50,6 +50,7 @@ from localchat_cuda.kernels.delta_net import chunked, gated_norm, prepare, recur
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
 from localchat_cuda.kernels.ggml import gemm_int8 as ggml_int8, gemm_tiles as ggml_tiles, pack as ggml_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations, gemm_fp16, gemm_int8, gemm_tiled
+from localchat_cuda.kernels.launch import Traits
 
 cc, wanted, found = int(sys.argv[1]), set(sys.argv[2:]), {}
 
@@ -80,12 +81,13 @@ for d in (256, 512):
         prefill_attention._prefill_kernel, paged, config.warps, cc, H=16, J=8, D=d, D_POW2=d, P=64,
         M=config.rows, TILE=config.tile, STAGES=config.stages, SUNK=True, **rules)
 plain = dict(H=16, J=1, D=512, D_POW2=512, E=64, P=64, WINDOW=0, SOFT_CAP=0.0, CODED=0)
+gpu = Traits.of((cc // 10, cc % 10), 132)
 for rows in (16, decode_attention.LATENT_ROWS):
-    config = decode_attention.tile_config_for(512, rows)
+    config = decode_attention.latent_tile_config_for(512, rows, 9, gpu)
     compiled(f"decode latents {rows}",
         decode_attention._decode_kernel, paged, config.warps, cc, TILE=config.tile, ROWS=rows, ROW_BLOCKS=1,
         STAGES=config.stages, ROOMY=True, PDL=pdl, **plain)
-config = prefill_attention.tile_config_for(512 + 64)
+config = prefill_attention.LATENTS if gpu.roomy else prefill_attention.tile_config_for(512 + 64)
 compiled("prefill latents",
     prefill_attention._prefill_kernel, paged, config.warps, cc, M=config.rows, TILE=config.tile,
     STAGES=config.stages, SUNK=False, **plain)

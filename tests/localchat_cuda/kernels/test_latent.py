@@ -9,6 +9,7 @@ from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.attention.decode import Partials
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
+from localchat_cuda.kernels.launch import Traits
 from tests.support.attention_scenes import close, numbers, scene
 
 RULES = Rules(scale=0.07)
@@ -73,6 +74,40 @@ def test_prefill_matches_the_reference(h: int, d: int, tail: int) -> None:
     listed = torch.tensor(tiles, dtype=torch.int32)
     prefill_attention.attend(q, k, v, batch, listed, out, RULES)
     close(out, attention_reference.reference(q, k, v, batch, RULES))
+
+
+def test_tiles_for_much_shared_memory_match_the_reference() -> None:
+    hopper, work = Traits.of((9, 0), 132), [(1, 130), (1, 64)]
+    q, k, v, batch = latents(work, 16, 512, 64)
+    wanted = attention_reference.reference(q, k, v, batch, RULES)
+    for sequences in (1, 9):
+        config = decode_attention.latent_tile_config_for(512, 16, sequences, hopper)
+        assert config.tile == 64
+        partials, out = Partials.empty(3, 2, 16, 512, q.device), torch.full((2, 8192), float("nan"))
+        decode_attention.attend(q, k, v, batch, 1, partials, RULES, config=config)
+        decode_attention.merge(partials, out)
+        close(out, wanted.view(2, -1))
+    q, k, v, batch = latents([(70, 130)], 2, 512, 64)
+    wide = prefill_attention.LATENTS
+    tiles = prefill_attention.tiles_of([70], [130], wide.rows)
+    listed = torch.tensor(tiles, dtype=torch.int32)
+    out = torch.full((70, 2, 512), float("nan"), dtype=torch.float16)
+    prefill_attention.attend(q, k, v, batch, listed, out, RULES, config=wide)
+    close(out, attention_reference.reference(q, k, v, batch, RULES))
+
+
+@pytest.mark.parametrize(("capability", "latents"), [((9, 0), True), ((8, 6), False)])
+def test_only_gpus_with_room_get_the_wide_tiles(
+    capability: tuple[int, int], latents: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Traits.of(capability, 132)
+    monkeypatch.setattr(prefill_attention, "traits", lambda device: gpu)
+    found = prefill_attention.best_tile_config(576, 64, torch.float16, torch.device("cpu"))
+    assert (found == prefill_attention.LATENTS) == latents
+    assert (
+        prefill_attention.best_tile_config(512, 64, torch.float16, torch.device("cpu")).tile == 16
+    )
+    assert (decode_attention.latent_tile_config_for(512, 16, 1, gpu).tile == 64) == latents
 
 
 def test_values_that_are_no_view_of_their_latents_are_refused() -> None:

@@ -83,3 +83,16 @@ def test_histories_have_fewer_split_counts_in_steps_with_prompts() -> None:
         alone.add(build_input_batch([writer], config, 3).shape.splits)
         beside.add(build_input_batch([writer, TokenSpan(1, 0, 500)], config, 3).shape.splits)
     assert beside <= {1, 4, 16, 64} and len(beside) < len(alone)
+
+
+def test_latents_are_cut_into_more_ranges() -> None:
+    """They have one key head, and so one program for each range."""
+    config = BatchConfig(20, 1, 576, 64, 132, context_tokens=8192, latents=True)
+    cut = [
+        build_input_batch([TokenSpan(0, n, 1)], config, 3).shape.splits for n in (60, 1000, 7000)
+    ]
+    assert cut == [1, 16, 64]
+    many = [TokenSpan(n, 7000, 1) for n in range(32)]
+    assert build_input_batch(many, config, 40).shape.splits == 4
+    drafts = TokenSpan(0, 7000, 9)  # padded to two texts of 16 rows for each head, in tiles of 32
+    assert build_input_batch([drafts], config, 3).shape.splits == 4

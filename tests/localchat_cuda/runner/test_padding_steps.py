@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from localchat.backend_api.interface import StepPlan
+from localchat.backend_api.interface import Enter, SamplingParams, StepPlan, StepRow
 from localchat.backend_api.prepared_steps import DecodeRow
 from localchat.engine.request import Grammar
+from localchat_cuda.runner import step_executor
 from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, Body, CudaGraphs
-from localchat_cuda.runner.input_batch import StepShape, TokenSpan
+from localchat_cuda.runner.input_batch import InputBatch, StepShape, TokenSpan, build_input_batch
+from localchat_cuda.runner.kv_pages import ModelInputs
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
 from tests.support.tiny_models import tokens_of
@@ -136,3 +138,27 @@ def test_a_step_of_a_sequence_that_did_not_enter_yet_is_not_prepared(folder: Pat
     runner.graphs = runner._executor.graphs = RecordedGraphs()
     assert not runner.prepared([DecodeRow(5, 10, 4)], masked=False)
     assert not runner._wanted
+
+
+def test_a_step_without_wanted_logits_keeps_a_row(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kernel behind the last attention has to work on nothing, as those of experts cannot."""
+    runner, kept = tiny_runner(folder), list[int]()
+    forward = runner.model.hidden_states
+
+    def counted(inputs: ModelInputs) -> torch.Tensor:
+        assert inputs.logits_indices is not None
+        kept.append(len(inputs.logits_indices))
+        return forward(inputs)
+
+    monkeypatch.setattr(runner.model, "hidden_states", counted)
+
+    def uncaptured(*layout: Any) -> InputBatch:
+        return replace(build_input_batch(*layout), captured=False)
+
+    monkeypatch.setattr(step_executor, "build_input_batch", uncaptured)
+    row = StepRow(7, 0, 0, tokens_of(1, 40), (), (0,))
+    runner.launch(StepPlan(1, (row,), enter=(Enter(7, 0, (), 0, SamplingParams()),)))
+    assert runner.collect().status == "ok"
+    assert kept == [1]

@@ -345,7 +345,7 @@ def test_ctrl_c_at_a_question_ends_its_line(call: Call) -> None:
     screen = Screen(["-m", "localchat", "run"], term="dumb")
     try:
         screen.wait_for("Number or name [1]: ")
-        screen.press("\x03")
+        screen.interrupt()
         code, shown = screen.finish()
         assert code == 130
         assert shown.endswith("\n")

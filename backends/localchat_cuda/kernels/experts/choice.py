@@ -218,8 +218,8 @@ def _few_logits_kernel(
                 elif weight.dtype.element_ty == tl.float16:
                     tl.store(x + t * K + at, to_half(scaled), mask=at < K * count)
                 else:
-                    scaled = scaled.to(weight.dtype.element_ty)
-                    tl.store(x + t * K + at, scaled, mask=at < K * count)
+                    half = scaled.to(weight.dtype.element_ty)
+                    tl.store(x + t * K + at, half, mask=at < K * count)
         sums = grown
         totals = longer
     for t in tl.static_range(M):
