@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from localchat.backend_api.interface import StepPlan
 from localchat.backend_api.scripted import EOS, VOCAB, hashed
 from localchat.engine.events import MetricsSnapshot, Prefill, PromptLogprobs, Queued
+from localchat.engine.request import Grammar
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from tests.support.engine_core_bench import (
     Bench,
@@ -276,6 +277,31 @@ def test_a_cancelled_request_sends_no_more_events() -> None:
     received = len(bench.received[number].events)
     bench.run_until_idle()
     assert len(bench.received[number].events) == received
+
+
+@pytest.mark.parametrize(("wait_s", "together"), [(0.0, True), (9.0, False)])
+def test_a_grammar_is_in_each_step_unless_the_wait_for_its_token_costs_others_more(
+    wait_s: float, together: bool
+) -> None:
+    bench = Bench(capabilities(depth=2))
+    bench.core._step_costs._gap_s = wait_s
+    grammar = Grammar("regex", "[ab]{40}")
+    for how in ({"grammar": grammar}, {}, {}, {}):
+        bench.ask(request(ALPHABET, max_tokens=40, ignore_eos=True, speculation=False, **how))
+    bench.run_until_idle()
+    whole = [plan for plan in bench.runner.steps if len(plan.rows) == 4]
+    assert (len(whole) > 30) is together
+
+
+def test_a_prompt_cancelled_with_two_steps_in_flight_stays_as_far_as_they_go() -> None:
+    bench = Bench(capabilities(depth=2, max_step_tokens=16))
+    cancelled = bench.ask(request(ALPHABET * 4, max_tokens=3))
+    bench.step()
+    bench.core.cancel(cancelled)
+    bench.run_until_idle()
+    again = bench.ask(request(ALPHABET * 4, max_tokens=3))
+    bench.run_until_idle()
+    assert bench.received[again].done.usage.cached_tokens == 32
 
 
 def test_a_cancel_ends_a_step_that_is_computed_as_it_is_launched(
