@@ -19,7 +19,6 @@ class Batch:
         api = library().api
         self.capacity = capacity
         self.size = 0
-        self.outputs = 0
         self._token = np.zeros(capacity, np.int32)
         self._position = np.zeros(capacity, np.int32)
         self._output_flags = np.zeros(capacity, np.int8)
@@ -40,7 +39,7 @@ class Batch:
 
     def clear(self) -> None:
         """Begin a new batch."""
-        self.size = self.outputs = self.native.n_tokens = 0
+        self.size = self.native.n_tokens = 0
 
     def add(
         self, slot: int, start: int, tokens: Sequence[int], outputs_at: Sequence[int] = ()
@@ -57,5 +56,8 @@ class Batch:
         self._output_flags[begin:end] = 0
         for offset in outputs_at:
             self._output_flags[begin + offset] = 1
-        self.outputs += len(outputs_at)
         self.size = self.native.n_tokens = end
+
+    def replace(self, place: int, token: int) -> None:
+        """Put another token at a place."""
+        self._token[place] = token

@@ -151,6 +151,7 @@ def _with_context(
             threads=target.threads,
             report=report(taken, sum(files)),
             drafter=drafter,
+            on_gpu=plan.gpu_layers != 0,
         )
     except BaseException:
         if drafter is not None:
@@ -187,7 +188,7 @@ def _capabilities(
         # and a full cache may write over them.
         sentence = _WINDOW if spec.window_only else _WINDOW_SAVED
         rewind, limits = "last_n", (sentence.format(window),)
-    alone = target.architecture in _LONE
+    alone, on_gpu = target.architecture in _LONE, request.plan.gpu_layers != 0
     cells = context_cells(spec.context_tokens)
     return Capabilities(
         context_tokens=spec.context_tokens,
@@ -196,6 +197,8 @@ def _capabilities(
         max_slots=spec.slots,
         max_rows=1 if alone else min(request.options.max_slots, spec.slots),
         max_step_tokens=spec.step_tokens,
+        # The draft model and the model compute one after the other.
+        depth=2 if on_gpu and rewind == "any" and request.options.draft is None else 1,
         rewind=rewind,
         rewind_tokens=window if rewind == "last_n" else 0,
         bytes_per_token=_size(buffers, "KV") // cells,
@@ -206,7 +209,7 @@ def _capabilities(
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
         seeded_drafts=rewind != "checkpoint" and not target.experts,
-        step_target_s=0.1 if request.plan.gpu_layers else 0.25,
+        step_target_s=0.1 if on_gpu else 0.25,
         widths=_widths(spec, request),
         limits=(*limits, _ALONE) if alone else limits,
     )

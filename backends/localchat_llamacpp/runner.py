@@ -1,12 +1,17 @@
 """Executes step plans with llama_decode.
 
-`launch` only keeps the plan; `collect` works. So the engine core sends the events of the last step between
-the two, without a thread of ours that would fight llama.cpp's own for a core.
+On a CPU `launch` only keeps the plan; `collect` works. So the engine core sends the events of the last step
+between the two, without a thread of ours that would fight llama.cpp's own for a core.
+
+On a GPU llama_decode returns early, and the logits wait for it. So `launch` begins a step that nothing is in
+front of, and `collect` begins the next one as soon as it has drawn the tokens of the one before: all that the
+engine core does meanwhile costs a GPU no time.
 """
 
 import ctypes
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -90,8 +95,22 @@ class _DecodePart:
     """(row, offset) -> index of its logits."""
 
 
+@dataclass(slots=True)
+class _Step:
+    """A launched step."""
+
+    plan: StepPlan
+    parts: list[_DecodePart]
+    started_s: float = 0.0
+    void: bool = False
+    """The step before it came back short."""
+    status: StepStatus = "ok"
+    tokens: list[tuple[int, ...]] = field(default_factory=list)
+    """Of each row; empty: nothing of it was computed."""
+
+
 class LlamaCppRunner:
-    """Runner over one native context, with one step in flight."""
+    """Runner over one native context."""
 
     def __init__(
         self,
@@ -105,8 +124,9 @@ class LlamaCppRunner:
         threads: int,
         report: MemoryReport,
         drafter: LlamaDrafter | None = None,
+        on_gpu: bool = False,
     ) -> None:
-        """Own `weights`, `context` and `drafter` from here on."""
+        """Own `weights`, `context` and `drafter` from here on. `on_gpu`: llama_decode returns early."""
         self._api: Any = library().api
         self.capabilities = capabilities
         self._weights = weights
@@ -122,7 +142,12 @@ class LlamaCppRunner:
         self._sampler = Sampler(vocab_size)
         self._sequences: dict[int, _SequenceState] = {}
         self._watch = ThreadWatch(threads)
-        self._launched: StepPlan | None = None
+        self._on_gpu = on_gpu
+        self._launched: deque[_Step] = deque()
+        """Steps that were not begun."""
+        self._begun: _Step | None = None
+        self._written: _DecodePart | None = None
+        """The part that the batch holds, but for tokens that the step before it draws."""
         self._logits: NDArray[np.float32] = np.empty((0, vocab_size), np.float32)
         self._logits_address = 0
         self._stop = StopFlag()
@@ -138,41 +163,36 @@ class LlamaCppRunner:
         return self._drafter
 
     def launch(self, plan: StepPlan) -> None:
-        """Keep the plan for `collect`."""
-        assert self._launched is None, "this runner has one step in flight"
+        """Keep the plan for `collect`; on a GPU begin it, if nothing is in front of it."""
+        in_flight = len(self._launched) + (self._begun is not None)
+        assert in_flight < self.capabilities.depth, f"{in_flight} steps are in flight"
         width = sum(row.width for row in plan.rows)
         assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
-        self._launched = plan
+        step = _Step(plan, self._parts(plan))
+        if self._on_gpu and self._begun is None:
+            self._begun = self._begin(step)
+            return
+        self._launched.append(step)
+        if self._on_gpu and step.parts:
+            self._write(plan, step.parts[0])
 
     def collect(self) -> StepResult:
-        """Execute the launched plan. Raises RuntimeError when llama.cpp fails for no reason of the plan."""
-        plan, self._launched = self._launched, None
-        assert plan is not None, "collect without launch"
-        started_s = time.perf_counter()
-        self._stop.clear()
-        # Every operation runs, also after one that found no room: the KV cache manager counts on it.
-        done = [self._slots.apply(operation) for operation in plan.memory]
-        self._enter(plan)
-        if not all(done):
-            return self._failed(plan, "out_of_memory", (0,) * len(plan.rows), started_s)
-        tokens = [self._row_tokens(row) for row in plan.rows]
-        samples: list[Sample] = []
-        stopped: set[tuple[int, int]] = set()
-        for part in self._parts(plan):
-            status = self._decode(plan, part, tokens)
-            if status != "ok":
-                return self._failed(plan, status, self._computed_tokens(plan), started_s)
-            samples += self._sample(plan, part, tokens, stopped)
+        """Finish the oldest step and begin the next one.
+
+        Raises RuntimeError when llama.cpp fails for no reason of the plan.
+        """
+        step = self._begun or self._begin(self._launched.popleft())
+        plan, samples = step.plan, self._draw(step)
+        elapsed_s, earliest = time.perf_counter() - step.started_s, self._earliest(plan)
+        computed = self._computed(step)
+        follows = self._launched.popleft() if self._launched else None
+        short = step.status != "ok" and not step.void
+        self._begun = self._begin(follows, void=short) if follows else None
+        if step.status != "ok":
+            return StepResult(plan.number, (), computed, earliest, step.status, elapsed_s)
         samples.sort(key=lambda sample: sample.index)
-        elapsed_s = time.perf_counter() - started_s
-        return StepResult(
-            number=plan.number,
-            samples=tuple(samples),
-            computed=tuple(map(len, tokens)),
-            earliest=self._earliest(plan),
-            elapsed_s=elapsed_s,
-            notes=self._thread_notes(sum(map(len, tokens)), elapsed_s),
-        )
+        notes = self._thread_notes(sum(computed), elapsed_s)
+        return StepResult(plan.number, tuple(samples), computed, earliest, "ok", elapsed_s, notes)
 
     def abort(self) -> None:
         """End the running step at its next operation (milliseconds on a CPU). From any thread."""
@@ -204,6 +224,47 @@ class LlamaCppRunner:
             self._api.llama_free(self._context)
             self._context = 0
             self._weights.close()
+
+    # ------------------------------------------------------------------ steps
+
+    def _begin(self, step: _Step, *, void: bool = False) -> _Step:
+        """Change what a plan changes and begin to compute it."""
+        plan, step.started_s, step.void = step.plan, time.perf_counter(), void
+        self._stop.clear()
+        # Every operation runs, also after one that found no room: the KV cache manager counts on it.
+        done = [self._slots.apply(operation) for operation in plan.memory]
+        self._enter(plan)
+        if void or not all(done):
+            step.status = "aborted" if all(done) else "out_of_memory"
+            return step
+        step.tokens = [self._row_tokens(row) for row in plan.rows]
+        if step.parts:
+            step.status = self._decode(step, step.parts[0])
+        return step
+
+    def _draw(self, step: _Step) -> list[Sample]:
+        """Wait for the logits of a step and draw from them, part for part; sets its status."""
+        samples: list[Sample] = []
+        stopped: set[tuple[int, int]] = set()
+        for number, part in enumerate(step.parts):
+            if number:
+                step.status = self._decode(step, part)
+            if step.status != "ok":
+                break
+            self._view_logits(len(part.outputs))
+            samples += self._sample(step.plan, part, step.tokens, stopped)
+        return samples
+
+    def _computed(self, step: _Step) -> tuple[int, ...]:
+        """Per row, how many of its tokens the cache really holds."""
+        if step.status == "ok":
+            return tuple(map(len, step.tokens))
+        if not step.tokens:
+            return (0,) * len(step.plan.rows)
+        return tuple(
+            min(max(self._slots.measure(row.slot) - row.start, 0), row.width)
+            for row in step.plan.rows
+        )
 
     # ------------------------------------------------------------------ what a plan changes
 
@@ -245,24 +306,31 @@ class LlamaCppRunner:
             part.stretches.append((number, begin, row.width))
         return parts
 
-    def _decode(
-        self, plan: StepPlan, part: _DecodePart, tokens: list[tuple[int, ...]]
-    ) -> StepStatus:
-        batch, slots = self._batch, self._slots
-        batch.clear()
+    def _write(self, plan: StepPlan, part: _DecodePart) -> None:
+        """Write a part into the batch, with any token where a row's first one is not known yet."""
+        self._batch.clear()
         for number, begin, end in part.stretches:
             row = plan.rows[number]
+            known = row.tokens if isinstance(row.tokens, tuple) else (0,)
+            offsets = [o - begin for n, o in part.outputs if n == number]
+            self._batch.add(row.slot, row.start + begin, (known + row.drafts)[begin:end], offsets)
+        self._written = part
+
+    def _decode(self, step: _Step, part: _DecodePart) -> StepStatus:
+        if self._written is not part:
+            self._write(step.plan, part)
+        slots, place = self._slots, 0
+        for number, begin, end in part.stretches:
+            row = step.plan.rows[number]
             start = row.start + begin
             assert slots.lengths[row.slot] == start, (
                 f"row at {start} of slot {row.slot}, which holds {slots.lengths[row.slot]} tokens"
             )
-            offsets = [o - begin for n, o in part.outputs if n == number]
-            batch.add(row.slot, start, tokens[number][begin:end], offsets)
             slots.lengths[row.slot] = start + end - begin
-        status = self._api.llama_decode(self._context, batch.native)
-        if status == 0:
-            # On a GPU the call returns early; the logits wait for it.
-            self._view_logits(batch.outputs)
+            if row.tokens is LAST and not begin:
+                self._batch.replace(place, step.tokens[number][0])
+            place += end - begin
+        status = self._api.llama_decode(self._context, self._batch.native)
         if status == 0:
             return "ok"
         if status in (_NO_ROOM, _ABORTED):
@@ -271,7 +339,7 @@ class LlamaCppRunner:
         raise RuntimeError(f"llama_decode failed with status {status}: {tail}")
 
     def _view_logits(self, rows: int) -> None:
-        """Make self._logits (rows or more, V) the library's own buffer of the last decode."""
+        """Wait for the last decode, and make self._logits (rows or more, V) the library's own buffer of it."""
         if not rows:
             self._api.llama_synchronize(self._context)
             return
@@ -280,24 +348,6 @@ class LlamaCppRunner:
         if where != self._logits_address or rows > len(self._logits):
             self._logits = np.ctypeslib.as_array(pointer, (rows, self._vocab_size))
             self._logits_address = where
-
-    def _failed(
-        self, plan: StepPlan, status: StepStatus, computed: tuple[int, ...], started_s: float
-    ) -> StepResult:
-        return StepResult(
-            number=plan.number,
-            samples=(),
-            computed=computed,
-            earliest=self._earliest(plan),
-            status=status,
-            elapsed_s=time.perf_counter() - started_s,
-        )
-
-    def _computed_tokens(self, plan: StepPlan) -> tuple[int, ...]:
-        """Per row, how many of its tokens the cache really holds."""
-        return tuple(
-            min(max(self._slots.measure(row.slot) - row.start, 0), row.width) for row in plan.rows
-        )
 
     def _earliest(self, plan: StepPlan) -> tuple[int, ...]:
         if self.capabilities.rewind != "last_n":
@@ -337,11 +387,11 @@ class LlamaCppRunner:
                 whole = self._sampler.all_logprobs(logits) if target.all else b""
                 samples.append(Sample(number, given.token, given.logprob, given.top, whole))
                 continue
-            sample = self._sample_token(
-                number, target, plan.rows[target.row], logits, masks.get(number)
-            )
-            samples.append(sample)
             row, following = plan.rows[target.row], target.offset + 1
+            sample = self._sample_token(number, target, row, logits, masks.get(number))
+            samples.append(sample)
+            if not row.drafts:
+                continue
             drafted = row.width - len(row.drafts) <= following < row.width
             if drafted and tokens[target.row][following] != sample.token:
                 stopped.add((target.row, target.seq))

@@ -88,9 +88,6 @@ class EngineCore:
         requests. `coalesce_s`: see EventSender. `audit`: check the KV cache whenever nothing runs, and
         that nothing is left over (tests)."""
         can = runner.capabilities
-        assert can.depth == 1 or can.block_tokens, (
-            "a KV cache of slots truncates what a step launched ahead writes"
-        )
         self._runner = runner
         self._depth = can.depth
         self._disk_tier = disk_tier
@@ -223,6 +220,7 @@ class EngineCore:
             if following is None:
                 break
             self._in_flight.append(following)
+            self._update_sole_request()  # a runner may begin to compute at once
             self._runner.launch(following.plan)
             if self._depth > 1 and came_back_s and following.is_decode:
                 came_back_s += self._draft_planner.drafting_s  # which is counted apart
@@ -231,7 +229,6 @@ class EngineCore:
             came_back_s = 0.0
         if self._disk_tier is not None and self._in_flight:
             self._disk_tier.step_launched()
-        self._update_sole_request()
         self._send_queue_positions()
         now_s = time.perf_counter()
         self._event_sender.end_step(now_s, self._next_s())

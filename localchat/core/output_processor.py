@@ -140,7 +140,7 @@ class OutputProcessor:
         if self._fail_on_grammar(sequence):
             return
         computed = row.start + row.width + max(0, len(accepted) - 1)
-        self._commit(sequence, min(computed, sequence.known), earliest)
+        self._commit(sequence, min(computed, sequence.known), earliest, row.ahead)
         if row.drafts:
             sequence.launched = sequence.computed
         if sequence.proposer is not None:
@@ -239,8 +239,8 @@ class OutputProcessor:
         if len(request_state.prompt_logprobs) == request_state.prompt_logprobs_wanted:
             self._event_sender.prompt_logprobs(request_state)
 
-    def _commit(self, sequence: Sequence, computed: int, earliest: int) -> None:
-        update = self._kv_cache.commit(sequence.number, sequence.tokens, computed, earliest)
+    def _commit(self, sequence: Sequence, computed: int, earliest: int, ahead: int = 0) -> None:
+        update = self._kv_cache.commit(sequence.number, sequence.tokens, computed, earliest, ahead)
         if update.memory:
             self._scheduler.add_memory_ops(update.memory)
         sequence.computed = computed
@@ -330,7 +330,7 @@ class OutputProcessor:
         valid = min(row.start + computed, sequence.known)
         # A row that computed nothing may start behind a gap: its start says nothing about what is valid.
         if computed and valid > sequence.computed and not sequence.kv_invalid:
-            self._commit(sequence, valid, earliest)
+            self._commit(sequence, valid, earliest, row.ahead)
         self._end_sequence(sequence)
 
     def _handle_out_of_memory(self, scheduled: ScheduledStep) -> None:

@@ -44,8 +44,7 @@ def _pace(runner: LlamaCppRunner) -> None:
     collect = runner.collect
 
     def collect_paced() -> StepResult:
-        assert runner._launched is not None
-        tokens = sum(row.width for row in runner._launched.rows)
+        tokens = sum(row.width for row in runner._launched[0].plan.rows)
         began_s = time.perf_counter()
         result = collect()
         left_s = SECONDS + TOKEN_SECONDS * tokens - (time.perf_counter() - began_s)

@@ -47,6 +47,7 @@ BACKENDS = {
     "scripted": (SCRIPTED, _scripted),
     "paged": (SCRIPTED, _paged),
     "llamacpp": ("llamacpp", _llamacpp),
+    "llamacpp-gpu": ("tests.support.gpu_llamacpp:GpuLlamaCppBackend", _llamacpp),
     "cuda": ("localchat_cuda.backend:ReferenceBackend", _cuda),
 }
 

@@ -59,7 +59,7 @@ def test_drafts_change_a_text_only_at_a_near_tie(start: Open) -> None:
 def test_drafts_are_made_and_accepted_on_text_that_repeats(
     backend: tuple[str, object], start: Open
 ) -> None:
-    if backend[0] != "llamacpp":
+    if "llamacpp" not in backend[0]:
         pytest.skip("hashed text never repeats")
     # A busy machine may be slow in the first step with drafts, which then wait; not three times.
     answers = (ask(start(), request(CHAIN * 3, 120)) for _ in range(3))

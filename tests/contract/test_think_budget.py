@@ -47,7 +47,7 @@ def model(backend: tuple[str, Path]) -> Iterator[OpenModel]:
     """A model without its weights. That of llama.cpp is the guide, whose tokens are of several letters."""
     name, path = backend
     path = (
-        Path(localchat.__file__).with_name("guide") / "guide.gguf" if name == "llamacpp" else path
+        Path(localchat.__file__).with_name("guide") / "guide.gguf" if "llamacpp" in name else path
     )
     opened = choose_for_file(path, name).backend.open(path, print)
     yield opened

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from localchat.backend_api.interface import StepPlan
 from localchat.backend_api.scripted import EOS, VOCAB, hashed
 from localchat.engine.events import MetricsSnapshot, Prefill, PromptLogprobs, Queued
+from localchat.engine.request import Grammar
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from tests.support.engine_core_bench import (
     Bench,
@@ -22,6 +24,7 @@ from tests.support.engine_core_bench import (
 )
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
+KINDS: tuple[dict[str, Any], ...] = ({}, AHEAD, {"depth": 2})
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -34,7 +37,7 @@ def nothing_after(tokens: int) -> Any:
     return logits
 
 
-@pytest.mark.parametrize("kind", [{}, AHEAD, {"block_tokens": 4}])
+@pytest.mark.parametrize("kind", [*KINDS, {"block_tokens": 4}])
 @pytest.mark.parametrize("n", [1, 3])
 def test_logits_that_are_no_numbers_end_the_request_and_leave_no_prefix(
     kind: dict[str, Any], n: int
@@ -67,7 +70,7 @@ def test_hints_name_the_kv_types_that_there_are(
     assert bench.core.output_processor.or_smaller_kv.strip() == small
 
 
-@pytest.mark.parametrize("kind", [{}, AHEAD])
+@pytest.mark.parametrize("kind", KINDS)
 def test_periodic_text_is_drafted_and_metrics_show_it(kind: dict[str, Any]) -> None:
     bench = Bench(capabilities(**kind), periodic)
     received = bench.say(request(ALPHABET * 3, max_tokens=100))
@@ -95,7 +98,7 @@ def test_drafts_are_as_long_as_this_kind_of_runner_takes(target_s: float, most: 
     assert max(len(row.drafts) for plan in bench.runner.steps for row in plan.rows) == most
 
 
-@pytest.mark.parametrize("kind", [{}, AHEAD])
+@pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_off_while_many_sequences_run_and_come_back_after(kind: dict[str, Any]) -> None:
     drafting = capabilities().draft_rows
     many = drafting + 1
@@ -141,7 +144,7 @@ def test_seeded_prompts_share_a_step_with_others_within_its_budget() -> None:
     assert any(len(plan.rows) > 1 for plan in bench.runner.steps)
 
 
-@pytest.mark.parametrize("kind", [{}, AHEAD])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 3])
 def test_no_answer_asked_ends_when_the_prompt_is_computed(kind: dict[str, Any], n: int) -> None:
     bench = Bench(capabilities(**kind, max_step_tokens=16))
@@ -210,7 +213,7 @@ def test_what_can_never_fit_is_refused_and_the_rest_goes_on() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize("kind", [{}, AHEAD])
+@pytest.mark.parametrize("kind", KINDS)
 def test_memory_that_never_comes_back_is_one_error_for_each_request(
     kind: dict[str, Any], seed: int | None
 ) -> None:
@@ -256,7 +259,7 @@ def test_cached_tokens_stay_those_of_the_first_admission_after_a_preemption() ->
         assert {one.cached for one in bench.received[number].all(Prefill)} == {0}
 
 
-@pytest.mark.parametrize("kind", [{}, AHEAD])
+@pytest.mark.parametrize("kind", KINDS)
 def test_stopping_fails_what_is_under_way(kind: dict[str, Any]) -> None:
     bench = Bench(capabilities(**kind))
     number = bench.ask(request("ab", max_tokens=50, ignore_eos=True))
@@ -274,6 +277,48 @@ def test_a_cancelled_request_sends_no_more_events() -> None:
     received = len(bench.received[number].events)
     bench.run_until_idle()
     assert len(bench.received[number].events) == received
+
+
+@pytest.mark.parametrize(("wait_s", "together"), [(0.0, True), (9.0, False)])
+def test_a_grammar_is_in_each_step_unless_the_wait_for_its_token_costs_others_more(
+    wait_s: float, together: bool
+) -> None:
+    bench = Bench(capabilities(depth=2))
+    bench.core._step_costs._gap_s = wait_s
+    grammar = Grammar("regex", "[ab]{40}")
+    for how in ({"grammar": grammar}, {}, {}, {}):
+        bench.ask(request(ALPHABET, max_tokens=40, ignore_eos=True, speculation=False, **how))
+    bench.run_until_idle()
+    whole = [plan for plan in bench.runner.steps if len(plan.rows) == 4]
+    assert (len(whole) > 30) is together
+
+
+def test_a_prompt_cancelled_with_two_steps_in_flight_stays_as_far_as_they_go() -> None:
+    bench = Bench(capabilities(depth=2, max_step_tokens=16))
+    cancelled = bench.ask(request(ALPHABET * 4, max_tokens=3))
+    bench.step()
+    bench.core.cancel(cancelled)
+    bench.run_until_idle()
+    again = bench.ask(request(ALPHABET * 4, max_tokens=3))
+    bench.run_until_idle()
+    assert bench.received[again].done.usage.cached_tokens == 32
+
+
+def test_a_cancel_ends_a_step_that_is_computed_as_it_is_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(capabilities())
+    number = bench.ask(request("ab", max_tokens=50))
+    launch, aborted = bench.runner.launch, threading.Event()
+
+    def launched(plan: StepPlan) -> None:
+        bench.core.cancel(number)
+        launch(plan)
+
+    monkeypatch.setattr(bench.runner, "launch", launched)
+    monkeypatch.setattr(bench.runner, "abort", aborted.set)
+    bench.step()
+    assert aborted.is_set()
 
 
 def test_a_long_prompt_is_indexed_for_drafts_while_it_is_computed() -> None:

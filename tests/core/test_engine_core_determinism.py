@@ -35,6 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "slots-window": {"rewind": "last_n", "rewind_tokens": 6},
     "slots-checkpoint": {"rewind": "checkpoint", "state_bytes": 10},
     "slots-checkpoint-unshared": {"rewind": "checkpoint", "share": False},
+    "slots-ahead": {"depth": 2},
     "blocks": {"block_tokens": 4},
     "blocks-ahead": BLOCKS,
 }

@@ -17,6 +17,7 @@ from tests.support.engine_core_bench import Bench, capabilities, peaked, periodi
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 FOR_EVER = 1e9
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
+KINDS: tuple[dict[str, Any], ...] = ({}, AHEAD, {"depth": 2})
 
 
 class SenderBench:
@@ -139,7 +140,7 @@ def test_a_closed_engine_sends_waiting_events_first() -> None:
     assert isinstance(bench.received[id_].error, EngineClosed)
 
 
-@pytest.mark.parametrize("kind", [{}, AHEAD])
+@pytest.mark.parametrize("kind", KINDS)
 @given(
     asked=st.lists(
         st.tuples(st.integers(1, 3), st.integers(1, 60), st.booleans()), min_size=1, max_size=4

@@ -8,6 +8,7 @@ from localchat.backend_api.interface import StepPlan
 from tests.support.engine_core_bench import Bench, capabilities, periodic, request
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
+KINDS: tuple[dict[str, Any], ...] = ({}, AHEAD, {"depth": 2})
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -61,7 +62,7 @@ def test_stats_list_requests_with_phase_age_and_user() -> None:
     bench.run_until_idle()
 
 
-@pytest.mark.parametrize("kind", [{}, AHEAD])
+@pytest.mark.parametrize("kind", KINDS)
 def test_last_tokens_have_their_times_and_no_more_than_512_of_them(kind: dict[str, Any]) -> None:
     bench = Bench(capabilities(kv_tokens=4096, context_tokens=2048, **kind))
     bench.say(request("abc", max_tokens=100, ignore_eos=True, speculation=False))
@@ -70,7 +71,7 @@ def test_last_tokens_have_their_times_and_no_more_than_512_of_them(kind: dict[st
     assert len(bench.core.stats().tpot_ms) == 512
 
 
-@pytest.mark.parametrize("kind", [{}, AHEAD])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["collect", "launch"])
 def test_cancel_during_a_step_keeps_the_request_out_of_the_next_plan(
     kind: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch

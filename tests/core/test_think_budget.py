@@ -17,7 +17,7 @@ from tests.support.chat_templates import RENDER_PROCESS, reasoning_template
 from tests.support.engine_core_bench import Bench, Received, _Model, capabilities
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
-KINDS: tuple[dict[str, Any], ...] = ({}, AHEAD)
+KINDS: tuple[dict[str, Any], ...] = ({}, AHEAD, {"depth": 2})
 TOKENIZER = ScriptedTokenizer()
 THINK = ReasoningFamily.default()
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -67,7 +67,7 @@ def thoughts(received: Received, choice: int = 0) -> str:
     return "".join(part.text for part in parts)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead"])
+@pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead", "of slots"])
 @pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("family", REASONING_FAMILIES, ids=lambda family: family.name)
 def test_reasoning_has_as_many_tokens_as_its_budget_in_every_family(
@@ -83,7 +83,7 @@ def test_reasoning_has_as_many_tokens_as_its_budget_in_every_family(
         assert received.finished()[0].reason == "stop"
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead"])
+@pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead", "of slots"])
 @pytest.mark.parametrize("opened", [True, False])
 def test_a_budget_of_nothing_lets_the_answer_begin(opened: bool, kind: dict[str, Any]) -> None:
     logits = thinker(THINK, opened=False)
@@ -113,7 +113,7 @@ def test_without_a_budget_reasoning_goes_on_to_the_limit() -> None:
     assert received.finished()[0].reason == "length"
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead"])
+@pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead", "of slots"])
 def test_drafts_are_made_within_the_budget_and_after_it(kind: dict[str, Any]) -> None:
     logits = thinker(THINK, opened=True, answer="xyz" * 30)
     stage = bench(THINK, logits, opened=True, **kind)
@@ -123,7 +123,7 @@ def test_drafts_are_made_within_the_budget_and_after_it(kind: dict[str, Any]) ->
     assert received.done.speculation.accepted > 10
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead"])
+@pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead", "of slots"])
 def test_each_choice_has_a_budget_of_its_own(kind: dict[str, Any]) -> None:
     received = bench(THINK, thinker(THINK, opened=True), opened=True, **kind).say(asked(5, n=3))
     for choice in range(3):
@@ -131,7 +131,7 @@ def test_each_choice_has_a_budget_of_its_own(kind: dict[str, Any]) -> None:
     assert received.done.usage.reasoning_tokens == 3 * len([*"abcab", "</think>"])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead"])
+@pytest.mark.parametrize("kind", KINDS, ids=["one step", "a step ahead", "of slots"])
 @pytest.mark.parametrize("logprobs", [None, 2])
 def test_a_form_binds_the_answer_after_the_budget(
     kind: dict[str, Any], logprobs: int | None

@@ -80,14 +80,14 @@ class KVCacheManager(Protocol):
         ...
 
     def commit(
-        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
+        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0, ahead: int = 0
     ) -> CacheUpdate:
         """Record after a step that the first `computed` of `tokens` are valid; never fewer than before.
 
         `tokens` are the known tokens of the sequence, possibly more. Only `tokens[before:computed]` is read,
         so the cost follows the step, not the length. Full blocks become findable; rejected drafts are
         truncated (slots) or will be overwritten (blocks, whose room stays). `earliest`: lowest position that
-        the slot still holds.
+        the slot still holds. `ahead`: tokens of this sequence in steps that were launched behind this one.
         """
         ...
 

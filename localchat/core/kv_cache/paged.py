@@ -420,7 +420,7 @@ class PagedKVCacheManager:
         return CacheUpdate(self._take_memory(), new)
 
     def commit(
-        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
+        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0, ahead: int = 0
     ) -> CacheUpdate:
         sequence = self._sequences[seq]
         assert sequence.committed <= computed <= len(sequence.table) * self._block_tokens, (

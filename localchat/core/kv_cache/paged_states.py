@@ -119,7 +119,7 @@ class HybridKVCacheManager:
         return update
 
     def commit(
-        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
+        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0, ahead: int = 0
     ) -> CacheUpdate:
         state = self._running[seq]
         prefix, held = state.prefix, state.held

@@ -291,7 +291,7 @@ class SlotKVCacheManager:
         return _NOTHING
 
     def commit(
-        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
+        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0, ahead: int = 0
     ) -> CacheUpdate:
         entry = self._running[seq]
         before = len(entry.prefix)
@@ -307,7 +307,7 @@ class SlotKVCacheManager:
             self._steps += 1
         entry.prefix.append(tokens[before:computed])
         entry.earliest, entry.seen = earliest, self._steps
-        if self._cells.used_by(entry.slot) == computed:
+        if self._cells.used_by(entry.slot) == computed + ahead:
             return CacheUpdate(held) if held else _NOTHING
         if self._can.rewind == "last_n" and not self._can_truncate(
             computed + 1, earliest, computed
@@ -315,7 +315,7 @@ class SlotKVCacheManager:
             self._cells.truncate(entry.slot, 0)
             entry.prefix, entry.earliest = TokenPrefix(np.empty(0, np.int32)), 0
             return CacheUpdate((Drop(entry.slot),), kept=0)
-        return CacheUpdate(tuple(self._truncate(entry, computed)))
+        return CacheUpdate(tuple(self._truncate(entry, computed + ahead)))
 
     def hold_state(self, seq: int) -> CacheUpdate | None:
         if self._can.rewind != "checkpoint":

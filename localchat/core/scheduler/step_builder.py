@@ -34,6 +34,11 @@ class ScheduledRow:
     prompt_positions: list[int] = field(default_factory=list)
     """Indices of the log probabilities of the prompt's own tokens."""
 
+    @property
+    def ahead(self) -> int:
+        """Tokens of its sequence in the steps that were launched behind this one."""
+        return self.sequence.launched - self.start - self.width
+
     def accepted(self, samples: dict[int, Sample]) -> list[Sample]:
         """The samples that count: drafts that were right, and the first sample that differs."""
         accepted: list[Sample] = []

@@ -10,7 +10,8 @@ A step has drafts of one source: by n-grams, each sequence as many as bring most
 sequences as many.
 
 In a step of another width a row has other last bits, which turn a drawn token every few hundred. So with a
-seed nothing that was measured has a say: the drafts of a request that runs alone are the same each time.
+seed nothing that was measured has a say, what others lose neither: the drafts of a request that runs alone are
+the same each time.
 """
 
 import time
@@ -91,6 +92,11 @@ class DraftPlanner:
             return True  # those without drafts, too: half of the rows take as long as all of them
         if not any(one.steps_in_flight for one in running):
             return False
+        # A grammar asks for the token in flight: left out of every other step, a text has half its speed.
+        left_out = sum(one.grammar_matcher is not None and one.unknown > 0 for one in running)
+        rows, cost = len(running), self._cost
+        if left_out and rows * cost.wait_s < left_out / 2 * (cost.seconds(rows) + cost.wait_s):
+            return True
         return self._worth_waiting([one for one in running if one.may_sample()])
 
     def _worth_waiting(self, following: list[Sequence]) -> bool:
@@ -99,14 +105,15 @@ class DraftPlanner:
         `following`: the sequences of the next step. The first token that a proposer expects is in flight.
         """
         places = self._places(following)
-        if not places or not self._cost.has_samples():
+        cost = self._cost_of(places)
+        if not places or not cost.has_samples():
             return False
         rows = len(following)
         most = self._can.draft_step_tokens - rows
         asked, count = self._by_model(following, places, rows, most, 0, 0.0)
         if count and self._prepared(following, dict.fromkeys(asked, count)):
             return True
-        if not could_pay(rows, self._cost, most, wait_s=self._cost.wait_s):
+        if not could_pay(rows, cost, most, wait_s=cost.wait_s):
             return False
         lengths, _ = self._lengths(following, places, rows, most, in_flight=1)
         wanted = {
@@ -161,7 +168,7 @@ class DraftPlanner:
         drafts = _allowed(places, _taken(places, lengths))
         if drafts and self._prepared(decoding, {at: len(each) for at, each in drafts.items()}):
             return drafts
-        self._charge(waited, rows)
+        self._charge(waited, rows, self._cost_of(places))
         return {}
 
     def _places(self, sequences: list[Sequence]) -> list[_DraftPlace]:
@@ -257,23 +264,25 @@ class DraftPlanner:
 
         `in_flight`: tokens that come before it."""
         none, cost = ([0] * len(places), 0.0), self._cost_of(places)
-        if self._looks_left_out:
+        spares = self._ahead and cost is self._cost
+        if spares and self._looks_left_out:
             self._looks_left_out -= 1
             return none
-        chances = self._chances(sequences, places, rows, most, in_flight)
-        if self._ahead:
+        chances = self._chances(sequences, places, rows, most, in_flight, spares=spares)
+        if spares:
             most = self._most_borne(sequences, places, chances, rows, most)
         if most <= 0 or not any(chances):
-            self._looks_left_out = len(places) - 1 if self._ahead else 0
+            self._looks_left_out = len(places) - 1 if spares else 0
             return none
         lengths, rate = best_lengths(
             chances, rows, cost, most, again=again, rewinds=self._rewinds,
-            wait_s=cost.wait_s, fair=self._ahead,
+            wait_s=cost.wait_s, fair=spares,
         )  # fmt: skip
         if not any(lengths):
-            self._looks_left_out = len(places) - 1 if self._ahead else 0
+            self._looks_left_out = len(places) - 1 if spares else 0
             return none
-        if not self._ahead:
+        self._losses = {}
+        if not spares:
             return lengths, rate
         self._losses = dict.fromkeys(
             (one.number for one in sequences), self._longer(rows, sum(lengths))
@@ -283,14 +292,15 @@ class DraftPlanner:
         return (lengths, rate) if self._patience.bears(self._losses) else none
 
     def _chances(
-        self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, in_flight: int
+        self, sequences: list[Sequence], places: list[_DraftPlace], rows: int, most: int, in_flight: int,
+        *, spares: bool,
     ) -> list[list[float]]:  # fmt: skip
         """Chances of each place's tokens; none where a sequence that is out of patience has none.
 
         So most steps of several texts look for the drafts of one.
         """
         found: list[list[float]] = [[] for _ in places]
-        least = self._longer(rows, 1) if self._ahead else 0.0
+        least = self._longer(rows, 1) if spares else 0.0
         hurried = {one.number for one in sequences if self._patience.left(one.number) < least}
         if not hurried <= {place.sequence.number for place in places}:
             return found
@@ -332,11 +342,10 @@ class DraftPlanner:
         masked = any(one.grammar_matcher is not None for one in sequences)
         return self._preparing.prepared(rows, masked=masked)
 
-    def _charge(self, waited: list[Proposer], rows: int) -> None:
+    def _charge(self, waited: list[Proposer], rows: int, cost: CostModel) -> None:
         """Count a wait for drafts that were not made after all."""
         for proposer in waited:
-            lost = rows * self._cost.wait_s / self._cost.seconds(rows) / len(waited)
-            proposer.charge(lost)
+            proposer.charge(rows * cost.wait_s / cost.seconds(rows) / len(waited))
 
 
 def _taken(places: list[_DraftPlace], lengths: list[int]) -> Drafts:

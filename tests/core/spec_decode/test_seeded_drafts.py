@@ -15,11 +15,12 @@ SLOW_ROWS = {1: 30, 2: 60, 4: 97, 8: 198, 16: 280, 32: 500, 64: 900, 128: 1700, 
 """A processor whose memory is fast for what it computes: a further row costs more than half of a plain step."""
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("n", [1, 3])
-def test_no_measured_time_and_no_other_request_changes_the_rows(n: int) -> None:
+def test_no_measured_time_and_no_other_request_changes_the_rows(n: int, depth: int) -> None:
     runs = []
     for busy in (False, True):
-        bench = Bench(capabilities(seeded_drafts=True), periodic)
+        bench = Bench(capabilities(seeded_drafts=True, depth=depth), periodic)
         core = bench.core
         if busy:
             bench.say(request(ALPHABET[1:] + ALPHABET, max_tokens=60))
