@@ -335,12 +335,15 @@ class LayersBase:
         return found[None]
 
     def with_gate(self, y: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Gate and up [1, T, 2K] fp32: partial sums y [S, T, K], and `other` [T, K]. If that has more rows,
-        only those count whose logits are computed."""
-        if y.shape[1] < other.shape[0]:
-            assert self.inputs.logits_indices is not None
-            other = other[self.inputs.logits_indices]
+        """Gate and up [1, T, 2K] fp32: partial sums y [S, T, K], and `other` [T, K]."""
         return torch.cat((y.float().sum(0), other.float()), 1)[None]
+
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows of x [.., T, K] that are left, of a step whose other rows may have been dropped."""
+        if x.shape[-2] == self.tokens:
+            return x
+        assert self.inputs.logits_indices is not None
+        return x[..., self.inputs.logits_indices, :]
 
     @property
     def embedding_scale(self) -> float:
@@ -356,11 +359,13 @@ class LayersBase:
             self.residual.mul_(self.embedding_scale)
 
     def embed_inputs(self, inputs: LayerInputs, table: torch.Tensor) -> torch.Tensor:
-        own, ids = self.config.gemma4, self.inputs.ids.long()
+        own, ids = self.config.gemma, self.inputs.ids.long()
         assert own is not None
         shape = self.tokens, self.config.layers, own.input_columns
         scale = float(torch.tensor(own.input_columns**0.5, dtype=self.dtype))
-        held = inputs.table[ids].view(shape).float() * scale
+        # Tokens that stand for images and sounds have no row of their own; `where` would copy its 0 to the
+        # device, which no graph can capture.
+        held = inputs.table[ids * (ids < own.input_vocabulary)].view(shape).float() * scale
         x = (table[ids].float() * self.embedding_scale).to(self.dtype)
         projected = dense_gemm(x, inputs.projection, kernels=self.kernels).view(shape).float()
         # The projection is divided by the root of the hidden columns, which a norm notices by its eps alone.
@@ -504,19 +509,27 @@ class DenseLayers(LayersBase):
     ) -> torch.Tensor:  # fmt: skip
         return self.normed(y, self.residual, gain, post, scale=scale)
 
-    def gemm_act_mul(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    def gemm_act_mul(
+        self, x: torch.Tensor, weight: Weight, cutoff: float | None = None
+    ) -> torch.Tensor:
+        """`cutoff`: of gates, as activation.act_and_mul has it."""
         if isinstance(weight, w4_pack.W4):
-            return self._activated(int4.gemm_of(x, weight, kernels=self.kernels))
-        return self._activated(self.gemm(x, weight))
+            found = int4.gemm_of(x, weight, kernels=self.kernels)
+            return self._activated(found, cutoff=cutoff)
+        return self._activated(self.gemm(x, weight), cutoff=cutoff)
 
     def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return self._activated(self.with_gate(y, other))
+        return self._activated(y, self.kept(other))
 
-    def _activated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """act(gate) * up of partial sums [S, T, 2K]."""
+    def _activated(
+        self, gate_up: torch.Tensor, up: torch.Tensor | None = None, cutoff: float | None = None
+    ) -> torch.Tensor:
+        """act(gate) * up of partial sums [S, T, 2K], or of those of gate [S, T, K] alone and `up` [T, K]."""
         gelu = self.config.activation == "gelu_tanh"
         if not self.kernels:
-            return _rounded(activation.reference(gate_up, gelu=gelu), self.dtype)
-        out = torch.empty(self.tokens, gate_up.shape[2] // 2, dtype=self.dtype, device=self.device)
-        activation.act_and_mul(gate_up, out, gelu=gelu)
+            both = gate_up if up is None else self.with_gate(gate_up, up)
+            return _rounded(activation.reference(both, gelu=gelu, cutoff=cutoff), self.dtype)
+        columns = gate_up.shape[2] // 2 if up is None else up.shape[1]
+        out = torch.empty(self.tokens, columns, dtype=self.dtype, device=self.device)
+        activation.act_and_mul(gate_up, out, gelu=gelu, up=up, cutoff=cutoff)
         return out

@@ -133,16 +133,19 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     the inner features and the results of every choice, and the rows in 16 bits twice. Of delta nets what the
     delta rule reads and makes, and the keys and values of its chunks. Of latent attention the queries in
     all their forms, and each head's mix of latents and its values."""
-    dense = (n for n in range(config.layers) if config.gemma4 or not config.has_experts(n))
+    dense = (n for n in range(config.layers) if config.gemma or not config.has_experts(n))
     feed = 2 * max(map(config.intermediate_of, dense), default=0)
     net = config.delta_net
     width = max(config.qkv_columns, feed, config.hidden, 0 if net is None else net.columns)
-    if config.gemma4 is not None:
-        width = max(width, config.layers * config.gemma4.input_columns)
+    rows = 3
+    if config.gemma is not None:
+        width = max(width, config.layers * config.gemma.input_columns)
+        # Streams of the residual, and the projections that they begin with.
+        rows += 2 * config.gemma.altup.streams if config.gemma.altup else 0
     latent = config.latent
     if latent is not None:
         width = max(width, latent.queries(config.heads))
-    activations = step * (2 * width + 3 * config.hidden) * _FLOAT
+    activations = step * (2 * width + rows * config.hidden) * _FLOAT
     if config.mixture is not None:
         chosen = config.mixture.taken * (config.intermediate * _HALF + config.hidden * _FLOAT)
         activations += step * (chosen + 2 * config.hidden * _HALF)

@@ -16,7 +16,7 @@ from localchat.model_files.checkpoint import weight_paths, whole_config
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda.config_fields import ConfigFields
 from localchat_cuda.delta_net_config import DeltaNet, read_delta_net
-from localchat_cuda.gemma4_config import Gemma4, read_gemma4
+from localchat_cuda.gemma_config import GemmaLayers, read_gemma
 from localchat_cuda.latent_config import LatentAttention, read_latent
 from localchat_cuda.mixture_config import BESIDE_DENSE_FORMS, EXPERT_FORMS, Mixture, read_mixture
 from localchat_cuda.quantization_config import (
@@ -31,6 +31,7 @@ from localchat_cuda.supported_architectures import (
     CLASSES,
     DEFAULTS,
     FAMILIES,
+    GEMMAS,
     GRANITES,
     HYBRIDS,
     LATENTS,
@@ -117,8 +118,8 @@ class ModelConfig:
     """Of a hybrid, whose attention has an output gate; None: all layers have attention."""
     latent: LatentAttention | None = None
     """Of multi-head latent attention, whose keys are one head of latents; None: it is the usual one."""
-    gemma4: Gemma4 | None = None
-    """Of a Gemma 4, whose layers differ; then some of these numbers are of its layers with a window."""
+    gemma: GemmaLayers | None = None
+    """Of a Gemma 3n or 4, whose layers differ; some of these numbers are then of its layers with a window."""
 
     def window(self, layer: int) -> int:
         """Keys that a query of a layer sees; 0: all."""
@@ -130,7 +131,7 @@ class ModelConfig:
 
     def head_dim_of(self, layer: int) -> int:
         """Columns of a head in a layer."""
-        own = self.gemma4
+        own = self.gemma
         return own.head_dim if own is not None and own.full[layer] else self.head_dim
 
     def value_dim_of(self, layer: int) -> int:
@@ -153,27 +154,27 @@ class ModelConfig:
 
     def key_heads_of(self, layer: int) -> int:
         """Heads of keys and values that a layer reads."""
-        own = self.gemma4
+        own = self.gemma
         return own.key_heads if own is not None and own.full[layer] else self.key_heads
 
     def intermediate_of(self, layer: int) -> int:
         """Columns inside the MLP of a layer."""
-        own = self.gemma4
+        if self.gemma is not None:
+            return self.gemma.intermediates[layer]
         if self.mixture is not None and not self.has_experts(layer):
             return self.mixture.dense_columns
-        wide = own is not None and own.wide and own.reads_earlier(layer)
-        return (self.intermediate if own is None else own.intermediate) * (2 if wide else 1)
+        return self.intermediate
 
     def qkv_heads(self, layer: int) -> tuple[int, ...]:
         """Heads of each projection that a layer merges into one gemm: queries, of a hybrid with their gates,
         and keys and values as far as it has them."""
-        keys = 2 if self.gemma4 is None else self.gemma4.projections(layer)
+        keys = 2 if self.gemma is None else self.gemma.projections(layer)
         queries = self.heads if self.delta_net is None else 2 * self.heads
         return queries, *(self.key_heads_of(layer),) * keys
 
     def kv_source(self, layer: int) -> int:
-        """The layer whose keys and values a layer reads: itself but for some of a Gemma 4."""
-        return layer if self.gemma4 is None else self.gemma4.source(layer)
+        """The layer whose keys and values a layer reads: itself but for some of a Gemma 3n or 4."""
+        return layer if self.gemma is None else self.gemma.source(layer)
 
     def rotation_of(self, layer: int) -> Rotation | None:
         """Rotation of a layer; None: its queries and keys are not rotated."""
@@ -225,7 +226,7 @@ class ModelConfig:
     @property
     def normed_heads(self) -> bool:
         """True if queries and keys are normalized per head."""
-        return self.architecture in ("qwen3", "qwen3_moe", "gemma3", "gemma4", *HYBRIDS)
+        return self.architecture in ("qwen3", "qwen3_moe", "gemma3", "gemma3n", "gemma4", *HYBRIDS)
 
     @property
     def rounds_embedding_scale(self) -> bool:
@@ -245,7 +246,7 @@ class ModelConfig:
     @property
     def post_normed(self) -> bool:
         """True if outputs of attention and MLP are normalized before they join the residual."""
-        return self.architecture in ("gemma2", "gemma3", "gemma4", "glm4", *OLMOS)
+        return self.architecture in (*GEMMAS, "glm4", *OLMOS)
 
     @property
     def normed_projections(self) -> bool:
@@ -324,24 +325,25 @@ def parse_config(
     head_dim = reader.head_dim(hidden // heads) if latent is None else latent.row
     layers = reader.integer("num_hidden_layers", most=_MOST_LAYERS)
     context = reader.integer("max_position_embeddings")
-    gemma4 = read_gemma4(reader, layers) if architecture == "gemma4" else None
+    gemma = read_gemma(reader, architecture, layers)
     rotations = read_rotations(reader, latent.rope if latent else head_dim, context)
     if latent is not None and rotations.all.columns:
         raise reader.unsupported(f"{rotations.all.columns} of {latent.rope} columns rotated")
     context = max(context, rotations.context)
     context_capped = 0 < rotations.bound < context
-    gemma = architecture in ("gemma2", "gemma3", "gemma4")
+    is_gemma = architecture in GEMMAS
     granite = reader.granite() if architecture in GRANITES else None
     quantization = parse_quantization(
         reader.raw.get("quantization_config"), name, reader.unsupported
     )
     mixture = reader.mixture(architecture, quantization)
     inner = WIDTHS.get(architecture, "intermediate_size")
+    inner = "moe_intermediate_size" if gemma and mixture else inner
     return ModelConfig(
         architecture=architecture,
         layers=layers,
         hidden=hidden,
-        intermediate=reader.integer("moe_intermediate_size" if gemma4 and mixture else inner),
+        intermediate=gemma.intermediates[0] if gemma and not mixture else reader.integer(inner),
         heads=heads,
         key_heads=1 if latent else key_heads,
         head_dim=head_dim,
@@ -368,17 +370,17 @@ def parse_config(
             else reader.attention_scale(architecture)
         ),
         attention_cap=reader.cap("attn_logit_softcapping") if architecture == "gemma2" else 0.0,
-        head_cap=reader.cap("final_logit_softcapping") if gemma else 0.0,
+        head_cap=reader.cap("final_logit_softcapping") if is_gemma else 0.0,
         activation=reader.activation(),
         embedding_scale=(
-            granite.embedding / granite.residual if granite else hidden**0.5 if gemma else 1.0
+            granite.embedding / granite.residual if granite else hidden**0.5 if is_gemma else 1.0
         ),
         vision=vision,
         mixture=mixture,
         unrotated=reader.unrotated(architecture, layers),
         logits_divisor=granite.logits if granite else 1.0,
         delta_net=reader.delta_net(layers, quantization) if architecture in HYBRIDS else None,
-        gemma4=gemma4,
+        gemma=gemma,
         latent=latent,
     )
 
@@ -456,7 +458,7 @@ def read_windows(
         if not isinstance(first, int):
             raise ModelInvalid(f"{fields.name}: max_window_layers is {first!r}, no usable number.")
         windowed = [layer >= first for layer in range(layers)]
-    elif architecture in ("gemma2", "gemma3", "gemma4", "gpt_oss", "olmo3"):
+    elif architecture in (*GEMMAS, "gpt_oss", "olmo3"):
         pattern = fields.integer("sliding_window_pattern")
         windowed = [(layer + 1) % pattern != 0 for layer in range(layers)]
     else:
@@ -517,9 +519,9 @@ class _Reader(ConfigFields):
 
     def attention_scale(self, architecture: Architecture) -> float:
         """Of the scores; 0: the root of the head dimension divides them. Raises ModelInvalid."""
-        if architecture == "gemma4":
+        if architecture in ("gemma3n", "gemma4"):
             return 1.0
-        if architecture in ("gemma2", "gemma3"):
+        if architecture in GEMMAS:
             return float(self.number("query_pre_attn_scalar", 256.0) ** -0.5)
         return 0.0
 

@@ -143,7 +143,7 @@ class PackedLayers(LayersBase):
         return PackedActivations(write)
 
     def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> PackedActivations:
-        both = self.with_gate(y, other)
+        both = self.with_gate(y, self.kept(other))
         gelu = self.config.activation == "gelu_tanh"
 
         def write(reader: PackedWeight) -> w4_activations.Rows:

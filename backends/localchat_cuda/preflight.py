@@ -81,7 +81,7 @@ def expected_rate(
         return None
     shares = [one.tokens_per_s * _bytes_per_token(one.model) / gpu.bytes_per_s for one in past]
     share = median(shares) if shares else _BANDWIDTH_SHARE
-    config, _ = _parsed(model)
+    config, _ = runtime_config(_parsed(model)[0], gpu=True)
     copied = head_bounds_bytes(config) if plan.head_bounds else 0
     read = plan.weights_bytes - plan.unpacked_bytes - copied
     return share * gpu.bytes_per_s / token_bytes(config, read)

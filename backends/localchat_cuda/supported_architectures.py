@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 Architecture = (
-    Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma4", "phi3"]
-    | Literal["glm4", "granite", "granite4", "seed_oss", "smollm3", "olmo2", "olmo3"]
+    Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3n", "gemma4"]
+    | Literal["phi3", "glm4", "granite", "granite4", "seed_oss", "smollm3", "olmo2", "olmo3"]
     | Literal["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "granite_moe", "granite4_moe"]
     | Literal["qwen3_next", "qwen3_5", "qwen3_5_moe", "deepseek_v2", "glm4_moe_lite"]
 )
@@ -23,6 +23,8 @@ CLASSES: dict[str, Architecture] = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma3nForCausalLM": "gemma3n",
+    "Gemma3nForConditionalGeneration": "gemma3n",
     "Gemma4ForCausalLM": "gemma4",
     "Gemma4ForConditionalGeneration": "gemma4",
     "Gemma4UnifiedForCausalLM": "gemma4",
@@ -52,11 +54,12 @@ CLASSES: dict[str, Architecture] = {
 """Names in `architectures` of config.json."""
 FAMILIES = (
     "Llama 3.x, Mistral, Ministral, Mixtral, Qwen2, Qwen2.5, Qwen3, Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Qwen3.5, "
-    "Gemma 2, Gemma 3, Gemma 4, Phi-3, Phi-4, gpt-oss, DeepSeek-V2, GLM-4-0414, GLM-4.7-Flash, Granite 3, "
-    "Granite 4 without Mamba, OLMo 2, OLMo 3, Seed-OSS and SmolLM3"
+    "Gemma 2, Gemma 3, Gemma 3n, Gemma 4, Phi-3, Phi-4, gpt-oss, DeepSeek-V2, GLM-4-0414, GLM-4.7-Flash, "
+    "Granite 3, Granite 4 without Mamba, OLMo 2, OLMo 3, Seed-OSS and SmolLM3"
 )
 BIASED = ("qwen2", "qwen2_moe", "gpt_oss", "seed_oss")
 """Architectures with biases on queries, keys and values."""
+GEMMAS = ("gemma2", "gemma3", "gemma3n", "gemma4")
 GRANITES = ("granite", "granite4", "granite_moe", "granite4_moe")
 OLMOS = ("olmo2", "olmo3")
 MIXTURES = (
@@ -194,6 +197,22 @@ DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
         "sliding_window_pattern": 6,
+    },
+    "gemma3n": {
+        **_GEMMA,
+        "num_key_value_heads": 2,
+        "vocab_size": 262_400,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window": 512,
+        "sliding_window_pattern": 5,
+        "final_logit_softcapping": 30.0,
+        "num_kv_shared_layers": 15,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262_144,
+        "altup_num_inputs": 4,
+        "laurel_rank": 64,
     },
     "gemma4": {
         **_GEMMA,

@@ -6,13 +6,15 @@ from math import prod
 
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.delta_net_config import TAPS
-from localchat_cuda.gemma4_config import Gemma4
+from localchat_cuda.gemma_config import GemmaLayers
 from localchat_cuda.latent_config import LatentAttention
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.quantization_config import floating_bytes, padded
 from localchat_cuda.weights.tensor_names import canonical_name, is_in_layers, is_text
 
 _HALF, _FLOAT = 2, 4
+_NEVER_ROUNDED = (".altup.", ".laurel.", ".per_layer_input_gate.", ".per_layer_projection.")
+"""Parts of the names of a Gemma 3n's layers that stay floating."""
 
 
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
@@ -20,9 +22,12 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
     float_bytes = _FLOAT if config.dtype == "float32" else _HALF
     bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
     latent = config.latent
+    kept = _NEVER_ROUNDED if config.gemma is not None and config.gemma.altup is not None else ()
     always_floating = 0 if latent is None else config.layers * latent.kv(config.heads)
     return always_floating * float_bytes + sum(
-        bytes_of(tensor, float_bytes)
+        (floating_bytes if any(each in tensor.name for each in kept) else bytes_of)(
+            tensor, float_bytes
+        )
         for header in headers
         for tensor in header.tensors
         if is_text(tensor.name)
@@ -50,8 +55,8 @@ def parameters(config: ModelConfig) -> int:
         attention += latent.kv(config.heads) + latent.kv_rank + latent.query_rank
     others = config.layers * layer + config.expert_layers * experts
     others += config.attention_layers * attention
-    if config.gemma4 is not None:
-        others = _gemma4_extras(config, config.gemma4)
+    if config.gemma is not None:
+        others = _gemma_extras(config, config.gemma)
     if (net := config.delta_net) is not None:
         gates = 2 * net.value_heads * (width + 1)
         others += net.count * (gates + net.channels * TAPS + net.value_dim)
@@ -59,8 +64,8 @@ def parameters(config: ModelConfig) -> int:
     return sum(map(prod, _all_linear_shapes(config))) + others + ends
 
 
-def _gemma4_extras(config: ModelConfig, own: Gemma4) -> int:
-    """Numbers outside the linear layers of a Gemma 4's layers."""
+def _gemma_extras(config: ModelConfig, own: GemmaLayers) -> int:
+    """Numbers outside the linear layers of a Gemma 3n's or 4's layers."""
     norms = sum(
         (1 + bool(own.projections(n))) * config.head_dim_of(n) for n in range(config.layers)
     )
@@ -69,9 +74,21 @@ def _gemma4_extras(config: ModelConfig, own: Gemma4) -> int:
         experts = config.mixture.experts
         total += config.layers * (4 * config.hidden + experts * (config.hidden + 1))
     if columns := own.input_columns:
-        total += own.input_vocabulary * config.layers * columns + columns
+        total += input_rows(config) + columns
         total += config.layers * config.hidden * (columns + 1)
+    if (altup := own.altup) is not None:
+        a, width = altup.streams, config.hidden
+        # The router, its norm, a scale and the norm of Laurel; the products that are never rounded.
+        total += config.layers * (a**3 + a**2 + (a + 3) * width)
+        total += config.layers * 2 * width * (columns + altup.laurel_rank)
+        total += 2 * (a - 1) * width**2
     return total
+
+
+def input_rows(config: ModelConfig) -> int:
+    """Numbers of a second embedding, of which a token reads one row."""
+    own = config.gemma
+    return own.input_vocabulary * config.layers * own.input_columns if own is not None else 0
 
 
 def _expert_biases(config: ModelConfig) -> int:
@@ -102,8 +119,8 @@ def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
 
 def _all_linear_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
     """Outputs and inputs of the linear layers of all layers, but for the gates of delta nets."""
-    if config.gemma4 is not None:
-        return tuple(_gemma4_linear_shapes(config, config.gemma4))
+    if config.gemma is not None:
+        return tuple(_gemma_linear_shapes(config, config.gemma))
     if config.latent is not None:
         return tuple(_latent_linear_shapes(config, config.latent))
     width, heads, inner = config.hidden, config.heads * config.head_dim, config.intermediate
@@ -133,8 +150,8 @@ def _latent_linear_shapes(
         )  # fmt: skip
 
 
-def _gemma4_linear_shapes(config: ModelConfig, own: Gemma4) -> Iterator[tuple[int, int]]:
-    """The same of a Gemma 4."""
+def _gemma_linear_shapes(config: ModelConfig, own: GemmaLayers) -> Iterator[tuple[int, int]]:
+    """The same of a Gemma 3n or 4."""
     width = config.hidden
     for n in range(config.layers):
         d, inner = config.head_dim_of(n), config.intermediate_of(n)
@@ -143,13 +160,15 @@ def _gemma4_linear_shapes(config: ModelConfig, own: Gemma4) -> Iterator[tuple[in
         yield 2 * inner, width
         yield width, inner
         yield from _expert_shapes(config)
-        if own.input_columns:
+        if own.input_columns and own.altup is None:
             yield own.input_columns, width
             yield width, own.input_columns
 
 
 def token_bytes(config: ModelConfig, weights: int) -> int:
-    """Bytes that one token reads of so many bytes of weights: not those of experts that it does not choose."""
+    """Bytes that one token reads of so many bytes of weights: not those of experts that it does not choose, nor
+    a second embedding, of which it reads a row."""
+    weights -= input_rows(config) * (_FLOAT if config.dtype == "float32" else _HALF)
     if config.mixture is None:
         return weights
     share = config.expert_layers * _expert_bytes(config) / dummy_bytes(config)

@@ -118,10 +118,10 @@ def test_after_the_last_attention_only_rows_with_logits_go_on(
     found = Tiny(folder, torch.float32).step(Stretch(0, 0, tokens, wanted))
     assert torch.allclose(found, wanted_of(model, tokens)[-wanted:], atol=2e-3, rtol=1e-4)
     config = read_config(folder)
-    dense = config.mixture is None or config.gemma4 is not None
+    dense = config.mixture is None or config.gemma is not None
     computed, after = seen[0], 3 if dense else 1
-    if config.gemma4 is not None and config.gemma4.input_columns:
-        after += 2
+    if config.gemma is not None and config.gemma.input_columns:
+        after += 3 if config.gemma.altup else 2  # Laurel's second product
     assert computed >= 40
     assert set(seen[:-after]) == {computed}
     assert seen[-after:] == [wanted if 2 * wanted <= computed else computed] * after
@@ -187,7 +187,7 @@ def test_random_weights_run(pair: tuple[Any, Path], quantization: Quantization |
     ours = Tiny(pair[1], torch.float32)
     if quantization is not None and ours.config.architecture == "gpt_oss":
         quantization = Quantization("mxfp4", group=32)
-    if ours.config.mixture is not None and ours.config.gemma4 is not None:
+    if ours.config.mixture is not None and ours.config.gemma is not None:
         quantization = None
     ours.config = replace(ours.config, quantization=quantization)
     names = ARCHITECTURES[ours.config.architecture].NAMES

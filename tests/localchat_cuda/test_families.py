@@ -27,7 +27,7 @@ NEWER = (
     *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
     *("ministral", "seed-oss", "glm4", "granite", "smollm3"),
-    *("olmo3", "granite4-moe", "gemma4-small", "gemma4-moe"),
+    *("olmo3", "granite4-moe", "gemma3n", "gemma4-small", "gemma4-moe"),
     *("deepseek-v2", "glm4-moe-lite"),
 )
 SMALL_GEMMA4 = {
@@ -38,6 +38,16 @@ SMALL_GEMMA4 = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "attention_k_eq_v": True,
+}
+SMALL_GEMMA3N = {
+    "hidden_size": 64,
+    "intermediate_size": [128, 64, 64],
+    "activation_sparsity_pattern": [0.9, 0.0, 0.5],
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "num_kv_shared_layers": 1,
+    "sliding_window": 4,
+    "head_dim": 64,
 }
 TWO_LAYERS = {
     "num_hidden_layers": 2,
@@ -125,7 +135,7 @@ def test_only_gemma_2_caps_its_attention(tmp_path: Path) -> None:
     assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma3", "olmo3"])
+@pytest.mark.parametrize("kind", ["mistral", "gemma3", "gemma3n", "olmo3"])
 def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: Path) -> None:
     model = tiny_models.reference(kind)
     tiny_models.save_awq(model, tmp_path)
@@ -187,6 +197,7 @@ def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> N
             10,
             {"hidden_size": 64, "intermediate_size": 32, "shared_intermediate_size": 64},
         ),
+        ("gemma3n", 8, SMALL_GEMMA3N),
         ("gemma4-small", 8, {**SMALL_GEMMA4, "hidden_size": 64, "sliding_window": 4}),
         ("gemma4-moe", 10, {**SMALL_GEMMA4, **TWO_LAYERS, "hidden_size": 64}),
         *(("deepseek-v2", 10, {}), ("glm4-moe-lite", 35, {})),
@@ -205,9 +216,18 @@ def test_kernels_of_dense_weights_match_transformers(
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 
-@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_the_text_part_of_a_model_that_sees_is_loaded_alone(prefix: str, tmp_path: Path) -> None:
-    model = tiny_models.reference("gemma3")
+@pytest.mark.parametrize(
+    ("kind", "prefix"),
+    [
+        ("gemma3", "language_model.model."),
+        ("gemma3", "model.language_model."),
+        ("gemma3n", "model.language_model."),
+    ],
+)
+def test_the_text_part_of_a_model_that_sees_is_loaded_alone(
+    kind: str, prefix: str, tmp_path: Path
+) -> None:
+    model = tiny_models.reference(kind)
     held = {
         name.replace("model.", prefix, 1): tensor.clone()
         for name, tensor in model.state_dict().items()
@@ -217,10 +237,11 @@ def test_the_text_part_of_a_model_that_sees_is_loaded_alone(prefix: str, tmp_pat
     begin = "model." if prefix.startswith("model.") else ""
     held[f"{begin}vision_tower.weight"] = torch.zeros(1000, 1000)
     held[f"{begin}multi_modal_projector.weight"] = torch.zeros(100)
+    held[f"{begin}audio_tower.conformer.0.weight"] = torch.zeros(100)
     safetensors.torch.save_file(held, tmp_path / "model.safetensors")
     text = model.config.to_dict()
     raw = {
-        "architectures": ["Gemma3ForConditionalGeneration"],
+        "architectures": [f"{KINDS[kind][0]}ForConditionalGeneration"],
         "dtype": "bfloat16",
         "eos_token_id": [1, 106],
         "text_config": {**text, "architectures": None, "eos_token_id": 1},

@@ -303,7 +303,7 @@ def test_a_small_gemma_4_shares_keys_and_has_inputs_of_each_layer() -> None:
     assert [found.kv_source(n) for n in (5, 6, 10, 11)] == [5, 4, 4, 5]
     assert found.qkv_heads(6) == (32,)
     assert found.intermediate_of(6) == 2 * found.intermediate_of(5)
-    assert found.gemma4 is not None and found.gemma4.input_columns == 256
+    assert found.gemma is not None and found.gemma.input_columns == 256
 
 
 MOE = {

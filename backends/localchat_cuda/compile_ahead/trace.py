@@ -41,6 +41,7 @@ from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.ggml_forms import FORMS, INT8, INT8_ZEROS
 from localchat_cuda.gguf_config import LayerFormats
 from localchat_cuda.kernels import launch
+from localchat_cuda.kernels.altup import AltUpWeights
 from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
@@ -67,6 +68,7 @@ from localchat_cuda.weights.loader import (
     LayerInputs,
     LayerWeights,
     ModelWeights,
+    StreamWeights,
     with_unpacked,
 )
 
@@ -111,6 +113,7 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
             config.qkv_heads(n),
             config.intermediate_of(n),
             config.has_experts(n),
+            bool(config.gemma and config.gemma.altup and config.gemma.altup.cutoff(n) is not None),
         ): n
         for n in reversed(range(last))
     }
@@ -123,7 +126,7 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
         windows=tuple(map(config.window, kept)) if config.windows else (),
         mixture=config.mixture and config.mixture.keep(kept),
         delta_net=net and replace(net, layers=tuple(map(config.has_delta_net, kept))),
-        gemma4=config.gemma4 and config.gemma4.keep(kept),
+        gemma=config.gemma and config.gemma.keep(kept),
         unrotated=tuple(config.unrotated[n] for n in kept) if config.unrotated else (),
     )
 
@@ -134,12 +137,15 @@ def meta_weights(
     """All weights in the types and shapes of a load, without memory."""
     names, half = ARCHITECTURES[config.architecture].NAMES, getattr(torch, config.dtype)
     norm = torch.float32 if names.norm_offset else half
+    streams = config.gemma.altup.streams if config.gemma and config.gemma.altup else 0
 
     def layer(number: int) -> LayerWeights:
         shapes, net = linear_shapes(config, number), config.has_delta_net(number)
         stored = dict(formats[number % len(formats)]) if formats else {}
         linears = {
-            field: _meta_linear(
+            field: _empty(sum(parts), k, dtype=half)
+            if field in names.floating
+            else _meta_linear(
                 config, field, parts, k, [stored.get(each, "") for each in names.merged[field]]
             )
             for field, (parts, k) in shapes.items()
@@ -164,6 +170,7 @@ def meta_weights(
             _empty(config.heads, dtype=half) if names.sinks else None,
             _meta_delta_net(config, linears) if net else None,
             kv,
+            altup=_meta_altup(config, streams) if streams else None,
         )
 
     head: torch.Tensor | w8_pack.W8 | GgmlWeight
@@ -180,13 +187,22 @@ def meta_weights(
     scaled = config.logits_divisor != 1.0
     last_norm = _empty(config.hidden, dtype=torch.float32 if scaled else norm)
     layers, inputs = tuple(map(layer, range(config.layers))), None
-    if config.gemma4 is not None and (width := config.gemma4.input_columns):
+    if config.gemma is not None and (width := config.gemma.input_columns):
         inputs = LayerInputs(
-            _empty(config.gemma4.input_vocabulary, config.layers * width, dtype=half),
+            _empty(config.gemma.input_vocabulary, config.layers * width, dtype=half),
             _empty(config.layers * width, config.hidden, dtype=half),
             _empty(width, dtype=half),
         )
-    return ModelWeights(embedding, layers, last_norm, head, copy, inputs)
+    square = _empty(config.hidden, config.hidden, dtype=half)
+    projections = StreamWeights(*((square,) * (streams - 1),) * 2) if streams else None
+    return ModelWeights(embedding, layers, last_norm, head, copy, inputs, projections)
+
+
+def _meta_altup(config: ModelConfig, streams: int) -> AltUpWeights:
+    """The weights of a layer's alternating updates."""
+    shapes = (streams, config.hidden), (config.hidden,), (streams**2, streams), (streams, streams)
+    half = getattr(torch, config.dtype)
+    return AltUpWeights(*(_empty(*shape, dtype=half) for shape in (*shapes, (config.hidden,))))
 
 
 def _meta_delta_net(config: ModelConfig, linears: dict[str, Weight]) -> DeltaNetWeights:

@@ -3,10 +3,14 @@
 Letters: T rows, F columns of the result, S partial sums.
 
     gate_up  fp32, fp16 or bf16 [S, T, 2F], gate in the first F columns; [T, 2F] stands for S = 1
+    up       fp16, bf16 or fp32 [T, F], rows any distance apart: then gate_up is gate alone, [S, T, F]
     out      fp16, bf16 or fp32 [T, F]
 
 Grid (T, F / 1024), fp32 inside. Both activations are gate times a sigmoid: silu of gate itself, the GELU
 of 2 sqrt(2/pi) (gate + 0.044715 gate^3). GLU variants: Shazeer, 2020; GELU: Hendrycks and Gimpel, 2016.
+
+With a cutoff, gates count from so many standard deviations above the mean of their row, by what they are
+beyond, and a program computes a whole row: Gemma 3n (Google, 2025).
 """
 
 import torch
@@ -14,17 +18,29 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, own_carveout, require, set_carveout, traits
+from localchat_cuda.kernels.launch import (
+    options,
+    own_carveout,
+    power_of_two,
+    require,
+    set_carveout,
+    traits,
+)
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 CLAMPED_SLOPE = tl.constexpr(1.702)
 """Of the sigmoid of a clamped gate."""
 
 
-def reference(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
+def reference(
+    gate_up: torch.Tensor, *, gelu: bool = False, cutoff: float | None = None
+) -> torch.Tensor:
     """Compute the result in fp32 with plain torch."""
     whole = gate_up.float() if gate_up.dim() == 2 else gate_up.float().sum(0)
     gate, up = whole.chunk(2, 1)
+    if cutoff is not None:
+        deviation, mean = torch.std_mean(gate, 1, correction=0, keepdim=True)
+        gate = torch.relu(gate - mean - cutoff * deviation)
     if gelu:
         return torch.nn.functional.gelu(gate, approximate="tanh") * up
     return torch.nn.functional.silu(gate) * up
@@ -71,11 +87,16 @@ def to_half(v):
 @triton.jit(do_not_specialize=["T"])
 def _act_and_mul_kernel(
     gate_up,
+    other,
     out,
+    cutoff,
     T,
+    stride,
     F: tl.constexpr,
     S: tl.constexpr,
     GELU: tl.constexpr,
+    OTHER: tl.constexpr,
+    SPARSE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
@@ -90,9 +111,16 @@ def _act_and_mul_kernel(
     if PDL:
         gdc_wait()
     for s in tl.static_range(S):
-        row = gate_up + (s * T + t) * (2 * F) + i
+        row = gate_up + (s * T + t) * (F if OTHER else 2 * F) + i
         gate += tl.load(row, mask=inside, other=0.0).to(tl.float32)
-        up += tl.load(row + F, mask=inside, other=0.0).to(tl.float32)
+        if not OTHER:
+            up += tl.load(row + F, mask=inside, other=0.0).to(tl.float32)
+    if OTHER:
+        up = tl.load(other + t * stride + i, mask=inside, other=0.0).to(tl.float32)
+    if SPARSE:
+        gate = tl.where(inside, gate - tl.sum(gate, 0) / F, 0.0)
+        gate -= cutoff * tl.sqrt(tl.sum(gate * gate, 0) / F)
+        gate = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
     v = activation(gate, GELU) * up
     if out.dtype.element_ty == tl.float16:
         tl.store(out + t * F + i, to_half(v), mask=inside)
@@ -101,26 +129,41 @@ def _act_and_mul_kernel(
 
 
 def act_and_mul(
-    gate_up: torch.Tensor, out: torch.Tensor, *, gelu: bool = False, pdl: bool = True
+    gate_up: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    gelu: bool = False,
+    up: torch.Tensor | None = None,
+    cutoff: float | None = None,
+    pdl: bool = True,
 ) -> None:
     """Write the activation into `out`; shapes in the module docstring."""
     t, f = out.shape
     parts = gate_up[None] if gate_up.dim() == 2 else gate_up
+    columns = 2 * f if up is None else f
     require("out", out, (t, f), _FLOATS)
-    require("gate_up", parts, (parts.shape[0], t, 2 * f), _FLOATS, out.device)
+    require("gate_up", parts, (parts.shape[0], t, columns), _FLOATS, out.device)
+    if up is not None:
+        require("up", up, (t, f), _FLOATS, out.device, contiguous=False)
     if t == 0:
         return
     pdl = pdl and traits(out.device).pdl
-    kernel = _act_and_mul_kernel[(t, triton.cdiv(f, 1024))](
+    block = 1024 if cutoff is None else power_of_two(f)
+    kernel = _act_and_mul_kernel[(t, triton.cdiv(f, block))](
         parts,
+        parts if up is None else up,
         out,
+        cutoff or 0.0,
         t,
+        0 if up is None else up.stride(0),
         F=f,
         S=parts.shape[0],
         GELU=gelu,
-        BLOCK=1024,
+        OTHER=up is not None,
+        SPARSE=cutoff is not None,
+        BLOCK=block,
         ROOMY=own_carveout(t),
         PDL=pdl,
-        **options(pdl, 4),
+        **options(pdl, 4 if block <= 1024 else 16),
     )
     set_carveout(kernel, t)

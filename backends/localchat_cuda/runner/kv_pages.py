@@ -26,7 +26,7 @@ _LAYOUT = 1
 
 def host_layout(config: ModelConfig) -> str:
     """Names the arrangement of the bytes that `Pages.read` gives."""
-    own = "" if config.gemma4 is None else f" {config.gemma4}"
+    own = "" if config.gemma is None else f" {config.gemma}"
     own += "" if config.latent is None else f" {config.latent}"
     return f"{_LAYOUT}: {config.layers} {config.key_heads} {config.head_dim}{own}"
 

@@ -102,7 +102,8 @@ class CudaRunner:
             context_tokens=capabilities.context_tokens, latents=config.latent is not None,
             states=pages.states is not None,
             prefill_tile=None
-            if config.gemma4  # the faster kernel would have to take all of its heads
+            if config.gemma and config.gemma.head_dim != config.head_dim
+            # the faster kernel would have to take heads of both widths
             else best_tile_config(
                 d, pages.page_tokens, pages.dtype, self.device, config.attention_cap
             ),

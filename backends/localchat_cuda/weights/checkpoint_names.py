@@ -44,6 +44,20 @@ class DeltaNetNames:
 
 
 @dataclass(frozen=True, slots=True)
+class AltUpNames:
+    """Checkpoint names of alternating updates: of a layer, as they follow `Names.layer`, and of the streams."""
+
+    router: str = "altup.modality_router"
+    norm: str = "altup.router_norm.weight"
+    prediction: str = "altup.prediction_coefs"
+    correction: str = "altup.correction_coefs"
+    scale: str = "altup.correct_output_scale"
+    begin: str = "model.altup_projections.{}"
+    """Linear layers that make each stream but the first of the embeddings, with braces for its number."""
+    end: str = "model.altup_unembed_projections.{}"
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """Checkpoint names of an architecture's tensors."""
 
@@ -68,9 +82,12 @@ class Names:
         default_factory=dict
     )
     """By gemm, the checkpoint's rows in the order in which they are computed, int64 [N]."""
+    floating: frozenset[str] = frozenset()
+    """Gemms whose weights are never rounded."""
     scale: str = ""
     """Number by which a layer multiplies the residual; empty: there is none."""
     kv: str = ""
     """Linear layer that makes keys and values of a latent; empty: there is none."""
     inputs: tuple[str, str, str] | None = None
     """Of a second embedding that each layer reads: its table, projection and norm."""
+    altup: AltUpNames | None = None

@@ -9,7 +9,7 @@ from localchat_cuda.weights.checkpoint_names import Names
 
 def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int, ...], int]]:
     """By field of `Names.merged` that a layer has: output features of each part, and input features."""
-    d, net, own = config.head_dim_of(layer), config.delta_net, config.gemma4
+    d, net, own = config.head_dim_of(layer), config.delta_net, config.gemma
     mixer: dict[str, tuple[tuple[int, ...], int]]
     if config.latent is not None:
         mixer = _latent_shapes(config, config.latent)
@@ -33,6 +33,9 @@ def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int,
     if own is not None and own.input_columns:
         found["input_gate"] = (own.input_columns,), config.hidden
         found["input_projection"] = (config.hidden,), own.input_columns
+    if own is not None and own.altup is not None:
+        found["laurel_left"] = (own.altup.laurel_rank,), config.hidden
+        found["laurel_right"] = (config.hidden,), own.altup.laurel_rank
     return found
 
 
@@ -52,7 +55,7 @@ def _latent_shapes(
 
 def norm_widths(config: ModelConfig, names: Names, layer: int) -> dict[str, int]:
     """By field of `Names.norms` that a layer has: columns."""
-    own, d = config.gemma4, config.head_dim_of(layer)
+    own, d = config.gemma, config.head_dim_of(layer)
     widths = dict.fromkeys(names.norms, config.hidden)
     for field, heads in (("q_norm", config.heads), ("k_norm", config.key_heads)):
         if field in widths:

@@ -15,6 +15,7 @@ import torch
 
 from localchat.errors import EngineClosed, ModelInvalid
 from localchat_cuda.kernels import ggml, int4
+from localchat_cuda.kernels.altup import AltUpWeights
 from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
@@ -68,10 +69,11 @@ class LayerWeights:
     its values of a latent."""
     scale: float = 1.0
     """Of the residual after the layer."""
+    altup: AltUpWeights | None = None
 
 
 class LayerInputs(NamedTuple):
-    """A second embedding of each token, of which every layer L reads P columns, as Gemma 4 has it."""
+    """A second embedding of each token, of which every layer L reads P columns, as Gemma 3n and 4 have it."""
 
     table: torch.Tensor
     """[vocabulary, L*P]"""
@@ -79,6 +81,13 @@ class LayerInputs(NamedTuple):
     """[L*P, hidden], of the first embedding."""
     norm: torch.Tensor
     """[P], of the projection."""
+
+
+class StreamWeights(NamedTuple):
+    """What makes streams of a residual, and one state of them: of each but the first [hidden, hidden]."""
+
+    begin: tuple[torch.Tensor, ...]
+    end: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,7 @@ class ModelWeights:
     bounded_head: BoundedHead | None = None
     """An int8 copy of a floating head."""
     inputs: LayerInputs | None = None
+    streams: StreamWeights | None = None
 
     @property
     def bytes(self) -> int:
@@ -100,6 +110,7 @@ class ModelWeights:
         total = sum(bytes_of(weight) for weight in held.values())
         total += self.bounded_head.bytes if self.bounded_head is not None else 0
         total += sum(bytes_of(weight) for weight in self.inputs or ())
+        total += sum(bytes_of(weight) for part in self.streams or () for weight in part)
         for layer in self.layers:
             tensor = (*layer.norms.values(), *layer.biases.values())
             total += sum(t.numel() * t.element_size() for t in tensor)
@@ -110,6 +121,7 @@ class ModelWeights:
                 total += bytes_of(layer.sinks)
             total += 0 if layer.kv is None else bytes_of(layer.kv)
             total += sum(bytes_of(weight) for weight in layer.delta_net or ())
+            total += sum(bytes_of(weight) for weight in layer.altup or ())
         return total
 
     @property
@@ -203,7 +215,7 @@ class Loader:
         return embedding
 
     def report_unread(self) -> None:
-        """Notify the user of unused tensors: config.json may be another model's. Layers of a Gemma 4 that read
+        """Notify the user of unused tensors: config.json may be another model's. Layers of a Gemma that read
         earlier layers' keys and values may hold projections of their own, which nothing uses; a layer after the
         last one of a model with latents is a prediction head."""
         config, names = self.config, ("k_proj", "v_proj", "k_norm")
@@ -227,16 +239,19 @@ class Loader:
 
     def check_head(self) -> None:
         """Raise ModelInvalid if the head is quantized like the layers: no gemm takes that."""
-        prefix, quantization = self.names.head.removesuffix(".weight"), self.config.quantization
-        # Codes of FP8 and int8 have the name of floating weights.
-        named_alike = quantization is not None and quantization.method in ("fp8", "int8")
+        prefix = self.names.head.removesuffix(".weight")
         if self.format.holds(prefix) and (
-            named_alike or not self.target.source.has(self.names.head)
+            self._names_alike() or not self.target.source.has(self.names.head)
         ):
             raise ModelInvalid(
                 f"{prefix} is quantized like the layers, and only a floating head can be loaded.",
                 hint="Take a checkpoint that leaves its head out of the quantization, or a GGUF.",
             )
+
+    def _names_alike(self) -> bool:
+        """True if codes are stored by the names of floating weights."""
+        found = self.config.quantization
+        return found is not None and found.method in ("fp8", "int8") and not found.on_load
 
     def check_biases(self, prefixes: list[str], parts: tuple[int, ...]) -> None:
         """Raise ModelInvalid for a bias that the architecture has not. Early GPTQ checkpoints have one
@@ -263,12 +278,15 @@ class Loader:
         biases = {}
         for field, (parts, k) in linear_shapes(self.config, number).items():
             listed = self.names.merged[field]
-            if self.config.gemma4 is not None:
+            if self.config.gemma is not None:
                 listed = listed[: len(parts)]
             prefixes = [begin + name for name in listed]
             if len(prefixes) == 1:
                 parts = (sum(parts),)
-            linears[field] = self.linear(prefixes, parts, k)
+            if field in self.names.floating:
+                linears[field] = self.floating_part(prefixes[0], parts[0], k)
+            else:
+                linears[field] = self.linear(prefixes, parts, k)
             if field in self.names.biased and (field != "qkv" or self.config.qkv_bias):
                 held = [self.tensor(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
                 biases[field] = torch.cat(held)
@@ -287,7 +305,7 @@ class Loader:
             _fold_down_order(linears)
         return LayerWeights(
             norms, linears, biases, experts, self.sinks(begin), delta_net, self.kv(begin),
-            self.scale(begin),
+            self.scale(begin), self.altup(begin),
         )  # fmt: skip
 
     def kv(self, begin: str) -> torch.Tensor | None:
@@ -330,7 +348,7 @@ class Loader:
         )
 
     def inputs(self) -> LayerInputs | None:
-        own, config = self.config.gemma4, self.config
+        own, config = self.config.gemma, self.config
         if own is None or not own.input_columns:
             return None
         assert self.names.inputs is not None
@@ -341,6 +359,32 @@ class Loader:
             self.router(projection, columns),
             self.tensor(norm, own.input_columns),
         )
+
+    def altup(self, begin: str) -> AltUpWeights | None:
+        names, hidden = self.names.altup, self.config.hidden
+        own = self.config.gemma and self.config.gemma.altup
+        if not own:
+            return None
+        assert names is not None
+        streams, scale = own.streams, self.tensor(begin + names.scale, hidden)
+        return AltUpWeights(
+            self.router(begin + names.router, streams),
+            self.tensor(begin + names.norm, hidden),
+            self.floating_part(begin + names.prediction, streams**2, streams),
+            self.floating_part(begin + names.correction, streams, streams),
+            scale if own.scaled else torch.ones_like(scale),
+        )
+
+    def streams(self) -> StreamWeights | None:
+        names, own = self.names.altup, self.config.gemma and self.config.gemma.altup
+        if not own:
+            return None
+        assert names is not None
+        others = range(own.streams - 1)
+        return StreamWeights(*(
+            tuple(self.router(name.format(number), self.config.hidden) for number in others)
+            for name in (names.begin, names.end)
+        ))  # fmt: skip
 
     def sinks(self, begin: str) -> torch.Tensor | None:
         if not self.names.sinks:
@@ -461,7 +505,9 @@ class Loader:
 
     def floating_part(self, prefix: str, n: int, k: int) -> torch.Tensor:
         """A weight [N, K], floating: never rounded, and dequantized where a checkpoint did that."""
-        if self.target.source.shape(f"{prefix}.weight") != () or not self.format.holds(prefix):
+        stored = self.target.source.shape(f"{prefix}.weight")
+        coded = stored == () or (stored is not None and self._names_alike())
+        if not coded or not self.format.holds(prefix):
             return self.tensor(f"{prefix}.weight", n, k)
         return dequantized(self.format.part(prefix, n, k), self.target.dtype)
 
@@ -534,6 +580,6 @@ def load(
     last_norm = loader.norm(names.last_norm, config.hidden)
     if config.logits_divisor != 1.0:
         last_norm = last_norm.float() / config.logits_divisor
-    inputs = loader.inputs()
+    inputs, streams = loader.inputs(), loader.streams()
     loader.report_unread()
-    return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy, inputs)
+    return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy, inputs, streams)
