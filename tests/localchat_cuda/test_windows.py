@@ -1,6 +1,7 @@
 """Windowed layers with pages of their own, under the real loop: one text, whatever pages were given back."""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from localchat.backend_api.interface import StepPlan
 from localchat.core.kv_cache.paged_windows import WindowedKVCacheManager
 from localchat.engine.events import Done
 from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.runner.step_executor import StepExecutor
+from scripts.bench.cuda.stress import stress
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import (
+    NEAR,
     ON_GPU,
     PAGE,
     Received,
@@ -30,7 +34,7 @@ KINDS = ("gemma2", "gemma3", "gemma4", "gemma4-small", "gpt-oss", "olmo3", "mist
 PROMPT = tokens_of(11, 70) * 4
 ASKED = request(PROMPT, max_tokens=64, salt="a")
 FEW, MANY = 7, 40
-"""Window blocks: of two windows and the steps in flight, and more than are ever needed."""
+"""Window blocks: few more than a window and the steps in flight take, and more than are ever needed."""
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +176,15 @@ WAYS: dict[str, Callable[[Path], Received]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["gemma3", "gpt-oss", "olmo3", "mistral"])
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        *(("gemma3", way) for way in WAYS),
+        *product(
+            ("gpt-oss", "olmo3", "mistral"), ("chunks of 64", "warm", "preempted for windows")
+        ),
+    ],
+)
 def test_greedy_text_is_the_same_however_it_is_made(
     models: dict[str, tuple[Any, Path]], kind: str, way: str
 ) -> None:
@@ -181,3 +192,73 @@ def test_greedy_text_is_the_same_however_it_is_made(
     plain = TinyLoop(tiny_runner(folder, step=200, context=512)).say(ASKED)
     assert len(plain.tokens()) == 64
     assert_same(plain, WAYS[way](folder))
+
+
+def test_choices_share_the_window_at_the_prompts_end(
+    models: dict[str, tuple[Any, Path]], folder: Path
+) -> None:
+    several = request(PROMPT, max_tokens=90, n=3, temperature=1.0, seed=4)
+    told = TinyLoop(windowed(folder, 16)).say(several)
+    model = models["gemma3"][0]
+    for choice in range(3):
+        found = told.logprobs(choice)
+        whole = torch.tensor([(*PROMPT, *(entry.token for entry in found))])
+        with torch.no_grad():
+            logs = model(whole).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+        wanted = logs.gather(1, whole[0, len(PROMPT) :, None])[:, 0]
+        assert torch.allclose(torch.tensor([e.logprob for e in found]), wanted, atol=NEAR * 10)
+
+
+def test_the_next_turn_goes_on_after_the_answer_and_after_the_prompt(folder: Path) -> None:
+    loop = TinyLoop(windowed(folder, 12))
+    first = loop.say(request(PROMPT, max_tokens=150, salt="a"))
+    turns = (
+        ((*PROMPT, *first.tokens(), *tokens_of(15, 20)), len(PROMPT) + 149),
+        ((*PROMPT, *tokens_of(16, 30)), len(PROMPT)),
+    )
+    for prompt, hit in turns:
+        turn = request(prompt, max_tokens=10, salt="a")
+        told = loop.say(turn)
+        assert cached(told) == hit
+        assert_same(TinyLoop(tiny_runner(folder, context=512)).say(turn), told)
+
+
+def test_a_step_without_memory_is_computed_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = TinyLoop(tiny_runner(folder, context=512)).say(ASKED)
+    compute, steps = StepExecutor.compute, 0
+
+    def sometimes_full(self: Any, *args: Any) -> None:
+        nonlocal steps
+        steps += 1
+        compute(self, *args)
+        if steps in (2, 4, 20, 33):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    runner = tiny_runner(folder, context=512, window_blocks=FEW)
+    monkeypatch.setattr(StepExecutor, "compute", sometimes_full)
+    assert_same(plain, TinyLoop(runner).say(ASKED))
+
+
+def test_a_cache_of_8_bits_gives_pages_back_too(folder: Path) -> None:
+    plain = TinyLoop(tiny_runner(folder, context=512, fp8_kv=True)).say(ASKED)
+    assert_same(plain, TinyLoop(windowed(folder, fp8_kv=True)).say(ASKED))
+
+
+def test_random_requests_leave_no_state(folder: Path) -> None:
+    runner = windowed(folder, 20, blocks=9, slots=6, context=256, step=48)
+    told = stress(runner, 40, seed=1)
+    assert told["answered"] + told["cancelled"] + told["refused"] == 40
+    assert min(told["answered"], told["cancelled"], told["refused"], told["preemptions"]) > 0
+
+
+def test_kernels_read_no_page_that_was_given_back(folder: Path) -> None:
+    short = request(PROMPT[:140], max_tokens=3)
+    plain = TinyLoop(tiny_runner(folder, step=80)).say(short)
+    runner = windowed(folder, kernels=True, dtype=torch.float16, step=80, context=256)
+    found = TinyLoop(runner).say(short)
+    for mine, theirs in zip(plain.logprobs(), found.logprobs(), strict=True):
+        assert theirs.logprob == pytest.approx(mine.logprob, abs=0.1)
+        if mine.token != theirs.token:
+            break
