@@ -225,7 +225,7 @@ class LayersBase:
         )
         (latent.store if self.kernels else latent.store_reference)(
             q, latents, gain, self.pages.angles(layer), self.inputs.positions, self.inputs.slots,
-            self.inputs.block_tables, plain, queries, self.pages.layer(layer).k, LATENT_EPS,
+            self._tables(layer), plain, queries, self.pages.layer(layer).k, LATENT_EPS,
             neighbours=shape.neighbours,
         )  # fmt: skip
         # Batches of products, one a head, for which the library has kernels for any number of rows. They read

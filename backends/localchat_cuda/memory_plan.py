@@ -97,7 +97,7 @@ def plan(
         return planner.plan()
 
     together = planned(apart=False)
-    if not window_plan.window_of(config):
+    if not window_plan.window_of(config) or config.delta_net is not None:
         return together
     apart = planned(apart=True)
     return apart if _saves(apart, together, options.max_slots) else together
@@ -512,7 +512,7 @@ class _LoadPlanner:
             "in RAM nor on the disk."
         )
         if self._rows() < self.options.max_slots:
-            yield f"{self._rows()} answers run at once: there are no windows for more."
+            yield f"{self._rows()} answers run at once; others wait, for want of memory for their windows."
 
     def _host_bytes(self, kv: int) -> int:
         """Pinned RAM for KV that nobody uses: as requested, but for RAM that is not free. A hybrid's would
