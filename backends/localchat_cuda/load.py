@@ -207,9 +207,7 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         context_tokens=plan.context_tokens,
         kv_tokens=plan.kv_tokens if windows else kv_tokens,
         max_slots=slots,
-        max_rows=window_plan.rows(config, windows, plan.max_step_tokens, slots)
-        if windows
-        else slots,
+        max_rows=window_plan.rows(config, windows, plan.max_step_tokens, slots),
         max_step_tokens=plan.max_step_tokens,
         depth=DEPTH,
         block_tokens=PAGE_TOKENS,

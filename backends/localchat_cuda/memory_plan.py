@@ -371,7 +371,7 @@ class _LoadPlanner:
 
     def _windows_bytes(self, kv_type: str = "") -> int:
         """Bytes of the pages that windowed layers have apart."""
-        return self.window_pages * self._window_page_bytes(kv_type) if self.apart else 0
+        return self.window_pages * self._window_page_bytes(kv_type)
 
     def _windows_fit(self, pages: int) -> bool:
         """Whether so many window pages leave half of the memory to other layers, a quarter where only two
@@ -438,8 +438,6 @@ class _LoadPlanner:
     def _rows(self) -> int:
         """Sequences that run at once."""
         slots = self.options.max_slots
-        if not self.apart:
-            return slots
         return window_plan.rows(self.config, self.window_pages, self.step, slots)
 
     def _kv_budget(self, context: int) -> int:

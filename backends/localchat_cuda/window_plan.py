@@ -32,7 +32,9 @@ def step_pages(step: int) -> int:
 
 
 def rows(config: ModelConfig, pages: int, step: int, slots: int) -> int:
-    """Sequences that run at once with so many pages."""
+    """Sequences that run at once with so many pages; with none, all layers have the same ones."""
+    if not pages:
+        return slots
     return max(1, min(slots, (pages - step_pages(step)) // sequence_pages(config)))
 
 

@@ -51,13 +51,11 @@ def main() -> None:
         for card, contexts in CARDS:
             for asked in contexts:
                 one, other = (planned(each, weights, card, asked) for each in (whole, config))
-                rows = LoadOptions().max_slots
-                if other.window_pages:
-                    step = other.max_step_tokens
-                    rows = window_plan.rows(config, other.window_pages, step, rows)
+                step = other.max_step_tokens
+                rows = window_plan.rows(config, other.window_pages, step, LoadOptions().max_slots)
                 print(
                     f"  {card} GB, asked {asked}: {_told(one)} -> {_told(other)}, {rows} at once, "
-                    f"steps of {other.max_step_tokens}"
+                    f"steps of {step}"
                 )
     print(json.dumps(results))
 
