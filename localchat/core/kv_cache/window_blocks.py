@@ -94,6 +94,7 @@ class WindowBlocks:
         assert sorted(parts) == list(range(len(self._refs))), (
             "a window block is lost or twice there"
         )
-        assert {node: block for block, node in self._node_of.items()} == self._block_of
+        named = {block: node for node, block in self._block_of.items()}
+        assert named == self._node_of, "window blocks and nodes do not name each other"
         assert self._node_of.keys() >= {*self._middles, *self._ends}, "nobody can find this block"
         assert not self._node_of.keys() & set(self._free), "a free window block can be found"

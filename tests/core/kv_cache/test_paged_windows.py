@@ -140,10 +140,46 @@ def test_the_same_text_computed_twice_is_found_by_the_copy_that_is_held() -> Non
     assert b.compute(first)
     b.release(first)
     assert b.compute(second)
+    run(b, text(36, 500))
     assert b.find_prefix(text(20)).cached == 11
     b.release(second)
     assert b.find_prefix(text(20)).cached == 11
     run(b, text(20))
+
+
+def test_a_spoilt_copy_is_not_found_by_the_text_of_a_sound_one() -> None:
+    b = bench(12)
+    first, second = b.allocate(text(12)), b.allocate(text(12))
+    assert first is not None and second is not None
+    assert b.compute(first)
+    assert b.compute(second)
+    b.release(first, keep=False)
+    assert b.find_prefix(text(20)).cached == 0
+
+
+def test_two_that_go_on_from_the_same_block_write_to_blocks_of_their_own() -> None:
+    b = bench(12)
+    first = b.allocate(text(10))
+    assert first is not None
+    assert b.compute(first)
+    second = b.allocate([*text(10), 70])
+    assert second is not None
+    b.running[first].known.append(80)
+    assert b.running[second].computed == 10
+    for _ in range(2):
+        for seq in (first, second):
+            assert b.compute(seq)
+            b.running[seq].known.append(seq)
+
+
+def test_a_block_is_no_longer_found_once_it_is_taken_for_other_tokens() -> None:
+    b = bench(8)
+    run(b, text(20))
+    seq = b.allocate(text(30, 500))
+    assert seq is not None
+    assert b.find_prefix(text(21)).cached == 20
+    assert b.kv_cache.extend(seq, 29) is not None
+    assert b.find_prefix(text(21)).cached == 0
 
 
 def test_without_room_for_a_window_nothing_changes() -> None:
