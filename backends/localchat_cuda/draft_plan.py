@@ -106,4 +106,5 @@ def plan_of(
         unpacked_bytes=0,
         head_bounds=False,
         saved_states=0,
+        window_pages=0,
     )

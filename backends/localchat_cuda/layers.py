@@ -11,7 +11,7 @@ Each runs the kernels, or with `kernels` False their plain-torch references: on 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import kv_fp8_dequant
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net import gated_norm
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations
@@ -173,12 +174,23 @@ class LayersBase:
         call = rope.rope_store if self.kernels else rope.reference
         call(
             qkv, self.pages.angles(layer), self.inputs.positions, self.inputs.slots,
-            self.inputs.block_tables,
+            self._tables(layer),
             self.queries(layer), pages.k, pages.v, bias=bias, q_norm=norms.q if norms else None,
             k_norm=norms.k if norms else None, v_norm=norms is not None and norms.values,
             eps=self.config.eps,
             columns=self.config.rotation.columns, exponents=pages.exponents,
         )  # fmt: skip
+
+    def _tables(self, layer: int) -> torch.Tensor:
+        """Block tables of the pages of a layer."""
+        inputs = self.inputs
+        return inputs.window_tables if self.pages.windowed(layer) else inputs.block_tables
+
+    def _batch(self, batch: AttentionBatch, layer: int) -> AttentionBatch:
+        """Sequences of the step with the block tables of a layer."""
+        if not self.pages.windowed(layer):
+            return batch
+        return replace(batch, tables=self.inputs.window_tables)
 
     def queries(self, layer: int) -> torch.Tensor:
         """Room for the queries of a layer, [T, H, D]: layers of one head dimension share it."""
@@ -213,7 +225,7 @@ class LayersBase:
         )
         (latent.store if self.kernels else latent.store_reference)(
             q, latents, gain, self.pages.angles(layer), self.inputs.positions, self.inputs.slots,
-            self.inputs.block_tables, plain, queries, self.pages.layer(layer).k, LATENT_EPS,
+            self._tables(layer), plain, queries, self.pages.layer(layer).k, LATENT_EPS,
             neighbours=shape.neighbours,
         )  # fmt: skip
         # Batches of products, one a head, for which the library has kernels for any number of rows. They read
@@ -239,7 +251,7 @@ class LayersBase:
             q,
             k,
             v,
-            part.batch,
+            self._batch(part.batch, layer),
             part.widest,
             partials,
             rules,
@@ -259,7 +271,7 @@ class LayersBase:
         rules = self.rules(layer, sinks)
         if not self.kernels:
             k, v, exponents = self.pages.layer(layer)
-            q, batch = self.queries(layer), self.inputs.batch
+            q, batch = self.queries(layer), self._batch(self.inputs.batch, layer)
             out = attention_reference.reference(q, k, v, batch, rules, exponents)
             return out.view(self.tokens, -1).to(self.dtype)
         out = self.queries(layer).new_empty(
@@ -279,7 +291,7 @@ class LayersBase:
     ) -> None:
         """Attention of the prompt chunks, into their rows of `out` [T, H, D]."""
         k, v, exponents = self.pages.layer(layer)
-        batch, sources = part.batch, part.dequant_pages
+        batch, sources = self._batch(part.batch, layer), part.dequant_pages
         if sources is not None and exponents is not None:
             if self._dequantized is None:  # one for all layers: each reads what it has just written
                 self._dequantized = kv_fp8_dequant.DequantizedPages.empty(

@@ -21,7 +21,9 @@ from localchat.backend_api.interface import (
 )
 from localchat.errors import DoesNotFit
 from localchat.fit.kv_types import FP8
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.open_gguf import read_header
+from localchat_cuda import window_plan
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.gguf_config import layer_formats
@@ -61,6 +63,10 @@ _NO_HOST_BLOCKS = "Idle conversations are not kept in RAM: it cannot be pinned"
 _STATE_LIMIT = (
     "prefixes are found only where a state was saved: no state can rewind; idle conversations are kept "
     "neither in RAM nor on the disk"
+)
+_WINDOW_LIMIT = (
+    "layers with a sliding window keep no more than it: idle conversations are kept neither in RAM nor on the "
+    "disk"
 )
 _STATE_INTERVAL = 4096
 """A state takes as much memory as 1,600 tokens of keys and values (Qwen3.5-9B)."""
@@ -119,6 +125,7 @@ def load_runner(
         pages = Pages(
             config, blocks + 1, caps.context_tokens, device, _DTYPES[config.dtype], caps.block_tokens,
             fp8=caps.kv_type == FP8, slots=caps.max_slots, saved_states=caps.saved_states,
+            window_pages=caps.window_blocks and caps.window_blocks + 1,
         )  # fmt: skip
         model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
@@ -192,18 +199,21 @@ def random_weights(config: ModelConfig, device: torch.device) -> RandomWeights:
 
 def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
     """Capabilities of the loaded model, from its plan."""
-    plan = request.plan
-    per_token = kv_token_bytes(config, plan.kv_type)
-    pages = plan.kv_bytes // (per_token * PAGE_TOKENS)
+    plan, slots = request.plan, request.options.max_slots
+    windows = plan.window_pages
+    per_token = kv_token_bytes(config, plan.kv_type, windowed=False if windows else None)
+    kv_tokens = plan.kv_bytes // max(1, per_token * PAGE_TOKENS) * PAGE_TOKENS
     return Capabilities(
         context_tokens=plan.context_tokens,
-        kv_tokens=pages * PAGE_TOKENS,
-        max_slots=request.options.max_slots,
-        max_rows=request.options.max_slots,
+        kv_tokens=plan.kv_tokens if windows else kv_tokens,
+        max_slots=slots,
+        max_rows=window_plan.rows(config, windows, plan.max_step_tokens, slots),
         max_step_tokens=plan.max_step_tokens,
         depth=DEPTH,
         block_tokens=PAGE_TOKENS,
-        host_blocks=plan.cache_ram_bytes // (per_token * PAGE_TOKENS),
+        window_tokens=window_plan.window_of(config) if windows else 0,
+        window_blocks=windows,
+        host_blocks=plan.cache_ram_bytes // max(1, per_token * PAGE_TOKENS),
         host_layout=host_layout(config),
         bytes_per_token=per_token,
         rewind="any" if config.delta_net is None else "checkpoint",
@@ -218,12 +228,14 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         draft_step_tokens=DRAFT_STEP_TOKENS,
         prepares_steps=True,
         widths=Widths(PREFILL_BUCKETS, MIXED_DECODE_BUCKETS, MIXED_BUCKETS, DECODE_BUCKETS),
-        limits=tuple(_limits(config)),
+        limits=tuple(_limits(config, plan)),
     )
 
 
-def _limits(config: ModelConfig) -> Iterator[str]:
+def _limits(config: ModelConfig, plan: MemoryPlan) -> Iterator[str]:
     yield from _LIMITS
+    if plan.window_pages:
+        yield _WINDOW_LIMIT
     if config.fp8_activations:
         yield _FP8_LIMIT
     if config.delta_net is not None:

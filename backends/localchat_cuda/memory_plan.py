@@ -20,7 +20,7 @@ from localchat.fit.memory_plan import (
 )
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import gigabytes_flag, size, tokens
-from localchat_cuda import draft_plan
+from localchat_cuda import draft_plan, window_plan
 from localchat_cuda.draft_plan import DraftShape
 from localchat_cuda.ggml_forms import packed_bytes
 from localchat_cuda.model_config import FloatType, ModelConfig
@@ -57,6 +57,8 @@ _HOPPER_BYTES = 40_000_000_000
 """No Hopper GPU has less memory."""
 _SAVED_STATES, _SAVED_SHARE = 64, 4
 """Most states that are saved for prefixes, and the part of the KV cache's memory that they take at most."""
+_WORTH = 1.5
+"""Windowed layers have pages of their own where the room for conversations, or the context, grows so much."""
 STATE_WINDOW = 1024
 """Last states of a sequence that are kept for prediction heads."""
 _HALF, _FLOAT, _TABLE, _LARGEST_SLOTS = 2, 4, 4, 256
@@ -88,8 +90,29 @@ def plan(
     """Plan a load to one GPU. Never raises for memory: `fit.memory_plan.demand` makes the error of a plan that
     does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers.
     `ram_bytes`: free RAM, of which pinned memory for idle KV takes a part. `draft`: the draft model."""
-    limits = limits or StepLimits()
-    return _LoadPlanner(config, tuple(headers), options, gpu, limits, ram_bytes, draft).plan()
+    headers, limits = tuple(headers), limits or StepLimits()
+
+    def planned(*, apart: bool) -> MemoryPlan:
+        planner = _LoadPlanner(config, headers, options, gpu, limits, ram_bytes, draft, apart=apart)
+        return planner.plan()
+
+    together = planned(apart=False)
+    if not window_plan.window_of(config) or config.delta_net is not None:
+        return together
+    apart = planned(apart=True)
+    return apart if _saves(apart, together, options.max_slots) else together
+
+
+def _saves(apart: MemoryPlan, together: MemoryPlan, slots: int) -> bool:
+    """True if pages of their own for windowed layers allow much more. That costs the KV in RAM and on the disk,
+    so it is not done where half of the slots can have whole contexts anyway."""
+    if not (apart.fits and together.fits):
+        return apart.fits or (not together.fits and apart.total_bytes < together.total_bytes)
+    if apart.context_tokens >= _WORTH * together.context_tokens:
+        return True
+    more = apart.kv_tokens >= _WORTH * together.kv_tokens
+    short = 2 * together.kv_tokens < slots * together.context_tokens
+    return more and short and apart.context_tokens >= together.context_tokens
 
 
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
@@ -98,10 +121,16 @@ def kv_types(config: ModelConfig) -> tuple[str, ...]:
     return (own, FP8) if config.latent is None else (own,)
 
 
-def kv_token_bytes(config: ModelConfig, kv_type: str | None = None) -> int:
-    """Bytes of keys and values of one token in all layers; None: in the model's own type."""
+def kv_token_bytes(
+    config: ModelConfig, kv_type: str | None = None, windowed: bool | None = None
+) -> int:
+    """Bytes of keys and values of one token in all layers, or in those with (True) or without (False) a window.
+
+    `kv_type` None: in the model's own type.
+    """
     both = 2 if config.latent is None else 1
-    shapes = [(both * config.key_heads_of(n), config.head_dim_of(n)) for n in config.kv_layers]
+    layers = [n for n in config.kv_layers if windowed in (None, config.window(n) > 0)]
+    shapes = [(both * config.key_heads_of(n), config.head_dim_of(n)) for n in layers]
     if kv_type == FP8:
         return sum(heads * (d + 1) for heads, d in shapes)
     return sum(map(prod, shapes)) * (_FLOAT if config.dtype == "float32" else _HALF)
@@ -199,8 +228,9 @@ def draft_bytes(config: ModelConfig, weights: int, context: int, slots: int) -> 
 class _LoadPlanner:
     def __init__(
         self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], options: LoadOptions, gpu: Gpu,
-        limits: StepLimits, ram_bytes: int, draft: DraftShape | None,
+        limits: StepLimits, ram_bytes: int, draft: DraftShape | None, *, apart: bool,
     ) -> None:  # fmt: skip
+        """`apart`: windowed layers have pages of their own."""
         self.config, self.options, self.limits = config, options, limits
         self.ram_bytes = ram_bytes
         self.kv_types = kv_types(config)
@@ -213,9 +243,15 @@ class _LoadPlanner:
         if limits.gpu_bytes is not None:
             self.free = min(self.free, limits.gpu_bytes)
         self.step = step_tokens(self.free)
+        self.apart, self.window_pages = apart, 0
+        if apart:
+            room, page = self.free - self.weights, self._window_page_bytes()
+            self.step = window_plan.step_tokens(self.step, room, page)
         self.workspace = workspace_bytes(config, options.max_slots, self.step)
         context = options.context_tokens or config.context_train
         self.workspace += rotation_bytes(config, context) + table_bytes(options.max_slots, context)
+        if apart:
+            self.workspace += (options.max_slots + 1) * (context // PAGE_TOKENS) * _TABLE
         self.overhead = OVERHEAD_BYTES + graph_bytes(gpu, limits)
         if self.kv_type == FP8:
             self.workspace += dequant_bytes(config, gpu)
@@ -226,7 +262,7 @@ class _LoadPlanner:
             self.saved_states = min(_SAVED_STATES, room // _SAVED_SHARE // config.state_bytes)
             self.workspace += config.state_bytes * self.saved_states
         self.gpu = gpu
-        self.notes = [*_window_notes(config), *_context_notes(config)]
+        self.notes = [*_context_notes(config)]
         self.draft_bytes, self.prediction_head = 0, False
         if draft is not None:
             self._add_draft(draft, context)
@@ -237,6 +273,11 @@ class _LoadPlanner:
         if options.head_int8 and not config.head_format:
             self.weights += head_int8_bytes(config)
             self.notes.append("The output head is rounded to 8 bits.")
+        if apart:
+            self.window_pages = window_plan.most_pages(
+                config, self.step, options.max_slots, self._windows_fit
+            )
+        self.notes = [*self._window_notes(), *self.notes]
         drafts = options.speculation and self.saved_states > 0
         if draft is None and drafts and has_head(config, headers):
             self._add_prediction_head(head_bytes(config, headers))
@@ -319,9 +360,30 @@ class _LoadPlanner:
             )
 
     def kv(self, context: int, kv_type: str = "") -> int:
-        """Bytes of the pages of one sequence of `context` tokens."""
+        """Bytes of the pages of one sequence of `context` tokens, with all pages that windows have apart."""
         pages = -(-context // PAGE_TOKENS)
-        return pages * PAGE_TOKENS * kv_token_bytes(self.config, kv_type or self.kv_type)
+        return pages * self._page_bytes(kv_type) + self._windows_bytes(kv_type)
+
+    def _page_bytes(self, kv_type: str = "") -> int:
+        """Bytes of a page in all layers, or in those without a window."""
+        windowed = False if self.apart else None
+        return PAGE_TOKENS * kv_token_bytes(self.config, kv_type or self.kv_type, windowed)
+
+    def _window_page_bytes(self, kv_type: str = "") -> int:
+        return PAGE_TOKENS * kv_token_bytes(self.config, kv_type or self.kv_type, windowed=True)
+
+    def _windows_bytes(self, kv_type: str = "") -> int:
+        """Bytes of the pages that windowed layers have apart."""
+        return self.window_pages * self._window_page_bytes(kv_type)
+
+    def _windows_fit(self, pages: int) -> bool:
+        """Whether so many window pages leave half of the memory to other layers, a quarter where only two
+        sequences have windows, and in any case the context that was asked for."""
+        self.window_pages, room = pages, self.kv_available()
+        if self.kv(self.options.context_tokens or 1) > room:
+            return False
+        left = room // (4 if self._rows() <= 2 else 2) if self._page_bytes() else 0
+        return self._windows_bytes() <= room - left
 
     def kv_available(self, kv_type: str = "") -> int:
         """Bytes left for the KV cache."""
@@ -373,13 +435,20 @@ class _LoadPlanner:
 
     def _all_slots_fit(self, context: int) -> bool:
         """True if every slot can hold the whole context."""
-        return self.kv(context) * self.options.max_slots <= self.kv_available()
+        slots, more = self.options.max_slots, self.kv(context) - self._windows_bytes()
+        return self._rows() == slots and more * slots <= self.kv_available() - self._windows_bytes()
+
+    def _rows(self) -> int:
+        """Sequences that run at once."""
+        slots = self.options.max_slots
+        return window_plan.rows(self.config, self.window_pages, self.step, slots)
 
     def _kv_budget(self, context: int) -> int:
         """Bytes for the KV cache: enough for all slots, or all that is left; one sequence at least."""
-        useful = self.kv(context) * self.options.max_slots
-        page = self.kv(1)
-        return max(min(useful, self.kv_available() // page * page), self.kv(context))
+        windows, page = self._windows_bytes(), max(1, self._page_bytes())
+        useful = (self.kv(context) - windows) * self.options.max_slots
+        room = (self.kv_available() - windows) // page * page
+        return windows + max(min(useful, room), self.kv(context) - windows)
 
     def _result(
         self, context: int, longest: int, *, fits: bool, advice: tuple[str, ...]
@@ -418,13 +487,38 @@ class _LoadPlanner:
             draft_bytes=self.draft_bytes,
             prediction_head=self.prediction_head,
             saved_states=self.saved_states,
-            kv_tokens=kv // self.kv(1) * PAGE_TOKENS,
+            kv_tokens=self._kv_tokens(kv, context),
+            window_pages=self.window_pages,
         )
+
+    def _kv_tokens(self, kv: int, context: int) -> int:
+        """Tokens of all sequences in so many bytes of pages. Where all layers have windows, pages of the
+        others have no bytes."""
+        page = self._page_bytes()
+        if not page:
+            return self.options.max_slots * -(-context // PAGE_TOKENS) * PAGE_TOKENS
+        return (kv - self._windows_bytes()) // page * PAGE_TOKENS
+
+    def _window_notes(self) -> Iterator[str]:
+        """Say what windows save."""
+        widths = [width for width in self.config.windows if width]
+        if not widths:
+            return
+        some = f"{len(widths)} of {self.config.layers} layers"
+        if not self.apart:
+            yield f"{some} see the last {tokens(max(widths))} only; the cache keeps all tokens for them, too."
+            return
+        yield (
+            f"{some} keep what their windows of {tokens(max(widths))} see; idle conversations are kept neither "
+            "in RAM nor on the disk."
+        )
+        if self._rows() < self.options.max_slots:
+            yield f"{self._rows()} answers run at once; others wait, for want of memory for their windows."
 
     def _host_bytes(self, kv: int) -> int:
         """Pinned RAM for KV that nobody uses: as requested, but for RAM that is not free. A hybrid's would
-        lack its states."""
-        if self.config.delta_net is not None:
+        lack its states, and windows that are apart have no place in it."""
+        if self.config.delta_net is not None or self.apart:
             return 0
         asked = self.options.cache_ram_bytes
         if asked is None:
@@ -475,14 +569,4 @@ def _context_notes(config: ModelConfig) -> Iterator[str]:
         yield (
             f"The context ends at {tokens(config.context_train)}: beyond, this model scales its attention by "
             "the position, which is not done here."
-        )
-
-
-def _window_notes(config: ModelConfig) -> Iterator[str]:
-    """Note that sliding windows save no memory here."""
-    widths = [width for width in config.windows if width]
-    if widths:
-        yield (
-            f"{len(widths)} of {config.layers} layers see the last {tokens(max(widths))} only; the cache "
-            "keeps all tokens for them, too."
         )

@@ -152,6 +152,10 @@ class Capabilities:
     """True if one slot's prefix can be aliased by another."""
     block_tokens: int = 0
     """Page size; 0: the cache is not paged."""
+    window_tokens: int = 0
+    """Keys that a query sees in windowed layers with blocks of their own (a paged cache); 0: there are none."""
+    window_blocks: int = 0
+    """Their number. `kv_tokens` are those of the other blocks."""
     host_blocks: int = 0
     """Blocks of a paged cache that host memory holds (SaveBlock, LoadBlock); then the runner is a
     HostBlockRunner."""

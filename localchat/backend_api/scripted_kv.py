@@ -222,14 +222,42 @@ def _imported(ranges: Sequence[StateRange]) -> tuple[tuple[int, ...], int]:
 
 
 class _Table:
-    __slots__ = ("blocks", "length")
+    __slots__ = ("blocks", "length", "window_blocks")
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
+        self.window_blocks: list[int] = []
         self.length = 0
 
 
 _UNWRITTEN = -1
+
+
+class _WindowStorage:
+    """Blocks of windowed layers, whose KV depends on all tokens of a text so far.
+
+    An entry of a block table that is no longer seen may name any block, one of another sequence too.
+    """
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self._size, self._window = capabilities.block_tokens, capabilities.window_tokens
+        self._blocks = [[_UNWRITTEN] * self._size for _ in range(capabilities.window_blocks)]
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy the beginning of a block."""
+        assert source != target, "a copy onto itself"
+        self._blocks[target][:tokens] = self._blocks[source][:tokens]
+
+    def write(self, table: Sequence[int], text: Sequence[int], start: int) -> None:
+        """Compute the tokens of a text from `start` on, which see those before them."""
+        state = 0
+        for position, token in enumerate(text):
+            state = hash((state, token))
+            block, at = self._blocks[table[position // self._size]], position % self._size
+            if position >= start:
+                block[at] = state
+            elif position > start - self._window:
+                assert block[at] == state, f"position {position} was given back, {start} sees it"
 
 
 class BlockStorage:
@@ -242,6 +270,7 @@ class BlockStorage:
         size = self._size = capabilities.block_tokens
         self._blocks = [[_UNWRITTEN] * size for _ in range(capabilities.kv_tokens // size)]
         self._host = [array("q", [_UNWRITTEN] * size) for _ in range(capabilities.host_blocks)]
+        self._windows = _WindowStorage(capabilities) if capabilities.window_blocks else None
         self._readers = [0] * len(self._blocks)
         self._tables = [_Table() for _ in range(capabilities.max_slots)]
         self._slot_of: dict[int, int] = {}
@@ -262,6 +291,9 @@ class BlockStorage:
     def apply(self, op: MemoryOp) -> None:
         """Execute one operation of a paged cache."""
         match op:
+            case Copy(source, target, tokens, window=True):
+                assert self._windows is not None, "no layer has a window"
+                self._windows.copy(source, target, tokens)
             case Copy(source, target, tokens):
                 assert 0 < tokens <= self._size
                 assert source != target, "a copy onto itself"
@@ -301,7 +333,10 @@ class BlockStorage:
             assert self._readers[block] == 1, f"block {block} is read by another slot too"
             self._blocks[block][position % self._size] = token
         table.length = end
-        assert _UNWRITTEN not in self.held(row.slot), f"slot {row.slot}: gap before {row.start}"
+        text = self.held(row.slot)
+        assert _UNWRITTEN not in text, f"slot {row.slot}: gap before {row.start}"
+        if self._windows is not None:
+            self._windows.write(table.window_blocks, text, row.start)
 
     def skip(self, row: StepRow) -> None:
         """Extend the block table: the KV cache manager does not send the blocks again."""
@@ -311,6 +346,7 @@ class BlockStorage:
             assert block not in table.blocks, f"block {block} twice in a table"
             self._readers[block] += 1
             table.blocks.append(block)
+        table.window_blocks += row.new_window_blocks
 
     def held(self, slot: int) -> list[int]:
         table = self._tables[slot]

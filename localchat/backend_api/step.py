@@ -32,6 +32,8 @@ class Copy:
     src_block: int
     dst_block: int
     tokens: int
+    window: bool = False
+    """Of the windowed layers' blocks (Capabilities.window_blocks)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,9 @@ class StepRow(msgspec.Struct, frozen=True):
     """Draft tokens after them. They are sampled until the first sampled token that differs from its draft."""
     new_blocks: tuple[int, ...] = ()
     """Blocks appended to the slot's block table (paged caches)."""
+    new_window_blocks: tuple[int, ...] = ()
+    """The same of the windowed layers' block table. A block that no later row of the slot can see may have been
+    given back: the table names it still, or a number that was never its own."""
 
     @property
     def width(self) -> int:

@@ -55,6 +55,8 @@ class Sequence:
     """Launched steps that have a row of this sequence and have not come back."""
     new_blocks: tuple[int, ...] = ()
     """Blocks that the next row appends to the block table."""
+    new_window_blocks: tuple[int, ...] = ()
+    """The same of the windowed layers' table."""
     blocked: bool = False
     """Depth 2: its launched row will come back without a result, so nothing can follow it now."""
     recomputed: int = 0

@@ -38,6 +38,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "slots-ahead": {"depth": 2},
     "blocks": {"block_tokens": 4},
     "blocks-ahead": BLOCKS,
+    "blocks-windows": {**BLOCKS, "window_tokens": 6, "window_blocks": 80},
+    "blocks-few-windows": {**BLOCKS, "window_tokens": 9, "window_blocks": 24},
 }
 
 

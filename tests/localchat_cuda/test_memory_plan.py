@@ -133,9 +133,11 @@ def test_planning_imports_no_torch() -> None:
     assert done.returncode == 0
 
 
-def test_windows_are_noted_and_their_cache_is_kept_whole() -> None:
+def test_windows_are_noted_and_their_cache_is_kept_whole_where_all_of_it_fits() -> None:
     config = parse_config(CONFIGS["gemma3:4b"][0], "it")
-    found = plan(config, [], LoadOptions(dummy_weights=True), gpu(140 * GB, 141 * GB))
+    options = LoadOptions(dummy_weights=True, max_slots=2)
+    found = plan(config, [], options, gpu(140 * GB, 141 * GB))
+    assert not found.window_pages
     assert any("29 of 34 layers see the last 1,024 tokens" in note for note in found.notes)
     assert found.kv_bytes >= 131072 * kv_token_bytes(config)
     assert kv_token_bytes(config) == 2 * 34 * 4 * 256 * 2

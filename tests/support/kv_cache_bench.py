@@ -40,6 +40,7 @@ class Sequenced:
     computed: int
     room: int
     new_blocks: list[int] = field(default_factory=list)
+    new_window_blocks: list[int] = field(default_factory=list)
 
 
 class Bench:
@@ -97,6 +98,7 @@ class Bench:
     def _start(self, new: Sequenced, update: CacheUpdate) -> None:
         self.running[new.seq] = new
         new.new_blocks.extend(update.new_blocks)
+        new.new_window_blocks.extend(update.new_window_blocks)
         self._do(update.memory)
         slot = self.kv_cache.slot(new.seq)
         known = tuple(self._tagged(new, new.known))
@@ -135,6 +137,7 @@ class Bench:
             return False
         self._do(update.memory)
         it.new_blocks.extend(update.new_blocks)
+        it.new_window_blocks.extend(update.new_window_blocks)
         it.room = max(it.room, len(wide))
         self.flush()
         wide = wide if done is None else wide[:done]
@@ -181,8 +184,9 @@ class Bench:
         for it in self.running.values():
             slot = self.kv_cache.slot(it.seq)
             if isinstance(self.storage, BlockStorage):
-                blocks, it.new_blocks = tuple(it.new_blocks), []
-                self.storage.write(StepRow(it.seq, slot, it.computed, (), new_blocks=blocks), ())
+                new = tuple(it.new_blocks), tuple(it.new_window_blocks)
+                it.new_blocks, it.new_window_blocks = [], []
+                self.storage.write(StepRow(it.seq, slot, it.computed, (), (), *new), ())
             assert self.storage.held(slot) == self._tagged(it, it.known[: it.computed])
         if isinstance(self.storage, SlotStorage):
             usage = self.kv_cache.usage()

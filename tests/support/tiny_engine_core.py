@@ -89,8 +89,10 @@ def tiny_runner(
     host_blocks: int = 0,
     saved_states: int = 6,
     state_interval: int = 0,
+    window_blocks: int = 0,
 ) -> CudaRunner:
-    """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them."""
+    """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them. With
+    `window_blocks` windowed layers have pages of their own, the last of which nobody writes."""
     config = read_config(folder)
     names = ARCHITECTURES[config.architecture].NAMES
     source = CheckpointWeights(folder, device)
@@ -100,7 +102,7 @@ def tiny_runner(
     hybrid = config.delta_net is not None
     pages = Pages(
         config, blocks + 1, context, device, dtype, PAGE, fp8=fp8_kv, slots=slots,
-        saved_states=saved_states,
+        saved_states=saved_states, window_pages=window_blocks + 2 if window_blocks else 0,
     )  # fmt: skip
     spoil(pages)
     can = Capabilities(
@@ -111,6 +113,8 @@ def tiny_runner(
         max_step_tokens=step,
         depth=2,
         block_tokens=PAGE,
+        window_tokens=max((0, *config.windows)) if window_blocks else 0,
+        window_blocks=window_blocks,
         host_blocks=host_blocks,
         bytes_per_token=pages.page_bytes // PAGE,
         kv_type="fp8" if fp8_kv else str(dtype),

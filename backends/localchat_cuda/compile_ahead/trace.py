@@ -291,6 +291,7 @@ def meta_runner(job: CompileJob) -> CudaRunner:
         config, capabilities.kv_tokens // capabilities.block_tokens + 1, capabilities.context_tokens, META,
         getattr(torch, config.dtype), capabilities.block_tokens, fp8=capabilities.kv_type == FP8,
         slots=capabilities.max_slots,
+        window_pages=capabilities.window_blocks and capabilities.window_blocks + 1,
     )  # fmt: skip
     weights = meta_weights(
         config, head_int8=job.head_int8, head_bounds=job.head_bounds, formats=job.formats

@@ -121,7 +121,8 @@ def _digest(job: CompileJob) -> str:
         context_tokens=min(capabilities.context_tokens, 2 * capabilities.max_step_tokens),
     )
     steps = [shape.tokens <= capabilities.kv_tokens for shape in all_shapes(capabilities)]
-    job = job._replace(capabilities=replace(capabilities, kv_tokens=0))
+    windows = min(1, capabilities.window_blocks)
+    job = job._replace(capabilities=replace(capabilities, kv_tokens=0, window_blocks=windows))
     found = hashlib.sha256(f"{job}{triton.__version__}{steps}".encode())
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
         found.update(path.read_bytes())

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from localchat.backend_api.interface import Enter, SamplingParams, StepRow
-from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer
+from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 
 FORK_ROWS = 64
 
@@ -47,20 +47,29 @@ class TableWrites(NamedTuple):
 
 
 class StateTable:
-    """Token table and block tables of all slots."""
+    """Token table and block tables of all slots; windowed layers may have block tables of their own."""
 
     def __init__(
-        self, slots: int, columns: int, page_tokens: int, scratch_page: int, device: torch.device
-    ) -> None:
-        """`slots` sequences of at most `columns` tokens. `scratch_page`: the page that padding writes to."""
+        self, slots: int, columns: int, page_tokens: int, scratch_page: int, device: torch.device,
+        scratch_window_page: int | None = None,
+    ) -> None:  # fmt: skip
+        """`slots` sequences of at most `columns` tokens. `scratch_page`: the page that padding writes to;
+        `scratch_window_page`: the same of windowed layers with pages of their own, None: there are none."""
         self.slots, self.columns, self.device = slots, columns, device
         self.width = -(-columns // page_tokens)
         self.setting_rows = slots + 1 + FORK_ROWS
         self.sequences: dict[int, SequenceSlot] = {}
-        self.block_tables = torch.zeros(slots + 1, self.width, dtype=torch.int32, device=device)
         # Padding is text of any length, all of it on one page: an entry of 0 would let it overwrite the
         # page of a sequence.
-        self.block_tables[slots] = scratch_page
+        scratch = [scratch_page]
+        if scratch_window_page is not None:
+            scratch.append(scratch_window_page)
+            self.width += -self.width % ALIGNED_WORDS  # the second table begins after the first
+        self._tables = torch.zeros(
+            len(scratch), slots + 1, self.width, dtype=torch.int32, device=device
+        )
+        self._tables[:, slots] = torch.tensor(scratch, dtype=torch.int32, device=device)[:, None]
+        self.block_tables, self.window_tables = self._tables[0], self._tables[-1]
         self.token_table = torch.zeros((slots + 1) * columns + 2, dtype=torch.int32, device=device)
         self._pages_used = [0] * slots
         self._free_rows = list(range(slots + 1, self.setting_rows))
@@ -135,6 +144,10 @@ class StateTable:
                 page_indices.extend(range(begin, begin + len(row.new_blocks)))
                 pages.extend(row.new_blocks)
                 self._pages_used[row.slot] = used + len(row.new_blocks)
+                if row.new_window_blocks:  # as many: both tables grow together
+                    begin += self.block_tables.numel()
+                    page_indices.extend(range(begin, begin + len(row.new_window_blocks)))
+                    pages.extend(row.new_window_blocks)
             if not compute:
                 continue
             begin = row.slot * self.columns + row.start
@@ -157,7 +170,7 @@ class StateTable:
         if writes.tokens.size:
             self.token_table.index_copy_(0, writes.token_indices.view(), writes.tokens.view())
         if writes.pages.size:
-            flat = self.block_tables.view(-1)
+            flat = self._tables.view(-1)
             flat.index_copy_(0, writes.page_indices.view(), writes.pages.view())
 
     def store_tokens(self) -> None:

@@ -326,9 +326,10 @@ def write_batch(
 
 def model_inputs(
     batch: InputBatch, slices: BatchSlices, token_table: torch.Tensor, block_tables: torch.Tensor,
-    logits_indices: torch.Tensor | None,
+    logits_indices: torch.Tensor | None, window_tables: torch.Tensor | None = None,
 ) -> ModelInputs:  # fmt: skip
-    """The step on the device. Reads its token ids from the flat `token_table`."""
+    """The step on the device. Reads its token ids from the flat `token_table`. `window_tables`: of windowed
+    layers with pages of their own, if there are any."""
     starts, counts = slices.starts.view(), slices.counts.view()
     lengths, slots = slices.lengths.view(), slices.sequence_slots.view()
 
@@ -358,6 +359,7 @@ def model_inputs(
         positions=slices.positions.view(),
         slots=slices.slots.view(),
         block_tables=block_tables,
+        window_tables=block_tables if window_tables is None else window_tables,
         logits_indices=logits_indices,
         tokens=tokens,
         batch=part(slice(None)),

@@ -2,7 +2,7 @@
 
 Letters: T tokens of the step, S sequences, L layers, J key/value heads, D head dimension. A *page* holds
 `page_tokens` positions of one sequence in one layer; a *block table* lists the pages of a slot in order.
-Page numbers are the same in all layers.
+Page numbers are the same in all layers; or windowed layers have their own, and block tables of their own.
 """
 
 from collections.abc import Iterator
@@ -53,10 +53,11 @@ class Pages:
     def __init__(
         self, config: ModelConfig, pages: int, context_tokens: int, device: torch.device,
         dtype: torch.dtype, page_tokens: int = PAGE_TOKENS, *, fp8: bool = False, slots: int = 0,
-        saved_states: int = 0,
+        saved_states: int = 0, window_pages: int = 0,
     ) -> None:  # fmt: skip
         """`context_tokens`: the longest sequence, for the tables of rotations. `dtype`: of the numbers;
-        `fp8`: store them in 8 bits. `slots`, `saved_states`: see States."""
+        `fp8`: store them in 8 bits. `slots`, `saved_states`: see States. `window_pages`: those of layers with a
+        window; 0: they have the pages of all."""
         self.page_tokens, self.device, self.dtype = page_tokens, device, dtype
         self._latent = config.latent
         self.states = (
@@ -64,25 +65,27 @@ class Pages:
             if config.delta_net and config.delta_net.count
             else None
         )
-        shapes: dict[tuple[int, int], list[int]] = {}
+        shapes: dict[tuple[int, int, bool], list[int]] = {}
         for layer in config.kv_layers:
-            shapes.setdefault((config.key_heads_of(layer), config.head_dim_of(layer)), []).append(
-                layer
-            )
+            windowed = window_pages > 0 and config.window(layer) > 0
+            shape = config.key_heads_of(layer), config.head_dim_of(layer), windowed
+            shapes.setdefault(shape, []).append(layer)
+        self._windowed = tuple(windowed for _, _, windowed in shapes)
+        """By pool."""
         self.pools = tuple(
             torch.zeros(
-                len(layers), pages, 1 if config.latent else 2, heads, page_tokens, d // 2 if fp8 else d,
-                device=device, dtype=torch.int16 if fp8 else dtype,
+                len(layers), window_pages if windowed else pages, 1 if config.latent else 2, heads,
+                page_tokens, d // 2 if fp8 else d, device=device, dtype=torch.int16 if fp8 else dtype,
             )
-            for (heads, d), layers in shapes.items()
+            for (heads, d, windowed), layers in shapes.items()
         )  # fmt: skip
         self.exponents: tuple[torch.Tensor, ...] = ()
         if fp8:
             self.exponents = tuple(
                 torch.zeros(
-                    len(layers), pages, heads, page_tokens, 2, device=device, dtype=torch.uint8
+                    *(*pool.shape[:2], *pool.shape[3:5], 2), device=device, dtype=torch.uint8
                 )
-                for (heads, _), layers in shapes.items()
+                for pool in self.pools
             )
         own = {
             layer: (number, at)
@@ -121,8 +124,18 @@ class Pages:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page in all layers."""
-        return self.bytes // self.pools[0].shape[1]
+        """Bytes of one page in all layers, but for windowed ones with pages of their own."""
+        return sum(each.nbytes // each.shape[1] for each in self._tensors(windowed=False))
+
+    def windowed(self, layer: int) -> bool:
+        """True if a layer has the pages of the windowed layers."""
+        return self._windowed[self._own[layer][0]]
+
+    def _tensors(self, *, windowed: bool) -> list[torch.Tensor]:
+        """Numbers or codes, then exponents, of one of the two kinds of pages."""
+        kinds = (*self._windowed, *self._windowed)
+        every = zip((*self.pools, *self.exponents), kinds, strict=False)
+        return [tensor for tensor, kind in every if kind == windowed]
 
     def read(self, page: int, out: torch.Tensor) -> None:
         """Copy a page in all layers to bytes uint8 [page_bytes]."""
@@ -139,7 +152,7 @@ class Pages:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The parts of a page's bytes beside the views that hold them: numbers or codes, then exponents."""
         begin = 0
-        for tensor in (*self.pools, *self.exponents):
+        for tensor in self._tensors(windowed=False):
             view = tensor[:, page]
             end = begin + view.numel() * view.element_size()
             yield content[begin:end].view(view.dtype).view(view.shape), view
@@ -154,12 +167,11 @@ class Pages:
             return LayerPages(pool[:, 0], pool[:, 0, ..., : self._latent.kv_rank], None)
         return LayerPages(pool[:, 0], pool[:, 1], exponents)
 
-    def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first `tokens` positions of a page, in all layers."""
-        for pool in self.pools:
-            pool[:, target, :, :, :tokens] = pool[:, source, :, :, :tokens]
-        for exponents in self.exponents:
-            exponents[:, target, :, :tokens] = exponents[:, source, :, :tokens]
+    def copy(self, source: int, target: int, tokens: int, *, windowed: bool = False) -> None:
+        """Copy the first `tokens` positions of a page, in all layers that have it."""
+        for tensor in self._tensors(windowed=windowed):
+            # The positions are the last dimension but one, of numbers and of exponents.
+            tensor[:, target, ..., :tokens, :] = tensor[:, source, ..., :tokens, :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +213,8 @@ class ModelInputs:
     """[T]"""
     block_tables: torch.Tensor
     """[slots, pages of the longest sequence]"""
+    window_tables: torch.Tensor
+    """The same of windowed layers with pages of their own."""
     logits_indices: torch.Tensor | None
     """Tokens whose last state is needed, int64 [P]; None: all."""
     tokens: Tokens | None

@@ -79,9 +79,9 @@ class CudaRunner:
         self, model: DeviceModel, capabilities: Capabilities, *, graphs: bool = True,
         graph_bytes: int = 1 << 62, host_blocks: HostPages | None = None,
     ) -> None:  # fmt: skip
-        """Takes ownership of `model`, which has one page more than the capabilities have blocks: the last one
-        is for padding. `graphs` False: capture none; `graph_bytes`: most memory that they may take.
-        `host_blocks`: those of the capabilities, None only where no plan names any."""
+        """Takes ownership of `model`, which has one page more than the capabilities have blocks, of both kinds:
+        the last one is for padding. `graphs` False: capture none; `graph_bytes`: most memory that they may
+        take. `host_blocks`: those of the capabilities, None only where no plan names any."""
         self.capabilities = capabilities
         if model.kernels and not interpreted():
             hash_bottom_up()
@@ -112,7 +112,7 @@ class CudaRunner:
         with self.on_stream():
             self.table = StateTable(
                 capabilities.max_slots, capabilities.context_tokens, pages.page_tokens, blocks,
-                self.device,
+                self.device, capabilities.window_blocks or None,
             )  # fmt: skip
             self._buffer = StepBuffer(self._buffer_words(), DEPTH + 1, self.device)
             max_rows = logit_rows(capabilities.max_slots)
@@ -170,7 +170,8 @@ class CudaRunner:
         """Words of any step but for logit biases and many forks: 16 a token and 1,024 a slot."""
         caps = self.capabilities
         padded = max(caps.max_step_tokens, DECODE_BUCKETS[-1]) + 64
-        return 16 * padded + 1024 * (caps.max_slots + 64) + 3 * caps.max_slots * self.table.width
+        tables = (2 if caps.window_blocks else 1) * caps.max_slots * self.table.width
+        return 16 * padded + 1024 * (caps.max_slots + 64) + 3 * tables
 
     # ------------------------------------------------------------------------ launch
 
@@ -460,7 +461,8 @@ class CudaRunner:
 def _execute(operation: MemoryOp, pages: Pages) -> None:
     """Queue a memory operation. Only a model with states has others than Copy."""
     if isinstance(operation, Copy):
-        pages.copy(operation.src_block, operation.dst_block, operation.tokens)
+        source, target = operation.src_block, operation.dst_block
+        pages.copy(source, target, operation.tokens, windowed=operation.window)
         return
     states = pages.states
     assert states is not None, f"a paged cache cannot {operation}"

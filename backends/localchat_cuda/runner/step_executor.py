@@ -285,8 +285,9 @@ class StepExecutor:
 
         def inputs(logits_indices: torch.Tensor | None) -> ModelInputs:
             return model_inputs(
-                batch, prepared.slices, table.token_table, table.block_tables, logits_indices
-            )
+                batch, prepared.slices, table.token_table, table.block_tables, logits_indices,
+                table.window_tables,
+            )  # fmt: skip
 
         def logits_of_all() -> tuple[torch.Tensor, Rescoring | None]:
             states = model.hidden_states(inputs(None))

@@ -4,6 +4,7 @@ from localchat.backend_api.interface import Capabilities
 from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.paged_states import HybridKVCacheManager
+from localchat.core.kv_cache.paged_windows import WindowedKVCacheManager
 from localchat.core.kv_cache.slots import SlotKVCacheManager
 
 __all__ = [
@@ -31,4 +32,6 @@ def make_kv_cache_manager(
     )
     if can.rewind == "checkpoint":
         return HybridKVCacheManager(pages, can.saved_states)
+    if can.window_blocks:
+        return WindowedKVCacheManager(pages, can.block_tokens, can.window_tokens, can.window_blocks)
     return pages

@@ -1,4 +1,4 @@
-"""KVCacheManager: the bookkeeping of a KV cache. Two implement it: paged.py, and slots.py for llama.cpp.
+"""KVCacheManager: the bookkeeping of a KV cache, paged (paged.py) or of slots for llama.cpp (slots.py).
 
 A method that changes something returns the memory operations for the *next* plan, in order, or None when
 there is no room now (and then nothing has changed). A manager never calls a runner.
@@ -6,7 +6,8 @@ there is no room now (and then nothing has changed). A manager never calls a run
 Operations must reach the runner in the order in which the methods returned them, all before the rows of the
 next plan. `commit` and `release` may free blocks, so they are called when no launched step still writes to
 them. A paged slot's block table is empty when its sequence enters; blocks only ever get appended to it
-(`CacheUpdate.new_blocks`, the first time with the cached ones).
+(`CacheUpdate.new_blocks`, the first time with the cached ones). Layers with a window may have a table of their
+own, with `CacheUpdate.new_window_blocks`.
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ class CacheUpdate(NamedTuple):
 
     memory: tuple[MemoryOp, ...] = ()
     new_blocks: tuple[int, ...] = ()
+    new_window_blocks: tuple[int, ...] = ()
     kept: int | None = None
     """From `commit` only: the slot could not be truncated and now holds its first `kept` tokens: none where a
     sliding window moved on, those before the drafts where a state was held. The sequence keeps its slot and

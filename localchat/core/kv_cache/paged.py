@@ -58,7 +58,9 @@ class _SequenceBlocks:
         """The last node that was noted for the disk."""
 
 
-class _PagedPrefix(NamedTuple):
+class PagedPrefix(NamedTuple):
+    """Source of a hit."""
+
     version: int
     walk: PrefixMatch
 
@@ -110,7 +112,7 @@ class PagedKVCacheManager:
         swapped = sum(not node.blocks for node in walk.nodes) * self._block_tokens
         if walk.partial is not None and not walk.partial.blocks:
             swapped += walk.shared
-        return PrefixHit(cached, why, _PagedPrefix(self._version, walk), swapped)
+        return PrefixHit(cached, why, PagedPrefix(self._version, walk), swapped)
 
     def _miss_reason(self, walk: PrefixMatch, cached: int) -> str:
         if walk.was_known:
@@ -123,7 +125,7 @@ class PagedKVCacheManager:
         self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str, owner: str = ""
     ) -> CacheUpdate | None:
         assert seq not in self._sequences, f"sequence {seq} is already allocated"
-        assert isinstance(hit.source, _PagedPrefix)
+        assert isinstance(hit.source, PagedPrefix)
         assert hit.source.version == self._version, "the hit is older than the last change"
         nodes, partial, shared, _, _ = hit.source.walk
         held = [node.blocks[0] for node in nodes if node.blocks]
@@ -406,6 +408,11 @@ class PagedKVCacheManager:
 
     def slot(self, seq: int) -> int:
         return self._sequences[seq].slot
+
+    def leaf(self, seq: int) -> PrefixNode | None:
+        """The last node of a sequence's text, a root where there is none; None: it is not published."""
+        sequence = self._sequences[seq]
+        return sequence.tail or sequence.tip
 
     def extend(self, seq: int, tokens: int) -> CacheUpdate | None:
         sequence = self._sequences[seq]

@@ -378,6 +378,8 @@ class Scheduler:
             self.add_memory_ops(update.memory)
         if update.new_blocks:
             sequence.new_blocks += update.new_blocks
+        if update.new_window_blocks:
+            sequence.new_window_blocks += update.new_window_blocks
 
     def _write_row(
         self, step: StepBuilder, sequence: Sequence, width: int, drafts: tuple[int, ...]
@@ -414,8 +416,9 @@ class Scheduler:
             known if len(known) == width else LAST,
             drafts,
             sequence.new_blocks,
+            sequence.new_window_blocks,
         )
-        sequence.new_blocks = ()
+        sequence.new_blocks = sequence.new_window_blocks = ()
         step.add(row, scheduled, is_decode=width == 1 + again and start >= prompt_tokens)
 
     # ------------------------------------------------------------------------ preemption
@@ -458,7 +461,7 @@ class Scheduler:
         self.remove(victim, keep=keep)
         victim.state = State.WAITING
         victim.launched = victim.computed = victim.unknown = victim.recomputed = 0
-        victim.new_blocks = ()
+        victim.new_blocks = victim.new_window_blocks = ()
         self.add(victim)
 
     # ------------------------------------------------------------------------ admission

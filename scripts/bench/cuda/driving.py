@@ -76,7 +76,7 @@ def runner_of(
     weights = with_unpacked(weights, dtype) if unpacked else weights
     pages = Pages(
         config, blocks + 1, context, GPU, dtype, fp8=kv_type == FP8, slots=slots,
-        saved_states=can.saved_states,
+        saved_states=can.saved_states, window_pages=can.window_blocks and can.window_blocks + 1,
     )  # fmt: skip
     model = DeviceModel(config, weights, pages, kernels=GPU.type == "cuda")
     host_blocks = None

@@ -14,8 +14,10 @@ from hypothesis.stateful import (
 )
 
 from localchat.backend_api.interface import Capabilities
+from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.kv_cache.paged import PagedKVCacheManager
+from localchat.core.kv_cache.paged_windows import WindowedKVCacheManager
 from localchat.core.kv_cache.slots import SlotKVCacheManager
 from tests.support.kv_cache_bench import Bench, capabilities, common
 
@@ -126,6 +128,26 @@ class HostBlocksLife(BlocksLife):
         return replace(super().capabilities_of(size), host_blocks=size // 2)
 
 
+class WindowsLife(BlocksLife):
+    """Windows of 1 to 14 tokens; as many blocks as two windows and a step need, at least."""
+
+    def capabilities_of(self, size: int) -> Capabilities:
+        window = size % 14 + 1
+        return replace(
+            super().capabilities_of(size),
+            window_tokens=window,
+            window_blocks=2 * (window // 4 + 4) + size // 12,
+        )
+
+    def book_of(self, can: Capabilities, ram: int) -> KVCacheManager:
+        return make_kv_cache_manager(can, "model", 0)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "bench"):
+            assert isinstance(self.bench.kv_cache, WindowedKVCacheManager)
+
+
 class SlotsLife(Life):
     changes: dict[str, object]
 
@@ -159,6 +181,10 @@ def test_paged_cache_keeps_every_sequence_and_leaks_no_block() -> None:
 
 def test_paged_cache_with_blocks_in_host_memory_keeps_every_sequence_and_leaks_no_block() -> None:
     run_state_machine_as_test(HostBlocksLife, settings=settings(SETTINGS, max_examples=100))
+
+
+def test_paged_cache_with_windows_keeps_what_they_see_and_leaks_no_block() -> None:
+    run_state_machine_as_test(WindowsLife, settings=settings(SETTINGS, max_examples=100))
 
 
 @pytest.mark.parametrize("kind", KINDS)

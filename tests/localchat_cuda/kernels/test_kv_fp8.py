@@ -200,3 +200,26 @@ def test_wrong_arguments_raise_with_their_name() -> None:
         )
     with pytest.raises(ValueError, match="k: pages x heads x tokens x 64"):
         decode_attention.attend(q, k, v, batch, 1, partials)
+
+
+@pytest.mark.parametrize("prefill", [False, True])
+@pytest.mark.parametrize(("window", "d"), [(64, 64), (100, 256)])
+def test_a_window_reads_no_codes_of_pages_before_it(window: int, d: int, prefill: bool) -> None:
+    work = [(9, 300), (3, 201)]
+    q, k, v, exponents, batch = coded_scene(work, 2, 1, d)
+    rules = Rules(window=window)
+    wanted = attention_reference.reference(q, k, v, batch, rules, exponents)
+    for i, (count, length) in enumerate(work):
+        batch.tables[i + 1, : (length - count - window + 1) // PAGE] = k.shape[0] - 1  # NaN
+    if prefill:
+        out = torch.zeros_like(q)
+        rows = prefill_attention.tile_config_for(d).rows
+        listed = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], rows)
+        tiles = torch.tensor(listed, dtype=torch.int32)
+        prefill_attention.attend(q, k, v, batch, tiles, out, rules, exponents=exponents)
+        close(out, wanted)
+        return
+    partials, flat = Partials.empty(2, 12, 2, d, q.device), torch.empty(12, 2 * d)
+    decode_attention.attend(q, k, v, batch, 9, partials, rules, exponents=exponents)
+    decode_attention.merge(partials, flat)
+    close(flat, wanted.view(12, -1))

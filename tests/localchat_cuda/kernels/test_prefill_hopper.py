@@ -79,13 +79,12 @@ def test_emulated_kernel_matches_the_reference_for_ragged_sequences(
 
 
 @pytest.mark.parametrize("window", [1, 64, 65, 128, 200, 500])
-def test_emulated_kernel_with_a_window_reads_no_step_before_it(window: int) -> None:
-    work = [(140, 600), (65, 65), (1, 200)]
+def test_emulated_kernel_with_a_window_reads_no_page_before_it(window: int) -> None:
+    work = [(140, 600), (65, 65), (1, 200), (70, 333)]
     q, k, v, batch = scene(work, 1, 1, 64)
     wanted = attention_reference.reference(q, k, v, batch, Rules(window=window))
     for i, (count, length) in enumerate(work):
-        oldest = max(length - count - window + 1, 0) // prefill_hopper.KEYS * 2
-        batch.tables[i + 1, :oldest] = k.shape[0] - 1  # NaN
+        batch.tables[i + 1, : max(length - count - window + 1, 0) // PAGE] = NOWHERE
     pool = torch.stack((k, v), 1)
     close(emulated(q, pool, batch, tiles_of(work), Rules(window=window), 2), wanted)
 

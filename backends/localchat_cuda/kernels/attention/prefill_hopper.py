@@ -88,9 +88,10 @@ def _item(
 
 
 @gluon.jit
-def _pages(table, step, most, rows_a_page):
-    """First rows of a step's two pages. Past the last page it repeats that page, whose keys are masked."""
-    one = gl.load(table + step * 2) * rows_a_page
+def _pages(table, step, least, most, rows_a_page):
+    """First rows of a step's two pages. Before the first and past the last page it repeats that page: its keys
+    are masked there, and the table may name any page."""
+    one = gl.load(table + gl.maximum(step * 2, least)) * rows_a_page
     other = gl.load(table + gl.minimum(step * 2 + 1, most)) * rows_a_page
     return one, other
 
@@ -117,14 +118,17 @@ def _load(
         if low < end:
             table = tables + gl.load(slots + sequence).to(gl.int64) * width
             most = gl.cdiv(gl.minimum(length - count + first + 2 * M, length), P) - 1
+            least = most * 0
+            if WINDOW > 0:
+                least = gl.maximum(length - count + first - WINDOW + 1, 0) // P
             row = head // (H // J) * P
-            one, other = _pages(table, end - 1, most, rows_a_page)
+            one, other = _pages(table, end - 1, least, most, rows_a_page)
             stage = base % STAGES
             mbarrier.wait(empty.index(stage), ((base // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(stage), BYTES)
             _fetch(k_boxes, row, one, other, ks, stage, full)
             for it in range(1, end - low):
-                next_one, next_other = _pages(table, end - 1 - it, most, rows_a_page)
+                next_one, next_other = _pages(table, end - 1 - it, least, most, rows_a_page)
                 stage = (base + it) % STAGES
                 mbarrier.wait(empty.index(stage), (((base + it) // STAGES) & 1) ^ 1)
                 mbarrier.expect(full.index(stage), 2 * BYTES)
@@ -224,7 +228,11 @@ def _attend(
         # both warpgroups write the same values
         stage = (base + 1) % STAGES
         mbarrier.wait(full.index(stage), ((base + 1) // STAGES) & 1)
-        _without_rest(vs.index(stage * 2), (end - 1) * (2 * P), length, P, B_L)
+        one = (end - 1) * (2 * P)
+        if WINDOW > 0:
+            # where the first page lies before the window, its place holds the second one
+            one = gl.maximum(one, gl.maximum(length - count + first - WINDOW + 1, 0) // P * P)
+        _without_rest(vs.index(stage * 2), one, length, P, B_L)
         _without_rest(vs.index(stage * 2 + 1), (end - 1) * (2 * P) + P, length, P, B_L)
         fence_async_shared()
         barrier()

@@ -121,20 +121,22 @@ def reference(
     out = torch.zeros(t, h, width, device=q.device)
     for i in range(batch.starts.shape[0]):
         start, count, length = (int(x[i]) for x in (batch.starts, batch.counts, batch.lengths))
-        pages = batch.tables[int(batch.slots[i]), : -(-length // page)].long()
+        # Entries before the windows of all queries may name any page.
+        begin = max(0, length - count + 1 - rules.window) // page if rules.window else 0
+        pages = batch.tables[int(batch.slots[i]), begin : -(-length // page)].long()
         if exponents is None:
             keys, values = k[pages].float(), v[pages].float()
         else:
             keys = kv_fp8.decode_reference(k[pages], exponents[pages, ..., 0])
             values = kv_fp8.decode_reference(v[pages], exponents[pages, ..., 1])
-        keys = keys.transpose(1, 2).reshape(-1, j, d)[:length]
-        values = values.transpose(1, 2).reshape(-1, j, width)[:length]
+        keys = keys.transpose(1, 2).reshape(-1, j, d)[: length - begin * page]
+        values = values.transpose(1, 2).reshape(-1, j, width)[: length - begin * page]
         rows = q[start : start + count].float().view(count, j, h // j, d)
         logits = torch.einsum("tjrd,njd->tjrn", rows, keys) * rules.scale_for(d)
         if rules.soft_cap:
             logits = rules.soft_cap * torch.tanh(logits / rules.soft_cap)
         at = torch.arange(length - count, length, device=q.device)[:, None]
-        key = torch.arange(length, device=q.device)[None, :]
+        key = torch.arange(begin * page, length, device=q.device)[None, :]
         hidden = key > at
         if rules.window:
             hidden = hidden | (key <= at - rules.window)
