@@ -159,9 +159,9 @@ class WindowedKVCacheManager:
         return update._replace(new_window_blocks=new)
 
     def commit(
-        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
+        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0, ahead: int = 0
     ) -> CacheUpdate:
-        update = self._others.commit(seq, tokens, computed, earliest)
+        update = self._others.commit(seq, tokens, computed, earliest, ahead)
         window = self._running[seq]
         window.committed = computed
         self._publish(seq, window)
