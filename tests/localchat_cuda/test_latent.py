@@ -83,8 +83,9 @@ def test_a_page_of_latents_comes_back_bit_for_bit(folder: Path) -> None:
     pages = runner.model.pages
     assert pages.page_bytes == 64 * kv_token_bytes(runner.model.config, "bf16") // 2
     pool = pages.pools[0].view(torch.int16)
-    pool.copy_(torch.randint(-9999, 9999, pool.shape, dtype=torch.int16, device=DEVICE))
-    held = pool[:, 1].clone()
+    with runner.on_stream():
+        pool.copy_(torch.randint(-9999, 9999, pool.shape, dtype=torch.int16, device=DEVICE))
+        held = pool[:, 1].clone()
     runner.launch(StepPlan(1, memory=(SaveBlock(1, 0), LoadBlock(0, 2))))
     runner.collect()
     assert torch.equal(pool[:, 2], held)

@@ -64,7 +64,7 @@ def windowed(folder: Path, window_blocks: int = FEW, **how: Any) -> CudaRunner:
         for row in plan.rows:
             following = row.start + 1 if row.drafts else row.start + row.width
             first = max(0, following + 1 - window) // PAGE
-            with torch.inference_mode():
+            with torch.inference_mode(), runner.on_stream():  # behind the step
                 runner.table.window_tables[row.slot, :first] = window_blocks + 1
 
     runner.launch = spoilt  # type: ignore[method-assign]
