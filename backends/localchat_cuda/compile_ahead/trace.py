@@ -82,6 +82,9 @@ _HISTORIES = (1, 130, 260, 520, 1040)
 """One for each number of ranges that a history is cut into."""
 _SHARED_TOKENS = 512
 """Tokens of a step that several prompts share."""
+_MIXED_TOKENS = 640, 2048
+"""Of steps with prompts and decoding rows that leave rows out behind the last attention, with packed and with
+unpacked int4 weights."""
 
 
 class CompileJob(NamedTuple):
@@ -341,7 +344,7 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
         if MAX_DECODE_WIDTH < size // count <= widest // count:
             yield CompileShape(((0, size // count, 0),) * count)
     decode_rows = (*MIXED_DECODE_BUCKETS[1:], 2 * MIXED_DECODE_BUCKETS[-1])
-    mixed = product(decode_rows, (_SHARED_TOKENS, widest), (0, *_DRAFTS[-2:]))
+    mixed = product(decode_rows, (*_MIXED_TOKENS, widest), (0, *_DRAFTS[-2:]))
     for own, tokens, drafts in (
         *mixed,
         *((MIXED_DECODE_BUCKETS[1], tokens, 0) for tokens in MIXED_BUCKETS),
