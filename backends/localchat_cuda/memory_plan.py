@@ -59,6 +59,8 @@ _SAVED_STATES, _SAVED_SHARE = 64, 4
 """Most states that are saved for prefixes, and the part of the KV cache's memory that they take at most."""
 _WORTH = 1.5
 """Windowed layers have pages of their own where the room for conversations, or the context, grows so much."""
+_ENOUGH_TOKENS = 4096
+"""For each of the answers that may run at once: with so much room, idle conversations are worth more."""
 STATE_WINDOW = 1024
 """Last states of a sequence that are kept for prediction heads."""
 _HALF, _FLOAT, _TABLE, _LARGEST_SLOTS = 2, 4, 4, 256
@@ -105,13 +107,13 @@ def plan(
 
 def _saves(apart: MemoryPlan, together: MemoryPlan, slots: int) -> bool:
     """True if pages of their own for windowed layers allow much more. That costs the KV in RAM and on the disk,
-    so it is not done where half of the slots can have whole contexts anyway."""
+    so it is not done where there is room enough anyway."""
     if not (apart.fits and together.fits):
         return apart.fits or (not together.fits and apart.total_bytes < together.total_bytes)
     if apart.context_tokens >= _WORTH * together.context_tokens:
         return True
     more = apart.kv_tokens >= _WORTH * together.kv_tokens
-    short = 2 * together.kv_tokens < slots * together.context_tokens
+    short = together.kv_tokens < slots * min(together.context_tokens, _ENOUGH_TOKENS)
     return more and short and apart.context_tokens >= together.context_tokens
 
 

@@ -32,7 +32,7 @@ def test_a_token_takes_its_part_of_the_layers_that_see_all_of_them() -> None:
     config = config_of("gemma3:27b")
     assert kv_token_bytes(config) == 62 * 2 * 16 * 128 * 2
     assert kv_token_bytes(config, windowed=False) == 10 * 2 * 16 * 128 * 2
-    found = planned(config, 15, 70)
+    found = planned(config, 15, 70, context_tokens=131072)
     windows = found.window_pages * PAGE_TOKENS * kv_token_bytes(config, windowed=True)
     others = found.kv_tokens * kv_token_bytes(config, windowed=False)
     assert found.context_tokens == 131072
@@ -46,7 +46,7 @@ def test_a_token_takes_its_part_of_the_layers_that_see_all_of_them() -> None:
 
 def test_there_are_pages_for_a_window_of_each_sequence_and_for_the_steps_in_flight() -> None:
     config = config_of("gemma3:27b")
-    found = planned(config, 15, 70)
+    found = planned(config, 15, 70, context_tokens=131072)
     can = capabilities(config, LoadRequest(found, LoadOptions()))
     assert can.max_rows == can.max_slots == 16
     # A window of 1,024 keys lies on 17 pages at most; one before it is kept, and one is new.
@@ -71,7 +71,7 @@ def test_a_small_gpu_runs_fewer_sequences_at_once_in_smaller_steps() -> None:
 @pytest.mark.parametrize("kv_type", [None, "fp8"])
 def test_the_pages_of_a_runner_are_those_of_the_plan(name: str, kv_type: str | None) -> None:
     config = config_of(name)
-    options = LoadOptions(kv_type=kv_type)
+    options = LoadOptions(kv_type=kv_type, max_slots=128)
     found = plan(config, [header(15 * GB)], options, gpu(24 * GB))
     can = capabilities(config, LoadRequest(found, options))
     assert can.window_blocks and can.kv_tokens >= can.context_tokens
@@ -88,6 +88,16 @@ def test_where_windows_save_little_the_cache_keeps_its_place_in_ram() -> None:
     found = planned(config, 18, 70)
     assert not found.window_pages
     assert found.cache_ram_bytes
+
+
+@pytest.mark.parametrize(("slots", "apart"), [(16, False), (64, True)])
+def test_windows_are_apart_where_answers_at_once_would_be_short_of_room(
+    slots: int, apart: bool
+) -> None:
+    config, options = config_of("gpt-oss:20b"), LoadOptions(max_slots=slots)
+    found = plan(config, [header(14 * GB)], options, gpu(24 * GB), ram_bytes=64 * GB)
+    assert found.kv_tokens > 100_000
+    assert bool(found.window_pages) == apart == (not found.cache_ram_bytes)
 
 
 def test_a_model_without_windows_has_no_pages_for_them() -> None:
