@@ -155,7 +155,7 @@ class Capabilities:
     window_tokens: int = 0
     """Keys that a query sees in windowed layers with blocks of their own (a paged cache); 0: there are none."""
     window_blocks: int = 0
-    """Their number. `kv_tokens` are those of the other blocks."""
+    """Number of those blocks; `kv_tokens` counts the others."""
     host_blocks: int = 0
     """Blocks of a paged cache that host memory holds (SaveBlock, LoadBlock); then the runner is a
     HostBlockRunner."""
