@@ -42,6 +42,7 @@ from localchat_cuda.ggml_forms import FORMS, INT8, INT8_ZEROS
 from localchat_cuda.gguf_config import LayerFormats
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.altup import AltUpWeights
+from localchat_cuda.kernels.attention.decode import LONG_TOKENS
 from localchat_cuda.kernels.delta_net import TAPS, DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
@@ -80,6 +81,8 @@ _TOP_K = SamplingParams(temperature=0.7, frequency_penalty=0.1, top_k=20)
 _DRAFTS = (0, 1, 3, 7, 15)
 _HISTORIES = (1, 130, 260, 520, 1040)
 """One for each number of ranges that a history is cut into."""
+_LONG_HISTORIES = 2_080, 4_160, LONG_TOKENS
+"""The same, of lone sequences: over latents, and in long contexts."""
 _SHARED_TOKENS = 512
 """Tokens of a step that several prompts share."""
 _MIXED_TOKENS = 640, 2048
@@ -335,6 +338,9 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
     for drafts, rows, history in product(_DRAFTS, writers, histories):
         if not drafts or rows * (1 + drafts) <= DECODE_BUCKETS[-1]:
             yield CompileShape(((history, 1 + drafts, drafts),) * rows)
+    for history in _LONG_HISTORIES:
+        if history < room:
+            yield CompileShape(((history, 1, 0),))
     for size in sorted({widest, *(each for each in PREFILL_BUCKETS if each <= widest)}):
         if size > MAX_DECODE_WIDTH:
             yield CompileShape(((0, size, 0),))

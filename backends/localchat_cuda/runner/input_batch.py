@@ -249,11 +249,13 @@ def _splits(decode: Sequence[TokenSpan], widest: int, config: BatchConfig, *, co
     prompt chunks, which take longer than the decode part."""
     if not decode:
         return 0
+    longest = max(each.start + each.width for each in decode)
     rows, most = 64, decode_attention.MOST_SPLITS
     if config.latents:
         rows, most = decode_attention.LATENT_ROWS, decode_attention.MOST_LATENT_SPLITS
+    elif longest >= decode_attention.LONG_TOKENS:
+        most = decode_attention.MOST_LONG_SPLITS
     blocks = -(-config.heads // config.key_heads * widest // rows)
-    longest = max(each.start + each.width for each in decode)
     splits = decode_attention.splits_for(
         len(decode), config.key_heads, blocks, longest, config.page_tokens,
         config.sms * decode_attention.programs_for(config.fp8_kv), most,

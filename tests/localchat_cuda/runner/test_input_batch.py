@@ -85,6 +85,12 @@ def test_histories_have_fewer_split_counts_in_steps_with_prompts() -> None:
     assert beside <= {1, 4, 16, 64} and len(beside) < len(alone)
 
 
+def test_a_lone_long_sequence_is_cut_into_more_ranges() -> None:
+    config = BatchConfig(28, 4, 128, 64, 132, context_tokens=40_960)
+    cut = [build_input_batch([TokenSpan(0, n, 1)], config, 3).shape.splits for n in (7000, 20_000)]
+    assert cut == [16, 32]
+
+
 def test_latents_are_cut_into_more_ranges() -> None:
     """They have one key head, and so one program for each range."""
     config = BatchConfig(20, 1, 576, 64, 132, context_tokens=8192, latents=True)

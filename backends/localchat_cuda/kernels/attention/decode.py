@@ -60,9 +60,12 @@ LATENT_ROWS = 32
 """Most rows of a tile over latent keys, whose queries take twice the shared memory of the widest others."""
 _LATENT_FEW = 8
 """Sequences up to which two stages are as good as three, over latents."""
-MOST_SPLITS, MOST_LATENT_SPLITS = 16, 64
-"""Ranges of a sequence. At 7,000 tokens of one stream, 32 save nothing and cost 3 us in merging; but latents
-have one key head, and so fewer programs: there, 64 take 14 us, and 16 take 48."""
+MOST_SPLITS, MOST_LONG_SPLITS, MOST_LATENT_SPLITS = 16, 32, 64
+"""Ranges of a sequence. At 7,000 tokens of one stream, 32 save nothing and cost 2 us in merging; at 32,000 they
+take 27 us, and 16 take 35. Latents have one key head, and so fewer programs: there, 64 take 14 us at 7,000
+tokens, and 16 take 48."""
+LONG_TOKENS = 16_384
+"""Length from which a sequence has MOST_LONG_SPLITS."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -80,13 +83,14 @@ class DecodeTileConfig(NamedTuple):
 
 
 def tile_config_for(
-    d: int, rows: int, coded: bool = False, crowded: bool = False
+    d: int, rows: int, coded: bool = False, crowded: bool = False, roomy: bool = False
 ) -> DecodeTileConfig:
     """Choose the tile config by head dimension and rows per tile.
 
     Fewer warps are 15 % faster alone with 8 streams or more at 7,000 tokens, but slower inside a whole step.
     An FP8 cache (`coded`) takes half the shared memory: one more stage keeps as many bytes in flight.
-    `crowded`: more programs than multiprocessors, so two programs share one and both must fit.
+    `crowded`: more programs than multiprocessors, so two programs share one and both must fit. `roomy`: see
+    Traits; wide heads then take 0.45 to 0.8 of the time (H200).
     """
     if d > 256:
         return DecodeTileConfig(16, 4, 2)
@@ -94,9 +98,13 @@ def tile_config_for(
         if d > 128:
             return DecodeTileConfig(32, 4, 3, not crowded)
         return DecodeTileConfig(64, 4, (3 if crowded else 4) if rows == 16 else 2, not crowded)
-    return (
-        DecodeTileConfig(64, 4, 3 if rows == 16 else 2) if d <= 128 else DecodeTileConfig(32, 4, 2)
-    )
+    if d <= 128:
+        return DecodeTileConfig(64, 4, 3 if rows == 16 else 2)
+    if not roomy:
+        return DecodeTileConfig(32, 4, 2)
+    if crowded:
+        return DecodeTileConfig(32, 4, 3 if rows == 16 else 2, small=False)
+    return DecodeTileConfig(64, 4, 3 if rows <= 32 else 2, small=False)
 
 
 def latent_tile_config_for(d: int, rows: int, sequences: int, gpu: Traits) -> DecodeTileConfig:
@@ -386,7 +394,7 @@ def attend(
     rules = rules or Rules()
     if config is None and tail:
         config = latent_tile_config_for(d, rows, batch.starts.shape[0], decoder)
-    config = config or tile_config_for(d, rows, coded, crowded)
+    config = config or tile_config_for(d, rows, coded, crowded, decoder.roomy)
     if page % config.tile:
         raise ValueError(f"config: a tile of {config.tile} keys does not divide a page of {page}")
     scale = rules.scale_for(width) * LOG2E.value
