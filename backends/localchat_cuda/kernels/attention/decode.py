@@ -102,8 +102,6 @@ def tile_config_for(
         return DecodeTileConfig(64, 4, 3 if rows == 16 else 2)
     if not roomy:
         return DecodeTileConfig(32, 4, 2)
-    if crowded:
-        return DecodeTileConfig(32, 4, 3 if rows == 16 else 2, small=False)
     return DecodeTileConfig(64, 4, 3 if rows <= 32 else 2, small=False)
 
 
