@@ -90,7 +90,7 @@ def tile_config_for(
     Fewer warps are 15 % faster alone with 8 streams or more at 7,000 tokens, but slower inside a whole step.
     An FP8 cache (`coded`) takes half the shared memory: one more stage keeps as many bytes in flight.
     `crowded`: more programs than multiprocessors, so two programs share one and both must fit. `roomy`: see
-    Traits; wide heads then take 0.45 to 0.8 of the time (H200).
+    Traits; wide heads then take 0.45 to 0.85 of the time (H200).
     """
     if d > 256:
         return DecodeTileConfig(16, 4, 2)
