@@ -1,5 +1,6 @@
 """Further methods of runners whose KV leaves the device: it goes to the disk, and comes back."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -20,7 +21,7 @@ class ExportingRunner(Protocol):
 
 
 class HostBlockRunner(Protocol):
-    """Further method of a runner whose capabilities have host blocks.
+    """Further methods of a runner whose capabilities have host blocks.
 
     The bytes may go to another process and come back in one of the same model, build and KV type.
     """
@@ -30,5 +31,12 @@ class HostBlockRunner(Protocol):
 
         None: a copy of a launched plan still uses it. Called from the thread of `launch`; the bytes may be
         used by any.
+        """
+        ...
+
+    def block_sums(self, numbers: Sequence[int]) -> list[bytes]:
+        """The sums (kv_store/checksum.py) of host blocks that no plan names meanwhile.
+
+        Called by one thread, another than that of `launch`.
         """
         ...

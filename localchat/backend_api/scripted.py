@@ -10,7 +10,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +42,7 @@ from localchat.backend_api.scripted_kv import BlockStorage, SlotStorage, storage
 from localchat.errors import ContextExceeded, DeviceFault, EngineClosed, ModelInvalid, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.kv_store.checksum import payload_sums
 
 BOS, EOS, THINK, END_THINK = 256, 257, 258, 259
 VOCAB = 260
@@ -230,6 +231,10 @@ class ScriptedRunner:
     def host_block(self, number: int) -> memoryview | None:
         assert isinstance(self.storage, BlockStorage)
         return self.storage.host_block(number)
+
+    def block_sums(self, numbers: Sequence[int]) -> list[bytes]:
+        assert isinstance(self.storage, BlockStorage)
+        return [payload_sums(self.storage.host_block(number)) for number in numbers]
 
     def memory(self) -> MemoryReport:
         return MemoryReport(1000, 100, 10, 1)

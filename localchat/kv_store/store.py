@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from localchat.kv_store.entry import (
     keys_of,
     make_entry,
     read_payload,
-    read_payload_into,
+    read_unchecked,
     root_key,
     write_entry,
 )
@@ -281,9 +281,7 @@ class Namespace:
             try:
                 payloads.append(read_payload(path, entry))
             except (OSError, EntryInvalid):
-                self._tree.remove(entry)
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+                self.discard(entry)
                 break
             with suppress(OSError):
                 os.utime(path, (now_s, now_s))
@@ -301,19 +299,31 @@ class Namespace:
         """Entries of `size` tokens each that hold a text from `start` on, where `parent` ends."""
         return self._tree.chain(parent, start, ids, size, payload_bytes)
 
-    def read_into(self, entry: Entry, out: memoryview) -> bool:
-        """Read one entry. False: it is gone or damaged, and no longer counts."""
-        path = self.folder / entry.name
+    def read_into(self, entry: Entry, out: memoryview) -> bytes | None:
+        """Read one entry whose payload is checked by the caller: it must have the checksum that is returned.
+
+        None: it is gone or damaged, and no longer counts.
+        """
         try:
-            read_payload_into(path, entry, out)
+            return read_unchecked(self.folder / entry.name, entry, out)
         except (OSError, EntryInvalid):
-            self._tree.remove(entry)
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-            return False
-        with suppress(OSError):
-            os.utime(path)
-        return True
+            self.discard(entry)
+            return None
+
+    def discard(self, entry: Entry) -> None:
+        """Delete an entry that is damaged."""
+        self._tree.remove(entry)
+        self._unlink(entry)
+
+    def touch(self, entries: Sequence[Entry]) -> None:
+        """Note behind the answers that entries were used now."""
+
+        def note() -> None:
+            for entry in entries:
+                with suppress(OSError):
+                    os.utime(self.folder / entry.name)
+
+        self._store.writer.put(note, 0)
 
     # ------------------------------------------------------------------------ writing
 

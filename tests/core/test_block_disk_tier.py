@@ -12,7 +12,7 @@ import pytest
 
 from localchat.backend_api.interface import LoadBlock
 from localchat.core import engine_core
-from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
+from localchat.core.kv_cache.block_disk_tier import BlockDiskTier, _HostBlocks
 from localchat.engine.events import Prefill
 from localchat.kv_store.entry import Entry, make_entry
 from localchat.kv_store.store import KVStore
@@ -82,10 +82,10 @@ def test_parts_that_were_read_are_on_the_device_before_the_last_one(
     def loaded() -> bool:
         return any(isinstance(op, LoadBlock) for plan in bench.runner.steps for op in plan.memory)
 
-    def read_the_end_late(entry: Entry, out: memoryview) -> bool:
+    def read_the_end_late(entry: Entry, out: memoryview) -> bytes | None:
         while entry.end > 160 and not loaded() and time.monotonic() < end_s:
             time.sleep(0.001)
-        return read_into(entry, out) and (entry.end <= 160 or loaded())
+        return read_into(entry, out) if entry.end <= 160 or loaded() else None
 
     monkeypatch.setattr(bench.disk_tier._namespace, "read_into", read_the_end_late)
     id_ = bench.ask(request([*tokens, 65]))
@@ -104,15 +104,15 @@ def test_nothing_is_given_back_while_blocks_are_still_being_filled(
     ids = np.zeros(4, np.int32)
     entries = tuple(make_entry(b"", 4 * number, ids, 32) for number in range(40))
 
-    def read_into(entry: Entry, _: memoryview) -> bool:
+    def read_into(entry: Entry, _: memoryview) -> bytes | None:
         time.sleep(0.002)
         filled.append(entry)
-        return entry.start > 0
+        return b"" if entry.start else None
 
     monkeypatch.setattr(tier._namespace, "read_into", read_into)
-    buffers = [memoryview(b"")] * len(entries)
+    blocks = _HostBlocks((0,) * len(entries), (memoryview(b""),) * len(entries))
     state = bench.requests[id_]
-    tier._read(state, Match(entries, 160), buffers, lambda read: seen.append(len(filled)))
+    tier._read(state, Match(entries, 160), blocks, lambda read: seen.append(len(filled)))
     assert seen == [40]
 
 

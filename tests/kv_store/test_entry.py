@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localchat.kv_store import entry as entry_module
+from localchat.kv_store.checksum import CHUNK_BYTES, GROUP_BYTES
 from localchat.kv_store.entry import Entry, EntryInvalid, make_entry, read_payload, write_entry
 
-SIZE = 2 * entry_module._CHUNK_BYTES + 3 * entry_module._GROUP_BYTES + 1003
+SIZE = 2 * CHUNK_BYTES + 3 * GROUP_BYTES + 1003
 LINE, PAGE = 64, 4096
 
 Damage = Callable[[bytearray, random.Random], None]
@@ -96,7 +96,7 @@ def test_damage_to_a_large_payload_shows(tmp_path: Path, damage: Damage) -> None
 
 def test_lines_in_each_others_place_show_at_every_distance(tmp_path: Path) -> None:
     draw = random.Random(4)
-    payload = draw.randbytes(3 * entry_module._GROUP_BYTES)
+    payload = draw.randbytes(3 * GROUP_BYTES)
     entry, path = written(tmp_path, payload)
     lines = len(payload) // LINE
     for distance in range(1, lines):

@@ -7,11 +7,14 @@ its layers lie far apart: one copy of megabytes instead of dozens of small ones.
 
 import mmap
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from localchat.kv_store.checksum import GROUP, chunks, payload_rest
 from localchat_cuda.runner.kv_pages import Pages
 
 _PINNED_AT_ONCE = 1 << 28
@@ -31,8 +34,8 @@ class HostMemory:
         self._device = device
         self._stride = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._memory = mmap.mmap(-1, count * self._stride)
-        content = np.frombuffer(self._memory, np.uint8).reshape(count, self._stride)
-        self.rows = torch.from_numpy(content)[:, :size]
+        self._content = np.frombuffer(self._memory, np.uint8).reshape(count, self._stride)
+        self.rows = torch.from_numpy(self._content)[:, :size]
         self._areas: list[int] = []
         self._error = 0
         self._thread: threading.Thread | None = None
@@ -65,6 +68,12 @@ class HostMemory:
         begin = number * self._stride
         return memoryview(self._memory)[begin : begin + self.size]
 
+    def words_on_device(self) -> torch.Tensor:
+        """The blocks as the device reads them where they lie: int64 (blocks, words), cut to whole words."""
+        content = self._content if self._device.type == "cpu" else _Mapped(self._content)
+        words = torch.as_tensor(content, device=self._device).view(torch.int64)
+        return words[:, : self.size // 8]
+
     def close(self) -> None:
         """Unpin the memory. No copy is under way. Idempotent."""
         if self._thread is not None:
@@ -74,8 +83,23 @@ class HostMemory:
         self._areas = []
 
 
+class _Mapped:
+    """Pinned memory as an array of the device: unified addressing gives both the same pointers."""
+
+    def __init__(self, content: npt.NDArray[np.uint8]) -> None:
+        self.__cuda_array_interface__ = content.__array_interface__ | {"version": 3}
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Numbers in ascending order, as firsts and counts of those that follow each other."""
+    ordered = sorted(numbers)
+    starts = [at for at, number in enumerate(ordered) if not at or ordered[at - 1] != number - 1]
+    for start, end in pairwise([*starts, len(ordered)]):
+        yield ordered[start], end - start
+
+
 class HostPages:
-    """Copies between pages and host blocks. Used by one thread."""
+    """Copies between pages and host blocks. Used by one thread, and `sums_of` by another one."""
 
     def __init__(self, pages: Pages, memory: HostMemory) -> None:
         """Takes ownership of `memory`, whose blocks are pages of these."""
@@ -89,9 +113,12 @@ class HostPages:
         self._new_blocks: list[int] = []
         self._new_numbers: list[int] = []
         """Of the copies since the last event."""
+        self._words = memory.words_on_device()
+        self._sum_stream: torch.cuda.Stream | None = None
         if self._gpu:
             self._stream = torch.cuda.Stream(pages.device)  # type: ignore[no-untyped-call]
             self._buffer = torch.empty(memory.size, dtype=torch.uint8, device=pages.device)
+            self._sum_stream = torch.cuda.Stream(pages.device)  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------------ copies
 
@@ -132,6 +159,7 @@ class HostPages:
         ended.record(self._stream)
         ended.synchronize()
         self.record()
+        self.sums_of((0,))  # the driver loads kernels where they are used first: 30 ms
         return float(begun.elapsed_time(ended)) / 1e3 / _MEASURED_LOADS
 
     def copied(self) -> None:
@@ -168,6 +196,29 @@ class HostPages:
             return None
         self._numbers.pop(number, None)
         return self._memory.view(number)
+
+    def sums_of(self, numbers: Sequence[int]) -> list[bytes]:
+        """See backend_api.kv_transfer.HostBlockRunner.
+
+        The device reads them where they lie: a CPU of many readers adds no faster than it reads files.
+        """
+        if not numbers:
+            return []
+        with torch.cuda.stream(self._sum_stream):
+            sums = torch.cat([self._sums(first, count) for first, count in _runs(numbers)]).cpu()
+        places = np.argsort(np.argsort(numbers))
+        rests = (payload_rest(self._memory.view(number)) for number in numbers)
+        return [row.tobytes() + rest for row, rest in zip(sums.numpy()[places], rests, strict=True)]
+
+    def _sums(self, first: int, count: int) -> torch.Tensor:
+        """Queue the sums of blocks that follow each other: int64 (blocks, sums), which overflows as the sums'
+        own words do."""
+        sums = [self._words.new_empty((count, 0))]
+        for start, end in chunks(self._memory.size):
+            words = self._words[first : first + count, start // 8 : end // 8]
+            grid = words.view(count, -1, *GROUP).sum(2)
+            sums += [grid.sum(1), grid.sum(2)]
+        return torch.cat(sums, 1)
 
     def close(self) -> None:
         """Give the memory back. No copy is under way."""

@@ -263,6 +263,11 @@ class CudaRunner:
         assert self._host_blocks is not None, "there are no host blocks"
         return self._host_blocks.bytes_of(number)
 
+    def block_sums(self, numbers: Sequence[int]) -> list[bytes]:
+        """See backend_api.kv_transfer.HostBlockRunner."""
+        assert self._host_blocks is not None, "there are no host blocks"
+        return self._host_blocks.sums_of(numbers)
+
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
         """On the runner's stream, without gradients."""

@@ -8,13 +8,14 @@ several threads, while other requests run, and the KV cache manager finds them t
 
 import os
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -29,11 +30,13 @@ from localchat.core.kv_cache.disk_tier import (
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.prefix_tree import PrefixNode
 from localchat.core.sequence import RequestState
+from localchat.kv_store.entry import Entry, checksum
 from localchat.kv_store.store import KVStore, ReadBack
 from localchat.kv_store.tree import Match
 
-_MOST_READERS = 16
-_PART_BYTES = 64_000_000
+_MOST_READERS = 8
+"""More wait for Python's lock: of 8, 12 and 16 these were the fastest on 16 cores."""
+_PART_BYTES = 128_000_000
 """What is read in parts goes on to the device in parts."""
 _MOST_PENDING_BYTES = 32_000_000
 """Of blocks that wait to be written. A request that comes meanwhile has them beside it: some 20 ms."""
@@ -52,10 +55,17 @@ SLOW = "the disk reads more slowly than the prompt is computed"
 class _Reserved:
     """Host blocks that are being filled for a request."""
 
-    first: int
-    """Number of the text's block that is read next."""
+    after: bytes
+    """Digest of the block behind which the next one is read."""
     numbers: list[int]
     buffers: list[memoryview]
+
+
+class _HostBlocks(NamedTuple):
+    """Host blocks that entries are read into."""
+
+    numbers: tuple[int, ...]
+    buffers: tuple[memoryview, ...]
 
 
 class BlockDiskTier:
@@ -115,15 +125,15 @@ class BlockDiskTier:
             self._read_s *= _TRY_AGAIN
             request_state.disk_missed = SLOW
             return None
-        numbers = self._kv_cache.reserve(len(entries), request_state.tokens, request.salt)
-        reserved = _Reserved(first, numbers, [])
+        numbers = self._kv_cache.reserve(len(entries), parent, request.salt)
+        reserved = _Reserved(parent, numbers, [])
         for number in numbers:
             if (buffer := self._blocks.host_block(number)) is None:
                 break
             reserved.buffers.append(buffer)
         entries = entries[: len(reserved.buffers)]
         if not entries:
-            self._kv_cache.adopt(request_state.tokens, request.salt, first, numbers, 0)
+            self._kv_cache.adopt(parent, request.salt, (), numbers)
             request_state.disk_missed = NO_ROOM
             return None
         self._reserved[request_state.id] = reserved
@@ -133,50 +143,64 @@ class BlockDiskTier:
         self, request_state: RequestState, match: Match, then: Callable[[DiskRead], None]
     ) -> None:
         """Read in other threads, one of which calls `then` for each part."""
-        buffers = self._reserved[request_state.id].buffers
-        self._reader.submit(self._read, request_state, match, buffers, then)
+        reserved = self._reserved[request_state.id]
+        blocks = _HostBlocks(tuple(reserved.numbers), tuple(reserved.buffers))
+        self._reader.submit(self._read, request_state, match, blocks, then)
 
     def _read(
         self,
         request_state: RequestState,
         match: Match,
-        buffers: list[memoryview],
+        blocks: _HostBlocks,
         then: Callable[[DiskRead], None],
     ) -> None:
         """Report in parts: while others are read, the device loads one. The readers wait for no part."""
         begun_s = time.perf_counter()
         step = self._part_blocks
-        reading = self._readers.map(self._namespace.read_into, match.entries, buffers)
+        reading = self._readers.map(self._namespace.read_into, match.entries, blocks.buffers)
         for first in range(0, len(match.entries), step):
             part = match.entries[first : first + step]
-            whole = list(islice(reading, len(part)))
-            count = whole.index(False) if False in whole else len(part)
+            checksums = tuple(islice(reading, len(part)))
+            count = self._whole(part, checksums, blocks.numbers[first : first + step])
             if last := count < len(part) or first + step >= len(match.entries):
                 deque(reading, 0)  # before blocks that are still being filled are given back
             back, elapsed_s = ReadBack(part[:count], ()), time.perf_counter() - begun_s
             then(DiskRead(request_state, match._replace(entries=part), back, elapsed_s, last))
             if last:
+                self._namespace.touch(match.entries[: first + count])
                 return
+
+    def _whole(
+        self, entries: Sequence[Entry], checksums: Sequence[bytes | None], numbers: Sequence[int]
+    ) -> int:
+        """How many entries from the first on were read into these host blocks without damage."""
+        read = checksums.index(None) if None in checksums else len(entries)
+        sums = self._blocks.block_sums(numbers[:read])
+        for at, found in enumerate(sums):
+            if checksum(entries[at], found) != checksums[at]:
+                self._namespace.discard(entries[at])
+                return at
+        return read
 
     def adopt(self, read: DiskRead) -> tuple[MemoryOp, ...]:
         """Make a part that was read findable, and note on the request how that went."""
-        request_state, count = read.request_state, len(read.back.entries)
-        tokens, salt = request_state.tokens, request_state.request.salt
-        reserved = self._reserved[request_state.id]
-        end = None if read.last else count
-        numbers, reserved.numbers = reserved.numbers[:end], reserved.numbers[count:]
-        adopted = self._kv_cache.adopt(tokens, salt, reserved.first, numbers, count)
-        reserved.first += count
+        request_state, entries = read.request_state, read.back.entries
+        salt, reserved = request_state.request.salt, self._reserved[request_state.id]
+        end = None if read.last else len(entries)
+        numbers, reserved.numbers = reserved.numbers[:end], reserved.numbers[len(entries) :]
+        texts = [array("i", entry.ids.tobytes()) for entry in entries]
+        adopted = self._kv_cache.adopt(reserved.after, salt, texts, numbers)
+        reserved.after = entries[-1].key if entries else reserved.after
         request_state.read_back += adopted * self._size
         request_state.read_s = read.elapsed_s if request_state.read_back else 0.0
-        if count < len(read.match.entries):
+        if len(entries) < len(read.match.entries):
             request_state.disk_missed = DAMAGED
         if read.last:
             del self._reserved[request_state.id]
             size = request_state.read_back * self._block_bytes // self._size
             if size >= _MEASURED_BYTES:
                 self._read_s = _average(self._read_s, read.elapsed_s / size)
-        return self._kv_cache.load_ahead(tokens, salt)
+        return self._kv_cache.load_ahead(entries[adopted - 1].key, salt) if adopted else ()
 
     # ------------------------------------------------------------------------ writing
 

@@ -65,6 +65,15 @@ class PagedPrefix(NamedTuple):
     walk: PrefixMatch
 
 
+def _text_to(node: PrefixNode | None) -> list[PrefixNode]:
+    """All nodes of a text up to this one, without the root."""
+    nodes: list[PrefixNode] = []
+    while node is not None and node.parent is not None:
+        nodes.append(node)
+        node = node.parent
+    return nodes[::-1]
+
+
 class PagedKVCacheManager:
     """See KVCacheManager. Counts of KVUsage are blocks times `block_tokens`."""
 
@@ -323,10 +332,10 @@ class PagedKVCacheManager:
         nodes = self._tree.match(array("i", tokens), len(tokens) - 1, salt).nodes
         return len(nodes), nodes[-1].digest if nodes else self._tree.root_digest(salt)
 
-    def reserve(self, count: int, tokens: Sequence[int], salt: str) -> list[int]:
-        """Take up to `count` host blocks to read blocks of a prompt into; `adopt` takes them over."""
-        nodes = self._tree.match(array("i", tokens), len(tokens) - 1, salt).nodes
-        held = [node.host for node in nodes if node.host >= 0]
+    def reserve(self, count: int, after: bytes, salt: str) -> list[int]:
+        """Take up to `count` host blocks to read blocks into that follow the one of this digest; `adopt` takes
+        them over."""
+        held = [node.host for node in _text_to(self._tree.named(after, salt)) if node.host >= 0]
         for pinned in held:
             self._host.pin(pinned)
         numbers: list[int] = []
@@ -342,42 +351,38 @@ class PagedKVCacheManager:
         return numbers
 
     def adopt(
-        self, tokens: Sequence[int], salt: str, first: int, numbers: list[int], count: int
+        self, after: bytes, salt: str, texts: Sequence[TokenArray], numbers: Sequence[int]
     ) -> int:
-        """Take over host blocks from `reserve`, of which the first `count` hold the blocks of `tokens` from
-        number `first` on. Returns how many are findable now."""
+        """Take over host blocks from `reserve`: the first hold the KV of `texts`, which follow the block of
+        this digest. Returns how many are findable now."""
         self._reserved -= len(numbers)
         self._host_full = False
         self._version += 1
-        size, ids, left = self._block_tokens, array("i", tokens), numbers
-        root = self._tree.acquire_root(salt)
-        nodes = self._tree.match(ids[: first * size], first * size, salt).nodes
-        node, added = nodes[-1] if nodes else root, list[PrefixNode]()
-        if len(nodes) == first:
-            left = numbers[count:]
-            for at, number in enumerate(numbers[:count], first):
-                following = self._tree.add_full(node, ids[at * size : (at + 1) * size])
-                if following is None or following.host >= 0:
-                    left.append(number)
-                else:
-                    self._unsaved.pop(following, None)
-                    self._swapped += not following.blocks
-                    following.kept = True
-                    self._host.put(following, number)
-                if following is None:
-                    left += numbers[at - first + 1 : count]
-                    break
-                node = following
-                added.append(node)
+        self._tree.acquire_root(salt)
+        node, added = self._tree.named(after, salt), list[PrefixNode]()
+        left = list(numbers[len(texts) :])
+        for text, number in zip(texts, numbers, strict=False):
+            following = self._tree.add_full(node, text) if node is not None else None
+            if following is None or following.host >= 0:
+                left.append(number)
+            else:
+                self._unsaved.pop(following, None)
+                self._swapped += not following.blocks
+                following.kept = True
+                self._host.put(following, number)
+            added += [following] if following is not None else []
+            node = following
         for number in left:
             self._host.give_back(number)
-        self._host.touch([*nodes, *added])
+        if added:
+            self._host.touch(_text_to(added[-1]))
         self._tree.release_root(salt)
         return len(added)
 
-    def load_ahead(self, tokens: Sequence[int], salt: str) -> tuple[MemoryOp, ...]:
-        """Load what host memory has of a prompt into blocks that nobody holds, as far as there are any."""
-        nodes = self._tree.match(array("i", tokens), len(tokens) - 1, salt).nodes
+    def load_ahead(self, last: bytes, salt: str) -> tuple[MemoryOp, ...]:
+        """Load a text that host memory has, up to the block of this digest, into blocks that nobody holds, as
+        far as there are any."""
+        nodes = _text_to(self._tree.named(last, salt))
         table = [node.blocks[0] for node in nodes if node.blocks]
         room = len(self._free) + len(self._cached) - sum(not self._refs[block] for block in table)
         missing = nodes[len(table) :][:room]

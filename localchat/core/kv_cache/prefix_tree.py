@@ -108,6 +108,11 @@ class PrefixTree:
         piece = tokens[node.end : node.end + self._block_tokens]
         return PrefixMatch(tuple(nodes), partial, shared, self._was_known(node, piece), root)
 
+    def named(self, digest: bytes, salt: str) -> PrefixNode | None:
+        """The full node of this digest, or the salt's root; None: there is none."""
+        root = self._roots.get(salt)
+        return root if root is not None and root.digest == digest else self._full.get(digest)
+
     def _closest(self, node: PrefixNode, rest: TokenArray) -> tuple[PrefixNode | None, int]:
         best: PrefixNode | None = None
         shared = 0

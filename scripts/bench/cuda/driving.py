@@ -191,8 +191,9 @@ class Engine:
         return asked
 
     def turn(self) -> None:
-        if self.loop._reading:
-            time.sleep(0.0002)  # other threads read
+        loop = self.loop
+        if loop._reading and not loop._in_flight and loop._scheduler.idle:
+            loop._execute(loop._wait_for_command())  # as `run` does: other threads read
         self.loop.process_commands()
         self.loop.step()
 

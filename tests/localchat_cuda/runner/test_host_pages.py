@@ -2,14 +2,18 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from localchat.backend_api.interface import LoadBlock, SaveBlock, StepPlan
 from localchat.engine.events import Prefill
+from localchat.kv_store.checksum import CHUNK_BYTES, payload_sums
 from localchat.kv_store.store import KVStore
+from localchat_cuda.runner.host_pages import HostMemory, HostPages
+from localchat_cuda.runner.kv_pages import Pages
 from scripts.bench.cuda.stress import stress
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import DEVICE, TinyLoop, request, tiny_runner
@@ -56,6 +60,17 @@ def test_a_page_comes_back_bit_for_bit(folder: Path, kind: str) -> None:
     runner.collect()
     assert torch.equal(pool[:, 2], before[0])
     runner.close()
+
+
+@pytest.mark.parametrize("size", [8_000, 40_000, 3_670_016, 2 * CHUNK_BYTES + 70_003])
+def test_the_device_sums_blocks_as_the_store_does(size: int) -> None:
+    memory = HostMemory(DEVICE, size, 6)
+    memory.wait()
+    memory.rows.random_(0, 256)
+    pages = HostPages(cast(Pages, SimpleNamespace(device=DEVICE, page_bytes=size)), memory)
+    for numbers in ([], [2], [0, 1, 2, 3, 4, 5], [5, 4, 1, 0, 2]):
+        assert pages.sums_of(numbers) == [payload_sums(memory.view(each)) for each in numbers]
+    pages.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
