@@ -1,8 +1,9 @@
 """Host pages: blocks of KV in pinned host memory, copied beside the steps.
 
 Copies run on a stream of their own. A step waits for those of the blocks that it is about to write or read, and
-for no others, so saving blocks delays nobody. Each page goes through a contiguous buffer on the device, because
-its layers lie far apart: one copy of megabytes instead of dozens of small ones.
+for no others, so saving blocks delays nobody. Pages go through a contiguous buffer on the device, because their
+layers lie far apart: one copy of megabytes instead of dozens of small ones. Blocks that follow each other in
+host memory are loaded together.
 """
 
 import mmap
@@ -18,6 +19,8 @@ from localchat.kv_store.checksum import GROUP, chunks, payload_rest
 from localchat_cuda.runner.kv_pages import Pages
 
 _PINNED_AT_ONCE = 1 << 28
+_LOADED_AT_ONCE = 1 << 24
+"""Bytes of the buffer, but for larger blocks."""
 _MEASURED_LOADS = 8
 
 
@@ -35,7 +38,11 @@ class HostMemory:
         self._stride = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._memory = mmap.mmap(-1, count * self._stride)
         self._content = np.frombuffer(self._memory, np.uint8).reshape(count, self._stride)
-        self.rows = torch.from_numpy(self._content)[:, :size]
+        self.content = torch.from_numpy(self._content)
+        """uint8 (blocks, stride)"""
+        self.rows = self.content[:, :size]
+        self.area = max(1, _PINNED_AT_ONCE // self._stride)
+        """Blocks of an area."""
         self._areas: list[int] = []
         self._error = 0
         self._thread: threading.Thread | None = None
@@ -47,9 +54,8 @@ class HostMemory:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.set_device(self._device)
         begin, count = self.rows.data_ptr(), self.rows.shape[0]
-        step = max(1, _PINNED_AT_ONCE // self._stride)
-        for first in range(0, count, step):
-            at, blocks = begin + first * self._stride, min(step, count - first)
+        for first in range(0, count, self.area):
+            at, blocks = begin + first * self._stride, min(self.area, count - first)
             self._error = int(cudart.cudaHostRegister(at, blocks * self._stride, 0))
             if self._error:
                 break
@@ -90,9 +96,8 @@ class _Mapped:
         self.__cuda_array_interface__ = content.__array_interface__ | {"version": 3}
 
 
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Numbers in ascending order, as firsts and counts of those that follow each other."""
-    ordered = sorted(numbers)
+def _runs(ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as firsts and counts of those that follow each other."""
     starts = [at for at, number in enumerate(ordered) if not at or ordered[at - 1] != number - 1]
     for start, end in pairwise([*starts, len(ordered)]):
         yield ordered[start], end - start
@@ -113,39 +118,62 @@ class HostPages:
         self._new_blocks: list[int] = []
         self._new_numbers: list[int] = []
         """Of the copies since the last event."""
+        self._loads: dict[int, int] = {}
+        """Loads that are not yet queued: numbers of host blocks by block."""
         self._words = memory.words_on_device()
+        self._stream: torch.cuda.Stream | None = None
         self._sum_stream: torch.cuda.Stream | None = None
+        stride = memory.content.shape[1]
+        self._buffer = torch.empty(
+            max(1, _LOADED_AT_ONCE // stride), stride, dtype=torch.uint8, device=pages.device
+        )
         if self._gpu:
             self._stream = torch.cuda.Stream(pages.device)  # type: ignore[no-untyped-call]
-            self._buffer = torch.empty(memory.size, dtype=torch.uint8, device=pages.device)
             self._sum_stream = torch.cuda.Stream(pages.device)  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------------ copies
 
     def save(self, block: int, number: int) -> None:
         """Queue the copy of a block whose tokens are all computed."""
-        if not self._gpu:
-            self._pages.read(block, self._rows[number])
-            return
+        self._queue_loads()
         with torch.cuda.stream(self._stream):
-            self._pages.read(block, self._buffer)
-            self._rows[number].copy_(self._buffer, non_blocking=True)
+            content = self._buffer[0, : self._memory.size]
+            self._pages.read(block, content)
+            self._rows[number].copy_(content, non_blocking=True)
         self._new_blocks.append(block)
         self._new_numbers.append(number)
 
     def load(self, number: int, block: int) -> None:
-        """Queue the copy to a block that no launched step reads or writes."""
-        if not self._gpu:
-            self._pages.write(block, self._rows[number])
+        """Copy to a block that no launched step reads or writes, with the next copies or waits."""
+        self._loads[block] = number
+
+    def _queue_loads(self) -> None:
+        if not self._loads:
             return
-        if self._copied is not None:
+        loads = sorted((number, block) for block, number in self._loads.items())
+        self._loads = {}
+        numbers, blocks = ([each[part] for each in loads] for part in (0, 1))
+        if self._stream is not None and self._copied is not None:
             self._stream.wait_event(self._copied)
             self._copied = None
+        done = 0
         with torch.cuda.stream(self._stream):
-            self._buffer.copy_(self._rows[number], non_blocking=True)
-            self._pages.write(block, self._buffer)
-        self._new_blocks.append(block)
-        self._new_numbers.append(number)
+            for first, count in _runs(numbers):
+                for start, end in self._pieces(first, first + count):
+                    rows = self._buffer[: end - start]
+                    rows.copy_(self._memory.content[start:end], non_blocking=True)
+                    self._pages.write(blocks[done : done + len(rows)], rows)
+                    done += len(rows)
+        self._new_blocks += blocks
+        self._new_numbers += numbers
+
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """What of these host blocks fits into the buffer and lies in one area."""
+        while start < end:
+            area_end = (start // self._memory.area + 1) * self._memory.area
+            piece_end = min(end, area_end, start + len(self._buffer))
+            yield start, piece_end
+            start = piece_end
 
     def load_s(self, page: int) -> float:
         """Measure what loading a block takes, to a page that nobody reads; 0 on a CPU."""
@@ -153,9 +181,11 @@ class HostPages:
             return 0.0
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self.load(0, page)
+        self._queue_loads()
         begun.record(self._stream)
         for number in range(_MEASURED_LOADS):
             self.load(number % len(self._rows), page)
+            self._queue_loads()
         ended.record(self._stream)
         ended.synchronize()
         self.record()
@@ -170,8 +200,6 @@ class HostPages:
 
     def wait_for(self, blocks: Iterable[int]) -> None:
         """Have the current stream wait for the copies of these blocks."""
-        if not self._gpu:
-            return
         self.record()
         events = {id(event): event for block in blocks if (event := self._blocks.pop(block, None))}
         for event in events.values():
@@ -179,7 +207,9 @@ class HostPages:
 
     def record(self) -> None:
         """End the group of copies that are waited for together."""
-        if not self._new_blocks:
+        self._queue_loads()
+        if not self._gpu or not self._new_blocks:
+            self._new_blocks, self._new_numbers = [], []
             return
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
@@ -205,7 +235,8 @@ class HostPages:
         if not numbers:
             return []
         with torch.cuda.stream(self._sum_stream):
-            sums = torch.cat([self._sums(first, count) for first, count in _runs(numbers)]).cpu()
+            runs = _runs(sorted(numbers))
+            sums = torch.cat([self._sums(first, count) for first, count in runs]).cpu()
         places = np.argsort(np.argsort(numbers))
         rests = (payload_rest(self._memory.view(number)) for number in numbers)
         return [row.tobytes() + rest for row, rest in zip(sums.numpy()[places], rests, strict=True)]

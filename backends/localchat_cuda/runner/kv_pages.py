@@ -5,7 +5,7 @@ Letters: T tokens of the step, S sequences, L layers, J key/value heads, D head 
 Page numbers are the same in all layers; or windowed layers have their own, and block tables of their own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -139,23 +139,33 @@ class Pages:
 
     def read(self, page: int, out: torch.Tensor) -> None:
         """Copy a page in all layers to bytes uint8 [page_bytes]."""
-        for part, pages in self._parts(page, out):
-            part.copy_(pages)
+        for part, pages in self._parts(out.unsqueeze(0)):
+            part[0].copy_(pages[:, page])
 
-    def write(self, page: int, source: torch.Tensor) -> None:
-        """Copy bytes that `read` gave to a page."""
-        for part, pages in self._parts(page, source):
-            pages.copy_(part)
+    def write(self, pages: Sequence[int], rows: torch.Tensor) -> None:
+        """Copy bytes that `read` gave to pages. `rows`: uint8 [N, page_bytes or more], a row for a page."""
+        if len(pages) == 1:
+            for part, held in self._parts(rows):
+                held[:, pages[0]].copy_(part[0])
+            return
+        index = torch.tensor(pages)
+        if self.device.type == "cuda":
+            index = index.pin_memory().to(
+                self.device, non_blocking=True
+            )  # else it would be waited for
+        for part, held in self._parts(rows):
+            held.index_copy_(1, index, part.transpose(0, 1))
 
-    def _parts(
-        self, page: int, content: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The parts of a page's bytes beside the views that hold them: numbers or codes, then exponents."""
+    def _parts(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The parts of pages' bytes [N, L, words] beside the views that hold them [L, pages, words]: numbers or
+        codes, then exponents."""
         begin = 0
         for tensor in self._tensors(windowed=False):
-            view = tensor[:, page]
-            end = begin + view.numel() * view.element_size()
-            yield content[begin:end].view(view.dtype).view(view.shape), view
+            layers, pages = tensor.shape[:2]
+            held = tensor.view(layers, pages, -1)
+            held = held.view(torch.int64)
+            end = begin + tensor.nbytes // pages
+            yield rows[:, begin:end].view(held.dtype).view(len(rows), layers, -1), held
             begin = end
 
     def layer(self, number: int) -> LayerPages:
