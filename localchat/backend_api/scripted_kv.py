@@ -107,8 +107,9 @@ class SlotStorage:
                 self._fill(dst, self._slots[src].cells[:tokens], self._slots[src].earliest)
             case Truncate(slot, tokens):
                 assert self._can.rewind != "checkpoint", "this model cannot rewind"
-                self._check_truncation(self._slots[slot], tokens)
-                self._truncate(slot, tokens)
+                if tokens < len(self._slots[slot].cells):
+                    self._check_truncation(self._slots[slot], tokens)
+                    self._truncate(slot, tokens)
             case Drop(slot):
                 self._truncate(slot, 0)
                 self._slots[slot].earliest = 0

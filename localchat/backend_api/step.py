@@ -48,7 +48,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Keep only the first `tokens` of a slot."""
+    """Keep only the first `tokens` of a slot. It may have fewer, where a step in flight came back short."""
 
     slot: int
     tokens: int

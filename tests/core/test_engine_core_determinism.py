@@ -126,3 +126,13 @@ def test_text_is_that_of_the_simulation_whatever_else_runs(kind: str, data: st.D
             check_received(bench, id_, logits)
         else:
             assert bench.received[id_].error is None
+
+
+def test_a_short_step_behind_one_that_is_taken_back_in_part_loses_nothing() -> None:
+    # The room of what the second step lacked memory for is given up while the fifth, which will lack some too,
+    # is in flight.
+    can = capabilities(context_tokens=160, kv_tokens=160, max_rows=4, max_step_tokens=5, depth=2)
+    bench = Bench(can, copying, stumble={2, 5})
+    id_ = bench.ask(request("aabbaabb" * 3 + "bbabb", max_tokens=9))
+    bench.run_until_idle()
+    check_received(bench, id_, copying)
