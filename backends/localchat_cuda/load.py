@@ -199,7 +199,8 @@ def random_weights(config: ModelConfig, device: torch.device) -> RandomWeights:
 
 def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
     """Capabilities of the loaded model, from its plan."""
-    plan, slots = request.plan, request.options.max_slots
+    plan = request.plan
+    slots = plan.slots or request.options.max_slots
     windows = plan.window_pages
     per_token = kv_token_bytes(config, plan.kv_type, windowed=False if windows else None)
     kv_tokens = plan.kv_bytes // max(1, per_token * PAGE_TOKENS) * PAGE_TOKENS

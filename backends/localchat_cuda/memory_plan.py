@@ -61,6 +61,8 @@ _WORTH = 1.5
 """Windowed layers have pages of their own where the room for conversations, or the context, grows so much."""
 _ENOUGH_TOKENS = 4096
 """For each of the answers that may run at once: with so much room, idle conversations are worth more."""
+_MORE_SLOTS, _SHORT_TOKENS = (128, 64, 32), 1024
+"""Sequences at once where the cache has room for as many of so many tokens. Those that grow longer preempt."""
 STATE_WINDOW = 1024
 """Last states of a sequence that are kept for prediction heads."""
 _HALF, _FLOAT, _TABLE, _LARGEST_SLOTS = 2, 4, 4, 256
@@ -461,11 +463,15 @@ class _LoadPlanner:
         unpacked = unpacked_bytes(self.config) if self._all_slots_fit(context) else 0
         unpacked = unpacked if total + unpacked <= self.free else 0
         total += unpacked
+        slots, more, of_cache = 0, 0, 0
+        if fits and self.options.more_slots:
+            slots, more, of_cache = self._more_slots(kv, context, self.free - total)
+        kv, total = kv - of_cache, total + more - of_cache
         return MemoryPlan(
             backend="cuda",
             weights_bytes=self.weights + unpacked,
             kv_bytes=kv,
-            compute_bytes=self.workspace,
+            compute_bytes=self.workspace + more,
             overhead_bytes=self.overhead,
             free_bytes=self.free,
             fits=fits,
@@ -491,7 +497,23 @@ class _LoadPlanner:
             saved_states=self.saved_states,
             kv_tokens=self._kv_tokens(kv, context),
             window_pages=self.window_pages,
+            slots=slots,
         )
+
+    def _more_slots(self, kv: int, context: int, left: int) -> tuple[int, int, int]:
+        """Sequences at once where these are more than were asked for, else 0; bytes of work that they take;
+        and those that the cache gives up for them, where less is `left`."""
+        asked, page = self.options.max_slots, self._page_bytes()
+        apart = self.config.delta_net is not None or self.window_pages or self.draft_bytes
+        for slots in _MORE_SLOTS if page and not apart else ():
+            more = table_bytes(slots, context) - table_bytes(asked, context)
+            more += workspace_bytes(self.config, slots, self.step)
+            more -= workspace_bytes(self.config, asked, self.step)
+            of_cache = -(-max(0, more - left) // page) * page
+            enough = max(slots * _SHORT_TOKENS // PAGE_TOKENS * page, self.kv(context))
+            if slots > asked and kv - of_cache >= enough:
+                return slots, more, of_cache
+        return 0, 0, 0
 
     def _kv_tokens(self, kv: int, context: int) -> int:
         """Tokens of all sequences in so many bytes of pages. Where all layers have windows, pages of the

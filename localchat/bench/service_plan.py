@@ -117,7 +117,8 @@ def measured_source(record: BenchRecord, model: str | None = None) -> CostSource
         one = served[place.variant]
         if place.context_tokens or (model is not None and one.variant.model != model):
             continue
-        slots = one.variant.parallel or (DEFAULT_SLOTS if not one.url else line[-1].place.clients)
+        usual = DEFAULT_SLOTS if not one.url else line[-1].place.clients
+        slots = one.variant.parallel or one.properties.get("total_slots") or usual
         budget_s = _GPU_BUDGET_S if record.machine.gpus else _CPU_BUDGET_S
         kv = [total for point in line if (total := point.figures.kv_total_tokens)]
         return CostSource(

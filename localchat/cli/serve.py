@@ -72,9 +72,8 @@ _EDITOR_S = 8 * 3600
 @click.option(
     "--parallel",
     type=click.IntRange(1, 255),
-    default=_SLOTS,
     metavar="N",
-    help="Requests at once; 16.",
+    help="Requests at once; 16, with CUDA up to 128.",
 )
 @click.option(
     "--keep-alive",
@@ -111,7 +110,7 @@ def command(
     no_loop_guard: bool,
     documents: tuple[str, ...],
     longest: int | None,
-    parallel: int,
+    parallel: int | None,
     private: bool,
     print_unit: str | None,
     **_: object,
@@ -136,7 +135,7 @@ def command(
     # A server that runs may have the port of the unit.
     sockets = bind_sockets(host, 0) if print_unit else _bound(setup, host, port)
     addresses = [str(each.getsockname()[0]) for each in sockets]
-    limits = replace(ServerLimits(), batch_requests=clients_for(parallel))
+    limits = replace(ServerLimits(), batch_requests=clients_for(parallel or _SLOTS))
     if longest:
         limits = replace(limits, answer_tokens=longest)
     config = ServerConfig(
@@ -220,7 +219,7 @@ def _serve(
     setup: "Setup",
     config: "ServerConfig",
     sockets: "Sequence[socket.socket]",
-    parallel: int,
+    parallel: int | None,
     *,
     private: bool,
 ) -> None:
@@ -241,7 +240,8 @@ def _serve(
         keep_alive_s=setup.settings.keep_alive,
         # A time that the user set holds for every model.
         editor_keep_alive_s=_EDITOR_S if setup.origins["keep_alive"] == "default" else 0,
-        max_slots=parallel,
+        max_slots=parallel or _SLOTS,
+        more_slots=parallel is None,
         queue=config.limits.waiting,
     )
     with open_server_context(spec) as context:

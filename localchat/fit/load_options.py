@@ -33,6 +33,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """False: load nothing that only drafts, such as a model's own prediction heads."""
     max_slots: int = 16
     """Sequences computed at once."""
+    more_slots: bool = False
+    """Compute more at once where the memory for so many has room for shorter ones."""
     cache_ram_bytes: int | None = None
     """RAM for prefixes that are swapped to the host."""
     require_gpu: bool = False

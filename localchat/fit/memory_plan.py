@@ -86,6 +86,8 @@ class MemoryPlan:
     """Room of the KV cache for all conversations together; 0: unknown."""
     window_pages: int = 0
     """Pages that layers with a sliding window have apart from the others, within `kv_bytes`; 0: none."""
+    slots: int = 0
+    """Sequences computed at once; 0: as many as were asked for."""
     experts_on_cpu: int = 0
     """Layers, counted from the first, whose experts stay in RAM although the layer is on the GPU."""
     gpu_shares: tuple[GpuShare, ...] = ()

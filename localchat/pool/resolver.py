@@ -41,9 +41,10 @@ def engine_options(
     paths: Paths,
     *,
     max_slots: int,
+    more_slots: bool = False,
     settings_for: SettingsFor | None = None,
 ) -> EngineOptions:
-    """Load options of a model under these settings. max_slots: requests that run at once.
+    """Load options of a model under these settings. max_slots, more_slots: see LoadOptions.
 
     settings_for: gives those of the models of a route, which else have the route's.
 
@@ -57,14 +58,16 @@ def engine_options(
                 settings_for((one.name, one.word)) if settings_for is not None else settings,
                 paths,
                 max_slots=max_slots,
+                more_slots=more_slots,
             )
             for one in (found.small, found.large)
         )
         route = RouteOptions(found.route, small, large)
+    load = planned_load(settings, paths, max_slots=max_slots)
     kv_bytes = int(settings.cache_disk_gb * 1e9) if settings.history else 0
     return EngineOptions(
         model=model.path,
-        load=planned_load(settings, paths, max_slots=max_slots),
+        load=msgspec.structs.replace(load, more_slots=more_slots),
         kv_folder=paths.kv_dir if kv_bytes else None,
         kv_folder_bytes=kv_bytes,
         name=model.name,
@@ -120,12 +123,13 @@ class ModelResolver:
         environ: Mapping[str, str],
         *,
         max_slots: int = 16,
+        more_slots: bool = False,
     ) -> None:
         self.own = own
         self._settings_for = settings_for
         self._paths = paths
         self._environ = environ
-        self._max_slots = max_slots
+        self._max_slots, self._more_slots = max_slots, more_slots
         self._models: tuple[float, tuple[ModelCard, ...]] = (0.0, ())
         self._inspected: dict[tuple[Path, int, int], Inspection] = {}
         """Inspected headers by path, date and size of the file."""
@@ -170,6 +174,7 @@ class ModelResolver:
             settings,
             self._paths,
             max_slots=self._max_slots,
+            more_slots=self._more_slots,
             settings_for=self._settings_for,
         )
 

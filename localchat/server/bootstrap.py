@@ -42,6 +42,8 @@ class ServerSpec:
     """See EnginePool."""
     editor_keep_alive_s: float = 0.0
     max_slots: int = 16
+    more_slots: bool = False
+    """See LoadOptions."""
     queue: int = 128
     """Requests that may wait for one engine."""
 
@@ -84,8 +86,9 @@ class ServerContext:
 def open_server_context(spec: ServerSpec) -> Iterator[ServerContext]:
     """A server context whose engines are unloaded at the end of the block."""
     resolver = ModelResolver(
-        spec.own, spec.settings_for, spec.paths, spec.environ, max_slots=spec.max_slots
-    )
+        spec.own, spec.settings_for, spec.paths, spec.environ, max_slots=spec.max_slots,
+        more_slots=spec.more_slots,
+    )  # fmt: skip
     pool = EnginePool(
         resolver.resolve,
         spec.open_engine,

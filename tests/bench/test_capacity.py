@@ -17,6 +17,7 @@ from localchat.bench.capacity import (
     turn_s,
 )
 from localchat.bench.service_plan import (
+    DEFAULT_SLOTS,
     CostSource,
     ServiceDemand,
     make_plan,
@@ -172,6 +173,14 @@ def test_the_highest_rate_just_meets_the_target() -> None:
 
 def source() -> CostSource:
     return measured_source(record(*points(TRUE)))
+
+
+def test_the_slots_are_those_that_the_server_told() -> None:
+    measured = record(*points(TRUE))
+    [served] = measured.served
+    told = msgspec.structs.replace(served, properties={"total_slots": 32})
+    assert measured_source(measured).costs.slots == DEFAULT_SLOTS
+    assert measured_source(msgspec.structs.replace(measured, served=(told,))).costs.slots == 32
 
 
 def demand(**fields: object) -> ServiceDemand:

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from localchat.backend_api.interface import LoadRequest
 from localchat.errors import DoesNotFit, UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import demand
+from localchat_cuda.load import capabilities
 from localchat_cuda.memory_plan import (
     OVERHEAD_BYTES,
     StepLimits,
@@ -52,6 +54,31 @@ def test_a_context_asked_for_is_never_shrunk() -> None:
     assert any(line.startswith(f"--ctx {found.max_context_tokens}") for line in found.advice)
     with pytest.raises(DoesNotFit, match="32,768"):
         demand(found, "it")
+
+
+def test_more_sequences_run_at_once_where_the_cache_has_room_for_short_ones() -> None:
+    large = gpu(140 * GB, 141 * GB)
+    asked, wide = LoadOptions(), LoadOptions(more_slots=True)
+    few, many = (plan(CONFIG, [header(15 * GB)], each, large) for each in (asked, wide))
+    assert (few.slots, many.slots) == (0, 128)
+    assert many.kv_bytes == few.kv_bytes and many.context_tokens == few.context_tokens
+    more = workspace_bytes(CONFIG, 128) - workspace_bytes(CONFIG, 16)
+    assert more < many.compute_bytes - few.compute_bytes < more + 20_000_000  # tables
+    assert many.total_bytes - few.total_bytes == many.compute_bytes - few.compute_bytes
+    assert capabilities(CONFIG, LoadRequest(few, asked)).max_rows == 16
+    can = capabilities(CONFIG, LoadRequest(many, wide))
+    assert can.max_slots == can.max_rows == 128
+    for room in (19, 20, 21, 22, 24, 28, 36):
+        found = plan(CONFIG, [header(15 * GB)], wide, gpu(room * GB))
+        assert found.total_bytes <= found.free_bytes, room
+        assert found.kv_tokens >= max(found.slots * 1024, found.context_tokens), room
+        assert (
+            found.context_tokens
+            == plan(CONFIG, [header(15 * GB)], asked, gpu(room * GB)).context_tokens
+        )
+    assert plan(CONFIG, [header(15 * GB)], wide, gpu(19 * GB)).slots == 0
+    asked = LoadOptions(max_slots=200, more_slots=True)
+    assert plan(CONFIG, [header(15 * GB)], asked, large).slots == 0
 
 
 def test_tables_logits_and_graphs_are_planned_for_every_slot() -> None:

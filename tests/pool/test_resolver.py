@@ -52,6 +52,19 @@ def test_empty_word_and_own_name_mean_the_servers_own_model(
     assert spec.options.load.max_slots == 5 and spec.options.load.threads == 3
 
 
+def test_more_slots_are_for_all_models_of_a_server(own: ResolvedModel, paths: Paths) -> None:
+    paths.settings_file.parent.mkdir(parents=True, exist_ok=True)
+    paths.settings_file.write_text(
+        f'[routes.easy]\nsmall = "guide"\nlarge = "{own.path}"\ncode = true\n'
+    )
+    for more in (False, True):
+        found = ModelResolver(own, settings_for, paths, {}, more_slots=more)
+        route = found.resolve("route:easy").options.route
+        assert route is not None
+        for options in (found.resolve("").options, route.small, route.large):
+            assert options.load.max_slots == 16 and options.load.more_slots is more
+
+
 def test_model_of_the_library_has_its_own_settings(resolver: ModelResolver, paths: Paths) -> None:
     spec = resolver.resolve("small")
     assert spec.options.model == paths.models_dir / "small.gguf"
