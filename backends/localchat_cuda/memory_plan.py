@@ -194,6 +194,12 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     return activations + logits + states + dequantized
 
 
+def can_bound_head(config: ModelConfig) -> bool:
+    """Whether the output head can have an int8 copy that says which tokens can win."""
+    plain = config.dtype != "float32" and not config.head_format and not config.head_cap
+    return HEAD_BOUNDS and plain and config.hidden % HEAD_COLUMNS == 0
+
+
 def table_bytes(slots: int, context: int) -> int:
     """Bytes of the token table and the block tables."""
     return (slots + 1) * (context + context // PAGE_TOKENS) * _TABLE
@@ -322,9 +328,7 @@ class _LoadPlanner:
         """Whether the head can have an int8 copy, and there is room: it shortens no context, and takes at
         most a quarter of the memory for the KV cache."""
         config, options = self.config, self.options
-        if not HEAD_BOUNDS or options.head_int8 or config.dtype == "float32" or config.head_format:
-            return False
-        if config.head_cap or config.hidden % HEAD_COLUMNS:
+        if options.head_int8 or not can_bound_head(config):
             return False
         more, room = head_bounds_bytes(config), self.kv_available()
         context = options.context_tokens or config.context_train

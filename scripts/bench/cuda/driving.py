@@ -27,7 +27,7 @@ from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.gguf_config import LayerFormats
 from localchat_cuda.kernels.sampling.rescore import Rescoring
 from localchat_cuda.load import capabilities, random_weights, warm_up
-from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
+from localchat_cuda.memory_plan import PAGE_TOKENS, can_bound_head, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.kv_pages import Pages
@@ -50,11 +50,13 @@ def config_of(stored: str = "") -> ModelConfig:
 def runner_of(
     config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 8192,
     graphs: bool = True, head_int8: bool = False, kv_type: str | None = None, unpacked: bool = True,
-    head_bounds: bool = False, cache_ram_bytes: int = 0, saved_states: int = 8,
+    head_bounds: bool | None = None, cache_ram_bytes: int = 0, saved_states: int = 8,
     source: WeightSource | None = None, formats: LayerFormats = (),
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights, or those of a source. `saved_states`: of a hybrid; `formats`: of a
-    GGUF file."""
+    GGUF file. `head_bounds` None: as where memory is plentiful."""
+    if head_bounds is None:
+        head_bounds = can_bound_head(config) and not head_int8
     architecture = ARCHITECTURES[config.architecture]
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])

@@ -65,9 +65,7 @@ def draft_model(results: MetricsSnapshot) -> None:
 
 
 def _runner(config: ModelConfig) -> CudaRunner:
-    return runner_of(
-        config, slots=8, kv_tokens=4 * CONTEXT, context=CONTEXT, step=2048, head_bounds=True
-    )
+    return runner_of(config, slots=8, kv_tokens=4 * CONTEXT, context=CONTEXT, step=2048)
 
 
 def _request(runner: CudaRunner) -> LoadRequest:
