@@ -508,8 +508,8 @@ class _LoadPlanner:
         """Sequences at once where these are more than were asked for, else 0; bytes of work that they take;
         and those that the cache gives up for them, where less is `left`."""
         asked, page = self.options.max_slots, self._page_bytes()
-        apart = self.config.delta_net is not None or self.window_pages or self.draft_bytes
-        for slots in _MORE_SLOTS if page and not apart else ():
+        more_of_each = self.config.delta_net is not None or self.window_pages or self.draft_bytes
+        for slots in _MORE_SLOTS if page and not more_of_each else ():
             more = table_bytes(slots, context) - table_bytes(asked, context)
             more += workspace_bytes(self.config, slots, self.step)
             more -= workspace_bytes(self.config, asked, self.step)

@@ -37,6 +37,6 @@ class HostBlockRunner(Protocol):
     def block_sums(self, numbers: Sequence[int]) -> list[bytes]:
         """The sums (kv_store/checksum.py) of host blocks that no plan names meanwhile.
 
-        Called by one thread, another than that of `launch`.
+        Called by one thread, another than that of `launch`. Raises RuntimeError where the device fails.
         """
         ...

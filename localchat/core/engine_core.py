@@ -182,9 +182,8 @@ class EngineCore:
         """The next command. Until it comes the runner warms up, and texts go to the disk, unless it follows
         at once."""
         if self._reading:
-            return (
-                self._commands.get()
-            )  # a part of what is read: a capture or a write would make it wait
+            # What is read comes next: a capture or a write would make it wait.
+            return self._commands.get()
         with suppress(queue.Empty):
             return self._commands.get(timeout=_WARM_UP_AFTER_S)
         while True:

@@ -116,6 +116,22 @@ def test_nothing_is_given_back_while_blocks_are_still_being_filled(
     assert seen == [40]
 
 
+def test_what_the_device_cannot_sum_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = kept(tmp_path)
+    bench = started(tmp_path)
+
+    def fail(_: object, numbers: object) -> list[bytes]:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(type(bench.runner), "block_sums", fail)
+    id_ = bench.ask(request([*tokens, 65]))
+    bench.run_until_idle()
+    check_received(bench, id_, peaked)
+    assert prefill(bench, id_).read_back == prefill(bench, id_).cached == 0
+
+
 def test_a_branch_reads_the_beginning_that_it_shares(tmp_path: Path) -> None:
     tokens = kept(tmp_path)
     bench = started(tmp_path)

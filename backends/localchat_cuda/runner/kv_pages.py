@@ -150,9 +150,8 @@ class Pages:
             return
         index = torch.tensor(pages)
         if self.device.type == "cuda":
-            index = index.pin_memory().to(
-                self.device, non_blocking=True
-            )  # else it would be waited for
+            # From memory that is not pinned the copy would be waited for.
+            index = index.pin_memory().to(self.device, non_blocking=True)
         for part, held in self._parts(rows):
             held.index_copy_(1, index, part.transpose(0, 1))
 
@@ -162,8 +161,7 @@ class Pages:
         begin = 0
         for tensor in self._tensors(windowed=False):
             layers, pages = tensor.shape[:2]
-            held = tensor.view(layers, pages, -1)
-            held = held.view(torch.int64)
+            held = tensor.view(layers, pages, -1).view(torch.int64)
             end = begin + tensor.nbytes // pages
             yield rows[:, begin:end].view(held.dtype).view(len(rows), layers, -1), held
             begin = end

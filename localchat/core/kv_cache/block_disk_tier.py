@@ -175,7 +175,10 @@ class BlockDiskTier:
     ) -> int:
         """How many entries from the first on were read into these host blocks without damage."""
         read = checksums.index(None) if None in checksums else len(entries)
-        sums = self._blocks.block_sums(numbers[:read])
+        try:
+            sums = self._blocks.block_sums(numbers[:read])
+        except RuntimeError:
+            return 0  # the next step says what is wrong with the device
         for at, found in enumerate(sums):
             if checksum(entries[at], found) != checksums[at]:
                 self._namespace.discard(entries[at])
