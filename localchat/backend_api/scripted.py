@@ -176,6 +176,8 @@ class ScriptedRunner:
         self.steps.append(plan)
         if self._crash_after is not None and len(self.steps) > self._crash_after:
             os.kill(os.getpid(), signal.SIGSEGV)
+        if isinstance(self.storage, SlotStorage):
+            self.storage.behind_short = self._behind_short()
         self.storage.begin(plan)
         for seq in plan.leave:
             self.known.pop(seq, None)
@@ -183,9 +185,12 @@ class ScriptedRunner:
             self.known[enter.seq] = (list(enter.tokens), enter.prompt_tokens, enter.sampling)
         self._results.append(self._result(plan, width))
 
+    def _behind_short(self) -> bool:
+        """Whether a step in flight comes back short."""
+        return any(result.number in self._stumble | self._halt for result in self._results)
+
     def _result(self, plan: StepPlan, width: int) -> StepResult:
-        short = self._stumble | self._halt
-        behind_short = any(result.number in short for result in self._results)
+        behind_short = self._behind_short()
         if plan.number in self._stumble or behind_short:
             for row in plan.rows:
                 self.storage.skip(row)

@@ -88,6 +88,8 @@ class SlotStorage:
         self._slots = [_Slot() for _ in range(capabilities.max_slots)]
         self._saved: dict[int, tuple[tuple[int, ...], int]] = {}
         self.used = 0
+        self.behind_short = False
+        """A step in flight came back short: slots may have fewer tokens than a truncation leaves."""
 
     def begin(self, plan: StepPlan) -> None:
         for op in plan.memory:
@@ -107,7 +109,7 @@ class SlotStorage:
                 self._fill(dst, self._slots[src].cells[:tokens], self._slots[src].earliest)
             case Truncate(slot, tokens):
                 assert self._can.rewind != "checkpoint", "this model cannot rewind"
-                if tokens < len(self._slots[slot].cells):
+                if tokens < len(self._slots[slot].cells) or not self.behind_short:
                     self._check_truncation(self._slots[slot], tokens)
                     self._truncate(slot, tokens)
             case Drop(slot):

@@ -64,5 +64,6 @@ def test_every_option_but_slots_and_draft_follows_a_setting() -> None:
         for name in LoadOptions.__struct_fields__
         if getattr(options, name) == getattr(defaults, name)
     }
-    assert same == {"max_slots", "draft"}  # a draft model's name is looked up elsewhere
+    # A draft model's name is looked up elsewhere; a server asks for more slots.
+    assert same == {"max_slots", "more_slots", "draft"}
     assert load_options(changed, max_slots=3).max_slots == 3
