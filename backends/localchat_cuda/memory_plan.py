@@ -467,9 +467,8 @@ class _LoadPlanner:
         unpacked = unpacked_bytes(self.config) if self._all_slots_fit(context) else 0
         unpacked = unpacked if total + unpacked <= self.free else 0
         total += unpacked
-        slots, more, of_cache = 0, 0, 0
-        if fits and self.options.more_slots:
-            slots, more, of_cache = self._more_slots(kv, context, self.free - total)
+        found = self._more_slots(kv, context, self.free - total) if fits else (0, 0, 0)
+        slots, more, of_cache = found
         kv, total = kv - of_cache, total + more - of_cache
         return MemoryPlan(
             backend="cuda",
@@ -508,8 +507,8 @@ class _LoadPlanner:
         """Sequences at once where these are more than were asked for, else 0; bytes of work that they take;
         and those that the cache gives up for them, where less is `left`."""
         asked, page = self.options.max_slots, self._page_bytes()
-        more_of_each = self.config.delta_net is not None or self.window_pages or self.draft_bytes
-        for slots in _MORE_SLOTS if page and not more_of_each else ():
+        own = self.config.delta_net is not None or self.window_pages or self.draft_bytes
+        for slots in _MORE_SLOTS if self.options.more_slots and page and not own else ():
             more = table_bytes(slots, context) - table_bytes(asked, context)
             more += workspace_bytes(self.config, slots, self.step)
             more -= workspace_bytes(self.config, asked, self.step)

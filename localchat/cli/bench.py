@@ -65,7 +65,7 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
     "--parallel",
     type=click.IntRange(1, 255),
     metavar="N",
-    help="Requests at once in the server; 16.",
+    help="Requests at once in the server; 16, with CUDA up to 128.",
 )
 @click.option(
     "--temperature", type=click.FloatRange(0, 10), default=0.0, metavar="X", help="Randomness; 0."

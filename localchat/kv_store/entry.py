@@ -156,15 +156,27 @@ def read_unchecked(path: Path, wanted: Entry, out: memoryview) -> bytes:
 
 
 def _read(path: Path, begin: bytearray, out: memoryview) -> int:
-    """Fill both from a file, by one call where the system has it: of 12 threads each waits for Python's lock
-    after every call. Returns the bytes read, one more than asked for where the file is longer."""
+    """Fill both from a file, by one call where the system has it: each reader waits for Python's lock after
+    every call. Returns the bytes read, one more than asked for where the file is longer."""
     more = bytearray(1)
     if sys.platform == "win32":
         with path.open("rb", buffering=0) as file:
-            return sum(file.readinto(part) or 0 for part in (begin, out, more))
+            done = file.readinto(begin)
+            while 0 <= (at := done - len(begin)) <= len(out) and (
+                got := file.readinto(out[at:] or more)
+            ):
+                done += got
+            return done
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return os.preadv(descriptor, (begin, out, more), 0)
+        done = os.preadv(descriptor, (begin, out, more), 0)
+        # One call reads 2 GB at most.
+        while len(begin) <= done < len(begin) + len(out):
+            got = os.preadv(descriptor, (out[done - len(begin) :], more), done)
+            if not got:
+                break
+            done += got
+        return done
     finally:
         os.close(descriptor)
 

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +103,26 @@ def test_lines_in_each_others_place_show_at_every_distance(tmp_path: Path) -> No
         content = bytearray(payload)
         swap(content, LINE, first := draw.randrange(lines - distance), first + distance)
         assert not is_read(entry, path, content), distance
+
+
+def test_a_file_that_is_read_by_several_calls_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload = random.Random(5).randbytes(200_000)
+    entry, path = written(tmp_path, payload)
+    preadv = os.preadv
+
+    def read_little(descriptor: int, buffers: Sequence[bytearray], at: int) -> int:
+        views, left = list[memoryview](), 70_000
+        for buffer in buffers:
+            views.append(memoryview(buffer)[:left])
+            left -= len(views[-1])
+        return preadv(descriptor, views, at)
+
+    monkeypatch.setattr(os, "preadv", read_little)
+    assert read_payload(path, entry) == payload
+    content = path.read_bytes()
+    for other in (content[:-1], content[: len(content) // 2], content + b"x", content[:40], b""):
+        path.write_bytes(other)
+        with pytest.raises(EntryInvalid):
+            read_payload(path, entry)

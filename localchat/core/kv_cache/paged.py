@@ -24,7 +24,13 @@ from typing import NamedTuple
 from localchat.backend_api.interface import Copy, LoadBlock, MemoryOp, SaveBlock
 from localchat.core.kv_cache.host_blocks import HostBlocks
 from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
-from localchat.core.kv_cache.prefix_tree import PrefixMatch, PrefixNode, PrefixTree, TokenArray
+from localchat.core.kv_cache.prefix_tree import (
+    PrefixMatch,
+    PrefixNode,
+    PrefixTree,
+    TokenArray,
+    path_to,
+)
 
 _SAVES_PER_PLAN = 16
 """More would hold up a load that comes behind them: 16 blocks of a 7B model take 1 ms."""
@@ -63,15 +69,6 @@ class PagedPrefix(NamedTuple):
 
     version: int
     walk: PrefixMatch
-
-
-def _text_to(node: PrefixNode | None) -> list[PrefixNode]:
-    """All nodes of a text up to this one, without the root."""
-    nodes: list[PrefixNode] = []
-    while node is not None and node.parent is not None:
-        nodes.append(node)
-        node = node.parent
-    return nodes[::-1]
 
 
 class PagedKVCacheManager:
@@ -335,7 +332,7 @@ class PagedKVCacheManager:
     def reserve(self, count: int, after: bytes, salt: str) -> list[int]:
         """Take up to `count` host blocks to read blocks into that follow the one of this digest; `adopt` takes
         them over."""
-        held = [node.host for node in _text_to(self._tree.named(after, salt)) if node.host >= 0]
+        held = [node.host for node in path_to(self._tree.named(after, salt)) if node.host >= 0]
         for pinned in held:
             self._host.pin(pinned)
         numbers: list[int] = []
@@ -375,14 +372,14 @@ class PagedKVCacheManager:
         for number in left:
             self._host.give_back(number)
         if added:
-            self._host.touch(_text_to(added[-1]))
+            self._host.touch(path_to(added[-1]))
         self._tree.release_root(salt)
         return len(added)
 
     def load_ahead(self, last: bytes, salt: str) -> tuple[MemoryOp, ...]:
         """Load a text that host memory has, up to the block of this digest, into blocks that nobody holds, as
         far as there are any."""
-        nodes = _text_to(self._tree.named(last, salt))
+        nodes = path_to(self._tree.named(last, salt))
         table = [node.blocks[0] for node in nodes if node.blocks]
         room = len(self._free) + len(self._cached) - sum(not self._refs[block] for block in table)
         missing = nodes[len(table) :][:room]

@@ -56,6 +56,15 @@ class PrefixNode:
         self.last_use = 0
 
 
+def path_to(node: PrefixNode | None) -> list[PrefixNode]:
+    """All nodes of a text up to this one, without the root; none where there is none."""
+    nodes: list[PrefixNode] = []
+    while node is not None and node.parent is not None:
+        nodes.append(node)
+        node = node.parent
+    return nodes[::-1]
+
+
 class PrefixMatch(NamedTuple):
     """Result of a match: full nodes from the root on, then `shared` tokens of `partial`."""
 
