@@ -1,11 +1,13 @@
 """Loads a checkpoint into a warm runner."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from triton.runtime.cache import triton_key
 
 from localchat.backend_api.interface import (
     LAST,
@@ -95,18 +97,21 @@ def load_runner(
         # The head still follows the last layer; `progress(total, total)` comes after it.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
-    header = read_header(path) if path is not None and path.is_file() else None
+    if device.type == "cuda":
+        # 0.5 s of hashing that the first kernel would wait for
+        threading.Thread(target=triton_key, name="triton key", daemon=True).start()
+    source = source_of(config, path, device)
+    formats = layer_formats(source.header) if isinstance(source, GgufWeights) else ()
     head_int8 = request.options.head_int8 and not config.head_format
     head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
     memory = _host_memory(device, kv_token_bytes(config, caps.kv_type) * PAGE_TOKENS, caps, notify)
     with (
         CompileAhead(
             config, caps, device, notify, head_int8=head_int8, unpacked=plan.unpacked_bytes > 0,
-            head_bounds=head_bounds, formats=() if header is None else layer_formats(header),
+            head_bounds=head_bounds, formats=formats,
         ) as ahead,
         advise_on_out_of_memory(request),
     ):  # fmt: skip
-        source = source_of(config, path, device)
         names = ARCHITECTURES[config.architecture].NAMES
         weights = load(
             config,

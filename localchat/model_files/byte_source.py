@@ -116,6 +116,24 @@ class Cursor:
                 return
             self._need(8)
 
+    def strings(self, most: int, longest: int) -> list[bytes]:
+        """The next strings that are in the window as a whole, at most `most` of them, none longer than
+        `longest`: often none."""
+        unpack, window, at = _LENGTH.unpack_from, self._window, self._at
+        found: list[bytes] = []
+        try:
+            while len(found) < most:
+                length = unpack(window, at)[0]
+                end = at + 8 + length
+                if length > longest or end > len(window):
+                    break
+                found.append(window[at + 8 : end])
+                at = end
+        except struct.error:
+            pass  # the window ends inside a length
+        self._at = at
+        return found
+
     def _need(self, count: int) -> None:
         if len(self._window) - self._at >= count:
             return

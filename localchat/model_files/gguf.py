@@ -6,7 +6,7 @@ vocabulary of 152,000 tokens and as many merges is skipped in about 30 ms.
 """
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -247,9 +247,7 @@ def _array(source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, k
     if kind == _STRING:
         _bounded(source, f"strings in {key}", length, min(strings_left, cursor.remaining // 8))
         if keep:
-            return Array(
-                length, tuple(_string(source, cursor, LONGEST_STRING, key) for _ in range(length))
-            )
+            return Array(length, tuple(_strings(source, cursor, key, length)))
         cursor.skip_strings(length)
         return Array(length)
     if kind not in _SCALARS:
@@ -263,6 +261,16 @@ def _array(source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, k
         return Array(length)
     values = struct.unpack(f"<{length}{format_.format[1:]}", cursor.take(length * format_.size))
     return Array(length, values)
+
+
+def _strings(source: ByteSource, cursor: Cursor, key: str, count: int) -> Iterator[str]:
+    while count:
+        found = cursor.strings(count, LONGEST_STRING)
+        yield from (each.decode("utf-8", "replace") for each in found)
+        count -= len(found)
+        if count:  # the window ends, or the string is too long
+            yield _string(source, cursor, LONGEST_STRING, key)
+            count -= 1
 
 
 def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[GgufTensor]:

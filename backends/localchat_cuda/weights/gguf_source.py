@@ -1,12 +1,10 @@
 """Source of tensors: a GGUF file, its tensors by the names of a Hugging Face checkpoint.
 
-Only the tensor that is wanted is read, straight from the file's pages to the device.
+Only the tensor that is wanted is read.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
-import numpy as np
 import torch
 
 from localchat.errors import ModelInvalid, reason
@@ -14,6 +12,7 @@ from localchat.model_files.gguf import GgufTensor, Header
 from localchat_cuda.ggml_forms import GGUF_FORMS
 from localchat_cuda.gguf_config import checkpoint_names, rotated_heads
 from localchat_cuda.kernels.ggml import pack as ggml_pack
+from localchat_cuda.weights.device_reader import DeviceReader
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SLICE_ROWS = 4096
@@ -27,7 +26,7 @@ class GgufWeights:
         self._tensors: Mapping[str, GgufTensor] = checkpoint_names(header)
         self._heads = rotated_heads(header)
         self._read_names: set[str] = set()
-        self._files: dict[Path, np.memmap[tuple[int], np.dtype[np.uint8]]] = {}
+        self._reader = DeviceReader(device)
 
     def has(self, name: str) -> bool:
         return name in self._tensors
@@ -82,10 +81,7 @@ class GgufWeights:
     def _bytes(self, tensor: GgufTensor) -> torch.Tensor:
         path = self.header.parts[tensor.part]
         try:
-            if path not in self._files:
-                self._files[path] = np.memmap(path, np.uint8, "r")
-            stored = self._files[path][tensor.offset : tensor.offset + tensor.size_bytes]
-            return torch.from_numpy(np.array(stored)).to(self.device)
+            return self._reader.read(path, tensor.offset, tensor.size_bytes)
         except (OSError, ValueError) as error:
             raise ModelInvalid(
                 f"{path}: {tensor.name} cannot be read: {reason(error)}.",

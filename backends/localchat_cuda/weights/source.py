@@ -3,14 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.checkpoint import weight_paths
-from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
+from localchat.model_files.safetensors import SafetensorsHeader, Tensor, read_safetensors
+from localchat_cuda.weights.device_reader import DeviceReader
 from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
@@ -26,6 +26,21 @@ _OPTIONAL = (
     *("g_idx", "weight_shape", "weight_zero_point", "input_zero_point"),
 )
 """Ends of names of tensors that may stay unread: redundant ones, and scales of roundings that are not done."""
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+"""Numbers by their names in a safetensors header."""
 _CODES = (
     *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
     *(torch.float8_e5m2, torch.float8_e5m2fnuz),
@@ -60,28 +75,25 @@ class CheckpointWeights:
         """Raises ModelMissing, ModelInvalid."""
         self.folder, self.device = folder, device
         self.headers = read_headers(folder)
-        self._open: dict[Path, Any] = {}
+        self._reader = DeviceReader(device)
         self._read_names: set[str] = set()
         self._index = _index(folder)
-        self._files: dict[str, tuple[Path, str]] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._files: dict[str, tuple[Path, Tensor]] = {}
         for path, header in self.headers.items():
             for tensor in header.tensors:
                 name = canonical_name(tensor.name)
                 if name not in self._files or path.name in (self._index.get(name), _SINGLE_FILE):
-                    self._files[name] = path, tensor.name
-                    self._shapes[name] = tensor.shape
+                    self._files[name] = path, tensor
 
     def has(self, name: str) -> bool:
         return name in self._files
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes.get(name, ())
+        return self._files[name][1].shape if name in self._files else ()
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         self._read_names.add(name)
-        path, stored = self._files.get(name, (None, name))
-        if path is None:
+        if name not in self._files:
             file = self._index.get(name, "")
             absent = (
                 f": {file} is not there" if file and self.folder / file not in self.headers else ""
@@ -90,12 +102,13 @@ class CheckpointWeights:
                 f"{self.folder} lacks the tensor {name}{absent}.",
                 hint="A shard may be missing, or the files belong to another model: download again.",
             )
-        found = self._read(path, stored)
-        if tuple(found.shape) != shape:
+        path, stored = self._files[name]
+        if stored.shape != shape:
             raise ModelInvalid(
-                f"{path}: {name} has the shape {tuple(found.shape)}, and config.json means {shape}.",
+                f"{path}: {name} has the shape {stored.shape}, and config.json means {shape}.",
                 hint="config.json and weights belong to different models: download both again.",
             )
+        found = self._read(path, stored)
         if not _is_convertible(found.dtype, dtype):
             kind, expected = (str(each).removeprefix("torch.") for each in (found.dtype, dtype))
             raise ModelInvalid(
@@ -108,17 +121,16 @@ class CheckpointWeights:
         left = self._files.keys() - self._read_names
         return sorted(name for name in left if is_text(name) and not name.endswith(_OPTIONAL))
 
-    def _read(self, path: Path, stored: str) -> torch.Tensor:
+    def _read(self, path: Path, stored: Tensor) -> torch.Tensor:
         try:
-            if path not in self._open:
-                self._open = {path: safe_open(path, "pt", device=str(self.device))}
-            found: torch.Tensor = self._open[path].get_tensor(stored)
-        except (SafetensorError, OSError) as error:
+            raw = self._reader.read(path, stored.offset, stored.size_bytes)
+            return raw.view(_DTYPES[stored.dtype]).reshape(stored.shape)
+        except (OSError, ValueError, KeyError) as error:
+            why = f"{error} is unknown" if isinstance(error, KeyError) else reason(error)
             raise ModelInvalid(
-                f"{path}: {stored} cannot be read: {reason(error)}.",
-                hint="The file may be damaged, or newer than the safetensors library: download it again.",
+                f"{path}: {stored.name} cannot be read: {why}.",
+                hint="The file may be damaged, or newer than this version of localchat: download it again.",
             ) from error
-        return found
 
 
 def _is_convertible(found: torch.dtype, expected: torch.dtype) -> bool:

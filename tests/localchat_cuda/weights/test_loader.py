@@ -1,3 +1,4 @@
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from localchat.errors import EngineClosed, ModelInvalid, ModelMissing
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import ModelConfig, read_config
+from localchat_cuda.weights import device_reader
+from localchat_cuda.weights.device_reader import DeviceReader
 from localchat_cuda.weights.loader import ModelWeights, load
 from localchat_cuda.weights.source import CheckpointWeights, read_headers
 from tests.support import tiny_models
@@ -193,10 +196,24 @@ def test_a_lost_file_or_an_unknown_dtype_is_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ModelInvalid, match="cannot be read"):
         source.tensor("model.norm.weight", (128,), torch.float32)
-    path.write_bytes(data.replace(b'"F32"', b'"X32"', 1))
+    path.write_bytes(data.replace(b'"F32"', b'"X32"'))
     source = CheckpointWeights(tmp_path, CPU)
-    with pytest.raises(ModelInvalid, match="cannot be read"):
+    with pytest.raises(ModelInvalid, match="cannot be read: 'X32' is unknown"):
         source.tensor("model.norm.weight", (128,), torch.float32)
+
+
+def test_a_file_is_read_by_threads_in_pieces_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_reader, "_PIECE", 1000)
+    data = random.Random(0).randbytes(12_345)
+    path = tmp_path / "weights"
+    path.write_bytes(data)
+    reader = DeviceReader(CPU)
+    for first, size in ((0, 12_345), (7, 1000), (11, 12_000), (12_345, 0), (5, 1)):
+        assert reader.read(path, first, size).numpy().tobytes() == data[first : first + size]
+    with pytest.raises(ValueError, match="ends before"):
+        reader.read(path, 12_000, 346)
 
 
 def test_experts_are_stacked_with_the_parts_of_a_shared_one(tmp_path: Path) -> None:
