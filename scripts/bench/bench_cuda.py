@@ -3,7 +3,7 @@ Qwen2.5-7B.
 
     PYTHONPATH=backends:. python3 scripts/bench/bench_cuda.py [PARTS]
 
-PARTS, all by default: decoding prefix gaps drafts formats gguf kept warm families experts
+PARTS, all by default: decoding prefix gaps drafts formats rounded gguf types kept warm families experts
 hybrid heads half bytes startup cold.
 
 Random token ids, greedy, speculation and prefix cache off, end tokens ignored; rates are the difference
@@ -20,7 +20,18 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / 
 
 PARTS = (
     *("decoding", "prefix", "gaps", "drafts"),
-    *("formats", "gguf", "kept", "warm", "families", "experts", "hybrid", "heads"),
+    *(
+        "formats",
+        "rounded",
+        "gguf",
+        "types",
+        "kept",
+        "warm",
+        "families",
+        "experts",
+        "hybrid",
+        "heads",
+    ),
     *("half", "bytes", "startup", "cold"),
 )
 STREAMS = (1, 8, 32, 128)
@@ -33,13 +44,13 @@ def main() -> int:
     from scripts.bench.cuda import speed
     from scripts.bench.cuda.driving import Engine, config_of, runner_of
     from scripts.bench.cuda.families import families
-    from scripts.bench.cuda.gguf import gguf
+    from scripts.bench.cuda.gguf import gguf, gguf_types
     from scripts.bench.cuda.heads import heads
     from scripts.bench.cuda.hybrid import hybrid
     from scripts.bench.cuda.kept import kept
     from scripts.bench.cuda.mixture import mixture
     from scripts.bench.cuda.startup import startup
-    from scripts.bench.cuda.stored import eight_bits, four_bits
+    from scripts.bench.cuda.stored import eight_bits, four_bits, rounded
     from scripts.bench.cuda.warm import warm
 
     parts = sys.argv[1:] or list(PARTS)
@@ -69,7 +80,9 @@ def main() -> int:
         del engine, drafting, runner
         torch.cuda.empty_cache()
     run("formats", lambda: four_bits(results))
+    run("rounded", lambda: rounded(results))
     run("gguf", lambda: gguf(results))
+    run("types", lambda: gguf_types(results))
     run("kept", lambda: kept(results))
     run("warm", lambda: warm(results))
     run("families", lambda: families(results))

@@ -21,6 +21,21 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": False}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 BLOCKS = {**FP8, "weight_block_size": [128, 128]}
+INT8 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {
+        "group_0": {
+            "weights": {
+                "num_bits": 8,
+                "type": "int",
+                "strategy": "group",
+                "group_size": 128,
+                "symmetric": True,
+            }
+        }
+    },
+}
 STORED: dict[str, dict[str, object]] = {
     "": {},
     "awq": {"quantization_config": AWQ},
@@ -28,6 +43,9 @@ STORED: dict[str, dict[str, object]] = {
     "awq_32": {"quantization_config": {**AWQ, "group_size": 32}},
     "q4_k_m": {"quantization_config": {"quant_method": "gguf", "mix": "Q4_K_M", "head": "Q6_K"}},
     "gptq": {"quantization_config": GPTQ},
+    "q8_0": {"quantization_config": {"quant_method": "gguf", "mix": "Q8_0", "head": "Q8_0"}},
+    "q6_k": {"quantization_config": {"quant_method": "gguf", "mix": "Q6_K", "head": "Q6_K"}},
+    "int8": {"quantization_config": INT8},
     "fp8": {"quantization_config": FP8, "torch_dtype": "bfloat16"},
     "fp8_blocks": {"quantization_config": BLOCKS, "torch_dtype": "bfloat16"},
     "gptq_order": {"quantization_config": {**GPTQ, "desc_act": True}},

@@ -2,11 +2,15 @@
 
 import torch
 
+from localchat.fit.load_options import RoundedType
+from localchat_cuda.model_config import ModelConfig, rounded_config
 from scripts.bench.cuda.driving import Engine, config_of, runner_of
 from scripts.bench.cuda.speed import MetricsSnapshot, decode_rate, first_token_ms, half_precision
 
 FOUR_BITS = ("awq", "awq_64", "awq_32", "gptq", "gptq_order")
 EIGHT_BITS = ("fp8", "fp8_blocks")
+ON_LOAD: dict[RoundedType, str] = {"fp8": "fp8", "int8": "int8", "int4": "awq"}
+"""What --quantize makes, and what a checkpoint that is stored so has."""
 STREAMS = (1, 8, 32)
 
 
@@ -44,6 +48,21 @@ def eight_bits(results: MetricsSnapshot) -> None:
           f"{rates[False]:.0f}", flush=True)  # fmt: skip
 
 
+def rounded(results: MetricsSnapshot) -> None:
+    """int8_bs* and the like, on_load_int8_bs* of a checkpoint that is rounded while it loads, and as shares of
+    what is stored so."""
+    for to, stored in ON_LOAD.items():
+        if f"{stored}_bs1" not in results:
+            figures(stored, results)
+            torch.cuda.empty_cache()
+        name = f"on_load_{to}"
+        figures(name, results, rounded_config(config_of(), to, "Qwen2.5-7B"))
+        torch.cuda.empty_cache()
+        for figure in (*(f"bs{size}" for size in STREAMS), "ttft_ms_2048"):
+            share = results[f"{name}_{figure}"] / results[f"{stored}_{figure}"]
+            print(f"{name} {figure}: {share:.3f} of {stored}", flush=True)
+
+
 def _one_stream(*, head_int8: bool) -> float:
     config = config_of("awq")
     runner = runner_of(config, slots=4, kv_tokens=16384, head_int8=head_int8)
@@ -53,9 +72,9 @@ def _one_stream(*, head_int8: bool) -> float:
     return found
 
 
-def figures(stored: str, results: MetricsSnapshot) -> None:
-    """Decode rates and the first token of 2,048, for one storage format of the layers."""
-    config = config_of(stored)
+def figures(stored: str, results: MetricsSnapshot, config: ModelConfig | None = None) -> None:
+    """Decode rates and the first token of 2,048, for one storage format of the layers, or a config."""
+    config = config or config_of(stored)
     runner = runner_of(config, slots=max(STREAMS), kv_tokens=max(STREAMS) * 512 + 8192)
     engine = Engine(runner, config.vocabulary)
     for size in STREAMS:
