@@ -53,8 +53,7 @@ class CudaBackend:
         measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
         """Estimated from the GPU's bandwidth, without a probe; None if the driver does not report it."""
-        rate = preflight.expected_rate(model, plan, read_machine(), past)
-        return None if rate is None else Estimate(rate)
+        return preflight.expected_rate(model, plan, read_machine(), past)
 
     def build_info(self) -> BuildInfo:
         """Versions and devices, read without importing torch or triton."""

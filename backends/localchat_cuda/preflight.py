@@ -10,7 +10,7 @@ from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import PastRun
+from localchat.fit.speed_history import Estimate, PastRun
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda import memory_plan as planner
@@ -23,6 +23,8 @@ from localchat_cuda.weight_sizes import head_bounds_bytes, token_bytes, weights_
 KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
 """Share of the GPU's bandwidth that decoding one sequence reaches, until a run was measured."""
+_MEASURED: Final = ((9, 0),)
+"""Compute capabilities of the GPUs that this share was measured on."""
 _NO_GPU = Gpu(0, "no GPU", 0, 0)
 
 
@@ -73,7 +75,7 @@ def _gpu(machine: Machine) -> Gpu:
 
 def expected_rate(
     model: ModelSummary, plan: MemoryPlan, machine: Machine, past: Sequence[PastRun] = ()
-) -> float | None:
+) -> Estimate | None:
     """Tokens per second of one request: each token reads all weights (of experts those that it chooses), at a
     share of the GPU's bandwidth that past runs show. None if the driver does not report the bandwidth."""
     gpu = _gpu(machine)
@@ -84,7 +86,8 @@ def expected_rate(
     config, _ = runtime_config(_parsed(model)[0], gpu=True)
     copied = head_bounds_bytes(config) if plan.head_bounds else 0
     read = plan.weights_bytes - plan.unpacked_bytes - copied
-    return share * gpu.bytes_per_s / token_bytes(config, read)
+    untried = not shares and gpu.compute_capability not in _MEASURED
+    return Estimate(share * gpu.bytes_per_s / token_bytes(config, read), untried=untried)
 
 
 def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, ...]]:

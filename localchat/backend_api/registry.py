@@ -17,6 +17,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind, chosen_because, kind_name, runner_name
+from localchat.fit.speed_history import SpeedHistory
 from localchat.model_files.checkpoint import ModelSummary, read_summary
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 GROUP = "localchat.backends"
 _LEAST_CONTEXT = 8192
 """With a context as long as this a model on the GPU is worth more than one with a longer context in RAM."""
+_CLEARLY_FASTER = 1.2
+"""Times the speed of the usual backend that another must be expected to have; estimates are no better."""
 
 
 class BrokenBackend(MinimalBackend):
@@ -129,26 +132,57 @@ def choose_for_load(
     options: LoadOptions,
     machine: Machine,
     asked: str | None = None,
+    history: SpeedHistory | None = None,
 ) -> BackendChoice:
     """As choose_for_model, for these options on this machine.
 
     A backend that would compute on the CPU gives way to one that holds the whole model on a GPU: many builds of
-    llama.cpp have no use of one. Raises UsageError, LocalchatError.
+    llama.cpp have no use of one. Where both hold it there, the usual one gives way to one that is clearly
+    faster, but not for a single answer: llama.cpp loads in half the time. history: past runs of this machine,
+    which correct what backends expect. Raises UsageError, LocalchatError.
     """
     choice = choose_for_model(model, kind, asked)
     if asked or not choice.others or not machine.gpus or not _may_change(options):
         return choice
     plan = _plan(choice.backend, model, options, machine)
-    if plan is None or _whole_on_gpu(plan):
+    if plan is None:
         return choice
     for name in choice.others:
         backend = find_backends()[name]
         other = _plan(backend, model, options, machine)
         if other is None or not _whole_on_gpu(other):
             continue
-        if not plan.fits or other.context_tokens >= min(plan.context_tokens, _LEAST_CONTEXT):
-            return _instead(choice, backend, kind, plan)
+        if not _whole_on_gpu(plan):
+            if not plan.fits or other.context_tokens >= min(plan.context_tokens, _LEAST_CONTEXT):
+                part = "a part of it" if plan.gpu_layers else "it"
+                usual = runner_name(choice.backend.name)
+                because = f"{usual} would compute {part} on the CPU here"
+                return _instead(choice, backend, kind, because)
+        elif other.context_tokens >= plan.context_tokens and not options.one_answer:
+            plans = ((choice.backend, plan), (backend, other))
+            threads = options.threads or machine.cores
+            usual_rate, rate = (_rate(*each, model, threads, history) for each in plans)
+            if 0 < _CLEARLY_FASTER * usual_rate <= rate:
+                usual = runner_name(choice.backend.name)
+                because = f"{usual} is expected to write {usual_rate:.0f} tokens a second here, not {rate:.0f}"
+                return _instead(choice, backend, kind, because)
     return choice
+
+
+def _rate(
+    backend: Backend,
+    plan: MemoryPlan,
+    model: ModelSummary,
+    threads: int,
+    history: SpeedHistory | None,
+) -> float:
+    """Expected tokens a second with all layers on the GPU; 0: unknown, or a guess that no run supports."""
+    past = (
+        () if history is None
+        else history.past(backend=backend.name, threads=threads, whole_gpu=True)
+    )  # fmt: skip
+    found = backend.expected_rate(model, plan, threads, past)
+    return 0.0 if found is None or found.untried else found.tokens_per_s
 
 
 def _plan(
@@ -161,17 +195,11 @@ def _plan(
         return None
 
 
-def _instead(
-    choice: BackendChoice, backend: Backend, kind: Kind, plan: MemoryPlan
-) -> BackendChoice:
-    """`backend` in place of a choice whose plan is given."""
-    first = choice.backend.name
-    part = "a part of it" if plan.gpu_layers else "it"
-    why = (
-        f"{runner_name(first)} would compute {part} on the CPU here, so {kind_name(kind)} runs on "
-    )
-    others = tuple(first if one == backend.name else one for one in choice.others)
-    return BackendChoice(backend, why + runner_name(backend.name), backend.available(), others)
+def _instead(choice: BackendChoice, backend: Backend, kind: Kind, because: str) -> BackendChoice:
+    """`backend` in place of a choice. because: half a sentence on what the choice would do."""
+    others = tuple(choice.backend.name if one == backend.name else one for one in choice.others)
+    why = f"{because}, so {kind_name(kind)} runs on {runner_name(backend.name)}"
+    return BackendChoice(backend, why, backend.available(), others)
 
 
 def _may_change(options: LoadOptions) -> bool:
@@ -196,10 +224,13 @@ def usable_machine() -> Machine:
 
 
 def require_for_file(
-    path: Path, asked: str | None = None, options: LoadOptions | None = None
+    path: Path,
+    asked: str | None = None,
+    options: LoadOptions | None = None,
+    history: SpeedHistory | None = None,
 ) -> BackendChoice:
-    """As choose_for_file, for a load with these options: the backend can run here. Raises UsageError,
-    ModelInvalid, LocalchatError."""
+    """As choose_for_file, for a load with these options: the backend can run here. history: as for
+    choose_for_load. Raises UsageError, ModelInvalid, LocalchatError."""
     try:
         choice = choose_for_file(path, asked)
     except ModelInvalid:
@@ -209,7 +240,7 @@ def require_for_file(
                 return BackendChoice(backend, "", found)
         raise
     if choice.availability.ok:
-        return choice if asked or options is None else _for_load(path, choice, options)
+        return choice if asked or options is None else _for_load(path, choice, options, history)
     if asked:
         raise LocalchatError(
             f"{choice.backend.name} cannot run here: {choice.availability.reason}",
@@ -220,7 +251,9 @@ def require_for_file(
     raise ModelInvalid(f"no backend can run {path.name} here: {'; '.join(reasons)}")
 
 
-def _for_load(path: Path, choice: BackendChoice, options: LoadOptions) -> BackendChoice:
+def _for_load(
+    path: Path, choice: BackendChoice, options: LoadOptions, history: SpeedHistory | None
+) -> BackendChoice:
     """What choose_for_load says of a file, if there is a choice at all: looking for GPUs takes time."""
     others = (one for one in find_backends().values() if one.name != choice.backend.name)
     if not any(one.accepts(path) and one.available().ok for one in others):
@@ -230,7 +263,7 @@ def _for_load(path: Path, choice: BackendChoice, options: LoadOptions) -> Backen
     except LocalchatError:
         return choice  # its `open` explains what is wrong with the file
     kind: Kind = "safetensors" if path.is_dir() else "gguf"
-    return choose_for_load(model, kind, options, usable_machine())
+    return choose_for_load(model, kind, options, usable_machine(), history=history)
 
 
 def _named(backends: Mapping[str, Backend], kind: Kind, asked: str) -> BackendChoice:

@@ -121,10 +121,12 @@ def _choices(backends: Mapping[str, Backend], offload: Mapping[str, bool]) -> It
     for kind in kinds:
         what = kind_name(kind)
         fitting = for_kind(backends.values(), kind)
-        able = next((one for one in fitting if one.available().ok), None)
-        if able is not None:
-            placing = ", as many layers on the GPU as fit" if offload[able.name] else ""
-            yield f"{what[0].upper()}{what[1:]} runs on {runner_name(able.name)}{placing}."
+        able = [one.name for one in fitting if one.available().ok]
+        if able:
+            placing = ", as many layers on the GPU as fit" if offload[able[0]] else ""
+            faster = [runner_name(name) for name in able[1:] if offload[name]]
+            other = f", or on {faster[0]} where that is faster" if faster else ""
+            yield f"{what[0].upper()}{what[1:]} runs on {runner_name(able[0])}{placing}{other}."
         elif fitting:
             yield f"{what[0].upper()}{what[1:]} cannot be run here: {fitting[0].available().reason}"
         else:

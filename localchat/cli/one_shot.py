@@ -48,7 +48,7 @@ def answer(
     before, room = conversation.head, RoomMaker(ctx, model_word)
     while True:
         try:
-            with terminate_gracefully(), opened_engine(setup) as engine:
+            with terminate_gracefully(), opened_engine(setup, one_answer=True) as engine:
                 gc_control.resume_gc()
                 with deferred():
                     asked = documented(setup, engine)

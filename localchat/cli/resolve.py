@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from msgspec import structs
 
 from localchat.cli.context import AppContext, Notify
 from localchat.cli.options import given_flags
@@ -198,10 +199,11 @@ def _allowed(remote: Remote, settings: Settings) -> Remote:
 
 
 @contextmanager
-def opened_engine(setup: Setup) -> "Iterator[Engine]":
-    """Open the engine of the model and close it at the end. Raises LocalchatError."""
+def opened_engine(setup: Setup, *, one_answer: bool = False) -> "Iterator[Engine]":
+    """Open the engine of the model and close it at the end. one_answer: see LoadOptions. Raises
+    LocalchatError."""
     try:
-        engine = open_engine(setup, "command line", setup.terminal.note)
+        engine = open_engine(setup, "command line", setup.terminal.note, one_answer=one_answer)
         try:
             yield engine
         finally:
@@ -216,15 +218,18 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
         raise
 
 
-def open_engine(setup: Setup, user: str, notify: Notify) -> "Engine":
-    """Attach to a running server, or load the model here. Raises LocalchatError. `user`: shown by `ps`."""
+def open_engine(setup: Setup, user: str, notify: Notify, *, one_answer: bool = False) -> "Engine":
+    """Attach to a running server, or load the model here. Raises LocalchatError. `user`: shown by `ps`;
+    one_answer: see LoadOptions."""
     # A library that a flag names is loaded here: a server has its own.
     own = setup.origins.get("llamacpp_library", "").startswith("--")
     if setup.settings.attach and not setup.model.is_composed and not own:
         attached = setup.app.attach(setup.paths, _attach_spec(setup), user, notify)
         if attached is not None:
             return attached
-    return setup.app.open_engine(engine_options(setup), notify)
+    options = engine_options(setup)
+    load = structs.replace(options.load, one_answer=one_answer)
+    return setup.app.open_engine(structs.replace(options, load=load), notify)
 
 
 def _attach_spec(setup: Setup) -> "AttachSpec":
@@ -274,8 +279,6 @@ def request_for(
 
 def owned(request: GenerateRequest, settings: Settings, conversation: str) -> GenerateRequest:
     """The request with its KV kept on the disk for a conversation, where conversations are kept."""
-    from msgspec import structs
-
     return structs.replace(request, owner=conversation if settings.history else "")
 
 

@@ -46,6 +46,7 @@ from localchat.engine.local import protocol
 from localchat.errors import DeviceFault, EngineClosed, LocalchatError, UsageError
 from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.fit.speed_history import SpeedHistory
 from localchat.kv_store.store import KVStore
 
 _INPUT_THREADS = 2
@@ -439,7 +440,8 @@ def open_model(
     """Read header and vocabulary, and plan the memory. Raises ModelMissing, ModelInvalid, DoesNotFit."""
     path = Path(os.fsdecode(spec.model))
     sender.send(protocol.Entered("open"))
-    choice = require_for_file(path, spec.backend, spec.load)
+    history = SpeedHistory(Path(os.fsdecode(spec.state_dir))) if spec.state_dir else None
+    choice = require_for_file(path, spec.backend, spec.load, history)
     build = choice.backend.build_key()
     model = choice.backend.open(path, sender.notify)
     plan = model.plan(spec.load)

@@ -28,7 +28,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
     """Sampling defaults of the catalogue or the user, by name; they go before the model's own."""
     state_dir: Path | None = None
-    """Folder with the record of builds that crashed."""
+    """Folder with the record of builds that crashed and the speeds of past runs."""
     kv_folder: Path | None = None
     """Folder where the KV of conversations is kept; None: nowhere."""
     kv_folder_bytes: int = 0

@@ -35,6 +35,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Sequences computed at once."""
     more_slots: bool = False
     """Compute more at once where the memory for so many has room for shorter ones."""
+    one_answer: bool = False
+    """The load is for one answer: a backend that loads sooner goes before one that writes faster."""
     cache_ram_bytes: int | None = None
     """RAM for prefixes that are swapped to the host."""
     require_gpu: bool = False

@@ -33,6 +33,8 @@ class Estimate(NamedTuple):
     tokens_per_s: float
     disturbed: bool = False
     """Other programs were busy during the measurement, so the true value is higher."""
+    untried: bool = False
+    """The backend has never run on such a GPU, here or anywhere that is known."""
 
 
 class Measurement(msgspec.Struct, frozen=True):

@@ -122,7 +122,9 @@ def assess(
     Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for impossible options,
     LocalchatError where no backend reads such files.
     """
-    chosen = choose_for_load(subject.model, subject.kind, options, machine, subject.backend)
+    chosen = choose_for_load(
+        subject.model, subject.kind, options, machine, subject.backend, history
+    )
     backend = chosen.backend
     if subject.kind not in backend.kinds:
         raise ModelInvalid(
@@ -218,6 +220,8 @@ def _expected_speed(
         return None
     by = "the GPU's bandwidth" if plan.gpu_layers else "a short benchmark of this build"
     runs = f" and {len(past)} earlier run{'s' if len(past) > 1 else ''}" if past else ""
+    if estimate.untried:
+        runs = f"; no run of {runner_name(backend.name)} on such a GPU is known"
     if estimate.disturbed:
         return ExpectedSpeed(
             estimate.tokens_per_s,

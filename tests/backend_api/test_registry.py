@@ -1,11 +1,12 @@
 """Backends are found by entry point, and a broken one does not hide the others."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from localchat.backend_api.interface import Availability, Backend, MinimalBackend, OpenModel
@@ -21,7 +22,15 @@ from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.model_files.checkpoint import Checkpoint, ModelSummary
+from localchat.fit.speed_history import (
+    NO_MEASUREMENTS,
+    Estimate,
+    MeasurementCache,
+    PastRun,
+    Run,
+    SpeedHistory,
+)
+from localchat.model_files.checkpoint import Checkpoint, ModelSummary, read_summary
 from tests.support.gguf_files import Size, llama
 from tests.support.memory_plans import PLAN
 
@@ -74,15 +83,22 @@ class Fake(MinimalBackend):
     kinds: tuple[Kind, ...] = ("gguf", "safetensors")
 
     def __init__(
-        self, name: str, *, ok: bool = True, kinds: tuple[Kind, ...] = kinds, **plan: Any
-    ) -> None:
-        self.name, self.kinds, self._plan = name, kinds, plan
+        self, name: str, *, ok: bool = True, kinds: tuple[Kind, ...] = kinds,
+        rate: Estimate | None = None, **plan: Any,
+    ) -> None:  # fmt: skip
+        self.name, self.kinds, self._plan, self._rate = name, kinds, plan, rate
         self._availability = Availability(ok, f"{name} reason.", f"{name} hint.")
 
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
         if not self._plan:
             raise UsageError("no such options here")
         return replace(PLAN, backend=self.name, layers=29, **self._plan)
+
+    def expected_rate(
+        self, model: ModelSummary, plan: MemoryPlan, threads: int, past: Sequence[PastRun] = (),
+        measures: MeasurementCache = NO_MEASUREMENTS,
+    ) -> Estimate | None:  # fmt: skip
+        return Estimate(past[0].tokens_per_s) if past else self._rate
 
     def available(self) -> Availability:
         return self._availability
@@ -211,6 +227,58 @@ def test_the_reason_tells_why_the_usual_backend_was_passed_over(
     )
     install(Fake("llamacpp", **PARTLY), Fake("cuda", **WHOLE))
     assert "a part of it" in choose_for_load(model, "gguf", LoadOptions(), GPU).why
+
+
+SLOW, FAST, NEARLY = Estimate(100.0), Estimate(120.0), Estimate(119.0)
+GUESS = Estimate(900.0, untried=True)
+SHORT: Plan = {**WHOLE, "context_tokens": PLAN.context_tokens - 1}
+
+
+@pytest.mark.parametrize(
+    ("usual", "other", "plan", "chosen"),
+    [
+        (SLOW, FAST, WHOLE, "cuda"),
+        (SLOW, NEARLY, WHOLE, "llamacpp"),
+        (FAST, SLOW, WHOLE, "llamacpp"),
+        (SLOW, GUESS, WHOLE, "llamacpp"),
+        (SLOW, None, WHOLE, "llamacpp"),
+        (None, FAST, WHOLE, "llamacpp"),
+        (SLOW, FAST, SHORT, "llamacpp"),
+        (SLOW, FAST, PARTLY, "llamacpp"),
+    ],
+)
+def test_of_two_that_hold_the_whole_model_on_the_gpu_the_clearly_faster_runs_it(
+    install: Callable[..., None], usual: Estimate, other: Estimate, plan: Plan, chosen: str
+) -> None:
+    install(Fake("llamacpp", rate=usual, **WHOLE), Fake("cuda", rate=other, **plan))
+    found = choose_for_load(Checkpoint("m", {}), "gguf", LoadOptions(), GPU)
+    assert found.backend.name == chosen
+    once = choose_for_load(Checkpoint("m", {}), "gguf", LoadOptions(one_answer=True), GPU)
+    assert once.backend.name == "llamacpp"
+    if chosen == "cuda":
+        assert found.why == (
+            "llama.cpp is expected to write 100 tokens a second here, not 120, so a GGUF file runs on the "
+            "CUDA backend"
+        )
+
+
+def test_past_runs_decide_over_what_is_expected(
+    install: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(llama(Size(layers=1)).encode())
+    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: GPU)
+    install(Fake("llamacpp", rate=SLOW, **WHOLE), Fake("cuda", rate=GUESS, **WHOLE))
+    history = SpeedHistory(tmp_path)
+    run = Run(
+        path=str(path), file_bytes=read_summary(path).file_bytes, quantization="", backend="cuda",
+        threads=GPU.cores, gpu_layers=29, kv_type="f16", safe_mode=False, rates=(240.0,), at="",
+    )  # fmt: skip
+    assert require_for_file(path, None, LoadOptions(), history).backend.name == "llamacpp"
+    history.record(run)
+    assert require_for_file(path, None, LoadOptions(), history).backend.name == "cuda"
+    history.record(msgspec.structs.replace(run, backend="llamacpp"))
+    assert require_for_file(path, None, LoadOptions(), history).backend.name == "llamacpp"
 
 
 def test_the_engine_chooses_for_a_file_and_its_options_as_front_ends_do(

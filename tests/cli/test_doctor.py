@@ -90,6 +90,22 @@ def doctor(call: Call, *args: str) -> tuple[int, str, str]:
     return call(SCENARIOS["hello"], "doctor", *args, named=False)
 
 
+def test_a_second_backend_with_a_gpu_may_take_what_it_runs_faster(
+    call: Call, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = install(), FakeBackend()
+    first.build = second.build = replace(BUILD, offload=True)
+    monkeypatch.setattr(second, "name", "cuda")
+    monkeypatch.setattr(
+        "localchat.cli.doctor_report.find_backends", lambda: {"llamacpp": first, "cuda": second}
+    )
+    _, out, _ = doctor(call)
+    assert (
+        "A GGUF file runs on llama.cpp, as many layers on the GPU as fit, or on the CUDA backend where that is "
+        "faster."
+    ) in out.replace("\n", " ")
+
+
 def test_it_tells_machine_build_and_devices(call: Call, install: Install) -> None:
     install()
     code, out, _ = doctor(call)

@@ -45,6 +45,8 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     speculation: bool = True
     safe_builds: tuple[str, ...] = ()
     """Builds known to crash here (Backend.build_key)."""
+    state_dir: bytes = b""
+    """Folder with the speeds of past runs, as the system's bytes; empty: none."""
     sampling: dict[str, float] = {}
     kv_folder: bytes = b""
     """Where the KV of conversations is kept, as the system's bytes; empty: nowhere."""
