@@ -83,9 +83,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("part", choices=("restart", "cost", "documents", "hour", "keys"))
     parser.add_argument("--models", type=Path, metavar="DIR", default=Path("bench-models"))
-    parser.add_argument(
-        "--model", type=Path, metavar="GGUF", default=_GUIDE, help="for hour and keys"
-    )
+    parser.add_argument("--model", type=Path, metavar="GGUF", help="for cost, hour and keys")
     parser.add_argument("--vocabulary", type=Path, metavar="GGUF", help="to write missing models")
     parser.add_argument("--llamacpp", type=Path, metavar="PYTHON")
     parser.add_argument("--shapes", nargs="+", choices=("0.5b", "1.5b"), default=["0.5b"])

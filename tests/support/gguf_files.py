@@ -298,15 +298,25 @@ def qwen2(size: Size) -> Gguf:
     return Gguf(metadata | dict(size.extra), tensors)
 
 
+def _head_norms(size: Size, number: int) -> list[Tensor]:
+    return [Tensor(f"blk.{number}.attn_{name}_norm.weight", (size.head,)) for name in ("q", "k")]
+
+
+def qwen3(size: Size) -> Gguf:
+    """Norms of heads, tied output."""
+    tensors = _ends(size, tied=True)
+    for number in range(size.layers):
+        tensors += [*_block(size, number), *_head_norms(size, number)]
+    metadata = _common("qwen3", size) | _attention("qwen3", size)
+    return Gguf(metadata | dict(size.extra), tensors)
+
+
 def gemma3(size: Size) -> Gguf:
     """A sliding window on five layers of six."""
     norms = ("post_attention_norm", "post_ffw_norm")
     tensors = _ends(size, tied=True)
     for number in range(size.layers):
-        tensors += _block(size, number, norms)
-        tensors += [
-            Tensor(f"blk.{number}.attn_{name}_norm.weight", (size.head,)) for name in ("q", "k")
-        ]
+        tensors += [*_block(size, number, norms), *_head_norms(size, number)]
     metadata = _common("gemma3", size) | _attention("gemma3", size)
     metadata["gemma3.attention.sliding_window"] = size.window
     return Gguf(metadata | dict(size.extra), tensors)
@@ -344,6 +354,7 @@ def mamba(size: Size) -> Gguf:
 ARCHITECTURES: dict[str, Callable[[Size], Gguf]] = {
     "llama": llama,
     "qwen2": qwen2,
+    "qwen3": qwen3,
     "gemma3": gemma3,
     "mamba": mamba,
 }

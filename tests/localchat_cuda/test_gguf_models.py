@@ -1,0 +1,148 @@
+"""Tiny GGUF models of every architecture and form: log probabilities as llama.cpp's on the same file, and as
+transformers' in fp32 on the dequantized weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
+from localchat.engine.request import GenerateRequest, Sampling, TokenIds
+from localchat.fit.load_options import LoadOptions
+from localchat.model_files.ggml_types import NUMBER_FORMATS
+from localchat.model_files.open_gguf import read_header
+from localchat_cuda.gguf_config import checkpoint_names, config_of
+from localchat_cuda.weights.gguf_source import GgufWeights
+from tests.support.answers import ask
+from tests.support.ggml_blocks import random_rows
+from tests.support.gguf_files import ARCHITECTURES, Size
+from tests.support.tiny_models import CPU
+
+REFERENCE = "localchat_cuda.backend:ReferenceBackend"
+SIZE = Size(
+    width=256, heads=4, kv_heads=2, head_width=64, feed_forward=512, code=0,
+    extra={"tokenizer.ggml.pre": "gpt-2"},
+)  # fmt: skip
+TOKENS = tuple(int(each) for each in np.random.default_rng(3).integers(0, 250, 48))
+MODELS = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+_OF_SIZE_ONE = {"Q4_0": 7.6, "Q4_1": 12.0, "Q5_0": 15.2, "Q5_1": 24.0, "Q8_0": 74.0, "Q2_K": 20.0,
+                "Q3_K": 110.0, "Q4_K": 440.0, "Q5_K": 300.0, "Q6_K": 1370.0, "IQ4_NL": 70.0,
+                "IQ4_XS": 2300.0}  # fmt: skip
+"""Roughly the deviation of numbers in random blocks whose scale is 1."""
+
+
+def write(path: Path, architecture: str, form: str) -> Path:
+    """A model whose matrices are in a form."""
+    file = ARCHITECTURES[architecture](SIZE)
+    draw = np.random.default_rng(7)
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in file.metadata.items():
+        if key == "general.architecture":
+            continue
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_string(key, str(value))
+    for tensor in file.tensors:
+        shape = tensor.shape[::-1]
+        if len(shape) == 2 and form in _OF_SIZE_ONE:
+            rows = random_rows(form, *shape, draw, size=0.05 / _OF_SIZE_ONE[form])
+            kind = next(code for code, each in NUMBER_FORMATS.items() if each.name == form)
+            writer.add_tensor(tensor.name, rows, raw_dtype=gguf.GGMLQuantizationType(kind))
+            continue
+        numbers = draw.normal(1 if tensor.name.endswith("norm.weight") else 0, 0.05, shape)
+        as_stored = np.float16 if form == "F16" and len(shape) == 2 else np.float32
+        writer.add_tensor(tensor.name, numbers.astype(as_stored))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@contextmanager
+def engine(path: Path, backend: str) -> Iterator[LocalEngine]:
+    load = LoadOptions(context_tokens=256, threads=1, max_slots=1)
+    options = EngineOptions(path, load, backend=backend, speculation=False)
+    opened = LocalEngine(options, notify=lambda text: None)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def logprobs(path: Path, backend: str) -> list[float]:
+    """Of the tokens of the prompt."""
+    request = GenerateRequest(
+        TokenIds(TOKENS), sampling=Sampling(temperature=0), max_tokens=1, prompt_logprobs=0,
+        ignore_eos=True,
+    )  # fmt: skip
+    with engine(path, backend) as opened:
+        return [entry.logprob for entry in ask(opened, request).prompt_logprobs]
+
+
+def exact_logprobs(path: Path, architecture: str) -> list[float]:
+    """By transformers in fp32, on what the blocks say."""
+    header = read_header(path)
+    raw = {key: value for key, value in config_of(header).items() if key != "quantization_config"}
+    make, model_class = MODELS[architecture]
+    model: PreTrainedModel = model_class(make(**{**raw, "torch_dtype": "float32"})).eval().float()
+    source, names = GgufWeights(header, CPU), checkpoint_names(header)
+    state = {
+        name: source.tensor(name, each.shape[::-1], torch.float32) for name, each in names.items()
+    }
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS])).logits[0].log_softmax(-1)
+    return [float(logits[at, token]) for at, token in enumerate(TOKENS[1:])]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "form"),
+    [
+        *((name, form) for name in MODELS for form in ("F32", "F16", "Q8_0", "Q4_K")),
+        *(("qwen2", form) for form in _OF_SIZE_ONE if form not in ("Q8_0", "Q4_K")),
+    ],
+)
+def test_a_model_is_as_sure_of_each_token_as_elsewhere(
+    tmp_path: Path, architecture: str, form: str
+) -> None:
+    path = write(tmp_path / "tiny.gguf", architecture, form)
+    ours, exact = logprobs(path, REFERENCE), exact_logprobs(path, architecture)
+    theirs = logprobs(path, "llamacpp")
+    assert len(ours) == len(theirs) == len(exact) == len(TOKENS) - 1
+    spread = np.std(exact)
+    assert spread > 0.3  # it tells tokens apart
+    off, theirs_off = (np.abs(np.subtract(each, exact)) for each in (ours, theirs))
+    print(
+        architecture, form, f"{spread=:.3f} ours {off.max():.5f}, llama.cpp {theirs_off.max():.5f}"
+    )
+    assert off.max() < 0.01, f"{off.max()=}, {theirs_off.max()=}, {spread=}"
+    assert theirs_off.max() < 0.1  # it rounds activations to 8 bits
