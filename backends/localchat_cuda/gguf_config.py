@@ -19,8 +19,13 @@ _CLASSES: Final = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
 """By `general.architecture`."""
+_GEMMAS: Final = ("gemma2", "gemma3")
+_LARGEST: Final = {"gemma2": 46, "gemma3": 62}
+"""Layers of the 27Bs, whose scores alone are scaled by the width of the model over its heads."""
 _FLOATING: Final = ("F32", "F16", "BF16")
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _NAMES: Final = {
@@ -39,6 +44,12 @@ _NAMES: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA_NAMES: Final = {
+    **_NAMES,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
 _CHECKPOINT_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 LayerFormats: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
@@ -47,18 +58,24 @@ LayerFormats: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
 
 def checkpoint_names(header: Header) -> dict[str, GgufTensor]:
     """Tensors by their names in a checkpoint; unknown ones keep theirs."""
+    names = _GEMMA_NAMES if header.architecture in _GEMMAS else _NAMES
     return {
-        _checkpoint_name(tensor.name): tensor
+        _checkpoint_name(tensor.name, names): tensor
         for tensor in header.tensors
         if tensor.name != _ROPE_FACTORS
     }
 
 
-def _checkpoint_name(name: str) -> str:
+def _checkpoint_name(name: str, names: Mapping[str, str]) -> str:
     found = _LAYER.fullmatch(name)
     begin, rest = (f"model.layers.{found[1]}.", found[2]) if found else ("", name)
     stem, _, end = rest.rpartition(".")
-    return f"{begin}{_NAMES[stem]}.{end}" if stem in _NAMES else name
+    return f"{begin}{names[stem]}.{end}" if stem in names else name
+
+
+def added_to_norms(header: Header) -> int:
+    """What llama.cpp's converter added to the weights of norms: a Gemma's count from 0."""
+    return int(header.architecture in _GEMMAS)
 
 
 def layer_formats(header: Header) -> LayerFormats:
@@ -110,9 +127,35 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
     }
     if head_dim := header.number("attention.key_length"):
         config["head_dim"] = head_dim
+    if architecture in _GEMMAS:
+        config |= _gemma_config(header)
     if scaling := _scaling(header, rope_factors):
         config["rope_scaling"] = scaling
     return config
+
+
+def _gemma_config(header: Header) -> dict[str, Any]:
+    """What llama.cpp knows of a Gemma besides, from the metadata or by its architecture."""
+    name, heads = header.architecture, header.number("attention.head_count")
+    width = header.number("attention.key_length")
+    if header.number("block_count") == _LARGEST[name]:
+        width = header.number("embedding_length") // heads
+    second = name == "gemma2"
+    return {
+        # Their activations leave the range of fp16.
+        "torch_dtype": "bfloat16",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": width,
+        "sliding_window": header.number("attention.sliding_window"),
+        "sliding_window_pattern": 2 if second else 6,
+        "rope_local_base_freq": _float(header, "rope.freq_base_swa", 10000.0),
+        "attn_logit_softcapping": _float(header, "attn_logit_softcapping", 50.0)
+        if second
+        else None,
+        "final_logit_softcapping": _float(header, "final_logit_softcapping", 30.0)
+        if second
+        else None,
+    }
 
 
 def _scaling(header: Header, factors: tuple[float, ...]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
 """Share of the GPU's bandwidth that decoding one sequence reaches, until a run was measured."""
 _MEASURED: Final = ((9, 0),)
-"""Compute capabilities of the GPUs that this share was measured on."""
+"""Compute capabilities of the GPUs that this share was measured on: not with GGUF files in bf16."""
 _NO_GPU = Gpu(0, "no GPU", 0, 0)
 
 
@@ -86,7 +86,8 @@ def expected_rate(
     config, _ = runtime_config(_parsed(model)[0], gpu=True)
     copied = head_bounds_bytes(config) if plan.head_bounds else 0
     read = plan.weights_bytes - plan.unpacked_bytes - copied
-    untried = not shares and gpu.compute_capability not in _MEASURED
+    in_bf16 = config.dtype == "bfloat16" and not isinstance(model, Checkpoint)
+    untried = not shares and (gpu.compute_capability not in _MEASURED or in_bf16)
     return Estimate(share * gpu.bytes_per_s / token_bytes(config, read), untried=untried)
 
 

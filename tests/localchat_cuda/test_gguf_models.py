@@ -3,6 +3,7 @@ transformers' in fp32 on the dequantized weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -10,6 +11,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -34,7 +39,7 @@ from tests.support.tiny_models import CPU
 
 REFERENCE = "localchat_cuda.backend:ReferenceBackend"
 SIZE = Size(
-    width=256, heads=4, kv_heads=2, head_width=64, feed_forward=512, code=0,
+    width=256, heads=4, kv_heads=2, head_width=64, feed_forward=512, code=0, window=16,
     extra={"tokenizer.ggml.pre": "gpt-2"},
 )  # fmt: skip
 TOKENS = tuple(int(each) for each in np.random.default_rng(3).integers(0, 250, 48))
@@ -42,7 +47,10 @@ MODELS = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
 }
+IN_BF16 = ("gemma2", "gemma3")
 _OF_SIZE_ONE = {"Q4_0": 7.6, "Q4_1": 12.0, "Q5_0": 15.2, "Q5_1": 24.0, "Q8_0": 74.0, "Q2_K": 20.0,
                 "Q3_K": 110.0, "Q4_K": 440.0, "Q5_K": 300.0, "Q6_K": 1370.0, "IQ4_NL": 70.0,
                 "IQ4_XS": 2300.0}  # fmt: skip
@@ -51,7 +59,9 @@ _OF_SIZE_ONE = {"Q4_0": 7.6, "Q4_1": 12.0, "Q5_0": 15.2, "Q5_1": 24.0, "Q8_0": 7
 
 def write(path: Path, architecture: str, form: str) -> Path:
     """A model whose matrices are in a form."""
-    file = ARCHITECTURES[architecture](SIZE)
+    # Every sixth layer of a Gemma 3 has no window.
+    size = replace(SIZE, layers=7) if architecture == "gemma3" else SIZE
+    file = ARCHITECTURES[architecture](size)
     draw = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in file.metadata.items():
@@ -110,6 +120,8 @@ def exact_logprobs(path: Path, architecture: str) -> list[float]:
     header = read_header(path)
     raw = {key: value for key, value in config_of(header).items() if key != "quantization_config"}
     make, model_class = MODELS[architecture]
+    if architecture in IN_BF16:
+        raw |= {"rope_local_base_freq": 10000.0, "attn_implementation": "eager"}
     model: PreTrainedModel = model_class(make(**{**raw, "torch_dtype": "float32"})).eval().float()
     source, names = GgufWeights(header, CPU), checkpoint_names(header)
     state = {
@@ -141,8 +153,6 @@ def test_a_model_is_as_sure_of_each_token_as_elsewhere(
     spread = np.std(exact)
     assert spread > 0.3  # it tells tokens apart
     off, theirs_off = (np.abs(np.subtract(each, exact)) for each in (ours, theirs))
-    print(
-        architecture, form, f"{spread=:.3f} ours {off.max():.5f}, llama.cpp {theirs_off.max():.5f}"
-    )
-    assert off.max() < 0.01, f"{off.max()=}, {theirs_off.max()=}, {spread=}"
-    assert theirs_off.max() < 0.1  # it rounds activations to 8 bits
+    told = f"{off.max()=}, {theirs_off.max()=}, {spread=}"
+    assert off.max() < (0.05 if architecture in IN_BF16 else 0.01), told
+    assert theirs_off.max() < 0.2, told  # it rounds activations to 8 bits

@@ -311,6 +311,21 @@ def qwen3(size: Size) -> Gguf:
     return Gguf(metadata | dict(size.extra), tensors)
 
 
+def gemma2(size: Size) -> Gguf:
+    """A sliding window on every second layer, soft caps."""
+    norms = ("post_attention_norm", "post_ffw_norm")
+    tensors = _ends(size, tied=True)
+    for number in range(size.layers):
+        tensors += _block(size, number, norms)
+    metadata = _common("gemma2", size) | _attention("gemma2", size)
+    metadata |= {
+        "gemma2.attention.sliding_window": size.window,
+        "gemma2.attn_logit_softcapping": 50.0,
+        "gemma2.final_logit_softcapping": 30.0,
+    }
+    return Gguf(metadata | dict(size.extra), tensors)
+
+
 def gemma3(size: Size) -> Gguf:
     """A sliding window on five layers of six."""
     norms = ("post_attention_norm", "post_ffw_norm")
@@ -355,6 +370,7 @@ ARCHITECTURES: dict[str, Callable[[Size], Gguf]] = {
     "llama": llama,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "gemma2": gemma2,
     "gemma3": gemma3,
     "mamba": mamba,
 }

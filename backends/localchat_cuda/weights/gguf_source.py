@@ -10,7 +10,7 @@ import torch
 from localchat.errors import ModelInvalid, reason
 from localchat.model_files.gguf import GgufTensor, Header
 from localchat_cuda.ggml_forms import GGUF_FORMS
-from localchat_cuda.gguf_config import checkpoint_names, rotated_heads
+from localchat_cuda.gguf_config import added_to_norms, checkpoint_names, rotated_heads
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.weights.device_reader import DeviceReader
 
@@ -25,6 +25,7 @@ class GgufWeights:
         self.header, self.device = header, device
         self._tensors: Mapping[str, GgufTensor] = checkpoint_names(header)
         self._heads = rotated_heads(header)
+        self._added = added_to_norms(header)
         self._read_names: set[str] = set()
         self._reader = DeviceReader(device)
 
@@ -43,7 +44,10 @@ class GgufWeights:
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         type_, raw = self.blocks(name, shape)
         if type_ in _DTYPES:
-            return raw.view(_DTYPES[type_]).reshape(shape).to(dtype)
+            found = raw.view(_DTYPES[type_]).reshape(shape)
+            if self._added and name.endswith("norm.weight"):
+                found = found.float() - self._added
+            return found.to(dtype)
         out = torch.empty(shape, dtype=dtype, device=self.device)
         for first in range(0, shape[0], _SLICE_ROWS):
             rows = slice(first, first + _SLICE_ROWS)
