@@ -10,7 +10,17 @@ from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.ggml_forms import GGUF_FORMS, packed_bytes
 
 TokenizerKind: TypeAlias = Literal[
-    "qwen2", "llama-bpe", "gpt-2", "gpt-4o", "smollm", "tekken", "sentencepiece"
+    "qwen2",
+    "llama-bpe",
+    "dbrx",
+    "smaug-bpe",
+    "seed-coder",
+    "gpt-2",
+    "gpt-4o",
+    "smollm",
+    "refact",
+    "tekken",
+    "sentencepiece",
 ]
 TOKENIZER_KINDS: Final[tuple[TokenizerKind, ...]] = get_args(TokenizerKind)
 """Kinds of tokenizers that the backend reads: byte-level ones by their `tokenizer.ggml.pre`, and those of
@@ -21,9 +31,15 @@ _CLASSES: Final = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
 """By `general.architecture`."""
 _GEMMAS: Final = ("gemma2", "gemma3")
+_REORDERED: Final = ("llama", "granite", "smollm3")
+"""llama.cpp turns neighbouring columns of their heads, so its converter moves rows of queries and keys."""
 _LARGEST: Final = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27Bs, whose scores alone are scaled by the width of the model over its heads."""
 _FLOATING: Final = ("F32", "F16", "BF16")
@@ -45,11 +61,16 @@ _NAMES: Final = {
     "ffn_down": "mlp.down_proj",
 }
 _GEMMA_NAMES: Final = {
-    **_NAMES,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_OTHER_NAMES: Final[dict[str, dict[str, str]]] = {
+    **dict.fromkeys(_GEMMAS, _GEMMA_NAMES),
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
+}
+"""Where an architecture's names differ."""
 _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
 _CHECKPOINT_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 LayerFormats: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
@@ -58,7 +79,7 @@ LayerFormats: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
 
 def checkpoint_names(header: Header) -> dict[str, GgufTensor]:
     """Tensors by their names in a checkpoint; unknown ones keep theirs."""
-    names = _GEMMA_NAMES if header.architecture in _GEMMAS else _NAMES
+    names = {**_NAMES, **_OTHER_NAMES.get(header.architecture, {})}
     return {
         _checkpoint_name(tensor.name, names): tensor
         for tensor in header.tensors
@@ -90,7 +111,7 @@ def layer_formats(header: Header) -> LayerFormats:
 
 def rotated_heads(header: Header) -> dict[str, int]:
     """Heads of the projections whose rows llama.cpp's converter reordered, by name."""
-    if header.architecture != "llama":
+    if header.architecture not in _REORDERED:
         return {}
     heads = header.number("attention.head_count")
     return {"q_proj": heads, "k_proj": header.number("attention.head_count_kv", heads)}
@@ -129,6 +150,10 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
         config["head_dim"] = head_dim
     if architecture in _GEMMAS:
         config |= _gemma_config(header)
+    elif architecture == "granite":
+        config |= _granite_config(header)
+    elif architecture == "phi3":
+        config |= _phi3_config(header)
     if scaling := _scaling(header, rope_factors):
         config["rope_scaling"] = scaling
     return config
@@ -155,6 +180,30 @@ def _gemma_config(header: Header) -> dict[str, Any]:
         "final_logit_softcapping": _float(header, "final_logit_softcapping", 30.0)
         if second
         else None,
+    }
+
+
+def _granite_config(header: Header) -> dict[str, Any]:
+    if header.metadata.get("granite.rope.scaling.finetuned") is False:
+        raise _unsupported(header, "a Granite without rotations")
+    width = header.number("attention.key_length") or (
+        header.number("embedding_length") // header.number("attention.head_count")
+    )
+    return {
+        "embedding_multiplier": _float(header, "embedding_scale", 1.0),
+        "residual_multiplier": _float(header, "residual_scale", 1.0),
+        "attention_multiplier": _float(header, "attention.scale", 0.0) or width**-0.5,
+        "logits_scaling": _float(header, "logit_scale", 1.0),
+    }
+
+
+def _phi3_config(header: Header) -> dict[str, Any]:
+    if any(each.name.startswith("rope_factors_") for each in header.tensors):
+        raise _unsupported(header, "LongRoPE's factors")
+    width = header.number("embedding_length") // header.number("attention.head_count")
+    return {
+        "partial_rotary_factor": header.number("rope.dimension_count", width) / width,
+        "sliding_window": header.number("attention.sliding_window") or None,
     }
 
 

@@ -30,14 +30,21 @@ _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 _PATTERNS: Final[dict[TokenizerKind, str]] = {
     "qwen2": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}|{_REST}",
     "llama-bpe": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
+    "dbrx": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
+    "smaug-bpe": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
+    "seed-coder": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1}}| ?[^\\s\\p{{L}}\\p{{N}}\\r\\n]+|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
     "gpt-2": _GPT2,
     "smollm": _GPT2,
+    "refact": _GPT2,
     "gpt-4o": f"{_CASED % ((f'{_CONTRACTIONS}?',) * 2)}|\\p{{N}}{{1,3}}|{_CASED_REST}",
     "tekken": f"{_CASED % ('', '')}|\\p{{N}}|{_CASED_REST}",
 }
 """How a text is cut before merging, by `tokenizer.ggml.pre`: as the makers of the vocabularies state it."""
 _WHOLE_WORDS: Final = ("llama-bpe", "tekken")
 """Vocabularies in which a piece that is a token needs no merges."""
+_LONE_DIGITS: Final = ("smollm", "refact")
+"""Vocabularies that cut each digit off before all else."""
 _NORMALIZED: Final = ("qwen2",)
 """Vocabularies whose texts are brought to NFC."""
 
@@ -71,7 +78,7 @@ def _bytes(header: Header, kind: TokenizerKind, tokens: tuple[str, ...]) -> dict
         "trim_offsets": False,
         "use_regex": False,
     }
-    digits = [{"type": "Digits", "individual_digits": True}] if kind == "smollm" else []
+    digits = [{"type": "Digits", "individual_digits": True}] if kind in _LONE_DIGITS else []
     return {
         "normalizer": {"type": "NFC"} if kind in _NORMALIZED else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*digits, split, letters]},

@@ -19,7 +19,7 @@ from localchat.model_files.architecture import model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat_cuda import preflight
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.gguf_config import config_of, layer_formats
+from localchat_cuda.gguf_config import TOKENIZER_KINDS, config_of, layer_formats
 from localchat_cuda.gguf_files import open_gguf
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
 from localchat_cuda.kernels.ggml import FEW_ROWS, GgmlWeight
@@ -192,9 +192,9 @@ def _sentencepiece(*, prefix: bool) -> dict[str, Value]:
     [
         _sentencepiece(prefix=True),
         _sentencepiece(prefix=False),
-        *({"tokenizer.ggml.pre": kind} for kind in ("smollm", "tekken", "gpt-4o", "llama-bpe")),
+        *({"tokenizer.ggml.pre": kind} for kind in TOKENIZER_KINDS if kind != "sentencepiece"),
     ],
-    ids=["sentencepiece", "without a first space", "smollm", "tekken", "gpt-4o", "llama-bpe"],
+    ids=["sentencepiece", "without a first space", *TOKENIZER_KINDS[:-1]],
 )
 def test_each_kind_of_tokenizer_cuts_as_llamacpp_does(
     tmp_path: Path, vocabulary: dict[str, Value]

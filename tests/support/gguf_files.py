@@ -311,6 +311,63 @@ def qwen3(size: Size) -> Gguf:
     return Gguf(metadata | dict(size.extra), tensors)
 
 
+def granite(size: Size) -> Gguf:
+    """A llama with factors."""
+    plain = llama(size)
+    scales = {
+        "embedding_scale": 6.0,
+        "residual_scale": 0.4,
+        "attention.scale": 0.02,
+        "logit_scale": 0.8,
+    }
+    names = {key.replace("llama.", "granite."): value for key, value in plain.metadata.items()}
+    named = {f"granite.{key}": value for key, value in scales.items()}
+    return Gguf(names | named | {"general.architecture": "granite"}, plain.tensors)
+
+
+def smollm3(size: Size) -> Gguf:
+    """A llama of which every fourth layer has no rotations, tied output."""
+    tensors = _ends(size, tied=True)
+    for number in range(size.layers):
+        tensors += _block(size, number)
+    metadata = _common("smollm3", size) | _attention("smollm3", size)
+    return Gguf(metadata | dict(size.extra), tensors)
+
+
+def seed_oss(size: Size) -> Gguf:
+    """A qwen2 with an untied output and another name of a norm."""
+    plain = qwen2(size)
+    tensors = [
+        one._replace(name=one.name.replace(".ffn_norm.", ".post_attention_norm."))
+        for one in plain.tensors
+    ]
+    output = Tensor("output.weight", (size.width, size.vocab), size.code)
+    names = {key.replace("qwen2.", "seed_oss."): value for key, value in plain.metadata.items()}
+    return Gguf(names | {"general.architecture": "seed_oss"}, [*tensors, output])
+
+
+def phi3(size: Size) -> Gguf:
+    """Merged projections; a part of each head is rotated."""
+    tensors, left = _ends(size), ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+    both = (size.heads + 2 * size.kv_heads) * size.head
+    for number in range(size.layers):
+        at = f"blk.{number}."
+        kept = [one for one in _block(size, number) if one.name.split(".")[2] not in left]
+        merged = {"attn_qkv": both, "ffn_up": 2 * size.feed_forward}
+        tensors += [
+            *kept,
+            *(
+                Tensor(f"{at}{name}.weight", (size.width, n), size.code)
+                for name, n in merged.items()
+            ),
+        ]
+    metadata = _common("phi3", size) | _attention("phi3", size)
+    metadata["phi3.rope.dimension_count"] = size.head * 3 // 4
+    # Of models that are named so llama.cpp expects control tokens of their own.
+    metadata["general.name"] = "tiny"
+    return Gguf(metadata | dict(size.extra), tensors)
+
+
 def gemma2(size: Size) -> Gguf:
     """A sliding window on every second layer, soft caps."""
     norms = ("post_attention_norm", "post_ffw_norm")
@@ -370,6 +427,10 @@ ARCHITECTURES: dict[str, Callable[[Size], Gguf]] = {
     "llama": llama,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "granite": granite,
+    "smollm3": smollm3,
+    "seed_oss": seed_oss,
+    "phi3": phi3,
     "gemma2": gemma2,
     "gemma3": gemma3,
     "mamba": mamba,
