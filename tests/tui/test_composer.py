@@ -194,6 +194,22 @@ def test_a_long_message_that_waits_has_one_row(tmp_path: Path) -> None:
     play(stage, what)
 
 
+def test_an_answer_that_ends_while_the_app_does_gives_nothing_back(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, script=lambda request: ScriptedAnswer(events=(Text(0, "so"), HOLD)))
+
+    async def what(pilot: Pilot[int]) -> None:
+        chat = app_of(pilot).chat
+        for text in ("first", "waits"):
+            chat.composer.write(text)
+            await pilot.press("enter")
+        await until(pilot, lambda: chat.session.busy)
+        await chat.composer.editor.remove()
+        chat.session.stop()
+        await until(pilot, lambda: not chat.session.busy)
+
+    play(stage, what)
+
+
 def test_a_paste_whose_deletion_is_undone_is_sent(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
 

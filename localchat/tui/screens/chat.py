@@ -302,7 +302,7 @@ class ChatScreen(Screen[None]):
 
     def _work_ended(self) -> None:
         """Send the next message of the queue, or give all of them back if the answer is not complete."""
-        if self.session.busy or self.is_leaving:
+        if self.session.busy or self.is_leaving or self.composer.is_dismantled:
             return
         self._queue.is_sending = False
         self.status_changed()
