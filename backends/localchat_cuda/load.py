@@ -89,6 +89,8 @@ def load_runner(
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # 0.5 s of hashing that the first kernel would wait for
+        threading.Thread(target=triton_key, name="triton key", daemon=True).start()
     set_safe_mode(request.safe_mode)
     plan, caps = request.plan, capabilities(config, request)
     total = max(plan.weights_bytes, 1)
@@ -97,9 +99,6 @@ def load_runner(
         # The head still follows the last layer; `progress(total, total)` comes after it.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
-    if device.type == "cuda":
-        # 0.5 s of hashing that the first kernel would wait for
-        threading.Thread(target=triton_key, name="triton key", daemon=True).start()
     source = source_of(config, path, device)
     formats = layer_formats(source.header) if isinstance(source, GgufWeights) else ()
     head_int8 = request.options.head_int8 and not config.head_format

@@ -153,20 +153,32 @@ def choose_for_load(
         if other is None or not _whole_on_gpu(other):
             continue
         if not _whole_on_gpu(plan):
-            if not plan.fits or other.context_tokens >= min(plan.context_tokens, _LEAST_CONTEXT):
-                part = "a part of it" if plan.gpu_layers else "it"
-                usual = runner_name(choice.backend.name)
-                because = f"{usual} would compute {part} on the CPU here"
-                return _instead(choice, backend, kind, because)
-        elif other.context_tokens >= plan.context_tokens and not options.one_answer:
-            plans = ((choice.backend, plan), (backend, other))
-            threads = options.threads or machine.cores
-            usual_rate, rate = (_rate(*each, model, threads, history) for each in plans)
-            if 0 < _CLEARLY_FASTER * usual_rate <= rate:
-                usual = runner_name(choice.backend.name)
-                because = f"{usual} is expected to write {usual_rate:.0f} tokens a second here, not {rate:.0f}"
-                return _instead(choice, backend, kind, because)
+            because = _computes_on_cpu(choice.backend, plan, other)
+        elif options.one_answer or other.context_tokens < plan.context_tokens:
+            because = ""
+        else:
+            plans, threads = ((choice.backend, plan), (backend, other)), options.threads
+            rates = (_rate(*each, model, threads or machine.cores, history) for each in plans)
+            because = _is_slower(choice.backend, *rates)
+        if because:
+            return _instead(choice, backend, kind, because)
     return choice
+
+
+def _computes_on_cpu(usual: Backend, plan: MemoryPlan, other: MemoryPlan) -> str:
+    """Half a sentence on why a plan gives way to one whole on a GPU; empty: its longer context counts more."""
+    if plan.fits and other.context_tokens < min(plan.context_tokens, _LEAST_CONTEXT):
+        return ""
+    part = "a part of it" if plan.gpu_layers else "it"
+    return f"{runner_name(usual.name)} would compute {part} on the CPU here"
+
+
+def _is_slower(usual: Backend, rate: float, other_rate: float) -> str:
+    """The same for two on a GPU, by tokens a second; empty: not clearly slower, or a rate is unknown (0)."""
+    if not 0 < _CLEARLY_FASTER * rate <= other_rate:
+        return ""
+    name = runner_name(usual.name)
+    return f"{name} is expected to write {rate:.0f} tokens a second here, not {other_rate:.0f}"
 
 
 def _rate(

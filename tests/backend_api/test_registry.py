@@ -262,12 +262,18 @@ def test_of_two_that_hold_the_whole_model_on_the_gpu_the_clearly_faster_runs_it(
         )
 
 
-def test_past_runs_decide_over_what_is_expected(
-    install: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(llama(Size(layers=1)).encode())
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a file, on a machine with a GPU."""
     monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: GPU)
+    found = tmp_path / "m.gguf"
+    found.write_bytes(llama(Size(layers=1)).encode())
+    return found
+
+
+def test_past_runs_decide_over_what_is_expected(
+    install: Callable[..., None], path: Path, tmp_path: Path
+) -> None:
     install(Fake("llamacpp", rate=SLOW, **WHOLE), Fake("cuda", rate=GUESS, **WHOLE))
     history = SpeedHistory(tmp_path)
     run = Run(
@@ -282,11 +288,8 @@ def test_past_runs_decide_over_what_is_expected(
 
 
 def test_the_engine_chooses_for_a_file_and_its_options_as_front_ends_do(
-    install: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    install: Callable[..., None], path: Path
 ) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(llama(Size(layers=1)).encode())
-    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: GPU)
     install(Fake("first", **ON_CPU), Fake("second", **WHOLE))
     assert require_for_file(path, None, LoadOptions()).backend.name == "second"
     assert require_for_file(path, None, LoadOptions(gpu_layers=0)).backend.name == "first"

@@ -186,6 +186,7 @@ def test_engine_flags_reach_the_engine(call: Call, model: Path) -> None:
     load = options.load
     assert (load.context_tokens, load.kv_type, load.threads) == (2048, "q8_0", 2)
     assert (load.gpu_layers, load.cache_ram_bytes) == ("all", 64 * 2**20)
+    assert load.one_answer
 
 
 def test_raw_prompt_goes_without_messages(call: Call) -> None:

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -42,12 +41,12 @@ from localchat_cuda.gguf_config import checkpoint_names, config_of
 from localchat_cuda.weights.gguf_source import GgufWeights
 from tests.support.answers import ask
 from tests.support.ggml_blocks import random_rows
-from tests.support.gguf_files import ARCHITECTURES, Size
+from tests.support.gguf_files import ARCHITECTURES, Size, Tensor
 from tests.support.tiny_models import CPU
 
 REFERENCE = "localchat_cuda.backend:ReferenceBackend"
 SIZE = Size(
-    width=256, heads=4, kv_heads=2, head_width=64, feed_forward=512, code=0, window=16,
+    width=256, heads=4, kv_heads=2, head_width=64, feed_forward=512, window=16,
     extra={"tokenizer.ggml.pre": "gpt-2"},
 )  # fmt: skip
 TOKENS = tuple(int(each) for each in np.random.default_rng(3).integers(0, 250, 48))
@@ -72,38 +71,21 @@ _OF_SIZE_ONE = {"Q4_0": 7.6, "Q4_1": 12.0, "Q5_0": 15.2, "Q5_1": 24.0, "Q8_0": 7
 def write(path: Path, architecture: str, form: str) -> Path:
     """A model whose matrices are in a form."""
     # Every sixth layer of a Gemma 3 has no window, every fourth of a SmolLM3 no rotations.
-    size = replace(SIZE, layers={"gemma3": 7, "smollm3": 5}.get(architecture, 2))
-    file = ARCHITECTURES[architecture](size)
-    draw = np.random.default_rng(7)
-    writer = gguf.GGUFWriter(path, architecture)
-    for key, value in file.metadata.items():
-        if key == "general.architecture":
-            continue
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        else:
-            writer.add_string(key, str(value))
-    for tensor in file.tensors:
-        shape = tensor.shape[::-1]
-        if len(shape) == 2 and form in _OF_SIZE_ONE:
-            rows = random_rows(form, *shape, draw, size=0.05 / _OF_SIZE_ONE[form])
-            kind = next(code for code, each in NUMBER_FORMATS.items() if each.name == form)
-            writer.add_tensor(tensor.name, rows, raw_dtype=gguf.GGMLQuantizationType(kind))
-            continue
-        numbers = draw.normal(1 if tensor.name.endswith("norm.weight") else 0, 0.05, shape)
-        as_stored = np.float16 if form == "F16" and len(shape) == 2 else np.float32
-        writer.add_tensor(tensor.name, numbers.astype(as_stored))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    layers = {"gemma3": 7, "smollm3": 5}.get(architecture, 2)
+    code = next(code for code, each in NUMBER_FORMATS.items() if each.name == form)
+    model = ARCHITECTURES[architecture](replace(SIZE, layers=layers, code=code))
+    return model.write(path, 7, drawn)
+
+
+def drawn(tensor: Tensor, draw: np.random.Generator) -> bytes:
+    """Of norms numbers around 1, of all others around 0."""
+    shape, form = tensor.shape[::-1], NUMBER_FORMATS[tensor.code].name
+    if form in _OF_SIZE_ONE:
+        rows, columns = shape
+        size = 0.05 / _OF_SIZE_ONE[form]
+        return random_rows(form, rows, columns, draw, size=size).tobytes()
+    numbers = draw.normal(float(tensor.name.endswith("norm.weight")), 0.05, shape)
+    return numbers.astype(np.float16 if form == "F16" else np.float32).tobytes()
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from localchat.model_files.ggml_types import NUMBER_FORMATS
+
 Scalar: TypeAlias = "int | float | bool | str"
 Value: TypeAlias = "Scalar | list[int] | list[float] | list[str] | list[bool] | Typed | bytes"
 
@@ -35,14 +37,6 @@ _FORMS = {
     12: "<d",
 }
 F32, F16, Q4_0, Q8_0, Q4_K, Q6_K = 0, 1, 2, 8, 12, 14
-_BLOCKS = {
-    F32: (1, 4),
-    F16: (1, 2),
-    Q4_0: (32, 18),
-    Q8_0: (32, 34),
-    Q4_K: (256, 144),
-    Q6_K: (256, 210),
-}
 
 
 class Typed(NamedTuple):
@@ -62,7 +56,8 @@ class Tensor(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        block, block_bytes = _BLOCKS.get(self.code, (1, 1))
+        known = NUMBER_FORMATS.get(self.code)
+        block, block_bytes = (known.block, known.block_bytes) if known else (1, 1)
         return int(np.prod(self.shape, dtype=object)) // block * block_bytes
 
 
@@ -103,13 +98,17 @@ class Gguf:
         """The whole file, weights zero."""
         return self.header() + bytes(self.data_bytes())
 
-    def write(self, path: Path, seed: int | None = None) -> Path:
-        """The whole file; `seed` draws small weights (F32 and F16 alone), otherwise they are zero."""
+    def write(
+        self, path: Path, seed: int | None = None, drawn: "Draw | None" = None
+    ) -> Path:  # fmt: skip
+        """The whole file; `seed` draws small weights (F32 and F16 alone), or has `drawn` do so, otherwise they
+        are zero."""
         with path.open("wb") as file:
             file.write(self.header())
             draw = np.random.default_rng(seed)
             for tensor in self.tensors:
-                body = _weights(tensor, draw) if seed is not None else bytes(tensor.size_bytes)
+                make = drawn or _weights
+                body = make(tensor, draw) if seed is not None else bytes(tensor.size_bytes)
                 file.write(body + bytes(self._padded(len(body)) - len(body)))
         return path
 
@@ -123,6 +122,10 @@ class Gguf:
 
     def _padded(self, count: int) -> int:
         return -(-count // self.alignment) * self.alignment
+
+
+Draw: TypeAlias = Callable[[Tensor, np.random.Generator], bytes]
+"""Bytes of a tensor."""
 
 
 def _text(text: str | bytes) -> bytes:
