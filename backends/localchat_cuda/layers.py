@@ -30,9 +30,10 @@ from localchat_cuda.kernels import (
     rope,
 )
 from localchat_cuda.kernels.attention import decode as decode_attention
-from localchat_cuda.kernels.attention import kv_fp8_dequant
+from localchat_cuda.kernels.attention import decode_fused, kv_fp8_dequant
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.attention.decode import Partials
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net import gated_norm
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
@@ -259,6 +260,36 @@ class LayersBase:
         )
         return partials
 
+    def only_decodes(self, layer: int) -> bool:
+        """True if kernels run, and all rows of the step are the decode part's and stay."""
+        decode = self.inputs.decode
+        all_rows = decode is not None and decode.tokens == self.tokens
+        return self.kernels and all_rows and not self.drops_rows(layer)
+
+    def decode_partials(
+        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
+        sinks: torch.Tensor | None,
+    ) -> Partials:  # fmt: skip
+        """Store keys and values and attend, in a step that only decodes."""
+        part, pages, config = self.inputs.decode, self.pages.layer(layer), self.config
+        assert part is not None
+        rules, d = self.rules(layer, sinks), config.head_dim_of(layer)
+        headed = norms is None or (norms.q.shape[0] == d and not norms.values)
+        fused = part.widest == 1 and decode_fused.serves(
+            qkv, config.heads, d, pages.k, pages.exponents
+        )
+        if not (headed and fused):
+            self.store_kv(qkv.contiguous(), layer, bias, norms)
+            return self.decode_attention(rules, layer)
+        self.tap(layer)
+        partials = Partials.empty(part.splits, part.tokens, config.heads, d, self.device)
+        decode_fused.store_and_attend(
+            qkv, self.pages.angles(layer), pages.k, pages.v, self._batch(part.batch, layer), partials,
+            rules, dtype=self.dtype, bias=bias, q_norm=norms.q if norms else None,
+            k_norm=norms.k if norms else None, eps=config.eps, columns=config.rotation.columns,
+        )  # fmt: skip
+        return partials
+
     def rules(self, layer: int, sinks: torch.Tensor | None) -> attention_reference.Rules:
         """Scale, window, soft cap and sinks of a layer's attention."""
         config = self.config
@@ -447,9 +478,20 @@ class DenseLayers(LayersBase):
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        self.store_kv(qkv, layer, bias, norms)
-        out = self.attention(layer, sinks)
+        out = self._attended(qkv, layer, bias, norms, sinks)
         return self.drop_rows(out) if self.drops_rows(layer) else out
+
+    def _attended(
+        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        if not self.only_decodes(layer):
+            self.store_kv(qkv.contiguous(), layer, bias, norms)
+            return self.attention(layer, sinks)
+        partials = self.decode_partials(qkv, layer, bias, norms, sinks)
+        out = torch.empty(partials.sums.shape[1:], dtype=self.dtype, device=self.device)
+        decode_attention.merge(partials, out, sinks=sinks)
+        return out
 
     def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return self.normed_latent(y, gain)
@@ -468,8 +510,7 @@ class DenseLayers(LayersBase):
     def attend_gated(self, qkvg: torch.Tensor, layer: int, norms: HeadNorms) -> torch.Tensor:
         """As `attend`, of sums with a gate [H*D] after the values, whose sigmoid multiplies the result."""
         gates = self.config.heads * self.config.head_dim
-        self.store_kv(qkvg[..., :-gates].contiguous(), layer, None, norms)
-        found = self.attention(layer, None)
+        found = self._attended(qkvg[..., :-gates], layer, None, norms, None)
         out = torch.empty_like(found)
         heads = found.view(self.tokens, self.config.heads, self.config.head_dim)
         self._gate(heads, qkvg[..., -gates:], None, out)

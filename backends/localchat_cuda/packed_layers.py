@@ -69,11 +69,9 @@ class PackedLayers(LayersBase):
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None,
         sinks: torch.Tensor | None = None,
     ) -> PackedActivations:  # fmt: skip
-        self.store_kv(qkv, layer, bias, norms)
-        decode, drops = self.inputs.decode, self.drops_rows(layer)
-        if self.kernels and decode is not None and decode.tokens == self.tokens and not drops:
+        if self.only_decodes(layer):
             # Merging the partial sums writes the rows of the next gemm: one kernel fewer.
-            partials = self.decode_attention(self.rules(layer, sinks), layer)
+            partials = self.decode_partials(qkv, layer, bias, norms, sinks)
 
             def merge(reader: PackedWeight) -> w4_activations.Rows:
                 rows = self._rows(reader)
@@ -81,6 +79,7 @@ class PackedLayers(LayersBase):
                 return rows
 
             return PackedActivations(merge)
+        self.store_kv(qkv, layer, bias, norms)
         return self._attended(self.attention(layer, sinks), layer)
 
     def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> PackedActivations:

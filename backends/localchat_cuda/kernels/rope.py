@@ -37,7 +37,7 @@ from localchat_cuda.kernels.launch import (
     traits,
 )
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _RUN = 8192
 _ALONE = 32
 """Up to this token count each head has a program of its own."""
@@ -306,23 +306,23 @@ def rope_store(
     j, page = k.shape[1], k.shape[2]
     splits = qkv.shape[0]
     stored = max(0, min(2, (qkv.shape[2] // d - h) // j))
-    require("qkv", qkv, (splits, t, (h + stored * j) * d), _FLOATS, device)
+    require("qkv", qkv, (splits, t, (h + stored * j) * d), FLOATS, device)
     require("table", table, (None, d), (torch.float32,), device)
     require("positions", positions, (t,), (torch.int32,), device)
     require("slots", slots, (t,), (torch.int32,), device)
     require("tables", tables, (None, None), (torch.int32,), device)
-    require("q", q, (t, h, d), _FLOATS, device)
+    require("q", q, (t, h, d), FLOATS, device)
     if k.stride() != v.stride():
         raise ValueError(f"v: strides of k wanted, {v.stride()} given for {k.stride()}")
     if columns % 2 or not 0 <= columns <= d:
         raise ValueError(f"columns: an even number of 0 to {d} wanted, {columns} given")
     if bias is not None:
-        require("bias", bias, ((h + stored * j) * d,), _FLOATS, device)
+        require("bias", bias, ((h + stored * j) * d,), FLOATS, device)
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm, k_norm: both or neither wanted")
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
-            require(name, norm, (d,), _FLOATS, device)
+            require(name, norm, (d,), FLOATS, device)
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     written = h + 2 * j if stored else h

@@ -17,7 +17,7 @@ from localchat_cuda.runner.input_batch import (
     TokenSpan,
 )
 
-_HISTORIES = (40, 100, 300, 700, 1500, 3000, 6000, 12_000, 24_000)
+_HISTORIES = (40, 100, 200, 300, 700, 1500, 3000, 6000, 12_000, 24_000)
 """Lengths of texts: how many ranges a history is cut into depends on the longest."""
 _MIXED_HISTORIES = (100, 300, 1500)
 DRAFT_ROWS, DRAFT_STEP_TOKENS = 8, 64

@@ -125,7 +125,14 @@ class CudaRunner:
             )
         self.graphs = CudaGraphs(enabled=graphs and self._gpu, limit_bytes=graph_bytes)
         self._executor = StepExecutor(
-            model, self.table, self._buffer, self._sampler, batch_config, self.graphs, max_rows
+            model,
+            self.table,
+            self._buffer,
+            self._sampler,
+            batch_config,
+            self.graphs,
+            max_rows,
+            DEPTH + 1,
         )
         self._pending: deque[PendingStep] = deque()
         self._drafter: AttachedDrafter | None = None

@@ -50,6 +50,8 @@ class SampleBatch:
     slot_slice: BufferSlice | None
     target_slice: BufferSlice
     """Entries of the token table for the sampled tokens, int64."""
+    host_slice: BufferSlice | None = None
+    """Address of the host memory for the results, int64 [1]; None on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

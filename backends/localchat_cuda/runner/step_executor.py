@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from localchat.backend_api.interface import LogitsPosition, Mask, SamplingParams, StepPlan
+from localchat_cuda.kernels.sampling.publish import publish
 from localchat_cuda.kernels.sampling.rescore import Rescoring, decides
 from localchat_cuda.runner.cuda_graphs import CudaGraphs, ResultBuffer
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
@@ -31,7 +32,7 @@ from localchat_cuda.runner.kv_pages import ModelInputs
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.sampler import DeviceSampler, SampleBatch, SampledTokens
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
-from localchat_cuda.runner.step_output import PendingStep, TopLogprobs
+from localchat_cuda.runner.step_output import PendingStep, ResultRing, TopLogprobs
 
 _GREEDY = SamplingParams(temperature=0.0)
 _PENALISED = SamplingParams(temperature=0.0, presence_penalty=1.0)
@@ -65,9 +66,10 @@ class StepExecutor:
 
     def __init__(
         self, model: DeviceModel, table: StateTable, buffer: StepBuffer, sampler: DeviceSampler,
-        config: BatchConfig, graphs: CudaGraphs, max_rows: int,
+        config: BatchConfig, graphs: CudaGraphs, max_rows: int, results: int,
     ) -> None:  # fmt: skip
-        """`max_rows`: rows of logits at once, and positions of one sample batch."""
+        """`max_rows`: rows of logits at once, and positions of one sample batch. `results`: of so many steps
+        lie on the host at once."""
         self._model, self._table, self._buffer = model, table, buffer
         self._sampler, self._config, self.graphs = sampler, config, graphs
         self._max_rows = max_rows
@@ -76,6 +78,7 @@ class StepExecutor:
         self._penalised_padding = SequenceSlot(table.scratch, _PENALISED, 0)
         self._graph_logits = ResultBuffer(model.config.vocabulary, torch.float32, table.device)
         self._graph_states = ResultBuffer(model.config.hidden, model.pages.dtype, table.device)
+        self._results = ResultRing(results, 2 * (max_rows + ALIGNED_WORDS)) if self._gpu else None
 
     # ------------------------------------------------------------------------ into the buffer
 
@@ -83,6 +86,8 @@ class StepExecutor:
         """Lay the step out. Must be the first to write into the buffer: graphs look for a shape's arrays at
         its beginning."""
         plan, table = step.plan, self._table
+        if self._results is not None:
+            self._results.begin_step()
         spans = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
         batch = build_input_batch(spans, self._config, table.scratch)
         slices = write_batch(batch, self._buffer, table.columns, table.scratch, table.padding_index)
@@ -257,6 +262,9 @@ class StepExecutor:
             position_slice=write(positions),
             slot_slice=write(slots) if slots else None,
             target_slice=write(targets, int64=True),
+            host_slice=None
+            if self._results is None
+            else write([self._results.address], int64=True),
         )
 
     def _target(
@@ -375,13 +383,20 @@ class StepExecutor:
         out = SampledTokens(tokens, *(each.view(torch.float32) for each in floats))
         self._sampler.sample(logits, samples, out, rescoring)
         # A position without usable logits gives -1, and the next step may be queued already.
-        self._table.token_table.index_copy_(0, samples.target_slice.view(), tokens.clamp(min=0))
+        targets, table = samples.target_slice.view(), self._table.token_table
+        if samples.host_slice is None:
+            table.index_copy_(0, targets, tokens.clamp(min=0))
+        else:
+            publish(results, targets, table, samples.host_slice.view())
         return results
 
     def _queue_results(
         self, step: PendingStep, prepared: PreparedStep, results: torch.Tensor
     ) -> None:
-        values = self._to_host(results[:2])
+        if self._results is not None and len(prepared.samples) == 1:
+            values = self._results.rows(results.shape[1])
+        else:  # of several batches together; each alone was written over the one before
+            values = self._to_host(results[:2])
         step.sampled = {n: at for each in prepared.samples for n, at in each.results.items()}
         step.tokens, step.logprobs = values[0], values[1].view(torch.float32)
 

@@ -22,6 +22,28 @@ class TopLogprobs(NamedTuple):
     """Tokens of the candidates [P, K]."""
 
 
+class ResultRing:
+    """Pinned memory for the sampled tokens and log probabilities of several steps, which the device writes."""
+
+    def __init__(self, steps: int, words: int) -> None:
+        """`steps`: one more than can be in flight. `words`: int32 values of a step."""
+        self._hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(steps)]
+        self._current = 0
+
+    def begin_step(self) -> None:
+        """Switch to the memory that has been read longest."""
+        self._current = (self._current + 1) % len(self._hosts)
+
+    @property
+    def address(self) -> int:
+        """Of the current step's results."""
+        return self._hosts[self._current].data_ptr()
+
+    def rows(self, width: int) -> torch.Tensor:
+        """The current step's results [2, width], complete once the step's event is."""
+        return self._hosts[self._current][: 2 * width].view(2, width)
+
+
 @dataclass(slots=True)
 class PendingStep:
     """A launched step that was not collected yet."""

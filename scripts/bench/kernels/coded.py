@@ -169,7 +169,7 @@ def _few(streams: int, length: int, new: int) -> Results:
         for c in caches
     ]
     plain_us = timed(plain) / count
-    here = splits_of(decode_attention.programs_for(True))
+    here = splits_of(decode_attention.programs_for(True, streams, 1))
     programs = streams * KEY_HEADS * triton.cdiv(HEADS // KEY_HEADS * new, 64) * here
     usual = decode_attention.tile_config_for(D, rows, True, programs > SMS)
     tried: list[tuple[float, float, str, int, decode_attention.DecodeTileConfig]] = []

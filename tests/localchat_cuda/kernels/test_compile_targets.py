@@ -25,12 +25,12 @@ WANTED = {
             "fp16 128",
             "tiled 32 False 128",
         ),
-        *("experts int4 many True 32", "experts int4 few False 32"),
+        *("experts int4 many True 32", "experts int4 few False 32", "decode fused"),
         *("decode latents 16", "decode latents 32", "prefill latents"),
     },
     90: {
         *("sparse", "altup predict", "altup correct"),
-        *("decode 256 32", "decode 256 64", "decode 512 64"),
+        *("decode 256 32", "decode 256 64", "decode 512 64", "decode fused"),
         "prefill 512",
         "decode latents 32",
         "prefill latents",
@@ -51,7 +51,9 @@ SCRIPT = """
 import json, sys, torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+import triton.language as tl
 from localchat_cuda.kernels.attention import decode as decode_attention, prefill as prefill_attention
+from localchat_cuda.kernels.attention import decode_fused
 from localchat_cuda.kernels import activation, altup, latent, permute_columns, qk_norm, rms_norm_post, rope
 from localchat_cuda.kernels.sampling import rescore
 from localchat_cuda.kernels.delta_net import chunked, gated_norm, prepare, recurrent
@@ -90,6 +92,11 @@ for d in (256, 512):
     compiled(f"prefill {d}",
         prefill_attention._prefill_kernel, paged, config.warps, cc, H=16, J=8, D=d, D_POW2=d, P=64,
         M=config.rows, TILE=config.tile, STAGES=config.stages, SUNK=True, **rules)
+fused = dict(qkv="*fp32", bias="*bf16", angles="*fp32", q_norm="*bf16", k_norm="*bf16", eps="fp32",
+             row_stride="i32", part_stride="i32", **paged)
+compiled("decode fused",
+    decode_fused._fused_kernel, fused, 4, cc, H=32, J=4, D=128, HALF=64, D_POW2=128, R=128, P=64, S=4, TILE=64,
+    ROWS=16, BIAS=True, NORM=True, WINDOW=1024, SOFT_CAP=50.0, STAGES=3, QUERIES=tl.bfloat16, PDL=pdl)
 plain = dict(H=16, J=1, D=512, D_POW2=512, E=64, P=64, WINDOW=0, SOFT_CAP=0.0, CODED=0)
 for rows in (16, decode_attention.LATENT_ROWS):
     config = decode_attention.latent_tile_config_for(512, rows, 9, gpu)
@@ -282,6 +289,6 @@ def test_kernels_compile_and_fit_shared_memory(capability: int, compiled_before:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found.keys() == wanted or (len(found) == 64 and not wanted)
+    assert found.keys() == wanted or (len(found) == 65 and not wanted)
     wide = {name: held for name, held in found.items() if held > SHARED_BYTES[capability]}
     assert not wide, f"of {SHARED_BYTES[capability]} bytes"

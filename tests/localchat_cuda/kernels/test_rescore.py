@@ -34,7 +34,12 @@ class Drawn(NamedTuple):
     tokens: list[int]
     logits: torch.Tensor
     exact: torch.Tensor
-    """Tokens that were computed again."""
+    """[rows, N]: logits that were computed again."""
+
+    @property
+    def again(self) -> int:
+        """Tokens of which some logit was."""
+        return int(self.exact.any(0).sum())
 
 
 def head_of(seed: int, dtype: torch.dtype = torch.float16, n: int = N, k: int = K) -> torch.Tensor:
@@ -71,7 +76,7 @@ def drawn(
         rescore_scratch=rescore.RescoreScratch.empty(rows, n, CPU), **extras,  # type: ignore[arg-type]
     )  # fmt: skip
     same = (logits == approximate) | (logits.isnan() & approximate.isnan())
-    return Drawn(tokens.tolist(), logits, ~same.all(0))
+    return Drawn(tokens.tolist(), logits, ~same)
 
 
 def whole(copy: BoundedHead) -> BoundedHead:
@@ -88,7 +93,7 @@ def same_draws(
     wanted = drawn(x, head, whole(copy), params, **more)  # type: ignore[arg-type]
     assert found.tokens == wanted.tokens
     torch.testing.assert_close(
-        found.logits[:, found.exact], wanted.logits[:, found.exact], rtol=0, atol=0, equal_nan=True
+        found.logits[found.exact], wanted.logits[found.exact], rtol=0, atol=0, equal_nan=True
     )
     return found, wanted
 
@@ -109,7 +114,9 @@ def test_draws_are_those_of_the_whole_head(rows: int) -> None:
     head, x = head_of(rows), states_of(rows, rows)
     params = [replace(p, seed=rows + i) for i, p in enumerate(SETTINGS[:rows])]
     found, _ = same_draws(x, head, params)
-    assert 0 < int(found.exact.sum()) < N / 3
+    assert 0 < found.again < N / 3
+    # A token that few rows want is computed for two rows, or for those of several draws.
+    assert rows == 1 or int(found.exact.sum()) < 0.6 * rows * found.again
 
 
 def test_penalties_and_masks_are_applied_to_the_bounds() -> None:
@@ -134,14 +141,14 @@ def test_near_ties_and_equal_rows_are_all_computed_again() -> None:
     head[100:140] = head[best].clone()
     head[110:120, 0] *= 1 + 2**-10
     found, wanted = same_draws(x, head, [GREEDY, replace(PLAIN, top_k=7, seed=3)])
-    assert bool(found.exact[100:140].all())
+    assert bool(found.exact[:, 100:140].any(0).all())
     assert set(wanted.logits[0].topk(20).indices.tolist()) <= {best, *range(100, 140)}
 
 
 def test_a_flat_row_is_the_whole_head() -> None:
     head = head_of(6)[:1].repeat(N, 1)
     found, _ = same_draws(states_of(1, 6), head, [replace(PLAIN, seed=1)])
-    assert int(found.exact.sum()) > N / 4
+    assert found.again > N / 4
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
@@ -151,7 +158,7 @@ def test_undefined_numbers_draw_what_the_whole_head_draws(bad: float) -> None:
     head[20, 3] = bad
     x[1, 4] = bad
     found, _ = same_draws(x, head, [GREEDY, PLAIN, replace(PLAIN, top_k=4)])
-    assert int(found.exact.sum()) >= N - 1
+    assert found.again >= N - 1
 
 
 def test_draws_that_nobody_reads_are_not_computed_again() -> None:

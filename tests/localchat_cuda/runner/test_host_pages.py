@@ -16,7 +16,7 @@ from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.kv_pages import Pages
 from scripts.bench.cuda.stress import stress
 from tests.support import tiny_models
-from tests.support.tiny_engine_core import DEVICE, TinyLoop, request, tiny_runner
+from tests.support.tiny_engine_core import DEVICE, ON_GPU, TinyLoop, request, tiny_runner
 from tests.support.tiny_models import tokens_of
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -44,6 +44,8 @@ def test_a_page_comes_back_bit_for_bit(folder: Path, kind: str) -> None:
         shape = exponents.shape
         exponents.copy_(torch.randint(0, 255, shape, dtype=torch.uint8, device=DEVICE))
     before = pool[:, 1].clone(), [each[:, 1].clone() for each in pages.exponents]
+    if ON_GPU:  # the runner has a stream of its own
+        torch.cuda.synchronize()
     # Within one plan, and over a block that was saved.
     runner.launch(
         StepPlan(1, memory=(SaveBlock(0, 2), SaveBlock(1, 2), LoadBlock(2, 3), LoadBlock(2, 0)))

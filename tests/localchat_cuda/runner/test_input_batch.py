@@ -91,6 +91,26 @@ def test_a_lone_long_sequence_is_cut_into_more_ranges() -> None:
     assert cut == [16, 32]
 
 
+def test_short_histories_have_a_range_for_every_page() -> None:
+    """A range of two pages would take as long as if all had two."""
+    config = BatchConfig(28, 4, 128, 64, 132, context_tokens=8192)
+    cut = [
+        build_input_batch([TokenSpan(0, n, 1)], config, 3).shape.splits
+        for n in (63, 130, 300, 600, 1000)
+    ]
+    assert cut == [1, 4, 8, 16, 16]
+
+
+def test_many_sequences_have_two_programs_on_a_multiprocessor() -> None:
+    """Few have one: their kernels leave no shared memory for a second."""
+    config = BatchConfig(28, 4, 128, 64, 132, context_tokens=8192)
+    cut = [
+        build_input_batch([TokenSpan(n, 1000, 1) for n in range(many)], config, 99).shape.splits
+        for many in (8, 16, 32, 64)
+    ]
+    assert cut == [4, 2, 2, 1]
+
+
 def test_latents_are_cut_into_more_ranges() -> None:
     """They have one key head, and so one program for each range."""
     config = BatchConfig(20, 1, 576, 64, 132, context_tokens=8192, latents=True)

@@ -24,8 +24,9 @@ Three kernels, no synchronisation with the CPU, no list that could overflow:
 1. `_bound_kernel` (P, N / 1024): h of each token; per group the largest l and h, and the best lowest score.
 2. `_floor_kernel` (P,): the floors that a token's h and score must reach.
 3. `_rescore_kernel` (N / 128,): the tokens of a program are runs of eight from all over the vocabulary, because
-   likely tokens have ids that are neighbours. Four at a time are computed for all M rows, each by the sums of
-   skinny_gemm's kernel for one row, bit for bit. Where all tokens must be, that is the whole head.
+   likely tokens have ids that are neighbours. Four at a time are computed for the rows whose draws want one of
+   them, two rows at a time, each by the sums of skinny_gemm's kernel for one row, bit for bit. Where all tokens
+   must be, that is the whole head.
 
 Rescoring the candidates of a quantized search is common; bounding the error, so that nothing is lost, is ours.
 """
@@ -248,6 +249,7 @@ def _rescore_kernel(
     logits,
     states,
     weight,
+    rows,
     slots,
     positions,
     floats,
@@ -272,7 +274,7 @@ def _rescore_kernel(
     i = tl.arange(0, TOKENS)
     token = i // 8 * (8 * tl.num_programs(0)) + tl.program_id(0) * 8 + i % 8
     inside = token < N
-    wanted = tl.zeros((TOKENS,), tl.int32)
+    wanted = tl.zeros((TOKENS,), tl.int32)  # a bit for each row
     for p in range(P):
         high = tl.load(upper + p * N + token, mask=inside, other=float("-inf"))
         best, keep = tl.load(floors + p * 4), tl.load(floors + p * 4 + 1)
@@ -283,39 +285,42 @@ def _rescore_kernel(
             seed = noise(tl.load(keys + slot), tl.load(positions + p))
             score = high * tl.load(floats + slot * 8) + gumbel(seed, token)
             kept = kept & (score >= least)
-        wanted |= ((high > float("-inf")) & ((high >= best) | kept)).to(tl.int32)
-    rank = tl.cumsum(wanted, 0)
-    count = tl.sum(wanted, 0)
+        kept = (high > float("-inf")) & ((high >= best) | kept)
+        wanted |= kept.to(tl.int32) << tl.load(rows + p)
+    rank = tl.cumsum((wanted > 0).to(tl.int32), 0)
+    count = tl.max(rank, 0)
     a = tl.arange(0, BN)
     k = tl.arange(0, BK)
     for begin in range(0, count, BN):
         chosen = (rank[None, :] == begin + 1 + a[:, None]) & (wanted[None, :] > 0)
         ids = tl.sum(tl.where(chosen, token[None, :], 0), 1)
+        wanting = tl.sum(tl.where(chosen, wanted[None, :], 0), 1)
         row = weight + ids.to(tl.int64)[:, None] * K
         for part in tl.static_range(0, MP, ROWS):
-            first = tl.load(row + k[None, :], mask=(k < K)[None, :], other=0.0)
-            sums = ()
-            for m in tl.static_range(ROWS):
-                x = tl.load(states + tl.minimum(part + m, M - 1) * K + k, mask=k < K, other=0.0)
-                sums = sums + (add_products(first, x, tl.zeros((BN, BK), tl.float32)),)
-            for c in tl.range(BK, K, BK, num_stages=1, loop_unroll_factor=UNROLL):
-                at = c + k
-                if K % BK == 0:
-                    w = tl.load(row + at[None, :])
-                else:
-                    w = tl.load(row + at[None, :], mask=(at < K)[None, :], other=0.0)
-                more = ()
+            if tl.max((wanting >> part) & ((1 << ROWS) - 1), 0) > 0:
+                first = tl.load(row + k[None, :], mask=(k < K)[None, :], other=0.0)
+                sums = ()
                 for m in tl.static_range(ROWS):
-                    place = states + tl.minimum(part + m, M - 1) * K + at
+                    x = tl.load(states + tl.minimum(part + m, M - 1) * K + k, mask=k < K, other=0.0)
+                    sums = sums + (add_products(first, x, tl.zeros((BN, BK), tl.float32)),)
+                for c in tl.range(BK, K, BK, num_stages=1, loop_unroll_factor=UNROLL):
+                    at = c + k
                     if K % BK == 0:
-                        xs = tl.load(place)
+                        w = tl.load(row + at[None, :])
                     else:
-                        xs = tl.load(place, mask=at < K, other=0.0)
-                    more = more + (add_products(w, xs, sums[m]),)
-                sums = more
-            for m in tl.static_range(ROWS):
-                valid = tl.where(part + m < M, begin + a < count, False)
-                tl.store(logits + (part + m) * N + ids, tl.sum(sums[m], 1), mask=valid)
+                        w = tl.load(row + at[None, :], mask=(at < K)[None, :], other=0.0)
+                    more = ()
+                    for m in tl.static_range(ROWS):
+                        place = states + tl.minimum(part + m, M - 1) * K + at
+                        if K % BK == 0:
+                            xs = tl.load(place)
+                        else:
+                            xs = tl.load(place, mask=at < K, other=0.0)
+                        more = more + (add_products(w, xs, sums[m]),)
+                    sums = more
+                for m in tl.static_range(ROWS):
+                    valid = tl.where(part + m < M, begin + a < count, False)
+                    tl.store(logits + (part + m) * N + ids, tl.sum(sums[m], 1), mask=valid)
 
 
 def rescore(
@@ -398,6 +403,7 @@ def rescore(
         logits,
         rescoring.states,
         rescoring.head,
+        rows,
         slots,
         positions,
         settings.floats,
