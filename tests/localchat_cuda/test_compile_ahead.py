@@ -289,7 +289,7 @@ def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None
     count = int(child(command, job, tmp_path / "cache"))
     assert count == len(list((tmp_path / "claims").iterdir())) > 5
     made = {path.name for path in (tmp_path / "cache").rglob("*.cubin")}
-    assert {"_rope_kernel.cubin", "_decode_kernel.cubin", "_one_row_kernel.cubin"} <= made
+    assert {"_fused_kernel.cubin", "_merge_kernel.cubin", "_one_row_kernel.cubin"} <= made
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) == count
     assert int(child(command, job, tmp_path / "cache")) == 0
 

@@ -79,9 +79,9 @@ _PENALISED = SamplingParams(temperature=0.7, frequency_penalty=0.1)
 _TOP_K = SamplingParams(temperature=0.7, frequency_penalty=0.1, top_k=20)
 """Decided by likely tokens (kernels/sampling/rescore.py), which the one before is not."""
 _DRAFTS = (0, 1, 3, 7, 15)
-_HISTORIES = (1, 130, 260, 520, 1040)
+_HISTORIES = (1, 70, 130, 260, 520)
 """One for each number of ranges that a history is cut into."""
-_LONG_HISTORIES = 2_080, 4_160, LONG_TOKENS
+_LONG_HISTORIES = 1_040, 2_080, LONG_TOKENS
 """The same, of lone sequences: over latents, and in long contexts."""
 _SHARED_TOKENS = 512
 """Tokens of a step that several prompts share."""

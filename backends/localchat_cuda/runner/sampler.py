@@ -51,7 +51,7 @@ class SampleBatch:
     target_slice: BufferSlice
     """Entries of the token table for the sampled tokens, int64."""
     host_slice: BufferSlice | None = None
-    """Address of the host memory for the results, int64 [1]; None on a CPU."""
+    """Address of the host memory for the results, int64 [1]; None without kernels."""
 
 
 @dataclass(frozen=True, slots=True)

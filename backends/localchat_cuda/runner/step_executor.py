@@ -78,7 +78,8 @@ class StepExecutor:
         self._penalised_padding = SequenceSlot(table.scratch, _PENALISED, 0)
         self._graph_logits = ResultBuffer(model.config.vocabulary, torch.float32, table.device)
         self._graph_states = ResultBuffer(model.config.hidden, model.pages.dtype, table.device)
-        self._results = ResultRing(results, 2 * (max_rows + ALIGNED_WORDS)) if self._gpu else None
+        words = 2 * (max_rows + ALIGNED_WORDS)
+        self._results = ResultRing(results, words, pinned=self._gpu) if model.kernels else None
 
     # ------------------------------------------------------------------------ into the buffer
 

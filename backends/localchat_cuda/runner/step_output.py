@@ -23,11 +23,13 @@ class TopLogprobs(NamedTuple):
 
 
 class ResultRing:
-    """Pinned memory for the sampled tokens and log probabilities of several steps, which the device writes."""
+    """Memory of the host for the sampled tokens and log probabilities of several steps, which kernels write."""
 
-    def __init__(self, steps: int, words: int) -> None:
-        """`steps`: one more than can be in flight. `words`: int32 values of a step."""
-        self._hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(steps)]
+    def __init__(self, steps: int, words: int, *, pinned: bool) -> None:
+        """`steps`: one more than can be in flight. `words`: int32 values of a step. `pinned`: for a GPU."""
+        self._hosts = [
+            torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(steps)
+        ]
         self._current = 0
 
     def begin_step(self) -> None:
