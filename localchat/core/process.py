@@ -11,11 +11,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import BinaryIO, NoReturn, cast
 
 import msgspec
@@ -40,7 +40,7 @@ from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.core.kv_cache.disk_tier import DiskTier
 from localchat.core.sequence import RequestState
 from localchat.core.stats import EngineCounters
-from localchat.engine.events import EngineStats, Event, Loading, MetricsSnapshot
+from localchat.engine.events import Accepted, EngineStats, Event, Loading, MetricsSnapshot
 from localchat.engine.interface import EngineInfo
 from localchat.engine.local import protocol
 from localchat.errors import DeviceFault, EngineClosed, LocalchatError, UsageError
@@ -106,6 +106,13 @@ class FrameSender:
         if items := tuple(items):
             self.send(protocol.Events(items))
 
+    def accepted(self, id_: int, event: Accepted, start: Callable[[], None]) -> None:
+        """Send the first event of a request, and `start` it just before: its other events wait for this
+        frame, and its first step does not."""
+        with self._writer.lock:
+            start()
+            self.events([(id_, event)])
+
     def notify(self, text: str) -> None:
         """Send a sentence for the user."""
         self.notes.append(text)
@@ -140,7 +147,7 @@ class EngineProcess:
         self._frames = frames
         self._sender = sender
         self._counters = counters
-        self._input_pool = ThreadPoolExecutor(_INPUT_THREADS, "input")
+        self._tasks: SimpleQueue[tuple[int, Callable[[], None]]] = SimpleQueue()
         self._lock = threading.Lock()
         self._preparing: set[int] = set()
         self._cancelled: set[int] = set()
@@ -153,6 +160,8 @@ class EngineProcess:
     def run(self) -> int:
         """Load the model and serve until the input ends. Returns the exit status. Raises DeviceFault."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
+        for _ in range(_INPUT_THREADS):
+            threading.Thread(target=self._work, name="input", daemon=True).start()
         try:
             embedding = self._opened.embedding
             loaded = self._load_runner() if embedding is None else self._load_embedder()
@@ -294,16 +303,7 @@ class EngineProcess:
 
     def _submit(self, id_: int, task: Callable[[], None]) -> None:
         """Run a task in an input thread."""
-        self._input_pool.submit(task).add_done_callback(lambda done: self._completed(id_, done))
-
-    def _completed(self, id_: int, future: Future[None]) -> None:
-        error = future.exception()
-        if isinstance(error, LocalchatError):
-            self._sender.fail(id_, error)
-        elif error is not None:  # a bug of ours: the engine ends as a crash, the trace in its log
-            traceback.print_exception(error)
-            sys.stderr.flush()
-            os._exit(4)
+        self._tasks.put((id_, task))
 
     def _close(self) -> None:
         """End the process: the core stops after its step, a load at its next progress report."""
@@ -318,7 +318,19 @@ class EngineProcess:
         self._opened.render_process.close()
         os._exit(0)
 
-    # ------------------------------------------------------------------------ requests
+    # ------------------------------------------------------------------------ input threads
+
+    def _work(self) -> None:
+        while True:
+            id_, task = self._tasks.get()
+            try:
+                task()
+            except LocalchatError as error:
+                self._sender.fail(id_, error)
+            except BaseException as error:  # noqa: BLE001 - a bug: the engine ends, the trace in its log
+                traceback.print_exception(error)
+                sys.stderr.flush()
+                os._exit(4)
 
     def _embed(self, frame: protocol.Embed) -> None:
         query = frame.query
@@ -339,26 +351,23 @@ class EngineProcess:
         self._opened.embedding.submit(frame.id, frame.texts, query, truncate=frame.truncate)
 
     def _accept(self, frame: protocol.Generate) -> None:
-        """Validate and tokenize a request in an input thread, and hand it to the core."""
-        request_state = None
+        """Validate and tokenize a request, and hand it to the core."""
         try:
-            try:
-                if self._opened.embedding is not None:
-                    raise UsageError(
-                        f"{self._spec.name} is an embedding model or a reranker and writes no text",
-                        hint="choose a text model; this one answers at /v1/embeddings or /v1/rerank",
-                    )
-                request_state, accepted = self._opened.input_processor.accept(
-                    frame.id, frame.request
+            if self._opened.embedding is not None:
+                raise UsageError(
+                    f"{self._spec.name} is an embedding model or a reranker and writes no text",
+                    hint="choose a text model; this one answers at /v1/embeddings or /v1/rerank",
                 )
-            except LocalchatError as error:
-                self._counters.record_failure(error)
-                raise
-            # Not under the lock: sending waits for the parent to read, the parent may be busy writing to
-            # our reader, and the reader needs the lock.
-            self._sender.events([(frame.id, accepted)])
-        finally:
-            self._finish_preparing(frame.id, request_state)
+            request_state, accepted = self._opened.input_processor.accept(frame.id, frame.request)
+        except LocalchatError as error:
+            self._counters.record_failure(error)
+            self._finish_preparing(frame.id, None)
+            raise
+        # Sent without our lock: that waits for the parent to read, the parent may be busy writing to our
+        # reader, and the reader needs the lock.
+        self._sender.accepted(
+            frame.id, accepted, partial(self._finish_preparing, frame.id, request_state)
+        )
 
     def _finish_preparing(self, id_: int, request_state: RequestState | None) -> None:
         with self._lock:

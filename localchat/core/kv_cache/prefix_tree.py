@@ -126,9 +126,12 @@ class PrefixTree:
         best: PrefixNode | None = None
         shared = 0
         for child in reversed(node.children.get(rest[0], [])[-_SIBLINGS_TRIED:]):
-            length = common_length(child.tokens, rest)
-            if length > shared:
-                best, shared = child, length
+            tokens = child.tokens
+            # Most have in common what the first has, such as a system prompt, and differ where it does.
+            if shared < min(len(tokens), len(rest)) and tokens[shared] == rest[shared]:
+                length = common_length(tokens, rest)
+                if length > shared:
+                    best, shared = child, length
         return best, shared
 
     def _was_known(self, before: PrefixNode, piece: TokenArray) -> bool:

@@ -194,7 +194,8 @@ class FrameWriter:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        """Held while a frame is written."""
         self._encode = msgspec.msgpack.Encoder().encode
 
     def write(self, frame: msgspec.Struct) -> None:
@@ -208,7 +209,7 @@ class FrameWriter:
 
     def send(self, body: bytes) -> None:
         """Write an encoded frame. Raises OSError (BrokenPipeError) when the other side is gone."""
-        with self._lock:
+        with self.lock:
             self._stream.write(frame_bytes(body))
             self._stream.flush()
 
