@@ -75,6 +75,8 @@ class RenderProcess:
         self.limits = limits or RenderLimits()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._source: str | None = None
+        """The template that the process has."""
         self._end: Callable[[], object] = lambda: None
 
     def start(self) -> None:
@@ -110,8 +112,8 @@ class RenderProcess:
         self, source: str, values: Mapping[str, Any] | None, now: datetime | None, seconds: float
     ) -> dict[str, Any]:
         limits = self.limits
-        content = _json({"source": source, "values": values, "now": now and now.isoformat()})
-        size = len(content)
+        content = _json({"values": values, "now": now and now.isoformat()})
+        size = len(source) + len(content)
         if size > limits.most_memory_bytes:
             raise exceeded("takes too much memory")
         memory_bytes = min(
@@ -124,20 +126,25 @@ class RenderProcess:
         }
         line = content[:-1] + b", " + _json(bounds)[1:] + b"\n"
         with self._lock:
-            reply = self._exchange(line, seconds, memory_bytes)
+            reply = self._exchange(source, line, seconds, memory_bytes)
             if reply.get("type") == "MemoryError":
                 self._end()  # gives back what it holds
         if "reason" in reply:
             raise RenderFailure(reply["reason"], reply["type"], reply["message"], reply["line"])
         return reply
 
-    def _exchange(self, line: bytes, seconds: float, memory_bytes: int) -> dict[str, Any]:
+    def _exchange(
+        self, source: str, line: bytes, seconds: float, memory_bytes: int
+    ) -> dict[str, Any]:
         """Send a request and read its reply."""
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
         killed_for = ""
         try:
             with suppress(BrokenPipeError):
+                if source != self._source:
+                    process.stdin.write(_json({"source": source}) + b"\n")
+                    self._source = source
                 process.stdin.write(line)
                 process.stdin.flush()
                 killed_for = _watch(process, seconds, memory_bytes)
@@ -155,6 +162,7 @@ class RenderProcess:
         """The process, started if there is none. Call with the lock held."""
         if self._process is None or self._process.poll() is not None:
             self._end()
+            self._source = None
             # -S: site's start-up files take time, and the paths come with PYTHONPATH anyway.
             environment = {
                 **os.environ,

@@ -1,5 +1,7 @@
 """Program that renders chat templates for RenderProcess: one JSON object a line in, one a line out.
 
+A line with a `source` has no answer: it is the template of the requests that follow.
+
 jinja2's stock sandbox, with the settings and names that transformers gives to chat templates;
 scripts/check_templates compares the two byte by byte. The module is run by its path and imports
 jinja2 and the standard library only, to start in 57 ms with 10 MB of its own. It ends at the end of
@@ -7,13 +9,13 @@ its input. The kernel ends it, by SIGPROF, when one template computes for too lo
 """
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
-from pathlib import Path
+from functools import cache, lru_cache
 from typing import Any
 
 import jinja2
@@ -143,7 +145,7 @@ def _limit_memory(memory_bytes: int) -> Callable[[], None]:
     try:
         import resource
 
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        pages = int(os.pread(_own_memory(), 64, 0).split()[0])
     except (ImportError, OSError):  # macOS honours no such limit: RenderProcess watches there
         return lambda: None
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -153,9 +155,14 @@ def _limit_memory(memory_bytes: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def answer(renderer: TemplateRenderer, request: Mapping[str, Any]) -> dict[str, Any]:
+@cache
+def _own_memory() -> int:
+    """Descriptor of the file that tells the size of this process, which each render reads. Raises OSError."""
+    return os.open("/proc/self/statm", os.O_RDONLY)
+
+
+def answer(renderer: TemplateRenderer, source: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Reply to one request: the text, the variables, or why there is none."""
-    source = request["source"]
     try:
         with limited(request["seconds"], request["memory_bytes"]):
             if request["values"] is None:
@@ -188,9 +195,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the terminal's whole group
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    renderer = TemplateRenderer()
+    renderer, source = TemplateRenderer(), ""
     for line in sys.stdin.buffer:
-        reply = answer(renderer, json.loads(line.decode("utf-8", "surrogatepass")))
+        request = json.loads(line.decode("utf-8", "surrogatepass"))
+        if "source" in request:
+            source = request["source"]
+            continue
+        reply = answer(renderer, source, request)
         text = json.dumps(reply, ensure_ascii=False)
         # A conversation may contain half a surrogate pair, which strict UTF-8 refuses.
         sys.stdout.buffer.write(text.encode("utf-8", "surrogatepass") + b"\n")
