@@ -116,9 +116,12 @@ def _usable(part: str) -> bool:
     return _PART.fullmatch(part) is not None and ".." not in part
 
 
-def _entry(word: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None]:
-    """The entry, and the quantization that follows its name in the word."""
-    word = word.removesuffix(":latest")
+def find_entry(word: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None] | None:
+    """The entry, and the quantization that follows its name in the word; None for an unknown name.
+
+    Raises UsageError for an ambiguous one.
+    """
+    word = word.lower().removesuffix(":latest")
     if word in catalogue:
         return catalogue[word], None
     fitting = [name for name in catalogue if word.startswith((f"{name}-", f"{name}:"))]
@@ -126,12 +129,18 @@ def _entry(word: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None]:
         name = max(fitting, key=len)
         return catalogue[name], word[len(name) + 1 :]
     family = [name for name, entry in catalogue.items() if entry.family == word]
-    if len(family) == 1:
-        return catalogue[family[0]], None
-    if family:
+    if len(family) > 1:
         raise UsageError(
             f"{word} is a family of {len(family)} models", hint=f"name one: {', '.join(family)}"
         )
+    return (catalogue[family[0]], None) if family else None
+
+
+def _entry(word: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None]:
+    """As find_entry. Raises ModelMissing for an unknown name."""
+    if found := find_entry(word, catalogue):
+        return found
+    word = word.removesuffix(":latest")
     raise ModelMissing(f"no model {word!r} in the catalogue", hint=similar_names(word, catalogue))
 
 

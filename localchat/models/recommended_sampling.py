@@ -15,7 +15,7 @@ from localchat.errors import LocalchatError
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
 from localchat.models.external.base import plain_stem
 from localchat.models.hub.manifest import installed
-from localchat.models.names import parse
+from localchat.models.names import find_entry, parse
 from localchat.models.quantizations import quantization_of
 from localchat.models.resolve import GUIDE, ResolvedModel
 
@@ -53,6 +53,9 @@ def recommended_sampling(model: ResolvedModel, paths: Paths) -> RecommendedSampl
 def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalog) -> CatalogEntry | None:
     for word in _words(model, paths):
         try:
+            # A server asks every few seconds; the refusal that names similar words takes 1 ms to write.
+            if "/" not in word and find_entry(word, catalogue) is None:
+                continue
             reference = parse(word, catalogue)
         except LocalchatError:
             continue
