@@ -1,6 +1,6 @@
 """Cancellation: notices that a client left, undoes what a cancelled task started.
 
-A module of its own because leases, generation and the local API need it and do not import each other.
+A module of its own because leases, answers and the local API need it and do not import each other.
 """
 
 import asyncio
@@ -8,10 +8,6 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from starlette.types import Receive
-
-from localchat.engine.interface import Engine
-from localchat.engine.request import GenerateRequest
-from localchat.engine.stream import Stream
 
 T = TypeVar("T")
 
@@ -35,12 +31,3 @@ async def shielded(work: Awaitable[T], undo: Callable[[T], object]) -> T:
     except asyncio.CancelledError:
         future.add_done_callback(undo_result)
         raise
-
-
-async def submit(engine: Engine, request: GenerateRequest) -> Stream:
-    """Start a request on a thread; a cancelled caller leaves no stream.
-
-    A thread, because a long prompt blocks until the engine process has read it.
-    """
-    work = asyncio.get_running_loop().run_in_executor(None, engine.generate, request)
-    return await shielded(work, Stream.close)

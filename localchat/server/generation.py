@@ -37,7 +37,6 @@ from localchat.errors import (
     TemplateError,
     UsageError,
 )
-from localchat.server.cancellation import submit
 from localchat.server.repetition import RepetitionDetector
 from localchat.server.tracker import TrackedRequest
 from localchat.tries.spec import TriesSpec
@@ -223,7 +222,7 @@ class Generation:
         for index, request in enumerate(fallbacks):
             is_last = index + 1 == len(fallbacks)
             request = msgspec.structs.replace(request, user=self._tracked.user)
-            stream = await submit(self._engine, request)
+            stream = self._engine.generate(request)
             self._tracked.attach(stream)
             try:
                 first, *rest = await stream.batch()

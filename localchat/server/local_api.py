@@ -30,7 +30,7 @@ from localchat.engine.interface import Engine
 from localchat.engine.local import protocol
 from localchat.errors import LocalchatError
 from localchat.pool.entry import ServerStatus
-from localchat.server.cancellation import disconnected, submit
+from localchat.server.cancellation import disconnected
 from localchat.server.leases import AsyncEnginePool, AsyncLease
 
 T = TypeVar("T")
@@ -88,8 +88,7 @@ class LocalApi:
             async with await self._lease(call.model, call.request.user) as lease:
                 # The file would be written by this process, with its rights.
                 asked = msgspec.structs.replace(call.request, prompt_logprobs_file="")
-                stream = await submit(lease.engine, asked)
-                with stream:
+                with lease.engine.generate(asked) as stream:
                     async for batch in stream.batches():
                         yield protocol.Events(tuple((0, event) for event in batch))
         except LocalchatError as error:

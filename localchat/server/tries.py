@@ -13,7 +13,6 @@ from localchat.engine.events import Finished, Reasoning, Text
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import Stream
-from localchat.server.cancellation import submit
 from localchat.server.generation import (
     ChoiceEnd,
     Generation,
@@ -106,9 +105,7 @@ class TriesGeneration(Generation):
         return self.spec.prompts[0][self.fallbacks_used[0]]
 
     async def _ask(self, request: GenerateRequest) -> Stream:
-        stream = await submit(
-            self._engine, msgspec.structs.replace(request, user=self._tracked.user)
-        )
+        stream = self._engine.generate(msgspec.structs.replace(request, user=self._tracked.user))
         self._tracked.attach(stream)
         return stream
 

@@ -117,9 +117,15 @@ class LocalEngine:
                 stream.put(error)
                 return stream
             self._requests[id_] = _PendingRequest(request, stream)
-        # Not under the lock: the thread that reads frames needs it, and a long prompt waits for the child.
+
+        def sent() -> None:
+            with self._lock:
+                cancelled = id_ not in self._requests
+            if cancelled:  # perhaps before the child knew of the request
+                child.send(protocol.Cancel(id_))
+
         try:
-            child.send(protocol.Generate(id_, request))
+            child.send_soon(protocol.Generate(id_, request), sent)
         except UsageError as error:
             self._fail(id_, error)
         return stream
@@ -219,7 +225,7 @@ class LocalEngine:
         with self._lock:
             child = self._child if self._requests.pop(id_, None) is not None else None
         if child is not None:
-            child.send(protocol.Cancel(id_))
+            child.send_soon(protocol.Cancel(id_))
 
     def _on_frame(self, frame: protocol.FromChild) -> None:
         match frame:

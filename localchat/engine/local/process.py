@@ -100,10 +100,30 @@ class ChildProcess:
         Raises UsageError where the frame holds what cannot be sent (half a surrogate pair, a number of more
         than 64 bits).
         """
+        return self._send(self._encode(frame))
+
+    def send_soon(self, frame: msgspec.Struct, sent: Callable[[], None] = lambda: None) -> None:
+        """Send a frame without waiting: one that has to wait is sent by a thread, which then calls `sent`.
+
+        Raises UsageError as `send`.
+        """
+        body = self._encode(frame)
+
+        def send() -> None:
+            self._send(body)
+            sent()
+
+        with suppress(OSError, ValueError):
+            if not self._writer.send_at_once(body):
+                threading.Thread(target=send, name="engine-request", daemon=True).start()
+
+    def _encode(self, frame: msgspec.Struct) -> bytes:
         try:
-            body = self._writer.encode(frame)
+            return self._writer.encode(frame)
         except (UnicodeEncodeError, OverflowError, TypeError) as error:
             raise UsageError(f"this cannot be sent to the engine: {error}") from error
+
+    def _send(self, body: bytes) -> bool:
         try:
             self._writer.send(body)
         except (OSError, ValueError):  # a broken pipe, or one that was closed on purpose

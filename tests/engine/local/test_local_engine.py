@@ -294,6 +294,23 @@ def test_a_cancelled_request_makes_room_wherever_it_was(engine_for: Open) -> Non
     assert text_of(list(engine.generate(plain()))) == "x" * 60
 
 
+def test_nobody_waits_to_send_or_cancel_while_the_child_reads_nothing(engine_for: Open) -> None:
+    engine = engine_for(reply="yes", context_tokens=1 << 20)
+    assert text_of(list(engine.generate(plain()))) == "yes"
+    pid = engine.child_pid
+    assert pid is not None
+    goes_on = threading.Timer(LIVELY_S / 3, os.kill, (pid, signal.SIGCONT))
+    os.kill(pid, signal.SIGSTOP)
+    goes_on.start()
+    long, behind = engine.generate(plain("a" * 500_000)), engine.generate(plain())
+    long.close()
+    assert goes_on.is_alive(), "they waited until the child read again"
+    goes_on.cancel()
+    os.kill(pid, signal.SIGCONT)
+    assert text_of(list(behind)) == "yes"
+    wait_until(lambda: engine.stats().cancelled == 1)
+
+
 def test_close_ends_a_child_in_a_long_step_by_its_deadline(engine_for: Open) -> None:
     engine = engine_for(step_s=60.0)
     stream = engine.generate(plain())
