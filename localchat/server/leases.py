@@ -122,9 +122,9 @@ class AsyncEnginePool:
         known = self._infos.get(id(engine))
         return known[1] if known is not None else None
 
-    async def in_thread(self, work: Callable[[], R]) -> R:
+    def in_thread(self, work: Callable[[], R]) -> "asyncio.Future[R]":
         """Run a blocking call on one of the lease threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def models(self) -> list[ModelCard]:
         """Every model that a request may name, the server's own first. Starts a refresh if the list is old."""
