@@ -146,10 +146,12 @@ class ModelWeights:
         """Most rows of a step for PackedLayers; 0: none."""
         if not self.packed:
             return 0
-        linears = (weight for layer in self.layers for weight in layer.linears.values())
+        linears = [weight for layer in self.layers for weight in layer.linears.values()]
         if any(isinstance(weight, GgmlWeight) for weight in linears):
             return ggml.FEW_ROWS
-        return int4.packed_rows(device, unpacked=self.unpacked)
+        most = int4.packed_rows(device, unpacked=self.unpacked)
+        packed = (weight for weight in linears if isinstance(weight, w4_pack.W4))
+        return min((int4.rows_for(weight, most) for weight in packed), default=most)
 
 
 def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:

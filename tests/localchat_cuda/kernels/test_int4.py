@@ -404,3 +404,12 @@ def test_fused_gemm_refuses_unsupported_configs() -> None:
     lanes = HalfRows.empty(40, 64, CPU, "lanes")
     with pytest.raises(ValueError, match="into: slot order wanted"):
         w4_tiled.gemm_silu_mul(held, w, lanes, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
+
+
+@pytest.mark.parametrize("rows", [3, 12, 20])
+def test_output_features_in_16s_are_multiplied_in_any_number_of_rows(rows: int) -> None:
+    """Kernels for more than 16 rows take them in 64s."""
+    w, x = weight(80, 256), values(rows, 256).half()
+    assert int4.rows_for(w, 512) == 16
+    found = int4.gemm_of(x, w).float().sum(0)
+    assert relative(found, x.float() @ w4_pack.dense(w).t()) < 2e-3

@@ -28,6 +28,8 @@ dequantized: 512 tokens 16.7 and 17.8 ms, 640 tokens 21.4 and 20.6; with the Hop
 _UNPACKED_ROWS = 128
 """The same where the unpacked weight is in memory. A step of 192 rows on an H200 takes 7.1 ms packed and 6.8
 unpacked, of 512 12.8 and 11.2, of 768 17.4 and 15.9, of 1,024 22.4 and 20.8."""
+_NARROW_ROWS, _TILED_FEATURES = 16, 64
+"""With more rows the kernels take output features in so many."""
 
 hopper: ModuleType | None
 """Kernel for Hopper GPUs and large row counts; None if this Triton has no Gluon, or an incompatible one."""
@@ -50,6 +52,11 @@ def packed_rows(device: torch.device, *, unpacked: bool = False) -> int:
         return _UNPACKED_ROWS
     fast = hopper is not None and hopper.serves(device)
     return _HOPPER_ROWS if fast else _PACKED_ROWS
+
+
+def rows_for(weight: W4, most: int) -> int:
+    """Return the largest row count, up to `most`, for which a gemm reads this packed weight."""
+    return min(most, _NARROW_ROWS) if weight.features_out % _TILED_FEATURES else most
 
 
 def tile_config_for(
@@ -169,7 +176,8 @@ def gemm_of(
     """
     m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
     held = weight.unpacked
-    if kernels and 1 <= m <= packed_rows(x.device, unpacked=held is not None):
+    most = rows_for(weight, packed_rows(x.device, unpacked=held is not None))
+    if kernels and 1 <= m <= most:
         rows = empty_activations(m, k, x.device, weight.group)
         w4_activations.prepare("plain", x[None], rows, order=order)
         return gemm(rows, weight)
