@@ -51,7 +51,7 @@ class ScriptedEngine:
     """See Engine."""
 
     script: Script = lambda request: ScriptedAnswer()
-    """Called for each request."""
+    """Called for each request, in a thread of its own; it may wait, and raise a LocalchatError."""
     context_tokens: int = 4096
     model: str = "scripted"
     requests: list[GenerateRequest] = field(default_factory=list)
@@ -72,7 +72,7 @@ class ScriptedEngine:
             stream.put(EngineClosed("the engine was closed"))
             return stream
         self.requests.append(request)
-        arguments = (request, self.script(request), stream, cancelled_event)
+        arguments = (request, stream, cancelled_event)
         threading.Thread(target=self._answer, args=arguments, daemon=True).start()
         return stream
 
@@ -147,11 +147,15 @@ class ScriptedEngine:
     def _answer(
         self,
         request: GenerateRequest,
-        answer: ScriptedAnswer,
         stream: Stream,
         cancelled_event: threading.Event,
     ) -> None:
         began_s = time.monotonic()
+        try:
+            answer = self.script(request)
+        except LocalchatError as error:
+            stream.put(error)
+            return
         prompt_tokens = len(repr(request.prompt))
         room = max(1, self.context_tokens - prompt_tokens)
         limit, seed = request.max_tokens or room, request.sampling.seed or 0
