@@ -275,7 +275,7 @@ class LayersBase:
         assert part is not None
         rules, d = self.rules(layer, sinks), config.head_dim_of(layer)
         headed = norms is None or (norms.q.shape[0] == d and not norms.values)
-        fused = part.widest == 1 and decode_fused.serves(
+        fused = part.one_page and decode_fused.serves(
             qkv, config.heads, d, pages.k, pages.exponents
         )
         if not (headed and fused):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from localchat_cuda.kernels.attention import decode as decode_attention
+from localchat_cuda.kernels.attention import decode_fused
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.kernels.attention.reference import AttentionBatch
@@ -74,6 +75,8 @@ class StepShape(NamedTuple):
     """Of prompt chunks."""
     dequant_pages: int = 0
     """Capacity for FP8 pages that are dequantized for the prompt chunks."""
+    one_page: bool = False
+    """No range of a history is longer than a page, and few sequences decode: decode_fused serves the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +168,18 @@ def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: 
         most = -(-(tokens - decode_tokens) // tile_config.rows) + len(prefill)
         tiles += [(len(prefill) - 1, 0)] * (most - len(tiles))
     splits = _splits(decode, widest, config, coarse=bool(prefill))
+    few = widest == 1 and len(decode) <= decode_fused.MOST_TOKENS and not prefill
+    one_page = few and splits * config.page_tokens >= max(each.start + 1 for each in decode)
     shape = StepShape(
-        tokens, decode_tokens, len(decode), widest, splits, len(prefill), len(tiles), pages
+        tokens,
+        decode_tokens,
+        len(decode),
+        widest,
+        splits,
+        len(prefill),
+        len(tiles),
+        pages,
+        one_page,
     )
     chunks = None
     if config.states:
@@ -354,7 +367,7 @@ def model_inputs(
     border = shape.decode_sequences
     if border:
         decode = DecodeBatch(
-            part(slice(0, border)), shape.decode_tokens, shape.widest, shape.splits
+            part(slice(0, border)), shape.decode_tokens, shape.widest, shape.splits, shape.one_page
         )
     if shape.tiles:
         tiles = slices.tiles.view().view(-1, 2)

@@ -193,6 +193,8 @@ class DecodeBatch:
     """Most new tokens of one sequence."""
     splits: int
     """Ranges that each history is cut into."""
+    one_page: bool
+    """No range is longer than a page."""
 
 
 @dataclass(frozen=True, slots=True)

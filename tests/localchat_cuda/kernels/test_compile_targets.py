@@ -95,8 +95,8 @@ for d in (256, 512):
 fused = dict(qkv="*fp32", bias="*bf16", angles="*fp32", q_norm="*bf16", k_norm="*bf16", eps="fp32",
              row_stride="i32", part_stride="i32", **paged)
 compiled("decode fused",
-    decode_fused._fused_kernel, fused, 4, cc, H=32, J=4, D=128, HALF=64, D_POW2=128, R=128, P=64, S=4, TILE=64,
-    ROWS=16, BIAS=True, NORM=True, WINDOW=1024, SOFT_CAP=50.0, STAGES=3, QUERIES=tl.bfloat16, PDL=pdl)
+    decode_fused._fused_kernel, fused, 4, cc, H=32, J=4, D=128, HALF=64, D_POW2=128, R=128, P=64, S=4,
+    ROWS=16, BIAS=True, NORM=True, WINDOW=1024, SOFT_CAP=50.0, QUERIES=tl.bfloat16, PDL=pdl)
 plain = dict(H=16, J=1, D=512, D_POW2=512, E=64, P=64, WINDOW=0, SOFT_CAP=0.0, CODED=0)
 for rows in (16, decode_attention.LATENT_ROWS):
     config = decode_attention.latent_tile_config_for(512, rows, 9, gpu)

@@ -122,3 +122,21 @@ def test_latents_are_cut_into_more_ranges() -> None:
     assert build_input_batch(many, config, 40).shape.splits == 4
     drafts = TokenSpan(0, 7000, 9)  # padded to two texts of 16 rows for each head, in tiles of 32
     assert build_input_batch([drafts], config, 3).shape.splits == 4
+
+
+def test_few_sequences_whose_ranges_are_pages_are_told_apart() -> None:
+    config = BatchConfig(28, 4, 128, 64, 132, context_tokens=8192)
+
+    def one_page(*spans: TokenSpan) -> bool:
+        shape = build_input_batch(spans, config, 9).shape
+        longest = max(each.start + each.width for each in spans)
+        assert not shape.one_page or shape.splits * 64 >= longest
+        return shape.one_page
+
+    assert all(one_page(TokenSpan(0, n, 1)) for n in (1, 63, 64, 500, 1023))
+    assert not one_page(TokenSpan(0, 1024, 1))
+    assert one_page(*(TokenSpan(n, 400, 1) for n in range(4)))
+    assert not one_page(*(TokenSpan(n, 700, 1) for n in range(4)))  # eight ranges of two pages
+    assert not one_page(*(TokenSpan(n, 40, 1) for n in range(5)))
+    assert not one_page(TokenSpan(0, 40, 2))  # drafts
+    assert not one_page(TokenSpan(0, 40, 1), TokenSpan(1, 0, 100))

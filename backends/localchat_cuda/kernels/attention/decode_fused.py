@@ -1,17 +1,18 @@
-"""Rotary embedding, storing of keys and values, and decode attention in one launch, for few sequences.
+"""Rotary embedding, storing of keys and values, and decode attention in one launch, for few short sequences.
 
-Letters as in reference.py, decode.py and rope.py. Each of the T sequences has one new token. One kernel does
-what `rope.rope_store` and `decode.attend` do one after the other, and saves more than a launch: no kernel of
-the step writes the keys and values of earlier tokens, so each program loads the first tile of its range before
-it waits for the qkv gemm. The new token never comes from memory: the program of the last range of each key head
+Letters as in reference.py, decode.py and rope.py. Each of the T sequences has one new token, and no more pages
+than `splits`. One kernel does what `rope.rope_store` and `decode.attend` do one after the other, and saves more
+than a launch: no kernel of the step writes the keys and values of earlier tokens, so each program loads its
+page before it waits for the qkv gemm. The new token never comes from memory: the last program of each key head
 rotates its key, stores key and value, and adds them to its own sums. All programs of a key head rotate its
-queries, which is why more rows are faster in two launches.
+queries, which is why more rows are faster in two launches; so are longer ranges, of whose pages one alone could
+be loaded early.
 
     qkv   [S, T, (H + 2 J) D] fp32, fp16 or bf16, partial sums; rows may be apart, as parts of longer ones
     sums, peaks, masses as of decode.py, for `decode.merge`
 
-Grid (T * J, splits). One stream of a 7B model at 300 tokens takes 3.0 us a layer, in two launches 3.5; at 7,000
-tokens both take 11 (H200). Not for FP8 pages, latents, drafts, and layers without keys or values of their own.
+Grid (T * J, splits). One stream of a 7B model at 300 tokens takes 3.0 us a layer, in two launches 3.5 (H200).
+Not for FP8 pages, latents, drafts, and layers without keys or values of their own.
 """
 
 import torch
@@ -19,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.attention.decode import LOG2E, MOST_SPLITS, Partials
+from localchat_cuda.kernels.attention.decode import LOG2E, Partials
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.kernels.launch import (
     options,
@@ -30,10 +31,8 @@ from localchat_cuda.kernels.launch import (
 )
 from localchat_cuda.kernels.rope import FLOATS, require_pages
 
-_MOST_TOKENS, _MOST_COLUMNS, _ROWS = 4, 128, 16
+MOST_TOKENS, _MOST_COLUMNS, _ROWS = 4, 128, 16
 """Sequences, columns of a head, and query heads of a key head."""
-_TILE = 64
-"""Keys of a tile."""
 _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -63,10 +62,10 @@ def _head_halves(
 
 
 @triton.jit
-def _tile(
+def _page(
     k, v, cell, key, old, low, high, d, D: tl.constexpr, HALF: tl.constexpr, D_POW2: tl.constexpr
 ):  # fmt: skip
-    """Load keys [D/2, TILE] of both halves and values [TILE, D] of a tile; values past the old tokens are 0."""
+    """Load keys [D/2, P] of both halves and values [P, D] of a page; values past the old tokens are 0."""
     n = tl.arange(0, key.shape[0])
     there = (key < old)[:, None]
     if HALF == D // 2:
@@ -89,34 +88,13 @@ def _capped(logits, SOFT_CAP: tl.constexpr):
     return logits
 
 
-@triton.jit
-def _fold(
-    qa, qb, a, b, values, key, old, scale, peak, mass, acc, WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-):  # fmt: skip
-    """Add a tile of old tokens to the running softmax; the query is at position `old`."""
-    logits = tl.dot(qb, b.to(qb.dtype), tl.dot(qa, a.to(qa.dtype))) * scale
-    logits = _capped(logits, SOFT_CAP)
-    seen = key < old
-    if WINDOW > 0:
-        seen = seen & (key > old - WINDOW)
-    logits = tl.where(seen[None, :], logits, float("-inf"))
-    higher = tl.maximum(peak, tl.max(logits, 1))
-    anchor = tl.where(higher == float("-inf"), 0.0, higher)
-    weights = tl.exp2(logits - anchor[:, None])
-    decay = tl.exp2(peak - anchor)
-    acc = tl.dot(weights.to(qa.dtype), values.to(qa.dtype), acc * decay[:, None])
-    return higher, mass * decay + tl.sum(weights, 1), acc
-
-
 @triton.jit(do_not_specialize=["width", "T"])
 def _fused_kernel(
     qkv, bias, angles, q_norm, k_norm, eps, k, v, starts, lengths, slots, tables, sums, peaks,
     masses, scale, width, page_stride, row_stride, part_stride, T, H: tl.constexpr,
     J: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, D_POW2: tl.constexpr, R: tl.constexpr,
-    P: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr,
-    NORM: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr,
-    QUERIES: tl.constexpr, PDL: tl.constexpr,
+    P: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, QUERIES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """R: rotated columns of a head."""
     if PDL:
@@ -128,13 +106,10 @@ def _fused_kernel(
     start = tl.load(starts + sequence)
     old = tl.load(lengths + sequence) - 1
     table = tables + tl.load(slots + sequence).to(tl.int64) * width
-    tiles = tl.cdiv(old, TILE)
-    oldest = 0
+    pages = tl.cdiv(old, P)
+    number = split
     if WINDOW > 0:
-        oldest = tl.maximum(old - WINDOW + 1, 0) // TILE
-    share = tl.cdiv(tiles - oldest, tl.num_programs(1))
-    first = oldest + split * share
-    last = tl.minimum(first + share, tiles)
+        number += tl.maximum(old - WINDOW + 1, 0) // P
     i = tl.arange(0, HALF)
     low = i
     high = D // 2 + i
@@ -142,16 +117,14 @@ def _fused_kernel(
         low = tl.where(i < R // 2, i, i + R // 2)
         high = tl.where(i < R // 2, i + R // 2, high)
     d = tl.arange(0, D_POW2)
-    n = tl.arange(0, TILE)
     half = i < D // 2
     cos = tl.load(angles + old * D + i, mask=half, other=0.0)[None, :]
     sin = tl.load(angles + old * D + D // 2 + i, mask=half, other=0.0)[None, :]
-    page = tl.load(table + tl.minimum(first, tl.maximum(tiles - 1, 0)) * TILE // P)
-    cell = page.to(tl.int64) * page_stride + group * (P * D) + first * TILE % P * D
-    following = tl.load(table + tl.minimum(first + 1, tl.maximum(tiles - 1, 0)) * TILE // P)
+    page = tl.load(table + tl.minimum(number, tl.maximum(pages - 1, 0)))
+    cell = page.to(tl.int64) * page_stride + group * (P * D)
     # No kernel of the step writes earlier tokens, so their loads begin before the wait.
-    key = first * TILE + n
-    a, b, values = _tile(k, v, cell, key, old, low, high, d, D, HALF, D_POW2)
+    key = number * P + tl.arange(0, P)
+    a, b, values = _page(k, v, cell, key, old, low, high, d, D, HALF, D_POW2)
     if PDL:
         gdc_wait()
     r = tl.arange(0, ROWS)
@@ -168,18 +141,16 @@ def _fused_kernel(
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D_POW2), tl.float32)
-    if first < last:
-        peak, mass, acc = _fold(
-            qa, qb, a, b, values, key, old, scale, peak, mass, acc, WINDOW, SOFT_CAP
-        )
-    for tile in tl.range(first + 1, last, 1, num_stages=STAGES):
-        cell = following.to(tl.int64) * page_stride + group * (P * D) + tile * TILE % P * D
-        following = tl.load(table + tl.minimum(tile + 1, tiles - 1) * TILE // P)
-        key = tile * TILE + n
-        a, b, values = _tile(k, v, cell, key, old, low, high, d, D, HALF, D_POW2)
-        peak, mass, acc = _fold(
-            qa, qb, a, b, values, key, old, scale, peak, mass, acc, WINDOW, SOFT_CAP
-        )
+    if number < pages:
+        logits = _capped(tl.dot(qb, b.to(qb.dtype), tl.dot(qa, a.to(qa.dtype))) * scale, SOFT_CAP)
+        seen = key < old
+        if WINDOW > 0:
+            seen = seen & (key > old - WINDOW)
+        logits = tl.where(seen[None, :], logits, float("-inf"))
+        peak = tl.max(logits, 1)
+        weights = tl.exp2(logits - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
+        acc = tl.dot(weights.to(QUERIES), values.to(QUERIES))
+        mass = tl.sum(weights, 1)
     if split == tl.num_programs(1) - 1:
         one = tl.arange(0, 1)
         at = start * row_stride + (H + group) * D + one
@@ -214,7 +185,7 @@ def _fused_kernel(
     row = (split * T + start) * H + head
     tl.store(peaks + row, peak, mask=valid)
     tl.store(masses + row, mass, mask=valid)
-    if (first < last) | (split == tl.num_programs(1) - 1):
+    if (number < pages) | (split == tl.num_programs(1) - 1):
         out = sums + row[:, None].to(tl.int64) * D + d[None, :]
         tl.store(out, acc, mask=valid[:, None] & (d < D)[None, :])
 
@@ -224,7 +195,7 @@ def serves(
 ) -> bool:
     """Return whether `store_and_attend` takes a layer of H query heads; each sequence has one new token."""
     j = k.shape[1]
-    small = qkv.shape[1] <= _MOST_TOKENS and d <= _MOST_COLUMNS and h <= _ROWS * j
+    small = qkv.shape[1] <= MOST_TOKENS and d <= _MOST_COLUMNS and h <= _ROWS * j
     return small and exponents is None and qkv.shape[2] == (h + 2 * j) * d
 
 
@@ -247,6 +218,7 @@ def store_and_attend(
 ) -> None:
     """Rotate and store the new token of each sequence, and fill `partials` with its attention.
 
+    `partials` have at least as many ranges as the longest sequence has pages: later pages would be ignored.
     `angles`, `bias`, norms and `columns` as `rope.rope_store` has them, the rest as `decode.attend`; `dtype`:
     of rotated queries. With `pdl` the batch and the pages are read before the kernel waits for its predecessor:
     the kernels that write them must have ended, or must not release their dependents early.
@@ -259,8 +231,8 @@ def store_and_attend(
     require("qkv", qkv, (None, t, (h + 2 * j) * d), FLOATS, device, contiguous=False)
     require("angles", angles, (None, d), (torch.float32,), device)
     require("starts", batch.starts, (t,), (torch.int32,), device)
-    if page % _TILE or k.stride() != v.stride():
-        raise ValueError(f"k, v: equal strides and pages of {_TILE} tokens wanted, {page} given")
+    if k.stride() != v.stride():
+        raise ValueError(f"v: strides of k wanted, {v.stride()} given for {k.stride()}")
     gpu = traits(device)
     pdl = pdl and gpu.pdl
     kernel = _fused_kernel[(t * j, splits)](
@@ -269,9 +241,8 @@ def store_and_attend(
         batch.tables, partials.sums, partials.peaks, partials.masses,
         rules.scale_for(d) * LOG2E.value, batch.tables.shape[1], k.stride(0), qkv.stride(1),
         qkv.stride(0), t, H=h, J=j, D=d, HALF=power_of_two(d // 2), D_POW2=power_of_two(d),
-        R=columns or d, P=page, S=qkv.shape[0], TILE=_TILE, ROWS=_ROWS, BIAS=bias is not None,
+        R=columns or d, P=page, S=qkv.shape[0], ROWS=_ROWS, BIAS=bias is not None,
         NORM=q_norm is not None, WINDOW=rules.window, SOFT_CAP=rules.soft_cap,
-        STAGES=2 if splits < MOST_SPLITS else 3, QUERIES=_TYPES[dtype], PDL=pdl,
-        **options(pdl, 4),
+        QUERIES=_TYPES[dtype], PDL=pdl, **options(pdl, 4),
     )  # fmt: skip
     set_carveout(kernel, t)
