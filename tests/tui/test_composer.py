@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
+from textual.widget import Widget
 
 from localchat.config.presets import Preset
 from localchat.engine.events import Text
@@ -12,7 +13,9 @@ from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import NetworkError, UsageError
 from localchat.session.blocks import NoticeBlock
 from localchat.session.commands import is_command
+from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.composer import Composer
+from localchat.tui.widgets.editor import Editor
 from tests.support.tui_stage import HOLD, Stage, StagedEngine, app_of, play, say, sent, until
 
 PASTE = "line\n" * 500
@@ -194,7 +197,10 @@ def test_a_long_message_that_waits_has_one_row(tmp_path: Path) -> None:
     play(stage, what)
 
 
-def test_an_answer_that_ends_while_the_app_does_gives_nothing_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [Editor, Banner])
+def test_an_answer_that_ends_while_the_app_does_gives_nothing_back(
+    tmp_path: Path, gone: type[Widget]
+) -> None:
     stage = Stage(tmp_path, script=lambda request: ScriptedAnswer(events=(Text(0, "so"), HOLD)))
 
     async def what(pilot: Pilot[int]) -> None:
@@ -203,9 +209,11 @@ def test_an_answer_that_ends_while_the_app_does_gives_nothing_back(tmp_path: Pat
             chat.composer.write(text)
             await pilot.press("enter")
         await until(pilot, lambda: chat.session.busy)
-        await chat.composer.editor.remove()
+        pilot.app._running = False  # as Textual has it while it takes the widgets away
+        await chat.query_one(gone).remove()
         chat.session.stop()
         await until(pilot, lambda: not chat.session.busy)
+        pilot.app._running = True
 
     play(stage, what)
 

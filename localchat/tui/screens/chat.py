@@ -302,7 +302,8 @@ class ChatScreen(Screen[None]):
 
     def _work_ended(self) -> None:
         """Send the next message of the queue, or give all of them back if the answer is not complete."""
-        if self.session.busy or self.is_leaving or self.composer.is_dismantled:
+        # An app that no longer runs takes its widgets away, one after the other.
+        if self.session.busy or self.is_leaving or not self.app.is_running:
             return
         self._queue.is_sending = False
         self.status_changed()

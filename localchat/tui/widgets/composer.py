@@ -144,11 +144,6 @@ class Composer(Vertical):
     def editor(self) -> Editor:
         return self.query_one(Editor)
 
-    @property
-    def is_dismantled(self) -> bool:
-        """True once the app ends and has taken the editor away."""
-        return not self.query(Editor)
-
     # ------------------------------------------------------------------ the message
 
     @property
