@@ -51,7 +51,7 @@ class ScriptedEngine:
     """See Engine."""
 
     script: Script = lambda request: ScriptedAnswer()
-    """Called for each request, in a thread of its own; it may wait, and raise a LocalchatError."""
+    """Called for each request, in a thread of its own: it may wait."""
     context_tokens: int = 4096
     model: str = "scripted"
     requests: list[GenerateRequest] = field(default_factory=list)
@@ -153,9 +153,9 @@ class ScriptedEngine:
         began_s = time.monotonic()
         try:
             answer = self.script(request)
-        except LocalchatError as error:
-            stream.put(error)
-            return
+        except Exception as error:
+            stream.put(EngineClosed(f"the script failed: {error!r}"))
+            raise
         prompt_tokens = len(repr(request.prompt))
         room = max(1, self.context_tokens - prompt_tokens)
         limit, seed = request.max_tokens or room, request.sampling.seed or 0

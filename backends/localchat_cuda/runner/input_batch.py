@@ -168,7 +168,7 @@ def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: 
         most = -(-(tokens - decode_tokens) // tile_config.rows) + len(prefill)
         tiles += [(len(prefill) - 1, 0)] * (most - len(tiles))
     splits = _splits(decode, widest, config, coarse=bool(prefill))
-    few = widest == 1 and len(decode) <= decode_fused.MOST_TOKENS and not prefill
+    few = widest == 1 and len(decode) <= decode_fused.MOST_SEQUENCES and not prefill
     one_page = few and splits * config.page_tokens >= max(each.start + 1 for each in decode)
     shape = StepShape(
         tokens,

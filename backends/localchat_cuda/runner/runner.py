@@ -90,24 +90,9 @@ class CudaRunner:
         pages, config = model.pages, model.config
         self.device = pages.device
         self._gpu = self.device.type == "cuda"
-        # Asked for now: after an error the GPU answers no more.
+        # Asked for in advance: after an error the GPU answers no more.
         self._device_text = describe_device(self.device)
         self._stream = torch.cuda.Stream(self.device) if self._gpu else None  # type: ignore[no-untyped-call]
-        # One layout serves all layers: the widest heads decide the tiles, the fewest key heads the splits.
-        d = max(map(config.head_dim_of, range(config.layers)))
-        key_heads = min(map(config.key_heads_of, range(config.layers)))
-        batch_config = BatchConfig(
-            config.heads, key_heads, d, pages.page_tokens,
-            traits(self.device).sms, fp8_kv=bool(pages.exponents),
-            context_tokens=capabilities.context_tokens, latents=config.latent is not None,
-            states=pages.states is not None,
-            prefill_tile=None
-            if config.gemma and config.gemma.head_dim != config.head_dim
-            # the faster kernel would have to take heads of both widths
-            else best_tile_config(
-                d, pages.page_tokens, pages.dtype, self.device, config.attention_cap
-            ),
-        )  # fmt: skip
         blocks = capabilities.kv_tokens // capabilities.block_tokens
         with self.on_stream():
             self.table = StateTable(
@@ -125,15 +110,9 @@ class CudaRunner:
             )
         self.graphs = CudaGraphs(enabled=graphs and self._gpu, limit_bytes=graph_bytes)
         self._executor = StepExecutor(
-            model,
-            self.table,
-            self._buffer,
-            self._sampler,
-            batch_config,
-            self.graphs,
-            max_rows,
-            DEPTH + 1,
-        )
+            model, self.table, self._buffer, self._sampler, _batch_config(model, capabilities),
+            self.graphs, max_rows, DEPTH + 1,
+        )  # fmt: skip
         self._pending: deque[PendingStep] = deque()
         self._drafter: AttachedDrafter | None = None
         self.sleeps = True
@@ -468,6 +447,25 @@ class CudaRunner:
         self._model = None
         if self._gpu:
             torch.cuda.empty_cache()
+
+
+def _batch_config(model: DeviceModel, capabilities: Capabilities) -> BatchConfig:
+    """One layout serves all layers: the widest heads decide the tiles, the fewest key heads the splits."""
+    pages, config = model.pages, model.config
+    d = max(map(config.head_dim_of, range(config.layers)))
+    key_heads = min(map(config.key_heads_of, range(config.layers)))
+    return BatchConfig(
+        config.heads, key_heads, d, pages.page_tokens,
+        traits(pages.device).sms, fp8_kv=bool(pages.exponents),
+        context_tokens=capabilities.context_tokens, latents=config.latent is not None,
+        states=pages.states is not None,
+        prefill_tile=None
+        if config.gemma and config.gemma.head_dim != config.head_dim
+        # the faster kernel would have to take heads of both widths
+        else best_tile_config(
+            d, pages.page_tokens, pages.dtype, pages.device, config.attention_cap
+        ),
+    )  # fmt: skip
 
 
 def _execute(operation: MemoryOp, pages: Pages) -> None:

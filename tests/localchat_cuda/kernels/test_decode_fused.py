@@ -63,11 +63,10 @@ def test_one_launch_does_what_rope_store_and_attention_do(
         torch.testing.assert_close(found, stored, rtol=2e-3, atol=2e-3, equal_nan=True)
 
 
-def test_steps_that_it_does_not_serve() -> None:
+def test_layers_that_it_does_not_serve() -> None:
     pages = torch.empty(2, 1, PAGE, 128)
     qkv = torch.empty(2, 4, 9 * 128)
     assert decode_fused.serves(qkv, 7, 128, pages, None)
-    assert not decode_fused.serves(torch.empty(2, 5, 9 * 128), 7, 128, pages, None)  # rows
     assert not decode_fused.serves(qkv, 8, 128, pages, None)  # no values of its own
     assert not decode_fused.serves(qkv, 7, 128, pages, torch.empty(0))  # FP8
     assert not decode_fused.serves(torch.empty(2, 4, 19 * 64), 17, 64, pages, None)  # query heads

@@ -154,6 +154,15 @@ def programs_for(coded: bool, sequences: int, widest: int) -> int:
     return 2 if coded or (widest == 1 and own_carveout(sequences)) else 1
 
 
+@triton.jit
+def capped(logits, SOFT_CAP: tl.constexpr):
+    """Apply the cap of Rules to logits in log2, if there is one."""
+    if SOFT_CAP > 0.0:
+        squeezed = 1.0 - 2.0 / (tl.exp2(logits * (2.0 / SOFT_CAP)) + 1.0)
+        logits = squeezed * (SOFT_CAP * LOG2E)
+    return logits
+
+
 @triton.jit(do_not_specialize=["width", "T"])
 def _decode_kernel(
     q,
@@ -267,9 +276,7 @@ def _decode_kernel(
             logits = tl.dot(query, tl.trans(values), tl.dot(query_tail, keys)) * scale
         else:
             logits = tl.dot(query, keys.to(query.dtype)) * scale
-        if SOFT_CAP > 0.0:
-            squeezed = 1.0 - 2.0 / (tl.exp2(logits * (2.0 / SOFT_CAP)) + 1.0)
-            logits = squeezed * (SOFT_CAP * LOG2E)
+        logits = capped(logits, SOFT_CAP)
         if CODED:
             logits += lift[None, :]
         seen = (key[None, :] <= at[:, None]) & (key < length)[None, :]

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.attention.decode import LOG2E, Partials
+from localchat_cuda.kernels.attention.decode import LOG2E, Partials, capped
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.kernels.launch import (
     options,
@@ -31,8 +31,8 @@ from localchat_cuda.kernels.launch import (
 )
 from localchat_cuda.kernels.rope import FLOATS, require_pages
 
-MOST_TOKENS, _MOST_COLUMNS, _ROWS = 4, 128, 16
-"""Sequences, columns of a head, and query heads of a key head."""
+MOST_SEQUENCES, _MOST_COLUMNS, _ROWS = 4, 128, 16
+"""The last two: columns of a head, and query heads of a key head."""
 _TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -78,14 +78,6 @@ def _page(
     if D_POW2 != D:
         there = there & (d < D)[None, :]
     return a, b, tl.load(v + cell + n[:, None] * D + d[None, :], mask=there, other=0.0)
-
-
-@triton.jit
-def _capped(logits, SOFT_CAP: tl.constexpr):
-    if SOFT_CAP > 0.0:
-        squeezed = 1.0 - 2.0 / (tl.exp2(logits * (2.0 / SOFT_CAP)) + 1.0)
-        logits = squeezed * (SOFT_CAP * LOG2E)
-    return logits
 
 
 @triton.jit(do_not_specialize=["width", "T"])
@@ -142,7 +134,7 @@ def _fused_kernel(
     mass = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D_POW2), tl.float32)
     if number < pages:
-        logits = _capped(tl.dot(qb, b.to(qb.dtype), tl.dot(qa, a.to(qa.dtype))) * scale, SOFT_CAP)
+        logits = capped(tl.dot(qb, b.to(qb.dtype), tl.dot(qa, a.to(qa.dtype))) * scale, SOFT_CAP)
         seen = key < old
         if WINDOW > 0:
             seen = seen & (key > old - WINDOW)
@@ -173,7 +165,7 @@ def _fused_kernel(
         tl.store(v + new + d, value, mask=d < D)
         new_a, new_b = key_a.to(QUERIES).to(tl.float32), key_b.to(QUERIES).to(tl.float32)
         logits = tl.sum(qa.to(tl.float32) * new_a + qb.to(tl.float32) * new_b, 1)
-        logits = _capped(logits * scale, SOFT_CAP)
+        logits = capped(logits * scale, SOFT_CAP)
         higher = tl.maximum(peak, logits)
         anchor = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(logits - anchor)
@@ -193,9 +185,9 @@ def _fused_kernel(
 def serves(
     qkv: torch.Tensor, h: int, d: int, k: torch.Tensor, exponents: torch.Tensor | None
 ) -> bool:
-    """Return whether `store_and_attend` takes a layer of H query heads; each sequence has one new token."""
+    """Return whether `store_and_attend` takes a layer of H query heads, of steps that it takes."""
     j = k.shape[1]
-    small = qkv.shape[1] <= MOST_TOKENS and d <= _MOST_COLUMNS and h <= _ROWS * j
+    small = d <= _MOST_COLUMNS and h <= _ROWS * j
     return small and exponents is None and qkv.shape[2] == (h + 2 * j) * d
 
 

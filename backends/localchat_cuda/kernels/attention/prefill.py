@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.attention import kv_fp8
-from localchat_cuda.kernels.attention.decode import LOG2E
+from localchat_cuda.kernels.attention.decode import LOG2E, capped
 from localchat_cuda.kernels.attention.reference import (
     AttentionBatch,
     Rules,
@@ -154,9 +154,7 @@ def _step(
         logits = tl.dot(query, tl.trans(values), tl.dot(query_tail, keys)) * scale
     else:
         logits = tl.dot(query, keys.to(query.dtype)) * scale
-    if SOFT_CAP > 0.0:
-        squeezed = 1.0 - 2.0 / (tl.exp2(logits * (2.0 / SOFT_CAP)) + 1.0)
-        logits = squeezed * (SOFT_CAP * LOG2E)
+    logits = capped(logits, SOFT_CAP)
     if CODED:
         logits += lift[None, :]
     if MASKED:
