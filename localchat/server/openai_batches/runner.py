@@ -45,6 +45,7 @@ _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 60.0
 _POLL_S: Final = 5.0
 """Until a folder that another server has used is taken over."""
+_LOOK_AGAIN_S: Final = 3600.0
 _GATE_S: Final = 0.05
 _SAVE_S: Final = 1.0
 _SHARE: Final = 4
@@ -71,6 +72,9 @@ class BatchRunner:
         )
         self._app.state.service = service
 
+    # Not wait_for: that of Python 3.11 loses a cancellation that comes as what it waits for ends, and a
+    # server that stops would wait for this task forever.
+
     async def work(self) -> None:
         """Run batches until it is cancelled. What is in flight then is asked again by the next server."""
         while True:
@@ -82,7 +86,8 @@ class BatchRunner:
                         if record is None:
                             self._wake.clear()
                             with suppress(TimeoutError):
-                                await asyncio.wait_for(self._wake.wait(), 3600.0)
+                                async with asyncio.timeout(_LOOK_AGAIN_S):
+                                    await self._wake.wait()
                             continue
                         await self._run(record)
             except* (OSError, LocalchatError) as group:
@@ -165,7 +170,8 @@ class BatchRunner:
         if batch.expires_at > time.time():
             self._answering = asyncio.create_task(self._answer_lines(record))
             try:
-                await asyncio.wait_for(self._answering, batch.expires_at - time.time())
+                async with asyncio.timeout(batch.expires_at - time.time()):
+                    await self._answering
             except TimeoutError:
                 log.warning("%s expired", batch.id)
             except asyncio.CancelledError:

@@ -15,6 +15,8 @@ from openai.types import Batch
 from localchat.engine.request import GenerateRequest
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.server.config import ServerConfig, ServerLimits
+from localchat.server.openai_batches.runner import BatchRunner
+from localchat.server.openai_batches.store import BatchRecord
 from tests.support.http_server import UNHURRIED, Stage, ask, said, serving, settled
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
@@ -210,6 +212,19 @@ def test_batch_goes_on_after_a_restart_and_asks_no_answered_line_again(tmp_path:
         assert done.status == "completed"
         assert set(answers(client, done.output_file_id)) == {f"id-{word}" for word in words}
         assert {said(request) for request in stage.engine.requests} == set(words[20:])
+
+
+def test_server_that_stops_while_the_last_answer_comes_ends(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stopped_as_it_ends(runner: BatchRunner, record: BatchRecord) -> None:
+        for worker in stage.server._workers:
+            worker.cancel()
+
+    monkeypatch.setattr(BatchRunner, "_answer_lines", stopped_as_it_ends)
+    with client_of(stage) as client:
+        begun(client, lines(["a"]))
+    assert settled(lambda: all(worker.done() for worker in stage.server._workers), 5.0)
 
 
 def test_key_sees_its_own_files_and_batches_only(tmp_path: Path) -> None:
