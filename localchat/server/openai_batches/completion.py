@@ -1,4 +1,8 @@
-"""Begin and end of a batch: its input is checked, its answers become files. Blocking, and safe to do twice."""
+"""Begin and end of a batch: its input is checked, its answers become files. Blocking, and safe to do twice.
+
+A batch is seen by clients while it changes: a new status is there at once with all that belongs to it, and not
+before it is on disk.
+"""
 
 import hashlib
 import os
@@ -9,6 +13,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from localchat.batch.input_file import BatchInput
 from localchat.batch.output_file import BatchAnswer, BatchOutput, BatchProblem, answer_id
@@ -18,14 +23,14 @@ from localchat.server.openai_batches.protocol import BatchErrors, BatchLineError
 from localchat.server.openai_batches.store import BatchRecord, BatchStore, FileRecord
 
 _MOST_ERRORS: Final = 100
-_Problem: TypeAlias = tuple[str, str, int | None]
+Problem: TypeAlias = tuple[str, str, int | None]
 """Code, sentence, line."""
 
 
-def validate(store: BatchStore, record: BatchRecord, limits: ServerLimits) -> None:
-    """Check the input: the batch is then in progress, or failed."""
+def validate(store: BatchStore, record: BatchRecord, limits: ServerLimits) -> list[Problem]:
+    """What is wrong with the input, whose lines are counted."""
     source = BatchInput(store.content(record.batch.input_file_id))
-    problems: list[_Problem] = []
+    problems: list[Problem] = []
     try:
         hashes = source.hashes()
         record.batch.request_counts.total = total = len(hashes) - hashes.count(0)
@@ -40,11 +45,12 @@ def validate(store: BatchStore, record: BatchRecord, limits: ServerLimits) -> No
         # The sentence names the file by its path, which clients do not see.
         sentence = problem.message.replace(str(source.path), "the input file")
         problems.append(("invalid_file", f"{sentence[:1].upper()}{sentence[1:]}.", None))
-    begin(store, record, problems)
+    return problems
 
 
-def begin(store: BatchStore, record: BatchRecord, problems: Sequence[_Problem]) -> None:
-    """Set a batch in progress, or end it as failed where there are problems."""
+def begin(store: BatchStore, record: BatchRecord, problems: Sequence[Problem]) -> None:
+    """Set a batch in progress, or end it as failed where there are problems. On the event loop, where
+    batches are cancelled, too."""
     batch, now_s = record.batch, int(time.time())
     if problems:
         batch.status, batch.failed_at = "failed", now_s
@@ -55,8 +61,8 @@ def begin(store: BatchStore, record: BatchRecord, problems: Sequence[_Problem]) 
     store.save(record)
 
 
-def _line_problems(source: BatchInput, endpoint: str) -> list[_Problem]:
-    problems: list[_Problem] = []
+def _line_problems(source: BatchInput, endpoint: str) -> list[Problem]:
+    problems: list[Problem] = []
     for raw in source.lines():
         line = source.parse(raw)
         if line.problem:
@@ -89,17 +95,20 @@ def end(store: BatchStore, record: BatchRecord) -> None:
         failed = bad.lines
         for answer in _unanswered(source, done) if expired else ():
             bad.write(msgspec.json.encode(answer) + b"\n")
-        batch.output_file_id = good.keep(record, "output")
-        batch.error_file_id = bad.keep(record, "error")
-    counts = batch.request_counts
-    counts.completed, counts.failed = good.lines, failed
-    if batch.status == "cancelling":
-        batch.status, batch.cancelled_at = "cancelled", now_s
+        ended = replace(
+            batch,
+            output_file_id=good.keep(record, "output"),
+            error_file_id=bad.keep(record, "error"),
+            request_counts=replace(batch.request_counts, completed=good.lines, failed=failed),
+        )
+    if ended.status == "cancelling":
+        ended.status, ended.cancelled_at = "cancelled", now_s
     elif expired:
-        batch.status, batch.expired_at = "expired", now_s
+        ended.status, ended.expired_at = "expired", now_s
     else:
-        batch.status, batch.completed_at = "completed", now_s
-    store.save(record)
+        ended.status, ended.completed_at = "completed", now_s
+    store.save(replace(record, batch=ended))
+    record.batch = ended
     answers.unlink(missing_ok=True)
 
 

@@ -82,9 +82,9 @@ class BatchRunner:
                 with self._folder_lock() as locked:
                     self.active = locked
                     while locked:
+                        self._wake.clear()  # before the look: what is created from here on wakes it again
                         record = await asyncio.to_thread(self._next)
                         if record is None:
-                            self._wake.clear()
                             with suppress(TimeoutError):
                                 async with asyncio.timeout(_LOOK_AGAIN_S):
                                     await self._wake.wait()
@@ -149,10 +149,16 @@ class BatchRunner:
         return None
 
     async def _run(self, record: BatchRecord) -> None:
-        self._current = record
+        # Read again: it may have been cancelled since. From here on `cancel` finds the record itself.
+        record = self._current = self.store.batch(record.batch.id) or record
         try:
             if record.batch.status == "validating":
-                await asyncio.to_thread(validate, self.store, record, self._service.config.limits)
+                limits = self._service.config.limits
+                begin(
+                    self.store,
+                    record,
+                    await asyncio.to_thread(validate, self.store, record, limits),
+                )
             if record.batch.status == "in_progress":
                 await self._answer_all(record)
             if record.batch.status in ("finalizing", "cancelling"):
@@ -160,7 +166,7 @@ class BatchRunner:
         except UsageError as error:
             log.error("%s: %s", record.batch.id, error.message)
             problem = ("invalid_file", "The input file is not what it was.", None)
-            await asyncio.to_thread(begin, self.store, record, [problem])
+            begin(self.store, record, [problem])
         finally:
             self._current = self._answering = None
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal
 
 import openai
@@ -225,6 +226,41 @@ def test_server_that_stops_while_the_last_answer_comes_ends(
     with client_of(stage) as client:
         begun(client, lines(["a"]))
     assert settled(lambda: all(worker.done() for worker in stage.server._workers), 5.0)
+
+
+def test_batch_that_is_created_as_the_runner_looks_in_vain_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, stages, made = BatchRunner._next, SimpleQueue[Stage](), list[Batch]()
+
+    def created_after(runner: BatchRunner) -> BatchRecord | None:
+        found = look(runner)
+        if not made:
+            made.append(begun(client_of(stages.get(timeout=5.0)), lines(["a"])))
+        return found
+
+    monkeypatch.setattr(BatchRunner, "_next", created_after)
+    with serving(batches=tmp_path) as begins, client_of(begins) as client:
+        stages.put(begins)
+        assert settled(lambda: bool(made), 5.0)
+        assert settled(lambda: _completed(client, made[0]) == 1, 5.0)
+
+
+def test_batch_that_is_cancelled_as_the_runner_takes_it_asks_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = BatchRunner._next
+
+    def cancelled_after(runner: BatchRunner) -> BatchRecord | None:
+        found = look(runner)
+        if found is not None and found.batch.status == "validating":
+            client_of(stage).batches.cancel(found.batch.id)
+        return found
+
+    monkeypatch.setattr(BatchRunner, "_next", cancelled_after)
+    with client_of(stage) as client:
+        assert ended(client, begun(client, lines(["a"]))).status == "cancelled"
+    assert not stage.engine.requests
 
 
 def test_key_sees_its_own_files_and_batches_only(tmp_path: Path) -> None:
