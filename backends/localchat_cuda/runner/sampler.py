@@ -143,9 +143,6 @@ class TritonSampler:
         self._settings = sample_state.SamplingTensors.empty(
             table.setting_rows, _BIASES, self._device
         )
-        self._prompt_tokens = torch.zeros(
-            table.setting_rows, dtype=torch.int32, device=self._device
-        )
         self._scratch = sample_state.Scratch.empty(max_positions, vocabulary, self._device)
         # Padding: nothing is computed again for it, and no penalty divides by 0.
         self._settings.top_k[table.scratch] = DISCARDED
@@ -168,16 +165,17 @@ class TritonSampler:
         if not new:
             return
         self._grow(max(len(one.sampling.logit_bias) for one in new))
-        floats = np.array([_floats(one.sampling) for one in new], np.float32)
-        top_k = [min(one.sampling.top_k, 2**31 - 1) for one in new]
-        write = buffer.write
+        places, values = self._settings.packed(
+            [one.row for one in new],
+            floats=np.array([_floats(one.sampling) for one in new], np.float32),
+            keys=[_key(one.sampling) for one in new],
+            top_k=[min(one.sampling.top_k, 2**31 - 1) for one in new],
+            bias_counts=[len(one.sampling.logit_bias) for one in new],
+            prompt_tokens=[one.prompt_tokens for one in new],
+        )
         self._written = {
-            "rows": write([one.row for one in new], int64=True),
-            "keys": write([_key(one.sampling) for one in new], int64=True),
-            "floats": write(floats.reshape(-1).view(np.int32)),
-            "top_k": write(top_k),
-            "prompt_tokens": write([one.prompt_tokens for one in new]),
-            "bias_counts": write([len(one.sampling.logit_bias) for one in new]),
+            "places": buffer.write(places, int64=True),
+            "values": buffer.write(values),
             **self._write_biases(new, buffer),
         }
 
@@ -223,25 +221,18 @@ class TritonSampler:
         grown = sample_state.SamplingTensors.empty(
             wanted_rows, max(width, 1 << max(biases - 1, 0).bit_length()), self._device
         )
-        for name in ("floats", "top_k", "keys", "bias_counts"):
+        for name in ("floats", "top_k", "keys", "bias_counts", "prompt_tokens"):
             getattr(grown, name)[:rows] = getattr(held, name)
         grown.bias_ids[:rows, :width] = held.bias_ids
         grown.bias_values[:rows, :width] = held.bias_values
-        prompt_tokens = torch.zeros(wanted_rows, dtype=torch.int32, device=self._device)
-        prompt_tokens[:rows] = self._prompt_tokens
-        self._settings, self._prompt_tokens, self.reallocated = grown, prompt_tokens, True
+        self._settings, self.reallocated = grown, True
 
     def apply_settings(self) -> None:
         if not self._written:
             return
         new = {name: written.view() for name, written in self._written.items()}
-        held, rows = self._settings, new["rows"]
-        floats = new["floats"].view(torch.float32).view(-1, len(sample_state.FIELDS))
-        held.floats.index_copy_(0, rows, floats)
-        held.keys.index_copy_(0, rows, new["keys"])
-        held.top_k.index_copy_(0, rows, new["top_k"])
-        held.bias_counts.index_copy_(0, rows, new["bias_counts"])
-        self._prompt_tokens.index_copy_(0, rows, new["prompt_tokens"])
+        held = self._settings
+        held.words.index_copy_(0, new["places"], new["values"])
         if "bias_ids" in new:
             indices = new["bias_indices"]
             held.bias_ids.view(-1).index_copy_(0, indices, new["bias_ids"])
@@ -264,7 +255,7 @@ class TritonSampler:
             known = sample_state.PenaltyTokens(
                 self._table.tokens_by_slot,
                 batch.slot_slice.view(),
-                self._prompt_tokens,
+                self._settings.prompt_tokens,
                 self._count_scratch(p),
             )
         masks, mask_rows = self._masks(batch)

@@ -8,6 +8,7 @@ import torch
 
 from localchat.backend_api.interface import Enter, SamplingParams
 from localchat.backend_api.sampling.reference import Sampler
+from localchat_cuda.kernels.sampling.state import SamplingTensors
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.sampler import SampleBatch, SampledTokens, TritonSampler
 from localchat_cuda.runner.step_buffer import StepBuffer
@@ -94,3 +95,26 @@ def test_settings_that_found_no_memory_are_written_by_the_next_step(
     reference = Sampler(VOCABULARY)
     wanted = [reference.draw(logits[0].numpy(), one.sampling, 2).token for one in (first, second)]
     assert samples(sampler, buffer, [first, second], logits) == wanted
+
+
+def test_settings_are_entries_of_one_array_whose_parts_begin_at_16_bytes() -> None:
+    held = SamplingTensors.empty(5, 4, CPU)
+    floats = np.arange(16, dtype=np.float32).reshape(2, 8)
+    places, values = held.packed(
+        [4, 1],
+        floats=floats,
+        keys=[-3, 2**40],
+        top_k=[7, 8],
+        bias_counts=[1, 2],
+        prompt_tokens=[5, 6],
+    )
+    held.words.index_copy_(0, torch.from_numpy(places), torch.from_numpy(values))
+    rows = torch.tensor([4, 1])
+    assert held.floats[rows].tolist() == floats.tolist()
+    assert held.keys[rows].tolist() == [-3, 2**40]
+    assert held.top_k.tolist() == [0, 8, 0, 0, 7]
+    assert held.bias_counts.tolist() == [0, 2, 0, 0, 1]
+    assert held.prompt_tokens.tolist() == [0, 6, 0, 0, 5]
+    parts = (held.floats, held.keys, held.top_k, held.bias_counts, held.prompt_tokens)
+    begin = held.words.data_ptr()
+    assert all((part.data_ptr() - begin) % 16 == 0 and part.is_contiguous() for part in parts)

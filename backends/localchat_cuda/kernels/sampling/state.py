@@ -1,9 +1,12 @@
 """Inputs and workspace of the sampler's kernels: per-slot settings, known tokens, scratch (see sample.py)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton.language as tl
+from numpy.typing import NDArray
 
 from localchat_cuda.kernels.launch import require
 
@@ -47,24 +50,57 @@ class SamplingTensors:
     """int64 [S]: `gumbel.draw_key` before its last step, mix(mix(seed + G) ^ choice + G)."""
     bias_counts: torch.Tensor
     """int32 [S]."""
+    prompt_tokens: torch.Tensor
+    """int32 [S]: how many of a slot's tokens are prompt."""
     bias_ids: torch.Tensor
     """int32 [S, width]."""
     bias_values: torch.Tensor
     """fp32 [S, width]."""
+    words: torch.Tensor
+    """int32: the memory of all of these but the biases, one behind the other, so that one kernel writes the
+    settings of new sequences."""
 
     @staticmethod
     def empty(slots: int, bias: int, device: torch.device) -> "SamplingTensors":
-        def whole(*extents: int) -> torch.Tensor:
-            return torch.zeros(*extents, dtype=torch.int32, device=device)
-
+        words = torch.zeros(_padded(slots) * sum(_WORDS), dtype=torch.int32, device=device)
+        floats, keys, *whole = words.split([_padded(slots) * width for width in _WORDS])
         return SamplingTensors(
-            torch.zeros(slots, len(FIELDS), device=device),
-            whole(slots),
-            torch.zeros(slots, dtype=torch.int64, device=device),
-            whole(slots),
-            whole(slots, bias),
-            torch.zeros(slots, bias, device=device),
+            floats=floats.view(torch.float32).view(-1, len(FIELDS))[:slots],
+            keys=keys.view(torch.int64)[:slots],
+            top_k=whole[0][:slots],
+            bias_counts=whole[1][:slots],
+            prompt_tokens=whole[2][:slots],
+            bias_ids=torch.zeros(slots, bias, dtype=torch.int32, device=device),
+            bias_values=torch.zeros(slots, bias, device=device),
+            words=words,
         )
+
+    def packed(
+        self, slots: Sequence[int], *, floats: NDArray[np.float32], keys: Sequence[int],
+        top_k: Sequence[int], bias_counts: Sequence[int], prompt_tokens: Sequence[int],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:  # fmt: skip
+        """Settings of slots as entries of `words`: their places and values [13 N]. Arguments as the tensors,
+        a row a slot."""
+        rows, begin = np.array(slots, np.int64)[:, None], 0
+        places = []
+        for width in _WORDS:
+            places.append(begin + rows * width + np.arange(width))
+            begin += _padded(self.top_k.shape[0]) * width
+        values = [
+            floats.view(np.int32),
+            np.array(keys, np.int64).view(np.int32).reshape(-1, 2),
+            np.stack([top_k, bias_counts, prompt_tokens], 1).astype(np.int32),
+        ]
+        return np.concatenate(places, 1).reshape(-1), np.concatenate(values, 1).reshape(-1)
+
+
+_WORDS = (len(FIELDS), 2, 1, 1, 1)
+"""Words of a slot in each part of `SamplingTensors.words`."""
+
+
+def _padded(slots: int) -> int:
+    """Slots with those that let each part of `words` begin at 16 bytes, for which Triton compiles kernels."""
+    return slots + -slots % 4
 
 
 @dataclass(frozen=True, slots=True)
