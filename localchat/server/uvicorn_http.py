@@ -46,11 +46,16 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, {**app_state, WRITE: self.write_piece}, _loop)
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+        """When the stall timer was started."""
         self._half_closed = False
         self._probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Any byte that waits for the client counts as a stall: behind asyncio's limit of 64 KiB an answer could
+        # end, and its connection would wait forever for a client that reads nothing.
+        transport.set_write_buffer_limits(high=0)
         if len(self.connections) > self.limits.connections:
             self._answer(503, "server_error", "server_busy", "Too many connections are open.")
             return
@@ -139,7 +144,8 @@ class Connection(H11Protocol):
             # A proxy may have used the other header: what follows may be part of the body (RFC 9112, 6.1).
             self.cycle.keep_alive = False
         # Without reading, a disconnect goes unnoticed: keep reading after a request, and buffer up to a limit.
-        pipelined = self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0])
+        ended = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
+        pipelined = ended and len(self.conn.trailing_data[0])
         if self.flow.read_paused and pipelined and pipelined <= HEAD_BYTES:
             self.flow.resume_reading()
         # The limit for the headers of the next request counts from their first byte.
@@ -149,6 +155,12 @@ class Connection(H11Protocol):
         elif not incomplete and self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+        # A body that ended after its answer has stopped the timer that the end of the answer had started.
+        is_idle = not incomplete and self.cycle is not None and self.conn.our_state is h11.IDLE
+        if is_idle and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         """Read the rest of a body for a moment if the answer came first.
@@ -169,7 +181,18 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall_timer = self.loop.call_later(self.limits.stall_s, self.transport.abort)
+        self._start_stall_timer()
+
+    def _start_stall_timer(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self.limits.stall_s, self._on_stalled)
+
+    def _on_stalled(self) -> None:
+        """Drop a client that has read nothing. One that reads slowly may take longer than the limit."""
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._start_stall_timer()
+        else:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         if self._stall_timer is not None:
@@ -179,7 +202,8 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is not valid HTTP."""
-        self._cancel_timers()
+        if self._header_timer is not None:
+            self._header_timer.cancel()
         error = sys.exception()
         assert isinstance(error, h11.RemoteProtocolError)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):

@@ -6,7 +6,8 @@ import json
 import logging
 import socket
 import threading
-from itertools import pairwise
+from dataclasses import replace
+from itertools import count, pairwise
 
 import pytest
 
@@ -15,7 +16,16 @@ from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.leases import AsyncLease
 from localchat.server.uvicorn_http import Connection
-from tests.support.http_server import Reply, Stage, StageEngine, Wire, chat, serving, settled
+from tests.support.http_server import (
+    UNHURRIED,
+    Reply,
+    Stage,
+    StageEngine,
+    Wire,
+    chat,
+    serving,
+    settled,
+)
 from tests.support.single_engine import SingleEngine
 
 ENDLESS = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
@@ -119,6 +129,14 @@ def test_the_second_request_of_a_connection_has_its_own_time() -> None:
         assert wire.reply().status == 408
 
 
+def test_idle_connection_is_closed_even_if_its_body_came_after_the_answer() -> None:
+    with serving(ServerConfig(limits=ServerLimits(idle_s=0.0))) as stage, Wire(stage.port) as wire:
+        wire.ask("/nothing", b"{", headers={"content-length": "2"})
+        assert wire.reply().status == 404
+        wire.send(b"}")
+        assert wire.closed()
+
+
 def test_a_body_that_does_not_come_is_cut_off() -> None:
     with serving(ServerConfig(limits=ServerLimits(body_s=0.2))) as stage, Wire(stage.port) as wire:
         wire.ask("/v1/chat/completions", b"{", headers={"content-length": "100"})
@@ -176,6 +194,47 @@ def test_a_reader_that_takes_nothing_is_dropped() -> None:
             messages = [{"role": "user", "content": "flood"}]
             slow.ask("/v1/chat/completions", {"messages": messages, "stream": True})
             assert settled(lambda: _landed(stage) == 1)
+
+
+def test_a_reader_that_takes_only_the_beginning_of_its_answers_is_dropped() -> None:
+    with (
+        serving(replace(UNHURRIED, limits=replace(UNHURRIED.limits, stall_s=0.2))) as stage,
+        Wire(stage.port) as slow,
+    ):
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.ask("/health")
+        assert slow.reply().status == 200
+        state = stage.server.server_state
+        (connection,) = state.connections
+        assert isinstance(connection, Connection)
+
+        def answered(requests: int) -> bool:
+            return settled(lambda: state.total_requests >= requests)
+
+        for number in count(2):
+            if connection.transport.get_write_buffer_size():
+                break
+            slow.ask("/tokenize", {"content": "x" * 8000})  # 32 KB, less than asyncio's limit
+            assert answered(number)
+        assert settled(lambda: not state.connections)
+
+
+def test_a_reader_that_is_slower_than_the_limit_but_reads_is_kept() -> None:
+    with serving() as stage, Wire(stage.port) as slow:
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        text = " ".join(map(str, range(1_000_000)))
+        stage.scripts["long"] = ScriptedAnswer((text,))
+        slow.ask("/v1/completions", {"prompt": "long"})
+        slow.head()
+        (connection,) = stage.server.server_state.connections
+        assert isinstance(connection, Connection)
+        assert settled(lambda: connection.flow.write_paused)
+        unsent = connection.transport.get_write_buffer_size()
+        body = slow.exactly(len(text) - unsent + 1000)
+        assert settled(lambda: connection.transport.get_write_buffer_size() < unsent)
+        connection.loop.call_soon_threadsafe(connection._on_stalled)
+        body += slow.exactly(len(text) - len(body))
+        assert body.count(b" ") > 900_000
 
 
 def _landed(stage: Stage) -> int:
