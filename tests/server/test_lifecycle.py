@@ -6,13 +6,17 @@ import json
 import logging
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
 
 from localchat.engine.events import Finished, Text
+from localchat.engine.interface import Vectors
 from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
+from localchat.errors import EngineClosed
+from localchat.server import uvicorn_server
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.leases import AsyncLease
 from localchat.server.uvicorn_http import Connection
@@ -23,6 +27,7 @@ from tests.support.http_server import (
     StageEngine,
     Wire,
     chat,
+    running,
     serving,
     settled,
 )
@@ -263,6 +268,56 @@ def test_a_server_that_stops_logs_no_failure_of_the_engine_that_it_stops(
         assert settled(lambda: stage.server._service.tracker.running == 1)
     with wire:
         assert wire.reply().error["code"] == "server_stopping"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_server_that_stops_answers_those_who_wait_for_vectors() -> None:
+    engine = Embedding()
+    with running(engine, engines=Owned) as (port, _):
+        wire = Wire(port)
+        wire.ask("/v1/embeddings", {"input": "a"})
+        assert engine.began.wait(90)
+    with wire:
+        assert wire.reply().error["code"] == "model_unloaded"
+
+
+class Embedding(ScriptedEngine):
+    """Embeds for as long as it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.ended = threading.Event(), threading.Event()
+
+    def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
+        self.began.set()
+        assert self.ended.wait(90)
+        raise EngineClosed("the engine was closed")
+
+    def close(self, deadline_s: float = 2.0) -> None:
+        self.ended.set()
+
+
+class Owned(SingleEngine):
+    """Closes its engine with the server."""
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def test_a_server_that_stops_drops_readers_that_take_nothing_without_a_word(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn_server, "_CUT_OFF_S", 0.0)
+    with serving(replace(UNHURRIED, loop_guard=False)) as stage:
+        stage.scripts["flood"] = ScriptedAnswer((("x" * 1000 + "y") * 100,) * 2000)
+        wire = Wire(stage.port)
+        messages = [{"role": "user", "content": "flood"}]
+        wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+        wire.until(b"assistant")
+        (connection,) = stage.server.server_state.connections
+        assert isinstance(connection, Connection)
+        assert settled(lambda: connection.flow.write_paused)
+    wire.socket.close()
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

@@ -219,13 +219,13 @@ def test_server_that_stops_while_the_last_answer_comes_ends(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def stopped_as_it_ends(runner: BatchRunner, record: BatchRecord) -> None:
-        for worker in stage.server._workers:
+        for worker in stage.server.workers:
             worker.cancel()
 
     monkeypatch.setattr(BatchRunner, "_answer_lines", stopped_as_it_ends)
     with client_of(stage) as client:
         begun(client, lines(["a"]))
-    assert settled(lambda: all(worker.done() for worker in stage.server._workers), 5.0)
+    assert settled(lambda: all(worker.done() for worker in stage.server.workers), 5.0)
 
 
 def test_batch_that_is_created_as_the_runner_looks_in_vain_begins(
