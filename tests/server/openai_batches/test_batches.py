@@ -1,5 +1,6 @@
 """Files and batches by OpenAI's own client."""
 
+import errno
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,10 @@ from openai.types import Batch
 
 from localchat.engine.request import GenerateRequest
 from localchat.engine.scripted import ScriptedAnswer
+from localchat.server import multipart
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.openai_batches.runner import BatchRunner
-from localchat.server.openai_batches.store import BatchRecord
+from localchat.server.openai_batches.store import BatchRecord, BatchStore, FileRecord
 from tests.support.http_server import UNHURRIED, Stage, ask, said, serving, settled
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
@@ -353,3 +355,29 @@ def test_paths_and_requests_that_do_not_exist_are_refused(stage: Stage, tmp_path
 def test_server_without_a_folder_has_no_batches() -> None:
     with serving(ServerConfig(limits=ServerLimits())) as stage:
         assert ask(stage, "/v1/batches").status == 404
+
+
+def test_upload_that_cannot_be_kept_leaves_no_file(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: object, target: object, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(multipart, "_copy", full)
+    with client_of(stage) as client, pytest.raises(openai.InternalServerError):
+        client.files.create(file=("a.jsonl", b"x"), purpose="batch")
+    assert not list(tmp_path.glob(".upload.*"))
+
+
+def test_batch_whose_answers_cannot_be_kept_leaves_no_half_file(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: BatchStore, record: FileRecord, content: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with client_of(stage) as client:
+        file = client.files.create(file=("in.jsonl", lines(["a"])), purpose="batch")
+        monkeypatch.setattr(BatchStore, "add_file", full)
+        client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        assert settled(lambda: "No space left" in caplog.text)
+    assert not list(tmp_path.glob(".answers.*"))
