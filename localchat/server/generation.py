@@ -32,7 +32,6 @@ from localchat.engine.request import GenerateRequest, Infill, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
-    EngineClosed,
     LocalchatError,
     TemplateError,
     UsageError,
@@ -252,8 +251,7 @@ class Generation:
     async def events(self) -> AsyncGenerator[list[OutputEvent], None]:
         """Output events of all choices; what arrived together is one list. Close it (`aclosing`).
 
-        The tracked request has usage and metrics at the end, however it ends. Raises ApiError if the server
-        ended the request, else LocalchatError.
+        The tracked request has usage and metrics at the end, however it ends. Raises LocalchatError.
         """
         try:
             first_choices = list(self._choices_of)
@@ -268,10 +266,6 @@ class Generation:
                     yield output
                 if self._ended_early:
                     break  # the engine would go on; closing the tracked request stops it
-        except EngineClosed:
-            if self._tracked.abort_error is not None:
-                raise self._tracked.abort_error from None  # the server closed the stream itself
-            raise
         finally:
             self._tracked.usage = Usage(
                 self.prompt_tokens,
