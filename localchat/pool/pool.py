@@ -199,14 +199,14 @@ class EnginePool:
             verdict = self._free_memory(spec, until_s, cancelled)
             engine = self._open_engine(spec.options, self._notify)
             with self._changed:
-                if self._closed:
-                    engine.close()
-                    raise EngineClosed("the server is stopping")
-                entry = PoolEntry(
-                    spec, engine, verdict.needed_bytes, time.monotonic(), verdict.gpu_bytes
-                )
-                self._entries[spec.key] = entry
-                return self._lease_entry(entry, user)
+                if not self._closed:
+                    entry = PoolEntry(
+                        spec, engine, verdict.needed_bytes, time.monotonic(), verdict.gpu_bytes
+                    )
+                    self._entries[spec.key] = entry
+                    return self._lease_entry(entry, user)
+            engine.close()
+            raise EngineClosed("the server is stopping")
         finally:
             self._loading.release()
 

@@ -265,8 +265,11 @@ class Generation:
                 if output:
                     yield output
                 if self._ended_early:
-                    break  # the engine would go on; closing the tracked request stops it
+                    break
         finally:
+            # The engine would go on while a slow client reads the end.
+            for _, stream in self._sources:
+                stream.close()
             self._tracked.usage = Usage(
                 self.prompt_tokens,
                 sum(counts.cached for counts in self._counts),
@@ -279,11 +282,6 @@ class Generation:
     def _ended_early(self) -> bool:
         """True if all choices have ended, not all of them by the engine."""
         return self._cut_short and all(one.ended for one in self._choices)
-
-    def _close_streams(self) -> None:
-        """Cancel what the engine would still write."""
-        for _, stream in self._sources:
-            stream.close()
 
     async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
         """Events of all prompts as they come, with the index of their prompt."""

@@ -84,10 +84,11 @@ class Connection(H11Protocol):
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         filler = self._filler()
-        if filler is None:
+        if filler is not None:
+            self.transport.write(self.conn.send(filler) or b"")
+        elif self.conn.our_state is not h11.SEND_BODY:  # the pieces of an answer do the same
             self.transport.close()
             return
-        self.transport.write(self.conn.send(filler) or b"")
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
             return
@@ -96,7 +97,7 @@ class Connection(H11Protocol):
 
     def _filler(self) -> h11.InformationalResponse | h11.Data | None:
         """An event that changes nothing: `100 Continue` before an answer, filler inside of a stream. None for
-        HTTP/1.0, which lacks the former, and for an answer that is not a stream."""
+        HTTP/1.0, which lacks the former, and for an answer that has no room for the latter."""
         if self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
             return h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
         filler: bytes | None = self.scope["state"].get(FILLER)

@@ -114,8 +114,10 @@ class UvicornServer(uvicorn.Server):
         while self.server_state.tasks and loop.time() < end_s and not self.force_exit:
             await asyncio.sleep(_POLL_S)
         tracker.abort_all()
-        # Threads that wait for an engine end only with it, and the event loop does not end before them.
-        await asyncio.to_thread(self._service.engines.close)
+        # Threads that wait for an engine end only with it, and the event loop does not end before them. All
+        # threads of the server may be among them.
+        with ThreadPoolExecutor(1, "close") as thread:
+            await loop.run_in_executor(thread, self._service.engines.close)
         cut_off = loop.call_later(0 if self.force_exit else _CUT_OFF_S, self._cut_off)
         await super().shutdown(sockets)
         cut_off.cancel()

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from localchat.engine.interface import EngineInfo
+from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import DoesNotFit, EngineBusy, EngineClosed, ModelMissing
 from localchat.pool.entry import NEVER, FreeMemory
 from localchat.pool.pool import EnginePool
@@ -345,6 +346,24 @@ def test_closed_pool_loads_nothing_for_a_lease_that_waited(start: Start) -> None
     waiter.join(PATIENCE_S)
     held.release()
     assert len(errors) == 1 and machine.opened == ["big"]
+
+
+def test_engine_that_came_too_late_is_closed_without_the_lock(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, machine = start()
+    machine.before_open = pool.close
+    listed: list[object] = []
+
+    def close(engine: ScriptedEngine, deadline_s: float = 2.0) -> None:
+        thread = threading.Thread(target=lambda: listed.append(pool.engines()), daemon=True)
+        thread.start()
+        thread.join(5.0)
+
+    monkeypatch.setattr(ScriptedEngine, "close", close)
+    with pytest.raises(EngineClosed):
+        pool.lease("a")
+    assert listed == [[]]
 
 
 def test_info_that_another_thread_takes_back_meanwhile_is_read_once(start: Start) -> None:

@@ -271,7 +271,10 @@ def test_a_server_that_stops_logs_no_failure_of_the_engine_that_it_stops(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_server_that_stops_answers_those_who_wait_for_vectors() -> None:
+def test_a_server_that_stops_answers_those_who_wait_for_vectors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(uvicorn_server, "_THREADS", 1)
     engine = Embedding()
     with running(engine, engines=Owned) as (port, _):
         wire = Wire(port)

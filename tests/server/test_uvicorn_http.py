@@ -146,6 +146,17 @@ def test_it_gets_every_other_answer_too(stage: Stage, path: str) -> None:
         assert wire.closed()
 
 
+def test_it_gets_a_whole_stream_that_has_no_room_for_comments(stage: Stage) -> None:
+    stage.scripts["slow"] = ScriptedAnswer(("a ", "b ", "c"), gap_s=0.2)
+    with Wire(stage.port) as wire:
+        messages = [{"role": "user", "content": "slow"}]
+        wire.ask("/api/chat", {"model": "m", "messages": messages})
+        wire.socket.shutdown(socket.SHUT_WR)
+        lines = [json.loads(line) for line in waited_for(wire).body.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == "a b c"
+    assert lines[-1]["done"]
+
+
 def test_it_gets_the_answers_to_all_its_requests(stage: Stage) -> None:
     with Wire(stage.port) as wire:
         wire.ask("/tokenize", {"content": "abc"})
