@@ -3,12 +3,14 @@
 import errno
 import io
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
+import msgspec
 import openai
 import pytest
 from openai import OpenAI
@@ -18,6 +20,7 @@ from localchat.engine.request import GenerateRequest
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.server import multipart
 from localchat.server.config import ServerConfig, ServerLimits
+from localchat.server.openai_batches import completion, runner
 from localchat.server.openai_batches.runner import BatchRunner
 from localchat.server.openai_batches.store import BatchRecord, BatchStore, FileRecord
 from tests.support.http_server import UNHURRIED, Stage, ask, said, serving, settled
@@ -228,6 +231,54 @@ def test_server_that_stops_while_the_last_answer_comes_ends(
     with client_of(stage) as client:
         begun(client, lines(["a"]))
     assert settled(lambda: all(worker.done() for worker in stage.server.workers), 5.0)
+
+
+def test_server_that_stops_keeps_the_folder_until_the_end_of_a_batch_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(store: BatchStore, record: BatchRecord) -> None:
+        began.set()
+        assert go_on.wait(90)
+        completion.end(store, record)
+
+    monkeypatch.setattr(runner, "end", slow)
+    with serving(batches=tmp_path) as stage, client_of(stage) as client:
+        batch = begun(client, lines(["a"]))
+        assert began.wait(90)
+        stage.server.stop()
+        (worker,) = stage.server.workers
+        assert not settled(worker.done, 0.3)
+        go_on.set()
+    with serving(batches=tmp_path) as stage, client_of(stage) as client:
+        assert client.batches.retrieve(batch.id).status == "completed"
+
+
+def test_count_that_is_written_late_does_not_replace_the_end_of_a_batch(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, began, go_on = BatchStore.save, threading.Event(), threading.Event()
+
+    def late(store: BatchStore, record: BatchRecord) -> None:
+        if record.batch.request_counts.completed and not began.is_set():
+            record = msgspec.json.decode(msgspec.json.encode(record), type=BatchRecord)
+            began.set()
+            assert go_on.wait(90)
+        save(store, record)
+
+    monkeypatch.setattr(BatchStore, "save", late)
+    monkeypatch.setattr(runner, "_SAVE_S", 0.0)
+    stage.scripts["slow"] = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
+    with client_of(stage) as client:
+        batch = begun(client, lines(["a", "slow"]))
+        assert began.wait(90)
+        client.batches.cancel(batch.id)
+        assert not settled(lambda: client.batches.retrieve(batch.id).status == "cancelled", 0.3)
+        go_on.set()
+        assert ended(client, batch).status == "cancelled"
+    kept = BatchStore(tmp_path).batch(batch.id)
+    assert kept is not None and kept.batch.status == "cancelled"
 
 
 def test_batch_that_is_created_as_the_runner_looks_in_vain_begins(
