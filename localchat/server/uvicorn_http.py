@@ -22,6 +22,8 @@ from localchat.server.config import ServerLimits
 HEAD_BYTES: Final = 64 << 10
 """Limit of a request's headers: browsers send every cookie that any program on localhost ever set."""
 _LINGER_S = 2.0
+_LEAST_READ_BYTES: Final = 48 << 10
+"""What a client must read of a long answer within `stall_s`."""
 _PROBE_PAUSES_S: Final = (0.005, 0.02, 0.1, 0.5, 2.0)
 _LENGTH_HEADERS: Final = {b"content-length", b"transfer-encoding"}
 FILLER: Final = "filler"
@@ -189,8 +191,8 @@ class Connection(H11Protocol):
         self._stall_timer = self.loop.call_later(self.limits.stall_s, self._on_stalled)
 
     def _on_stalled(self) -> None:
-        """Drop a client that has read nothing. One that reads slowly may take longer than the limit."""
-        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+        """Drop a client that has read next to nothing. One that reads slowly may take longer than the limit."""
+        if self.transport.get_write_buffer_size() <= self._unsent_bytes - _LEAST_READ_BYTES:
             self._start_stall_timer()
         else:
             self.transport.abort()

@@ -5,6 +5,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -406,6 +407,50 @@ def test_paths_and_requests_that_do_not_exist_are_refused(stage: Stage, tmp_path
 def test_server_without_a_folder_has_no_batches() -> None:
     with serving(ServerConfig(limits=ServerLimits())) as stage:
         assert ask(stage, "/v1/batches").status == 404
+
+
+def test_uploads_that_come_together_do_not_exceed_the_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, looked = vars(BatchStore)["used_bytes"].fget, list[int]()
+
+    def looks_with_the_other(store: BatchStore) -> int:
+        found: int = used(store)
+        looked.append(found)
+        settled(lambda: len(looked) == 2, 0.3)
+        return found
+
+    monkeypatch.setattr(BatchStore, "used_bytes", property(looks_with_the_other))
+    limits = replace(UNHURRIED.limits, stored_bytes=15)
+    with (
+        serving(replace(UNHURRIED, limits=limits), batches=tmp_path) as stage,
+        client_of(stage) as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        for _ in range(2):
+            threads.submit(client.files.create, file=("a", b"0123456789"), purpose="batch")
+        threads.shutdown()
+        assert len(list(client.files.list())) == 1
+
+
+def test_batch_is_created_before_its_file_is_deleted_or_not_at_all(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, made = BatchStore.batches, list[Future[Batch]]()
+
+    def created_meanwhile(store: BatchStore, owner: str | None = None) -> list[BatchRecord]:
+        found = look(store, owner)
+        if not made:
+            made.append(threads.submit(begun_of, client, file.id))
+            settled(made[0].done, 0.3)
+        return found
+
+    with client_of(stage) as client, ThreadPoolExecutor(1) as threads:
+        file = client.files.create(file=("in.jsonl", lines(["a"])), purpose="batch")
+        monkeypatch.setattr(BatchStore, "batches", created_meanwhile)
+        client.files.delete(file.id)
+        with pytest.raises(openai.NotFoundError):
+            made[0].result()
 
 
 def test_upload_that_cannot_be_kept_leaves_no_file(
