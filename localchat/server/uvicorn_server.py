@@ -108,7 +108,6 @@ class UvicornServer(uvicorn.Server):
         tracker.stop_accepting()
         for worker in self.workers:
             worker.cancel()
-        await asyncio.gather(*self.workers, return_exceptions=True)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s
         while self.server_state.tasks and loop.time() < end_s and not self.force_exit:
@@ -118,6 +117,7 @@ class UvicornServer(uvicorn.Server):
         # threads of the server may be among them.
         with ThreadPoolExecutor(1, "close") as thread:
             await loop.run_in_executor(thread, self._service.engines.close)
+        await asyncio.gather(*self.workers, return_exceptions=True)
         cut_off = loop.call_later(0 if self.force_exit else _CUT_OFF_S, self._cut_off)
         await super().shutdown(sockets)
         cut_off.cancel()
