@@ -118,10 +118,11 @@ class PoolEntry:
     free_at_rest: FreeMemory | None = None
     """Free memory when its ordinary idle time was over; None before that."""
     info: EngineInfo | None = None
+    """Another thread may replace it at any time, also by None: read it once."""
 
     def refresh_info(self) -> None:
         """Query the engine's info, until the model is loaded. Waits for the vocabulary."""
-        if not self.engine.alive or (self.info is not None and self.info.loaded):
+        if not self.engine.alive or self._is_loaded:
             return
         try:
             self.info = self.engine.info()
@@ -139,14 +140,19 @@ class PoolEntry:
             return None  # it ended in between
 
     @property
+    def _is_loaded(self) -> bool:
+        info = self.info
+        return info is not None and info.loaded
+
+    @property
     def memory_bytes(self) -> int:
         """Memory of the engine: measured, else predicted, else planned."""
         if not self.engine.alive:
             return 0
-        if self.info is None:
+        if (info := self.info) is None:
             return self.planned_bytes
-        known = self.info.actual_bytes if self.info.loaded else 0
-        return known or self.info.predicted_bytes or self.planned_bytes
+        known = info.actual_bytes if info.loaded else 0
+        return known or info.predicted_bytes or self.planned_bytes
 
     @property
     def gpu_bytes(self) -> int:
@@ -163,7 +169,7 @@ class PoolEntry:
     @property
     def uncounted_gpu_bytes(self) -> int:
         """GPU memory that an unfinished load will claim. The system still reports it as free."""
-        return 0 if self.info is not None and self.info.loaded else self.gpu_bytes
+        return 0 if self._is_loaded else self.gpu_bytes
 
     @property
     def uncounted_ram_bytes(self) -> int:
@@ -171,7 +177,7 @@ class PoolEntry:
 
         That is weights mapped from a file, and everything that an unfinished load will still claim.
         """
-        if self.info is None or not self.info.loaded:
+        if not self._is_loaded:
             return self.ram_bytes
         import psutil  # takes 5 ms, which a single prompt without a pool need not pay
 

@@ -29,6 +29,8 @@ from localchat.pool.entry import (
 
 _LOOK_S = 15.0
 """Time between two looks at the free memory while an editor's engine rests; a look takes milliseconds."""
+_CANCEL_POLL_S = 0.5
+"""Until a lease that waits notices that it was cancelled."""
 _KNOWN_NAME_S = 2.0
 _MAX_KNOWN_NAMES = 256
 
@@ -180,28 +182,31 @@ class EnginePool:
         Raises DoesNotFit, EngineBusy, EngineClosed, ModelInvalid, UsageError.
         """
         until_s = time.monotonic() + self._patience_s
+        cancelled = cancelled or threading.Event()
         with self._changed:
             if taken := self._lease_running(spec.key, user):
                 return taken
-        if not self._loading.acquire(timeout=self._patience_s):
-            raise EngineBusy(
-                f"{spec.name} has to wait: another model is loading", retry_after_s=RETRY_AFTER_S
-            )
+        while not self._loading.acquire(timeout=min(self._patience_s, _CANCEL_POLL_S)):
+            if cancelled.is_set() or time.monotonic() >= until_s:
+                raise EngineBusy(
+                    f"{spec.name} has to wait: another model is loading",
+                    retry_after_s=RETRY_AFTER_S,
+                )
         try:
             with self._changed:
                 if taken := self._lease_running(spec.key, user):
                     return taken
-            verdict = self._free_memory(spec, until_s, cancelled or threading.Event())
+            verdict = self._free_memory(spec, until_s, cancelled)
             engine = self._open_engine(spec.options, self._notify)
             with self._changed:
-                if self._closed:
-                    engine.close()
-                    raise EngineClosed("the server is stopping")
-                entry = PoolEntry(
-                    spec, engine, verdict.needed_bytes, time.monotonic(), verdict.gpu_bytes
-                )
-                self._entries[spec.key] = entry
-                return self._lease_entry(entry, user)
+                if not self._closed:
+                    entry = PoolEntry(
+                        spec, engine, verdict.needed_bytes, time.monotonic(), verdict.gpu_bytes
+                    )
+                    self._entries[spec.key] = entry
+                    return self._lease_entry(entry, user)
+            engine.close()
+            raise EngineClosed("the server is stopping")
         finally:
             self._loading.release()
 
@@ -270,6 +275,10 @@ class EnginePool:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: not self._closing, timeout=self._patience_s)
+                if self._closed:
+                    raise EngineClosed("the server is stopping")
+                if cancelled.is_set():  # nobody is unloaded for a client that has left
+                    raise EngineBusy(f"{spec.name} is no longer waited for")
                 entries = list(self._entries.values())
             for entry in entries:
                 entry.refresh_info()
@@ -284,9 +293,9 @@ class EnginePool:
                 return verdict
             with self._changed:
                 left_s = until_s - time.monotonic()
-                if left_s <= 0 or cancelled.is_set():
+                if left_s <= 0:
                     raise memory_in_use(spec, verdict, entries)
-                self._changed.wait(min(left_s, 0.5))
+                self._changed.wait(min(left_s, _CANCEL_POLL_S))
 
     def _unload_idlest(self, verdict: AdmissionResult) -> bool:
         """Unload the least recently used idle engine whose memory helps. False if there is none."""

@@ -39,7 +39,7 @@ class ServerLimits:
     idle_s: float = 75.0
     """A connection without a request."""
     stall_s: float = 120.0
-    """A client that reads nothing of what is sent to it."""
+    """A client that reads nothing, or next to nothing, of what is sent to it."""
     request_s: float = 3600.0
     """A whole request."""
     answer_tokens: int = 32_768

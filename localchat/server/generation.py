@@ -32,7 +32,6 @@ from localchat.engine.request import GenerateRequest, Infill, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
-    EngineClosed,
     LocalchatError,
     TemplateError,
     UsageError,
@@ -252,8 +251,7 @@ class Generation:
     async def events(self) -> AsyncGenerator[list[OutputEvent], None]:
         """Output events of all choices; what arrived together is one list. Close it (`aclosing`).
 
-        The tracked request has usage and metrics at the end, however it ends. Raises ApiError if the server
-        ended the request, else LocalchatError.
+        The tracked request has usage and metrics at the end, however it ends. Raises LocalchatError.
         """
         try:
             first_choices = list(self._choices_of)
@@ -267,12 +265,11 @@ class Generation:
                 if output:
                     yield output
                 if self._ended_early:
-                    break  # the engine would go on; closing the tracked request stops it
-        except EngineClosed:
-            if self._tracked.abort_error is not None:
-                raise self._tracked.abort_error from None  # the server closed the stream itself
-            raise
+                    break
         finally:
+            # The engine would go on while a slow client reads the end.
+            for _, stream in self._sources:
+                stream.close()
             self._tracked.usage = Usage(
                 self.prompt_tokens,
                 sum(counts.cached for counts in self._counts),
@@ -285,11 +282,6 @@ class Generation:
     def _ended_early(self) -> bool:
         """True if all choices have ended, not all of them by the engine."""
         return self._cut_short and all(one.ended for one in self._choices)
-
-    def _close_streams(self) -> None:
-        """Cancel what the engine would still write."""
-        for _, stream in self._sources:
-            stream.close()
 
     async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
         """Events of all prompts as they come, with the index of their prompt."""

@@ -115,8 +115,6 @@ class GenerationResponse:
             except LocalchatError as error:
                 if isinstance(error, ContextExceeded):
                     error.steps = await _steps(error, lease.engine)
-                if tracked.abort_error is not None:
-                    raise tracked.abort_error from None
                 raise
             if generation.relaxed:
                 log.warning(
@@ -183,7 +181,8 @@ class GenerationResponse:
                 assert tracked.usage is not None
                 last = formatter.finish(tracked.usage, tracked.done)
             except (ApiError, LocalchatError) as error:
-                last = formatter.error(self._count_error(service, tracked, error))
+                why = tracked.abort_error or error
+                last = formatter.error(self._count_error(service, tracked, why))
             except Exception:
                 log.exception("%s failed in the middle of its stream", tracked.id)
                 last = formatter.error(self._count_error(service, tracked, internal_error()))
@@ -246,22 +245,24 @@ async def _while_connected(
         if not ended and not tracked.answered:  # the end of an answer reads as a disconnect too
             tracked.client_left = True
             tracked.close()
-            task.cancel()
+            tracked.cancel_work()
 
     watching.add_done_callback(on_disconnect)
     try:
         await work
     except asyncio.CancelledError:
-        if tracked.client_left:
+        for _ in range(tracked.cancels):
             task.uncancel()
+        if not tracked.cancels or task.cancelling():
+            raise  # somebody else has cancelled it, perhaps at the same moment
+        if tracked.abort_error is not None and not tracked.client_left:
+            raise tracked.abort_error from None
+    except (ApiError, LocalchatError):
+        if tracked.client_left:
             return
         if tracked.abort_error is not None:
-            task.uncancel()
-            raise tracked.abort_error from None
+            raise tracked.abort_error from None  # the server closed the streams itself
         raise
-    except (ApiError, LocalchatError):
-        if not tracked.client_left:
-            raise
     finally:
         tracked.work = None
         watching.cancel()

@@ -156,6 +156,5 @@ class AsyncEnginePool:
         return list(self.pool.engines())
 
     def close(self) -> None:
-        """Unload every model."""
+        """Unload every model. Every lease from now on raises EngineClosed. Blocking and idempotent."""
         self.pool.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -13,6 +13,7 @@ from typing import IO, Final, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
+from localchat.server.cancellation import shielded
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
 from localchat.server.request_body import too_large
@@ -62,7 +63,8 @@ async def read_form(request: Request, limits: ServerLimits, folder: Path) -> Upl
             raise ApiError(
                 408, "timeout", "The file did not arrive in time.", headers={"connection": "close"}
             ) from None
-        return await asyncio.to_thread(_take_apart, body, boundary, limits, folder)
+        taking = asyncio.to_thread(_take_apart, body, boundary, limits, folder)
+        return await shielded(taking, lambda form: form.content.unlink(missing_ok=True))
 
 
 def _boundary(content_type: str) -> bytes:
@@ -115,10 +117,14 @@ def _take_apart(body: IO[bytes], boundary: bytes, limits: ServerLimits, folder: 
     if size > limits.upload_bytes:
         raise too_large(limits.upload_bytes)
     handle, name = tempfile.mkstemp(prefix=".upload.", dir=folder)
-    with os.fdopen(handle, "wb") as content:
-        if file is not None:
-            body.seek(file.begin)
-            _copy(body, content, size)
+    try:
+        with os.fdopen(handle, "wb") as content:
+            if file is not None:
+                body.seek(file.begin)
+                _copy(body, content, size)
+    except BaseException:  # a full disk, for instance
+        Path(name).unlink()
+        raise
     return UploadForm(fields, (file and file.filename) or "", Path(name), size)
 
 

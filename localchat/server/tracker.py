@@ -27,6 +27,8 @@ class TrackedRequest:
     abort_error: ApiError | None = None
     """Why the server ended it."""
     client_left: bool = False
+    cancels: int = 0
+    """How often the server itself has cancelled `work`."""
     started: bool = False
     """An engine has started on the prompt."""
     answered: bool = False
@@ -47,9 +49,15 @@ class TrackedRequest:
         """End it from the server's side: cancels its streams, and the client gets this error."""
         if self.abort_error is None:
             self.abort_error = error
-        if not self.streams and self.work is not None:
-            self.work.cancel()  # it still waits for an engine
+        if not self.streams:
+            self.cancel_work()  # it still waits for an engine
         self.close()
+
+    def cancel_work(self) -> None:
+        """Cancel the task that answers it."""
+        if self.work is not None:
+            self.work.cancel()
+            self.cancels += 1
 
     def close(self) -> None:
         """Cancel its streams."""

@@ -57,7 +57,6 @@ class TriesGeneration(Generation):
                     _add(tries, event)
                 if tries.method == "vote" and tries.vote.open and tries.decided:
                     break
-        self._close_streams()
         first = self._tracked.usage
         assert first is not None
         judge = ModelJudge(self._ask, self._accepted)

@@ -22,6 +22,8 @@ from localchat.server.config import ServerLimits
 HEAD_BYTES: Final = 64 << 10
 """Limit of a request's headers: browsers send every cookie that any program on localhost ever set."""
 _LINGER_S = 2.0
+_LEAST_READ_BYTES: Final = 48 << 10
+"""What a client must read of a long answer within `stall_s`."""
 _PROBE_PAUSES_S: Final = (0.005, 0.02, 0.1, 0.5, 2.0)
 _LENGTH_HEADERS: Final = {b"content-length", b"transfer-encoding"}
 FILLER: Final = "filler"
@@ -46,11 +48,16 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, {**app_state, WRITE: self.write_piece}, _loop)
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+        """When the stall timer was started."""
         self._half_closed = False
         self._probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Any byte that waits for the client counts as a stall: behind asyncio's limit of 64 KiB an answer could
+        # end, and its connection would wait forever for a client that reads nothing.
+        transport.set_write_buffer_limits(high=0)
         if len(self.connections) > self.limits.connections:
             self._answer(503, "server_error", "server_busy", "Too many connections are open.")
             return
@@ -79,10 +86,11 @@ class Connection(H11Protocol):
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         filler = self._filler()
-        if filler is None:
+        if filler is not None:
+            self.transport.write(self.conn.send(filler) or b"")
+        elif self.conn.our_state is not h11.SEND_BODY:  # the pieces of an answer do the same
             self.transport.close()
             return
-        self.transport.write(self.conn.send(filler) or b"")
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
             return
@@ -91,7 +99,7 @@ class Connection(H11Protocol):
 
     def _filler(self) -> h11.InformationalResponse | h11.Data | None:
         """An event that changes nothing: `100 Continue` before an answer, filler inside of a stream. None for
-        HTTP/1.0, which lacks the former, and for an answer that is not a stream."""
+        HTTP/1.0, which lacks the former, and for an answer that has no room for the latter."""
         if self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
             return h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
         filler: bytes | None = self.scope["state"].get(FILLER)
@@ -139,7 +147,8 @@ class Connection(H11Protocol):
             # A proxy may have used the other header: what follows may be part of the body (RFC 9112, 6.1).
             self.cycle.keep_alive = False
         # Without reading, a disconnect goes unnoticed: keep reading after a request, and buffer up to a limit.
-        pipelined = self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0])
+        ended = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
+        pipelined = ended and len(self.conn.trailing_data[0])
         if self.flow.read_paused and pipelined and pipelined <= HEAD_BYTES:
             self.flow.resume_reading()
         # The limit for the headers of the next request counts from their first byte.
@@ -149,6 +158,12 @@ class Connection(H11Protocol):
         elif not incomplete and self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+        # A body that ended after its answer has stopped the timer that the end of the answer had started.
+        is_idle = not incomplete and self.cycle is not None and self.conn.our_state is h11.IDLE
+        if is_idle and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         """Read the rest of a body for a moment if the answer came first.
@@ -169,7 +184,18 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall_timer = self.loop.call_later(self.limits.stall_s, self.transport.abort)
+        self._start_stall_timer()
+
+    def _start_stall_timer(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self.limits.stall_s, self._on_stalled)
+
+    def _on_stalled(self) -> None:
+        """Drop a client that has read next to nothing. One that reads slowly may take longer than the limit."""
+        if self.transport.get_write_buffer_size() <= self._unsent_bytes - _LEAST_READ_BYTES:
+            self._start_stall_timer()
+        else:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         if self._stall_timer is not None:
@@ -179,7 +205,8 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is not valid HTTP."""
-        self._cancel_timers()
+        if self._header_timer is not None:
+            self._header_timer.cancel()
         error = sys.exception()
         assert isinstance(error, h11.RemoteProtocolError)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):

@@ -25,6 +25,8 @@ _BACKLOG = 1024
 _THREADS = 64
 _POLL_S = 0.05
 _GRACE_S = 2
+_CUT_OFF_S = 1.5
+"""Of the grace, the time for clients to read the end of their answer."""
 _FILES = 256
 """Open files in addition to connections: pipes of engine processes, logs, files being read."""
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -36,8 +38,9 @@ _RELISTEN = "._start_serving("
 class UvicornServer(uvicorn.Server):
     """uvicorn's server with a graceful shutdown.
 
-    It refuses new requests, waits for those in progress, then ends them with an error. drain_s: longest wait;
-    a second signal ends it.
+    It refuses new requests, waits for those in progress, then ends them with an error and unloads every model.
+
+    drain_s: longest wait; a second signal ends it.
     """
 
     def __init__(self, app: Starlette, drain_s: float) -> None:
@@ -46,7 +49,8 @@ class UvicornServer(uvicorn.Server):
         self._service = service
         self._drain_s = drain_s
         self._next_warning_s = 0.0
-        self._workers: list[asyncio.Task[None]] = []
+        self.workers: list[asyncio.Future[None]] = []
+        """Tasks beside requests, which are cancelled first when the server stops."""
         limits = service.config.limits
         super().__init__(
             uvicorn.Config(
@@ -73,7 +77,7 @@ class UvicornServer(uvicorn.Server):
         loop.set_default_executor(threads)
         loop.set_exception_handler(self._handle_loop_exception)
         raise_file_limit(self._service.config.limits.connections)
-        self._workers = [asyncio.create_task(work()) for work in self._service.workers]
+        self.workers += [asyncio.create_task(work()) for work in self._service.workers]
         await super().serve(sockets)
 
     def _handle_loop_exception(
@@ -102,15 +106,26 @@ class UvicornServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         tracker = self._service.tracker
         tracker.stop_accepting()
-        for worker in self._workers:
+        for worker in self.workers:
             worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s
-        while tracker.running + tracker.waiting and loop.time() < end_s and not self.force_exit:
+        while self.server_state.tasks and loop.time() < end_s and not self.force_exit:
             await asyncio.sleep(_POLL_S)
         tracker.abort_all()
+        # Threads that wait for an engine end only with it, and the event loop does not end before them. All
+        # threads of the server may be among them.
+        with ThreadPoolExecutor(1, "close") as thread:
+            await loop.run_in_executor(thread, self._service.engines.close)
+        await asyncio.gather(*self.workers, return_exceptions=True)
+        cut_off = loop.call_later(0 if self.force_exit else _CUT_OFF_S, self._cut_off)
         await super().shutdown(sockets)
+        cut_off.cancel()
+
+    def _cut_off(self) -> None:
+        """Drop clients that do not read the end of their answer. uvicorn would log a traceback for each."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -154,12 +169,10 @@ def serve(
         task = asyncio.ensure_future(background(server)) if background is not None else None
         if task is not None:
             task.add_done_callback(lambda done: server.stop() if _failed(done) else None)
+            server.workers.append(task)
         await server.serve(list(sockets))
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            if _failed(task):
-                task.result()
+        if task is not None and _failed(task):
+            task.result()
 
     asyncio.run(run())
 

@@ -3,10 +3,12 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from localchat.engine.interface import EngineInfo
+from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import DoesNotFit, EngineBusy, EngineClosed, ModelMissing
 from localchat.pool.entry import NEVER, FreeMemory
 from localchat.pool.pool import EnginePool
@@ -292,6 +294,95 @@ def test_waiting_lease_that_is_cancelled_ends(start: Start) -> None:
     cancelled.set()
     with pool.lease("a"), pool.lease("b"), pytest.raises(EngineBusy):
         pool.lease("c", cancelled=cancelled)
+
+
+def test_lease_that_is_cancelled_does_not_wait_for_the_load_of_another(start: Start) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def before_open() -> None:
+        loading.set()
+        assert go_on.wait(PATIENCE_S)
+
+    pool, machine = start(FakeMachine({"a": 1, "b": 1}, before_open=before_open), patience_s=600.0)
+    first = threading.Thread(target=lambda: pool.lease("a").release())
+    first.start()
+    try:
+        assert loading.wait(PATIENCE_S)
+        cancelled = threading.Event()
+        cancelled.set()
+        with pytest.raises(EngineBusy):
+            pool.lease("b", cancelled=cancelled)
+    finally:
+        go_on.set()
+        first.join()
+    assert machine.opened == ["a"]
+
+
+def test_nobody_is_unloaded_for_a_lease_that_is_cancelled(start: Start) -> None:
+    pool, machine = start()
+    pool.lease("a").release()
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(EngineBusy):
+        pool.lease("big", cancelled=cancelled)
+    assert (machine.opened, machine.alive()) == (["a"], ["a"])
+
+
+def test_closed_pool_loads_nothing_for_a_lease_that_waited(start: Start) -> None:
+    pool, machine = start(patience_s=600.0)
+    held = pool.lease("big")
+    errors: list[EngineClosed] = []
+
+    def wait() -> None:
+        try:
+            pool.lease("a").release()
+        except EngineClosed as error:
+            errors.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    until(pool._loading.locked)
+    pool.close()
+    waiter.join(PATIENCE_S)
+    held.release()
+    assert len(errors) == 1 and machine.opened == ["big"]
+
+
+def test_engine_that_came_too_late_is_closed_without_the_lock(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, machine = start()
+    machine.before_open = pool.close
+    listed: list[object] = []
+
+    def close(engine: ScriptedEngine, deadline_s: float = 2.0) -> None:
+        thread = threading.Thread(target=lambda: listed.append(pool.engines()), daemon=True)
+        thread.start()
+        thread.join(5.0)
+
+    monkeypatch.setattr(ScriptedEngine, "close", close)
+    with pytest.raises(EngineClosed):
+        pool.lease("a")
+    assert listed == [[]]
+
+
+def test_info_that_another_thread_takes_back_meanwhile_is_read_once(start: Start) -> None:
+    pool, _ = start()
+    pool.lease("a").release()
+    (entry,) = pool._entries.values()
+
+    class Failing:
+        """The info of an engine that fails in another thread while this one looks."""
+
+        actual_bytes = predicted_bytes = 7
+
+        @property
+        def loaded(self) -> bool:
+            entry.info = None
+            return True
+
+    entry.info = cast(EngineInfo, Failing())
+    assert entry.memory_bytes == 7
 
 
 def test_model_that_fits_nowhere_is_refused_and_evicts_nobody(start: Start) -> None:

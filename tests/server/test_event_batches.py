@@ -128,3 +128,15 @@ def test_concurrent_prompts_keep_their_own_order() -> None:
         ChoiceEnd(0, "stop"),
     ]
     assert [one for one in sent if one.choice == 1] == [Text(1, "1"), ChoiceEnd(1, "stop")]
+
+
+def test_engine_stops_as_the_server_ends_an_answer_and_not_once_its_end_is_sent() -> None:
+    async def run() -> int:
+        engine = ScriptedEngine(lambda request: ScriptedAnswer(("again and ",) * 5000, gap_s=0.001))
+        generation = Generation(engine, GenerationSpec([[ASKED]]), TrackedRequest(id="f"))
+        await generation.start()
+        async for _ in generation.events():
+            pass
+        return engine.cancelled
+
+    assert asyncio.run(run()) == 1

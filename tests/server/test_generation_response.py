@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from localchat.engine.events import (
     Finished,
@@ -17,6 +18,7 @@ from localchat.engine.events import (
 )
 from localchat.errors import EngineDied
 from localchat.server.config import ServerConfig
+from localchat.server.errors import timed_out
 from localchat.server.generation_response import _while_connected
 from localchat.server.tracker import TrackedRequest
 from tests.support.http_server import (
@@ -277,3 +279,22 @@ def test_of_requests_that_come_together_the_first_begins_before_the_last_is_read
 
     asyncio.run(answer_all())
     assert order == [(what, number) for number in range(3) for what in ("read", "begun")]
+
+
+def test_a_cancellation_beside_that_of_the_server_is_not_lost() -> None:
+    async def both() -> None:
+        tracked = TrackedRequest("id")
+
+        async def never() -> Message:
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+        work = _while_connected(asyncio.sleep(3600), never, tracked)
+        task = asyncio.create_task(work)
+        await asyncio.sleep(0)
+        tracked.abort(timed_out(1.0))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(both())

@@ -6,16 +6,32 @@ import json
 import logging
 import socket
 import threading
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count, pairwise
 
 import pytest
 
 from localchat.engine.events import Finished, Text
+from localchat.engine.interface import Vectors
 from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
+from localchat.errors import EngineClosed
+from localchat.server import uvicorn_server
+from localchat.server.cancellation import to_its_end
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.leases import AsyncLease
 from localchat.server.uvicorn_http import Connection
-from tests.support.http_server import Reply, Stage, StageEngine, Wire, chat, serving, settled
+from tests.support.http_server import (
+    UNHURRIED,
+    Reply,
+    Stage,
+    StageEngine,
+    Wire,
+    chat,
+    running,
+    serving,
+    settled,
+)
 from tests.support.single_engine import SingleEngine
 
 ENDLESS = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
@@ -119,6 +135,14 @@ def test_the_second_request_of_a_connection_has_its_own_time() -> None:
         assert wire.reply().status == 408
 
 
+def test_idle_connection_is_closed_even_if_its_body_came_after_the_answer() -> None:
+    with serving(ServerConfig(limits=ServerLimits(idle_s=0.0))) as stage, Wire(stage.port) as wire:
+        wire.ask("/nothing", b"{", headers={"content-length": "2"})
+        assert wire.reply().status == 404
+        wire.send(b"}")
+        assert wire.closed()
+
+
 def test_a_body_that_does_not_come_is_cut_off() -> None:
     with serving(ServerConfig(limits=ServerLimits(body_s=0.2))) as stage, Wire(stage.port) as wire:
         wire.ask("/v1/chat/completions", b"{", headers={"content-length": "100"})
@@ -178,6 +202,47 @@ def test_a_reader_that_takes_nothing_is_dropped() -> None:
             assert settled(lambda: _landed(stage) == 1)
 
 
+def test_a_reader_that_takes_only_the_beginning_of_its_answers_is_dropped() -> None:
+    with (
+        serving(replace(UNHURRIED, limits=replace(UNHURRIED.limits, stall_s=0.2))) as stage,
+        Wire(stage.port) as slow,
+    ):
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.ask("/health")
+        assert slow.reply().status == 200
+        state = stage.server.server_state
+        (connection,) = state.connections
+        assert isinstance(connection, Connection)
+
+        def answered(requests: int) -> bool:
+            return settled(lambda: state.total_requests >= requests)
+
+        for number in count(2):
+            if connection.transport.get_write_buffer_size():
+                break
+            slow.ask("/tokenize", {"content": "x" * 8000})  # 32 KB, less than asyncio's limit
+            assert answered(number)
+        assert settled(lambda: not state.connections)
+
+
+def test_a_reader_that_is_slower_than_the_limit_but_reads_is_kept() -> None:
+    with serving() as stage, Wire(stage.port) as slow:
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        text = " ".join(map(str, range(1_000_000)))
+        stage.scripts["long"] = ScriptedAnswer((text,))
+        slow.ask("/v1/completions", {"prompt": "long"})
+        slow.head()
+        (connection,) = stage.server.server_state.connections
+        assert isinstance(connection, Connection)
+        assert settled(lambda: connection.flow.write_paused)
+        unsent = connection.transport.get_write_buffer_size()
+        body = slow.exactly(len(text) - unsent + 100_000)
+        assert settled(lambda: connection.transport.get_write_buffer_size() < unsent - 50_000)
+        connection.loop.call_soon_threadsafe(connection._on_stalled)
+        body += slow.exactly(len(text) - len(body))
+        assert body.count(b" ") > 900_000
+
+
 def _landed(stage: Stage) -> int:
     service = stage.server._service
     return int(len(stage.engine.requests) - service.tracker.running - service.tracker.waiting)
@@ -204,6 +269,82 @@ def test_a_server_that_stops_logs_no_failure_of_the_engine_that_it_stops(
         assert settled(lambda: stage.server._service.tracker.running == 1)
     with wire:
         assert wire.reply().error["code"] == "server_stopping"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_server_that_stops_answers_those_who_wait_for_vectors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(uvicorn_server, "_THREADS", 1)
+    engine = Embedding()
+    with running(engine, engines=Owned) as (port, _):
+        wire = Wire(port)
+        wire.ask("/v1/embeddings", {"input": "a"})
+        assert engine.began.wait(90)
+    with wire:
+        assert wire.reply().error["code"] == "model_unloaded"
+
+
+def test_a_server_that_stops_lets_its_workers_write_even_if_all_threads_wait_for_an_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(uvicorn_server, "_THREADS", 1)
+    engine, written = Embedding(), threading.Event()
+
+    async def work() -> None:
+        await to_its_end(asyncio.to_thread(written.set))
+
+    with running(engine, engines=Owned) as (port, server), Wire(port) as wire:
+        wire.ask("/v1/embeddings", {"input": "a"})
+        assert engine.began.wait(90)
+        (connection,) = server.server_state.connections
+        assert isinstance(connection, Connection)
+
+        async def begin() -> None:
+            server.workers.append(asyncio.create_task(work()))
+            await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(begin(), connection.loop).result(90)
+    assert written.is_set()
+
+
+class Embedding(ScriptedEngine):
+    """Embeds for as long as it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.ended = threading.Event(), threading.Event()
+
+    def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
+        self.began.set()
+        assert self.ended.wait(90)
+        raise EngineClosed("the engine was closed")
+
+    def close(self, deadline_s: float = 2.0) -> None:
+        self.ended.set()
+
+
+class Owned(SingleEngine):
+    """Closes its engine with the server."""
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def test_a_server_that_stops_drops_readers_that_take_nothing_without_a_word(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn_server, "_CUT_OFF_S", 0.0)
+    with serving(replace(UNHURRIED, loop_guard=False)) as stage:
+        stage.scripts["flood"] = ScriptedAnswer((("x" * 1000 + "y") * 100,) * 2000)
+        wire = Wire(stage.port)
+        messages = [{"role": "user", "content": "flood"}]
+        wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+        wire.until(b"assistant")
+        (connection,) = stage.server.server_state.connections
+        assert isinstance(connection, Connection)
+        assert settled(lambda: connection.flow.write_paused)
+    wire.socket.close()
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

@@ -3,23 +3,36 @@
 import json
 import re
 import socket
+from dataclasses import replace
 
 import pytest
 
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.server.uvicorn_http import HEAD_BYTES, Connection
-from tests.support.http_server import Reply, Stage, Wire, ask, contents, serving, settled
+from tests.support.http_server import (
+    UNHURRIED,
+    Reply,
+    Stage,
+    Wire,
+    ask,
+    contents,
+    serving,
+    settled,
+)
 
 ENDLESS = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
 HELLO = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
+@pytest.mark.parametrize("headers", [{}, {"connection": "upgrade", "upgrade": "h2c"}])
 @pytest.mark.parametrize("behind", [b"\r\n", HELLO])
-def test_client_that_leaves_is_noticed_whatever_it_sent_after_its_request(behind: bytes) -> None:
-    with serving() as stage:
+def test_client_that_leaves_is_noticed_whatever_it_sent_after_its_request(
+    behind: bytes, headers: dict[str, str]
+) -> None:
+    with serving(replace(UNHURRIED, loop_guard=False)) as stage:
         stage.scripts["endless"] = ENDLESS
         with Wire(stage.port) as wire:
-            wire.ask("/v1/completions", {"prompt": "endless"})
+            wire.ask("/v1/completions", {"prompt": "endless"}, headers=headers)
             assert settled(lambda: len(stage.engine.requests) == 1)
             (connection,) = stage.server.server_state.connections
             assert isinstance(connection, Connection)
@@ -131,6 +144,17 @@ def test_it_gets_every_other_answer_too(stage: Stage, path: str) -> None:
         wire.socket.shutdown(socket.SHUT_WR)
         assert waited_for(wire).status == (404 if path == "/nothing" else 200)
         assert wire.closed()
+
+
+def test_it_gets_a_whole_stream_that_has_no_room_for_comments(stage: Stage) -> None:
+    stage.scripts["slow"] = ScriptedAnswer(("a ", "b ", "c"), gap_s=0.2)
+    with Wire(stage.port) as wire:
+        messages = [{"role": "user", "content": "slow"}]
+        wire.ask("/api/chat", {"model": "m", "messages": messages})
+        wire.socket.shutdown(socket.SHUT_WR)
+        lines = [json.loads(line) for line in waited_for(wire).body.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == "a b c"
+    assert lines[-1]["done"]
 
 
 def test_it_gets_the_answers_to_all_its_requests(stage: Stage) -> None:

@@ -43,3 +43,6 @@ class SingleEngine(AsyncEnginePool):
 
     def loaded(self) -> list[tuple[str, Engine]]:
         return [(self.name, self.engine)]
+
+    def close(self) -> None:
+        """Leave the engine open: servers of tests share one."""

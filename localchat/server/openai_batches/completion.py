@@ -9,7 +9,9 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Final, TypeAlias
 
 import msgspec
@@ -83,13 +85,12 @@ def end(store: BatchStore, record: BatchRecord) -> None:
     """Make files of the answers, and close the batch: completed, expired or cancelled."""
     batch, now_s = record.batch, int(time.time())
     answers = store.answers(batch.id)
-    with BatchOutput(answers) as output:
+    with BatchOutput(answers) as output, _AnswerFile(store) as good, _AnswerFile(store) as bad:
         source = BatchInput(store.content(batch.input_file_id))
         hashes = source.hashes() if batch.request_counts.total else None
         done = output.answered(hashes)[0] if hashes is not None else bytearray()
         missing = batch.request_counts.total - sum(done)
         expired = missing and batch.status == "finalizing"
-        good, bad = _AnswerFile(store), _AnswerFile(store)
         for content, answer in _lines(answers):
             (bad if answer.failed else good).write(content)
         failed = bad.lines
@@ -128,12 +129,25 @@ def _unanswered(source: BatchInput, done: bytearray) -> Iterator[BatchAnswer]:
 
 
 class _AnswerFile:
-    """A file of answers that becomes one of the store."""
+    """A file of answers that becomes one of the store. The end of the `with` block removes it if it did not."""
 
     def __init__(self, store: BatchStore) -> None:
         handle, name = tempfile.mkstemp(prefix=".answers.", dir=store.folder)
         self.lines = 0
         self._store, self._path, self._file = store, Path(name), os.fdopen(handle, "wb")
+
+    def __enter__(self) -> "_AnswerFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):  # a full disk refuses what is left in the buffer
+            self._file.close()
+        self._path.unlink(missing_ok=True)
 
     def write(self, line: bytes) -> None:
         self._file.write(line)
@@ -146,7 +160,6 @@ class _AnswerFile:
         os.fsync(self._file.fileno())
         self._file.close()
         if not size:
-            self._path.unlink()
             return None
         name = hashlib.sha256(f"{record.batch.id} {what}".encode()).hexdigest()[:24]
         now_s = int(time.time())

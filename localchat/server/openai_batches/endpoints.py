@@ -1,6 +1,7 @@
 """/v1/files and /v1/batches."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -50,6 +51,8 @@ class BatchEndpoints:
         self._limits = service.config.limits
         self._runner = runner
         self._store = runner.store
+        self._adding = threading.Lock()
+        """Of the thread that adds a file: two that look for room at once would both find it."""
 
     def routes(self) -> list[Route]:
         """The routes, without `/v1`."""
@@ -88,14 +91,6 @@ class BatchEndpoints:
             )
         if not form.size:
             raise bad_request("The file is empty.", param="file")
-        if self._store.used_bytes + form.size > self._limits.stored_bytes:
-            raise ApiError(
-                413,
-                "storage_full",
-                f"All files together would be larger than {self._limits.stored_bytes} bytes; delete "
-                "some with DELETE /v1/files/{id}.",
-                param="file",
-            )
         now_s = int(time.time())
         file = FileObject(
             id=new_file_id(),
@@ -105,7 +100,16 @@ class BatchEndpoints:
             filename=sanitize_line(form.filename)[-_MAX_NAME:],
             purpose=_PURPOSE,
         )
-        self._store.add_file(FileRecord(owner, file), form.content)
+        with self._adding:
+            if self._store.used_bytes + form.size > self._limits.stored_bytes:
+                raise ApiError(
+                    413,
+                    "storage_full",
+                    f"All files together would be larger than {self._limits.stored_bytes} bytes; delete "
+                    "some with DELETE /v1/files/{id}.",
+                    param="file",
+                )
+            self._store.add_file(FileRecord(owner, file), form.content)
         return file
 
     async def files(self, request: Request) -> Response:
@@ -134,15 +138,15 @@ class BatchEndpoints:
     async def delete(self, request: Request) -> Response:
         """Remove a file. Raises ApiError."""
         id_ = self._file(request).file.id
-        batches = await asyncio.to_thread(self._store.batches)
-        for one in batches:
+        # Without a turn of the event loop between look and act, as in `create`: neither may come between.
+        for one in self._store.batches():
             if one.batch.input_file_id == id_ and one.batch.status in OPEN:
                 raise ApiError(
                     409,
                     "file_in_use",
                     f"The file is the input of {one.batch.id}, which is {one.batch.status}; cancel it first.",
                 )
-        await asyncio.to_thread(self._store.delete_file, id_)
+        self._store.delete_file(id_)
         return json_response({"id": id_, "object": "file", "deleted": True})
 
     def _file(self, request: Request) -> FileRecord:
@@ -191,7 +195,7 @@ class BatchEndpoints:
             expires_at=now_s + int(self._limits.batch_s),
             metadata=body.metadata,
         )
-        await asyncio.to_thread(self._store.save, BatchRecord(owner, batch, kept_s))
+        self._store.save(BatchRecord(owner, batch, kept_s))
         self._runner.wake()
         return json_response(batch)
 

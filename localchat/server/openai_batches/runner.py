@@ -26,6 +26,7 @@ from localchat.batch.output_file import (
     answer_id,
 )
 from localchat.errors import LocalchatError, UsageError
+from localchat.server.cancellation import to_its_end
 from localchat.server.exception_handlers import HANDLERS
 from localchat.server.openai.chat import chat
 from localchat.server.openai.completions import completions
@@ -162,7 +163,8 @@ class BatchRunner:
             if record.batch.status == "in_progress":
                 await self._answer_all(record)
             if record.batch.status in ("finalizing", "cancelling"):
-                await asyncio.to_thread(end, self.store, record)
+                # No other server may take the folder before.
+                await to_its_end(asyncio.to_thread(end, self.store, record))
         except UsageError as error:
             log.error("%s: %s", record.batch.id, error.message)
             problem = ("invalid_file", "The input file is not what it was.", None)
@@ -187,7 +189,7 @@ class BatchRunner:
                     raise  # the server stops
         if batch.status == "in_progress":
             batch.status, batch.finalizing_at = "finalizing", int(time.time())
-        await asyncio.to_thread(self.store.save, record)
+        await to_its_end(asyncio.to_thread(self.store.save, record))
 
     async def _answer_lines(self, record: BatchRecord) -> None:
         source = BatchInput(self.store.content(record.batch.input_file_id))
@@ -208,7 +210,8 @@ class BatchRunner:
                     counts.completed += not answer.failed
                     if time.monotonic() - saved_s >= _SAVE_S:
                         saved_s = time.monotonic()
-                        await asyncio.to_thread(self.store.save, record)
+                        # What is saved here must not replace what is saved at the end.
+                        await to_its_end(asyncio.to_thread(self.store.save, record))
 
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._service.config.limits.batch_requests):

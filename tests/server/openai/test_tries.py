@@ -7,7 +7,7 @@ import pytest
 
 from localchat.engine.events import Event, Finished, Text, TokenLogprob
 from localchat.engine.scripted import ScriptedAnswer
-from tests.support.http_server import Stage, chat
+from tests.support.http_server import Stage, Wire, chat, serving, settled
 
 FAULTS = (
     "Check your answer: is it right, does it answer what was asked, is anything missing? Reply with JSON: "
@@ -158,3 +158,15 @@ def test_a_failure_among_the_tries_is_an_error(stage: Stage) -> None:
 
     stage.scripts["dead"] = ScriptedAnswer((), error=EngineDied("gone"), events=tries("1")[:1])
     assert chat(stage, "dead", x_localchat={"vote": 2}).status == 503
+
+
+def test_a_server_that_stops_ends_the_questions_to_the_judge_with_its_own_error() -> None:
+    with serving() as stage:
+        word = stage.plays("essay", *tries("a bad one"))
+        stage.scripts[FAULTS] = ScriptedAnswer(("word ",) * 1000, gap_s=0.1)
+        wire = Wire(stage.port)
+        messages = [{"role": "user", "content": word}]
+        wire.ask("/v1/chat/completions", {"messages": messages, "x_localchat": {"critique": True}})
+        assert settled(lambda: len(stage.engine.requests) == 2)
+    with wire:
+        assert wire.reply().error["code"] == "server_stopping"

@@ -1,13 +1,17 @@
 """Files and batches by OpenAI's own client."""
 
+import errno
 import io
 import json
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
+import msgspec
 import openai
 import pytest
 from openai import OpenAI
@@ -15,9 +19,11 @@ from openai.types import Batch
 
 from localchat.engine.request import GenerateRequest
 from localchat.engine.scripted import ScriptedAnswer
+from localchat.server import multipart
 from localchat.server.config import ServerConfig, ServerLimits
+from localchat.server.openai_batches import completion, runner
 from localchat.server.openai_batches.runner import BatchRunner
-from localchat.server.openai_batches.store import BatchRecord
+from localchat.server.openai_batches.store import BatchRecord, BatchStore, FileRecord
 from tests.support.http_server import UNHURRIED, Stage, ask, said, serving, settled
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
@@ -219,13 +225,61 @@ def test_server_that_stops_while_the_last_answer_comes_ends(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def stopped_as_it_ends(runner: BatchRunner, record: BatchRecord) -> None:
-        for worker in stage.server._workers:
+        for worker in stage.server.workers:
             worker.cancel()
 
     monkeypatch.setattr(BatchRunner, "_answer_lines", stopped_as_it_ends)
     with client_of(stage) as client:
         begun(client, lines(["a"]))
-    assert settled(lambda: all(worker.done() for worker in stage.server._workers), 5.0)
+    assert settled(lambda: all(worker.done() for worker in stage.server.workers), 5.0)
+
+
+def test_server_that_stops_keeps_the_folder_until_the_end_of_a_batch_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(store: BatchStore, record: BatchRecord) -> None:
+        began.set()
+        assert go_on.wait(90)
+        completion.end(store, record)
+
+    monkeypatch.setattr(runner, "end", slow)
+    with serving(batches=tmp_path) as stage, client_of(stage) as client:
+        batch = begun(client, lines(["a"]))
+        assert began.wait(90)
+        stage.server.stop()
+        (worker,) = stage.server.workers
+        assert not settled(worker.done, 0.3)
+        go_on.set()
+    with serving(batches=tmp_path) as stage, client_of(stage) as client:
+        assert client.batches.retrieve(batch.id).status == "completed"
+
+
+def test_count_that_is_written_late_does_not_replace_the_end_of_a_batch(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, began, go_on = BatchStore.save, threading.Event(), threading.Event()
+
+    def late(store: BatchStore, record: BatchRecord) -> None:
+        if record.batch.request_counts.completed and not began.is_set():
+            record = msgspec.json.decode(msgspec.json.encode(record), type=BatchRecord)
+            began.set()
+            assert go_on.wait(90)
+        save(store, record)
+
+    monkeypatch.setattr(BatchStore, "save", late)
+    monkeypatch.setattr(runner, "_SAVE_S", 0.0)
+    stage.scripts["slow"] = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
+    with client_of(stage) as client:
+        batch = begun(client, lines(["a", "slow"]))
+        assert began.wait(90)
+        client.batches.cancel(batch.id)
+        assert not settled(lambda: client.batches.retrieve(batch.id).status == "cancelled", 0.3)
+        go_on.set()
+        assert ended(client, batch).status == "cancelled"
+    kept = BatchStore(tmp_path).batch(batch.id)
+    assert kept is not None and kept.batch.status == "cancelled"
 
 
 def test_batch_that_is_created_as_the_runner_looks_in_vain_begins(
@@ -353,3 +407,73 @@ def test_paths_and_requests_that_do_not_exist_are_refused(stage: Stage, tmp_path
 def test_server_without_a_folder_has_no_batches() -> None:
     with serving(ServerConfig(limits=ServerLimits())) as stage:
         assert ask(stage, "/v1/batches").status == 404
+
+
+def test_uploads_that_come_together_do_not_exceed_the_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, looked = vars(BatchStore)["used_bytes"].fget, list[int]()
+
+    def looks_with_the_other(store: BatchStore) -> int:
+        found: int = used(store)
+        looked.append(found)
+        settled(lambda: len(looked) == 2, 0.3)
+        return found
+
+    monkeypatch.setattr(BatchStore, "used_bytes", property(looks_with_the_other))
+    limits = replace(UNHURRIED.limits, stored_bytes=15)
+    with (
+        serving(replace(UNHURRIED, limits=limits), batches=tmp_path) as stage,
+        client_of(stage) as client,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        for _ in range(2):
+            threads.submit(client.files.create, file=("a", b"0123456789"), purpose="batch")
+        threads.shutdown()
+        assert len(list(client.files.list())) == 1
+
+
+def test_batch_is_created_before_its_file_is_deleted_or_not_at_all(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, made = BatchStore.batches, list[Future[Batch]]()
+
+    def created_meanwhile(store: BatchStore, owner: str | None = None) -> list[BatchRecord]:
+        found = look(store, owner)
+        if not made:
+            made.append(threads.submit(begun_of, client, file.id))
+            settled(made[0].done, 0.3)
+        return found
+
+    with client_of(stage) as client, ThreadPoolExecutor(1) as threads:
+        file = client.files.create(file=("in.jsonl", lines(["a"])), purpose="batch")
+        monkeypatch.setattr(BatchStore, "batches", created_meanwhile)
+        client.files.delete(file.id)
+        with pytest.raises(openai.NotFoundError):
+            made[0].result()
+
+
+def test_upload_that_cannot_be_kept_leaves_no_file(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: object, target: object, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(multipart, "_copy", full)
+    with client_of(stage) as client, pytest.raises(openai.InternalServerError):
+        client.files.create(file=("a.jsonl", b"x"), purpose="batch")
+    assert not list(tmp_path.glob(".upload.*"))
+
+
+def test_batch_whose_answers_cannot_be_kept_leaves_no_half_file(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: BatchStore, record: FileRecord, content: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with client_of(stage) as client:
+        file = client.files.create(file=("in.jsonl", lines(["a"])), purpose="batch")
+        monkeypatch.setattr(BatchStore, "add_file", full)
+        client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        assert settled(lambda: "No space left" in caplog.text)
+    assert not list(tmp_path.glob(".answers.*"))
