@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import load_flags
+from localchat.cli.options import FiniteRange, load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, LocalchatError, UsageError
@@ -57,7 +57,7 @@ _UNKNOWN_SLOTS = 16
     "--temperature",
     "--temp",
     "randomness",
-    type=click.FloatRange(0, 10),
+    type=FiniteRange(0, 10),
     metavar="X",
     help="Randomness, where a line names none.",
 )

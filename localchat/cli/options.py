@@ -4,6 +4,7 @@ A flag of a setting has the setting's key as its parameter name. Its value is ch
 a flag, a variable and a line of the settings file fail with the same message.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., object])
+
+
+class FiniteRange(click.FloatRange):
+    """A number within a range. FloatRange takes `nan`, which every comparison lets through, and `inf`."""
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a valid number.", param, ctx)
+        return found
 
 
 class _Flag(NamedTuple):
