@@ -169,7 +169,10 @@ def _measure(
         verdicts=tuple(verdicts(comparison.measured)),
         complete=problem is None and not interrupted,
     )
-    record = store.keep(record) if store is not None else record
+    try:
+        record = store.keep(record) if store is not None else record
+    except LocalchatError as trouble:  # what was measured is shown all the same
+        problem = problem or trouble
     _present(app, record, svg, as_json=as_json)
     if problem is not None:
         raise problem
