@@ -137,7 +137,7 @@ def _learn(
             found = collection.summary()
             done = bool(found.length)
     finally:
-        if is_new and not done:
+        if is_new and not done and library.path(chosen).exists():
             library.forget(chosen)  # nothing was read: no empty name is left
     if not found.length:
         raise UsageError(f"there is no text in {', '.join(sources)}{_skipped(found)}")

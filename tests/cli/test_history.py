@@ -306,3 +306,9 @@ def test_a_list_that_is_cut_says_so(call: Call) -> None:
     assert len(cut.out.splitlines()) == 4
     assert "more than 2 were found; -n shows more" in cut.err
     assert not call((), "history", "search", "question").err
+
+
+@pytest.mark.parametrize("verb", [("list",), ("search", "x")])
+def test_a_limit_that_nothing_can_reach_is_refused(call: Call, verb: tuple[str, ...]) -> None:
+    refused = call((), "history", *verb, "-n", "1" + "0" * 20)
+    assert (refused.code, "is not in the range" in refused.err) == (2, True)

@@ -46,6 +46,17 @@ def test_files_without_text_are_not_learned(call: Call, tmp_path: Path) -> None:
     assert json.loads(call((), "learn", "--list", "--json").out) == []
 
 
+def test_a_folder_that_cannot_be_written_is_told_and_not_taken_for_a_missing_name(
+    call: Call, folder: Path
+) -> None:
+    documents = find_paths({}).data_dir / "documents"
+    documents.parent.mkdir(parents=True)
+    documents.touch()
+    learned = call((), "learn", folder)
+    assert learned.code == 1
+    assert "my-contracts.sqlite3 cannot be written: File exists" in learned.err
+
+
 def test_passages_stand_before_the_question_and_are_told(call: Call, folder: Path) -> None:
     for number in range(30):
         (folder / f"note{number}.txt").write_text(f"Note {number}. " + "It rains. " * 20)
