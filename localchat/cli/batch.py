@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import FiniteRange, load_flags
+from localchat.cli.options import FiniteRange, complete_model, load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, LocalchatError, UsageError
@@ -43,6 +43,7 @@ _UNKNOWN_SLOTS = 16
     "--model",
     "word",
     metavar="MODEL",
+    shell_complete=complete_model,
     help="A model of this machine, remote:NAME, or the address of a server.",
 )
 @click.option("-s", "--system", "told", metavar="TEXT", help="Instructions before each prompt.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import FiniteRange, load_flags
+from localchat.cli.options import FiniteRange, complete_model, load_flags
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
@@ -23,7 +23,7 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
 
 
 @click.command("bench")
-@click.argument("words", metavar="[MODEL...]", nargs=-1)
+@click.argument("words", metavar="[MODEL...]", nargs=-1, shell_complete=complete_model)
 @click.option(
     "--shape",
     "shape_words",

@@ -9,6 +9,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.document_options import completions, open_library
+from localchat.cli.options import complete_file
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.preset_options import read_presets
 from localchat.cli.streams import Terminal, tell
@@ -33,7 +34,7 @@ def _complete(
 
 
 @click.command("learn")
-@click.argument("sources", metavar="[DIR|FILE|URL]...", nargs=-1)
+@click.argument("sources", metavar="[DIR|FILE|URL]...", nargs=-1, shell_complete=complete_file)
 @click.option("--name", metavar="NAME", help="Their name; otherwise that of the folder or file.")
 @click.option(
     "--embed", metavar="MODEL", help="Find passages by this embedding model, too; none: by words."

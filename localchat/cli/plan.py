@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import FiniteRange, load_flags
+from localchat.cli.options import FiniteRange, complete_model, load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.units import duration, size
@@ -23,7 +23,7 @@ _LONG_MS = 10_000
 
 
 @click.command("plan")
-@click.argument("word", metavar="[MODEL]", required=False)
+@click.argument("word", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.option("--users", type=FiniteRange(0, min_open=True), metavar="N", help="People who use it.")
 @click.option(
     "--every", metavar="TIME", default="60s", help="Time between two requests of one person; 60s."

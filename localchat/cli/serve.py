@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.document_options import open_library
-from localchat.cli.options import load_flags
+from localchat.cli.options import complete_model, load_flags
 from localchat.cli.service_unit import FORMATS, default_format
 from localchat.errors import UsageError
 from localchat.sanitize import sanitize_line
@@ -34,7 +34,7 @@ _EDITOR_S = 8 * 3600
 
 
 @click.command("serve")
-@click.argument("model_word", metavar="[MODEL]", required=False)
+@click.argument("model_word", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.option(
     "--host", default="127.0.0.1", metavar="HOST", help="Address to listen on; this machine alone."
 )
