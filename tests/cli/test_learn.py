@@ -1,6 +1,7 @@
 """`localchat learn`, and `@NAME` before prompts, in pipes and in line mode."""
 
 import json
+import socket
 from pathlib import Path
 
 import click
@@ -55,6 +56,16 @@ def test_a_folder_that_cannot_be_written_is_told_and_not_taken_for_a_missing_nam
     learned = call((), "learn", folder)
     assert learned.code == 1
     assert "my-contracts.sqlite3 cannot be written: File exists" in learned.err
+
+
+def test_an_address_where_nothing_listens_is_told_in_words(call: Call) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/a.html"
+        learned = call((), "learn", url)
+    assert learned.code == 5
+    assert f"cannot reach {url}: nothing listens there" in learned.err
+    assert "Errno" not in learned.err
 
 
 def test_passages_stand_before_the_question_and_are_told(call: Call, folder: Path) -> None:
