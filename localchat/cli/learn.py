@@ -16,6 +16,7 @@ from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import find_paths
 from localchat.documents.folder import MAX_FILES
 from localchat.errors import FileMissing, UsageError
+from localchat.units import counted, tokens
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -102,7 +103,11 @@ def _record(name: str, one: "Summary") -> dict[str, Any]:
 
 
 def _about_tokens(one: "Summary") -> str:
-    return f"about {one.length // _CHARACTERS_A_TOKEN:,}"
+    return f"about {_tokens(one):,}"
+
+
+def _tokens(one: "Summary") -> int:
+    return one.length // _CHARACTERS_A_TOKEN
 
 
 # ---------------------------------------------------------------------------- reading
@@ -182,8 +187,8 @@ def _report(terminal: Terminal, name: str, changes: "Changes", found: "Summary")
     parts += [f"{changes.unchanged:,} unchanged"] if changes.unchanged else []
     parts += [f"{changes.removed:,} removed"] if changes.removed else []
     terminal.print_line(
-        f"localchat: @{name}: {found.files:,} file{'' if found.files == 1 else 's'}, "
-        f"{_about_tokens(found)} tokens ({', '.join(parts)}){_skipped(found)}"
+        f"localchat: @{name}: {counted(found.files, 'file')}, "
+        f"about {tokens(_tokens(found))} ({', '.join(parts)}){_skipped(found)}"
     )
     if found.files + sum(found.skipped.values()) >= MAX_FILES:
         terminal.print_line(f"localchat: at most {MAX_FILES:,} files of a folder are read")

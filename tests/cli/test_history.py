@@ -142,6 +142,8 @@ def test_there_must_be_something_to_go_on_with(call: Call) -> None:
     assert call(SCENARIOS["hello"], "--conversation", "ffff", "hi").code == 2
     call(SCENARIOS["hello"], "hi")
     named = ("--conversation", str(conversations(call)[0]["id"]))
+    short = call(SCENARIOS["hello"], "--conversation", named[1][:3], "hi")
+    assert (short.code, "is too short for the id" in short.err) == (2, True)
     assert call(SCENARIOS["hello"], "-c", *named, "hi").code == 2
     assert call(SCENARIOS["hello"], *named, "hi").code == 0
 

@@ -68,6 +68,11 @@ def test_an_address_where_nothing_listens_is_told_in_words(call: Call) -> None:
     assert "Errno" not in learned.err
 
 
+def test_one_token_is_told_in_the_singular(call: Call, folder: Path) -> None:
+    (folder / "lease.md").write_text("May.\n")
+    assert "1 file, about 1 token (1 read)" in call((), "learn", folder).err
+
+
 def test_passages_stand_before_the_question_and_are_told(call: Call, folder: Path) -> None:
     for number in range(30):
         (folder / f"note{number}.txt").write_text(f"Note {number}. " + "It rains. " * 20)

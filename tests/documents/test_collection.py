@@ -58,6 +58,11 @@ def test_a_full_disk_is_no_reason_to_forget_the_documents(
     assert refused.value.hint == "the disk is full: make room and try again"
 
 
+def test_a_link_to_itself_hides_no_file_of_its_folder(collection: Collection, source: Path) -> None:
+    (source / "link").symlink_to("link")
+    assert collection.learn([str(source)]) == Changes(2, 0, 0)
+
+
 def test_only_what_changed_is_read_again_and_what_is_gone_goes(
     collection: Collection, source: Path
 ) -> None:
