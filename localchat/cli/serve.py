@@ -67,7 +67,10 @@ _EDITOR_S = 8 * 3600
     help="Learned documents that clients may ask, as MODEL@NAME; repeatable.",
 )
 @click.option(
-    "--longest", type=click.IntRange(1), metavar="TOKENS", help="The longest answer; 32768."
+    "--longest",
+    type=click.IntRange(1, 1_000_000_000),  # more would not reach the engine
+    metavar="TOKENS",
+    help="The longest answer; 32768.",
 )
 @click.option(
     "--parallel",
