@@ -1,5 +1,6 @@
 """Plan of a service: copies of a model for a number of users, their waiting, memory, energy and money."""
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -27,7 +28,6 @@ _GPU_BUDGET_S, _CPU_BUDGET_S = 0.1, 0.25
 """Time of a step of the engine core that reads prompts too."""
 _MOST_LOAD: Final = 0.8
 """Of the capacity, so that a copy has headroom."""
-_MOST_COPIES: Final = 10_000
 _THOUSAND: Final = 1000
 _HOUR_S: Final = 3600.0
 _KWH_J: Final = 3.6e6
@@ -158,17 +158,23 @@ def predicted_source(model: str, tokens_per_s: float, plan: MemoryPlan, slots: i
 
 
 def make_plan(source: CostSource, demand: ServiceDemand, prices: Prices) -> ServicePlan:
-    """Copies, waiting, memory and costs for a demand."""
+    """Copies, waiting, memory and costs for a demand. Raises UsageError: a copy has no room for one request."""
     lengths = RequestLengths(demand.prompt_tokens, demand.output_tokens)
     length = max(int(demand.prompt_tokens + demand.output_tokens), 1)
     room = None if source.kv_tokens is None else source.kv_tokens // length
+    if room == 0:
+        raise UsageError(
+            f"{source.model}: a request of {length:,} tokens is longer than the KV cache, which holds "
+            f"{source.kv_tokens:,}",
+            hint="--in and --out are the tokens of a request; --ctx makes room for longer ones",
+        )
     if room is not None and room < source.costs.slots:
-        costs = msgspec.structs.replace(source.costs, slots=max(room, 1))
+        costs = msgspec.structs.replace(source.costs, slots=room)
         source = msgspec.structs.replace(source, costs=costs)
     most_of_one = capacity(source.costs, lengths)
     most = highest_rate(source.costs, lengths, demand.target, _MOST_LOAD)
     rate = demand.requests_per_s if demand.requests_per_s is not None else most
-    copies = _copies(rate, most) if most else 0
+    copies = max(math.ceil(rate / most), 1) if most else 0
     queue = simulate(source.costs, lengths, rate / copies) if copies and rate else None
     return ServicePlan(
         model=source.model,
@@ -185,10 +191,6 @@ def make_plan(source: CostSource, demand: ServiceDemand, prices: Prices) -> Serv
         conversations=room,
         price=_price(source, lengths, prices, rate / copies if copies else 0.0),
     )
-
-
-def _copies(rate: float, most: float) -> int:
-    return min(max(-int(-rate // most), 1), _MOST_COPIES)
 
 
 def _price(

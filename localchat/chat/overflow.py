@@ -273,7 +273,9 @@ def _choices(
 ) -> "list[OverflowChoice]":
     found: list[OverflowChoice] = []
     if plan is not None and plan.nodes:
-        label = f"leave out the oldest {len(plan.nodes)} messages ({tokens(plan.tokens)} not sent)"
+        number = len(plan.nodes)
+        oldest = "message" if number == 1 else f"{number:,} messages"
+        label = f"leave out the oldest {oldest} ({tokens(plan.tokens)} not sent)"
         found.append(OverflowChoice("leave_out_oldest", label, plan.tokens))
     # Without a plan the last question alone is too long, which no summary changes.
     if search.most and plan is not None:

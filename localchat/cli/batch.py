@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import load_flags
+from localchat.cli.options import FiniteRange, complete_model, load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
-from localchat.errors import ExitCode, LocalchatError, UsageError
+from localchat.errors import ExitCode, FileMissing, LocalchatError, UsageError
 from localchat.units import counted, duration, rate
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ _UNKNOWN_SLOTS = 16
     "--model",
     "word",
     metavar="MODEL",
+    shell_complete=complete_model,
     help="A model of this machine, remote:NAME, or the address of a server.",
 )
 @click.option("-s", "--system", "told", metavar="TEXT", help="Instructions before each prompt.")
@@ -57,7 +58,7 @@ _UNKNOWN_SLOTS = 16
     "--temperature",
     "--temp",
     "randomness",
-    type=click.FloatRange(0, 10),
+    type=FiniteRange(0, 10),
     metavar="X",
     help="Randomness, where a line names none.",
 )
@@ -223,11 +224,11 @@ def _defaults(ctx: click.Context) -> "LineDefaults":
 
 
 def _check_input(source: Path) -> None:
-    """Raises UsageError for an input that is none."""
+    """Raises FileMissing, and UsageError for an input that is none."""
     if not source.is_file():
         if not source.exists():
-            raise UsageError(
-                f"{source} does not exist",
+            raise FileMissing(
+                f"there is no file {source}",
                 hint="IN.jsonl is a file with a prompt or a request a line",
             )
         raise UsageError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import load_flags
+from localchat.cli.options import FiniteRange, complete_model, load_flags
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from localchat.bench.sweep import SweepSpec
 
 _ALL = "all"
+_MOST_CLIENTS = 4096
 _DURATION = re.compile(r"([\d.]+)\s*(ms|s|min|h|)")
 _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
 
 
 @click.command("bench")
-@click.argument("words", metavar="[MODEL...]", nargs=-1)
+@click.argument("words", metavar="[MODEL...]", nargs=-1, shell_complete=complete_model)
 @click.option(
     "--shape",
     "shape_words",
@@ -36,7 +37,7 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
 @click.option("--clients", metavar="LIST", help="Numbers of clients, as 1,4,16; otherwise a sweep.")
 @click.option(
     "--max-clients",
-    type=click.IntRange(1, 4096),
+    type=click.IntRange(1, _MOST_CLIENTS),
     default=64,
     metavar="N",
     help="End of the sweep; 64.",
@@ -46,7 +47,7 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=10.0,
     metavar="S",
     help="Clients send new requests for this long at each point; 10.",
@@ -68,7 +69,7 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
     help="Requests at once in the server; 16, with CUDA up to 128.",
 )
 @click.option(
-    "--temperature", type=click.FloatRange(0, 10), default=0.0, metavar="X", help="Randomness; 0."
+    "--temperature", type=FiniteRange(0, 10), default=0.0, metavar="X", help="Randomness; 0."
 )
 @load_flags
 @click.option(
@@ -169,7 +170,10 @@ def _measure(
         energy=sweep.meter.sources,
         complete=problem is None and not interrupted,
     )
-    record = store.keep(record) if store is not None else record
+    try:
+        record = store.keep(record) if store is not None else record
+    except LocalchatError as trouble:  # what was measured is shown all the same
+        problem = problem or trouble
     present(app, record, svg, as_json=as_json)
     if problem is not None:
         raise problem
@@ -195,7 +199,7 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
         variants=found,
         shapes=tuple(parse_shape(name) for name in dict.fromkeys(names)),
         contexts=counts(asked["context"], "--context", least=0) or (0,),
-        clients=counts(asked["clients"], "--clients", least=1),
+        clients=counts(asked["clients"], "--clients", least=1, most=_MOST_CLIENTS),
         max_clients=asked["max_clients"],
         rounds=asked["rounds"] or (3 if len(found) > 1 else 1),
         requests=asked["requests"],
@@ -213,7 +217,9 @@ def default_model(ctx: click.Context) -> str:
     return model.remote.word if model.remote is not None else model.word
 
 
-def counts(text: str | None, flag: str, *, least: int) -> tuple[int, ...]:
+def counts(
+    text: str | None, flag: str, *, least: int, most: int = 1_000_000_000
+) -> tuple[int, ...]:
     """`1,4,16` or `0,2k` as numbers. Raises UsageError."""
     found = []
     for word in (text or "").split(",") if text is not None else ():
@@ -226,6 +232,10 @@ def counts(text: str | None, flag: str, *, least: int) -> tuple[int, ...]:
                 hint=f"as in {flag} {'0,2k,8k' if least == 0 else '1,4,16'}",
             )
         found.append(int(digits) * (1024 if thousands else 1))
+        if found[-1] > most:
+            raise UsageError(
+                f"{flag} {text}: {word.strip()!r} is too large; it is at most {most:,}"
+            )
     return tuple(dict.fromkeys(found))
 
 

@@ -58,7 +58,10 @@ def clear(app: AppContext, model: str, yes: bool) -> int:
         freed = store.clear(model)
     except OSError as problem:
         raise LocalchatError(f"cannot delete {store.folder}: {problem.strerror}") from problem
-    tell(f"deleted {size(freed)}")
+    if model and not held:
+        tell(f"localchat: nothing is kept of {model}; localchat cache list names the models")
+    else:
+        tell(f"deleted {size(freed)}")
     return ExitCode.OK
 
 

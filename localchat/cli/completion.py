@@ -1,4 +1,4 @@
-"""Command `localchat completion`: prints a script that completes verbs, flags and file names."""
+"""Command `localchat completion`: prints a script that completes verbs, flags, models, ids and files."""
 
 import click
 

@@ -3,6 +3,7 @@
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.options import complete_model
 from localchat.cli.output import print_json
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
@@ -11,7 +12,7 @@ from localchat.sanitize import sanitize_line
 
 
 @click.command("cp")
-@click.argument("word", metavar="MODEL")
+@click.argument("word", metavar="MODEL", shell_complete=complete_model)
 @click.argument("name", metavar="NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj

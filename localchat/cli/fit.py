@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import load_flags
+from localchat.cli.options import complete_model, load_flags
 from localchat.cli.output import print_json, print_lines
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, ModelMissing, NetworkError, UsageError
@@ -33,7 +33,7 @@ _LEAST_CELLS, _MOST_CELLS = 16, 60
 
 
 @click.command("fit")
-@click.argument("word", metavar="MODEL")
+@click.argument("word", metavar="MODEL", shell_complete=complete_model)
 @load_flags
 @click.option("--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once; 2.")
 @click.option("--offline/--no-offline", default=None, help="Never use the network.")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from localchat.history.store import History
 
 
+_LIMIT = click.IntRange(1, 1_000_000_000)
+"""Less than SQLite's integers hold."""
 _AGAIN = "localchat -c continues the last one, --conversation ID any."
 
 
@@ -39,7 +41,7 @@ def command() -> None:
 
 
 @command.command("list", epilog=_AGAIN)
-@click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N")
+@click.option("-n", "--limit", type=_LIMIT, default=20, show_default=True, metavar="N")
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
@@ -67,7 +69,7 @@ def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
 
 @command.command("search")
 @click.argument("words", nargs=-1, required=True)
-@click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N")
+@click.option("-n", "--limit", type=_LIMIT, default=20, show_default=True, metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -> None:

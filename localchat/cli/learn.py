@@ -9,12 +9,14 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.document_options import completions, open_library
+from localchat.cli.options import complete_file
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.preset_options import read_presets
 from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import find_paths
 from localchat.documents.folder import MAX_FILES
 from localchat.errors import FileMissing, UsageError
+from localchat.units import counted, tokens
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -33,7 +35,7 @@ def _complete(
 
 
 @click.command("learn")
-@click.argument("sources", metavar="[DIR|FILE|URL]...", nargs=-1)
+@click.argument("sources", metavar="[DIR|FILE|URL]...", nargs=-1, shell_complete=complete_file)
 @click.option("--name", metavar="NAME", help="Their name; otherwise that of the folder or file.")
 @click.option(
     "--embed", metavar="MODEL", help="Find passages by this embedding model, too; none: by words."
@@ -101,7 +103,11 @@ def _record(name: str, one: "Summary") -> dict[str, Any]:
 
 
 def _about_tokens(one: "Summary") -> str:
-    return f"about {one.length // _CHARACTERS_A_TOKEN:,}"
+    return f"about {_tokens(one):,}"
+
+
+def _tokens(one: "Summary") -> int:
+    return one.length // _CHARACTERS_A_TOKEN
 
 
 # ---------------------------------------------------------------------------- reading
@@ -137,7 +143,7 @@ def _learn(
             found = collection.summary()
             done = bool(found.length)
     finally:
-        if is_new and not done:
+        if is_new and not done and library.path(chosen).exists():
             library.forget(chosen)  # nothing was read: no empty name is left
     if not found.length:
         raise UsageError(f"there is no text in {', '.join(sources)}{_skipped(found)}")
@@ -181,8 +187,8 @@ def _report(terminal: Terminal, name: str, changes: "Changes", found: "Summary")
     parts += [f"{changes.unchanged:,} unchanged"] if changes.unchanged else []
     parts += [f"{changes.removed:,} removed"] if changes.removed else []
     terminal.print_line(
-        f"localchat: @{name}: {found.files:,} file{'' if found.files == 1 else 's'}, "
-        f"{_about_tokens(found)} tokens ({', '.join(parts)}){_skipped(found)}"
+        f"localchat: @{name}: {counted(found.files, 'file')}, "
+        f"about {tokens(_tokens(found))} ({', '.join(parts)}){_skipped(found)}"
     )
     if found.files + sum(found.skipped.values()) >= MAX_FILES:
         terminal.print_line(f"localchat: at most {MAX_FILES:,} files of a folder are read")

@@ -11,6 +11,8 @@ from localchat.cli.streams import Terminal
 from localchat.errors import UsageError
 
 _FENCE = '"""'
+_MOST_AHEAD_BYTES = 4095
+"""What Linux keeps of a line that is typed or pasted while nothing reads keys; it drops the rest."""
 
 
 class TerminalKeyboard:
@@ -39,11 +41,18 @@ class TerminalKeyboard:
             return None
         try:
             if self._terminal.stdout_is_terminal:
-                return input(sign)
-            self._terminal.prompt(sign)
-            return input()
+                line = input(sign)
+            else:
+                self._terminal.prompt(sign)
+                line = input()
         except EOFError:
             return None
+        if len(line.encode("utf-8", "surrogateescape")) == _MOST_AHEAD_BYTES:
+            self._terminal.print_line(
+                f"localchat: the end of this line may be missing: of a line that comes before the prompt the "
+                f"system keeps {_MOST_AHEAD_BYTES:,} bytes, and this one has as many"
+            )
+        return line
 
 
 def _ended_ahead() -> bool:

@@ -4,6 +4,7 @@ A flag of a setting has the setting's key as its parameter name. Its value is ch
 a flag, a variable and a line of the settings file fail with the same message.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -14,10 +15,58 @@ from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from localchat.config.settings import Given
 
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., object])
+
+
+class FiniteRange(click.FloatRange):
+    """A number within a range. FloatRange takes `nan`, which every comparison lets through, and `inf`."""
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a valid number.", param, ctx)
+        return found
+
+
+def complete_file(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """Leave it to the shell, which completes names of files."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_model(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """The models here whose name begins with `incomplete`; without one it is the path of a file."""
+    from click.shell_completion import CompletionItem
+
+    from localchat.cli.context import AppContext
+    from localchat.config.paths import find_paths
+    from localchat.models.index import read_index
+
+    app = ctx.find_object(AppContext)
+    assert app is not None
+    names = [model.name for model in read_index(find_paths(app.environ), app.environ).models]
+    found = [CompletionItem(name, help="model") for name in names if name.startswith(incomplete)]
+    return found or complete_file(ctx, param, incomplete)
+
+
+def _value_option(flag: "_Flag") -> Callable[[_Decorated], _Decorated]:
+    """The option of a flag that takes a value."""
+    complete = complete_model if flag.metavar == "MODEL" else None
+    return click.option(
+        *flag.names, flag.key, metavar=flag.metavar, shell_complete=complete, help=flag.about
+    )
 
 
 class _Flag(NamedTuple):
@@ -131,9 +180,7 @@ def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
 
     def decorate(function: _Decorated) -> _Decorated:
         values = (*(_MODEL if with_model else ()), *_SYSTEM, *_SAMPLING, *_LOAD, *_REMOTE, *_SCREEN)
-        decorators = [
-            click.option(*f.names, f.key, metavar=f.metavar, help=f.about) for f in values
-        ]
+        decorators = [_value_option(flag) for flag in values]
         decorators += [
             click.option(
                 "-o",
@@ -175,7 +222,7 @@ def _no_cache_disk(function: _Decorated) -> _Decorated:
 
 def load_flags(function: _Decorated) -> _Decorated:
     """Add the flags that a load reads, for a command that asks no model."""
-    decorators = [click.option(*f.names, f.key, metavar=f.metavar, help=f.about) for f in _LOAD]
+    decorators = [_value_option(flag) for flag in _LOAD]
     decorators += [
         click.option(*f.names, f.key, default=None, help=f.about) for f in _LOAD_SWITCHES
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import load_flags
+from localchat.cli.options import FiniteRange, complete_model, load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.units import duration, size
@@ -23,16 +23,14 @@ _LONG_MS = 10_000
 
 
 @click.command("plan")
-@click.argument("word", metavar="[MODEL]", required=False)
-@click.option(
-    "--users", type=click.FloatRange(0, min_open=True), metavar="N", help="People who use it."
-)
+@click.argument("word", metavar="[MODEL]", required=False, shell_complete=complete_model)
+@click.option("--users", type=FiniteRange(0, min_open=True), metavar="N", help="People who use it.")
 @click.option(
     "--every", metavar="TIME", default="60s", help="Time between two requests of one person; 60s."
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="R",
     help="Requests a second of all people.",
 )
@@ -63,7 +61,7 @@ _LONG_MS = 10_000
 )
 @click.option(
     "--large-share",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     metavar="X",
     help="Of a route: share of answers of its large model; 0.25.",
 )

@@ -7,7 +7,7 @@ import click
 
 from localchat.cli.bench import counts, default_model
 from localchat.cli.context import AppContext
-from localchat.cli.options import load_flags
+from localchat.cli.options import complete_model, load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, LocalchatError, UsageError
@@ -21,7 +21,7 @@ _NEEDLE_LENGTHS = (1024, 4096)
 
 
 @click.command("quality")
-@click.argument("words", metavar="[MODEL...]", nargs=-1)
+@click.argument("words", metavar="[MODEL...]", nargs=-1, shell_complete=complete_model)
 @click.option(
     "--vary", multiple=True, metavar="KEY=A,B", help="A setting's values side by side; repeatable."
 )
@@ -169,7 +169,10 @@ def _measure(
         verdicts=tuple(verdicts(comparison.measured)),
         complete=problem is None and not interrupted,
     )
-    record = store.keep(record) if store is not None else record
+    try:
+        record = store.keep(record) if store is not None else record
+    except LocalchatError as trouble:  # what was measured is shown all the same
+        problem = problem or trouble
     _present(app, record, svg, as_json=as_json)
     if problem is not None:
         raise problem

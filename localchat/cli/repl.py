@@ -5,6 +5,7 @@ is read. Ctrl+C during a call stops the answer.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -79,6 +80,8 @@ _HELP: Final = """\
 /quit           leave (also Ctrl+D)
 \"\"\"             begins and ends a text of several lines
 Ctrl+C          stops the answer and keeps the text so far"""
+
+_COMMANDS: Final = tuple(re.findall(r"^/(\w+)", _HELP, re.MULTILINE))
 
 
 def chat(
@@ -346,7 +349,10 @@ class Repl:
                     return
             case "stopped":
                 remember(self._setup)
-                self._terminal.notify("stopped; the text so far is kept")
+                said = (
+                    "stopped; the text so far is kept" if text else "stopped before the first word"
+                )
+                self._terminal.notify(said)
             case "complete":
                 self._print_stats()
         self._report_history(self._session.recorder.trouble)
@@ -491,7 +497,9 @@ class Repl:
             case _ if is_known(name):
                 write(f"{name} is a command of the screen; /help lists those that work here")
             case _:
-                write(f"there is no command {name}; {instead(name[1:])}; /help lists them")
+                write(
+                    f"there is no command {name}; {instead(name[1:], _COMMANDS)}; /help lists them"
+                )
 
     def _clear(self) -> None:
         """Begin a new conversation with the same instructions; the old one stays in the history."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.options import complete_model
 from localchat.cli.output import confirm, print_json
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("rm")
-@click.argument("words", metavar="MODEL", nargs=-1, required=True)
+@click.argument("words", metavar="MODEL", nargs=-1, required=True, shell_complete=complete_model)
 @click.option("--force", is_flag=True, help="Also files that belong to other programs.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

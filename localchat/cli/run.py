@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.options import AFTER_DASHES, ThinkingCommand, engine_options
+from localchat.cli.options import (
+    AFTER_DASHES,
+    ThinkingCommand,
+    complete_file,
+    complete_model,
+    engine_options,
+)
 from localchat.cli.tries_flags import tries_flags
 
 if TYPE_CHECKING:
@@ -55,10 +61,16 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
     for decorator in (
         click.option("--regex", metavar="PATTERN", help="Answer with a match of this pattern."),
         click.option(
-            "--grammar", metavar="FILE", help="Answer with a text of this grammar (Lark or GBNF)."
+            "--grammar",
+            metavar="FILE",
+            shell_complete=complete_file,
+            help="Answer with a text of this grammar (Lark or GBNF).",
         ),
         click.option(
-            "--schema", metavar="FILE|JSON", help="Answer with JSON that this JSON Schema allows."
+            "--schema",
+            metavar="FILE|JSON",
+            shell_complete=complete_file,
+            help="Answer with JSON that this JSON Schema allows.",
         ),
         click.option(
             "--conversation",
@@ -88,6 +100,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
             "files",
             multiple=True,
             metavar="FILE",
+            shell_complete=complete_file,
             help="Text, PDF, DOCX or HTML that comes first; repeatable.",
         ),
     ):
@@ -113,7 +126,7 @@ def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -
 
 
 @click.command("run", cls=PromptWords)
-@click.argument("model_word", metavar="[MODEL]", required=False)
+@click.argument("model_word", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.argument("words", metavar="[PROMPT]", nargs=-1, shell_complete=complete_mention)
 @prompt_options
 @tries_flags

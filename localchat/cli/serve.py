@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.document_options import open_library
-from localchat.cli.options import load_flags
+from localchat.cli.options import complete_model, load_flags
 from localchat.cli.service_unit import FORMATS, default_format
 from localchat.errors import UsageError
 from localchat.sanitize import sanitize_line
@@ -34,7 +34,7 @@ _EDITOR_S = 8 * 3600
 
 
 @click.command("serve")
-@click.argument("model_word", metavar="[MODEL]", required=False)
+@click.argument("model_word", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.option(
     "--host", default="127.0.0.1", metavar="HOST", help="Address to listen on; this machine alone."
 )
@@ -67,7 +67,10 @@ _EDITOR_S = 8 * 3600
     help="Learned documents that clients may ask, as MODEL@NAME; repeatable.",
 )
 @click.option(
-    "--longest", type=click.IntRange(1), metavar="TOKENS", help="The longest answer; 32768."
+    "--longest",
+    type=click.IntRange(1, 1_000_000_000),  # more would not reach the engine
+    metavar="TOKENS",
+    help="The longest answer; 32768.",
 )
 @click.option(
     "--parallel",

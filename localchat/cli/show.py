@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.options import complete_model
 from localchat.cli.output import print_json, print_lines
 from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command("show")
-@click.argument("word", metavar="MODEL")
+@click.argument("word", metavar="MODEL", shell_complete=complete_model)
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj

@@ -3,13 +3,14 @@
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.options import complete_model
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError, ModelMissing
 
 
 @click.command("stop")
-@click.argument("model", metavar="[MODEL]", required=False)
+@click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.pass_obj
 def command(app: AppContext, model: str | None) -> None:
     """End the running server, or unload one of its models.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import given_flags, load_flags
+from localchat.cli.options import complete_model, given_flags, load_flags
 from localchat.cli.output import confirm, print_json, print_report, report_width, table
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, UsageError
@@ -23,7 +23,7 @@ _HEAD = ("SETTING", "INSTEAD OF", "SPEED", "")
 
 
 @click.command("tune")
-@click.argument("word", metavar="MODEL")
+@click.argument("word", metavar="MODEL", shell_complete=complete_model)
 @click.option(
     "--clients", type=click.IntRange(1, 255), default=1, metavar="N", help="Requests at once; 1."
 )

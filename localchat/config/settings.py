@@ -4,6 +4,7 @@ A key has one name everywhere: `context_length` in the settings file (settings_f
 `LOCALCHAT_CONTEXT_LENGTH` in the environment, and its flag in `KEYS`. `Settings` holds types and defaults.
 """
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
@@ -14,7 +15,10 @@ from msgspec import Meta
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 
-_Count = Annotated[int, Meta(ge=1)]
+_MOST: Final = 2**31 - 1
+"""Of a whole number: what the engine's and llama.cpp's fields hold."""
+_Count = Annotated[int, Meta(ge=1, le=_MOST)]
+_Whole = Annotated[int, Meta(ge=0, le=_MOST)]
 _Gigabytes = Annotated[float, Meta(gt=0, le=1_000_000)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -30,10 +34,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     remote: Annotated[str, Meta(min_length=1)] | None = None
     context_length: _Count | None = None
     kv_cache_type: Literal["f16", "bf16", "fp8", "fp8_e4m3", "q8_0", "q4_0"] | None = None
-    cache_ram_mib: Annotated[int, Meta(ge=0)] | None = None
+    cache_ram_mib: _Whole | None = None
     cache_disk_gb: Annotated[float, Meta(ge=0, le=1_000_000)] = 10.0
-    gpu_layers: Annotated[int, Meta(ge=0)] | Literal["auto", "all"] = "auto"
-    experts_on_cpu: Annotated[int, Meta(ge=0)] | Literal["auto"] = "auto"
+    gpu_layers: _Whole | Literal["auto", "all"] = "auto"
+    experts_on_cpu: _Whole | Literal["auto"] = "auto"
     require_gpu: bool = False
     vram_gb: _Gigabytes | None = None
     kv_gb: _Gigabytes | None = None
@@ -44,10 +48,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
     draft: Annotated[str, Meta(min_length=1)] | None = None
-    keep_alive: Annotated[int, Meta(ge=-1)] = 300
+    keep_alive: Annotated[int, Meta(ge=-1, le=_MOST)] = 300
     attach: bool = True
     temperature: Annotated[float, Meta(ge=0, le=10)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_k: _Whole | None = None
     top_p: _Share | None = None
     min_p: _Share | None = None
     typical_p: _Share | None = None
@@ -60,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
     n: Annotated[int, Meta(ge=1, le=16)] = 1
     think: Literal["auto", "on", "off"] = "auto"
-    think_budget: Annotated[int, Meta(ge=0)] | None = None
+    think_budget: _Whole | None = None
     hide_reasoning: bool = False
     stats: bool = False
     quiet: bool = False
@@ -216,6 +220,9 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
 }
 
+_TOO_LARGE: Final = re.compile(r"Expected `int` <= (\d+)")
+"""How msgspec says that a number is above its bound."""
+
 SAMPLING_KEYS: Final = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed"),
@@ -277,10 +284,18 @@ def convert(key: str, given: Given) -> object:
     try:
         return msgspec.convert(value, kind, strict=not isinstance(value, str), str_keys=True)
     except msgspec.ValidationError as problem:
-        shown = f"{given.value!r:.80}"
+        texts = value if key == "stop" and isinstance(value, list) else [given.value]
+        shown = ", ".join(map(repr, texts))[:80]
         # A flag names its key already.
         named = given.origin if given.origin.startswith("--") else f"{given.origin}: {key}"
-        raise UsageError(f"{named} must be {KEYS[key].valid}, not {shown}") from problem
+        raise UsageError(f"{named} must be {_valid(key, problem)}, not {shown}") from problem
+
+
+def _valid(key: str, problem: msgspec.ValidationError) -> str:
+    """What a key takes; its bound, where that was exceeded and is not among these words."""
+    bound = _TOO_LARGE.match(str(problem))
+    valid = KEYS[key].valid
+    return valid if bound is None or bound[1] in valid else f"at most {int(bound[1]):,}"
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:

@@ -23,7 +23,7 @@ from localchat.documents.pages import (
 )
 from localchat.documents.passages import Passage, passages_of
 from localchat.documents.question import match_query
-from localchat.errors import FileMissing, LocalchatError, UsageError
+from localchat.errors import FileMissing, LocalchatError, UsageError, reason
 from localchat.history.search_query import segmented
 from localchat.sanitize import sanitize_line
 
@@ -37,6 +37,12 @@ _FUSION: Final = 60
 """Rank at which a passage counts half as much as the first, where two rankings are joined."""
 _EMBEDDED_AT_ONCE: Final = 1024
 _COMMIT_EVERY_S: Final = 2.0
+_HINTS: Final = {
+    sqlite3.SQLITE_BUSY: "another localchat reads them: try again",
+    sqlite3.SQLITE_LOCKED: "another localchat reads them: try again",
+    sqlite3.SQLITE_FULL: "the disk is full: make room and try again",
+    sqlite3.SQLITE_READONLY: "the file or its folder is read-only",
+}
 _SCHEMA: Final = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE source (place TEXT PRIMARY KEY);
@@ -89,12 +95,15 @@ class Collection:
     """An open collection. For one thread at a time; raises LocalchatError. Close it."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Raises UsageError if there is none and `create` is false."""
+        """Raises UsageError if there is none and `create` is false, LocalchatError if it cannot be opened."""
         self.path = path
         self.name = path.stem
         if create:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            try:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            except OSError as problem:
+                raise LocalchatError(f"{path} cannot be written: {reason(problem)}") from problem
         elif not path.exists():
             raise UsageError(f"there are no documents @{self.name}", hint="localchat learn --list")
         with self._errors():
@@ -137,12 +146,12 @@ class Collection:
         try:
             yield
         except sqlite3.Error as problem:
-            busy = isinstance(problem, sqlite3.OperationalError) and "locked" in str(problem)
+            # The first byte of the code is SQLite's error; the others say more about it.
+            code = getattr(problem, "sqlite_errorcode", 0) & 0xFF
+            again = f"localchat learn --forget {self.name} removes them; then learn them again"
             raise LocalchatError(
                 f"the documents @{self.name} cannot be used: {problem}",
-                hint="another localchat reads them: try again"
-                if busy
-                else f"localchat learn --forget {self.name} removes them; then learn them again",
+                hint=_HINTS.get(code, again),
             ) from problem
 
     @contextmanager

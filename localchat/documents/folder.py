@@ -42,8 +42,15 @@ def entries(folder: Path, *, hidden: bool = False) -> tuple[list[Path], list[Pat
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-                elif entry.is_file():
+                elif _is_file(entry):
                     files.append(Path(entry.path))
     except OSError:
         return [], []  # an unreadable folder has no completions
     return files, folders
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself
+        return False

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from localchat.documents.pages import MAX_FILE_BYTES
-from localchat.errors import NetworkError, UsageError
+from localchat.errors import NetworkError, UsageError, connection_failure
 
 _SILENCE_S: Final = 30.0
 _MOST_REDIRECTS: Final = 5
@@ -36,10 +36,8 @@ def fetch(url: str) -> tuple[str, bytes]:
     except (httpx2.InvalidURL, ValueError) as problem:
         raise UsageError(f"{url} is not the address of a document: {problem}") from problem
     except httpx2.HTTPError as problem:
-        why = str(problem) or type(problem).__name__
-        raise NetworkError(
-            f"{url} cannot be fetched: {why}", hint="the address, or the network"
-        ) from problem
+        failure = connection_failure(problem, url)
+        raise NetworkError(failure.message, hint=failure.hint) from problem
     if kind in ("text/html", "application/xhtml+xml") and not name.endswith((".html", ".htm")):
         name = f"{name}.html"
     return name, bytes(data)

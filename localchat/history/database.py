@@ -186,6 +186,7 @@ def _translated(problem: Exception, path: Path | None) -> HistoryUnusable:
     hints = {
         sqlite3.SQLITE_BUSY: "another localchat is writing for too long; try again",
         sqlite3.SQLITE_FULL: "the disk is full: make room and try again",
+        sqlite3.SQLITE_IOERR: "the disk may be full or failing: make room and try again",
         sqlite3.SQLITE_READONLY: "the file or its folder is read-only; --no-history works without it",
         sqlite3.SQLITE_CORRUPT: "the file is damaged: move it away, or rescue it with sqlite3's .recover",
     }

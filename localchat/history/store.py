@@ -144,7 +144,12 @@ class History:
         ids = [str(id_) for (id_,) in rows]
         if prefix in ids:
             return prefix
-        if not ids or len(prefix) < _SHORTEST_PREFIX:
+        if ids and len(prefix) < _SHORTEST_PREFIX:
+            raise UsageError(
+                f"{id_or_prefix!r} is too short for the id of a conversation",
+                hint=f"write its first {_SHORTEST_PREFIX} digits or more; localchat history list shows them",
+            )
+        if not ids:
             raise UsageError(
                 f"there is no conversation {id_or_prefix!r}",
                 hint="localchat history list shows them; the first digits of an id are enough",

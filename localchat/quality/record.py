@@ -160,10 +160,11 @@ class QualityStore:
         path = Path(word).expanduser()
         if path.is_file():
             return _read(path)
-        kept = f"there are 1 to {numbers[-1]}" if numbers else "there is none yet"
+        kept = "localchat quality --list shows those that are kept"
+        none = "there is none yet: localchat quality A B makes one"
         raise UsageError(
             f"there is no quality result {word!r}",
-            hint=f"{kept}: localchat quality --list; or give the file of a record",
+            hint=f"{kept if numbers else none}; or give the file of a record",
         )
 
     def _numbers(self) -> list[int]:

@@ -1,5 +1,6 @@
 """Table of slash commands for completion, help and the command palette."""
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from localchat.errors import UsageError
@@ -106,8 +107,8 @@ def is_known(word: str) -> bool:
     return word.removeprefix("/").lower() in _BY_NAME
 
 
-def instead(word: str) -> str:
-    """A hint for a word that is no command; without its slash."""
+def instead(word: str, names: Sequence[str] = ()) -> str:
+    """A hint for a word without its slash that is no command. names: those there are; none: the screen's."""
     from localchat.config.settings import KEYS, find_key  # the questions are shown without settings
 
     meant = word.lower()
@@ -121,7 +122,7 @@ def instead(word: str) -> str:
     try:
         return f"use /set {find_key(meant, '')} VALUE"
     except UsageError:
-        return did_you_mean(meant, [one.name for one in COMMANDS])
+        return did_you_mean(meant, names or [one.name for one in COMMANDS])
 
 
 def parse(line: str) -> CommandCall:

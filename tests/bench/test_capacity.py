@@ -208,6 +208,13 @@ def test_a_tighter_target_needs_more_copies() -> None:
     assert (none.copies, none.queue) == (0, None)
 
 
+def test_however_many_copies_are_needed_they_are_all_counted() -> None:
+    one = capacity(source().costs, LENGTHS).requests_per_s
+    found = make_plan(source(), demand(requests_per_s=one * 1_000_000), Prices())
+    assert found.copies > 1_000_000
+    assert found.queue is not None and found.queue.load <= 0.81
+
+
 def test_the_kv_cache_bounds_what_runs_at_once() -> None:
     found = make_plan(source(), demand(), Prices())
     assert (found.conversations, found.costs.slots) == (10, 10)
@@ -215,6 +222,8 @@ def test_the_kv_cache_bounds_what_runs_at_once() -> None:
     assert (short.conversations, short.costs.slots) == (75, 16)
     longer = make_plan(source(), demand(prompt_tokens=900), Prices())
     assert (longer.conversations, longer.costs.slots) == (3, 3)
+    with pytest.raises(UsageError, match="a request of 3,100 tokens is longer than the KV cache"):
+        make_plan(source(), demand(prompt_tokens=3000), Prices())
 
 
 def test_energy_goes_to_prefill_decode_and_wasted_drafts() -> None:

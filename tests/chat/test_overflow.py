@@ -171,6 +171,14 @@ def test_the_offers_name_messages_tokens_and_memory() -> None:
     assert "does not fit now" in examine(talk([100] * 20), COUNT, tight).choices[2].label
 
 
+def test_one_message_to_leave_out_is_told_in_the_singular() -> None:
+    unanswered = Conversation()
+    for text in ("x" * 5000, "last"):
+        unanswered.add(Message("user", text), parent=unanswered.head)
+    label = examine(unanswered, COUNT, ENGINE.info()).choices[0].label
+    assert label.startswith("leave out the oldest message (5,")
+
+
 def test_a_backend_offers_the_small_cache_that_it_has() -> None:
     info = replace(
         ENGINE.info(),

@@ -333,10 +333,10 @@ def test_files_that_do_not_match_are_refused(
     batch: Batch, source: Callable[..., list[str]], tmp_path: Path, call: Call
 ) -> None:
     missing = batch("-m", "http://127.0.0.1:9")
-    assert missing.code == 2 and "does not exist" in missing.err
+    assert missing.code == 3 and "there is no file" in missing.err
     assert "pipe" not in missing.err
     nowhere = call(SCENARIOS["hello"], "batch", tmp_path / "in.jsonl", named=False)
-    assert nowhere.code == 2 and "does not exist" in nowhere.err
+    assert nowhere.code == 3 and "there is no file" in nowhere.err
     source("one", "two")
     nowhere = call(SCENARIOS["hello"], "batch", tmp_path / "in.jsonl", named=False)
     assert nowhere.code == 2 and "-o OUT.jsonl is missing" in nowhere.err

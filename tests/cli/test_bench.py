@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from localchat.bench.server_process import ServerCommand, server_process
+from localchat.config.paths import find_paths
 from tests.support.cli_program import SCENARIOS
 from tests.support.http_server import running
 from tests.support.terminal_screen import Call, Outcome, Screen
@@ -100,10 +101,27 @@ def test_two_results_are_compared(bench: Bench, script: Path) -> None:
     assert "nothing at the same place" in refused.err
 
 
+def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script: Path) -> None:
+    folder = find_paths(os.environ).data_dir / "benchmarks"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.touch()
+    outcome = bench(script, *SHORT, "--clients", "1")
+    assert outcome.code == 1
+    assert "CLIENTS" in outcome.out and "Not kept" in outcome.out
+    assert "the benchmark cannot be kept in" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
         (("nothing-here",), 3, "no model 'nothing-here'"),
+        (
+            ("guide", "--clients", "1,99999999999"),
+            2,
+            "'99999999999' is too large; it is at most 4,096",
+        ),
+        (("guide", "--seconds", "nan"), 2, "'nan' is not a valid number"),
+        (("--show", "7"), 2, "there is none yet: localchat bench MODEL makes one"),
         (("http://127.0.0.1:9",), 5, "127.0.0.1:9"),
         (("guide", "--shape", "chta"), 2, "512+128"),
         (("guide", "--ttft", "soon"), 2, "--ttft 500ms"),

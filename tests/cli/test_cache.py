@@ -35,6 +35,7 @@ def test_models_are_listed_and_one_is_cleared(call: Call) -> None:
     listed = call((), "cache", "list").out
     assert "first" in listed and "second" in listed and "in all" in listed
     assert call((), "cache", "clear", "first", "--yes").code == 0
+    assert "nothing is kept of first; " in call((), "cache", "clear", "first").err
     assert [line["model"] for line in json.loads(call((), "cache", "list", "--json").out)] == [
         "second"
     ]

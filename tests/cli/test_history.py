@@ -142,6 +142,8 @@ def test_there_must_be_something_to_go_on_with(call: Call) -> None:
     assert call(SCENARIOS["hello"], "--conversation", "ffff", "hi").code == 2
     call(SCENARIOS["hello"], "hi")
     named = ("--conversation", str(conversations(call)[0]["id"]))
+    short = call(SCENARIOS["hello"], "--conversation", named[1][:3], "hi")
+    assert (short.code, "is too short for the id" in short.err) == (2, True)
     assert call(SCENARIOS["hello"], "-c", *named, "hi").code == 2
     assert call(SCENARIOS["hello"], *named, "hi").code == 0
 
@@ -306,3 +308,9 @@ def test_a_list_that_is_cut_says_so(call: Call) -> None:
     assert len(cut.out.splitlines()) == 4
     assert "more than 2 were found; -n shows more" in cut.err
     assert not call((), "history", "search", "question").err
+
+
+@pytest.mark.parametrize("verb", [("list",), ("search", "x")])
+def test_a_limit_that_nothing_can_reach_is_refused(call: Call, verb: tuple[str, ...]) -> None:
+    refused = call((), "history", *verb, "-n", "1" + "0" * 20)
+    assert (refused.code, "is not in the range" in refused.err) == (2, True)

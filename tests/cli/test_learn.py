@@ -1,6 +1,7 @@
 """`localchat learn`, and `@NAME` before prompts, in pipes and in line mode."""
 
 import json
+import socket
 from pathlib import Path
 
 import click
@@ -44,6 +45,32 @@ def test_files_without_text_are_not_learned(call: Call, tmp_path: Path) -> None:
     learned = call((), "learn", file)
     assert (learned.code, "there is no text in" in learned.err) == (2, True)
     assert json.loads(call((), "learn", "--list", "--json").out) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_not_taken_for_a_missing_name(
+    call: Call, folder: Path
+) -> None:
+    documents = find_paths({}).data_dir / "documents"
+    documents.parent.mkdir(parents=True)
+    documents.touch()
+    learned = call((), "learn", folder)
+    assert learned.code == 1
+    assert "my-contracts.sqlite3 cannot be written: File exists" in learned.err
+
+
+def test_an_address_where_nothing_listens_is_told_in_words(call: Call) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/a.html"
+        learned = call((), "learn", url)
+    assert learned.code == 5
+    assert f"cannot reach {url}: nothing listens there" in learned.err
+    assert "Errno" not in learned.err
+
+
+def test_one_token_is_told_in_the_singular(call: Call, folder: Path) -> None:
+    (folder / "lease.md").write_text("May.\n")
+    assert "1 file, about 1 token (1 read)" in call((), "learn", folder).err
 
 
 def test_passages_stand_before_the_question_and_are_told(call: Call, folder: Path) -> None:

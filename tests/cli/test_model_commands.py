@@ -386,3 +386,29 @@ def test_rm_of_an_alias_of_nothing_does_not_say_that_its_model_stays(
     removed = verb("rm", "--yes", "short")
     assert removed.code == 0
     assert "is gone already" in removed.err
+
+
+# ---------------------------------------------------------------------------- completion
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("localchat run mi", "plain,mine"),
+        ("localchat -m mi", "plain,mine"),
+        ("localchat run guide --draft mi", "plain,mine"),
+        ("localchat show mi", "plain,mine"),
+        ("localchat run ./mi", "file,./mi"),
+        ("localchat -f mi", "file,mi"),
+        ("localchat --schema mi", "file,mi"),
+        ("localchat learn mi", "file,mi"),
+    ],
+)
+def test_a_shell_completes_models_and_files(
+    verb: Verb, models_dir: Path, monkeypatch: pytest.MonkeyPatch, words: str, completed: str
+) -> None:
+    gguf(models_dir / "mine.gguf")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    monkeypatch.setenv("_LOCALCHAT_COMPLETE", "bash_complete")
+    assert verb().out.splitlines() == [completed]

@@ -134,6 +134,8 @@ def test_a_route_needs_copies_of_both_models(plan: Plan) -> None:
     [
         (("m", "--users", "1", "--rate", "1"), "give one of them"),
         (("m", "--every", "often"), "which is no time"),
+        (("m", "--users", "nan"), "'--users': 'nan' is not a valid number"),
+        (("m", "--rate", "inf"), "'--rate': 'inf' is not a valid number"),
         (("m", "--price", "gold=1"), "kwh, machine_hour"),
         (("m", "--from", "9"), "there is no benchmark '9'"),
         (("other", "--from", "1"), "no series of other"),

@@ -1,12 +1,15 @@
 """quality: what it prints, keeps and refuses. Its figures: tests/quality."""
 
 import json
+import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from localchat.config.paths import find_paths
+from localchat.quality.record import FOLDER
 from tests.support.cli_program import SCENARIOS
 from tests.support.terminal_screen import Call, Outcome
 
@@ -53,6 +56,20 @@ def test_settings_are_compared_and_the_result_is_kept(
     assert quality("--list").out.splitlines()[1].split()[0] == "1"
     compared = quality("--compare", "1", "last").out
     assert sum(line.startswith("1 ") for line in compared.splitlines()) == 4
+
+
+def test_a_result_that_cannot_be_kept_is_shown_all_the_same(
+    quality: Quality, script: Path, tmp_path: Path
+) -> None:
+    questions = tmp_path / "set.jsonl"
+    questions.write_text('{"question": "How?", "answer": "hello", "match": "contains"}\n')
+    folder = find_paths(os.environ).data_dir / FOLDER
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.touch()
+    outcome = quality(script, *SHORT, "--set", questions)
+    assert outcome.code == 1
+    assert "RIGHT" in outcome.out
+    assert "the result cannot be kept in" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A conversation by lines: when it outgrows the context, and its commands."""
 
 import json
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -235,6 +236,25 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
         "leave (also Ctrl+D)",
     ):
         assert words in talk.shown
+
+
+def test_an_unknown_command_names_those_of_the_line_mode(run: Run) -> None:
+    (said,) = [line for line in run(["/qqqqqq"]).shown.splitlines() if "/qqqqqq" in line]
+    assert "valid names: clear, compact, everything, export, help, " in said
+    assert "model" not in said
+
+
+def test_an_answer_that_is_stopped_before_its_first_word_has_no_text_to_keep(run: Run) -> None:
+    class Stopping(TightEngine):
+        def generate(self, request: GenerateRequest) -> Stream:
+            stream = super().generate(request)
+            signal.raise_signal(signal.SIGINT)
+            return stream
+
+    answer = ScriptedAnswer(pieces=(), events=(Accepted(1, 2, 9), Finished(0, "cancelled"), DONE))
+    talk = run(["one"], engine=Stopping(lambda request: answer, context_tokens=1500))
+    assert "stopped before the first word" in talk.shown
+    assert "the text so far" not in talk.shown
 
 
 def test_a_path_at_the_beginning_is_text(run: Run) -> None:

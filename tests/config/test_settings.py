@@ -1,6 +1,7 @@
 """Settings: one name everywhere, and errors that name file, key and valid values."""
 
 import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -59,7 +60,29 @@ def test_any_value_becomes_the_type_or_a_usage_error(key: str, value: object) ->
     except UsageError as refused:
         refusal = refused
     if refusal is not None:
-        assert f"{key} must be {KEYS[key].valid}" in refusal.message
+        assert re.search(
+            rf"{key} must be ({re.escape(KEYS[key].valid)}|at most [\d,]+), not .", refusal.message
+        )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("threads", "999999", "--x must be at most 1,024, not '999999'"),
+        ("cache_ram_mib", "1" + "0" * 30, "--x must be at most 2,147,483,647, not '1000"),
+        ("gpu_layers", "1" + "0" * 30, "--x must be at most 2,147,483,647, not '1000"),
+        ("keep_alive", 10**12, "--x must be at most 2,147,483,647, not 1000"),
+        ("n", "17", "--x must be a whole number from 1 to 16, not '17'"),
+        ("stop", [""], "--x must be text that is not empty, 16 at most, not ''"),
+        ("seed", [], "--x must be a whole number from 0, not []"),
+    ],
+)
+def test_a_refused_value_is_told_the_bound_that_it_exceeds(
+    key: str, value: object, said: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        convert(key, Given(value, "--x"))
+    assert refused.value.message.startswith(said)
 
 
 def test_writing_keeps_comments_order_and_other_values(tmp_path: Path) -> None:

@@ -48,6 +48,21 @@ def test_a_folder_is_read_with_its_places_and_binary_files_are_counted(
     assert (found.files, found.skipped) == (2, {"is a binary file": 1})
 
 
+def test_a_full_disk_is_no_reason_to_forget_the_documents(
+    collection: Collection, source: Path
+) -> None:
+    (source / "long.txt").write_text("It rains. " * 100_000)
+    collection._db.execute("PRAGMA max_page_count = 20")  # SQLite says then that the disk is full
+    with pytest.raises(LocalchatError, match="is full") as refused:
+        collection.learn([str(source)])
+    assert refused.value.hint == "the disk is full: make room and try again"
+
+
+def test_a_link_to_itself_hides_no_file_of_its_folder(collection: Collection, source: Path) -> None:
+    (source / "link").symlink_to("link")
+    assert collection.learn([str(source)]) == Changes(2, 0, 0)
+
+
 def test_only_what_changed_is_read_again_and_what_is_gone_goes(
     collection: Collection, source: Path
 ) -> None:

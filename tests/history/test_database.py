@@ -46,6 +46,22 @@ def written(path: Path, script: str) -> Path:
     return path
 
 
+def test_an_error_of_the_disk_says_what_may_help(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> sqlite3.Connection:
+        problem = sqlite3.OperationalError("disk I/O error")
+        problem.sqlite_errorcode = (
+            sqlite3.SQLITE_IOERR_SHMSIZE
+        )  # as where a full disk has no room for it
+        raise problem
+
+    monkeypatch.setattr("localchat.history.database.sqlite3.connect", fails)
+    with pytest.raises(HistoryUnusable) as refused:
+        History.open(path)
+    assert refused.value.hint == "the disk may be full or failing: make room and try again"
+
+
 def test_a_file_of_the_first_version_is_brought_up_with_all_it_holds(path: Path) -> None:
     with History.open(written(path, FIRST_VERSION)) as history:
         conversation = history.load("c1")

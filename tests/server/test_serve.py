@@ -167,6 +167,13 @@ def test_network_needs_a_key_or_an_explicit_flag(tmp_path: Path) -> None:
         assert "sk-0123456789" not in talk
 
 
+def test_a_longest_answer_that_no_engine_could_be_told_is_refused() -> None:
+    with serve("guide", "--port", "0", "--longest", "1" + "0" * 20) as process:
+        _, talk = process.communicate(timeout=90)
+        assert process.returncode == 2
+    assert "is not in the range" in talk
+
+
 def test_a_port_that_is_taken_ends_the_verb() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -1,0 +1,24 @@
+"""What the line mode reads from a terminal."""
+
+import pytest
+
+from localchat.cli.line_input import TerminalKeyboard
+from localchat.cli.streams import Terminal
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("x" * 4095, True),
+        ("語" * 1365, True),
+        ("x" * 4094 + "\udce8", True),  # cut within a character
+        ("x" * 4094, False),
+        ("x" * 20_000, False),
+    ],
+)
+def test_a_line_as_long_as_the_system_keeps_ahead_may_be_cut_and_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str, told: bool
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda sign="": line)
+    assert TerminalKeyboard(Terminal({}, quiet=True)).read() == line
+    assert ("the end of this line may be missing" in capfd.readouterr().err) == told
