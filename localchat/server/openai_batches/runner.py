@@ -78,6 +78,7 @@ class BatchRunner:
 
     async def work(self) -> None:
         """Run batches until it is cancelled. What is in flight then is asked again by the next server."""
+        told = ""
         while True:
             try:
                 with self._folder_lock() as locked:
@@ -91,10 +92,14 @@ class BatchRunner:
                                     await self._wake.wait()
                             continue
                         await self._run(record)
+                        told = ""
             except* (OSError, LocalchatError) as group:
                 # A full disk, for instance: the batch goes on once there is room.
-                for error in group.exceptions:
-                    log.error("batches cannot go on: %s", error)
+                if (trouble := "; ".join(map(str, group.exceptions))) != told:
+                    log.error("batches cannot go on: %s", trouble)
+                told = trouble
+            except* Exception:
+                log.exception("batches cannot go on")
             finally:
                 self.active = False
             await asyncio.sleep(_POLL_S)

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +23,7 @@ from localchat.engine.scripted import ScriptedAnswer
 from localchat.server import multipart
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.openai_batches import completion, runner
+from localchat.server.openai_batches import runner as batch_runner
 from localchat.server.openai_batches.runner import BatchRunner
 from localchat.server.openai_batches.store import BatchRecord, BatchStore, FileRecord
 from tests.support.http_server import UNHURRIED, Stage, ask, said, serving, settled
@@ -298,6 +300,28 @@ def test_batch_that_is_created_as_the_runner_looks_in_vain_begins(
         stages.put(begins)
         assert settled(lambda: bool(made), 5.0)
         assert settled(lambda: _completed(client, made[0]) == 1, 5.0)
+
+
+def test_trouble_that_stays_is_told_once_and_the_runner_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    look, full = BatchRunner._next, OSError("the disk is full")
+    troubles = [full, full, KeyError("a fault of the program"), full]
+    recovered = Event()
+
+    def troubled(runner: BatchRunner) -> BatchRecord | None:
+        if troubles:
+            raise troubles.pop(0)
+        recovered.set()
+        return look(runner)
+
+    monkeypatch.setattr(BatchRunner, "_next", troubled)
+    monkeypatch.setattr(batch_runner, "_POLL_S", 0.01)
+    with serving(batches=tmp_path) as stage, client_of(stage) as client:
+        assert recovered.wait(90)
+        assert ended(client, begun(client, lines(["a"]))).status == "completed"
+    told = [record.getMessage() for record in caplog.records if "batches" in record.getMessage()]
+    assert told == ["batches cannot go on: the disk is full", "batches cannot go on"]
 
 
 def test_batch_that_is_cancelled_as_the_runner_takes_it_asks_nothing(
