@@ -124,7 +124,7 @@ def _named(path: Path) -> Search:
     what = "is a folder without libllama" if path.is_dir() else "is not there"
     return Search(
         None,
-        (f"{VARIABLE} names {path}, which {what}.",),
+        (f"{VARIABLE} or --llamacpp-library names {path}, which {what}.",),
         f"Name a libllama, or one of {', '.join(_SOURCES)}; without it localchat looks for one itself.",
     )
 

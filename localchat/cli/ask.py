@@ -73,8 +73,10 @@ def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
 
 
 def _nothing_to_ask() -> UsageError:
+    at_terminal = sys.stdin is not None and sys.stdin.isatty()
+    missing = "no prompt" if at_terminal else "no prompt, and stdin is empty"
     return UsageError(
-        "there is nothing to ask: no prompt, and stdin is empty",
+        f"there is nothing to ask: {missing}",
         hint='localchat "prompt", or text | localchat "question"; on a terminal, localchat alone chats',
     )
 

@@ -2,11 +2,13 @@
 
 import errno
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from localchat.cli import render_answer
+from localchat.cli import ask, render_answer
 from localchat.cli.render_answer import AnswerDisplay, ReceivedAnswer
 from localchat.config.paths import find_paths
 from localchat.engine.events import MetricsSnapshot
@@ -351,3 +353,8 @@ def test_an_engine_that_dies_in_an_answer_is_no_reason_for_another_model(
 ) -> None:
     assert call(SCENARIOS["hello"], "-m", model, "hi", named=False).code == 0
     assert "because it answered last" not in call(SCENARIOS["dies"], "hi", named=False).err
+
+
+def test_a_terminal_is_not_called_an_empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    assert ask._nothing_to_ask().message == "there is nothing to ask: no prompt"
