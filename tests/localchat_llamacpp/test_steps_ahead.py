@@ -16,6 +16,7 @@ from localchat.backend_api.interface import (
     Truncate,
 )
 from localchat_llamacpp.runner import LlamaCppRunner
+from localchat_llamacpp.slots import Slots
 from tests.support.llamacpp_core import Core, request
 from tests.support.llamacpp_driver import GREEDY, Start
 from tests.support.llamacpp_models import VOCAB
@@ -176,3 +177,23 @@ def test_texts_are_those_of_one_step_in_flight_whoever_is_preempted(
         assert core.core.preemptions
         found.append(_texts(core, prompts, max_tokens=40, speculation=speculation))
     assert found[0] == found[1] == found[2] == found[3]
+
+
+@pytest.mark.parametrize("gpu_layers", [0, -1])
+def test_a_text_whose_saved_state_finds_no_room_is_computed_and_the_others_go_on(
+    start: Start, gpu_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = PROMPT[:60][::-1]
+    asked = [request(other), request((*PROMPT, 5)), request((*PROMPT, 6))]
+    expected = [Core(start().runner).say(one).tokens for one in asked]
+    core = Core(start(gpu_layers=gpu_layers).runner)
+    core.say(request(PROMPT))
+    first = core.ask(asked[0])
+    core.step(2)
+    load, refusals = Slots._load, iter(range(2))
+    monkeypatch.setattr(Slots, "_load", lambda *how: next(refusals, None) is None and load(*how))
+    ids = [first, *map(core.ask, asked[1:])]
+    core.run_until_idle()
+    assert next(refusals, None) is None
+    assert [core.received[id_].error for id_ in ids] == [None] * 3
+    assert [core.received[id_].tokens for id_ in ids] == expected
