@@ -29,7 +29,7 @@ def _append(request_state: RequestState, rows: Iterable[bytes]) -> None:
     try:
         with Path(request_state.request.prompt_logprobs_file).open("ab") as file:
             file.writelines(rows)
-    except OSError:
+    except (OSError, ValueError):  # a name with a null character
         request_state.all_logprobs_failed = True
 
 
