@@ -240,7 +240,7 @@ class LlamaCppRunner:
         plan, step.started_s, step.void = step.plan, time.perf_counter(), void
         self._stop.clear()
         # Every operation runs, also after one that found no room: the KV cache manager counts on it.
-        done = [self._slots.apply(operation) for operation in plan.memory]
+        done = [self._slots.apply(operation, behind_short=void) for operation in plan.memory]
         self._enter(plan)
         if void or not all(done):
             step.status = "aborted" if all(done) else "out_of_memory"

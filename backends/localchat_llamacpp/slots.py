@@ -70,14 +70,15 @@ class Slots:
         """Tokens over all slots, shared ones counted each time."""
         return sum(self.lengths)
 
-    def apply(self, operation: MemoryOp) -> bool:
+    def apply(self, operation: MemoryOp, *, behind_short: bool = False) -> bool:
         """Execute one operation. False: no room in the cache, so that its slot is lost (a `Restore` or an
-        `Alias`)."""
+        `Alias`). `behind_short`: it was planned before it was known that the step before came back short."""
         match operation:
             case Alias(src, dst, tokens):
                 return self._alias(src, dst, tokens) or self._lose(dst)
             case Truncate(slot, tokens):
-                if slot not in self.lost:
+                missing = slot in self.lost or (behind_short and tokens > self.lengths[slot])
+                if not missing:
                     self.truncate(slot, tokens)
             case Drop(slot):
                 self.drop(slot)
