@@ -8,7 +8,18 @@ defaults that the library itself must report at each place. A library that repor
 import ctypes
 import platform
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int8, c_int32, c_size_t, c_void_p
+from ctypes import (
+    POINTER,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int,
+    c_int8,
+    c_int32,
+    c_size_t,
+    c_uint32,
+    c_void_p,
+)
 from ctypes import c_uint8 as c_flag
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -199,8 +210,11 @@ _FUNCTIONS: Final[Mapping[str, _Signature]] = {
     "llama_set_abort_callback": (None, (c_void_p, _AbortCallback, c_void_p)),
     "llama_set_n_threads": (None, (c_void_p, c_int32, c_int32)),
     "llama_state_seq_get_data": (c_size_t, (c_void_p, _Bytes, c_size_t, c_int32)),
+    "llama_state_seq_get_data_ext": (c_size_t, (c_void_p, _Bytes, c_size_t, c_int32, c_uint32)),
     "llama_state_seq_get_size": (c_size_t, (c_void_p, c_int32)),
+    "llama_state_seq_get_size_ext": (c_size_t, (c_void_p, c_int32, c_uint32)),
     "llama_state_seq_set_data": (c_size_t, (c_void_p, _Bytes, c_size_t, c_int32)),
+    "llama_state_seq_set_data_ext": (c_size_t, (c_void_p, _Bytes, c_size_t, c_int32, c_uint32)),
     "llama_supports_gpu_offload": (c_bool, ()),
     "llama_synchronize": _DROP,
     "llama_token_to_piece": (c_int32, (c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool)),

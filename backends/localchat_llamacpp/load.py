@@ -152,6 +152,7 @@ def _with_context(
             report=report(taken, sum(files)),
             drafter=drafter,
             on_gpu=plan.gpu_layers != 0,
+            window_only=spec.window_only,
         )
     except BaseException:
         if drafter is not None:

@@ -125,8 +125,10 @@ class LlamaCppRunner:
         report: MemoryReport,
         drafter: LlamaDrafter | None = None,
         on_gpu: bool = False,
+        window_only: bool = False,
     ) -> None:
-        """Own `weights`, `context` and `drafter` from here on. `on_gpu`: llama_decode returns early."""
+        """Own `weights`, `context` and `drafter` from here on. `on_gpu`: llama_decode returns early.
+        `window_only`: sliding-window layers keep no more than their window."""
         self._api: Any = library().api
         self.capabilities = capabilities
         self._weights = weights
@@ -137,7 +139,10 @@ class LlamaCppRunner:
         self._report = report
         self._drafter = drafter
         self._slots = Slots(
-            context, capabilities.max_slots + 1, can_truncate=capabilities.rewind != "checkpoint"
+            context,
+            capabilities.max_slots + 1,
+            can_truncate=capabilities.rewind != "checkpoint",
+            window_tokens=capabilities.rewind_tokens if window_only else 0,
         )
         self._sampler = Sampler(vocab_size)
         self._sequences: dict[int, _SequenceState] = {}
@@ -189,7 +194,10 @@ class LlamaCppRunner:
         short = step.status != "ok" and not step.void
         self._begun = self._begin(follows, void=short) if follows else None
         if step.status != "ok":
-            return StepResult(plan.number, (), computed, earliest, step.status, elapsed_s)
+            lost = tuple(sorted(self._slots.lost))
+            return StepResult(
+                plan.number, (), computed, earliest, step.status, elapsed_s, lost_slots=lost
+            )
         samples.sort(key=lambda sample: sample.index)
         notes = self._thread_notes(sum(computed), elapsed_s)
         return StepResult(plan.number, tuple(samples), computed, earliest, "ok", elapsed_s, notes)
@@ -232,7 +240,7 @@ class LlamaCppRunner:
         plan, step.started_s, step.void = step.plan, time.perf_counter(), void
         self._stop.clear()
         # Every operation runs, also after one that found no room: the KV cache manager counts on it.
-        done = [self._slots.apply(operation) for operation in plan.memory]
+        done = [self._slots.apply(operation, behind_short=void) for operation in plan.memory]
         self._enter(plan)
         if void or not all(done):
             step.status = "aborted" if all(done) else "out_of_memory"

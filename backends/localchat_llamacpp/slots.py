@@ -2,7 +2,8 @@
 
 Measured facts that shape this file: copying a sequence within the unified cache is metadata only; it does not
 clear the target; removing a tail is exact for a plain cache, does nothing for recurrent models, and for a
-sliding window returns True even where the window is gone.
+sliding window returns True even where the window is gone. Where sliding-window layers keep only their window,
+a cell that two sequences hold is never written over, also when both windows have moved on.
 """
 
 import ctypes
@@ -25,6 +26,8 @@ from localchat.backend_api.interface import (
 from localchat_llamacpp.native import library
 
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
+_WINDOW_LAYERS = 1
+"""LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the state of the sliding-window layers alone."""
 
 
 class _SavedState(NamedTuple):
@@ -40,16 +43,22 @@ class _SavedState(NamedTuple):
 class Slots:
     """KV cache of one context as numbered slots. Checks ids: out of range, native code ends the process."""
 
-    def __init__(self, context: int, count: int, *, can_truncate: bool) -> None:
-        """count: slots 0..count-1. can_truncate: whether a slot's tail can be removed."""
+    def __init__(
+        self, context: int, count: int, *, can_truncate: bool, window_tokens: int = 0
+    ) -> None:
+        """count: slots 0..count-1. can_truncate: whether a slot's tail can be removed. window_tokens: those
+        that sliding-window layers keep of each slot, where they do not keep all; else 0."""
         self._api: Any = library().api
         self._context = context
         self._memory = self._api.llama_get_memory(context)
         self._cuttable = can_truncate
+        self._window_tokens = window_tokens
         self._saved: dict[int, _SavedState] = {}
         self.count = count
         self.lengths = [0] * count
         """Tokens whose KV each slot holds."""
+        self.lost: set[int] = set()
+        """Slots that no room was found for: they are empty until they are filled or dropped."""
 
     @property
     def saved_bytes(self) -> int:
@@ -61,19 +70,22 @@ class Slots:
         """Tokens over all slots, shared ones counted each time."""
         return sum(self.lengths)
 
-    def apply(self, operation: MemoryOp) -> bool:
-        """Execute one operation. False: no room in the cache (only for a `Restore`)."""
+    def apply(self, operation: MemoryOp, *, behind_short: bool = False) -> bool:
+        """Execute one operation. False: no room in the cache, so that its slot is lost (a `Restore` or an
+        `Alias`). `behind_short`: it was planned before it was known that the step before came back short."""
         match operation:
             case Alias(src, dst, tokens):
-                self._alias(src, dst, tokens)
+                return self._alias(src, dst, tokens) or self._lose(dst)
             case Truncate(slot, tokens):
-                self.truncate(slot, tokens)
+                missing = slot in self.lost or (behind_short and tokens > self.lengths[slot])
+                if not missing:
+                    self.truncate(slot, tokens)
             case Drop(slot):
                 self.drop(slot)
             case Save(slot, key):
                 self._save(slot, key)
             case Restore(key, slot, tokens):
-                return self._restore(key, slot, tokens)
+                return self._restore(key, slot, tokens) or self._lose(slot)
             case Discard(key):
                 del self._saved[key]
             case Import(key, ranges):
@@ -87,6 +99,12 @@ class Slots:
         self._check(slot)
         self._api.llama_memory_seq_rm(self._memory, slot, -1, -1)
         self.lengths[slot] = 0
+        self.lost.discard(slot)
+
+    def _lose(self, slot: int) -> bool:
+        self.drop(slot)
+        self.lost.add(slot)
+        return False
 
     def truncate(self, slot: int, tokens: int) -> None:
         """Keep the first `tokens` of a slot."""
@@ -110,15 +128,30 @@ class Slots:
         """Lowest position that the slot still holds; 0 for an empty one."""
         return max(0, int(self._api.llama_memory_seq_pos_min(self._memory, slot)))
 
-    def _alias(self, src: int, dst: int, tokens: int) -> None:
+    def _alias(self, src: int, dst: int, tokens: int) -> bool:
         self._check(src)
         self.drop(dst)
+        if src in self.lost:
+            return False
         assert tokens <= self.lengths[src], f"slot {src} has no {tokens} tokens to share"
         # Recurrent models copy their whole state, whatever range is asked for.
         assert self._cuttable or tokens == self.lengths[src], "this model shares whole states only"
         if tokens:
             self._api.llama_memory_seq_cp(self._memory, src, dst, 0, tokens)
         self.lengths[dst] = tokens
+        # A longer text may fill the sliding-window layers, and shared they would stay full.
+        return not 0 < self._window_tokens < tokens or self._copy_window(dst)
+
+    def _copy_window(self, slot: int) -> bool:
+        """Give a slot cells of its own in the sliding-window layers. False: there is no room."""
+        size = int(self._api.llama_state_seq_get_size_ext(self._context, slot, _WINDOW_LAYERS))
+        if size == int(self._api.llama_state_seq_get_size(self._context, slot)):
+            return True  # this library keeps all layers in one cache
+        state = np.empty(size, np.uint8).ctypes.data_as(_BYTES)
+        arguments = self._context, state, size, slot, _WINDOW_LAYERS
+        written = int(self._api.llama_state_seq_get_data_ext(*arguments))
+        assert written == size, f"a window of {size} bytes saved as {written}"
+        return int(self._api.llama_state_seq_set_data_ext(*arguments)) == size
 
     def _save(self, slot: int, key: int) -> None:
         self._check(slot)
@@ -143,7 +176,6 @@ class Slots:
             # Loading empties its target first: the ranges pass through the scratch slot, without a copy.
             target = slot if single else self._scratch
             if not self._load(one.data, target):
-                self.drop(slot)
                 return False
             if not single:
                 self._api.llama_memory_seq_cp(self._memory, target, slot, one.start, one.end)

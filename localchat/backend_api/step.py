@@ -280,3 +280,6 @@ class StepResult(msgspec.Struct, frozen=True):
     """The runner's own time."""
     notes: tuple[str, ...] = ()
     """Sentences for the user."""
+    lost_slots: tuple[int, ...] = ()
+    """Where `status` is not ok: slots that an `Alias` or a `Restore` found no room for. They are empty, and
+    stay so until they are dropped."""

@@ -29,7 +29,7 @@ def _append(request_state: RequestState, rows: Iterable[bytes]) -> None:
     try:
         with Path(request_state.request.prompt_logprobs_file).open("ab") as file:
             file.writelines(rows)
-    except OSError:
+    except (OSError, ValueError):  # a name with a null character
         request_state.all_logprobs_failed = True
 
 
@@ -73,6 +73,8 @@ class OutputProcessor:
         now_s = time.perf_counter()
         if result.status == "ok":
             self._record_success(scheduled, result.elapsed_s)
+        for sequence in self._scheduler.running if result.lost_slots else ():
+            sequence.state_lost |= self._kv_cache.slot(sequence.number) in result.lost_slots
         samples = {sample.index: sample for sample in result.samples}
         for number, row in enumerate(scheduled.rows):
             sequence = row.sequence
@@ -89,6 +91,8 @@ class OutputProcessor:
                 self._process_row(scheduled, row, samples, earliest, result.elapsed_s, now_s)
             else:
                 self._roll_back(row, computed, earliest)
+        if result.lost_slots:
+            self._recompute_lost()
         if result.status == "out_of_memory":
             self._handle_out_of_memory(scheduled)
         for request_state in {
@@ -323,6 +327,14 @@ class OutputProcessor:
         if computed:
             self._commit(sequence, row.start + kept, earliest)
         sequence.launched = sequence.computed
+
+    def _recompute_lost(self) -> None:
+        """Return to the queue whose slot was lost before a step had a row of it."""
+        lost = [one for one in self._scheduler.running if one.state_lost]
+        for sequence in lost:
+            if not sequence.steps_in_flight:
+                sequence.state_lost = False
+                self._scheduler.recompute(sequence)
 
     def _end_late_row(self, row: ScheduledRow, computed: int, earliest: int) -> None:
         """End a sequence whose last row came back after its end: its KV stays as a prefix."""

@@ -65,7 +65,8 @@ class Sequence:
     """When its prefix is expected to have been copied from host memory, by time.perf_counter()."""
     was_preempted: bool = False
     state_lost: bool = False
-    """A step without memory may have changed its state in part: all of it is computed again."""
+    """A step without memory may have changed its state in part, or left its slot empty: all of it is computed
+    again."""
     kv_invalid: bool = False
     """Its KV may be wrong: none of it is kept."""
     last_step: int = 0

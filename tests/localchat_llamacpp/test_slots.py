@@ -86,11 +86,23 @@ def test_a_restore_without_room_is_a_result_and_later_operations_are_done(start:
         enter=[Enter(1, 1, (*TEXT[:150], 5), 151, GREEDY)],
         memory=[Restore(1, 1, 150), Drop(0)],
     )
-    assert (result.status, result.computed) == ("out_of_memory", (0,))
+    assert (result.status, result.computed, result.lost_slots) == ("out_of_memory", (0,), (1,))
     result = driver.step(
         StepRow(1, 1, 150, (5,)), positions=[LogitsPosition(0, 0, 1)], memory=[Restore(1, 1, 150)]
     )
     assert result.samples[0].token == _fresh(start, (*TEXT[:150], 5))[0]
+
+
+def test_a_slot_that_found_no_room_is_lost_with_what_shares_from_it_until_it_is_dropped(
+    start: Start,
+) -> None:
+    driver = start(context=240)
+    driver.prefill(TEXT[:150])
+    driver.step(memory=[Save(0, 1)])
+    without_room = driver.step(memory=[Restore(1, 1, 150), Alias(1, 2, 90), Truncate(2, 40)])
+    assert (without_room.status, without_room.lost_slots) == ("out_of_memory", (1, 2))
+    dropped = driver.step(memory=[Drop(0), Drop(1), Drop(2), Restore(1, 1, 150), Alias(1, 2, 90)])
+    assert (dropped.status, dropped.lost_slots) == ("ok", ())
 
 
 @pytest.mark.parametrize(
@@ -156,6 +168,23 @@ def test_a_window_only_cache_says_how_far_back_it_reaches(start: Start) -> None:
     begun = driver.prefill(ending, seq=1, start=keep, memory=[Truncate(0, keep)])
     expected = _fresh(start, ending, name="gemma3", window_only=True)
     assert [begun.samples[0].token, *driver.go_on(len(ending), 6, seq=1)] == expected
+
+
+def test_a_long_text_is_shared_in_a_window_only_cache_without_filling_it(start: Start) -> None:
+    driver = start("gemma3", window_only=True)
+    first = driver.prefill(TEXT)
+    shared = [Alias(0, slot, 290) for slot in (1, 2, 3)]
+    texts = [TEXT[:290] + TEXT[slot : slot + 40] for slot in (1, 2, 3)]
+    begun = [
+        driver.prefill(text, seq=slot, slot=slot, start=290, memory=shared if slot == 1 else ())
+        for slot, text in enumerate(texts, 1)
+    ]
+    for slot, text in enumerate(texts, 1):
+        goes_on = driver.go_on(len(text), 6, seq=slot, slot=slot)
+        expected = _fresh(start, text, name="gemma3", window_only=True)
+        assert [begun[slot - 1].samples[0].token, *goes_on] == expected
+    expected = _fresh(start, TEXT, name="gemma3", window_only=True)
+    assert [first.samples[0].token, *driver.go_on(len(TEXT), 6)] == expected
 
 
 def test_a_window_only_cache_takes_less_memory(start: Start) -> None:

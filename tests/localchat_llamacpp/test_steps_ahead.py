@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from localchat.backend_api.interface import (
     Truncate,
 )
 from localchat_llamacpp.runner import LlamaCppRunner
+from localchat_llamacpp.slots import Slots
 from tests.support.llamacpp_core import Core, request
 from tests.support.llamacpp_driver import GREEDY, Start
 from tests.support.llamacpp_models import VOCAB
@@ -39,6 +41,17 @@ class _Counted:
         self.decoded += 1
         status: int = self._api.llama_decode(*arguments)
         return status
+
+
+class _Full(_Counted):
+    """The library's functions, with no room at the first llama_decode."""
+
+    def llama_decode(self, *arguments: Any) -> int:
+        return super().llama_decode(*arguments) if self.decoded else self._refuse()
+
+    def _refuse(self) -> int:
+        self.decoded += 1
+        return 1
 
 
 def _counted(runner: LlamaCppRunner) -> _Counted:
@@ -176,3 +189,39 @@ def test_texts_are_those_of_one_step_in_flight_whoever_is_preempted(
         assert core.core.preemptions
         found.append(_texts(core, prompts, max_tokens=40, speculation=speculation))
     assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_a_truncation_planned_before_a_step_came_back_short_leaves_what_is_there(
+    start: Start,
+) -> None:
+    runner = start(step=128, gpu_layers=-1).runner
+    assert isinstance(runner, LlamaCppRunner)
+    runner._api = _Full(runner._api)
+    begin = len(PROMPT)
+    runner.launch(_first(GREEDY))
+    runner.launch(_next(2, begin, memory=(Truncate(0, begin),)))
+    results = runner.collect(), runner.collect()
+    assert [one.status for one in results] == ["out_of_memory", "aborted"]
+    assert [one.computed for one in results] == [(0,), (0,)]
+    runner.launch(msgspec.structs.replace(_first(GREEDY, number=3), enter=()))
+    assert runner.collect().computed == (begin,)
+
+
+@pytest.mark.parametrize("gpu_layers", [0, -1])
+def test_a_text_whose_saved_state_finds_no_room_is_computed_and_the_others_go_on(
+    start: Start, gpu_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = PROMPT[:60][::-1]
+    asked = [request(other), request((*PROMPT, 5)), request((*PROMPT, 6))]
+    expected = [Core(start().runner).say(one).tokens for one in asked]
+    core = Core(start(gpu_layers=gpu_layers).runner)
+    core.say(request(PROMPT))
+    first = core.ask(asked[0])
+    core.step(2)
+    load, refusals = Slots._load, iter(range(2))
+    monkeypatch.setattr(Slots, "_load", lambda *how: next(refusals, None) is None and load(*how))
+    ids = [first, *map(core.ask, asked[1:])]
+    core.run_until_idle()
+    assert next(refusals, None) is None
+    assert [core.received[id_].error for id_ in ids] == [None] * 3
+    assert [core.received[id_].tokens for id_ in ids] == expected

@@ -243,7 +243,7 @@ class SlotKVCacheManager:
             prefix = found.prefix.head(cached) if found else TokenPrefix(np.empty(0, np.int32))
             earliest = found.earliest if found else 0
             if isinstance(found, _SlotEntry):
-                earliest = self._earliest(found)
+                earliest = self._guaranteed_from(cached, self._earliest(found))
             entry = _SlotEntry(heapq.heappop(self._slots), salt, prefix, earliest)
             entry.seen = self._steps
             ops += self._load_prefix(entry.slot, found, cached)
@@ -387,7 +387,8 @@ class SlotKVCacheManager:
             ops = (Save(entry.slot, key), Restore(key, slot, committed), Discard(key))
         self._cells.extend(slot, 1)
         prefix = entry.prefix.head(committed)
-        self._running[child] = _SlotEntry(slot, entry.salt, prefix, entry.earliest, disposable=True)
+        earliest = self._guaranteed_from(committed, entry.earliest)
+        self._running[child] = _SlotEntry(slot, entry.salt, prefix, earliest, disposable=True)
         self._running[child].seen = entry.seen
         self._version += 1
         return CacheUpdate(ops)

@@ -299,9 +299,9 @@ class LocalEngine:
             )
             if not restarted and self._crash_record.resolve(helped=False):
                 death = EngineDied(death.message, hint=_SAFE_MODE_FAILED, **death.details)
-            error = self._load_error or death
-        if not restarted:
-            self._fail_all(error)
+            if not restarted:
+                # Under the lock: a request that comes now is one of the next child.
+                self._fail_all(self._load_error or death)
         for sentence in notices:  # not under the lock: the receiver may call the engine
             self._notify(sentence)
 

@@ -117,6 +117,30 @@ def test_death_in_mid_answer_names_the_signal_and_the_next_request_works(engine_
     assert text_of(list(engine.generate(plain(max_tokens=5))))
 
 
+def test_a_request_that_comes_as_a_death_is_reported_is_one_of_the_next_child(
+    engine_for: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_for(reply="still here")
+    list(engine.generate(plain()))
+    fail_all, events = engine._fail_all, list[Event]()
+    asker = threading.Thread(target=lambda: events.extend(engine.generate(plain())))
+    asked = threading.Event()
+
+    def asked_meanwhile(error: EngineDied) -> None:
+        asker.start()
+        asker.join(0.1)
+        asked.set()
+        fail_all(error)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(engine, "_fail_all", asked_meanwhile)
+        assert engine.child_pid is not None
+        os.kill(engine.child_pid, signal.SIGKILL)
+        assert asked.wait(LIVELY_S)
+        asker.join(LIVELY_S)
+    assert text_of(events) == "still here"
+
+
 def test_past_speeds_reach_the_choice_of_a_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +254,15 @@ def test_missing_and_invalid_models_come_out_of_the_stream(
     (tmp_path / "bad.script").write_text("{")
     with pytest.raises(ModelInvalid):
         list(engine_for(options={"model": tmp_path / "bad.script"}).generate(plain()))
+
+
+def test_a_file_that_cannot_be_written_costs_the_log_probabilities_alone(
+    engine_for: Open, tmp_path: Path
+) -> None:
+    engine = engine_for(reply="as ever")
+    for name in (str(tmp_path), "a\0b"):
+        asked = plain(prompt_logprobs=0, prompt_logprobs_file=name)
+        assert text_of(list(engine.generate(asked))) == "as ever"
 
 
 @pytest.mark.parametrize(
