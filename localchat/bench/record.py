@@ -106,11 +106,11 @@ class BenchStore:
         path = Path(word).expanduser()
         if path.is_file():
             return _read(path)
-        kept = "localchat bench --list shows those that are kept"
+        kept = f"there are 1 to {numbers[-1]}: localchat bench --list" if numbers else ""
         none = "there is none yet: localchat bench MODEL makes one"
         raise UsageError(
             f"there is no benchmark {word!r}",
-            hint=f"{kept if numbers else none}; or give the file of a record",
+            hint=f"{kept or none}; or give the file of a record",
         )
 
     def _numbers(self) -> list[int]:

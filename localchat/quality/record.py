@@ -160,11 +160,11 @@ class QualityStore:
         path = Path(word).expanduser()
         if path.is_file():
             return _read(path)
-        kept = "localchat quality --list shows those that are kept"
+        kept = f"there are 1 to {numbers[-1]}: localchat quality --list" if numbers else ""
         none = "there is none yet: localchat quality A B makes one"
         raise UsageError(
             f"there is no quality result {word!r}",
-            hint=f"{kept if numbers else none}; or give the file of a record",
+            hint=f"{kept or none}; or give the file of a record",
         )
 
     def _numbers(self) -> list[int]:

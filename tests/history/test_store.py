@@ -89,8 +89,11 @@ def test_ids_may_be_shortened_while_they_are_unique(history: History) -> None:
     assert history.load(one.id.upper()).id == one.id
     with pytest.raises(UsageError, match="several"):
         history.load("aaaa")
-    for wrong in ("aaa", "bbbb", "", "%", "zzzz", "aaaa1' OR 1", "\ud800aaa"):
-        with pytest.raises(UsageError, match="there is no"):
+    for wrong, said in (
+        ("aaa", "too short"), ("", "too short"), ("bbbb", "there is no"), ("%", "there is no"),
+        ("zzzz", "there is no"), ("aaaa1' OR 1", "there is no"), ("\ud800aaa", "there is no"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=said):
             history.load(wrong)
 
 
