@@ -26,6 +26,7 @@ from localchat.session.engine_holder import EngineHolder
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
+from localchat.tui.attachments import ComposerText
 from localchat.tui.early_keys import EarlyKeys
 from localchat.tui.keymap import KEYS, bindings, key_names, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
@@ -200,6 +201,8 @@ class ChatApp(App[int]):
             draft = self.recorder.kept_draft()
             if draft and not self.chat.composer.text:
                 self.chat.composer.write(draft)
+            elif draft:  # typed before the history was open
+                self.chat.composer.sent.append(ComposerText(draft))  # the up key brings it back
         except LocalchatError as problem:
             self.session.show_error(problem)
 
