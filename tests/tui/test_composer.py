@@ -99,6 +99,18 @@ def test_a_draft_is_not_lost_to_a_message_that_is_recalled(tmp_path: Path) -> No
     play(stage, what)
 
 
+def test_an_undo_that_takes_lines_away_in_a_low_window_ends_nothing(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        editor = app_of(pilot).chat.composer.editor
+        editor.history.checkpoint()
+        editor.insert("\n" * 4)
+        await until(pilot, lambda: editor.show_vertical_scrollbar)
+        await pilot.press("ctrl+underscore")
+        assert editor.text == ""
+
+    play(Stage(tmp_path), what, 30, 8)
+
+
 def test_the_up_key_works_in_a_conversation_with_fewer_messages(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
