@@ -11,6 +11,7 @@ import msgspec
 from localchat import __version__
 from localchat.atomic import write_text
 from localchat.bench.sweep import Point, ServedVariant, SweepSpec
+from localchat.config.paths import expand_home
 from localchat.errors import LocalchatError, UsageError, reason
 from localchat.fit.hardware import Machine
 
@@ -103,7 +104,7 @@ class BenchStore:
             return _read(self._path(numbers[-1]))
         if word.isascii() and word.isdecimal() and int(word) in numbers:
             return _read(self._path(int(word)))
-        path = Path(word).expanduser()
+        path = expand_home(word)
         if path.is_file():
             return _read(path)
         kept = f"there are 1 to {numbers[-1]}: localchat bench --list" if numbers else ""

@@ -8,7 +8,7 @@ import click
 from localchat.cli.context import AppContext
 from localchat.cli.output import print_json
 from localchat.cli.streams import tell
-from localchat.config.paths import find_paths
+from localchat.config.paths import expand_home, find_paths
 from localchat.errors import UsageError
 from localchat.sanitize import sanitize_line
 from localchat.units import size
@@ -33,7 +33,7 @@ def command(
     """
     from localchat.model_files.checkpoint import is_checkpoint
 
-    given = path.expanduser().absolute()
+    given = expand_home(path).absolute()
     alone = is_checkpoint(given) and (name is not None or not any(given.glob("*.gguf")))
     if alone and not forget:
         if how is not None:

@@ -13,7 +13,7 @@ from localchat.cli.options import complete_file
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.preset_options import read_presets
 from localchat.cli.streams import Terminal, tell
-from localchat.config.paths import find_paths
+from localchat.config.paths import expand_home, find_paths
 from localchat.documents.folder import MAX_FILES
 from localchat.errors import FileMissing, UsageError
 from localchat.units import counted, tokens
@@ -177,9 +177,9 @@ def _read(
 
 def _model_word(word: str | None) -> str | None:
     """The word of a model, which holds in every folder: the path of a file is absolute."""
-    if word is None or not Path(word).expanduser().is_file():
+    if word is None or not expand_home(word).is_file():
         return word
-    return str(Path(word).expanduser().absolute())
+    return str(expand_home(word).absolute())
 
 
 def _report(terminal: Terminal, name: str, changes: "Changes", found: "Summary") -> None:
@@ -218,7 +218,7 @@ def _place(source: str) -> str:
 
     if is_url(source):
         return source
-    path = Path(source).expanduser().absolute()
+    path = expand_home(source).absolute()
     if not path.exists():
         raise FileMissing(f"there is no file or folder {source}")
     return str(path.resolve())

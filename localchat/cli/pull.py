@@ -3,12 +3,12 @@
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import click
 
 from localchat.cli.streams import Terminal
+from localchat.config.paths import expand_home
 from localchat.errors import DoesNotFit, LocalchatError, ModelInvalid, ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.units import size
@@ -152,7 +152,7 @@ def _reference(name: str, inputs: "Inputs") -> "Reference":
     try:
         return parse(name, catalog)
     except (ModelMissing, UsageError) as missing:
-        if isinstance(missing, UsageError) and not Path(name).expanduser().exists():
+        if isinstance(missing, UsageError) and not expand_home(name).exists():
             raise
         try:
             here = locate(name, inputs.paths, "", inputs.app.environ)

@@ -8,7 +8,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -27,6 +26,7 @@ from localchat.cli.resolve import Setup, opened_engine, remember
 from localchat.cli.session_context import session_context
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
+from localchat.config.paths import expand_home
 from localchat.config.presets import addressed
 from localchat.engine.events import Done
 from localchat.engine.interface import Engine, EngineInfo
@@ -527,12 +527,12 @@ class Repl:
         if not conversation.nodes:
             write("there is nothing to export: the conversation is empty")
             return
-        path = Path(name or file_name(conversation)).expanduser()
-        if path.exists():
-            write(f"{path} already exists; nothing was written")
-            return
+        path = expand_home(name or file_name(conversation))
         text = as_json_text(conversation) if path.suffix == ".json" else as_markdown(conversation)
         try:
+            if path.exists():
+                write(f"{path} already exists; nothing was written")
+                return
             write_text(path, text)
         except OSError as problem:
             write(f"cannot write {path}: {problem.strerror}")

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import click
 from click.core import ParameterSource
 
+from localchat.config.paths import expand_home
 from localchat.errors import ExitCode
 
 FORMATS: Final = ("systemd", "launchd")
@@ -67,7 +68,7 @@ def service(ctx: click.Context, environ: Mapping[str, str]) -> ServiceUnit:
 
 def _kept_value(name: str, value: str) -> str:
     if name in _PATHS:
-        return str(Path(value).expanduser().absolute())
+        return str(expand_home(value).absolute())
     return _absolute(value) if name == _LIBRARY else value
 
 
@@ -110,7 +111,7 @@ def _option(param: click.Option, value: object) -> Iterator[str]:
 
 def _absolute(word: str) -> str:
     """The path of a model file or folder from the root; a name stays a name."""
-    path = Path(word).expanduser()
+    path = expand_home(word)
     return str(path.absolute()) if path.exists() else word
 
 

@@ -53,5 +53,13 @@ def file_state(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
+def expand_home(path: str | Path) -> Path:
+    """The path with the folder for a `~` at its beginning; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def _path(text: str | None) -> Path | None:
-    return Path(text).expanduser().absolute() if text else None
+    return expand_home(text).absolute() if text else None

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from localchat.config.paths import expand_home
 from localchat.errors import UsageError
 
 PREFIX: Final = "remote:"
@@ -57,7 +58,7 @@ class Remote(msgspec.Struct, frozen=True):
             )
         if not self.key_file:
             return ""
-        path = Path(self.key_file).expanduser()
+        path = expand_home(self.key_file)
         try:
             return path.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as problem:

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from localchat.atomic import write_text
-from localchat.config.paths import Paths
+from localchat.config.paths import Paths, expand_home
 from localchat.config.remotes import Remote
 from localchat.config.routes import Route
 from localchat.config.settings import Settings
 from localchat.engine.options import load_options
-from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.errors import ModelInvalid, ModelMissing, UsageError, reason
 from localchat.fit.load_options import LoadOptions
 
 GUIDE = "guide"
@@ -133,20 +133,24 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
     from localchat.models.external.discovery import find_external_file, missing_external
     from localchat.models.external.loose_files import find_loose
 
-    given = Path(word).expanduser()
-    if not given.exists():
+    given = expand_home(word)
+    try:
+        is_there = given.exists()
+    except OSError as problem:  # a folder that is closed to this user, or a name that is too long
+        raise ModelMissing(f"{word} cannot be read{_chosen(why)}: {reason(problem)}") from problem
+    if not is_there:
         if stored := find_loose(word, paths.models_dir):
             return ResolvedModel(word, word, stored, why)
         if external := find_external_file(word, environ):
             return ResolvedModel(word, word, external, why)
-    if _is_path(word) or given.exists():
+    if _is_path(word) or is_there:
         from localchat.model_files.checkpoint import is_checkpoint
 
         if is_checkpoint(given) or (given / "config.json").is_file():
             return ResolvedModel(str(given.absolute()), given.name, given.absolute(), why)
         if given.is_dir():
             raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
-        if not given.exists():
+        if not is_there:
             raise missing_external(word, why) or ModelMissing(
                 f"there is no file {word}{_chosen(why)}",
                 hint="give the path of a GGUF file that exists",

@@ -9,6 +9,7 @@ from localchat import __version__
 from localchat.atomic import write_text
 from localchat.bench.record import LAST, MachineRecord
 from localchat.bench.sweep import BenchVariant
+from localchat.config.paths import expand_home
 from localchat.errors import LocalchatError, UsageError, reason
 
 FOLDER: Final = "quality"
@@ -157,7 +158,7 @@ class QualityStore:
             return _read(self._path(numbers[-1]))
         if word.isascii() and word.isdecimal() and int(word) in numbers:
             return _read(self._path(int(word)))
-        path = Path(word).expanduser()
+        path = expand_home(word)
         if path.is_file():
             return _read(path)
         kept = f"there are 1 to {numbers[-1]}: localchat quality --list" if numbers else ""

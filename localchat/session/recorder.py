@@ -36,6 +36,7 @@ class ConversationRecorder:
         written; nothing has changed then."""
         with self._lock:
             if self._autosave is not None:
+                self._autosave.flush()  # a failed `close` would end it: nothing more would be written
                 self._autosave.close()
             self._conversation, self._autosave = conversation, None
             if self.history is not None:

@@ -26,6 +26,7 @@ from localchat.session.engine_holder import EngineHolder
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
+from localchat.tui.attachments import ComposerText
 from localchat.tui.early_keys import EarlyKeys
 from localchat.tui.keymap import KEYS, bindings, key_names, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
@@ -34,6 +35,7 @@ from localchat.tui.textual_internals.driver import (
     is_invisible_character,
     terminal_writer,
 )
+from localchat.tui.textual_internals.palette import Palette
 from localchat.tui.themes import AUTO, NAMES, THEMES, is_light_terminal, textual_name
 from localchat.tui.widgets.welcome import first_greeting
 from localchat.units import counted
@@ -110,7 +112,8 @@ class ChatApp(App[int]):
     def action_command_palette(self) -> None:
         """Open the palette; the models appear in it once they are found."""
         self.run_worker(self.find_models(), group="palette", exclusive=True)
-        super().action_command_palette()
+        if not isinstance(self.screen, Palette):
+            self.push_screen(Palette(id="--command-palette"))
 
     async def on_event(self, event: events.Event) -> None:
         """Paste characters that widgets do not accept as keys, and hold what comes before a screen stands."""
@@ -198,6 +201,8 @@ class ChatApp(App[int]):
             draft = self.recorder.kept_draft()
             if draft and not self.chat.composer.text:
                 self.chat.composer.write(draft)
+            elif draft:  # typed before the history was open
+                self.chat.composer.sent.append(ComposerText(draft))  # the up key brings it back
         except LocalchatError as problem:
             self.session.show_error(problem)
 

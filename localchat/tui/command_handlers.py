@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation
+from localchat.config.paths import expand_home
 from localchat.config.settings import KEYS, find_key
 from localchat.config.settings_file import write_setting
 from localchat.errors import LocalchatError, ModelMissing, UsageError
@@ -347,7 +348,7 @@ class CommandHandlers:
             self._copy_code(next(filter(None, coded), []), what.partition(" ")[2].strip())
         elif not what:
             self._screen.copy(answers[-1].text if answers else "", "last answer")
-        elif what.isdigit() and int(what):
+        elif what.isdecimal() and int(what):
             texts = [each.text for each in messages[-int(what) :]]
             self._screen.copy("\n\n".join(texts), f"last {counted(len(texts), 'message')}")
         else:
@@ -357,7 +358,7 @@ class CommandHandlers:
         """Copy a code block by the number above it; the last one without a number."""
         if not blocks:
             raise UsageError("/copy code: no answer has a code block yet")
-        if number and not (number.isdigit() and 1 <= int(number) <= len(blocks)):
+        if number and not (number.isdecimal() and 1 <= int(number) <= len(blocks)):
             raise UsageError(
                 f"/copy code {number}: the last answer with code has blocks 1 to {len(blocks)}",
                 hint="the number stands above each block",
@@ -371,11 +372,11 @@ class CommandHandlers:
         conversation = self._screen.session.conversation
         if not conversation.nodes:
             raise UsageError("there is nothing to export: the conversation is empty")
-        path = Path(name or file_name(conversation)).expanduser().absolute()
-        if path.exists():
-            raise UsageError(f"{path} exists already", hint="give another name: /export NAME")
+        path = expand_home(name or file_name(conversation)).absolute()
         text = as_json_text(conversation) if path.suffix == ".json" else as_markdown(conversation)
         try:
+            if path.exists():
+                raise UsageError(f"{path} exists already", hint="give another name: /export NAME")
             write_text(path, text)
         except OSError as problem:
             raise LocalchatError(f"{path} cannot be written: {problem.strerror}") from problem

@@ -15,14 +15,15 @@ class EditedMessage:
     def __init__(self) -> None:
         self.id: str | None = None
         """Of the message; None while none is being changed."""
-        self._draft = ComposerText()
+        self._draft = self._sent = ComposerText()
 
     def begin(self, node: "Node", composer: "Composer") -> None:
         """Change a message. Another one that is being changed stays as it was."""
         if self.id is None:
             self._draft = composer.written
         self.id = node.id
-        composer.write(*contract(node.message.content, node.inclusions))
+        self._sent = contract(node.message.content, node.inclusions)
+        composer.write(*self._sent)
 
     def leave(self, composer: "Composer") -> bool:
         """Put the draft back into the composer. False where no message was being changed."""
@@ -32,6 +33,9 @@ class EditedMessage:
         composer.write(*draft)
         return True
 
-    def draft(self, composer: "Composer") -> ComposerText:
-        """What the user wrote for a new message."""
-        return composer.written if self.id is None else self._draft
+    def drafts(self, composer: "Composer") -> tuple[ComposerText, ...]:
+        """What is not sent yet: text for a new message, and the changed message once it differs."""
+        if self.id is None:
+            return (composer.draft,)
+        changed = composer.written
+        return (self._draft, changed) if changed != self._sent else (self._draft,)

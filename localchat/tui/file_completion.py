@@ -7,6 +7,7 @@ from typing import Final
 
 from textual.fuzzy import FuzzySearch
 
+from localchat.config.paths import expand_home
 from localchat.documents.folder import entries
 
 _PUNCTUATION: Final = ".,;:!?)"
@@ -23,7 +24,7 @@ _ENDINGS: Final = tuple(
 def list_folder(word: str) -> tuple[str, ...]:
     """Entries of the folder of a path that is being typed (`~/Doc`, `/etc/`, `../x`)."""
     parent, _, rest = word.rpartition("/")
-    folder = Path(f"{parent}/").expanduser()
+    folder = expand_home(f"{parent}/")
     files, folders = entries(folder, hidden=rest.startswith("."))
     names = [f"{parent}/{path.name}" for path in files]
     return tuple(sorted((*names, *(f"{parent}/{path.name}/" for path in folders))))
@@ -36,7 +37,7 @@ def is_path(word: str) -> bool:
 
 def path_of(name: str, root: Path) -> Path:
     """Path of the file that a word after `@` names."""
-    return Path(name).expanduser() if is_path(name) else root / name
+    return expand_home(name) if is_path(name) else root / name
 
 
 def mentioned_files(text: str, root: Path) -> list[str]:

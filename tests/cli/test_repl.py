@@ -278,6 +278,8 @@ def test_export_writes_a_file_once(
     assert "## User\n\none\n" in text.read_text()
     assert "already exists" in talk.shown
     monkeypatch.chdir(tmp_path)
+    assert "cannot write" in run(["one", f"/export {'x' * 300}"]).shown
+    assert "written: ~nobody-of-this-name" in run(["one", "/export ~nobody-of-this-name"]).shown
     assert "written: one.md" in run(["one", "/export"]).shown
     assert "## User\n\none\n" in (tmp_path / "one.md").read_text()
 

@@ -17,6 +17,7 @@ from localchat.engine.request import Message
 from localchat.errors import HistoryUnusable
 from localchat.history.autosave import Autosave
 from localchat.history.store import History
+from localchat.session.recorder import ConversationRecorder
 
 _LAST_SECOND = 1.0
 
@@ -140,6 +141,27 @@ def test_a_flush_tries_again_what_failed_before(path: Path) -> None:
         save.flush()
         assert [one.title for one in history.list()] == ["first"]
         assert history.draft(conversation.id) == "next"
+
+
+def test_a_conversation_that_cannot_be_left_for_another_one_is_still_recorded(path: Path) -> None:
+    with History.open(path) as history:
+        conversation, recorder = Conversation(), ConversationRecorder()
+        recorder.hold(conversation)
+        recorder.attach(history)
+        control = sqlite3.connect(path, isolation_level=None)
+        control.execute(
+            "CREATE TRIGGER no BEFORE INSERT ON nodes BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+        )
+        first = conversation.add(Message("user", "first"), parent=None)
+        recorder.changed(first)
+        with pytest.raises(HistoryUnusable, match="disk full"):
+            recorder.hold(Conversation())
+        control.execute("DROP TRIGGER no")
+        control.close()
+        second = conversation.add(Message("assistant", "second"), parent=first.id)
+        recorder.changed(second)
+        recorder.hold(Conversation())
+        assert list(history.load(conversation.id).nodes) == [first.id, second.id]
 
 
 def test_close_reports_what_cannot_be_kept_and_ends(path: Path) -> None:

@@ -234,6 +234,12 @@ def test_an_empty_name_is_told_to_be_empty(paths: Paths, word: str) -> None:
         locate(word, paths, "why")
 
 
+@pytest.mark.parametrize("word", ["~nobody-of-this-name/a.gguf", "x" * 300, f"./{'x' * 300}.gguf"])
+def test_a_path_that_cannot_be_there_is_told(paths: Paths, word: str) -> None:
+    with pytest.raises(ModelMissing, match=r"there is no file|cannot be read"):
+        locate(word, paths, "why")
+
+
 def test_file_of_the_models_folder_is_found_in_any_letters(paths: Paths) -> None:
     (paths.models_dir / "two").mkdir(parents=True)
     files = [paths.models_dir / name for name in ("Tiny-Q8_0.gguf", "two/a.gguf", "two/A.gguf")]

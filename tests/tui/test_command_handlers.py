@@ -281,14 +281,19 @@ def test_copying_exporting_and_figures(tmp_path: Path, monkeypatch: pytest.Monke
         assert copied.pop().strip() == "ls"
         await command(pilot, "/copy code 2")
         assert "has blocks 1 to 1" in notices(pilot)[-1]
-        await command(pilot, "/copy nothing")
-        assert "a number of messages" in notices(pilot)[-1]
+        for words in ("nothing", "²", "0"):
+            await command(pilot, f"/copy {words}")
+            assert f"/copy {words}: it takes a number of messages" in notices(pilot)[-1]
         await command(pilot, f"/export {tmp_path / 'talk.md'}")
         assert "See:" in (tmp_path / "talk.md").read_text()
         await command(pilot, f"/export {tmp_path / 'talk.json'}")
         assert json.loads((tmp_path / "talk.json").read_text())
         await command(pilot, f"/export {tmp_path / 'talk.md'}")
         assert "exists already" in notices(pilot)[-1]
+        await command(pilot, f"/export {'x' * 300}")
+        assert "cannot be written" in notices(pilot)[-1]
+        await command(pilot, "/export ~nobody-of-this-name.md")
+        assert "See:" in (tmp_path / "~nobody-of-this-name.md").read_text()
         for name in ("q.md", "q-2.md"):
             await command(pilot, "/export")
             assert "See:" in (tmp_path / name).read_text()

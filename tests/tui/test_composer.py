@@ -7,10 +7,13 @@ import pytest
 from textual.pilot import Pilot
 from textual.widget import Widget
 
+from localchat.chat.conversation import Conversation
 from localchat.config.presets import Preset
 from localchat.engine.events import Text
+from localchat.engine.request import Message
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import NetworkError, UsageError
+from localchat.history.store import History
 from localchat.session.blocks import NoticeBlock
 from localchat.session.commands import is_command
 from localchat.tui.widgets.banner import Banner
@@ -51,6 +54,93 @@ def test_a_draft_waits_while_a_sent_message_is_changed(tmp_path: Path) -> None:
         await until(pilot, lambda: composer.text == f"{SIGN} ")
         await pilot.press("enter")
         assert (await answered(pilot, stage, 3)).startswith(PASTE)
+
+    play(stage, what)
+
+
+def test_a_message_that_is_being_changed_is_kept_with_the_draft(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+
+        def kept() -> str:
+            app.recorder.flush()
+            return app.recorder.kept_draft()
+
+        await say(pilot, "question")
+        await pilot.press(*"draft", "f6")
+        await pilot.pause()
+        assert kept() == "draft"
+        await pilot.press("s")
+        await pilot.pause()
+        assert kept() == "draft\n\nquestions"
+        await pilot.press("escape")
+        await pilot.pause()
+        assert kept() == "draft"
+
+    play(Stage(tmp_path), what)
+
+
+def test_a_draft_is_not_lost_to_a_message_that_is_recalled(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "question")
+        await pilot.press(*"draft", "up")
+        await pilot.pause()
+        assert app.chat.composer.text == "question"
+        app.recorder.flush()
+        assert app.recorder.kept_draft() == "draft"
+        await pilot.press("enter")
+        assert await answered(pilot, stage, 2) == "question"
+        await pilot.press("up", "up")
+        assert app.chat.composer.text == "draft"
+
+    play(stage, what)
+
+
+def test_an_undo_that_takes_lines_away_in_a_low_window_ends_nothing(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        editor = app_of(pilot).chat.composer.editor
+        editor.history.checkpoint()
+        editor.insert("\n" * 4)
+        await until(pilot, lambda: editor.show_vertical_scrollbar)
+        await pilot.press("ctrl+underscore")
+        assert editor.text == ""
+
+    play(Stage(tmp_path), what, 30, 8)
+
+
+def test_the_up_key_works_in_a_conversation_with_fewer_messages(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        for words in ("one", "two", "three"):
+            await say(pilot, words)
+        await pilot.press("up")
+        short = Conversation()
+        short.add(Message("user", "only"), parent=None)
+        app.chat.commands.resume(short)
+        await pilot.press("up")
+        assert app.chat.composer.text == "only"
+
+    play(Stage(tmp_path), what)
+
+
+def test_a_kept_draft_is_not_lost_to_what_is_typed_before_the_history_opens(
+    tmp_path: Path,
+) -> None:
+    with History.open(tmp_path / "history.sqlite3") as history:
+        history.put_draft(None, "kept")
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await until(pilot, lambda: app.chat.composer.text == "kept")
+        app.chat.composer.write("early")
+        await app._open_history()
+        assert app.chat.composer.text == "early"
+        await pilot.press("up")
+        assert app.chat.composer.text == "kept"
 
     play(stage, what)
 

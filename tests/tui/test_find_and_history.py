@@ -1,5 +1,6 @@
 """Search results are shown: in the conversation, and among all conversations."""
 
+import time
 from pathlib import Path
 
 from textual.pilot import Pilot
@@ -7,6 +8,7 @@ from textual.widgets import OptionList
 
 from localchat.chat.conversation import Conversation
 from localchat.engine.request import Message
+from localchat.history.store import History
 from localchat.session.blocks import AnswerBlock
 from localchat.tui.screens import history
 from localchat.tui.screens.history import HistoryScreen
@@ -81,6 +83,34 @@ def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
         await pilot.press("backspace", "backspace", "delete")
         await pilot.pause()
         assert str(about.render()).startswith("Deleted ")
+
+    play(Stage(tmp_path), what)
+
+
+def test_what_another_program_deleted_is_told_and_leaves_the_list(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        for words in ("one", "two"):
+            await say(pilot, words)
+            app.chat.commands.run("/new")
+            await until(pilot, lambda: not app.session.conversation.nodes)
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: isinstance(app.screen, HistoryScreen))
+        screen = app.screen
+        assert isinstance(screen, HistoryScreen)
+        about = screen.query_one("#about")
+        await until(pilot, lambda: screen.marked)
+        with History.open(tmp_path / "history.sqlite3") as other:
+            assert screen.marked is not None
+            other.delete(screen.marked)
+            await pilot.press("delete")
+            assert "there is no conversation" in str(about.render())
+            await pilot.press("delete")
+            assert str(about.render()).startswith("Deleted one")
+            assert not other.list()
+            other.purge(time.time() + 1)
+        await pilot.press("ctrl+z")
+        assert "cannot be restored" in str(about.render())
 
     play(Stage(tmp_path), what)
 

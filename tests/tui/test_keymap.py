@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from textual import events
 from textual._xterm_parser import XTermParser
+from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
@@ -247,6 +248,22 @@ def test_the_palette_the_panel_themes_and_thinking(tmp_path: Path) -> None:
         assert "Theme: light, F2 to save" in str(app.chat.query_one("#banner").render())
         await pilot.press("ctrl+t")
         await until(pilot, lambda: app.session.setup.settings.think == "on")
+
+    play(Stage(tmp_path), what)
+
+
+@pytest.mark.parametrize("key", ["pagedown", "pageup"])
+def test_a_page_key_before_the_palette_is_laid_out_ends_nothing(tmp_path: Path, key: str) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: app.screen.query_one(CommandList).option_count)
+        entries = app.screen.query_one(CommandList)
+        entries.highlighted = 0
+        entries.styles.width = 0  # as it is before the first layout
+        await until(pilot, lambda: not entries.size.width)
+        await pilot.press(key, "escape")
+        await until(pilot, lambda: app.screen is app.chat)
 
     play(Stage(tmp_path), what)
 

@@ -42,6 +42,7 @@ PRIVATE_NAMES = (
     "textual._compositor:Compositor.visible_widgets",
     "textual.app:App._driver",
     "textual.app:App._start_widget",
+    "textual.command:CommandPalette._action_command_list",
     "textual.driver:Driver._auto_restart",
     "textual.drivers.linux_driver:LinuxDriver._file",
     "textual.drivers.linux_driver:LinuxDriver._must_signal_resume",
@@ -150,6 +151,20 @@ def test_only_the_widgets_that_are_seen_where_it_changed_are_asked(
             monkeypatch.setattr(kind, "render_lines", noted(kind.render_lines))
         drawn(screen, [screen.status.region], ChangedRegionsCompositor)
         assert asked == [("status", 1)]
+
+    play(Stage(tmp_path), what, WIDTH, HEIGHT)
+
+
+def test_a_scroll_bar_is_drawn_for_a_window_whose_new_height_it_has_not_heard_of(
+    tmp_path: Path,
+) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        bar = FlatScrollBar(name="vertical")
+        await app_of(pilot).chat.mount(bar)
+        await until(pilot, lambda: bar.size)
+        taller = Region(0, 0, 1, bar.size.height + 3)
+        rows = bar.render_lines(taller)
+        assert [row.cell_length for row in rows] == [1] * taller.height
 
     play(Stage(tmp_path), what, WIDTH, HEIGHT)
 

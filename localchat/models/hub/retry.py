@@ -27,7 +27,9 @@ class RetryPolicy:
 
     def wait_s(self, failures: int, asked_s: float | None) -> float:
         """Seconds before the next try, after this many failures in a row (from 1)."""
-        if asked_s is not None:
+        if (
+            asked_s
+        ):  # none at all, as a date that is past for our clock, would use up every try at once
             return asked_s
         return min(self.longest_wait_s, self.first_wait_s * 2.0 ** (failures - 1))
 
@@ -41,7 +43,7 @@ def retry_after_s(header: str | None) -> float | None:
     """Seconds that a `Retry-After` header asks for, as a number or a date; None where it is unusable."""
     if not header:
         return None
-    if header.strip().isdigit():
+    if header.strip().isdecimal():
         return float(header)
     try:
         at = parsedate_to_datetime(header)

@@ -423,9 +423,9 @@ class ChatScreen(Screen[None]):
         self._save_draft()
 
     def _save_draft(self) -> None:
-        """Record what is not sent yet: the queue and the text of the composer."""
-        text, _ = expand(*self._edited.draft(self.composer))
-        self.session.recorder.draft("\n\n".join(filter(None, (*self._queue.texts(), text))))
+        """Record what is not sent yet: the queue, the draft, and a sent message that is being changed."""
+        texts = [expand(*each)[0] for each in self._edited.drafts(self.composer)]
+        self.session.recorder.draft("\n\n".join(filter(None, (*self._queue.texts(), *texts))))
 
     def on_composer_left(self, event: Composer.Left) -> None:
         if self.transcript.blocks and not self.is_covered:

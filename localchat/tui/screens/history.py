@@ -139,7 +139,12 @@ class HistoryScreen(ListDialog[str]):
         if self.marked is None or self._renaming is not None:
             return
         summary = self._summaries[self.marked]
-        self._history.delete(summary.id)
+        try:
+            self._history.delete(summary.id)
+        except LocalchatError as problem:  # another program deleted it
+            self._fill(self.query_one("#filter", Input).value)
+            self.show_about(str(problem))
+            return
         self._deleted.append(summary)
         self._fill(self.query_one("#filter", Input).value)
         self.show_about(f"Deleted {sanitize_line(summary.title)}, Ctrl+Z to restore")
@@ -149,7 +154,11 @@ class HistoryScreen(ListDialog[str]):
             self.show_about("nothing to restore")
             return
         summary = self._deleted.pop()
-        self._history.restore(summary.id)
+        try:
+            self._history.restore(summary.id)
+        except LocalchatError as problem:
+            self.show_about(str(problem))
+            return
         self._fill(self.query_one("#filter", Input).value)
         self.show_about(f"Restored {sanitize_line(summary.title)}")
 

@@ -49,7 +49,11 @@ class FlatScrollBar(ScrollBar):
         for segment in segments:
             if id(segment) not in strips:
                 strips[id(segment)] = Strip([segment], 1).apply_style(ground)
-        return rows_in(self, crop, lambda y: strips[id(segments[y])])
+        blank = Strip.blank(
+            1, ground
+        )  # the screen is laid out anew before the bar knows its new size
+        known = len(segments)
+        return rows_in(self, crop, lambda y: strips[id(segments[y])] if y < known else blank)
 
     def _row_segments(self) -> list[Segment]:
         """One segment per row."""

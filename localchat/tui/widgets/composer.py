@@ -160,6 +160,12 @@ class Composer(Vertical):
         """Text and attachments."""
         return ComposerText(self.text, self.attachments)
 
+    @property
+    def draft(self) -> ComposerText:
+        """What is not sent yet: while the up key shows a sent message, the text that was there before."""
+        at = len(self.sent) if self._recalled is None else self._recalled
+        return self._unsent if self.written in self.sent[at : at + 1] else self.written
+
     def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
         """Put a text into the editor and focus it."""
         self._uncompleted = text
@@ -171,8 +177,8 @@ class Composer(Vertical):
         written = self.written
         if not written.text.strip():
             return False
+        self._leave_recalled()
         self.sent.append(written)
-        self._recalled = None
         self.editor.clear()
         return True
 
@@ -194,8 +200,8 @@ class Composer(Vertical):
         if not is_command(written.text) and self.is_blocked():
             self.post_message(self.Blocked())
             return
+        self._leave_recalled()
         self.sent.append(written)
-        self._recalled = None
         self._refused.clear()  # the file may exist by the next message
         self.editor.write("")
         text, inclusions = expand(*written)
@@ -243,7 +249,8 @@ class Composer(Vertical):
             self._recalled = None
             self.editor.write(*taken)
             return
-        at = len(self.sent) if self._recalled is None else self._recalled
+        at = len(self.sent)  # another conversation may have fewer than the one recalled from
+        at = at if self._recalled is None else min(self._recalled, at)
         if at == len(self.sent):
             self._unsent = self.written
         at += step
@@ -255,6 +262,12 @@ class Composer(Vertical):
         self.editor.write(text, attachments)
         if step < 0:
             self.editor.move_cursor((0, len(self.editor.document.get_line(0))))
+
+    def _leave_recalled(self) -> None:
+        """Keep what was being written before the up key, which brings it back."""
+        if self._recalled is not None and self._unsent.text.strip():
+            self.sent.append(self._unsent)
+        self._recalled = None
 
     # ------------------------------------------------------------------ completion
 

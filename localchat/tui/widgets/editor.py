@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import BindingType
+from textual.geometry import Offset
 from textual.message import Message
 from textual.widgets import TextArea
 
@@ -140,6 +141,12 @@ class Editor(TextArea):
         self.attachments = tuple(attachments)
         self.load_text(text)
         self.move_cursor(self.document.end)
+
+    def scroll_cursor_visible(self, center: bool = False, animate: bool = False) -> Offset:
+        """Scroll to the cursor; not while an undo has taken its line away and has not moved it yet."""
+        if self.cursor_location[0] >= self.document.line_count:
+            return Offset()
+        return super().scroll_cursor_visible(center, animate)
 
 
 def _covers(line: str, sign: str, column: int) -> bool:

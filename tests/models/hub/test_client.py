@@ -213,6 +213,13 @@ def test_listing_that_is_refused_for_now_may_be_tried_again(hub: FakeHub) -> Non
 def test_retry_after_is_seconds_or_a_date() -> None:
     assert retry_after_s("120") == 120.0
     assert retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert retry_after_s("²") is None
     assert (retry_after_s("Wed, 21 Oct 2115 07:28:00 GMT") or 0) > 1e9
     assert retry_after_s("soon") is None
     assert retry_after_s(None) is None
+
+
+@pytest.mark.parametrize("asked_s", [None, 0.0])
+def test_a_wait_of_nothing_is_no_reason_to_use_up_all_tries_at_once(asked_s: float | None) -> None:
+    assert [RetryPolicy().wait_s(failures, asked_s) for failures in (1, 2, 7)] == [1.0, 2.0, 30.0]
+    assert RetryPolicy().wait_s(7, 2.0) == 2.0
