@@ -93,6 +93,9 @@ def _status(args: Sequence[str], used: AppContext) -> int:
         if isinstance(problem, OSError) and problem.errno in _FULL and problem.filename is None:
             _print_error(stdout_trouble(problem).message, "")
             return ExitCode.ERROR
+        if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
+            _print_error(f"a name is too long for a file: {problem.filename!s:.80}…", "")
+            return ExitCode.USAGE
         if limit := _limit_reached(problem):
             _print_error(*limit)
             return ExitCode.ERROR

@@ -202,6 +202,8 @@ def test_flags_before_a_verb_are_refused_with_the_command_that_was_meant(
         (["config", "shwo"], "shwo"),
         (["completion", "tcsh"], "tcsh"),
         (["-m"], "-m"),
+        (["import", "x" * 300], "too long for a file"),
+        (["learn", "x" * 300], "too long for a file"),
         ([], "nothing to ask"),
     ],
 )

@@ -49,9 +49,8 @@ class FlatScrollBar(ScrollBar):
         for segment in segments:
             if id(segment) not in strips:
                 strips[id(segment)] = Strip([segment], 1).apply_style(ground)
-        blank = Strip.blank(
-            1, ground
-        )  # the screen is laid out anew before the bar knows its new size
+        # The screen is laid out anew before the bar knows its new size.
+        blank = Strip.blank(1, ground)
         known = len(segments)
         return rows_in(self, crop, lambda y: strips[id(segments[y])] if y < known else blank)
 
