@@ -36,6 +36,6 @@ class EditedMessage:
     def drafts(self, composer: "Composer") -> tuple[ComposerText, ...]:
         """What is not sent yet: text for a new message, and the changed message once it differs."""
         if self.id is None:
-            return (composer.draft,)
+            return composer.drafts
         changed = composer.written
         return (self._draft, changed) if changed != self._sent else (self._draft,)

@@ -93,8 +93,20 @@ def test_a_draft_is_not_lost_to_a_message_that_is_recalled(tmp_path: Path) -> No
         assert app.recorder.kept_draft() == "draft"
         await pilot.press("enter")
         assert await answered(pilot, stage, 2) == "question"
-        await pilot.press("up", "up")
         assert app.chat.composer.text == "draft"
+        await pilot.press("up", *"?", "up")
+        assert app.chat.composer.text == "question"
+        app.recorder.flush()
+        assert app.recorder.kept_draft() == "draft"
+        await pilot.press("down", *"!", "down")
+        assert app.chat.composer.text == "question?"
+        await pilot.press("down")
+        assert app.chat.composer.text == "draft"
+        await pilot.press("up", "up")
+        assert app.chat.composer.text == "question!"
+        await pilot.press(*"!")
+        app.recorder.flush()
+        assert app.recorder.kept_draft() == "draft\n\nquestion!!"
 
     play(stage, what)
 

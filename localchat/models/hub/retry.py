@@ -29,7 +29,7 @@ class RetryPolicy:
         """Seconds before the next try, after this many failures in a row (from 1)."""
         if (
             asked_s
-        ):  # none at all, as a date that is past for our clock, would use up every try at once
+        ):  # no wait at all, or a date that is past for our clock, would use up every try at once
             return asked_s
         return min(self.longest_wait_s, self.first_wait_s * 2.0 ** (failures - 1))
 

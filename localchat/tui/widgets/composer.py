@@ -161,10 +161,13 @@ class Composer(Vertical):
         return ComposerText(self.text, self.attachments)
 
     @property
-    def draft(self) -> ComposerText:
-        """What is not sent yet: while the up key shows a sent message, the text that was there before."""
-        at = len(self.sent) if self._recalled is None else self._recalled
-        return self._unsent if self.written in self.sent[at : at + 1] else self.written
+    def drafts(self) -> tuple[ComposerText, ...]:
+        """What is not sent yet: the text, but for a sent message that the up key shows as it was, and the text
+        that was there before that key."""
+        if self._recalled is None:
+            return (self.written,)
+        as_sent = self.written in self.sent[self._recalled : self._recalled + 1]
+        return (self._unsent,) if as_sent else (self._unsent, self.written)
 
     def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
         """Put a text into the editor and focus it."""
@@ -177,7 +180,9 @@ class Composer(Vertical):
         written = self.written
         if not written.text.strip():
             return False
-        self._leave_recalled()
+        if self._recalled is not None and self._unsent.text.strip():
+            self.sent.append(self._unsent)
+        self._recalled = None
         self.sent.append(written)
         self.editor.clear()
         return True
@@ -200,10 +205,12 @@ class Composer(Vertical):
         if not is_command(written.text) and self.is_blocked():
             self.post_message(self.Blocked())
             return
-        self._leave_recalled()
+        unsent = ComposerText() if self._recalled is None else self._unsent
+        self._recalled = None
         self.sent.append(written)
         self._refused.clear()  # the file may exist by the next message
-        self.editor.write("")
+        self._uncompleted = unsent.text
+        self.editor.write(*unsent)
         text, inclusions = expand(*written)
         if is_command(written.text):
             self.post_message(self.CommandEntered(text))
@@ -251,23 +258,21 @@ class Composer(Vertical):
             return
         at = len(self.sent)  # another conversation may have fewer than the one recalled from
         at = at if self._recalled is None else min(self._recalled, at)
+        written = self.written
         if at == len(self.sent):
-            self._unsent = self.written
-        at += step
-        if not 0 <= at <= len(self.sent):
+            self._unsent = written
+        if not 0 <= at + step <= len(self.sent):
             return
+        if at < len(self.sent) and written.text.strip() and written != self.sent[at]:
+            self.sent.insert(at + 1, written)  # a sent message that was changed stands behind it
+            at += step > 0
+        at += step
         self._recalled = None if at == len(self.sent) else at
         text, attachments = self._unsent if self._recalled is None else self.sent[at]
         self._uncompleted = text
         self.editor.write(text, attachments)
         if step < 0:
             self.editor.move_cursor((0, len(self.editor.document.get_line(0))))
-
-    def _leave_recalled(self) -> None:
-        """Keep what was being written before the up key, which brings it back."""
-        if self._recalled is not None and self._unsent.text.strip():
-            self.sent.append(self._unsent)
-        self._recalled = None
 
     # ------------------------------------------------------------------ completion
 
