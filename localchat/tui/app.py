@@ -35,7 +35,7 @@ from localchat.tui.textual_internals.driver import (
     is_invisible_character,
     terminal_writer,
 )
-from localchat.tui.textual_internals.palette import Palette
+from localchat.tui.textual_internals.palette import ChatPalette
 from localchat.tui.themes import AUTO, NAMES, THEMES, is_light_terminal, textual_name
 from localchat.tui.widgets.welcome import first_greeting
 from localchat.units import counted
@@ -112,8 +112,8 @@ class ChatApp(App[int]):
     def action_command_palette(self) -> None:
         """Open the palette; the models appear in it once they are found."""
         self.run_worker(self.find_models(), group="palette", exclusive=True)
-        if not isinstance(self.screen, Palette):
-            self.push_screen(Palette(id="--command-palette"))
+        if not isinstance(self.screen, ChatPalette):
+            self.push_screen(ChatPalette(id="--command-palette"))
 
     async def on_event(self, event: events.Event) -> None:
         """Paste characters that widgets do not accept as keys, and hold what comes before a screen stands."""

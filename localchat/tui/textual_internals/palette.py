@@ -6,7 +6,7 @@ Private Textual API: `CommandPalette._action_command_list`.
 from textual.command import CommandList, CommandPalette
 
 
-class Palette(CommandPalette):
+class ChatPalette(CommandPalette):
     """Textual's palette, whose page keys raise KeyError while its list has no width."""
 
     def _action_command_list(self, action: str) -> None:
