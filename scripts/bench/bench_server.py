@@ -8,10 +8,8 @@
 server process a token and a request, the cost of a name that nobody knows, and latency and memory after 3,000
 requests. `model` serves the successor model of bench_llamacpp.py by localchat and by llama.cpp's own server
 (PYTHON: of an environment with the wheel xllamacpp): 1, 4 and 8 clients, greedy and sampled, with and without
-a seed, time to first token, a second turn, memory. Answers of the successor repeat each other, so that drafts
-are always right, but where a seed forbids to copy from other requests; `--fresh` serves a model of random
-weights, whose sampled text repeats nothing. CHECKOUT is a second checkout of localchat, measured in the same
-rounds. All servers run at once and are asked in turn. Prints a table of medians; the last line is JSON.
+a seed, time to first token, a second turn, memory. CHECKOUT is a second checkout of localchat, measured in the
+same rounds. All servers run at once and are asked in turn. Prints a table of medians; the last line is JSON.
 """
 
 import argparse
@@ -56,9 +54,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("part", choices=("wire", "model"))
     parser.add_argument("--models", type=Path, metavar="DIR")
     parser.add_argument("--vocabulary", type=Path, metavar="GGUF", help="to write missing models")
-    parser.add_argument(
-        "--fresh", action="store_true", help="a model whose sampled text repeats nothing"
-    )
     parser.add_argument("--only", choices=("streams", "turns"), help="a half of `model`")
     parser.add_argument("--llamacpp", type=Path, metavar="PYTHON")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
@@ -114,8 +109,7 @@ def _model(asked: argparse.Namespace, folder: Path) -> parts.Figures:
     """Speed of a model of real shapes, beside llama.cpp's own server."""
     from scripts.bench.llamacpp.gguf_models import models
 
-    found = models(asked.models, asked.vocabulary, seed=0)
-    model = found.random if asked.fresh else found.successor
+    model = models(asked.models, asked.vocabulary, seed=0).successor
     streams = asked.streams or [1, 4, 8]
     slots, context, threads = max(streams), 16_384, asked.threads
     options = ["--parallel", str(slots), "--ctx", str(context), "--threads", str(threads)]
@@ -136,9 +130,9 @@ def _model(asked: argparse.Namespace, folder: Path) -> parts.Figures:
         for count in streams if asked.only != "turns" else ():
             for label, sampling in _SAMPLINGS.items():
                 measure = parts.model_streams(count, asked.tokens, label, sampling)
-                rates = parts.rounds(running, asked.rounds, measure)
-                _print(rates)
-                figures |= rates
+                found = parts.rounds(running, asked.rounds, measure)
+                _print(found)
+                figures |= found
         if asked.only != "streams":
             figures |= parts.rounds(running, asked.rounds, parts.model_turns(245, 740))
         figures |= parts.rounds(running, 1, parts.model_memory)
