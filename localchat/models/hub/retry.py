@@ -27,9 +27,8 @@ class RetryPolicy:
 
     def wait_s(self, failures: int, asked_s: float | None) -> float:
         """Seconds before the next try, after this many failures in a row (from 1)."""
-        if (
-            asked_s
-        ):  # no wait at all, or a date that is past for our clock, would use up every try at once
+        # No wait at all, or a date that is past for our clock, would use up every try at once.
+        if asked_s:
             return asked_s
         return min(self.longest_wait_s, self.first_wait_s * 2.0 ** (failures - 1))
 

@@ -1,7 +1,7 @@
 """Begin and end of a batch: its input is checked, its answers become files. Blocking, and safe to do twice.
 
-A batch is seen by clients while it changes: a new status is there at once with all that belongs to it, and not
-before it is on disk.
+A batch is seen by clients while it changes: its last status is there at once with all that belongs to it, and
+not before it is on disk.
 """
 
 import hashlib
@@ -9,9 +9,8 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final, TypeAlias
 
 import msgspec
@@ -85,7 +84,11 @@ def end(store: BatchStore, record: BatchRecord) -> None:
     """Make files of the answers, and close the batch: completed, expired or cancelled."""
     batch, now_s = record.batch, int(time.time())
     answers = store.answers(batch.id)
-    with BatchOutput(answers) as output, _AnswerFile(store) as good, _AnswerFile(store) as bad:
+    with (
+        BatchOutput(answers) as output,
+        closing(_AnswerFile(store)) as good,
+        closing(_AnswerFile(store)) as bad,
+    ):
         source = BatchInput(store.content(batch.input_file_id))
         hashes = source.hashes() if batch.request_counts.total else None
         done = output.answered(hashes)[0] if hashes is not None else bytearray()
@@ -129,22 +132,15 @@ def _unanswered(source: BatchInput, done: bytearray) -> Iterator[BatchAnswer]:
 
 
 class _AnswerFile:
-    """A file of answers that becomes one of the store. The end of the `with` block removes it if it did not."""
+    """A file of answers that becomes one of the store. Close it."""
 
     def __init__(self, store: BatchStore) -> None:
         handle, name = tempfile.mkstemp(prefix=".answers.", dir=store.folder)
         self.lines = 0
         self._store, self._path, self._file = store, Path(name), os.fdopen(handle, "wb")
 
-    def __enter__(self) -> "_AnswerFile":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove it, if it did not become one."""
         with suppress(OSError):  # a full disk refuses what is left in the buffer
             self._file.close()
         self._path.unlink(missing_ok=True)
