@@ -26,7 +26,8 @@ from localchat.core.stop_strings import StopPatterns
 from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_keywords
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
-from localchat.engine.events import Accepted
+from localchat.engine.events import Accepted, Limit
+from localchat.engine.repetition import LoopDetector, detector_for
 from localchat.engine.request import (
     SAMPLING_RANGES,
     GenerateRequest,
@@ -34,6 +35,7 @@ from localchat.engine.request import (
     Messages,
     TextPrompt,
     TokenIds,
+    default_answer_tokens,
 )
 from localchat.errors import ContextExceeded, UsageError
 
@@ -103,13 +105,19 @@ class InputProcessor:
         room = self._context - len(tokens)
         if room < 1:
             self._raise_too_long(len(tokens))
-        asked_tokens = request.max_tokens
-        max_tokens = room if asked_tokens is None else min(asked_tokens, room)
+        max_tokens, limit = self._limit(request, room, rendered)
         grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
         sampling = self._sampling(request)
         seeded = request.sampling.seed is not None
         request_state = RequestState(
-            id_, request, tuple(tokens), sampling, max_tokens, seeded, RequestTimer(arrived_s)
+            id_,
+            request,
+            tuple(tokens),
+            sampling,
+            max_tokens,
+            seeded,
+            RequestTimer(arrived_s),
+            limit,
         )
         stops = StopPatterns((*request.stop, *(rendered.stop if rendered else ())))
         for choice in range(request.n):
@@ -121,7 +129,7 @@ class InputProcessor:
                     sampling=replace(sampling, choice=choice),
                     tokens=list(tokens),
                     limit=len(tokens) + max_tokens,
-                    output=self._choice_output(choice, stops, rendered),
+                    output=self._choice_output(choice, stops, rendered, detector_for(request)),
                     grammar_matcher=None
                     if grammar is None
                     else self._grammars.grammar_matcher(
@@ -132,6 +140,18 @@ class InputProcessor:
             )
         relaxed = () if grammar is None else relaxed_keywords(grammar)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
+
+    def _limit(
+        self, request: GenerateRequest, room: int, rendered: Rendered | None
+    ) -> tuple[int, Limit]:
+        """Return the longest answer in tokens, and what limits it."""
+        limits: list[tuple[int, Limit]] = [(room, "context")]
+        if request.default_limit:
+            reasons = rendered is not None and rendered.may_reason
+            limits.append((default_answer_tokens(self._context, reasons=reasons), "default"))
+        if request.max_tokens is not None:
+            limits.append((request.max_tokens, "max_tokens"))
+        return min(limits, key=lambda limit: limit[0])
 
     def _think_budget(self, rendered: Rendered) -> ThinkBudget | None:
         """The thinking budget of a choice, where the request has one."""
@@ -149,17 +169,26 @@ class InputProcessor:
         )
 
     def _choice_output(
-        self, choice: int, stops: StopPatterns, rendered: Rendered | None
+        self,
+        choice: int,
+        stops: StopPatterns,
+        rendered: Rendered | None,
+        loop_detector: LoopDetector | None,
     ) -> ChoiceOutput:
         if rendered is None:
-            return ChoiceOutput(choice, partial(self._piece, self._visible_tokens), stops, None)
+            piece = partial(self._piece, self._visible_tokens)
+            return ChoiceOutput(choice, piece, stops, None, loop_detector=loop_detector)
         visible = (
             self._visible_tokens | self._visible_call_tokens
             if rendered.tools
             else self._visible_tokens
         )
         return ChoiceOutput(
-            choice, partial(self._piece, visible), stops, self.format.answer_parser(rendered)
+            choice,
+            partial(self._piece, visible),
+            stops,
+            self.format.answer_parser(rendered),
+            loop_detector=loop_detector,
         )
 
     def _piece(self, visible: frozenset[int], token: int) -> bytes:
