@@ -26,6 +26,7 @@ from localchat.core.stop_strings import StopPatterns
 from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_keywords
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
+from localchat.core.token_bans import EndBan
 from localchat.engine.events import Accepted
 from localchat.engine.request import (
     SAMPLING_RANGES,
@@ -46,6 +47,9 @@ _LONGEST_STOPS = 64 * 256
 _MOST_BIASES = 1024
 """Each is added to the logits one by one, at every token of every choice."""
 _MOST_LOGPROBS = 100
+_MOST_BAD_WORDS = 256
+_MOST_STOP_TOKENS = 256
+_NEVER = -1e9
 
 
 class InputProcessor:
@@ -111,6 +115,7 @@ class InputProcessor:
         request_state = RequestState(
             id_, request, tuple(tokens), sampling, max_tokens, seeded, RequestTimer(arrived_s)
         )
+        end_ban = self._end_ban(request)
         stops = StopPatterns((*request.stop, *(rendered.stop if rendered else ())))
         for choice in range(request.n):
             request_state.sequences.append(
@@ -121,13 +126,17 @@ class InputProcessor:
                     sampling=replace(sampling, choice=choice),
                     tokens=list(tokens),
                     limit=len(tokens) + max_tokens,
-                    output=self._choice_output(choice, stops, rendered),
+                    output=self._choice_output(choice, stops, rendered, keep_stop=request.keep_stop),
                     grammar_matcher=None
                     if grammar is None
                     else self._grammars.grammar_matcher(
-                        grammar, room=max_tokens, ignore_ends=request.ignore_eos
+                        grammar,
+                        room=max_tokens,
+                        ignore_ends=request.ignore_eos,
+                        min_tokens=request.min_tokens,
                     ),
                     think_budget=None if rendered is None else self._think_budget(rendered),
+                    end_ban=None if grammar is not None else end_ban,
                 )
             )
         relaxed = () if grammar is None else relaxed_keywords(grammar)
@@ -148,18 +157,33 @@ class InputProcessor:
             reopens=family.anywhere,
         )
 
+    def _end_ban(self, request: GenerateRequest) -> EndBan | None:
+        """The ban on end tokens of a request with a minimum length."""
+        self._check_tokens(request.stop_tokens, "stop_token_ids")
+        if not request.min_tokens:
+            return None
+        ends = {*request.stop_tokens}
+        if not request.ignore_eos:
+            ends |= self._model.tokenizer.eog
+        return EndBan(request.min_tokens, ends, self._model.tokenizer.vocab_size)
+
     def _choice_output(
-        self, choice: int, stops: StopPatterns, rendered: Rendered | None
+        self, choice: int, stops: StopPatterns, rendered: Rendered | None, *, keep_stop: bool
     ) -> ChoiceOutput:
         if rendered is None:
-            return ChoiceOutput(choice, partial(self._piece, self._visible_tokens), stops, None)
+            piece = partial(self._piece, self._visible_tokens)
+            return ChoiceOutput(choice, piece, stops, None, keep_stop=keep_stop)
         visible = (
             self._visible_tokens | self._visible_call_tokens
             if rendered.tools
             else self._visible_tokens
         )
         return ChoiceOutput(
-            choice, partial(self._piece, visible), stops, self.format.answer_parser(rendered)
+            choice,
+            partial(self._piece, visible),
+            stops,
+            self.format.answer_parser(rendered),
+            keep_stop=keep_stop,
         )
 
     def _piece(self, visible: frozenset[int], token: int) -> bytes:
@@ -176,6 +200,7 @@ class InputProcessor:
         biases = dict(request.sampling.logit_bias)
         for text, bias in request.sampling.text_bias.items():
             biases |= dict.fromkeys(self._model.tokenizer.encode(text, special=True), bias)
+        biases |= dict.fromkeys(self._banned_tokens(request.bad_words), _NEVER)
         if len(biases) > _MOST_BIASES:
             raise UsageError(
                 f"a request may have {_MOST_BIASES:,} logit biases; this one has {len(biases):,}",
@@ -191,6 +216,20 @@ class InputProcessor:
             seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
             top_logprobs=-1 if top is None else top,
         )
+
+    def _banned_tokens(self, words: Iterable[str]) -> Iterable[int]:
+        """Yield the tokens of words that are never generated, with and without a space before them."""
+        for word in words:
+            for text in {word, f" {word.lstrip()}"}:
+                tokens = self._model.tokenizer.encode(text)
+                if len(tokens) != 1:
+                    raise UsageError(
+                        f"the bad word {text[:50]!r} has {len(tokens)} tokens; only single tokens can be "
+                        "forbidden",
+                        hint="forbid a shorter word, or use a grammar",
+                        field="bad_words",
+                    )
+                yield tokens[0]
 
     def _check_tokens(self, tokens: Iterable[int], field: str) -> None:
         """Raise UsageError for the first id that is not in the vocabulary. `field`: where the ids stand."""
@@ -292,6 +331,9 @@ def _check(request: GenerateRequest) -> None:
     for name, value, high in (
         ("n", request.n, _MOST_CHOICES),
         ("max_tokens", request.max_tokens, 1 << 31),
+        ("min_tokens", request.min_tokens, 1 << 31),
+        ("the number of bad_words", len(request.bad_words), _MOST_BAD_WORDS),
+        ("the number of stop_token_ids", len(request.stop_tokens), _MOST_STOP_TOKENS),
         ("think_budget", budget, 1 << 31),
         ("logprobs", request.logprobs, _MOST_LOGPROBS),
         ("prompt_logprobs", request.prompt_logprobs, _MOST_LOGPROBS),
@@ -300,6 +342,12 @@ def _check(request: GenerateRequest) -> None:
         low = 1 if name == "n" else 0
         if value is not None and not low <= value <= high:
             raise UsageError(f"{name} is {value}; it must be from {low} to {high}")
+    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
+        raise UsageError(
+            f"min_tokens is {request.min_tokens}; it must not be above max_tokens, which is "
+            f"{request.max_tokens}",
+            field="min_tokens",
+        )
     if len(request.stop) > _MOST_STOPS:
         raise UsageError(
             f"a request may have {_MOST_STOPS} stop strings; this one has {len(request.stop)}"

@@ -78,9 +78,9 @@ class GrammarCompiler:
         self._workers = ThreadPoolExecutor(_MASK_THREADS, "mask")
 
     def grammar_matcher(
-        self, spec: "GrammarSpec", *, room: int, ignore_ends: bool = False
+        self, spec: "GrammarSpec", *, room: int, ignore_ends: bool = False, min_tokens: int = 0
     ) -> GrammarMatcher:
-        """Make a fresh matcher, for a text of `room` tokens at most. Raises UsageError with fault and
+        """Make a fresh matcher, for a text of `min_tokens` to `room` tokens. Raises UsageError with fault and
         place."""
         with self._lock:
             matcher = self._compiled.get(spec.source)
@@ -101,6 +101,7 @@ class GrammarCompiler:
             self._length_guard,
             room=room,
             ignore_ends=ignore_ends,
+            min_tokens=min_tokens,
         )
 
     def _compile(self, spec: "GrammarSpec") -> "LLMatcher":
