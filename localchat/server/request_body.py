@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
+from localchat.server.fields import check_unknown_fields, note_ignored
 
 T = TypeVar("T")
 
@@ -40,8 +41,14 @@ _MAX_MEMBERS: Final = 16
 
 
 async def read_json(request: Request, kind: type[T], limits: ServerLimits) -> T:
-    """Read a body as JSON of this type. Raises ApiError; ClientDisconnect if the client leaves."""
-    return decode(await read_body(request, limits), kind, limits)
+    """Read a body as JSON of this type. Raises ApiError; ClientDisconnect if the client leaves.
+
+    The response names the fields that are ignored; see fields.py.
+    """
+    body = await read_body(request, limits)
+    value = decode(body, kind, limits)
+    note_ignored(request.scope, check_unknown_fields(_untyped(body), kind))
+    return value
 
 
 async def read_body(request: Request, limits: ServerLimits) -> bytes:
@@ -122,6 +129,15 @@ def decode(body: bytes, kind: type[T], limits: ServerLimits) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise bad_request(f"The body is not valid JSON: {reason}.", code="invalid_json") from error
+
+
+def _untyped(body: bytes) -> object:
+    """Decode a body that is known to be valid JSON."""
+    body = body.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return msgspec.json.decode(_SURROGATES.sub(_replace_lone_surrogate, body))
 
 
 def _decode(body: bytes, kind: type[T]) -> T:

@@ -1,4 +1,4 @@
-"""Request types of the Messages API. Unknown fields are ignored, null means "not given"."""
+"""Request types of the Messages API. Null means "not given"."""
 
 from typing import Any, TypeAlias
 

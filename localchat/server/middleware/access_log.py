@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localchat.sanitize import sanitize_line
+from localchat.server.fields import HEADER, IGNORED, header_value
 from localchat.server.tracker import TrackedRequest
 
 log = logging.getLogger("localchat.server.requests")
@@ -51,6 +52,8 @@ class AccessLogMiddleware:
                     (b"x-request-id", id_.encode()),
                     (b"x-content-type-options", b"nosniff"),
                 ]
+                if ignored := inner.get(IGNORED):
+                    message["headers"].append((HEADER, header_value(ignored)))
                 if is_anthropic(inner):
                     message["headers"].append((b"request-id", id_.encode()))
             await send(message)
@@ -68,6 +71,8 @@ class AccessLogMiddleware:
                 str(499 if client_left else status),
             ]
             line += _request_fields(tracked) if tracked is not None else []
+            if ignored := inner.get(IGNORED):
+                line.append(f"ignored={header_value(ignored).decode().replace(' ', '')}")
             line.append(f"took_ms={(time.perf_counter() - started_s) * 1000:.0f}")
             line.append(f'ua="{Headers(scope=scope).get("user-agent", "")[:_MAX_LOGGED]}"')
             log.info("%s", sanitize_line(" ".join(line)))

@@ -1,4 +1,4 @@
-"""Request types of Ollama's API. Unknown fields are ignored, null means "not given"."""
+"""Request types of Ollama's API. Null means "not given"."""
 
 from typing import Any, TypeAlias
 

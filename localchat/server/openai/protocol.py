@@ -1,8 +1,8 @@
 """Wire types of OpenAI's chat, completions and embeddings endpoints.
 
 Responses: an optional field is left out rather than null, because clients expect one kind of delta per chunk
-and trip over empty ones; the key `error` appears in errors only. Requests: unknown fields are ignored, as
-every such server does; null means "not given". Values are checked where they are used (requests.py).
+and trip over empty ones; the key `error` appears in errors only. Requests: server/fields.py decides
+about unknown fields; null means "not given". Values are checked where they are used (requests.py).
 """
 
 from codecs import getincrementaldecoder
@@ -382,6 +382,15 @@ class GenerationBody(StructureBody, frozen=True, kw_only=True):
     logit_bias: LogitBias | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    """vLLM's, as the next three."""
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    bad_words: str | list[str] | None = None
+    min_new_tokens: int | None = None
+    """SGLang's name of `min_tokens`."""
+    no_stop_trim: bool | None = None
+    """SGLang's name of `include_stop_str_in_output`."""
     ignore_eos: bool | None = None
     cache_salt: str | None = None
     speculation: bool | None = None
@@ -434,6 +443,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     thinking_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    """Continue the last message if it is the assistant's. True if absent."""
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
