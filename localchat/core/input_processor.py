@@ -126,7 +126,9 @@ class InputProcessor:
                     sampling=replace(sampling, choice=choice),
                     tokens=list(tokens),
                     limit=len(tokens) + max_tokens,
-                    output=self._choice_output(choice, stops, rendered, keep_stop=request.keep_stop),
+                    output=self._choice_output(
+                        choice, stops, rendered, keep_stop=request.keep_stop
+                    ),
                     grammar_matcher=None
                     if grammar is None
                     else self._grammars.grammar_matcher(

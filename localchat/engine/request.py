@@ -124,6 +124,8 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str = ""
     field: str = ""
     """Where it stands in the client's request, for errors."""
+    strict: bool = False
+    """The request fails if the grammar cannot enforce a keyword of the schema."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
