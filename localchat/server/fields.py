@@ -31,7 +31,15 @@ _HARMLESS: Final = frozenset(
         *("provider", "models", "route", "usage", "include_obfuscation", "kv_transfer_params"),
         # Slots and caches, which the engine manages itself.
         *("cache_prompt", "id_slot", "slot_id", "n_keep", "num_keep", "n_discard", "n_cache_reuse"),
-        *("use_cache", "cache_control", "priority", "data_parallel_rank", "shift", "truncation"),
+        *(
+            "use_cache",
+            "cache_control",
+            "priority",
+            "data_parallel_rank",
+            "shift",
+            "truncate",
+            "truncation",
+        ),
         # Load options of Ollama: the model is loaded already.
         *("num_gpu", "num_thread", "num_batch", "main_gpu", "low_vram", "use_mmap", "use_mlock"),
         *("numa", "vocab_only", "f16_kv", "logits_all", "embedding_only", "num_gqa"),
@@ -66,7 +74,13 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     **dict.fromkeys(("negative_prompt", "lora", "lora_request", "lora_path", "adapter_id"), ()),
     # Input that the model would not see.
     **dict.fromkeys(("prompt_embeds", "input_embeds", "image_data", "images", "audio_data"), ()),
-    **dict.fromkeys(("documents", "chat_template", "mcp_servers", "web_search_options"), ()),
+    **dict.fromkeys(
+        ("documents", "context", "chat_template", "mcp_servers", "web_search_options"), ()
+    ),
+    # The structure of the answer, where a protocol has another field for it.
+    **dict.fromkeys(("format", "output_format", "response_format", "json_schema", "grammar"), ()),
+    **dict.fromkeys(("regex", "ebnf", "structural_tag", "structured_outputs", "guided_json"), ()),
+    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar", "guided_json_object"), ()),
     # Another form of the answer.
     "modalities": (["text"],),
     "echo": (False,),

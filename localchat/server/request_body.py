@@ -26,6 +26,7 @@ _SURROGATES: Final = re.compile(
 )
 _PATH: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
 _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]+)`")
+_UNKNOWN_FIELD: Final = re.compile(r"contains unknown field `(.*)`", re.DOTALL)
 _MAX_EXACT: Final = float(1 << 53)
 """Below it a float holds every whole number exactly."""
 _TYPES_OF_PROGRAMS: Final = ("", "application/x-www-form-urlencoded")
@@ -186,6 +187,14 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
     path = _PATH.search(text)
     at = path[1].lstrip(".") if path else ""
     reason = text[: path.start()] if path else text
+    unknown = _UNKNOWN_FIELD.search(reason)
+    if unknown:
+        param = f"{at}.{unknown[1]}" if at else unknown[1]
+        return bad_request(
+            f"The field {param[:100]!r} is unknown.",
+            param=param[:100],
+            code="unsupported_parameter",
+        )
     missing = _MISSING_FIELD.search(reason)
     if missing:
         param = f"{at}.{missing[1]}" if at else missing[1]

@@ -321,18 +321,29 @@ class AllowedTools(msgspec.Struct, frozen=True):
     mode: str | None = None
 
 
-class JsonSchemaFormat(msgspec.Struct, frozen=True):
+class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: dict[str, Any] | bool | None = None
     name: str | None = None
     strict: bool | None = None
+    description: str | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """`schema` with the type `json_object` is llama.cpp's notation."""
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Structure of an answer. Unknown fields are rejected, because each may hold the schema."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
-    schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | bool | None = None
+    """llama.cpp's and Together's place of a schema."""
+    value: dict[str, Any] | str | bool | None = None
+    """Hugging Face's place of a schema, or of a regular expression."""
+    pattern: str | None = None
+    """Together's place of a regular expression."""
+    grammar: str | None = None
+    """Fireworks' place of a grammar."""
+    name: str | None = None
+    strict: bool | None = None
+    description: str | None = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

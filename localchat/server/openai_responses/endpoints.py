@@ -17,6 +17,7 @@ from localchat.server.content_blocks import (
     ContentBlocks,
 )
 from localchat.server.errors import ApiError
+from localchat.server.fields import note_ignored
 from localchat.server.generation import Generation, OutputEvent
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
@@ -49,6 +50,7 @@ async def responses(request: Request) -> ASGIApp:
     config = service_of(request).config
     body = await read_json(request, ResponsesBody, config.limits)
     translated = as_chat(body)
+    note_ignored(request.scope, translated.ignored)
     try:
         prompt = chat_request(translated.chat, config.limits, client_of(request))
     except ApiError as error:

@@ -46,11 +46,12 @@ class ResponsesToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     tools: "list[ResponsesToolChoice] | None" = None
 
 
-class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     type: str
     name: str | None = None
     schema: dict[str, Any] | bool | None = None
     strict: bool | None = None
+    description: str | None = None
 
 
 class TextConfig(msgspec.Struct, frozen=True):
