@@ -28,6 +28,8 @@ from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
 from localchat.core.token_bans import EndBan
 from localchat.engine.events import Accepted
+from localchat.engine.interface import TokenizerInfo
+from localchat.engine.local import protocol
 from localchat.engine.request import (
     SAMPLING_RANGES,
     GenerateRequest,
@@ -309,6 +311,18 @@ class InputProcessor:
     def warning(self) -> str:
         """What may spoil every answer. Warnings about one request are not here: others would read them."""
         return self.format.warning
+
+    @property
+    def tokenizer_info(self) -> TokenizerInfo:
+        """Special tokens and chat template of the model."""
+        tokenizer = self._model.tokenizer
+        texts = _special_texts(tokenizer)
+        return TokenizerInfo(
+            texts.get("bos_token", ""),
+            texts.get("eos_token", ""),
+            tokenizer.add_bos,
+            protocol.sendable(self._model.info.chat_template or ""),
+        )
 
     def render(self, messages: Messages) -> str:
         return self.format.render(messages).text

@@ -424,6 +424,7 @@ class EngineProcess:
                 notes=tuple(self._sender.notes),
                 warning=opened.input_processor.warning,
                 sampling=opened.input_processor.sampling,
+                tokenizer=opened.input_processor.tokenizer_info,
             ),
         )
 

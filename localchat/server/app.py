@@ -34,6 +34,7 @@ from localchat.server.tokenize import (
     detokenize,
     responses_input_tokens,
     tokenize,
+    tokenizer_info,
 )
 
 _GET, _POST = ["GET"], ["POST"]
@@ -55,6 +56,7 @@ ROUTES = (
     Route("/models/{id:path}", model, methods=_GET),
     Route("/tokenize", tokenize, methods=_POST),
     Route("/detokenize", detokenize, methods=_POST),
+    Route("/tokenizer_info", tokenizer_info, methods=_GET),
     Route("/apply-template", apply_template, methods=_POST),
     Route("/slots", slots, methods=_GET),
     Route("/props", props, methods=_GET),

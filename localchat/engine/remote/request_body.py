@@ -183,7 +183,9 @@ def _response_format(request: GenerateRequest, to_localchat: bool) -> dict[str, 
     if grammar.kind == "json_object":
         return {"response_format": {"type": "json_object"}}
     if grammar.kind == "json_schema":
-        schema = {"name": "answer", "schema": json.loads(grammar.source), "strict": True}
+        schema = {"name": "answer", "schema": json.loads(grammar.source)}
+        # Other servers enforce a schema only if it is strict. Here a strict one must be enforceable.
+        schema["strict"] = grammar.strict or not to_localchat
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     if to_localchat and grammar.kind in _LOCALCHAT_GRAMMARS:
         return {_LOCALCHAT_GRAMMARS[grammar.kind]: grammar.source}

@@ -483,13 +483,21 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     """POST /tokenize: a text, or a conversation as the model will see it."""
 
     content: str | None = None
+    """A text in llama.cpp's form: markup in it is plain text, unless `parse_special` is set."""
     prompt: str | None = None
+    """A text in vLLM's form: markup in it becomes control tokens, unless `parse_special` is false."""
+    add_special: bool | None = None
+    """Begin with the BOS token if the model's texts do. False if absent."""
+    add_special_tokens: bool | None = None
+    """The same in vLLM's form. True if absent."""
     messages: list[ChatMessage] | None = None
     tools: list[ChatTool] | None = None
     model: str | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
     """Return each id with its text, as llama.cpp's clients expect."""
+    return_token_strs: bool | None = None
+    """Return the text of each token in a list of its own, as vLLM's clients expect."""
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True):
