@@ -4,6 +4,7 @@ Names and descriptions come from the table in localchat/metrics.py. No label hol
 chose, so that their number stays small: no model names from requests, no texts, no keys.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -19,6 +20,9 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS: Final = ("prompt", "cache", "guided", "speculation")
 _PROMPTS: Final = (256, 1024, 4096, 16_384, 65_536)
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_SPEEDUPS: Final = (0.7, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+_MAX_REASONS: Final = 64
+_NUMBER: Final = re.compile(r"\d[\d.,]*")
 _TOKEN_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -41,6 +45,10 @@ class Metrics:
         self._queue = self._histogram("queue_seconds", METRICS["queue_s"].about, _SECONDS)
         self._total = self._histogram("request_seconds", METRICS["total_s"].about, _SECONDS)
         self._tpot = self._histogram("tpot_seconds", METRICS["tpot_ms"].about, _TOKEN_SECONDS)
+        self._speedup = self._histogram("speedup", METRICS["speedup"].about, _SPEEDUPS)
+        self._off = self._counter("speculation_off", METRICS["speculation_off"].about, ("reason",))
+        self._missed = self._counter("cache_missed", METRICS["why_missed"].about, ("reason",))
+        self._reasons: set[str] = set()
         self._prompt = self._counter("prompt_tokens", METRICS["prompt_tokens"].about)
         self._cached = self._counter("cached_tokens", METRICS["cached_tokens"].about)
         self._completion = self._counter("completion_tokens", METRICS["completion_tokens"].about)
@@ -72,8 +80,17 @@ class Metrics:
             self._prompt.inc(tracked.usage.prompt_tokens)
             self._cached.inc(tracked.usage.cached_tokens)
             self._completion.inc(tracked.usage.completion_tokens)
+        if tracked.why_missed:
+            self._missed.labels(self._reason(tracked.why_missed)).inc()
         if tracked.done is not None:
             self._observe(tracked, tracked.done)
+
+    def _reason(self, text: str) -> str:
+        """A reason as the value of a label: without numbers, and one of a few."""
+        reason = _NUMBER.sub("N", text)
+        if len(self._reasons) < _MAX_REASONS:
+            self._reasons.add(reason)
+        return reason if reason in self._reasons else "other"
 
     def _observe(self, tracked: TrackedRequest, done: Done) -> None:
         labels = (
@@ -82,6 +99,10 @@ class Metrics:
             "yes" if tracked.guided else "no",
             "off" if done.speculation.off else "on",
         )
+        if done.speculation.off:
+            self._off.labels(self._reason(done.speculation.off)).inc()
+        if done.speculation.speedup is not None:
+            self._speedup.labels(*labels).observe(done.speculation.speedup)
         timings = done.timings
         self._queue.labels(*labels).observe(timings.queue_s)
         self._total.labels(*labels).observe(timings.total_s)

@@ -131,12 +131,15 @@ def _request_fields(tracked: TrackedRequest) -> Sequence[str]:
         line += [
             f"prompt={usage.prompt_tokens}",
             f"cached={usage.cached_tokens}",
+            *([f'missed="{tracked.why_missed}"'] if tracked.why_missed else []),
             f"completion={usage.completion_tokens}",
         ]
     if tracked.first_token_s is not None:
         line.append(f"ttft_ms={(tracked.first_token_s - tracked.arrived_s) * 1000:.0f}")
     if tracked.done is not None and tracked.done.timings.decode_tokens_per_s is not None:
         line.append(f"tps={tracked.done.timings.decode_tokens_per_s:.1f}")
+    if tracked.done is not None and tracked.done.speculation.speedup is not None:
+        line.append(f"speedup={tracked.done.speculation.speedup:.2f}")
     if tracked.finish_reason:
         line.append(f"finish={tracked.finish_reason}")
     if tracked.error:

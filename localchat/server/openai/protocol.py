@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from localchat.engine.events import Done, TokenLogprob, Usage
+from localchat.engine.events import TokenLogprob, Usage
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -37,21 +37,6 @@ def usage_info(usage: Usage) -> UsageInfo:
         PromptTokensDetails(usage.cached_tokens),
         CompletionTokensDetails(usage.reasoning_tokens),
     )
-
-
-def timings_info(done: Done) -> dict[str, Any]:
-    """The metrics of one request, by their names in localchat/metrics.py."""
-    timings: dict[str, Any] = msgspec.structs.asdict(done.timings)
-    timings |= {
-        "kv_used_tokens": done.kv_used_tokens,
-        "kv_total_tokens": done.kv_total_tokens,
-        "drafted": done.speculation.drafted,
-        "accepted": done.speculation.accepted,
-        "speedup": done.speculation.speedup,
-        "speculation_off": done.speculation.off,
-        "fingerprint": done.fingerprint,
-    }
-    return timings
 
 
 # ---------------------------------------------------------------------------- tool calls
@@ -161,9 +146,9 @@ def completion_logprobs(
         offset += len(first)
     decoder = getincrementaldecoder("utf-8")("replace")
     for one in logprobs:
-        made.tokens.append(_shown(one.text))
+        made.tokens.append(_distinct(one.text))
         made.token_logprobs.append(one.logprob)
-        made.top_logprobs.append({_shown(text): logprob for _, text, logprob in one.top} or None)
+        made.top_logprobs.append({_distinct(text): logprob for _, text, logprob in one.top} or None)
         made.text_offset.append(offset)
         offset += len(decoder.decode(one.text))
     return made
@@ -171,6 +156,15 @@ def completion_logprobs(
 
 def _shown(token: bytes) -> str:
     return token.decode("utf-8", "replace")
+
+
+def _distinct(token: bytes) -> str:
+    """The text of a token. Part of a character is written as OpenAI does, so that no two are equal."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        shown = (chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in token)
+        return "bytes:" + "".join(shown)
 
 
 # ---------------------------------------------------------------------------- chat
@@ -408,6 +402,9 @@ class GenerationBody(StructureBody, frozen=True, kw_only=True):
     return_progress: bool | None = None
     """llama.cpp's: a stream begins with the progress of the prompt."""
     timings: bool | None = None
+    """Add this request's metrics to the timings."""
+    timings_per_token: bool | None = None
+    """llama.cpp's: every piece of a stream has the timings so far."""
 
 
 class TriesExtension(msgspec.Struct, frozen=True):

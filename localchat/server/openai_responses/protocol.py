@@ -89,4 +89,9 @@ class ResponsesBody(StructureBody, frozen=True, kw_only=True):
     prompt: Any = None
     background: bool | None = None
     metadata: dict[str, Any] | None = None
+    return_progress: bool | None = None
+    """llama.cpp's: events of the stream report the progress of the prompt."""
+    timings_per_token: bool | None = None
+    """llama.cpp's: the response has timings."""
+    timings: bool | None = None
     seed: int | None = None

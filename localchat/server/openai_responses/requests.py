@@ -101,6 +101,7 @@ def as_chat(body: ResponsesBody) -> ResponsesChat:
         logprobs=logprobs,
         top_logprobs=body.top_logprobs if logprobs else None,
         stream=body.stream,
+        return_progress=body.return_progress,
         seed=body.seed,
     )
     names = {_model_name(name): name for _, name in tools}
