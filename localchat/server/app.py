@@ -8,6 +8,7 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
 
 from localchat.server.anthropic.endpoints import count_tokens, messages
+from localchat.server.body_budget import BodyBudget
 from localchat.server.config import ServerConfig
 from localchat.server.errors import ApiError
 from localchat.server.exception_handlers import HANDLERS
@@ -108,4 +109,5 @@ def create_app(
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.bodies = BodyBudget(config.limits.bodies_bytes)
     return app

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from localchat.server.body_budget import BodyBudget, BodyReservation
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
 from localchat.server.fields import check_unknown_fields, note_ignored
@@ -46,13 +47,15 @@ async def read_json(request: Request, kind: type[T], limits: ServerLimits) -> T:
 
     The response names the fields that are ignored; see fields.py.
     """
-    body = await read_body(request, limits)
-    value = decode(body, kind, limits)
-    note_ignored(request.scope, check_unknown_fields(_untyped(body), kind))
-    return value
+    budget: BodyBudget = request.app.state.bodies
+    with budget.reservation() as reservation:
+        body = await _read_body(request, limits, reservation)
+        value = decode(body, kind, limits)
+        note_ignored(request.scope, check_unknown_fields(_untyped(body), kind))
+        return value
 
 
-async def read_body(request: Request, limits: ServerLimits) -> bytes:
+async def _read_body(request: Request, limits: ServerLimits, reservation: BodyReservation) -> bytes:
     """Read the whole body and decompress it. Raises ApiError; ClientDisconnect if the client leaves."""
     _check_type(request)
     declared = request.headers.get("content-length", "")
@@ -60,18 +63,19 @@ async def read_body(request: Request, limits: ServerLimits) -> bytes:
         raise too_large(limits.body_bytes)
     try:
         async with asyncio.timeout(limits.body_s):
-            body = await _receive(request, limits)
+            body = await _receive(request, limits, reservation)
     except TimeoutError:
         raise ApiError(
             408, "timeout", "The body did not arrive in time.", headers={"connection": "close"}
         ) from None
     encoding = request.headers.get("content-encoding", "")
     if encoding and len(body) > _LARGE_BYTES:
+        reservation.resize(len(body) + limits.unpacked_bytes)
         return await asyncio.to_thread(decompress, body, encoding, limits.unpacked_bytes)
     return decompress(body, encoding, limits.unpacked_bytes)
 
 
-async def _receive(request: Request, limits: ServerLimits) -> bytes:
+async def _receive(request: Request, limits: ServerLimits, reservation: BodyReservation) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -82,6 +86,7 @@ async def _receive(request: Request, limits: ServerLimits) -> bytes:
         size += len(piece)
         if size > limits.body_bytes:
             raise too_large(limits.body_bytes)
+        reservation.resize(size)
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
