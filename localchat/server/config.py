@@ -49,6 +49,8 @@ class ServerLimits:
     waiting: int = 128
     """Requests that no engine has started."""
     connections: int = 512
+    probe_connections: int = 16
+    """Beyond these, for `/health` and `/metrics` alone."""
     upload_bytes: int = 200 << 20
     """Of a file that is uploaded."""
     upload_s: float = 600.0
