@@ -13,7 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from localchat.engine.events import Done, EngineStats
+from localchat.engine.interface import Engine
 from localchat.metrics import METRICS
+from localchat.server.engine_totals import COUNTS, EngineTotals, labelled
 from localchat.server.tracker import RequestTracker, TrackedRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,7 +41,8 @@ class Metrics:
 
     def __init__(self, tracker: RequestTracker) -> None:
         self._registry = CollectorRegistry()
-        self._engines = _EngineMetrics(tracker)
+        self.engine_totals = EngineTotals()
+        self._engines = _EngineMetrics(tracker, self.engine_totals)
         self._registry.register(self._engines)
         self._ttft = self._histogram("ttft_seconds", METRICS["ttft_s"].about, _SECONDS)
         self._queue = self._histogram("queue_seconds", METRICS["queue_s"].about, _SECONDS)
@@ -111,9 +114,11 @@ class Metrics:
         if timings.tpot_ms_p50 is not None:
             self._tpot.labels(*labels).observe(timings.tpot_ms_p50 / 1000)
 
-    def render(self, stats: Sequence[tuple[str, EngineStats]]) -> bytes:
-        """The page for scrapers. `stats`: statistics of the running engines, by model name."""
-        self._engines.latest = stats
+    def render(self, stats: Sequence[tuple[str, Engine, EngineStats]]) -> bytes:
+        """The page for scrapers. `stats`: model name, engine and statistics of the running engines."""
+        for model, engine, found in stats:
+            self.engine_totals.observe(model, engine, found)
+        self._engines.latest = [(model, found) for model, _, found in stats]
         return generate_latest(self._registry)
 
 
@@ -121,14 +126,14 @@ _GAUGES: Final = (
     *("running", "waiting", "kv_used_tokens", "kv_shared_tokens", "kv_cached_tokens"),
     *("kv_parked_tokens", "kv_total_tokens"),
 )
-_COUNTS: Final = ("cancelled", "preemptions", "evictions", "drafted", "accepted")
 
 
 class _EngineMetrics(Collector):
-    """Counters of the engines since their load, read on every scrape."""
+    """Gauges of the engines that run, and counters of all engines so far, read on every scrape."""
 
-    def __init__(self, tracker: RequestTracker) -> None:
+    def __init__(self, tracker: RequestTracker, totals: EngineTotals) -> None:
         self._tracker = tracker
+        self._totals = totals
         self.latest: Sequence[tuple[str, EngineStats]] = ()
 
     def describe(self) -> Iterable[Metric]:
@@ -148,37 +153,33 @@ class _EngineMetrics(Collector):
         yield _gauge("process_bytes", "Resident memory of an engine's process.", ("model",)).each(
             [((model,), stats.process_bytes) for model, stats in self.latest]
         )
-        for name in _COUNTS:
+        yield from self._counters()
+
+    def _counters(self) -> Iterable[Metric]:
+        totals = self._totals.totals()
+        for name in COUNTS:
             counter = CounterMetricFamily(
                 f"localchat_engine_{name}", METRICS[name].about, labels=("model",)
             )
-            for model, stats in self.latest:
-                counter.add_metric((model,), getattr(stats, name))
+            for model, counts in totals.items():
+                counter.add_metric((model,), counts[name, ""])
             yield counter
-        late = CounterMetricFamily(
-            "localchat_engine_late_rows",
-            "Steps that still computed a request after the one in which its cancel arrived.",
-            labels=("model",),
-        )
         failed = CounterMetricFamily(
             "localchat_engine_failed",
             "Requests that an engine ended by an error.",
             labels=("model", "code"),
         )
-        for model, stats in self.latest:
-            late.add_metric((model,), stats.late_rows)
-            for code, count in stats.failed.items():
-                failed.add_metric((model, code), count)
-        yield late
-        yield failed
         routed = CounterMetricFamily(
             "localchat_route",
             "Answers and tokens of a route, by its small and its large model.",
             labels=("model", "of"),
         )
-        for model, stats in self.latest:
-            for name, count in stats.routed.items():
-                routed.add_metric((model, name), count)
+        for model, counts in totals.items():
+            for code, count in labelled(counts, "failed"):
+                failed.add_metric((model, code), count)
+            for part, count in labelled(counts, "routed"):
+                routed.add_metric((model, part), count)
+        yield failed
         yield routed
 
 
