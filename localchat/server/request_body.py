@@ -30,8 +30,8 @@ _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]+)`")
 _UNKNOWN_FIELD: Final = re.compile(r"contains unknown field `(.*)`", re.DOTALL)
 _MAX_EXACT: Final = float(1 << 53)
 """Below it a float holds every whole number exactly."""
-_TYPES_OF_PROGRAMS: Final = ("", "application/x-www-form-urlencoded")
-"""Programs that post JSON without its type: LiteLLM names none, curl that of a form."""
+_TYPES_OF_PROGRAMS: Final = ("", "application/x-www-form-urlencoded", "text/plain")
+"""Types with which programs post JSON: LiteLLM sends none, curl that of a form, others that of a text."""
 _LARGE_BYTES: Final = 32 << 10
 """Compressed bodies above this size are decompressed on a thread."""
 _GZIP: Final = 31

@@ -119,7 +119,7 @@ def is_ollama(path: str) -> bool:
 def normalize_path(path: str) -> str:
     """The path in the form that the routes use."""
     path = _SLASHES.sub("/", path)
-    if path == "/v1" or path.startswith("/v1/"):
+    while path == "/v1" or path.startswith("/v1/"):
         path = path[3:]
     return path.rstrip("/") or "/"
 
