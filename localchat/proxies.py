@@ -8,7 +8,6 @@ import os
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
-from urllib.request import getproxies, proxy_bypass
 
 from localchat.errors import UsageError
 
@@ -34,6 +33,9 @@ class Proxy(NamedTuple):
 
 def proxy_for(url: str) -> Proxy | None:
     """Return the proxy for a URL; None for a direct connection. Raises UsageError for a bad proxy."""
+    # Not needed for `is_loopback`, which every start of the screen uses.
+    from urllib.request import getproxies, proxy_bypass
+
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
