@@ -15,6 +15,10 @@ MAX_PASTE_LINES: Final = 100
 """A longer paste becomes an attachment: a text area takes seconds for a line of a megabyte."""
 _MAX_FILE_BYTES: Final = 8_000_000
 _FORMATS: Final = ("pdf", "docx")
+_ESCAPE_SEQUENCE: Final = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-Z])"
+)
+"""Colors, cursor movements, titles and links of a terminal."""
 
 
 class Attachment(NamedTuple):
@@ -48,7 +52,8 @@ def is_long(text: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """A paste with newlines as line ends and without control characters."""
+    """Return a paste with newlines as line ends, without escape sequences and control characters."""
+    text = _ESCAPE_SEQUENCE.sub("", text)
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
