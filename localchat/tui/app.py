@@ -77,6 +77,7 @@ class ChatApp(App[int]):
         self._session_context = context
         self._engines = engines
         self._last_interrupt_s = float("-inf")
+        self._last_key = ""
         self._first_frame_shown = self._leave_requested = self._is_leaving = False
         self._early_keys = EarlyKeys(self, self._forward)
         for theme in THEMES:
@@ -122,10 +123,18 @@ class ChatApp(App[int]):
         if isinstance(event, events.Key) and is_invisible_character(event.character):
             event = events.Paste(event.character or "")
         if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
+            self._disarm_quit(event)
             if not self._early_keys.hold(event):
                 await self._forward(event)
         else:
             await super().on_event(event)
+
+    def _disarm_quit(self, event: events.Key | events.Paste) -> None:
+        """Forget the first Ctrl+C if another key or a paste follows."""
+        key = event.key if isinstance(event, events.Key) else ""
+        if key != self._last_key:
+            self._last_interrupt_s = float("-inf")
+        self._last_key = key
 
     async def _forward(self, event: events.Event) -> None:
         """Handle a key or a paste. A paste loses its escape sequences, and in a field also its line ends."""
@@ -314,11 +323,13 @@ class ChatApp(App[int]):
             self.simulate_key("escape")
             return
         now = time.monotonic()
-        twice, self._last_interrupt_s = now - self._last_interrupt_s < _DOUBLE_PRESS_S, now
-        if twice:
+        is_second = now - self._last_interrupt_s < _DOUBLE_PRESS_S
+        self._last_interrupt_s = now
+        if is_second and not self.chat.has_draft:
             await self.action_quit()
-        elif self.session.stop():
-            self.chat.hint("Stopped; Ctrl+C again to quit")
+        elif not is_second and self.session.stop():
+            action = "clears the message" if self.chat.has_draft else "quits"
+            self.chat.hint(f"Stopped; Ctrl+C again {action}")
         elif self.chat.clear_draft():
             self._last_interrupt_s = float("-inf")
             undo = key_names("composer.undo", self._session_context.keys).partition(", ")[0]

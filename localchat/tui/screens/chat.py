@@ -382,6 +382,11 @@ class ChatScreen(Screen[None]):
         with suppress(RuntimeError):  # the screen has no app any more
             self.app.call_later(callback, *arguments)
 
+    @property
+    def has_draft(self) -> bool:
+        """Whether the input holds a message, or a change of a sent one."""
+        return bool(self.composer.text.strip() or self._edited.id)
+
     def clear_draft(self) -> bool:
         """Clear the input, or stop changing a sent message. False if there is nothing to clear."""
         return self.leave_editing() or self.composer.clear_draft()
