@@ -20,7 +20,8 @@ from localchat.session.commands import parse
 from localchat.session.view import footer_of
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
-from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX
+from localchat.tui.guide_answers import ASK_PREFIX
+from localchat.tui.widgets.welcome import FETCH_PREFIX
 from localchat.units import counted
 
 if TYPE_CHECKING:
