@@ -6,6 +6,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -168,6 +169,7 @@ class CommandHandlers:
 
     def _do_model(self, name: str) -> None:
         from localchat.tui.screens.models import ModelChoice, ModelScreen
+        from localchat.tui.screens.used_models import used_models
 
         if name:
             self.change(name, {})
@@ -179,7 +181,9 @@ class CommandHandlers:
             elif choice is not None:
                 self.change(choice.name, {})
 
-        self._screen.open_dialog(ModelScreen(self._screen.session.context), chosen)
+        session = self._screen.session
+        read_used = partial(used_models, session.setup.model, session.recorder.history)
+        self._screen.open_dialog(ModelScreen(session.context, read_used), chosen)
 
     def change(self, word: str | None, changes: dict[str, str], done: str = "") -> None:
         """Use another model or other parameters for the next answer. Stops the answer under way if the model
