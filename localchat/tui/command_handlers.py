@@ -15,10 +15,10 @@ from localchat.chat.conversation import Conversation
 from localchat.config.paths import expand_home
 from localchat.config.settings import KEYS, find_key
 from localchat.config.settings_file import write_setting
+from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, AnswerBlock, Offer, UserBlock
 from localchat.session.commands import parse
-from localchat.session.view import footer_of
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.guide_answers import ASK_PREFIX
@@ -392,8 +392,7 @@ class CommandHandlers:
         if node is None or node.metrics is None or node.metrics.done is None:
             self._screen.reply("There are no metrics of an answer yet.")
         else:
-            technical = self._screen.session.setup.settings.technical_metrics
-            self._screen.reply(footer_of(node, plain=not technical))
+            self._screen.reply(stats_line(node.metrics.done))
         self._screen.show_panel()
 
     # ------------------------------------------------------------------ screens

@@ -12,6 +12,7 @@ from localchat.session.blocks import (
     Block,
     NoticeBlock,
     Offer,
+    SummaryBlock,
     UserBlock,
 )
 from localchat.tui.guide_answers import OFFERS_ID, complete_part, for_screen, offers_for
@@ -81,7 +82,12 @@ class TranscriptView:
         """Answers of the guide that are being written, as the guide writes them, by their ids."""
 
     def show(self, blocks: Sequence[Block]) -> None:
-        self._screen.transcript.show([self._worded(block) for block in blocks])
+        transcript = self._screen.transcript
+        transcript.show([self._worded(block) for block in blocks])
+        for block in blocks:
+            if isinstance(block, SummaryBlock) and block.is_new:
+                transcript.open_fold(block.id)
+        transcript.to_end()
         self._screen.blocks_changed()
 
     def put(self, block: Block) -> None:

@@ -1,6 +1,5 @@
 """Models that were used by their path: no index lists them, only the history knows them."""
 
-import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +32,7 @@ class UsedModels(NamedTuple):
     def paths(self) -> list[Path]:
         """Files and folders of models that were named by their path and still exist."""
         names = dict.fromkeys((*self.in_use, *self.last_used_s))
-        return [Path(name) for name in names if name.startswith("/") and os.path.exists(name)]
+        return [Path(name) for name in names if name.startswith("/") and _exists(Path(name))]
 
 
 def used_models(model: ResolvedModel, history: History | None) -> UsedModels:
@@ -46,3 +45,10 @@ def used_models(model: ResolvedModel, history: History | None) -> UsedModels:
     for summary in summaries:
         last_used_s.setdefault(summary.model, summary.updated_s)
     return UsedModels((model.word, model.name), last_used_s)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False  # the name is too long, or its folder is not accessible
