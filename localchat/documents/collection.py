@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from localchat.documents.binary_kind import binary_kind
 from localchat.documents.folder import find_files
 from localchat.documents.pages import (
     MAX_FILE_BYTES,
@@ -329,7 +330,7 @@ class Collection:
             with path.open("rb") as file:
                 head = file.read(8192)
                 if kind_of(path.name, head) == "binary":
-                    return self._store_trouble(one, known, "is a binary file")
+                    return self._store_trouble(one, known, f"is {binary_kind(path.name, head)}")
                 data = head + file.read(MAX_FILE_BYTES + 1 - len(head))
         except OSError as problem:
             return self._store_trouble(one, known, f"cannot be read: {problem.strerror}")

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
+from localchat.documents.binary_kind import binary_kind
 from localchat.errors import UsageError
 from localchat.sanitize import utf16_encoding, utf16_text
 
@@ -85,10 +86,10 @@ def read_document(name: str, data: bytes) -> DocumentText:
         case "html":
             return DocumentText((Page(0, _html_text(decoded(data))),))
         case "binary":
-            raise Unreadable("is a binary file")
+            raise Unreadable(f"is {binary_kind(name, data)}")
     text = decoded(data)
     if "\0" in text:
-        raise Unreadable("is a binary file")
+        raise Unreadable(f"is {binary_kind(name, data)}")
     return DocumentText((Page(0, text),), by_line=True)
 
 

@@ -14,14 +14,13 @@ from localchat.models.resolve import GUIDE
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import Offer
 from localchat.session.context import ModelSetup
+from localchat.tui.guide_answers import ASK_PREFIX
 from localchat.tui.keymap import key_names, offer_key
 from localchat.units import duration, size
 
 if TYPE_CHECKING:
     from localchat.models.onboarding import FirstRun, Recommendation
 
-ASK_PREFIX: Final = "ask "
-"""First part of the action that sends a sample question."""
 FETCH_PREFIX: Final = "fetch "
 """First part of the action that asks whether to download a model: its name and a line about it follow."""
 _LOW_ROWS: Final = 6
