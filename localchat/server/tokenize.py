@@ -37,8 +37,9 @@ async def tokenize(request: Request) -> Response:
     async with await service.lease(body.model, request) as lease:
         special = bool(body.parse_special)
         if messages is not None:
-            text, special = await asyncio.to_thread(lease.engine.render, messages), True
-        tokens = await asyncio.to_thread(lease.engine.tokenize, text or "", special=special)
+            tokens = await asyncio.to_thread(lease.engine.prompt_tokens, messages)
+        else:
+            tokens = await asyncio.to_thread(lease.engine.tokenize, text or "", special=special)
         listed: list[int] | list[dict[str, Any]] = tokens
         if body.with_pieces:
             if len(tokens) > limits.values:
