@@ -183,6 +183,9 @@ class RouteEngine:
     def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
         return self._small.rerank(query, texts)
 
+    def prompt_tokens(self, messages: Messages) -> list[int]:
+        return self._small.prompt_tokens(messages)
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return self._small.tokenize(text, special=special)
 
