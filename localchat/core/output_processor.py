@@ -221,7 +221,15 @@ class OutputProcessor:
     ) -> Finished | None:
         choice = sequence.choice
         sequence.tokens.append(sample.token)
-        if sample.token in self._tokenizer.eog and not sequence.request_state.request.ignore_eos:
+        request = sequence.request_state.request
+        if sample.token in self._tokenizer.eog and not request.ignore_eos:
+            events += sequence.output.finish()
+            return "stop", ""
+        generated = sequence.known - sequence.request_state.prompt_tokens
+        may_stop = generated > request.min_tokens
+        if sample.token in request.stop_tokens and may_stop:
+            if request.keep_stop:
+                events += sequence.output.push(sample.token, self._logprob(sample)).events
             events += sequence.output.finish()
             return _natural_end(sequence)
         grammar_matcher = sequence.grammar_matcher
@@ -229,7 +237,7 @@ class OutputProcessor:
             return Finished(choice, "stop")  # with an error, which ends the request
         if sequence.think_budget is not None:
             sequence.think_budget.push(sample.token)
-        delta = sequence.output.push(sample.token, self._logprob(sample))
+        delta = sequence.output.push(sample.token, self._logprob(sample), may_stop=may_stop)
         events += delta.events
         if delta.stop:
             return Finished(choice, "stop", delta.stop)
