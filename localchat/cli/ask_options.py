@@ -18,13 +18,14 @@ class AskOptions(msgspec.Struct, frozen=True):
     as_json: bool
     extract: bool
     raw_prompt: bool
+    require_complete: bool
     grammar: Grammar | None
     tries: TriesOptions
 
 
 def ask_options(ctx: click.Context) -> AskOptions:
     """The flags of this call. Raises UsageError, FileMissing."""
-    names = ("interactive", "as_json", "extract", "raw_prompt")
+    names = ("interactive", "as_json", "extract", "raw_prompt", "require_complete")
     flags = {name: bool(ctx.params[name]) for name in names}
     grammar = requested_grammar(ctx)
     options = AskOptions(**flags, grammar=grammar, tries=requested_tries(ctx, grammar))

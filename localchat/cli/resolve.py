@@ -274,6 +274,7 @@ def request_for(
         grammar=grammar,
         logprobs=logprobs,
         speculation=settings.speculation,
+        default_limit=True,
     )
 
 

@@ -93,6 +93,11 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
         click.option(
             "-x", "--extract", is_flag=True, help="Print the first fenced code block only."
         ),
+        click.option(
+            "--require-complete",
+            is_flag=True,
+            help="Exit with code 7 if a limit or a loop ended the answer.",
+        ),
         click.option("-i", "--interactive", is_flag=True, help="Then continue as a conversation."),
         click.option(
             "-f",

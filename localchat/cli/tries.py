@@ -155,6 +155,7 @@ def criticize(
         answer.texts[1] = corrected.texts[0]
         answer.reasoning[1] = corrected.reasoning[0]
         answer.reasons[1] = corrected.reasons[0]
+        answer.ends[1] = corrected.ends[0]
         answer.chosen = 1
     add_usage(answer, judge_)
     tokens = usage.completion_tokens + sum(spent.completion_tokens for spent in judge_.spent)

@@ -224,14 +224,14 @@ class OutputProcessor:
         request = sequence.request_state.request
         if sample.token in self._tokenizer.eog and not request.ignore_eos:
             events += sequence.output.finish()
-            return "stop", ""
+            return _natural_end(sequence)
         generated = sequence.known - sequence.request_state.prompt_tokens
         may_stop = generated > request.min_tokens
         if sample.token in request.stop_tokens and may_stop:
             if request.keep_stop:
                 events += sequence.output.push(sample.token, self._logprob(sample)).events
             events += sequence.output.finish()
-            return _natural_end(sequence)
+            return Finished(choice, "stop")
         grammar_matcher = sequence.grammar_matcher
         if grammar_matcher is not None and not grammar_matcher.accept(sample.token):
             return Finished(choice, "stop")  # with an error, which ends the request

@@ -70,9 +70,9 @@ class Repetition(msgspec.Struct, frozen=True, omit_defaults=True):
             return "empty lines" if "\n" in self.piece else "blanks"
         return f'"{text}"' if len(text) <= most else f'"{text[: most - 1].rstrip()}…"'
 
-    def sentence(self) -> str:
-        """Describe the loop."""
-        return f"The answer repeated {self.name()} {self.times} times"
+    def sentence(self, what: str = "answer") -> str:
+        """Describe the loop. `what`: the noun for the text."""
+        return f"The {what} repeated {self.name()} {self.times} times"
 
 
 def without_repeats(text: str, repetition: Repetition | None) -> str:
