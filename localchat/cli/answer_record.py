@@ -8,10 +8,12 @@ import threading
 
 import msgspec
 
+from localchat.chat.answer_end import ended_early
 from localchat.chat.conversation import AnswerMetrics, Conversation, Node, NodeState
 from localchat.cli.conversation_options import open_to_record
 from localchat.cli.render_answer import ReceivedAnswer
 from localchat.cli.resolve import Setup
+from localchat.engine.events import Finished
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message
 from localchat.errors import HistoryUnusable, LocalchatError
@@ -91,6 +93,7 @@ class AnswerRecord:
                 "failed" if error is not None else _state(self._answer, choice),
                 metrics,
                 error.message if error is not None else "",
+                self._answer.ends.get(choice),
             )
 
     def _put(
@@ -101,13 +104,19 @@ class AnswerRecord:
         state: NodeState,
         metrics: AnswerMetrics | None = None,
         error: str = "",
+        end: Finished | None = None,
     ) -> None:
         message = Message("assistant", text, reasoning=reasoning)
         node = self._nodes.get(choice)
         if node is None:
             node = self._conversation.add(message, parent=self._question.id, state=state)
         node = msgspec.structs.replace(
-            node, message=message, state=state, metrics=metrics, error=error
+            node,
+            message=message,
+            state=state,
+            metrics=metrics,
+            error=error,
+            end=end if ended_early(end) else None,
         )
         self._nodes[choice] = node
         self._conversation.put(node)
@@ -120,7 +129,7 @@ def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
     reason = answer.reasons.get(choice)
     if answer.interrupted or reason in (None, "cancelled"):
         return "stopped"
-    return "length" if reason == "length" else "whole"
+    return "length" if reason in ("length", "repetition") else "whole"
 
 
 def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from localchat.atomic import write_text
+from localchat.chat.answer_end import end_advice, end_sentence
 from localchat.chat.conversation import Conversation, Inclusion, Node
 from localchat.chat.export import as_json_text, as_markdown, file_name
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
@@ -354,8 +355,18 @@ class Repl:
                 )
                 self._terminal.notify(said)
             case "complete":
+                self._print_early_end(node)
                 self._print_stats()
         self._report_history(self._session.recorder.trouble)
+
+    def _print_early_end(self, node: Node | None) -> None:
+        """Print what ended an answer that did not end by itself."""
+        if node is None or node.end is None:
+            return
+        done = node.metrics.done if node.metrics is not None else None
+        limits = (done.usage.completion_tokens if done else 0, self._engine.info().context_tokens)
+        advice = end_advice(node.end, *limits)
+        self._terminal.print_line(f"localchat: {end_sentence(node.end, *limits)} {advice}")
 
     def _keep_unsent(self, question: str, problem: LocalchatError) -> None:
         """Keep a question that did not reach its engine. A refused one would be refused again."""

@@ -77,7 +77,11 @@ class Repetition(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def without_repeats(text: str, repetition: Repetition | None) -> str:
     """Drop all but the first of the repeats that end a text."""
-    if repetition is None or repetition.chars > len(text):
+    if repetition is None or not 0 < repetition.surplus <= len(text):
+        return text
+    start = text[max(0, len(text) - repetition.chars) :]
+    # The loop may be in another part of the answer, its reasoning for example.
+    if repetition.piece.strip() not in start:
         return text
     return text[: len(text) - repetition.surplus]
 

@@ -26,7 +26,7 @@ from localchat.errors import (
     LocalchatError,
     UsageError,
 )
-from localchat.session.blocks import RETRY, Block, NoticeBlock, Offer, SummaryBlock
+from localchat.session.blocks import END_PREFIX, RETRY, Block, NoticeBlock, Offer, SummaryBlock
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
@@ -327,6 +327,10 @@ class ChatSession:
         if not node.message.content:
             await self.regenerate()
             return
+        if node.end is not None:
+            from localchat.session.answer_end import drop_repeats
+
+            node = drop_repeats(self, node)
         for id_ in (error_id(node.id), self._failure_notice):
             self.view.remove(id_)  # of the answer that goes on now
         await self.answer(node.parent, continued=node)
@@ -356,6 +360,10 @@ class ChatSession:
             self.overflow = found or self.overflow
             return outcome._replace(overflow=found)
         if outcome.end == "complete":
+            if outcome.node is not None and outcome.node.end is not None:
+                from localchat.session.answer_end import offer_choices as offer_ways_on
+
+                offer_ways_on(self, outcome.node)
             await self._remember()
         elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
             from localchat.fit.memory_steps import IN_ORDER
@@ -525,7 +533,13 @@ class ChatSession:
     # ------------------------------------------------------------------ a prompt that is too long
 
     async def take_offer(self, action: str) -> None:
-        """Make room as a notice offered, and send the question. Raises LocalchatError."""
+        """Do what a notice offered: about an answer that repeats itself, or to make room for a question,
+        which is then sent. Raises LocalchatError."""
+        if action.startswith(END_PREFIX):
+            from localchat.session.answer_end import apply_choice as apply_way_on
+
+            await apply_way_on(self, action)
+            return
         await self.apply_offer(action)
         await self.retry()
 

@@ -73,7 +73,7 @@ class Tries:
             case Reasoning():
                 self._pieces += 1
             case Finished(choice=choice, reason=reason):
-                self._end(choice, whole=reason != "length")
+                self._end(choice, whole=reason not in ("length", "repetition"))
             case MetricsSnapshot(completion_tokens=tokens):
                 self._tokens = max(self._tokens, tokens)
             case Done(usage=usage):

@@ -17,7 +17,14 @@ from localchat.config.settings import KEYS, find_key
 from localchat.config.settings_file import write_setting
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, AnswerBlock, Offer, UserBlock
+from localchat.session.blocks import (
+    END_PREFIX,
+    OVERFLOW_PREFIX,
+    RETRY,
+    AnswerBlock,
+    Offer,
+    UserBlock,
+)
 from localchat.session.commands import parse
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
@@ -151,7 +158,7 @@ class CommandHandlers:
         screen = self._screen
         if action == RETRY:
             screen.start_work(screen.session.retry())
-        elif action.startswith(OVERFLOW_PREFIX):
+        elif action.startswith((OVERFLOW_PREFIX, END_PREFIX)):
             screen.start_work(screen.session.take_offer(action))
         elif action.startswith(ASK_PREFIX):
             screen.composer.ask(action.removeprefix(ASK_PREFIX))
