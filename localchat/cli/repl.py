@@ -545,8 +545,6 @@ def offer_lines(overflow: Overflow) -> Iterator[str]:
     yield f"localchat: {overflow.sentence}; the question is kept. Type a number, or continue otherwise:"
     for number, choice in enumerate(overflow.choices, start=1):
         yield f"  {number}. {choice.label}{_command_for(choice)}"
-    if overflow.idle:
-        yield f"  {overflow.idle}"
     yield "  or start a new conversation: /clear"
 
 

@@ -15,6 +15,8 @@ from itertools import count
 import msgspec
 
 from localchat.backend_api.interface import OpenModel, SamplingParams, Tokenizer
+from localchat.backend_api.prompt_encoder import PromptEncoder
+from localchat.backend_api.sealed_text import TextPart
 from localchat.chat_format import ChatFormat, chat_format
 from localchat.chat_format.parser import Rendered
 from localchat.chat_format.render_process import RenderProcess
@@ -76,8 +78,12 @@ class InputProcessor:
         self._numbers = count(1)
         tokenizer = model.tokenizer
         self.format: ChatFormat = chat_format(
-            model.info.chat_template, _special_texts(tokenizer), process=render_process
+            model.info.chat_template,
+            _special_texts(tokenizer),
+            process=render_process,
+            vocabulary=lambda: tokenizer.special_tokens,
         )
+        self._encoder = PromptEncoder(tokenizer)
         self._grammars = GrammarCompiler(tokenizer)
         self._visible_tokens = _control_tokens(tokenizer, self.format.markup)
         self._visible_call_tokens = _control_tokens(tokenizer, self.format.tool_call_family.markup)
@@ -252,13 +258,10 @@ class InputProcessor:
         tokenizer = self._model.tokenizer
         match request.prompt:
             case Messages() as messages:
-                rendered = self.format.render(messages)
+                rendered = self._render(messages)
                 self._warn_once(rendered.warnings)
-                if rendered.opens_reasoning and rendered.think_budget == 0:
-                    rendered = self._closed(rendered)
-                return rendered, self._encode(
-                    rendered.text, special=True, add_bos=rendered.add_bos and tokenizer.add_bos
-                )
+                self._check_length(rendered.text)
+                return rendered, self._encode_rendered(rendered)
             case TextPrompt(text, special):
                 return None, self._encode(text, special=special, add_bos=tokenizer.add_bos)
             case TokenIds(tokens, first_bos):
@@ -269,19 +272,36 @@ class InputProcessor:
             case Infill() as infill:
                 return None, self._infill(infill)
 
+    def _render(self, messages: Messages) -> Rendered:
+        rendered = self.format.render(messages)
+        if rendered.opens_reasoning and rendered.think_budget == 0:
+            return self._closed(rendered)
+        return rendered
+
+    def _encode_rendered(self, rendered: Rendered) -> list[int]:
+        """Tokenize a rendered conversation. Text of its messages never becomes a control token."""
+        add_bos = rendered.add_bos and self._model.tokenizer.add_bos
+        if rendered.parts:
+            return self._encoder.encode(rendered.parts, add_bos=add_bos)
+        encode = self._model.tokenizer.encode
+        return encode(rendered.text, special=rendered.special, add_bos=add_bos)
+
     def _encode(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
-        """Tokenize a text; refuses it before that where its bytes alone show that it cannot fit."""
-        tokenizer = self._model.tokenizer
-        least = len(text.encode("utf-8", "replace")) // max(1, tokenizer.longest_piece)
+        self._check_length(text)
+        return self._model.tokenizer.encode(text, special=special, add_bos=add_bos)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text before it is tokenized, if its bytes alone show that it cannot fit."""
+        least = len(text.encode("utf-8", "replace")) // max(1, self._model.tokenizer.longest_piece)
         if least >= self._context:
             self._raise_too_long(least, at_least=True)
-        return tokenizer.encode(text, special=special, add_bos=add_bos)
 
     def _closed(self, rendered: Rendered) -> Rendered:
         """A prompt that ends inside reasoning, with the reasoning closed."""
         closing = self.format.reasoning_family.closing(again=True)
         text = rendered.text + closing
-        return replace(rendered, text=text, opens_reasoning=False, may_reason=False)
+        parts = (*rendered.parts, TextPart(closing, special=True)) if rendered.parts else ()
+        return replace(rendered, text=text, parts=parts, opens_reasoning=False, may_reason=False)
 
     def _raise_too_long(self, tokens: int, *, at_least: bool = False) -> None:
         about = "at least " if at_least else ""
@@ -326,6 +346,10 @@ class InputProcessor:
 
     def render(self, messages: Messages) -> str:
         return self.format.render(messages).text
+
+    def prompt_tokens(self, messages: Messages) -> tuple[int, ...]:
+        """Tokenize a conversation as a request for an answer does. Raises TemplateError."""
+        return tuple(self._encode_rendered(self._render(messages)))
 
     def tokenize(self, text: str, special: bool) -> tuple[int, ...]:
         return tuple(self._model.tokenizer.encode(text, special=special))

@@ -119,6 +119,13 @@ class Engine(Protocol):
         """
         ...
 
+    def prompt_tokens(self, messages: Messages) -> list[int]:
+        """Tokens that a request with these messages is answered from.
+
+        They can differ from those of the rendered text: markup in a message stays text.
+        """
+        ...
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]: ...
 
     def detokenize(self, tokens: Sequence[int]) -> str: ...

@@ -36,8 +36,7 @@ async def tokenize(request: Request) -> Response:
         )
     async with await service.lease(body.model, request) as lease:
         if messages is not None:
-            text = await asyncio.to_thread(lease.engine.render, messages)
-            tokens = await asyncio.to_thread(lease.engine.tokenize, text, special=True)
+            tokens = await asyncio.to_thread(lease.engine.prompt_tokens, messages)
         else:
             tokens = await asyncio.to_thread(_tokens, lease, body)
         pieces = await asyncio.to_thread(_pieces, lease.engine, tokens, body, limits)

@@ -26,7 +26,7 @@ from localchat.errors import (
     LocalchatError,
     UsageError,
 )
-from localchat.session.blocks import RETRY, NoticeBlock, Offer
+from localchat.session.blocks import RETRY, Block, NoticeBlock, Offer, SummaryBlock
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
@@ -89,6 +89,7 @@ class ChatSession:
         self._remarks: list[tuple[str, NoticeKind]] | None = None
         """Remarks that wait for the first words of an answer, to stand below it; None: they do not wait."""
         self._notice_numbers = itertools.count(1)
+        self._new_summary = ""  # id of the summary that is shown opened
         self._failure_notice = ""  # id of the notice about the last answer that failed
         self._metrics_due, self._metrics_shown_s = False, float("-inf")
         recorder.hold(conversation)
@@ -139,9 +140,15 @@ class ChatSession:
 
     # ------------------------------------------------------------------ notices
 
-    def notice(self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = ()) -> str:
-        """Show a message of the program in the transcript; returns the id of its block."""
-        id_ = f"notice/{next(self._notice_numbers)}"
+    def notice(
+        self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = (), name: str = ""
+    ) -> str:
+        """Show a message of the program in the transcript; returns the id of its block.
+
+        `name`: an id. The message replaces an earlier one of this name."""
+        id_ = name or f"notice/{next(self._notice_numbers)}"
+        if name:
+            self.view.remove(name)
         self.view.put(NoticeBlock(id_, text, kind, tuple(offers)))
         return id_
 
@@ -171,8 +178,15 @@ class ChatSession:
 
     def show(self) -> None:
         """Show the whole conversation anew."""
-        self.view.show(transcript_blocks(self.conversation))
+        blocks = transcript_blocks(self.conversation)
+        self.view.show([self._opened(block) for block in blocks])
         self.view.status_changed()
+
+    def _opened(self, block: Block) -> Block:
+        """Open a summary that the user has not seen yet."""
+        if isinstance(block, SummaryBlock):
+            return block._replace(is_new=block.id == self._new_summary)
+        return block
 
     def last_question(self) -> Node | None:
         """The last message of the user on the shown path."""
@@ -246,7 +260,7 @@ class ChatSession:
         from localchat.session.presets import with_preset
 
         self._refuse_second()
-        self._failure_notice = ""
+        self._failure_notice = self._new_summary = ""
         text, inclusions = with_preset(self, text, inclusions)
         question = self.conversation.add(
             Message("user", text), parent=self.conversation.head, inclusions=inclusions
@@ -534,17 +548,20 @@ class ChatSession:
             run = await asyncio.to_thread(Compaction, self.conversation, counter(engine), context)
             while (request := await asyncio.to_thread(run.request)) is not None:
                 pieces: list[str] = []
-                self._set_task(f"summarizing {run.progress:.0%}")
                 speculation = self.setup.settings.speculation
                 request = msgspec.structs.replace(request, speculation=speculation)
                 stream = await asyncio.to_thread(engine.generate, request)
                 with self._streaming(stream):
                     async for event in stream:
                         self.track(event)
+                        run.observe(event)
+                        if (task := f"summarizing {run.progress:.0%}") != self.status.task:
+                            self._set_task(task)
                         if isinstance(event, Text):
                             pieces.append(event.text)
                 run.take("".join(pieces))
-            nodes = run.finish()
+            nodes = run.finish(info)
+            self._new_summary = nodes[0].id
             for node in nodes:
                 self.recorder.changed(node)
             self.recorder.changed()

@@ -17,7 +17,7 @@ from textual.worker import Worker
 
 from localchat import gc_control
 from localchat.chat.conversation import Conversation
-from localchat.errors import LocalchatError
+from localchat.errors import ExitCode, LocalchatError
 from localchat.models.resolve import GUIDE
 from localchat.sanitize import sanitize_line
 from localchat.session.commands import COMMANDS
@@ -26,7 +26,7 @@ from localchat.session.engine_holder import EngineHolder
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
-from localchat.tui.attachments import ComposerText
+from localchat.tui.attachments import ComposerText, clean
 from localchat.tui.early_keys import EarlyKeys
 from localchat.tui.keymap import KEYS, bindings, key_names, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
@@ -41,6 +41,8 @@ from localchat.tui.widgets.welcome import first_greeting
 from localchat.units import counted
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from localchat.history.queries import ConversationSummary
     from localchat.history.store import History
     from localchat.tui.textual_internals.background import Background
@@ -75,8 +77,9 @@ class ChatApp(App[int]):
         self._session_context = context
         self._engines = engines
         self._last_interrupt_s = float("-inf")
+        self._last_key = ""
         self._first_frame_shown = self._leave_requested = self._is_leaving = False
-        self._early_keys = EarlyKeys(self, super().on_event)
+        self._early_keys = EarlyKeys(self, self._forward)
         for theme in THEMES:
             self.register_theme(theme)
         self._is_light_terminal = is_light_terminal(context.environ)
@@ -120,10 +123,41 @@ class ChatApp(App[int]):
         if isinstance(event, events.Key) and is_invisible_character(event.character):
             event = events.Paste(event.character or "")
         if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
+            self._disarm_quit(event)
             if not self._early_keys.hold(event):
-                await super().on_event(event)
+                await self._forward(event)
         else:
             await super().on_event(event)
+
+    def _disarm_quit(self, event: events.Key | events.Paste) -> None:
+        """Forget the first Ctrl+C if another key or a paste follows."""
+        key = event.key if isinstance(event, events.Key) else ""
+        if key != self._last_key:
+            self._last_interrupt_s = float("-inf")
+        self._last_key = key
+
+    async def _forward(self, event: events.Event) -> None:
+        """Handle a key or a paste. A paste loses its escape sequences, and in a field also its line ends."""
+        if isinstance(event, events.Paste):
+            text = clean(event.text)
+            if isinstance(self.screen.focused, Input):
+                text = " ".join(filter(None, map(str.strip, text.split("\n"))))
+            event = events.Paste(text)
+        await super().on_event(event)
+
+    def panic(self, *renderables: "RenderableType") -> None:
+        """Exit after an unhandled error, with an exit code that reports it."""
+        self.exit(ExitCode.ERROR, return_code=ExitCode.ERROR)
+        super().panic(*renderables)
+
+    def exit(
+        self,
+        result: int | None = None,
+        return_code: int = 0,
+        message: "RenderableType | None" = None,
+    ) -> None:
+        """Exit. The code of an earlier error stays."""
+        super().exit(result, return_code or self.return_code or 0, message)
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
@@ -289,11 +323,13 @@ class ChatApp(App[int]):
             self.simulate_key("escape")
             return
         now = time.monotonic()
-        twice, self._last_interrupt_s = now - self._last_interrupt_s < _DOUBLE_PRESS_S, now
-        if twice:
+        is_second = now - self._last_interrupt_s < _DOUBLE_PRESS_S
+        self._last_interrupt_s = now
+        if is_second and not self.chat.has_draft:
             await self.action_quit()
-        elif self.session.stop():
-            self.chat.hint("Stopped; Ctrl+C again to quit")
+        elif not is_second and self.session.stop():
+            action = "clears the message" if self.chat.has_draft else "quits"
+            self.chat.hint(f"Stopped; Ctrl+C again {action}")
         elif self.chat.clear_draft():
             self._last_interrupt_s = float("-inf")
             undo = key_names("composer.undo", self._session_context.keys).partition(", ")[0]

@@ -15,6 +15,10 @@ MAX_PASTE_LINES: Final = 100
 """A longer paste becomes an attachment: a text area takes seconds for a line of a megabyte."""
 _MAX_FILE_BYTES: Final = 8_000_000
 _FORMATS: Final = ("pdf", "docx")
+_ESCAPE_SEQUENCE: Final = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-Z])"
+)
+"""Colors, cursor movements, titles and links of a terminal."""
 
 
 class Attachment(NamedTuple):
@@ -48,7 +52,8 @@ def is_long(text: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """A paste with newlines as line ends and without control characters."""
+    """Return a paste with newlines as line ends, without escape sequences and control characters."""
+    text = _ESCAPE_SEQUENCE.sub("", text)
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -86,6 +91,7 @@ def attachment_of_file(path: Path, shown: str, taken: Collection[str] = ()) -> A
 
 def _text_of(path: Path, shown: str, data: bytes) -> str:
     """The text of a file; of HTML the source, because it is as often a file to work on. Raises UsageError."""
+    from localchat.documents.binary_kind import binary_kind
     from localchat.documents.pages import Unreadable, kind_of, read_document
 
     if kind_of(path.name, data[:16]) in _FORMATS:
@@ -97,8 +103,8 @@ def _text_of(path: Path, shown: str, data: bytes) -> str:
         return wide
     if b"\0" in data:
         raise UsageError(
-            f"{shown} is a binary file; images are not supported",
-            hint="include text, PDF and DOCX files only",
+            f"{shown} is {binary_kind(path.name, data)}, and the model reads text only",
+            hint="text, PDF and DOCX files can be included",
         )
     return data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
 

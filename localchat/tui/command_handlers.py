@@ -6,6 +6,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -14,13 +15,14 @@ from localchat.chat.conversation import Conversation
 from localchat.config.paths import expand_home
 from localchat.config.settings import KEYS, find_key
 from localchat.config.settings_file import write_setting
+from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, AnswerBlock, Offer, UserBlock
 from localchat.session.commands import parse
-from localchat.session.view import footer_of
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
-from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX
+from localchat.tui.guide_answers import ASK_PREFIX
+from localchat.tui.widgets.welcome import FETCH_PREFIX
 from localchat.units import counted
 
 if TYPE_CHECKING:
@@ -167,6 +169,7 @@ class CommandHandlers:
 
     def _do_model(self, name: str) -> None:
         from localchat.tui.screens.models import ModelChoice, ModelScreen
+        from localchat.tui.screens.used_models import used_models
 
         if name:
             self.change(name, {})
@@ -178,7 +181,9 @@ class CommandHandlers:
             elif choice is not None:
                 self.change(choice.name, {})
 
-        self._screen.open_dialog(ModelScreen(self._screen.session.context), chosen)
+        session = self._screen.session
+        read_used = partial(used_models, session.setup.model, session.recorder.history)
+        self._screen.open_dialog(ModelScreen(session.context, read_used), chosen)
 
     def change(self, word: str | None, changes: dict[str, str], done: str = "") -> None:
         """Use another model or other parameters for the next answer. Stops the answer under way if the model
@@ -387,8 +392,7 @@ class CommandHandlers:
         if node is None or node.metrics is None or node.metrics.done is None:
             self._screen.reply("There are no metrics of an answer yet.")
         else:
-            technical = self._screen.session.setup.settings.technical_metrics
-            self._screen.reply(footer_of(node, plain=not technical))
+            self._screen.reply(stats_line(node.metrics.done))
         self._screen.show_panel()
 
     # ------------------------------------------------------------------ screens

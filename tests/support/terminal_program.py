@@ -149,6 +149,14 @@ class Program:
         """Press keys, as a terminal sends them."""
         os.write(self._master, keys.encode())
 
+    def send(self, data: bytes) -> None:
+        """Send bytes, and read meanwhile what the program writes."""
+        while data:
+            _, writable, _ = select.select([], [self._master], [], 0.05)
+            if writable:
+                data = data[os.write(self._master, data[:1024]) :]
+            self._read(0)
+
     def ask(self, text: str) -> None:
         """Write a question and send it. The keys come apart from each other, as a person's do."""
         self.type(text)

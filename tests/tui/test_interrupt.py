@@ -65,6 +65,42 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_draft(tmp_path: Path) -> None:
     play(Stage(tmp_path, script=held(Text(0, "so "))), what)
 
 
+@pytest.mark.parametrize("between", [("x", "backspace"), ("x",), ("left",)])
+def test_a_key_between_two_ctrl_c_keeps_the_program_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("localchat.tui.app._DOUBLE_PRESS_S", 3600.0)
+
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await pilot.press("ctrl+c", *between, "ctrl+c")
+        assert app.is_running and app.return_code is None
+        assert app.chat.composer.text == ""
+
+    play(Stage(tmp_path), steps)
+
+
+def test_a_draft_is_cleared_before_ctrl_c_quits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.tui.app._DOUBLE_PRESS_S", 3600.0)
+
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.composer.write("go")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.status.state == "writing")
+        await pilot.press(*"next", "ctrl+c")
+        assert "Ctrl+C again clears the message" in banner(app)
+        await pilot.press("ctrl+c")
+        assert app.chat.composer.text == "" and app.return_code is None
+        await until(pilot, lambda: not app.session.busy)
+        await pilot.press("ctrl+c", "ctrl+c")
+        await until(pilot, lambda: app.return_code == 0)
+
+    play(Stage(tmp_path, script=held(Text(0, "so "))), steps)
+
+
 def test_ctrl_c_copies_a_selection_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,7 +80,9 @@ async def chat(request: Request) -> ASGIApp:
     if as_functions:
         body = with_tools(body)
     prompt = chat_request(body, config.limits, client_of(request))
-    tries = requested_tries(body, prompt, config.limits)
+    cards = service_of(request).engines.models()
+    own_model = cards[0].name if cards else ""
+    tries = requested_tries(body, prompt, config.limits, own_model)
     if tries is not None:
         prompt = tries.widened(prompt)
     endpoint = ChatEndpoint(body, prompt, config.loop_guard, as_functions, tries)
