@@ -158,7 +158,10 @@ class ModelScreen(ListDialog[ModelChoice]):
         if cells < _WITH_MEMORY:
             words = words.partition(":")[0].partition(",")[0]
         used = self._used.words(entry.name) if self._used is not None else ""
-        words = " · ".join(filter(None, (used, words)))
+        parts = [used, words]
+        if narrow:
+            parts = [used] if used == "in use" else [words]
+        words = " · ".join(filter(None, parts))
         mark = {"here": "○", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
         mark = "●" if used == "in use" else mark
         return Content.assemble(
