@@ -145,7 +145,7 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def _line(self, entry: ModelEntry) -> Content:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
-        style = {True: "$success", False: "$error", None: "$foreground 70%"}[verdict.fits]
+        style = "$error" if verdict.fits is False else "$foreground 70%"
         speed = self._speed_column(verdict)
         cells, narrow = self.app.size.width, self.app.size.width < _NARROW
         width = _name_cells(cells, len(speed))
