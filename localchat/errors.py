@@ -167,8 +167,18 @@ class ConnectionFailure(NamedTuple):
     """Another try would fail alike."""
 
 
-def connection_failure(problem: Exception, where: str, *, known: bool = False) -> ConnectionFailure:
-    """What an HTTP library's error means. `where`: address of the server. `known`: its name is right."""
+def connection_failure(
+    problem: Exception, where: str, *, known: bool = False, proxy: object = None
+) -> ConnectionFailure:
+    """What an HTTP library's error means. `where`: address of the server. `known`: its name is right.
+
+    `proxy`: the one that the request went through, as messages show it."""
+    if proxy is not None:
+        # The error is the proxy's in nearly all cases: only the proxy was contacted.
+        return ConnectionFailure(
+            f"cannot reach {where} through the proxy {proxy}: {_bare(str(problem)) or 'no answer'}",
+            "is the proxy running? NO_PROXY lists hosts that need none",
+        )
     words = str(problem)
     if "timeout" in type(problem).__name__.lower() or "timed out" in words:
         return ConnectionFailure(

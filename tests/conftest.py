@@ -36,6 +36,7 @@ TIERS = {
         "localchat_cuda/test_kv_fp8_model.py",
         "localchat_cuda/test_large_residual.py",
     ),
+    "real": ("real",),
     "process": (
         *(
             "contract",
@@ -152,6 +153,12 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
             return allowed(self, address)
 
         monkeypatch.setattr(socket.socket, verb, refuse)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs count as undisturbed, however busy the machine that runs the tests is."""
+    monkeypatch.setattr("localchat.fit.contention._waiting_share", lambda root: 0.0)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -33,7 +33,7 @@ _FRAME_CHARACTERS: Final = 16
 
 def counter(engine: Engine) -> Count:
     """A counter with the engine's template and tokenizer."""
-    return lambda messages: len(engine.tokenize(engine.render(messages), special=True))
+    return lambda messages: len(engine.prompt_tokens(messages))
 
 
 def reserve_tokens(context_tokens: int, max_tokens: int | None = None) -> int:

@@ -1,12 +1,12 @@
 """Reads the flags of one call that are no settings, the grammar of its answer among them."""
 
-from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
 
 from localchat.cli.tries_options import TriesOptions, requested_tries
+from localchat.config.paths import expand_home
 from localchat.engine.request import Grammar
 from localchat.errors import FileMissing, UsageError
 
@@ -65,7 +65,7 @@ def requested_grammar(ctx: click.Context) -> Grammar | None:
 
 def _read_grammar(flag: str, name: str) -> str:
     try:
-        with Path(name).open("rb") as file:
+        with expand_home(name).open("rb") as file:
             data = file.read(_MOST_GRAMMAR_BYTES + 1)
     except FileNotFoundError as problem:
         raise FileMissing(f"{flag}: there is no file {name}") from problem

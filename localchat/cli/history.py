@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +14,7 @@ from localchat.cli.group import DefaultGroup
 from localchat.cli.output import confirm, print_lines, table
 from localchat.cli.run import complete_conversation
 from localchat.cli.streams import tell
-from localchat.config.paths import find_paths
+from localchat.config.paths import expand_home, find_paths
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.units import counted
@@ -132,7 +131,7 @@ def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: 
     if output is None:
         print_lines(app.environ, text.rstrip("\n").splitlines())
         return
-    path = Path(output)
+    path = expand_home(output)
     if path.exists() and not force:
         raise UsageError(f"{path} already exists", hint="--force replaces it")
     try:

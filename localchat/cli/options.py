@@ -5,6 +5,7 @@ a flag, a variable and a line of the settings file fail with the same message.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -33,6 +34,20 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(found):
             self.fail(f"{value!r} is not a valid number.", param, ctx)
         return found
+
+
+class UserPath(click.Path):
+    """A path that a user wrote. Quotes keep the shell from replacing `~`, so it is replaced here."""
+
+    def convert(
+        self,
+        value: "str | os.PathLike[str]",
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # noqa: ANN401 - click's own signature
+        from localchat.config.paths import expand_home
+
+        return super().convert(expand_home(os.fspath(value)), param, ctx)
 
 
 def complete_file(

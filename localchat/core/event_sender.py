@@ -149,6 +149,7 @@ class EventSender:
                 fingerprint=self._fingerprint,
                 read_back_tokens=request_state.read_back,
                 read_back_s=request_state.read_s,
+                why_missed=request_state.why_missed,
             ),
         )
         self._drop(request_state.id)

@@ -205,7 +205,15 @@ class OutputProcessor:
         self, sequence: Sequence, sample: Sample, events: list[Event]
     ) -> tuple[FinishReason | None, str]:
         sequence.tokens.append(sample.token)
-        if sample.token in self._tokenizer.eog and not sequence.request_state.request.ignore_eos:
+        request = sequence.request_state.request
+        if sample.token in self._tokenizer.eog and not request.ignore_eos:
+            events += sequence.output.finish()
+            return "stop", ""
+        generated = sequence.known - sequence.request_state.prompt_tokens
+        may_stop = generated > request.min_tokens
+        if sample.token in request.stop_tokens and may_stop:
+            if request.keep_stop:
+                events += sequence.output.push(sample.token, self._logprob(sample)).events
             events += sequence.output.finish()
             return "stop", ""
         grammar_matcher = sequence.grammar_matcher
@@ -213,7 +221,7 @@ class OutputProcessor:
             return "stop", ""  # with an error, which ends the request
         if sequence.think_budget is not None:
             sequence.think_budget.push(sample.token)
-        delta = sequence.output.push(sample.token, self._logprob(sample))
+        delta = sequence.output.push(sample.token, self._logprob(sample), may_stop=may_stop)
         events += delta.events
         if delta.stop:
             return "stop", delta.stop

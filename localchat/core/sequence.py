@@ -15,6 +15,7 @@ from localchat.core.request_timer import RequestTimer
 from localchat.core.spec_decode.draft_proposer import Proposer
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.think_budget import ThinkBudget
+from localchat.core.token_bans import EndBan
 from localchat.engine.events import TokenLogprob
 from localchat.engine.request import GenerateRequest
 
@@ -46,6 +47,8 @@ class Sequence:
     output: ChoiceOutput
     grammar_matcher: GrammarMatcher | None = None
     think_budget: ThinkBudget | None = None
+    end_ban: EndBan | None = None
+    """Set if the answer has a minimum length and no grammar, which would apply the ban itself."""
     proposer: Proposer | None = None
     state: State = State.WAITING
     launched: int = 0
@@ -133,6 +136,14 @@ class Sequence:
         None: as many as there will be.
         """
         return None if self.think_budget is None else self.think_budget.left
+
+    @property
+    def masked(self) -> bool:
+        """Whether masks restrict its next token."""
+        if self.grammar_matcher is not None:
+            return True
+        generated = self.virtual - self.request_state.prompt_tokens
+        return self.end_ban is not None and self.end_ban.mask(generated) is not None
 
     def may_sample(self) -> bool:
         """Whether one more token is wanted after all virtual ones."""

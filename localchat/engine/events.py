@@ -175,6 +175,8 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """Of the cached tokens of the prompt those that were read from the disk."""
     read_back_s: float = 0.0
     """Time that this took."""
+    why_missed: str = ""
+    """Why the prefix cache helped less than it could have."""
 
 
 class RunningRequest(msgspec.Struct, frozen=True, omit_defaults=True):

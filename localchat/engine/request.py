@@ -124,6 +124,8 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str = ""
     field: str = ""
     """Where it stands in the client's request, for errors."""
+    strict: bool = False
+    """The request fails if the grammar cannot enforce a keyword of the schema."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -134,7 +136,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     n: int = 1
     max_tokens: int | None = None
     """None: up to the end of the context."""
+    min_tokens: int = 0
+    """No end-of-generation token, stop token or stop string ends an answer before it has this many tokens."""
     stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    """Token ids that end an answer, besides the model's own."""
+    keep_stop: bool = False
+    """The answer includes the stop string or the text of the stop token."""
+    bad_words: tuple[str, ...] = ()
+    """Words that are never generated. Each must be one token."""
     grammar: Grammar | None = None
     logprobs: int | None = None
     """Alternatives per generated token (0: only its own log probability)."""

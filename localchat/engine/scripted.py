@@ -95,6 +95,9 @@ class ScriptedEngine:
             [len(f"{query}{text}".encode()) for text in texts],
         )
 
+    def prompt_tokens(self, messages: Messages) -> list[int]:
+        return self.tokenize(self.render(messages), special=True)
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return list(text.encode())
 

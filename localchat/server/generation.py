@@ -210,6 +210,11 @@ class Generation:
         """Of all prompts together, after `start`."""
         return sum(counts.prompt for counts in self._counts)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from the prefix cache, as far as they are known."""
+        return sum(counts.cached for counts in self._counts)
+
     async def start(self) -> None:
         """Submit every prompt and wait until it is accepted; every refusal happens here. Raises
         LocalchatError."""
@@ -323,8 +328,9 @@ class Generation:
         """Update the tracked request, even for events that the client does not see."""
         tracked, counts = self._tracked, self._counts[prompt]
         match event:
-            case Prefill(cached=cached):
+            case Prefill(cached=cached, why_missed=why_missed):
                 tracked.started = True
+                tracked.why_missed = tracked.why_missed or why_missed
                 counts.cached = cached
             case Text() | Reasoning() | ToolCall():
                 tracked.started = True

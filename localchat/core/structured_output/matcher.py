@@ -44,10 +44,12 @@ class GrammarMatcher:
         *,
         room: int,
         ignore_ends: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         """`matcher`: fresh, this object's own. `ends`: tokens that end a generation; they are allowed
         where the text may end, and with `ignore_ends` not even there as long as anything else may follow.
-        `room`: tokens that the text may have."""
+        `room`: tokens that the text may have. `min_tokens`: so many tokens are generated as with
+        `ignore_ends`."""
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._ends = ends
@@ -55,6 +57,7 @@ class GrammarMatcher:
         self._length_guard = length_guard
         self._room = room
         self._ignore_ends = ignore_ends
+        self._min_tokens = min_tokens
         self._generated = 0
         self._closing_state = ClosingState()
         self._closing_states: dict[int, ClosingState] = {}
@@ -167,7 +170,7 @@ class GrammarMatcher:
             if not schedule.closing and place >= schedule.check_at:
                 schedule = self._length_guard.check(self._matcher, place, self._room - place)
             self._closing_states[place] = schedule
-            allowed = self._without_ends(self._length_guard.allowed(self._matcher))
+            allowed = self._without_ends(self._length_guard.allowed(self._matcher), place)
             words.append(
                 self._length_guard.closing_tokens(allowed) if schedule.closing else allowed
             )
@@ -178,9 +181,9 @@ class GrammarMatcher:
         words[token >> 3] = 1 << (token & 7)
         return bytes(words)
 
-    def _without_ends(self, words: bytes) -> bytes:
-        """A mask without the ends, where they are to be ignored."""
-        if not self._ignore_ends:
+    def _without_ends(self, words: bytes, place: int) -> bytes:
+        """A mask without the ends, where they are to be ignored. `place`: tokens before it."""
+        if not self._ignore_ends and place >= self._min_tokens:
             return words
         changed = np.frombuffer(words, np.uint8).copy()
         for token in self._ends:

@@ -16,10 +16,10 @@ from localchat.session.blocks import Offer
 from localchat.session.context import ModelSetup
 from localchat.tui.guide_answers import ASK_PREFIX
 from localchat.tui.keymap import key_names, offer_key
-from localchat.units import duration, size
 
 if TYPE_CHECKING:
-    from localchat.models.onboarding import FirstRun, Recommendation
+    from localchat.models.onboarding import FirstRun
+    from localchat.models.recommended_models import Recommendation
 
 FETCH_PREFIX: Final = "fetch "
 """First part of the action that asks whether to download a model: its name and a line about it follow."""
@@ -228,7 +228,5 @@ def first_greeting(found: "FirstRun") -> Greeting:
     return Greeting((*_GUIDE, found.hardware), "", _SAMPLES, models, chooses_model=True)
 
 
-def _download_label(suggestion: "Recommendation") -> str:
-    speed = f", {words}" if (words := suggestion.speed_words) else ""
-    fetch = f"{size(suggestion.size_bytes)}, {duration(suggestion.download_s)} download"
-    return f"{suggestion.role}: {suggestion.name} · {fetch}{speed}"
+def _download_label(recommendation: "Recommendation") -> str:
+    return f"{recommendation.name} · {recommendation.summary}"
