@@ -154,6 +154,12 @@ _SWITCHES = (
         "A line of metrics after the answer.",
     ),
     _Flag("anyway", ("--anyway/--not-anyway",), "", "Load even if memory seems too short."),
+    _Flag(
+        "window_only",
+        ("--window-only/--whole-window-cache",),
+        "",
+        "KV cache of sliding windows only: less memory.",
+    ),
     _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
     _Flag("offline", ("--offline/--no-offline",), "", "Never use the network."),
@@ -171,7 +177,8 @@ _SWITCHES = (
 _LOAD_SWITCHES = tuple(
     flag
     for flag in _SWITCHES
-    if flag.key in ("require_gpu", "dummy_weights", "head_int8", "speculation", "anyway")
+    if flag.key
+    in ("require_gpu", "dummy_weights", "head_int8", "speculation", "anyway", "window_only")
 )
 
 _THINK: Final = "--think"

@@ -135,6 +135,7 @@ def _what(seen: "Inspection") -> Iterator[tuple[str, str]]:
     if facts is None:
         return
     yield "architecture", f"{facts.architecture}, {facts.layers} layers"
+    yield "attention", facts.attention
     yield "parameters", _count(facts.parameters)
     yield "quantization", facts.quantization
     yield "context", tokens(facts.context_tokens)
@@ -177,6 +178,7 @@ def _record(model: "Model", seen: "Inspection", here: _Here) -> dict[str, Any]:
     return record | {
         "architecture": facts.architecture,
         "layers": facts.layers,
+        "attention": facts.attention or None,
         "parameters": facts.parameters,
         "quantization": facts.quantization,
         "context_tokens": facts.context_tokens,

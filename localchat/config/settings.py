@@ -45,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     head_int8: bool = False
     quantize: Literal["fp8", "int8", "int4"] | None = None
     anyway: bool = False
+    window_only: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
     draft: Annotated[str, Meta(min_length=1)] | None = None
@@ -155,6 +156,12 @@ KEYS: Final[Mapping[str, Key]] = {
         "--anyway",
         _YES_NO,
         "Load even if memory seems too short; the system may end the model.",
+        reloads=True,
+    ),
+    "window_only": Key(
+        "--window-only",
+        _YES_NO,
+        "Layers with a sliding window keep only their window: less memory, fewer prompts reused.",
         reloads=True,
     ),
     "threads": Key(
