@@ -17,7 +17,7 @@ from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
 from localchat.errors import ContextExceeded, UsageError
 from localchat.fit.kv_types import smaller_kv_type
-from localchat.fit.memory_steps import MemoryStep, step_lines
+from localchat.fit.memory_steps import MemoryStep
 from localchat.units import size, tokens
 
 Count: TypeAlias = Callable[[Messages], int]
@@ -83,13 +83,11 @@ class Overflow(NamedTuple):
     leave_out: LeaveOutPlan | None
     """None where the last question alone is too long."""
     choices: tuple[OverflowChoice, ...]
-    idle: str = ""
-    """A sentence on the steps that give nothing here, and why."""
 
     @property
     def notice(self) -> str:
-        """The sentence, and which steps give nothing."""
-        return f"{self.sentence[0].upper()}{self.sentence[1:]}.\n{self.idle}".rstrip()
+        """Return the sentence as a notice."""
+        return f"{self.sentence[0].upper()}{self.sentence[1:]}."
 
     @property
     def sentence(self) -> str:
@@ -129,9 +127,8 @@ def examine(
     # Without the reserve at least one token can be written.
     plan = plan or search.plan(info.context_tokens - 1)
     steps = prompt_steps(prompt, info)
-    idle = next((line for line in step_lines(steps) if not line[0].isdecimal()), "")
     choices = (*_choices(search, prompt, plan, info), *_fewer_layers(steps))
-    return Overflow(prompt, info.context_tokens, plan, choices, idle)
+    return Overflow(prompt, info.context_tokens, plan, choices)
 
 
 def _fewer_layers(steps: tuple[MemoryStep, ...]) -> "Iterator[OverflowChoice]":

@@ -22,7 +22,7 @@ from localchat.cli.conversation_options import ID_DIGITS, open_to_record
 from localchat.cli.json_report import context_line
 from localchat.cli.memory_choice import add_steps
 from localchat.cli.rebuild import offer_once
-from localchat.cli.resolve import Setup, opened_engine, remember
+from localchat.cli.resolve import Setup, model_label, opened_engine, remember
 from localchat.cli.session_context import session_context
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
@@ -246,7 +246,7 @@ class Repl:
         begun, included = first
         if not begun:
             self._terminal.notify(
-                f"{self._setup.model.name}; /help lists the commands, Ctrl+D leaves"
+                f"{model_label(self._setup, self._engine)}; /help lists the commands, Ctrl+D leaves"
             )
             self._show_past()
         while True:
@@ -545,8 +545,6 @@ def offer_lines(overflow: Overflow) -> Iterator[str]:
     yield f"localchat: {overflow.sentence}; the question is kept. Type a number, or continue otherwise:"
     for number, choice in enumerate(overflow.choices, start=1):
         yield f"  {number}. {choice.label}{_command_for(choice)}"
-    if overflow.idle:
-        yield f"  {overflow.idle}"
     yield "  or start a new conversation: /clear"
 
 
