@@ -134,6 +134,9 @@ class ChatSession:
 
     def _engine_known(self, info: EngineInfo) -> None:
         self.status.info = info
+        remote = self.setup.model.remote
+        if remote is not None and not remote.model:
+            self.status.model = f"{info.model} on {remote.name}"
         for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
             self._notice_once(sentence, "warning" if sentence == info.warning else "info")
 
