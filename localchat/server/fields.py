@@ -119,11 +119,13 @@ def header_value(names: tuple[str, ...]) -> bytes:
 def _check_neutral(path: str, value: object, neutral: tuple[object, ...]) -> None:
     if value in neutral:
         return
-    shown = path if len(path) <= _MAX_NAME else f"{path[:_MAX_NAME]}..."
-    advice = f"send {msgspec.json.encode(neutral[0]).decode()} or leave it out" if neutral else ""
+    shown = path[:_MAX_NAME]
+    advice = "leave it out"
+    if neutral:
+        advice = f"send {msgspec.json.encode(neutral[0]).decode()} or leave it out"
     raise bad_request(
         f"The field {shown!r} would change the answer, and this server does not implement it; "
-        f"{advice or 'leave it out'}.",
+        f"{advice}.",
         param=shown,
         code="unsupported_parameter",
     )
@@ -142,9 +144,9 @@ def _unknown_fields(value: object, info: inspect.Type, path: str) -> Iterator[tu
         case inspect.StructType(cls) if isinstance(value, dict):
             fields = _fields(cls)
             for key, inner in value.items():
-                known = fields.get(key)
-                if known is not None:
-                    yield from _unknown_fields(inner, known, f"{path}{key}.")
+                declared = fields.get(key)
+                if declared is not None:
+                    yield from _unknown_fields(inner, declared, f"{path}{key}.")
                 elif inner is not None and inner not in ("", [], {}):
                     yield path + key, inner
 
