@@ -460,9 +460,11 @@ def _min_tokens(body: GenerationBody, max_tokens: int) -> int:
     return tokens
 
 
-def _words(given: str | list[str] | None) -> tuple[str, ...]:
-    words = [given] if isinstance(given, str) else given or []
-    return tuple(word for word in words if word)
+def _words(words: str | list[str] | None) -> tuple[str, ...]:
+    """Return the words that are not empty."""
+    if isinstance(words, str):
+        words = [words]
+    return tuple(filter(None, words or []))
 
 
 def _stops(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...]:
