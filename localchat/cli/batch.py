@@ -37,7 +37,7 @@ _UNKNOWN_SLOTS = 16
     "target",
     type=UserPath(path_type=Path, dir_okay=False),
     metavar="OUT.jsonl",
-    help="Where the answers go (required); a file of the same input is continued.",
+    help="File for the answers (required). An existing file of the same input is continued.",
 )
 @click.option(
     "-m",
@@ -45,15 +45,20 @@ _UNKNOWN_SLOTS = 16
     "word",
     metavar="MODEL",
     shell_complete=complete_model,
-    help="A model of this machine, remote:NAME, or the address of a server.",
+    help=(
+        "A model of this machine, remote:NAME, or the address of a server. Default: the "
+        "running server's, or the one used last."
+    ),
 )
-@click.option("-s", "--system", "told", metavar="TEXT", help="Instructions before each prompt.")
+@click.option(
+    "-s", "--system", "told", metavar="TEXT", help="System prompt for each line. Default: none."
+)
 @click.option(
     "--max-tokens",
     "longest",
     type=click.IntRange(1),
     metavar="N",
-    help="The longest answer, in tokens, where a line names none.",
+    help="Stop an answer after N tokens, unless its line says otherwise.",
 )
 @click.option(
     "--temperature",
@@ -61,25 +66,32 @@ _UNKNOWN_SLOTS = 16
     "randomness",
     type=FiniteRange(0, 10),
     metavar="X",
-    help="Randomness, where a line names none.",
+    help="Randomness, unless a line says otherwise. Default: the model maker's value, or 0.7.",
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Answer at most N lines now.")
-@click.option("--retry-errors", is_flag=True, help="Ask lines again whose answer is an error.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Answer at most N lines in this run. Default: all.",
+)
+@click.option("--retry-errors", is_flag=True, help="Retry lines whose answer is an error.")
 @click.option(
     "--parallel",
     type=click.IntRange(1, 255),
     metavar="N",
-    help=f"Requests computed at once; {_SLOTS}, with CUDA {_GPU_SLOTS}.",
+    help=f"Requests computed at once. Default: {_SLOTS}, with CUDA {_GPU_SLOTS}.",
 )
 @click.option(
     "--max-clients",
     type=click.IntRange(1, 4096),
     metavar="N",
-    help="Requests in flight; otherwise enough to keep the server full.",
+    help="Requests in flight. Default: enough to keep the server busy.",
 )
 @load_flags
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
-@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No progress.")
+@click.option(
+    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -92,7 +104,7 @@ def command(
     quiet: bool | None,
     **_: object,
 ) -> int:
-    """Answer a file of prompts, thousands of them.
+    """Answer a file of prompts.
 
     A line of IN.jsonl is a prompt as plain text; a JSON object with "prompt" or "messages", and perhaps
     "schema", "system", "max_tokens" and other fields of a request; or a request in OpenAI's batch format, with

@@ -301,7 +301,7 @@ def test_copying_exporting_and_figures(tmp_path: Path, monkeypatch: pytest.Monke
             assert "See:" in (tmp_path / name).read_text()
         await command(pilot, "/stats")
         assert app.chat.panel.display
-        assert notices(pilot)[-1].startswith("TTFT 0.41 s · 62.0 tok/s")
+        assert notices(pilot)[-1].startswith("load 1.20 s · TTFT 0.41 s · 62.0 tok/s")
 
     play(stage, what)
 
