@@ -252,7 +252,8 @@ def _check_input(source: Path) -> None:
                 hint="IN.jsonl is a file with a prompt or a request a line",
             )
         raise UsageError(
-            f"{source} is no file", hint="the input is read more than once: a pipe cannot be used"
+            f"{source} is not a file",
+            hint="the input is read more than once: a pipe cannot be used",
         )
 
 

@@ -255,7 +255,7 @@ def counts(
         digits = digits.removesuffix("k")
         if not (digits.isascii() and digits.isdecimal()) or int(digits) < least:
             raise UsageError(
-                f"{flag} {text}: {word.strip()!r} is no number from {least} on",
+                f"{flag} {text}: {word.strip()!r} is not a number of at least {least}",
                 hint=f"as in {flag} {'0,2k,8k' if least == 0 else '1,4,16'}",
             )
         found.append(int(digits) * (1024 if thousands else 1))
@@ -283,6 +283,6 @@ def milliseconds(text: str | None, flag: str) -> float | None:
         value = 0.0
     if found is None or value <= 0:
         raise UsageError(
-            f"{flag} is {text!r}, which is no time", hint=f"as in {flag} 500ms or {flag} 0.5s"
+            f"{flag} is {text!r}, which is not a time", hint=f"as in {flag} 500ms or {flag} 0.5s"
         )
     return value * _UNITS_MS[found[2]]

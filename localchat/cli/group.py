@@ -68,6 +68,8 @@ _HELP_ALL = "localchat.cli.group.help_all"
 """Key of the context's notes: the help lists every flag."""
 _PROMPT = "\0prompt"
 """Internal name of the prompt command in the arguments; no shell can pass a zero byte."""
+_MOST_VERB_WORDS = 3
+"""Words after which a verb behind flags is the beginning of a sentence."""
 _SEVERAL_NAMES = ("bench", "cp", "import", "quality", "rm")
 """Verbs that take more than one name, so that two words are no sentence yet."""
 _PROMPT_FLAGS = (
@@ -174,6 +176,11 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
     first = words[0]
     as_prompt = prompt_line(ctx.meta[ARGUMENTS], ctx.command.params)
     if first in (*VERBS, *ALIASES):
+        if len(words) > _MOST_VERB_WORDS:
+            raise UsageError(
+                "a prompt that begins with a verb needs -- before it",
+                hint=f"To ask the model: {as_prompt}",
+            )
         intended, left = _intended_command(words, ctx)
         unknown = f" ({first} takes no {', '.join(left)})" if left else ""
         raise UsageError(

@@ -133,7 +133,7 @@ def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...
         texts[TEMPLATE] = ctx.params[TEMPLATE]
     if not texts:
         raise UsageError(
-            "a preset needs a flag that it stands for",
+            "a preset needs at least one flag to set",
             hint=f'as in localchat preset add {name} -s "You are brief." --template "Sum up: {{input}}"',
         )
     file = find_paths(app.environ).settings_file

@@ -233,7 +233,7 @@ def _tests(only: str | None, questions: "tuple[ExamQuestion, ...]") -> tuple[str
     names = [name.strip() for name in only.split(",")]
     if wrong := next((name for name in names if name not in TESTS), None):
         raise UsageError(
-            f"--only: there is no test {wrong!r}", hint=f"there are {', '.join(TESTS)}"
+            f"--only: there is no test {wrong!r}", hint=f"use one of {', '.join(TESTS)}"
         )
     if "questions" in names and not questions:
         raise UsageError("--only questions needs a file of questions", hint="as in --set FILE")

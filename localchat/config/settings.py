@@ -246,6 +246,10 @@ SAMPLING_KEYS: Final = (
 DEFAULT_SAMPLING: Final = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 """Sampling of the engine where neither the user nor the maker of the model chose it."""
 UNSET: Final = {
+    **dict.fromkeys(("top_k", "typical_p", "repetition_penalty"), "off"),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), "off"),
+    **dict.fromkeys(("system", "remote", "draft"), "none"),
+    "quantize": "as stored",
     "model": "the one used last",
     "backend": "the one that can run the model",
     "llamacpp_library": "the first that doctor lists",

@@ -108,7 +108,7 @@ def test_a_slip_of_a_verb_is_refused_with_the_verb(call: Call, line: str, verb: 
         ("learn to cook rice", "there is no file"),
         ("quality of life tips", "no model 'of'"),
         ("stop that noise please", "unexpected"),
-        ("-m guide show me how to list models", "put flags after the verb"),
+        ("-m guide show me how to list models", "needs -- before it"),
         ("-m guide list the planets", "put flags after the verb"),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_model_that_is_missing_is_said_before_the_lack_of_a_prompt(call: Call)
     code, _, err = call(NOTHING, "run", "nobody:7b")
     assert code == 3
     assert "no model 'nobody:7b'" in err
-    assert "localchat list" in err
+    assert "Your models: guide" in err
 
 
 @pytest.mark.parametrize(
