@@ -207,10 +207,11 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
     verb = _command(VERBS[ALIASES.get(args[0], args[0])].module)
     if isinstance(verb, click.Group) and words and words[0] in verb.commands:
         return ""
-    least = 1
+    needed = 1
     if is_missing:
-        least = 3 if args[0] in _SEVERAL_NAMES else 2
-    if len(words) < least or any(sign in word for word in words[:2] for sign in ":/.\\"):
+        # One name, or two for some verbs, is more likely a typo than a sentence.
+        needed = 3 if args[0] in _SEVERAL_NAMES else 2
+    if len(words) < needed or any(sign in word for word in words[:2] for sign in ":/.\\"):
         return ""
     return prompt_line(args, _prompt_command().params)
 
