@@ -233,7 +233,7 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
         effort = {"max": "xhigh"}.get(effort, effort)
         if effort not in _EFFORTS:
             raise bad_request(
-                f"The field 'reasoning_effort' is {effort[:50]!r}; there are {', '.join(_EFFORTS)}.",
+                f"'reasoning_effort' must be one of {', '.join(_EFFORTS)}; got {effort[:50]!r}.",
                 param="reasoning_effort",
             )
         if effort != "none":
