@@ -1,4 +1,4 @@
-"""Names what limits a measured server, with the flag that raises it, and the targets that it misses."""
+"""Names the limit of a measured server, and the targets that it missed."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -20,10 +20,10 @@ def limit_sentences(record: BenchRecord, line: Sequence[Point]) -> Iterator[str]
     if waiting:
         yield waiting
         return
-    found = saturation(list(line))
-    if found is None or not found.reached:
+    saturated = saturation(list(line))
+    if saturated is None or not saturated.reached:
         return
-    best = max(line, key=lambda one: one.figures.tokens_per_s)
+    best = max(line, key=lambda point: point.figures.tokens_per_s)
     share = best.figures.roof_share
     if share is None or not best.figures.kv_total_tokens:
         return
@@ -39,8 +39,9 @@ def limit_sentences(record: BenchRecord, line: Sequence[Point]) -> Iterator[str]
 
 
 def _kv_limit(point: Point) -> str:
-    """A sentence if the KV cache has no room for all clients at once; empty if it has."""
-    figures, clients = point.figures, point.place.clients
+    """Report a KV cache without room for all clients; empty if it has room."""
+    figures = point.figures
+    clients = point.place.clients
     total = figures.kv_total_tokens
     length = figures.prompt_tokens + figures.completion_tokens + point.place.context_tokens
     if not total or length < 1:
@@ -56,8 +57,9 @@ def _kv_limit(point: Point) -> str:
 
 
 def _slot_limit(record: BenchRecord, point: Point) -> str:
-    """A sentence if there are more clients than slots; empty if not, or if the slots are unknown."""
-    served = next((one for one in record.served if one.variant.name == point.place.variant), None)
+    """Report more clients than slots; empty if there are none, or the slots are unknown."""
+    name = point.place.variant
+    served = next((entry for entry in record.served if entry.variant.name == name), None)
     if served is None:
         return ""
     slots = served.variant.parallel or served.properties.get("total_slots")

@@ -174,8 +174,8 @@ def predicted_source(
     return CostSource(
         model=model,
         basis=(
-            f"predicted from {tokens_per_s:.3g} tok/s{f', {source}' if source else ''}; it may be off by a "
-            "factor of two, localchat bench measures it"
+            f"predicted from {tokens_per_s:.3g} tok/s ({source or 'an estimate'}); it may be off by a factor "
+            "of two, localchat bench measures it"
         ),
         costs=costs,
         kv_tokens=plan.kv_tokens or None,

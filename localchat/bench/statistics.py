@@ -149,9 +149,14 @@ def percentiles(seconds: Sequence[float]) -> Percentiles:
     if len(seconds) == 1:
         return Percentiles(*[mean * 1e3] * 4, 1, mean * 1e3, mean * 1e3)
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    p50, p90, p99 = cuts[49] * 1e3, cuts[89] * 1e3, cuts[98] * 1e3
     return Percentiles(
-        p50, p90, p99, mean * 1e3, len(seconds), min(seconds) * 1e3, max(seconds) * 1e3
+        p50=cuts[49] * 1e3,
+        p90=cuts[89] * 1e3,
+        p99=cuts[98] * 1e3,
+        mean=mean * 1e3,
+        count=len(seconds),
+        low=min(seconds) * 1e3,
+        high=max(seconds) * 1e3,
     )
 
 

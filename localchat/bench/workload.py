@@ -21,7 +21,7 @@ _TASK: Final = "Continue this text in the same style."
 
 
 def prose(words: int, seed: int | str) -> str:
-    """Compose natural English of so many words. No other seed shares a prefix with it.
+    """Compose natural English text. Texts of different seeds share no prefix.
 
     Sentences come in random order, and repeat only if a text is longer than all of them.
     """
