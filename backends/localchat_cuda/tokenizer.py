@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from localchat.backend_api.special_tokens import SpecialToken
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat_cuda.model_config import token_ids
 
@@ -108,6 +109,7 @@ class CheckpointTokenizer:
         added = raw.get("added_tokens") or []
         self._added = {int(each["id"]): str(each["content"]) for each in added}
         self._control = {int(each["id"]) for each in added if each.get("special")}
+        self.special_tokens = tuple(map(_special_token, added))
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self.bos = self._token_of("bos_token")
         self.eos = self._token_of("eos_token")
@@ -188,6 +190,13 @@ class CheckpointTokenizer:
         longest = max((len(text) for text in vocabulary), default=1)
         written = max((len(text.encode()) for text in self._added.values()), default=1)
         return max(longest, written, 1) * (1 if normalizer is None else 4)
+
+
+def _special_token(added: Mapping[str, Any]) -> SpecialToken:
+    """Read an entry of `added_tokens` in tokenizer.json."""
+    lstrip = bool(added.get("lstrip"))
+    rstrip = bool(added.get("rstrip"))
+    return SpecialToken(str(added["content"]), bool(added.get("special")), lstrip, rstrip)
 
 
 def _with_rows(text: str, vocab_size: int) -> tuple[dict[str, Any], str]:

@@ -230,6 +230,7 @@ _FUNCTIONS: Final[Mapping[str, _Signature]] = {
     "llama_vocab_fim_sep": _TOKEN_OF,
     "llama_vocab_fim_suf": _TOKEN_OF,
     "llama_vocab_get_add_bos": _BOOL_OF,
+    "llama_vocab_get_attr": (c_int, (c_void_p, c_int32)),
     "llama_vocab_get_text": (c_char_p, (c_void_p, c_int32)),
     "llama_vocab_is_eog": (c_bool, (c_void_p, c_int32)),
     "llama_vocab_n_tokens": (c_int32, (c_void_p,)),

@@ -1,6 +1,7 @@
 """An opened GGUF model: its header, its tokenizer, the plan of a load, and the load."""
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from localchat.backend_api.interface import (
     Runner,
     Tokenizer,
 )
+from localchat.backend_api.prompt_encoder import PromptEncoder
+from localchat.backend_api.sealed_text import PromptSplitter, Sealer, unused_seal
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import read_machine
 from localchat.fit.load_options import LoadOptions
@@ -99,13 +102,25 @@ class GgufModel:
         follows the query, or of RoBERTa's, where two do."""
         template = self.header.metadata.get("tokenizer.chat_template.rerank")
         if isinstance(template, str):
-            whole = template.replace("{query}", query).replace("{document}", text)
-            return self._vocabulary.encode(whole, special=True)
+            return self._filled_tokens(template, query, text)
         first, second = self.text_tokens(query), self.text_tokens(text)
         if second and second[0] == self._vocabulary.bos:
             del second[0]
         between = [first[-1]] if first and self._separates_twice() else []
         return [*first, *between, *second]
+
+    def _filled_tokens(self, template: str, query: str, text: str) -> list[int]:
+        """Tokenize a template for pairs. Markup in the query or the text stays text."""
+        special_tokens = self._vocabulary.special_tokens
+        sealer = Sealer(token.text for token in special_tokens if token.control)
+        seal = unused_seal(query + text)
+        query, text = sealer.seal(query, seal), sealer.seal(text, seal)
+        texts = {"{query}": query, "{document}": text}
+        filled = re.sub(r"\{query\}|\{document\}", lambda match: texts[match[0]], template)
+        whole, parts = PromptSplitter(special_tokens).split(filled, seal)
+        if parts:
+            return PromptEncoder(self._vocabulary).encode(parts, add_bos=False)
+        return self._vocabulary.encode(whole, special=True)
 
     def _separates_twice(self) -> bool:
         stated = self.header.metadata.get("tokenizer.ggml.add_sep_token")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+from localchat.backend_api.special_tokens import SpecialToken
 from localchat.backend_api.step import (
     LAST,
     Alias,
@@ -244,9 +245,12 @@ class Tokenizer(Protocol):
     longest_piece: int
     """Bytes of the longest token: a text has at least len(bytes) / longest_piece tokens."""
 
+    @property
+    def special_tokens(self) -> Sequence[SpecialToken]:
+        """Control and user-defined tokens; computed at the first use."""
+
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
-        """Token ids of a text. Lone surrogates and NUL are kept as the vocabulary allows; never raises for
-        any str.
+        """Token ids of a text. Keeps lone surrogates and NUL if the vocabulary can; never raises.
 
         special: recognise control tokens written in the text.
         """

@@ -39,6 +39,7 @@ from localchat.backend_api.interface import (
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.scripted_kv import BlockStorage, SlotStorage, storage_for
+from localchat.backend_api.special_tokens import SpecialToken
 from localchat.errors import ContextExceeded, DeviceFault, EngineClosed, ModelInvalid, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -80,6 +81,12 @@ class ScriptedTokenizer:
     eog = frozenset({EOS})
     add_bos = False
     longest_piece = 1
+
+    @property
+    def special_tokens(self) -> tuple[SpecialToken, ...]:
+        control = (token for token in range(256, self.vocab_size) if not self.piece(token))
+        texts = (self.piece(token, special=True).decode("utf-8", "replace") for token in control)
+        return tuple(SpecialToken(text, control=True) for text in texts if text)
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         tokens = list(text.encode("utf-8", "surrogatepass"))

@@ -10,7 +10,9 @@ The file is streamed: of each line only its hash is kept, so a million lines cos
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,8 @@ CHAT: Final = "/v1/chat/completions"
 PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings")
 _NOT_SENT: Final = ("stream", "stream_options")
 """Answers of a batch are never streamed."""
+_SAMPLED_LINES: Final = 1000
+"""Lines that are searched for the names of models."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -95,6 +99,19 @@ class BatchInput:
         if twice := _repeated(ids):
             self._refuse_repeated(twice)
         return found
+
+    def named_models(self) -> frozenset[str]:
+        """Return the models that the first lines name. Raises UsageError where the file cannot be read."""
+        names = set()
+        objects = (line for line in self.lines() if line.content.startswith(b"{"))
+        for line in islice(objects, _SAMPLED_LINES):
+            with suppress(LocalchatError):
+                fields = _object(line.content)
+                body = fields.get("body", fields)
+                name = body.get("model") if isinstance(body, dict) else None
+                if isinstance(name, str) and name:
+                    names.add(name)
+        return frozenset(names)
 
     def parse(self, line: RawLine) -> BatchLine:
         """The request of a line; one that is none says why in `problem`."""

@@ -84,7 +84,7 @@ class BatchRun:
         self, source: BatchInput, output: BatchOutput, *, retry_errors: bool, limit: int | None
     ) -> None:
         """Reads both files. limit: most lines of this run. Raises UsageError where they do not match."""
-        self._source = source
+        self.source = source
         self._output = output
         hashes = source.hashes()
         self._done, failed = output.answered(hashes, retry_errors=retry_errors)
@@ -122,7 +122,7 @@ class BatchRun:
         return self.lines - self.progress.before - self.progress.done
 
     def _waiting(self) -> Iterator[RawLine]:
-        for line in self._source.lines():
+        for line in self.source.lines():
             if self._ending:
                 return
             if line.number < len(self._done) and not self._done[line.number]:
@@ -148,7 +148,7 @@ class BatchRun:
                 raise _first(problems) from None
 
     async def _answer(self, client: BatchClient, server: BatchServer, raw: RawLine) -> BatchAnswer:
-        line = self._source.parse(raw)
+        line = self.source.parse(raw)
         name = answer_id(line.number, raw.hash)
         if line.problem:
             return BatchAnswer(

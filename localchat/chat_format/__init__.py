@@ -3,10 +3,11 @@
 Runs in the engine process; the templates themselves run in a helper process (render_process.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
+from localchat.backend_api.special_tokens import SpecialToken
 from localchat.chat_format.harmony_parser import ChannelParser
 from localchat.chat_format.parser import ChoiceParser, Rendered
 from localchat.chat_format.plain_format import PlainFormat
@@ -55,16 +56,24 @@ def chat_format(
     *,
     process: RenderProcess | None = None,
     now: Callable[[], datetime] = datetime.now,
+    vocabulary: Callable[[], Sequence[SpecialToken]] = tuple,
 ) -> ChatFormat:
     """Choose the format of a model, by its own template.
 
     templates: the source, or several by name (`default`, `tool_use`, …); None or empty: the model
     brings none, and PlainFormat warns of that with every prompt. special_tokens: `bos_token`,
     `eos_token`, … as text. process: where the template runs; one of its own if there is none.
+    vocabulary: returns the model's special tokens, which stay text where a message contains them.
     Never raises: a template that cannot be read raises when it is used.
     """
     named = {"default": templates} if isinstance(templates, str) else dict(templates or {})
     named = {name: source for name, source in named.items() if source.strip()}
     if not named:
         return PlainFormat()
-    return TemplateFormat(named, special_tokens, process=process or RenderProcess(), now=now)
+    return TemplateFormat(
+        named,
+        special_tokens,
+        process=process or RenderProcess(),
+        now=now,
+        vocabulary=vocabulary,
+    )

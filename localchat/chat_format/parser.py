@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
+from localchat.backend_api.sealed_text import TextPart
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -62,7 +64,10 @@ class Rendered:
     """A prompt that a chat format made of a conversation."""
 
     text: str
-    """To be tokenized with control tokens recognised."""
+    parts: tuple[TextPart, ...] = ()
+    """Pieces of the text to tokenize one by one, because some are plain text. Empty: the whole text."""
+    special: bool = True
+    """Control tokens in the text are recognized."""
     add_bos: bool = False
     """The tokenizer shall put its own first token before it (a template writes its own)."""
     opens_reasoning: bool = False

@@ -41,6 +41,7 @@ class PlainFormat:
         tools = messages.tools if messages.tool_choice != "none" else ()
         return Rendered(
             text="\n\n".join(blocks),
+            special=False,
             add_bos=True,
             stop=_STOP,
             warnings=(NO_TEMPLATE, NO_TOOLS) if tools else (NO_TEMPLATE,),

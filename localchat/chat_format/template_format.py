@@ -1,14 +1,16 @@
 """Format of a model with a chat template of its own, or several by name."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from localchat.backend_api.special_tokens import SpecialToken
 from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
 from localchat.chat_format.harmony_parser import ChannelParser
+from localchat.chat_format.marker_guard import MarkerGuard
 from localchat.chat_format.parser import ChoiceParser, Rendered
 from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.render_process import RenderProcess
@@ -43,7 +45,10 @@ class TemplateFormat:
         *,
         process: RenderProcess,
         now: Callable[[], datetime] = datetime.now,
+        vocabulary: Callable[[], Sequence[SpecialToken]] = tuple,
     ) -> None:
+        """vocabulary: returns the special tokens of the model; called at the first prompt."""
+        self._vocabulary = vocabulary
         self._probes = {
             name: _TemplateProbe(ChatTemplate(source, special_tokens, process=process, now=now))
             for name, source in sources.items()
@@ -64,10 +69,32 @@ class TemplateFormat:
             return family if by_call.name == "unknown" else by_call
         return family
 
+    @cached_property
+    def _guard(self) -> MarkerGuard:
+        """Guard for the special tokens of the model and the markup of the template."""
+        family = self.reasoning_family
+        return MarkerGuard(
+            self._vocabulary(),
+            source=self._sources,
+            written="".join(probe.turns for probe in self._probes.values()),
+            reasoning=(*family.opens, *family.closes),
+        )
+
     def render(self, messages: Messages) -> Rendered:
         """The prompt of a conversation. Raises TemplateError."""
-        offered = () if messages.tool_choice == "none" else messages.tools
-        tools = [complete_tool(tool) for tool in offered] or None
+        sealed, seal = self._guard.seal(messages)
+        try:
+            rendered = self._render(sealed, seal)
+        except TemplateError as error:
+            if not seal:
+                raise
+            message = self._guard.clean(error.message, seal)
+            raise TemplateError(message, hint=error.hint, **error.details) from error
+        return replace(rendered, tools=tuple(_offered(messages) or ()))
+
+    def _render(self, messages: Messages, seal: str) -> Rendered:
+        """Render messages with sealed markers. Returns a prompt without seals."""
+        tools = _offered(messages)
         probe = self._probe_for(with_tools=tools is not None)
         conversation = messages.messages
         if not conversation:
@@ -91,21 +118,24 @@ class TemplateFormat:
         if messages.continue_last and conversation[-1].role == "assistant":
             last = conversation[-1]
             field = "reasoning_content" if last.reasoning and not last.content else "content"
-            text = probe.template.continue_final(dicts, field=field, tools=tools, options=options)
+            prompt = probe.template.continue_final(dicts, field=field, tools=tools, options=options)
+            text, parts = self._guard.split(prompt, seal)
+            content = self._guard.clean(last.content.rstrip(), seal)
             opens_reasoning = field == "reasoning_content" or self.reasoning_family.left_open(
-                text, len(text) - len(last.content.rstrip())
+                text, len(text) - len(content)
             )
         else:
-            text = probe.template.render(dicts, tools=tools, options=options)
+            prompt = probe.template.render(dicts, tools=tools, options=options)
+            text, parts = self._guard.split(prompt, seal)
             opens_reasoning = self.reasoning_family.left_open(text)
-        if tools and not any(_name(tool) in text for tool in tools):
+        if tools and not any(_name(tool) in prompt for tool in tools):
             warnings = (*warnings, NO_TOOLS)
         return Rendered(
             text,
+            parts=parts,
             opens_reasoning=opens_reasoning,
             may_reason=self._may_reason(text) and not messages.continue_last,
             warnings=warnings,
-            tools=tuple(tools or ()),
             think_budget=_think_budget(messages, variables),
         )
 
@@ -185,6 +215,20 @@ class _TemplateProbe:
         return not (_WORDS in together and _KEY in together) and _WORDS in apart and _KEY in apart
 
     @property
+    def turns(self) -> str:
+        """Plain conversations as the template writes them."""
+        system = Message("system", "probe")
+        turns = Message("user", "probe"), Message("assistant", "probe"), Message("user", "probe")
+        return self._render_plain((system, *turns)) + self._render_plain(turns)
+
+    def _render_plain(self, messages: tuple[Message, ...]) -> str:
+        """A probe without tools; empty if the template refuses."""
+        try:
+            return self.template.render(to_dicts(messages))
+        except TemplateError:
+            return ""
+
+    @property
     def rendered_call(self) -> str:
         """A call as the template writes it; empty if it writes none."""
         return self._render_probe(_probe(_SHORT_ID), self.convention)
@@ -195,6 +239,12 @@ class _TemplateProbe:
             return self.template.render(to_dicts(probe, convention), tools=[_PROBE_TOOL])
         except TemplateError:
             return ""
+
+
+def _offered(messages: Messages) -> list[dict[str, Any]] | None:
+    """Tools that the template shows, completed; None without any."""
+    offered = () if messages.tool_choice == "none" else messages.tools
+    return [complete_tool(tool) for tool in offered] or None
 
 
 def _options(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import FiniteRange, complete_model, load_flags
+from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, FileMissing, LocalchatError, UsageError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from localchat.batch.input_file import LineDefaults
     from localchat.batch.run import BatchRun, BatchServer
     from localchat.cli.batch_progress import BatchLines
+    from localchat.cli.work_model import WorkModel
 
 _SLOTS = 16
 _GPU_SLOTS = 128
@@ -29,12 +30,12 @@ _UNKNOWN_SLOTS = 16
 
 
 @click.command("batch")
-@click.argument("source", metavar="IN.jsonl", type=click.Path(path_type=Path))
+@click.argument("source", metavar="IN.jsonl", type=UserPath(path_type=Path))
 @click.option(
     "-o",
     "--output",
     "target",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=UserPath(path_type=Path, dir_okay=False),
     metavar="OUT.jsonl",
     help="Where the answers go (required); a file of the same input is continued.",
 )
@@ -151,7 +152,7 @@ def _answer(
             )
 
         try:
-            with _server(ctx, terminal, shown) as server, calling(end):
+            with _server(ctx, terminal, shown, batch) as server, calling(end):
                 batch.run(server, shown.show)
         except LocalchatError as problem:
             return problem, False
@@ -161,7 +162,9 @@ def _answer(
 
 
 @contextmanager
-def _server(ctx: click.Context, terminal: Terminal, shown: "BatchLines") -> "Iterator[BatchServer]":
+def _server(
+    ctx: click.Context, terminal: Terminal, shown: "BatchLines", batch: "BatchRun"
+) -> "Iterator[BatchServer]":
     """The server that answers: a process of our own, or one that runs. Raises LocalchatError."""
     from localchat.batch.run import BatchServer, clients_for
     from localchat.bench.endpoint import first_model
@@ -172,7 +175,8 @@ def _server(ctx: click.Context, terminal: Terminal, shown: "BatchLines") -> "Ite
     from localchat.engine.remote.client import base_url
 
     asked = ctx.params
-    word, parallel = asked["word"] or _default_model(ctx), asked["parallel"]
+    chosen = _chosen_model(ctx, batch)
+    word, parallel = chosen.word, asked["parallel"]
     running = is_running(word)
     if running and parallel is not None:
         raise UsageError(
@@ -186,13 +190,16 @@ def _server(ctx: click.Context, terminal: Terminal, shown: "BatchLines") -> "Ite
         url = base_url(endpoint.url)
         model = endpoint.model or first_model(url, endpoint.key)
         found = server_properties(url, endpoint.key).get("total_slots") if running else parallel
+        name = word if not running else f"{model or 'its model'} at {url}"
+        shown.say(f"{name} answers{f' ({chosen.why})' if chosen.why else ''}")
         slots = found if isinstance(found, int) and found > 0 else _UNKNOWN_SLOTS
         yield BatchServer(
             url=url,
             model=model,
             key=endpoint.key,
             clients=asked["max_clients"] or clients_for(slots),
-            only_model=not running,
+            # A default was chosen for the whole file. A server named by -m takes the models of the lines.
+            only_model=not running or bool(chosen.why),
         )
 
 
@@ -203,12 +210,13 @@ def _slots(ctx: click.Context, word: str) -> int:
     return _GPU_SLOTS if resolve_setup(ctx, word).model.path.is_dir() else _SLOTS
 
 
-def _default_model(ctx: click.Context) -> str:
-    """The word for the model that a prompt would go to. Raises ModelMissing."""
-    from localchat.cli.resolve import resolve_setup
+def _chosen_model(ctx: click.Context, batch: "BatchRun") -> "WorkModel":
+    """Return the model of `-m`, else a default. Raises UsageError, ModelMissing."""
+    from localchat.cli.work_model import WorkModel, work_model
 
-    model = resolve_setup(ctx).model
-    return model.remote.word if model.remote is not None else model.word
+    if word := ctx.params["word"]:
+        return WorkModel(word, "")
+    return work_model(ctx, batch.source.named_models())
 
 
 def _defaults(ctx: click.Context) -> "LineDefaults":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import FiniteRange, complete_model, load_flags
+from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
 from localchat.cli.streams import Terminal, tell
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
@@ -34,7 +34,7 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
 @click.option(
     "--prompts",
     "prompts_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=UserPath(exists=True, dir_okay=False),
     metavar="FILE",
     help="Your own prompts instead of a shape: JSONL, as for batch.",
 )
@@ -80,7 +80,7 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
 )
 @load_flags
 @click.option(
-    "--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
+    "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
 )
 @click.option("--keep/--no-keep", default=True, help="Keep the result on this machine; on.")
 @click.option("--list", "as_list", is_flag=True, help="List the results that are kept.")
@@ -229,11 +229,10 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
 
 
 def default_model(ctx: click.Context) -> str:
-    """The model that a prompt would go to."""
-    from localchat.cli.resolve import resolve_setup
+    """Return the model to measure where the command names none. Raises UsageError, ModelMissing."""
+    from localchat.cli.work_model import work_model
 
-    model = resolve_setup(ctx).model
-    return model.remote.word if model.remote is not None else model.word
+    return work_model(ctx).local_word
 
 
 def counts(

@@ -5,6 +5,7 @@ a flag, a variable and a line of the settings file fail with the same message.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -33,6 +34,25 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(found):
             self.fail(f"{value!r} is not a valid number.", param, ctx)
         return found
+
+
+class UserPath(click.Path):
+    """A path that a user wrote. Quotes keep the shell from replacing `~`, so it is replaced here."""
+
+    def convert(
+        self,
+        value: "str | os.PathLike[str]",
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # noqa: ANN401 - click's own signature
+        from localchat.config.paths import expand_home
+
+        return super().convert(expand_home(os.fspath(value)), param, ctx)
+
+
+def utf8_argument(text: str) -> str:
+    """Decode an argument as UTF-8, also where Python took the locale's encoding to be another one."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def complete_file(
@@ -178,6 +198,8 @@ _NO_CACHE_DISK: Final = "--no-cache-disk"
 """Name of the flag, and key of the context's notes that it was given."""
 AFTER_DASHES = "localchat.cli.options.after_dashes"
 """Key of the context's notes: whether `--` stood before the prompt."""
+ARGUMENTS = "localchat.cli.options.arguments"
+"""Key of the context's notes: the arguments of a prompt as they were given."""
 STOP: Final = "stop"
 OPTION: Final = "option"
 
@@ -297,7 +319,9 @@ def _options(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, "Given"]]:
 def _written(key: str, value: Any) -> object:  # noqa: ANN401 - whatever click parsed
     if key == "think":
         return "on" if value else "off"
-    return list(value) if key == STOP else value
+    if key == "system":
+        return utf8_argument(value)
+    return [utf8_argument(text) for text in value] if key == STOP else value
 
 
 def _name(ctx: click.Context, key: str) -> str:

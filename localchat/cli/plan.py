@@ -190,7 +190,7 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
     from localchat.bench.service_plan import predicted_source
     from localchat.bench.variants import is_running
     from localchat.cli.fit import NO_SPEED, estimated, find_model
-    from localchat.cli.resolve import resolve_setup
+    from localchat.cli.work_model import work_model
     from localchat.fit.memory_plan import demand
     from localchat.models.resolve import planned_load
 
@@ -199,7 +199,7 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
             f"nothing was measured of {word}, and a server elsewhere cannot be estimated",
             hint=f"localchat bench {word}",
         )
-    seen = find_model(ctx, word if word is not None else resolve_setup(ctx, word).model.word)
+    seen = find_model(ctx, word if word is not None else work_model(ctx).local_word)
     slots = ctx.params["parallel"] or _SLOTS
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
     options = structs.replace(options, room_for_slots=True)

@@ -7,7 +7,7 @@ import click
 
 from localchat.cli.bench import counts, default_model
 from localchat.cli.context import AppContext
-from localchat.cli.options import complete_model, load_flags
+from localchat.cli.options import UserPath, complete_model, load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
 from localchat.cli.streams import Terminal, tell
 from localchat.errors import ExitCode, LocalchatError, UsageError
@@ -28,7 +28,7 @@ _NEEDLE_LENGTHS = (1024, 4096)
 @click.option(
     "--text",
     "text_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=UserPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="Text for perplexity and KL; otherwise a small one of localchat.",
 )
@@ -62,7 +62,7 @@ _NEEDLE_LENGTHS = (1024, 4096)
 @click.option(
     "--set",
     "questions_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=UserPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="Questions with their exact answers, as JSONL.",
 )
@@ -78,7 +78,7 @@ _NEEDLE_LENGTHS = (1024, 4096)
 )
 @load_flags
 @click.option(
-    "--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
+    "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
 )
 @click.option("--keep/--no-keep", default=True, help="Keep the result on this machine; on.")
 @click.option("--list", "as_list", is_flag=True, help="List the results that are kept.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.document_options import open_library
-from localchat.cli.options import complete_model, load_flags
+from localchat.cli.options import UserPath, complete_model, load_flags
 from localchat.cli.service_unit import FORMATS, default_format
 from localchat.errors import UsageError
 from localchat.sanitize import sanitize_line
@@ -47,7 +47,7 @@ _EDITOR_S = 8 * 3600
 )
 @click.option(
     "--api-key-file",
-    type=click.Path(path_type=Path),
+    type=UserPath(path_type=Path),
     metavar="FILE",
     help="Keys that clients must have, one a line; LOCALCHAT_API_KEY is one more.",
 )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.argument("word", metavar="MODEL", shell_complete=complete_model)
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--offline/--no-offline", hidden=True, expose_value=False)  # as prompts have it
 @click.pass_obj
 def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
     """Say what a model is and what it can do.

@@ -237,6 +237,25 @@ SAMPLING_KEYS: Final = (
 """Keys that are also fields of a request's `Sampling`."""
 
 
+DEFAULT_SAMPLING: Final = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+"""Sampling of the engine where neither the user nor the maker of the model chose it."""
+UNSET: Final = {
+    "model": "the one used last",
+    "backend": "the one that can run the model",
+    "llamacpp_library": "the first that doctor lists",
+    "context_length": "the largest that fits",
+    "kv_cache_type": "f16, or what fits",
+    "cache_ram_mib": "decided when the model loads",
+    "vram_gb": "no limit",
+    "kv_gb": "no limit",
+    "seed": "another one for each answer",
+    "max_tokens": "until the model stops or the context is full",
+    "think": "as the model decides",
+    "think_budget": "no limit",
+}
+"""What happens where a setting has no value."""
+
+
 SERVER_KEYS: Final = ("keep_alive",)
 """Keys whose flags only `localchat serve` has."""
 

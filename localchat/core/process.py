@@ -289,6 +289,10 @@ class EngineProcess:
                 self._reply(id_, lambda: protocol.TextReply(id_, processor.detokenize(tokens)))
             case protocol.Render(id_, messages):
                 self._reply(id_, lambda: protocol.TextReply(id_, processor.render(messages)))
+            case protocol.PromptTokens(id_, messages):
+                self._reply(
+                    id_, lambda: protocol.TokensReply(id_, processor.prompt_tokens(messages))
+                )
             case protocol.Embed(id_):
                 self._submit(id_, partial(self._embed, frame))
             case protocol.GetInfo(id_):
@@ -424,6 +428,7 @@ class EngineProcess:
                 notes=tuple(self._sender.notes),
                 warning=opened.input_processor.warning,
                 sampling=opened.input_processor.sampling,
+                tokenizer=opened.input_processor.tokenizer_info,
             ),
         )
 

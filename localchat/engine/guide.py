@@ -57,7 +57,7 @@ OFFER: Final = (
     "(`localchat -c NUMBER` from the shell)."
 )
 _PICK: Final = re.compile(r"\W*(\d)\W*")
-_REFUSALS: Final = (UNKNOWN, "I cannot", "I am sorry", "I did not understand")
+REFUSALS: Final = (UNKNOWN, "I cannot", "I am sorry", "I did not understand")
 _NO_TEXT: Final = "I cannot work on texts"
 _NO_SUM: Final = "I cannot calculate that"
 _NO_TASK: Final = "I cannot write texts or code"
@@ -202,7 +202,7 @@ def checked_answer(
     for "download", so all of them say that.
     """
     said = asked.question + "\0" + asked.earlier
-    if answer.startswith(_REFUSALS):
+    if answer.startswith(REFUSALS):
         return unrefused(topics, probabilities, asked, answer, whole=whole)
     if asked.is_text:
         return checked_beginning(topics, answer) if whole else None
@@ -214,7 +214,7 @@ def checked_answer(
             return None
         if not topics.english.startswith(rest):
             return f"{line}\n\n{topics.english}"
-    beginnings = (*_REFUSALS, _ABSENT, *topics.languages)
+    beginnings = (*REFUSALS, _ABSENT, *topics.languages)
     waits = answer.lstrip("> ") in said or any(text.startswith(answer) for text in beginnings)
     if not whole and (waits or answer.startswith(_ABSENT) or SUM.match(answer)):
         return None
@@ -269,14 +269,14 @@ def _refused(topics: Topics, probabilities: "np.ndarray") -> float:
     return sum(
         likely
         for name, likely in zip(topics.keys, map(float, probabilities), strict=True)
-        if name.startswith(_REFUSALS)
+        if name.startswith(REFUSALS)
     )
 
 
 def task_refusal(topics: Topics, probabilities: "np.ndarray") -> str:
     """The likeliest refusal, where a task is rather to be refused than to repeat a text; else empty."""
     rows = zip(map(float, probabilities), topics.keys, topics.answers, strict=True)
-    refusals = [(likely, text) for likely, name, text in rows if name.startswith(_REFUSALS)]
+    refusals = [(likely, text) for likely, name, text in rows if name.startswith(REFUSALS)]
     return max(refusals)[1] if sum(likely for likely, _ in refusals) >= 0.5 else ""
 
 

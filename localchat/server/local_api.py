@@ -153,6 +153,8 @@ def _answer(engine: Engine, query: Query) -> msgspec.Struct:
             return protocol.TextReply(id_, engine.detokenize(tokens))
         case protocol.Render(id_, messages):
             return protocol.TextReply(id_, engine.render(messages))
+        case protocol.PromptTokens(id_, messages):
+            return protocol.TokensReply(id_, tuple(engine.prompt_tokens(messages)))
         case protocol.Embed(id_, texts, question, truncate):
             vectors = (
                 engine.embed(texts, truncate=truncate)

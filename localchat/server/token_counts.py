@@ -39,10 +39,10 @@ def _count(engine: Engine, fallbacks: Sequence[Messages]) -> int:
     *others, last = fallbacks
     for variant in others:
         try:
-            return len(engine.tokenize(engine.render(variant), special=True))
+            return len(engine.prompt_tokens(variant))
         except TemplateError:
             continue
-    return len(engine.tokenize(engine.render(last), special=True))
+    return len(engine.prompt_tokens(last))
 
 
 def estimated_tokens(prompt: object) -> int:

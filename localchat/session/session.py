@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -26,12 +26,13 @@ from localchat.errors import (
     LocalchatError,
     UsageError,
 )
-from localchat.session.blocks import RETRY, NoticeBlock, Offer
+from localchat.session.blocks import END_PREFIX, RETRY, Block, NoticeBlock, Offer, SummaryBlock
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
-from localchat.session.outcome import Outcome, SummaryResult
+from localchat.session.outcome import AnswerUnderWay, Outcome, SummaryResult
 from localchat.session.recorder import ConversationRecorder
+from localchat.session.remarks import NoticeKind, Remark, Remarks
 from localchat.session.tries import NextTries
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from localchat.chat.overflow import Overflow
     from localchat.session.answer_builder import AnswerBuilder
 
-NoticeKind: TypeAlias = Literal["info", "warning", "error"]
 BATCH_S: Final = 0.05
 """One frame of the screen, so that text and metrics are drawn together. Waking for every token would take CPU
 cores from an engine that computes on all of them."""
@@ -86,9 +86,9 @@ class ChatSession:
         self._unanswered: Node | None = None
         """A question that is taken back if it fails before the first words of its answer."""
         self._shown_once: set[str] = set()
-        self._remarks: list[tuple[str, NoticeKind]] | None = None
-        """Remarks that wait for the first words of an answer, to stand below it; None: they do not wait."""
+        self._remarks = Remarks(self.notice, view.remove)
         self._notice_numbers = itertools.count(1)
+        self._new_summary = ""  # id of the summary that is shown opened
         self._failure_notice = ""  # id of the notice about the last answer that failed
         self._metrics_due, self._metrics_shown_s = False, float("-inf")
         recorder.hold(conversation)
@@ -134,29 +134,30 @@ class ChatSession:
 
     def _engine_known(self, info: EngineInfo) -> None:
         self.status.info = info
+        remote = self.setup.model.remote
+        if remote is not None and not remote.model:
+            self.status.model = f"{info.model} on {remote.name}"
         for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
             self._notice_once(sentence, "warning" if sentence == info.warning else "info")
 
     # ------------------------------------------------------------------ notices
 
-    def notice(self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = ()) -> str:
-        """Show a message of the program in the transcript; returns the id of its block."""
-        id_ = f"notice/{next(self._notice_numbers)}"
+    def notice(
+        self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = (), name: str = ""
+    ) -> str:
+        """Show a message of the program in the transcript; returns the id of its block.
+
+        `name`: an id. The message replaces an earlier one of this name."""
+        id_ = name or f"notice/{next(self._notice_numbers)}"
+        if name:
+            self.view.remove(name)
         self.view.put(NoticeBlock(id_, text, kind, tuple(offers)))
         return id_
 
-    def remark(self, sentence: str, kind: NoticeKind = "info") -> None:
-        """Show a message that is not about the answer under way: below it."""
-        if self._remarks is None:
-            self.notice(sentence, kind)
-        else:
-            self._remarks.append((sentence, kind))
-
-    def _show_remarks(self) -> None:
-        """Show the remarks that waited, and the next ones at once."""
-        waited, self._remarks = self._remarks or (), None
-        for sentence, kind in waited:
-            self.notice(sentence, kind)
+    def remark(self, sentence: str, kind: NoticeKind = "info", *, passing: bool = False) -> None:
+        """Show a message that is not about the answer under way: below it. `passing`: it is true of the
+        moment only."""
+        self._remarks.add(Remark(sentence, kind, passing))
 
     def _notice_once(self, sentence: str, kind: NoticeKind) -> None:
         if sentence not in self._shown_once:
@@ -171,8 +172,15 @@ class ChatSession:
 
     def show(self) -> None:
         """Show the whole conversation anew."""
-        self.view.show(transcript_blocks(self.conversation))
+        blocks = transcript_blocks(self.conversation)
+        self.view.show([self._opened(block) for block in blocks])
         self.view.status_changed()
+
+    def _opened(self, block: Block) -> Block:
+        """Open a summary that the user has not seen yet."""
+        if isinstance(block, SummaryBlock):
+            return block._replace(is_new=block.id == self._new_summary)
+        return block
 
     def last_question(self) -> Node | None:
         """The last message of the user on the shown path."""
@@ -246,7 +254,7 @@ class ChatSession:
         from localchat.session.presets import with_preset
 
         self._refuse_second()
-        self._failure_notice = ""
+        self._failure_notice = self._new_summary = ""
         text, inclusions = with_preset(self, text, inclusions)
         question = self.conversation.add(
             Message("user", text), parent=self.conversation.head, inclusions=inclusions
@@ -313,6 +321,10 @@ class ChatSession:
         if not node.message.content:
             await self.regenerate()
             return
+        if node.end is not None:
+            from localchat.session.answer_end import drop_repeats
+
+            node = drop_repeats(self, node)
         for id_ in (error_id(node.id), self._failure_notice):
             self.view.remove(id_)  # of the answer that goes on now
         await self.answer(node.parent, continued=node)
@@ -342,6 +354,10 @@ class ChatSession:
             self.overflow = found or self.overflow
             return outcome._replace(overflow=found)
         if outcome.end == "complete":
+            if outcome.node is not None and outcome.node.end is not None:
+                from localchat.session.answer_end import offer_choices as offer_ways_on
+
+                offer_ways_on(self, outcome.node)
             await self._remember()
         elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
             from localchat.fit.memory_steps import IN_ORDER
@@ -394,7 +410,7 @@ class ChatSession:
                         self.track(event)
                         builder.take(event)
                     if writing:
-                        self._show_remarks()
+                        self._remarks.release()
                     if writing and not stream.ended:
                         await asyncio.sleep(self._batch_s)
         finally:
@@ -459,7 +475,8 @@ class ChatSession:
     def _exclusive(self, task: str = "") -> Iterator[None]:
         """Run one answer or task. Raises UsageError during another one."""
         self._refuse_second()
-        self._running, self._stopping, self._remarks = True, False, []
+        self._running, self._stopping = True, False
+        self._remarks.begin_answer()
         self.status.begin()
         self._set_task(task)
         try:
@@ -468,12 +485,12 @@ class ChatSession:
             if self.status.busy:
                 self.status.finish()
             self._running = False
-            self._show_remarks()
+            self._remarks.release()
             self._set_task("")
 
     def _refuse_second(self) -> None:
         if self._running:
-            raise UsageError("an answer is under way", hint="Esc stops it")
+            raise AnswerUnderWay
 
     @contextmanager
     def _streaming(self, stream: Stream) -> Iterator[Stream]:
@@ -511,7 +528,13 @@ class ChatSession:
     # ------------------------------------------------------------------ a prompt that is too long
 
     async def take_offer(self, action: str) -> None:
-        """Make room as a notice offered, and send the question. Raises LocalchatError."""
+        """Do what a notice offered: about an answer that repeats itself, or to make room for a question,
+        which is then sent. Raises LocalchatError."""
+        if action.startswith(END_PREFIX):
+            from localchat.session.answer_end import apply_choice as apply_way_on
+
+            await apply_way_on(self, action)
+            return
         await self.apply_offer(action)
         await self.retry()
 
@@ -534,17 +557,20 @@ class ChatSession:
             run = await asyncio.to_thread(Compaction, self.conversation, counter(engine), context)
             while (request := await asyncio.to_thread(run.request)) is not None:
                 pieces: list[str] = []
-                self._set_task(f"summarizing {run.progress:.0%}")
                 speculation = self.setup.settings.speculation
                 request = msgspec.structs.replace(request, speculation=speculation)
                 stream = await asyncio.to_thread(engine.generate, request)
                 with self._streaming(stream):
                     async for event in stream:
                         self.track(event)
+                        run.observe(event)
+                        if (task := f"summarizing {run.progress:.0%}") != self.status.task:
+                            self._set_task(task)
                         if isinstance(event, Text):
                             pieces.append(event.text)
                 run.take("".join(pieces))
-            nodes = run.finish()
+            nodes = run.finish(info)
+            self._new_summary = nodes[0].id
             for node in nodes:
                 self.recorder.changed(node)
             self.recorder.changed()

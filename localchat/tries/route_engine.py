@@ -109,14 +109,17 @@ class RouteEngine:
             n=1,
             logprobs=None,
         )
-        pieces, spent = [], 0
+        pieces, spent, is_whole = [], 0, False
         with self._small.generate(verdict) as stream:
             for event in stream:
                 if isinstance(event, Text):
                     pieces.append(event.text)
+                elif isinstance(event, Finished):
+                    is_whole = event.reason == "stop"
                 elif isinstance(event, Done):
                     spent = event.usage.completion_tokens
-        return judge.found_faults("".join(pieces)) or [], spent
+        # As in a critique, a verdict that was cut off does not count.
+        return (judge.found_faults("".join(pieces)) or []) if is_whole else [], spent
 
     @property
     def waits(self) -> bool:
@@ -179,6 +182,9 @@ class RouteEngine:
 
     def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
         return self._small.rerank(query, texts)
+
+    def prompt_tokens(self, messages: Messages) -> list[int]:
+        return self._small.prompt_tokens(messages)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return self._small.tokenize(text, special=special)

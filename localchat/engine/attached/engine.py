@@ -216,6 +216,9 @@ class AttachedEngine:
         answer = self._query(protocol.Embed(0, tuple(texts), query), protocol.VectorsReply)
         return Vectors(answer.vectors, answer.tokens)
 
+    def prompt_tokens(self, messages: Messages) -> list[int]:
+        return list(self._query(protocol.PromptTokens(0, messages), protocol.TokensReply).tokens)
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return list(self._query(protocol.Tokenize(0, text, special), protocol.TokensReply).tokens)
 

@@ -41,6 +41,7 @@ Query: TypeAlias = (
     protocol.Tokenize
     | protocol.Detokenize
     | protocol.Render
+    | protocol.PromptTokens
     | protocol.Embed
     | protocol.GetInfo
     | protocol.GetStats

@@ -142,6 +142,10 @@ class LocalEngine:
         )
         return Vectors(answer.vectors, answer.tokens)
 
+    def prompt_tokens(self, messages: Messages) -> list[int]:
+        answer = self._query(lambda id_: protocol.PromptTokens(id_, messages), protocol.TokensReply)
+        return list(answer.tokens)
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         answer = self._query(
             lambda id_: protocol.Tokenize(id_, text, special), protocol.TokensReply

@@ -80,6 +80,11 @@ class Render(msgspec.Struct, frozen=True, tag="render"):
     messages: Messages
 
 
+class PromptTokens(msgspec.Struct, frozen=True, tag="prompt_tokens"):
+    id: int
+    messages: Messages
+
+
 class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
     id: int
     texts: tuple[str, ...]
@@ -102,7 +107,17 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
 
 
 ToChild: TypeAlias = (
-    Open | Generate | Cancel | Tokenize | Detokenize | Render | Embed | GetInfo | GetStats | Close
+    Open
+    | Generate
+    | Cancel
+    | Tokenize
+    | Detokenize
+    | Render
+    | PromptTokens
+    | Embed
+    | GetInfo
+    | GetStats
+    | Close
 )
 
 

@@ -119,6 +119,10 @@ class RemoteEngine:
         total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
         return Vectors(scores, (total, *[0] * (len(scores) - 1)))
 
+    def prompt_tokens(self, messages: Messages) -> list[int]:
+        """Tokens of the rendered text. Only the server could tell markup in a message from its own."""
+        return self.tokenize(self.render(messages), special=True)
+
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         body = {
             "model": self._model(),

@@ -63,7 +63,8 @@ def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLim
             effort = effort or _thinking_of_other_servers(body, options)
         thinking = _thinking(options, effort)
     last = messages[-1]
-    continues = last.role == "assistant" and not last.tool_calls
+    declines = isinstance(body, ChatBody) and body.continue_final_message is False
+    continues = last.role == "assistant" and not last.tool_calls and not declines
     if continues and not last.content and not last.reasoning and len(messages) > 1:
         messages, continues = messages[:-1], False  # an empty answer cannot be continued
     return Messages(
@@ -344,7 +345,11 @@ def generation(
         sampling=_sampling(body, limits),
         n=_choices(body, limits),
         max_tokens=max_tokens,
+        min_tokens=_min_tokens(body, max_tokens),
         stop=_stops(body.stop, limits),
+        stop_tokens=tuple(body.stop_token_ids or ()),
+        keep_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
+        bad_words=_words(body.bad_words),
         grammar=requested_grammar(body, limits),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -441,6 +446,23 @@ def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, least: 
         if tokens < least and tokens != -1:
             raise bad_request(f"The field {name!r} is {tokens}; it must be positive.", param=name)
     return min([limits.answer_tokens, *(tokens for tokens in requested.values() if tokens >= 0)])
+
+
+def _min_tokens(body: GenerationBody, max_tokens: int) -> int:
+    """Minimum length of the answer in tokens. Raises ApiError."""
+    field = "min_tokens" if body.min_tokens is not None else "min_new_tokens"
+    tokens = getattr(body, field) or 0
+    if not 0 <= tokens <= max_tokens:
+        raise bad_request(
+            f"The field {field!r} is {tokens}; it must be 0 to {max_tokens}, the limit of the answer.",
+            param=field,
+        )
+    return tokens
+
+
+def _words(given: str | list[str] | None) -> tuple[str, ...]:
+    words = [given] if isinstance(given, str) else given or []
+    return tuple(word for word in words if word)
 
 
 def _stops(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...]:

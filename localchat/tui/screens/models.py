@@ -1,8 +1,10 @@
 """Model screen: local models, models of other programs and the catalogue, each with its memory verdict."""
 
 import asyncio
-from collections.abc import Container, Sequence
+import os
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from textual import work
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from localchat.models.assess import ExpectedSpeed
     from localchat.models.catalog import CatalogEntry
     from localchat.session.context import ModelSetup, SessionContext
+    from localchat.tui.screens.used_models import UsedModels
 
 
 class ModelChoice(NamedTuple):
@@ -84,9 +87,14 @@ class ModelScreen(ListDialog[ModelChoice]):
     KEYS_TEXT = "Enter use or download · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("models")]
 
-    def __init__(self, context: "SessionContext") -> None:
+    def __init__(
+        self, context: "SessionContext", read_used: "Callable[[], UsedModels] | None" = None
+    ) -> None:
+        """`read_used`: tells which models were used, and which is in use. Called in a thread."""
         super().__init__()
         self._session_context = context
+        self._read_used = read_used
+        self._used: UsedModels | None = None
         self._models: dict[str, ModelEntry] = {}
         self._verdicts: dict[str, FitVerdict] = {}
         self._recommended: dict[str, str] = {}
@@ -150,11 +158,11 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def _line(self, entry: ModelEntry) -> Content:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
-        style = {True: "$success", False: "$error", None: "$foreground 70%"}[verdict.fits]
+        style = "$error" if verdict.fits is False else "$foreground 70%"
         speed = self._speed_column(verdict)
         cells, narrow = self.app.size.width, self.app.size.width < _NARROW
         width = _name_cells(cells, len(speed))
-        name = sanitize_line(entry.name)
+        name = sanitize_line(_label(entry))
         name = name if len(name) <= width else f"{name[: width - 1]}…"
         taken = f"{size(verdict.size_bytes) if verdict.size_bytes else '':>7} "
         words = verdict.words
@@ -164,7 +172,13 @@ class ModelScreen(ListDialog[ModelChoice]):
             words = words.partition(":")[0].partition(",")[0]
         if entry.name in self._recommended and entry.kind == "catalogue":
             words, speed, taken, style = self._recommended[entry.name], "", "", "$success"
-        mark = {"here": "●", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
+        used = self._used.words(entry.name) if self._used is not None else ""
+        parts = [used, words]
+        if narrow:
+            parts = [used] if used == "in use" else [words]
+        words = " · ".join(filter(None, parts))
+        mark = {"here": "○", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
+        mark = "●" if used == "in use" else mark
         return Content.assemble(
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
             f"{name:<{width}}",
@@ -217,7 +231,9 @@ class ModelScreen(ListDialog[ModelChoice]):
     @work(exclusive=True)
     async def _load(self) -> None:
         try:
-            entries = await asyncio.to_thread(_entries, self._session_context)
+            if self._read_used is not None:
+                self._used = await asyncio.to_thread(self._read_used)
+            entries = await asyncio.to_thread(_entries, self._session_context, self._used)
         except LocalchatError as problem:
             self.show_about(str(problem))
             return
@@ -287,14 +303,25 @@ class ModelScreen(ListDialog[ModelChoice]):
         return any(option.id == name for option in self.entries.options)
 
 
-def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
+def _label(entry: ModelEntry) -> str:
+    """The name of a model in the list; of a path its last part."""
+    return PurePath(entry.name).name if entry.name.startswith("/") else entry.name
+
+
+def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[ModelEntry, ...]:
     """Local models, then the models of the catalogue that are not local."""
     from localchat.models.catalog import read_catalog
     from localchat.models.index import read_index
     from localchat.models.info.inspect import inspect
 
     found: list[ModelEntry] = []
-    for model in read_index(context.paths, context.environ).models:
+    models = read_index(context.paths, context.environ).models
+    listed = {os.path.realpath(model.path) for model in models if model.path is not None}
+    paths = [] if used is None else used.paths()
+    for path in paths:
+        if os.path.realpath(path) not in listed:
+            found.append(ModelEntry(str(path), "here", _bytes_of(path), str(path)))
+    for model in models:
         trouble = model.trouble or inspect(model).trouble
         kind = "unusable" if trouble else "adopted" if model.kind == "adopted" else "here"
         found.append(
@@ -308,6 +335,14 @@ def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
             size_bytes = _published_bytes(entry) or _estimate(entry.parameters)
             found.append(ModelEntry(name, "catalogue", size_bytes, entry.about))
     return tuple(found)
+
+
+def _bytes_of(path: Path) -> int:
+    """Size of a file; of a folder that of the files in it."""
+    files = path.iterdir() if path.is_dir() else (path,)
+    with suppress(OSError):
+        return sum(file.stat().st_size for file in files)
+    return 0
 
 
 def _name_cells(cells: int, speed: int) -> int:

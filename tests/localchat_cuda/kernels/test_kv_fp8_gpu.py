@@ -39,15 +39,13 @@ def gpu_scene(
     return q.to(HALVES[half]).cuda(), pool[:, 0], pool[:, 1], marks.cuda(), on_gpu
 
 
-@pytest.mark.parametrize("decoder", [kv_fp8.BITS, kv_fp8.CONVERTED])
+@pytest.mark.parametrize("decoder", [kv_fp8.PLAIN, kv_fp8.PACKED])
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize("rules", [Rules(), Rules(window=50, soft_cap=20.0)])
 @pytest.mark.parametrize(("h", "j", "d"), [(14, 2, 64), (6, 6, 96), (28, 4, 128), (8, 1, 256)])
 def test_attention_matches_the_reference(
     h: int, j: int, d: int, rules: Rules, half: str, decoder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if decoder == kv_fp8.CONVERTED and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("this card does not convert e4m3")
     monkeypatch.setattr(kv_fp8, "decoder_of", lambda device: decoder)
     work = [(3, 70), (16, 16), (1, 1000), (1, 64)]
     q, k, v, marks, batch = gpu_scene(work, h, j, d, half)

@@ -1,0 +1,136 @@
+"""Keeps the text of messages apart from the control tokens of a chat template.
+
+A template joins its own markup and the text of messages into one string, in which a pasted `<|im_end|>`
+looks like the end of a turn. So the messages are sealed before they are rendered (sealed_text.py). Templates
+may trim, cut, join or escape them: a sealed marker never equals a real one.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from localchat.backend_api.sealed_text import PromptSplitter, Sealer, TextPart, unused_seal
+from localchat.backend_api.special_tokens import SpecialToken
+from localchat.engine.request import CalledTool, Message, Messages
+
+_FRAMED = re.compile(r"<[|\uff5c][^\s<>]+[|\uff5c]>")
+"""User-defined tokens that no text has by chance."""
+_TAG = re.compile(r"[<\[][^\s<>\[\]]+[>\]]")
+
+
+class MarkerGuard:
+    """Seals markers in messages, and splits the rendered prompt where markers were sealed.
+
+    tokens: special tokens of the vocabulary. source: the chat template. written: plain conversations as the
+    template writes them, whose user-defined tokens are markers too. reasoning: tags of the model's
+    reasoning. They are no markers in an assistant's text if the template looks for them there.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[SpecialToken],
+        *,
+        source: str = "",
+        written: str = "",
+        reasoning: Sequence[str] = (),
+    ) -> None:
+        control = {token.text for token in tokens if token.control and token.text.strip()}
+        user_defined = {token.text for token in tokens if not token.control}
+        kept = {tag for tag in reasoning if f"'{tag}'" in source or f'"{tag}"' in source}
+        turns = {
+            text
+            for text in user_defined
+            if _FRAMED.fullmatch(text) or (_TAG.fullmatch(text) and text in written)
+        }.difference(reasoning)
+        tags = {text for text in user_defined if _TAG.fullmatch(text) and text in source}
+        self._splitter = PromptSplitter(tokens, turns | tags)
+        self._usual = Sealer(control | turns)
+        self._of_assistant = Sealer((control | turns) - kept)
+        self._of_tool = Sealer(control | turns | tags)
+
+    def seal(self, messages: Messages) -> tuple[Messages, str]:
+        """Return the messages with their markers sealed, and the seal. Without markers the seal is empty."""
+        texts = list(self._texts(messages))
+        if not any(sealer.affects(text) for sealer, text in texts):
+            return messages, ""
+        seal = unused_seal("\0".join(text for _, text in texts))
+        return self._sealed(messages, seal), seal
+
+    def split(self, rendered: str, seal: str) -> tuple[str, tuple[TextPart, ...]]:
+        """Return a rendered prompt without seals, and its parts; no parts if all of it is trusted."""
+        return self._splitter.split(rendered, seal)
+
+    def clean(self, text: str, seal: str) -> str:
+        """Return a text, such as a template's error message, without the seal."""
+        return text.replace(seal, "") if seal else text
+
+    def _sealer(self, role: str) -> Sealer:
+        return {"assistant": self._of_assistant, "tool": self._of_tool}.get(role, self._usual)
+
+    def _texts(self, messages: Messages) -> Iterator[tuple[Sealer, str]]:
+        for message in messages.messages:
+            sealer = self._sealer(message.role)
+            for text in (message.role, message.name, message.tool_call_id):
+                yield self._usual, text
+            yield sealer, message.content
+            yield sealer, message.reasoning
+            for call in message.tool_calls:
+                yield self._usual, call.id
+                yield self._usual, call.name
+                yield self._usual, call.arguments
+        for text in _strings((messages.tools, messages.template_options)):
+            yield self._usual, text
+
+    def _sealed(self, messages: Messages, seal: str) -> Messages:
+        def usual(text: str) -> str:
+            return self._usual.seal(text, seal)
+
+        def message_sealed(message: Message) -> Message:
+            sealer = self._sealer(message.role)
+            return msgspec.structs.replace(
+                message,
+                role=usual(message.role),
+                content=sealer.seal(message.content, seal),
+                reasoning=sealer.seal(message.reasoning, seal),
+                tool_calls=tuple(
+                    CalledTool(usual(call.name), usual(call.arguments), usual(call.id))
+                    for call in message.tool_calls
+                ),
+                tool_call_id=usual(message.tool_call_id),
+                name=usual(message.name),
+            )
+
+        return msgspec.structs.replace(
+            messages,
+            messages=tuple(map(message_sealed, messages.messages)),
+            tools=_mapped(messages.tools, usual),
+            template_options=_mapped(messages.template_options, usual),
+        )
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Yield every text in plain data, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _strings(item)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - plain data
+    """Return plain data with every text changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_mapped(item, change) for item in value)
+    if isinstance(value, list):
+        return [_mapped(item, change) for item in value]
+    return value
