@@ -13,23 +13,23 @@ _ANSWER_TOKENS: Final = 200
 _Text = Annotated[str, Meta(min_length=1)]
 
 
-class _Message(msgspec.Struct, frozen=True):
+class _PromptMessage(msgspec.Struct, frozen=True):
     role: _Text
     content: _Text
 
 
-class _Body(msgspec.Struct, frozen=True):
-    messages: Annotated[list[_Message], Meta(min_length=1)]
+class _PromptBody(msgspec.Struct, frozen=True):
+    messages: Annotated[list[_PromptMessage], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _PromptLine(msgspec.Struct, frozen=True):
     """A line: `prompt`, `messages`, or `body` as in the input of `localchat batch`."""
 
     prompt: _Text | None = None
-    messages: Annotated[list[_Message], Meta(min_length=1)] | None = None
+    messages: Annotated[list[_PromptMessage], Meta(min_length=1)] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    body: _Body | None = None
+    body: _PromptBody | None = None
 
 
 def prompt_shape(path: Path) -> Shape:
@@ -58,7 +58,7 @@ def prompt_shape(path: Path) -> Shape:
 def _parse(path: Path, number: int, line: str) -> tuple[tuple[Message, ...], int]:
     """The messages of a line, and its limit of tokens; 0 without one."""
     try:
-        parsed = msgspec.json.decode(line, type=_Line)
+        parsed = msgspec.json.decode(line, type=_PromptLine)
     except msgspec.DecodeError as problem:
         raise UsageError(f"--prompts {path}: line {number} cannot be used: {problem}") from problem
     if parsed.prompt is not None:

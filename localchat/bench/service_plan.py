@@ -22,6 +22,7 @@ from localchat.bench.sweep import Point, series
 from localchat.config.prices import Prices
 from localchat.errors import UsageError
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.units import rate
 
 DEFAULT_SLOTS: Final = 16
 _GPU_BUDGET_S, _CPU_BUDGET_S = 0.1, 0.25
@@ -174,7 +175,7 @@ def predicted_source(
     return CostSource(
         model=model,
         basis=(
-            f"predicted from {tokens_per_s:.3g} tok/s ({source or 'an estimate'}); it may be off by a factor "
+            f"predicted from {rate(tokens_per_s)} ({source or 'an estimate'}); it may be off by a factor "
             "of two, localchat bench measures it"
         ),
         costs=costs,

@@ -34,7 +34,7 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
 @click.option(
     "--prompts",
     "prompts_file",
-    type=UserPath(exists=True, dir_okay=False),
+    type=UserPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="Your own prompts instead of a shape: JSONL, as for batch.",
 )
