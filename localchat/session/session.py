@@ -135,7 +135,7 @@ class ChatSession:
     def _engine_known(self, info: EngineInfo) -> None:
         self.status.info = info
         for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
-            self._notice_once(sentence, "warning" if sentence == info.warning else "info")
+            self.remark(sentence, "warning" if sentence == info.warning else "info")
 
     # ------------------------------------------------------------------ notices
 
@@ -146,7 +146,10 @@ class ChatSession:
         return id_
 
     def remark(self, sentence: str, kind: NoticeKind = "info") -> None:
-        """Show a message that is not about the answer under way: below it."""
+        """Show a message that is not about the answer under way: below it, and once."""
+        if sentence in self._shown_once:
+            return
+        self._shown_once.add(sentence)
         if self._remarks is None:
             self.notice(sentence, kind)
         else:
@@ -157,11 +160,6 @@ class ChatSession:
         waited, self._remarks = self._remarks or (), None
         for sentence, kind in waited:
             self.notice(sentence, kind)
-
-    def _notice_once(self, sentence: str, kind: NoticeKind) -> None:
-        if sentence not in self._shown_once:
-            self._shown_once.add(sentence)
-            self.remark(sentence, kind)
 
     def show_error(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> str:
         """Show an error and its hint, as `notice` does."""
@@ -450,10 +448,10 @@ class ChatSession:
         try:
             offer = await asyncio.to_thread(self.context.remember, *known)
         except (OSError, LocalchatError) as problem:
-            self._notice_once(f"cannot save the model and its speed: {problem}", "warning")
+            self.remark(f"cannot save the model and its speed: {problem}", "warning")
         else:
             if offer:
-                self._notice_once(offer, "info")
+                self.remark(offer, "info")
 
     @contextmanager
     def _exclusive(self, task: str = "") -> Iterator[None]:

@@ -157,8 +157,9 @@ def _prompt_tokens(base: str, route: str, content: Any) -> int:
         base + route, json.dumps(body).encode(), {"content-type": "application/json"}
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    value = json.load(opener.open(request))
-    for name in reported.split("."):
-        value = value[name]
-    assert isinstance(value, int)
-    return value
+    counts: dict[str, Any] = json.load(opener.open(request, timeout=60))
+    *path, name = reported.split(".")
+    for field in path:
+        counts = counts[field]
+    # Anthropic counts cached tokens apart.
+    return int(counts[name]) + int(counts.get("cache_read_input_tokens", 0))
