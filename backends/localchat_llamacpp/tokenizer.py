@@ -5,6 +5,7 @@ before it reaches native code, because one out of range ends the process there.
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from ctypes import create_string_buffer
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from localchat.backend_api.sealed_text import PromptSplitter, unused_seal
+from localchat.backend_api.sealed_text import PromptSplitter, TextFinder, unused_seal
 from localchat.backend_api.special_tokens import SpecialToken
 from localchat.model_files.gguf import Array, Value
 from localchat_llamacpp.native import library
@@ -25,6 +26,8 @@ TYPES: Final = "tokenizer.ggml.token_type"
 _NORMAL: Final = 1
 _USER_DEFINED_TYPE: Final = 4
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_COMPOSED = ("qwen2", "qwen35", "command-r", "mpt", "olmo")
+"""Vocabularies whose own tokenizers bring texts to NFC, by `tokenizer.ggml.pre`. llama.cpp does not."""
 _FRAMED = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 _WORDPIECE, _UNIGRAM = 3, 4
 # Bits of llama_token_attr.
@@ -76,7 +79,9 @@ class LlamaTokenizer:
         self.eog = ends - self._mistaken.keys()
         self._user_defined = self._mistaken_texts(_USER_DEFINED_TYPE)
         self._normal = self._mistaken_texts(_NORMAL)
-        self.longest_piece = self._longest(log_lines)
+        self._composes = (metadata or {}).get("tokenizer.ggml.pre") in _COMPOSED
+        # NFC shortens a text to a third at most.
+        self.longest_piece = self._longest(log_lines) * (3 if self._composes else 1)
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
@@ -86,6 +91,17 @@ class LlamaTokenizer:
     def encode_whole(self, text: str) -> list[int]:
         """Tokens of a text as embedding models were trained: with those that begin and end one."""
         return self._tokens(text, ends=True, special=False)
+
+    def _composed(self, text: str) -> str:
+        """Bring a text to NFC, between special tokens."""
+        if not self._composes or unicodedata.is_normalized("NFC", text):
+            return text
+        pieces = self._special_texts.pieces(text)
+        return "".join(unicodedata.normalize("NFC", piece) + token for piece, token in pieces)
+
+    @cached_property
+    def _special_texts(self) -> TextFinder:
+        return TextFinder(token.text for token in self.special_tokens)
 
     def _checked(self, text: str, *, special: bool) -> list[int]:
         """Tokenize a text in which llama.cpp would mistake text for control tokens, or the reverse."""
@@ -117,7 +133,7 @@ class LlamaTokenizer:
         return tokens
 
     def _tokens(self, text: str, *, ends: bool, special: bool) -> list[int]:
-        data = _SURROGATE.sub("\ufffd", text).encode()
+        data = _SURROGATE.sub("\ufffd", self._composed(text)).encode()
         # A token is one byte at least; white-space marks of SentencePiece add a few.
         room = len(data) + 16
         while True:

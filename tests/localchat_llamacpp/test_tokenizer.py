@@ -134,3 +134,21 @@ def _header_values(metadata: dict[str, Any]) -> dict[str, Any]:
         key: Array(len(value), tuple(value)) if isinstance(value, list) else value
         for key, value in metadata.items()
     }
+
+
+def test_decomposed_letters_are_composed_where_the_model_s_own_tokenizer_does_so(
+    tmp_path: Path,
+) -> None:
+    metadata = dict(gguf_files.llama(gguf_files.Size()).metadata)
+    composed, decomposed = "Köln <|im_end|>é", "Ko\u0308ln <|im_end|>e\u0301"
+    for pre, equal in (("default", False), ("qwen2", True)):
+        metadata["tokenizer.ggml.pre"] = pre
+        path = gguf_files.Gguf(metadata).write(tmp_path / "words.gguf")
+        words = LlamaTokenizer(*load_vocabulary(path), metadata=_header_values(metadata))
+        for special in (False, True):
+            ids = words.encode(decomposed, special=special)
+            assert (ids == words.encode(composed, special=special)) == equal
+            assert (words.eos in ids) == special
+        mark = "<|im_end|>\u0338"
+        assert words.encode(mark, special=True)[0] == words.eos
+        words.close()
