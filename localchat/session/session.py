@@ -138,7 +138,7 @@ class ChatSession:
         if remote is not None and not remote.model:
             self.status.model = f"{info.model} on {remote.name}"
         for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
-            self._notice_once(sentence, "warning" if sentence == info.warning else "info")
+            self.remark(sentence, "warning" if sentence == info.warning else "info")
 
     # ------------------------------------------------------------------ notices
 
@@ -155,14 +155,15 @@ class ChatSession:
         return id_
 
     def remark(self, sentence: str, kind: NoticeKind = "info", *, passing: bool = False) -> None:
-        """Show a message that is not about the answer under way: below it. `passing`: it is true of the
-        moment only."""
-        self._remarks.add(Remark(sentence, kind, passing))
+        """Show a message that is not about the answer under way: below it, and once.
 
-    def _notice_once(self, sentence: str, kind: NoticeKind) -> None:
-        if sentence not in self._shown_once:
+        `passing`: it describes the moment only, so it may come again.
+        """
+        if sentence in self._shown_once:
+            return
+        if not passing:
             self._shown_once.add(sentence)
-            self.remark(sentence, kind)
+        self._remarks.add(Remark(sentence, kind, passing))
 
     def show_error(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> str:
         """Show an error and its hint, as `notice` does."""
@@ -466,10 +467,10 @@ class ChatSession:
         try:
             offer = await asyncio.to_thread(self.context.remember, *known)
         except (OSError, LocalchatError) as problem:
-            self._notice_once(f"cannot save the model and its speed: {problem}", "warning")
+            self.remark(f"cannot save the model and its speed: {problem}", "warning")
         else:
             if offer:
-                self._notice_once(offer, "info")
+                self.remark(offer, "info")
 
     @contextmanager
     def _exclusive(self, task: str = "") -> Iterator[None]:
