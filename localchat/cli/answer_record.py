@@ -23,6 +23,9 @@ _SAVE_EVERY_S = 0.25
 """As often as a session hands a growing answer over (session/answer_builder.py, which a one-shot does not
 import)."""
 
+_RECORDED_AT_ONCE = 64 << 10
+"""Characters of a question that is recorded before the engine accepts it."""
+
 
 class AnswerRecord:
     """Records one question and its answer, every choice as a version of the answer."""
@@ -50,6 +53,8 @@ class AnswerRecord:
             self._setup.terminal.notify(f"this conversation is not saved: {problem.strerror}")
 
     def _record(self) -> None:
+        if not self._wait_for_acceptance():
+            return
         enabled = self._setup.settings.history
         history = open_to_record(self._setup.paths, self._setup.terminal, enabled=enabled)
         if history is None:
@@ -59,6 +64,17 @@ class AnswerRecord:
         self._recorder.changed(self._question)
         while not self._ended.wait(_SAVE_EVERY_S):
             self._record_growth()
+
+    def _wait_for_acceptance(self) -> bool:
+        """Wait until the engine accepts a large question, which may be refused. Return False if it was.
+
+        A small one is recorded at once: it survives a kill of this process while the model loads."""
+        if len(self._question.message.content) <= _RECORDED_AT_ONCE:
+            return True
+        while self._answer.accepted is None:
+            if self._ended.wait(_SAVE_EVERY_S):
+                return self._answer.accepted is not None
+        return True
 
     def _record_growth(self) -> None:
         # The main thread adds to the answer meanwhile: `dict` copies it in one step.
@@ -71,13 +87,13 @@ class AnswerRecord:
             self._put(choice, texts.get(choice, ""), reasoning.get(choice, ""), "open")
 
     def finish(self, engine: Engine, error: LocalchatError | None = None) -> None:
-        """Record how the answer ended. A question that failed without an answer is taken back."""
+        """Record how the answer ended. A question that failed or was stopped without an answer is removed."""
         self._ended.set()
         self._thread.join()
         if answered := bool(self._answer.texts or self._answer.reasoning):
             self._record_end(engine, error)
         try:
-            if error is not None and not answered:
+            if not answered and (error is not None or self._answer.interrupted):
                 self._recorder.withdraw(self._question)
             self._recorder.close()
         except HistoryUnusable as problem:

@@ -6,6 +6,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
+from msgspec import structs
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import complete_model, load_flags
@@ -64,6 +65,8 @@ def command(
     slots = parallel or max(CHAT_SLOTS, seen.settings.n)
     subject, machine, environ = seen.subject, usable_machine(), seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
+    # Several requests at once are a server's, whose KV cache has room for all of them.
+    options = structs.replace(options, room_for_slots=parallel is not None)
     # The verdict needs no benchmark, so a reader gets it at once and the speed after it.
     verdict = estimated(seen, options, machine) if as_json else planned(seen, options, machine)
     steps: tuple[MemoryStep, ...] = ()

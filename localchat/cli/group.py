@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from localchat import gc_control
+from localchat.cli.options import ARGUMENTS
 from localchat.cli.verb_words import ALIASES, refuse_meant_verb, spoken
 from localchat.errors import UsageError
 
@@ -59,6 +60,11 @@ _PROMPT_MODULE = "localchat.cli.run"
 _OWN_FLAGS = ("--help", "-h", "--version", "-V")
 _PROMPT = "\0prompt"
 """Internal name of the prompt command in the arguments; no shell can pass a zero byte."""
+_PROMPT_FLAGS = (
+    *("model", "remote", "system", "files", "continue_last", "conversation", "interactive"),
+    *("schema", "regex", "grammar", "extract", "raw_prompt", "max_tokens", "temperature"),
+)
+"""Names of parameters that say that the words are a prompt."""
 _AS_WORD = {"remote": ("serve",), "model": ("serve", "run", "show", "fit", "pull", "rm", "stop")}
 """Flags of a prompt whose value these verbs take as their MODEL argument."""
 
@@ -145,16 +151,38 @@ def _prompt_command() -> click.Command:
 
 def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
     """Raise UsageError if the words of a prompt were surely meant as a verb. `ctx`: of the prompt command."""
+    from localchat.cli.prompt_words import prompt_line
 
     first = words[0]
+    as_prompt = prompt_line(ctx.meta[ARGUMENTS], ctx.command.params)
     if first in (*VERBS, *ALIASES):
         intended, left = _intended_command(words, ctx)
         unknown = f" ({first} takes no {', '.join(left)})" if left else ""
         raise UsageError(
-            f"flags stand after the verb: {intended}{unknown}",
-            hint=f"to ask the model {first!r}, write it after --: localchat -- {first}",
+            f"put flags after the verb: {intended}{unknown}",
+            hint=f"To ask the model: {as_prompt}",
         )
-    refuse_meant_verb(words, VERBS)
+    # A flag that only prompts have shows that a prompt was meant.
+    if not any(
+        ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        for name in _PROMPT_FLAGS
+    ):
+        refuse_meant_verb(words, VERBS, as_prompt)
+
+
+def question_instead(args: list[str], *, is_missing: bool) -> str:
+    """Return the command that sends `args` as a prompt, if a sentence began with a verb; else nothing.
+
+    `is_missing`: the verb failed because a model or a file does not exist."""
+    from localchat.cli.prompt_words import prompt_line
+
+    if not args or args[0] not in (*VERBS, *ALIASES) or "--" in args:
+        return ""
+    words = [arg for arg in args[1:] if not arg.startswith("-")]
+    least = 2 if is_missing else 1
+    if len(words) < least or any(sign in word for word in words[:2] for sign in ":/.\\"):
+        return ""
+    return prompt_line(args, _prompt_command().params)
 
 
 def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[str]]:

@@ -50,6 +50,11 @@ class UserPath(click.Path):
         return super().convert(expand_home(os.fspath(value)), param, ctx)
 
 
+def utf8_argument(text: str) -> str:
+    """Decode an argument as UTF-8, also where Python took the locale's encoding to be another one."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def complete_file(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
@@ -154,6 +159,12 @@ _SWITCHES = (
         "A line of metrics after the answer.",
     ),
     _Flag("anyway", ("--anyway/--not-anyway",), "", "Load even if memory seems too short."),
+    _Flag(
+        "window_only",
+        ("--window-only/--whole-window-cache",),
+        "",
+        "KV cache of sliding windows only: less memory.",
+    ),
     _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
     _Flag("offline", ("--offline/--no-offline",), "", "Never use the network."),
@@ -171,7 +182,8 @@ _SWITCHES = (
 _LOAD_SWITCHES = tuple(
     flag
     for flag in _SWITCHES
-    if flag.key in ("require_gpu", "dummy_weights", "head_int8", "speculation", "anyway")
+    if flag.key
+    in ("require_gpu", "dummy_weights", "head_int8", "speculation", "anyway", "window_only")
 )
 
 _THINK: Final = "--think"
@@ -186,6 +198,8 @@ _NO_CACHE_DISK: Final = "--no-cache-disk"
 """Name of the flag, and key of the context's notes that it was given."""
 AFTER_DASHES = "localchat.cli.options.after_dashes"
 """Key of the context's notes: whether `--` stood before the prompt."""
+ARGUMENTS = "localchat.cli.options.arguments"
+"""Key of the context's notes: the arguments of a prompt as they were given."""
 STOP: Final = "stop"
 OPTION: Final = "option"
 
@@ -305,7 +319,9 @@ def _options(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, "Given"]]:
 def _written(key: str, value: Any) -> object:  # noqa: ANN401 - whatever click parsed
     if key == "think":
         return "on" if value else "off"
-    return list(value) if key == STOP else value
+    if key == "system":
+        return utf8_argument(value)
+    return [utf8_argument(text) for text in value] if key == STOP else value
 
 
 def _name(ctx: click.Context, key: str) -> str:

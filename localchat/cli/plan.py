@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import FiniteRange, complete_model, load_flags
@@ -201,6 +202,7 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
     seen = find_model(ctx, word if word is not None else work_model(ctx).local_word)
     slots = ctx.params["parallel"] or _SLOTS
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
+    options = structs.replace(options, room_for_slots=True)
     report = estimated(seen, options, usable_machine())
     name = seen.subject.name
     plan = demand(report.plan, name)

@@ -23,7 +23,7 @@ from localchat.cli.conversation_options import ID_DIGITS, open_to_record
 from localchat.cli.json_report import context_line
 from localchat.cli.memory_choice import add_steps
 from localchat.cli.rebuild import offer_once
-from localchat.cli.resolve import Setup, opened_engine, remember
+from localchat.cli.resolve import Setup, model_label, opened_engine, remember
 from localchat.cli.session_context import session_context
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
@@ -247,7 +247,7 @@ class Repl:
         begun, included = first
         if not begun:
             self._terminal.notify(
-                f"{self._setup.model.name}; /help lists the commands, Ctrl+D leaves"
+                f"{model_label(self._setup, self._engine)}; /help lists the commands, Ctrl+D leaves"
             )
             self._show_past()
         while True:

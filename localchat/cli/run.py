@@ -9,11 +9,13 @@ import click
 
 from localchat.cli.options import (
     AFTER_DASHES,
+    ARGUMENTS,
     ThinkingCommand,
     complete_file,
     complete_model,
     engine_options,
 )
+from localchat.cli.prompt_words import marked, unmarked
 from localchat.cli.tries_flags import tries_flags
 
 if TYPE_CHECKING:
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
 
 
 class PromptWords(ThinkingCommand):
-    """Notes whether `--` stood before the words."""
+    """Notes whether `--` stood before the words. Words may begin with a dash if no flag does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[AFTER_DASHES] = "--" in args
-        return super().parse_args(ctx, args)
+        ctx.meta[ARGUMENTS] = tuple(args)
+        rest = super().parse_args(ctx, marked(args, self.params))
+        ctx.params["words"] = unmarked(ctx.params.get("words") or ())
+        return rest
 
 
 class PromptCommand(PromptWords):
@@ -147,9 +152,16 @@ def command(
     """
     from localchat.cli.ask import ask
 
-    if model_word is None:
+    if model_word is None and not _uses_remote(ctx):
         from localchat.cli.choose_model import chosen_model
 
         model_word = chosen_model(ctx)
 
     return ask(ctx, " ".join(words), model_word)
+
+
+def _uses_remote(ctx: click.Context) -> bool:
+    """Return True if a server elsewhere answers, so that no local model needs to be chosen."""
+    from localchat.cli.resolve import Inputs
+
+    return Inputs.of(ctx).settings().settings.remote is not None

@@ -45,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     head_int8: bool = False
     quantize: Literal["fp8", "int8", "int4"] | None = None
     anyway: bool = False
+    window_only: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
     draft: Annotated[str, Meta(min_length=1)] | None = None
@@ -157,6 +158,12 @@ KEYS: Final[Mapping[str, Key]] = {
         "Load even if memory seems too short; the system may end the model.",
         reloads=True,
     ),
+    "window_only": Key(
+        "--window-only",
+        _YES_NO,
+        "Layers with a sliding window keep only their window: less memory, fewer prompts reused.",
+        reloads=True,
+    ),
     "threads": Key(
         "--threads",
         "a whole number; 0 is every physical core",
@@ -228,6 +235,25 @@ SAMPLING_KEYS: Final = (
     *("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed"),
 )
 """Keys that are also fields of a request's `Sampling`."""
+
+
+DEFAULT_SAMPLING: Final = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+"""Sampling of the engine where neither the user nor the maker of the model chose it."""
+UNSET: Final = {
+    "model": "the one used last",
+    "backend": "the one that can run the model",
+    "llamacpp_library": "the first that doctor lists",
+    "context_length": "the largest that fits",
+    "kv_cache_type": "f16, or what fits",
+    "cache_ram_mib": "decided when the model loads",
+    "vram_gb": "no limit",
+    "kv_gb": "no limit",
+    "seed": "another one for each answer",
+    "max_tokens": "until the model stops or the context is full",
+    "think": "as the model decides",
+    "think_budget": "no limit",
+}
+"""What happens where a setting has no value."""
 
 
 SERVER_KEYS: Final = ("keep_alive",)

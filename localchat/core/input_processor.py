@@ -20,6 +20,7 @@ from localchat.backend_api.sealed_text import TextPart
 from localchat.chat_format import ChatFormat, chat_format
 from localchat.chat_format.parser import Rendered
 from localchat.chat_format.render_process import RenderProcess
+from localchat.config.settings import DEFAULT_SAMPLING
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
 from localchat.core.request_timer import RequestTimer
@@ -44,7 +45,6 @@ from localchat.engine.request import (
 )
 from localchat.errors import ContextExceeded, UsageError
 
-_FALLBACKS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 _SEED_MASK = (1 << 64) - 1
 _MOST_CHOICES = 64
 _MOST_STOPS = 64
@@ -75,7 +75,7 @@ class InputProcessor:
         self._context = context_tokens
         self._notify = notify
         self._warned: set[str] = set()
-        self.sampling = {**_FALLBACKS, **self._model_defaults(), **sampling}
+        self.sampling = {**DEFAULT_SAMPLING, **self._model_defaults(), **sampling}
         """Defaults by name: where requests name none."""
         self._numbers = count(1)
         tokenizer = model.tokenizer

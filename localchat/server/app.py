@@ -109,6 +109,5 @@ def create_app(
     )
     app.router.redirect_slashes = False
     app.state.service = service
-    engines.pool.on_unload = service.metrics.engine_totals.end
     app.state.bodies = BodyBudget(config.limits.bodies_bytes)
     return app

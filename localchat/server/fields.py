@@ -47,7 +47,13 @@ _HARMLESS: Final = frozenset(
         *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length"),
         *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "min_keep"),
         *("dynatemp_low", "dynatemp_high", "smoothing_curve", "adaptive_decay", "length_penalty"),
-        *("early_stopping", "penalize_newline", "penalize_nl", "backend_sampling"),
+        *(
+            "early_stopping",
+            "t_max_prompt_ms",
+            "penalize_newline",
+            "penalize_nl",
+            "backend_sampling",
+        ),
         # Parts of earlier answers that clients send back.
         *("id", "index", "type", "status", "object", "annotations", "audio", "refusal", "phase"),
         *("signature", "data", "citations", "caller", "encrypted_content", "created_at"),

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -31,8 +31,9 @@ from localchat.session.blocks import RETRY, Block, NoticeBlock, Offer, SummaryBl
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
-from localchat.session.outcome import Outcome, SummaryResult
+from localchat.session.outcome import AnswerUnderWay, Outcome, SummaryResult
 from localchat.session.recorder import ConversationRecorder
+from localchat.session.remarks import NoticeKind, Remark, Remarks
 from localchat.session.tries import NextTries
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from localchat.chat.overflow import Overflow
     from localchat.session.answer_builder import AnswerBuilder
 
-NoticeKind: TypeAlias = Literal["info", "warning", "error"]
 BATCH_S: Final = 0.05
 """One frame of the screen, so that text and metrics are drawn together. Waking for every token would take CPU
 cores from an engine that computes on all of them."""
@@ -87,8 +87,7 @@ class ChatSession:
         self._unanswered: Node | None = None
         """A question that is taken back if it fails before the first words of its answer."""
         self._shown_once: set[str] = set()
-        self._remarks: list[tuple[str, NoticeKind]] | None = None
-        """Remarks that wait for the first words of an answer, to stand below it; None: they do not wait."""
+        self._remarks = Remarks(self.notice, view.remove)
         self._notice_numbers = itertools.count(1)
         self._new_summary = ""  # id of the summary that is shown opened
         self._failure_notice = ""  # id of the notice about the last answer that failed
@@ -136,6 +135,9 @@ class ChatSession:
 
     def _engine_known(self, info: EngineInfo) -> None:
         self.status.info = info
+        remote = self.setup.model.remote
+        if remote is not None and not remote.model:
+            self.status.model = f"{info.model} on {remote.name}"
         for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
             self._notice_once(sentence, "warning" if sentence == info.warning else "info")
 
@@ -151,18 +153,10 @@ class ChatSession:
         self.view.put(NoticeBlock(id_, text, kind, tuple(offers)))
         return id_
 
-    def remark(self, sentence: str, kind: NoticeKind = "info") -> None:
-        """Show a message that is not about the answer under way: below it."""
-        if self._remarks is None:
-            self.notice(sentence, kind)
-        else:
-            self._remarks.append((sentence, kind))
-
-    def _show_remarks(self) -> None:
-        """Show the remarks that waited, and the next ones at once."""
-        waited, self._remarks = self._remarks or (), None
-        for sentence, kind in waited:
-            self.notice(sentence, kind)
+    def remark(self, sentence: str, kind: NoticeKind = "info", *, passing: bool = False) -> None:
+        """Show a message that is not about the answer under way: below it. `passing`: it is true of the
+        moment only."""
+        self._remarks.add(Remark(sentence, kind, passing))
 
     def _notice_once(self, sentence: str, kind: NoticeKind) -> None:
         if sentence not in self._shown_once:
@@ -408,7 +402,7 @@ class ChatSession:
                         self.track(event)
                         builder.take(event)
                     if writing:
-                        self._show_remarks()
+                        self._remarks.release()
                     if writing and not stream.ended:
                         await asyncio.sleep(self._batch_s)
         finally:
@@ -480,7 +474,8 @@ class ChatSession:
     def _exclusive(self, task: str = "") -> Iterator[None]:
         """Run one answer or task. Raises UsageError during another one."""
         self._refuse_second()
-        self._running, self._stopping, self._remarks = True, False, []
+        self._running, self._stopping = True, False
+        self._remarks.begin_answer()
         self.status.begin()
         self._set_task(task)
         try:
@@ -489,12 +484,12 @@ class ChatSession:
             if self.status.busy:
                 self.status.finish()
             self._running = False
-            self._show_remarks()
+            self._remarks.release()
             self._set_task("")
 
     def _refuse_second(self) -> None:
         if self._running:
-            raise UsageError("an answer is under way", hint="Esc stops it")
+            raise AnswerUnderWay
 
     @contextmanager
     def _streaming(self, stream: Stream) -> Iterator[Stream]:

@@ -408,5 +408,5 @@ def test_batch_uses_the_model_of_the_running_server(
         source({"model": "gpt-4o", "prompt": "hello"})
         outcome = batch()
     assert outcome.code == 0, outcome.err
-    assert f"{NAME} at {url} answers (the server at {url} has it loaded)" in outcome.err
+    assert f"{NAME} at {url} answers (the running server has it loaded)" in outcome.err
     assert [said(answer) for answer in answers(tmp_path)] == ["Hello."]

@@ -62,7 +62,8 @@ def test_a_pipe_gets_the_steps_with_their_flags_and_the_exit_code(
     assert "  1. KV type: KV cache in q4_0" in err
     assert "--kv-type q4_0" in err
     assert "  2. context: 11,008 tokens rather than 32,768" in err
-    assert "Of no help here: shorter input" in err
+    assert "no help" not in err
+    assert "chunked prefill" not in err
 
 
 def test_the_step_that_is_picked_goes_on_with_its_setting(

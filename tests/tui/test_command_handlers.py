@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
+from localchat.engine.events import Text
 from localchat.errors import ModelMissing, NetworkError, UsageError
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.session.commands import COMMANDS, matching, parse
@@ -19,6 +20,7 @@ from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.find_bar import FindBar
+from tests.support.tui_scenes import held
 from tests.support.tui_stage import Stage, app_of, play, say, sent, told, until
 
 
@@ -298,10 +300,7 @@ def test_copying_exporting_and_figures(tmp_path: Path, monkeypatch: pytest.Monke
             await command(pilot, "/export")
             assert "See:" in (tmp_path / name).read_text()
         await command(pilot, "/stats")
-        assert notices(pilot)[-1].startswith("first word 0.4 s · ")
         assert app.chat.panel.display
-        await pilot.press("f12")
-        await command(pilot, "/stats")
         assert notices(pilot)[-1].startswith("TTFT 0.41 s · 62.0 tok/s")
 
     play(stage, what)
@@ -390,3 +389,18 @@ def test_a_pull_without_the_network_is_refused(tmp_path: Path) -> None:
         assert "offline" in notices(pilot)[-1]
 
     play(Stage(tmp_path, changes={"offline": True}), what)
+
+
+def test_what_must_wait_for_an_answer_is_a_hint_and_no_notice(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.composer.write("go")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.status.state == "writing")
+        await pilot.press("f5")
+        assert "an answer is under way; Esc stops it" in str(app.chat.query_one("#banner").render())
+        assert not notices(pilot)
+        await pilot.press("escape")
+        await until(pilot, lambda: not app.session.busy)
+
+    play(Stage(tmp_path, script=held(Text(0, "so "))), steps)

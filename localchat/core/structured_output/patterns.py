@@ -24,6 +24,8 @@ _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _PYTHON_ESCAPES: Final = frozenset("0123456789AbBdDsSwWZafnrtvxuUN")
 _LIMITS_OF_PYTHON: Final = ("look-behind requires fixed-width", "global flags not at the start")
 """Faults that only Python finds."""
+_NO_WHOLE: Final = ("bad escape (end of pattern)", "unbalanced parenthesis", "missing )")
+"""Faults of a pattern that only parts of a larger one may have."""
 
 
 @lru_cache(1024)
@@ -35,6 +37,14 @@ def pattern_fault(pattern: str) -> str:
         if not fault:
             return ""
     return fault
+
+
+def is_part(pattern: str) -> bool:
+    """Return True for a pattern that is one only inside a larger pattern: `a)(b`, or a backslash at its end.
+
+    llguidance reads patterns inside a group, so it would accept them.
+    """
+    return pattern_fault(pattern).startswith(_NO_WHOLE)
 
 
 def plain_pattern(pattern: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from localchat.core.structured_output.patterns import pattern_fault, plain_pattern
+from localchat.core.structured_output.patterns import is_part, pattern_fault, plain_pattern
 from localchat.errors import UsageError
 
 LENIENT: Final = {"lenient": True, "coerce_one_of": True}
@@ -114,7 +114,7 @@ class _Relaxation:
 
     def _pattern(self, pattern: Any) -> str | None:  # noqa: ANN401 - JSON
         """Return the pattern in a spelling that llguidance reads; None if there is none. Raises UsageError."""
-        if isinstance(pattern, str):
+        if isinstance(pattern, str) and not is_part(pattern):
             for spelling in (pattern, plain_pattern(pattern)):
                 if _is_possible(json.dumps({"pattern": spelling})):
                     return spelling

@@ -509,6 +509,10 @@ class ChatScreen(Screen[None]):
             self.action_panel()
         if not self.focused_message.step_question(step):
             self.hint("there is no question before this one")
+        elif self.transcript.focused_id is None:
+            self.composer.editor.focus()
+        elif not self.composer.text:
+            self.transcript.focus()  # so that the keys of a message work at once
 
     def action_to_end(self) -> None:
         self.transcript.to_end()

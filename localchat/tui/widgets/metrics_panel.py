@@ -109,14 +109,16 @@ def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     yield _heading("Memory", f"{size(total)} of {size(info.free_bytes)}" if total else "-", panel)
     if actual is not None:
         yield _stacked(actual, info.free_bytes, panel, "actual", "actual_bytes")
-    if predicted is not None:
+    if predicted is not None and (actual is None or _differs(actual, predicted)):
         yield _stacked(predicted, info.free_bytes, panel, "planned", "predicted_bytes")
     if shown is None:
         return
     for term, name, style in _MEMORY:
         now = getattr(shown, name)
         planned = getattr(predicted, name) if predicted is not None else -1
-        plan_note = f"  planned {size(planned)}" if actual is not None and planned >= 0 else ""
+        plan_note = ""
+        if actual is not None and _is_off_plan(now, planned):
+            plan_note = f"  planned {size(planned)}"
         value = "-" if now < 0 else size(now)
         label = panel.words.label(term)
         space = max(1, panel.width - 2 - len(label) - len(value) - len(plan_note))
@@ -134,6 +136,19 @@ def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     left = info.free_bytes - total
     if info.free_bytes:
         yield _line("· free", size(max(0, left)), "free_bytes", panel)
+
+
+def _is_off_plan(actual_bytes: int, planned_bytes: int) -> bool:
+    """Whether a difference between memory and its plan is worth showing."""
+    if actual_bytes < 0 or planned_bytes < 0:
+        return False
+    return abs(actual_bytes - planned_bytes) > max(1_000_000, planned_bytes // 20)
+
+
+def _differs(actual: MemoryParts, planned: MemoryParts) -> bool:
+    return any(
+        _is_off_plan(getattr(actual, name), getattr(planned, name)) for _, name, _ in _MEMORY
+    )
 
 
 def _stacked(parts: MemoryParts, free: int, panel: _Panel, label: str, metric: str) -> MetricRow:
@@ -367,7 +382,8 @@ class MetricsPanel(Widget, can_focus=True):
     .panel--plain, .panel--about { color: $foreground; }
     .panel--quiet { color: $text-muted; }
     .panel--heading, .panel--weights { color: $primary; }
-    .panel--metric, .panel--spark, .panel--marked, .panel--kv { color: $accent; }
+    .panel--metric, .panel--marked, .panel--kv { color: $accent; }
+    .panel--spark { color: $text-muted; }
     .panel--compute { color: $secondary; }
     .panel--bar, .panel--overhead { color: $success; }
     .panel--rule { color: $panel-lighten-2; }
