@@ -70,7 +70,8 @@ _EDITOR_S = 8 * 3600
     "--longest",
     type=click.IntRange(1, 1_000_000_000),  # more would not reach the engine
     metavar="TOKENS",
-    help="The longest answer; 32768.",
+    help="The longest answer. Without it 32768, and a quarter of the context (at most 8192) where a request "
+    "names no limit.",
 )
 @click.option(
     "--parallel",
