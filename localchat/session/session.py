@@ -26,7 +26,8 @@ from localchat.errors import (
     LocalchatError,
     UsageError,
 )
-from localchat.session.blocks import END_PREFIX, RETRY, Block, NoticeBlock, Offer, SummaryBlock
+from localchat.session.answer_end import drop_repeats, offer_ways_on
+from localchat.session.blocks import RETRY, Block, NoticeBlock, Offer, SummaryBlock
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
@@ -139,8 +140,6 @@ class ChatSession:
             self.status.model = f"{info.model} on {remote.name}"
         for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
             self.remark(sentence, "warning" if sentence == info.warning else "info")
-
-    # ------------------------------------------------------------------ notices
 
     def notice(
         self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = (), name: str = ""
@@ -322,10 +321,7 @@ class ChatSession:
         if not node.message.content:
             await self.regenerate()
             return
-        if node.end is not None:
-            from localchat.session.answer_end import drop_repeats
-
-            node = drop_repeats(self, node)
+        node = drop_repeats(self, node)
         for id_ in (error_id(node.id), self._failure_notice):
             self.view.remove(id_)  # of the answer that goes on now
         await self.answer(node.parent, continued=node)
@@ -355,10 +351,6 @@ class ChatSession:
             self.overflow = found or self.overflow
             return outcome._replace(overflow=found)
         if outcome.end == "complete":
-            if outcome.node is not None and outcome.node.end is not None:
-                from localchat.session.answer_end import offer_choices as offer_ways_on
-
-                offer_ways_on(self, outcome.node)
             await self._remember()
         elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
             from localchat.fit.memory_steps import IN_ORDER
@@ -440,7 +432,8 @@ class ChatSession:
         """Record the answer, and show why it ended unless it is complete."""
         info = self.status.info
         if problem is None:
-            outcome = Outcome("complete", builder.end(info))
+            outcome = Outcome("complete", node := builder.end(info))
+            offer_ways_on(self, node)
         elif isinstance(problem, EngineClosed) and self._stopping:
             self.status.finish()
             outcome = Outcome("stopped", builder.end(info, "stopped") if builder.node else None)
@@ -453,6 +446,12 @@ class ChatSession:
         if outcome.node is not None or outcome.end == "stopped":
             self._record_answer(outcome.node)
         return outcome
+
+    def _offer_ways_on(self, node: Node | None) -> None:
+        if node is not None and node.end is not None:
+            from localchat.session.answer_end import offer_choices
+
+            offer_choices(self, node)
 
     def _failed(self, problem: LocalchatError) -> None:
         broken = problem.code == "engine_died"
@@ -505,8 +504,6 @@ class ChatSession:
         finally:
             self._stream = None
 
-    # ------------------------------------------------------------------ status
-
     def track(self, event: Event) -> None:
         """Update the status from an event. Snapshots come ten times a second and are shown half as often:
         nobody reads them faster, and drawing takes CPU time from the engine."""
@@ -529,18 +526,12 @@ class ChatSession:
     # ------------------------------------------------------------------ a prompt that is too long
 
     async def take_offer(self, action: str) -> None:
-        """Do what a notice offered: about an answer that repeats itself, or to make room for a question,
-        which is then sent. Raises LocalchatError."""
-        if action.startswith(END_PREFIX):
-            from localchat.session.answer_end import apply_choice as apply_way_on
-
-            await apply_way_on(self, action)
-            return
+        """Make room as a notice offered, and send the question. Raises LocalchatError."""
         await self.apply_offer(action)
         await self.retry()
 
     async def apply_offer(self, action: str) -> SummaryResult | None:
-        """Make room as a notice offered, without sending anything. Raises LocalchatError."""
+        """Make room as a notice offered, sending nothing. Raises LocalchatError."""
         from localchat.session.too_long import apply_choice
 
         return await apply_choice(self, action)
