@@ -84,7 +84,9 @@ def test_model_matches_its_reference(kind: str, half: str, tmp_path: Path) -> No
     lost = float((wanted - plain).norm())
     rounded = float((logs(fp8_kv=False, dtype=HALVES[half]) - plain).norm())
     ours = float((logs(fp8_kv=True, dtype=HALVES[half]) - wanted).norm())
-    print(f"{kind} {half}: {ours:.3f} from the reference; codes cost {lost:.3f}, {half} {rounded:.3f}")
+    print(
+        f"{kind} {half}: {ours:.3f} from the reference; codes cost {lost:.3f}, {half} {rounded:.3f}"
+    )
     # A rounded activation falls to a neighbouring code now and then, which costs as much as the codes do.
     assert ours < 1.5 * max(lost, rounded, 0.05)
 
