@@ -4,10 +4,11 @@ Letters: N output and K input features.
 
     fp8   e4m3 with a scale for each row
     int8  groups of 128 columns, or of the next smaller size that divides K; symmetric
-    int4  groups of 128 or 32 columns (`rounded_config`) with a zero
+    int4  groups of 128 columns with a zero
 
 The range of int4 groups is that of their weights. A search for the range with the least squared error made real
-models worse: SmolLM2-135M's KL rose from 0.55 to 0.65, and Gemma 3 270M's from 0.47 to 0.49.
+models worse: SmolLM2-135M's KL rose from 0.55 to 0.65, and Gemma 3 270M's from 0.47 to 0.49. Without it,
+Qwen2.5-Coder-1.5B solves 119 of 164 HumanEval problems (118 in bf16); in groups of 32 it solved 113.
 """
 
 import torch
