@@ -35,6 +35,12 @@ def test_unknown_field_is_named_in_a_header(stage: Stage, route: str) -> None:
     assert reply.headers[IGNORED] == "surprising"
 
 
+def test_stream_names_unknown_fields_too(stage: Stage) -> None:
+    assert chat(stage, stream=True, surprising=1).headers[IGNORED] == "surprising"
+    reply = post(stage, "/api/chat", stream=True, surprising=1)
+    assert reply.headers[IGNORED] == "surprising"
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_request_without_unknown_fields_has_no_header(stage: Stage, route: str) -> None:
     assert IGNORED not in post(stage, route).headers
