@@ -134,12 +134,14 @@ def test_ends_of_answers_reach_the_engine(stage: Stage, route: str) -> None:
         include_stop_str_in_output=True,
         bad_words=["no", ""],
         repeat_penalty=1.3,
+        typ_p=0.9,
     )
     assert (reply.status, reply.headers.get(IGNORED)) == (200, None)
     last = stage.last
     assert (last.min_tokens, last.stop_tokens, last.keep_stop) == (30, (7, 8), True)
     assert last.bad_words == ("no",)
     assert last.sampling.repetition_penalty == 1.3
+    assert last.sampling.typical_p == 0.9
 
 
 def test_min_tokens_above_the_limit_is_rejected(stage: Stage) -> None:
