@@ -108,9 +108,11 @@ def test_tools_that_run_elsewhere_are_named(stage: Stage) -> None:
 
 
 def test_names_cannot_inject_headers() -> None:
-    names = check_unknown_fields({"messages": [], "a\r\nb: c": 1, "ü": 2, "x" * 500: 3}, ChatBody)
+    names = check_unknown_fields(
+        {"messages": [], "a\r\nb: c": 1, "ü": 2, "": 4, "x" * 500: 3}, ChatBody
+    )
     value = header_value(names)
-    assert value.startswith(b"a??b??c, ?, xxx")
+    assert value.startswith(b"a??b??c, ?, ?, xxx")
     assert len(value) < 120
 
 
