@@ -38,6 +38,7 @@ class ExitCode(IntEnum):
     DOES_NOT_FIT = 4
     NETWORK = 5
     CONTEXT_EXCEEDED = 6
+    ANSWER_CUT = 7
     INTERRUPTED = 130
 
 
@@ -108,6 +109,13 @@ class ContextExceeded(LocalchatError):
 
     code = "context_exceeded"
     exit_code = ExitCode.CONTEXT_EXCEEDED
+
+
+class AnswerCut(LocalchatError):
+    """An answer ended at a limit or in a loop, and the caller requires complete ones."""
+
+    code = "answer_cut"
+    exit_code = ExitCode.ANSWER_CUT
 
 
 class EngineDied(LocalchatError):

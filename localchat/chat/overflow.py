@@ -86,7 +86,7 @@ class Overflow(NamedTuple):
 
     @property
     def notice(self) -> str:
-        """The sentence with a capital letter and a period."""
+        """Return the sentence as a notice."""
         return f"{self.sentence[0].upper()}{self.sentence[1:]}."
 
     @property

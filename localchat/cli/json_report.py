@@ -27,6 +27,7 @@ def report(
         "text": texts.get(answer.chosen, ""),
         "reasoning": answer.reasoning[answer.chosen],
         "finish_reason": _reason(answer, answer.chosen),
+        **_end(answer, answer.chosen),
         "usage": _usage(answer),
         "timings": {name: getattr(timings, name, None) for name in _TIMINGS},
         "kv": _kv(answer, info),
@@ -39,6 +40,7 @@ def report(
                 "text": texts.get(choice, ""),
                 "reasoning": answer.reasoning[choice],
                 "finish_reason": _reason(answer, choice),
+                **_end(answer, choice),
             }
             for choice in range(choices)
         ]
@@ -58,6 +60,17 @@ def room_line(info: EngineInfo) -> str:
 
 def _reason(answer: ReceivedAnswer, choice: int) -> str:
     return answer.reasons.get(choice, "cancelled")
+
+
+def _end(answer: ReceivedAnswer, choice: int) -> dict[str, Any]:
+    """Which limit ended the answer, and what it repeated; null where that was not its end."""
+    end = answer.ends.get(choice)
+    repetition = end.repetition if end else None
+    return {
+        "limit": (end.limit if end else "") or None,
+        "repetition": repetition
+        and {"text": repetition.piece, "times": repetition.times, "characters": repetition.chars},
+    }
 
 
 def _usage(answer: ReceivedAnswer) -> dict[str, int | str]:

@@ -167,6 +167,9 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
         environ, quiet=settings.quiet, color=settings.color, stats=settings.stats
     )
 
+    if model.notice:
+        told.notify(model.notice)
+
     def settings_for(names: Iterable[str]) -> Settings:
         inputs.reread(told.notify)
         return inputs.settings(names).settings
@@ -232,6 +235,16 @@ def open_engine(setup: Setup, user: str, notify: Notify, *, one_answer: bool = F
     return setup.app.open_engine(structs.replace(options, load=load), notify)
 
 
+def model_label(setup: Setup, engine: "Engine") -> str:
+    """Return the name of the model as messages show it: of a remote, what its server calls it."""
+    remote = setup.model.remote
+    if remote is None or remote.model:
+        return setup.model.name
+    with suppress(LocalchatError):  # the first question reports what is wrong with the server
+        return f"{engine.info().model} on {remote.name}"
+    return setup.model.name
+
+
 def _attach_spec(setup: Setup) -> "AttachSpec":
     from localchat.engine.attached.protocol import AttachSpec
 
@@ -274,6 +287,7 @@ def request_for(
         grammar=grammar,
         logprobs=logprobs,
         speculation=settings.speculation,
+        default_limit=True,
     )
 
 

@@ -69,7 +69,7 @@ def _running_model(app: AppContext, paths: "Paths", named: Collection[str]) -> W
         if not models:
             continue
         model = (wanted or models)[0]
-        why = f"the server at {server.url} has it loaded"
+        why = "the running server has it loaded"
         return WorkModel(f"{server.url}#{model.name}", why, model.path)
     return None
 

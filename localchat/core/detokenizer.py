@@ -11,6 +11,7 @@ from typing import NamedTuple
 from localchat.chat_format.parser import Answer, Call, ChoiceParser, Part
 from localchat.core.stop_strings import Scan, StopPatterns, StopScanner
 from localchat.engine.events import Event, Reasoning, Text, TokenLogprob, ToolCall
+from localchat.engine.repetition import LoopDetector, Repetition
 
 
 class DecodedText(NamedTuple):
@@ -87,6 +88,8 @@ class OutputDelta(NamedTuple):
     events: list[Event]
     stop: str = ""
     """The stop string that ended the text, else empty."""
+    repetition: Repetition | None = None
+    """The loop that the text ends in."""
 
 
 class _Entry(NamedTuple):
@@ -110,9 +113,12 @@ class ChoiceOutput:
         *,
         strip_leading_space: bool = False,
         keep_stop: bool = False,
+        loop_detector: LoopDetector | None = None,
     ) -> None:
-        """`keep_stop`: the text includes the stop string that ends it."""
+        """`keep_stop`: the text includes the stop string that ends it. `loop_detector` reads all text:
+        reasoning and the arguments of tool calls too."""
         self._choice = choice
+        self._loop_detector = loop_detector
         self._piece = piece
         self._detokenizer = Detokenizer(strip_leading_space=strip_leading_space)
         self._stops = StopScanner(stops, keep=keep_stop)
@@ -142,7 +148,9 @@ class ChoiceOutput:
         events = self._emit(scan.text)
         if scan.stop:
             events += self._close()
-        return OutputDelta(events, scan.stop)
+        detector = self._loop_detector
+        repetition = detector.push(text) if detector is not None and not scan.stop else None
+        return OutputDelta(events, scan.stop, repetition)
 
     def finish(self) -> list[Event]:
         """End the choice: returns everything that waited."""

@@ -20,6 +20,7 @@ from localchat.backend_api.sealed_text import TextPart
 from localchat.chat_format import ChatFormat, chat_format
 from localchat.chat_format.parser import Rendered
 from localchat.chat_format.render_process import RenderProcess
+from localchat.config.settings import DEFAULT_SAMPLING
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
 from localchat.core.request_timer import RequestTimer
@@ -29,9 +30,10 @@ from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_k
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
 from localchat.core.token_bans import EndBan
-from localchat.engine.events import Accepted
+from localchat.engine.events import Accepted, Limit
 from localchat.engine.interface import TokenizerInfo
 from localchat.engine.local import protocol
+from localchat.engine.repetition import detector_for
 from localchat.engine.request import (
     SAMPLING_RANGES,
     GenerateRequest,
@@ -39,10 +41,10 @@ from localchat.engine.request import (
     Messages,
     TextPrompt,
     TokenIds,
+    default_answer_tokens,
 )
 from localchat.errors import ContextExceeded, UsageError
 
-_FALLBACKS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 _SEED_MASK = (1 << 64) - 1
 _MOST_CHOICES = 64
 _MOST_STOPS = 64
@@ -73,7 +75,7 @@ class InputProcessor:
         self._context = context_tokens
         self._notify = notify
         self._warned: set[str] = set()
-        self.sampling = {**_FALLBACKS, **self._model_defaults(), **sampling}
+        self.sampling = {**DEFAULT_SAMPLING, **self._model_defaults(), **sampling}
         """Defaults by name: where requests name none."""
         self._numbers = count(1)
         tokenizer = model.tokenizer
@@ -115,13 +117,19 @@ class InputProcessor:
         room = self._context - len(tokens)
         if room < 1:
             self._raise_too_long(len(tokens))
-        asked_tokens = request.max_tokens
-        max_tokens = room if asked_tokens is None else min(asked_tokens, room)
+        max_tokens, limit = self._limit(request, room, rendered)
         grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
         sampling = self._sampling(request)
         seeded = request.sampling.seed is not None
         request_state = RequestState(
-            id_, request, tuple(tokens), sampling, max_tokens, seeded, RequestTimer(arrived_s)
+            id_,
+            request,
+            tuple(tokens),
+            sampling,
+            max_tokens,
+            seeded,
+            RequestTimer(arrived_s),
+            limit,
         )
         end_ban = self._end_ban(request)
         stops = StopPatterns((*request.stop, *(rendered.stop if rendered else ())))
@@ -134,9 +142,7 @@ class InputProcessor:
                     sampling=replace(sampling, choice=choice),
                     tokens=list(tokens),
                     limit=len(tokens) + max_tokens,
-                    output=self._choice_output(
-                        choice, stops, rendered, keep_stop=request.keep_stop
-                    ),
+                    output=self._choice_output(choice, stops, rendered, request),
                     grammar_matcher=None
                     if grammar is None
                     else self._grammars.grammar_matcher(
@@ -151,6 +157,18 @@ class InputProcessor:
             )
         relaxed = () if grammar is None else relaxed_keywords(grammar)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
+
+    def _limit(
+        self, request: GenerateRequest, room: int, rendered: Rendered | None
+    ) -> tuple[int, Limit]:
+        """Return the longest answer in tokens, and what limits it."""
+        limits: list[tuple[int, Limit]] = [(room, "context")]
+        if request.default_limit:
+            reasons = rendered is not None and rendered.may_reason
+            limits.append((default_answer_tokens(self._context, reasons=reasons), "default"))
+        if request.max_tokens is not None:
+            limits.append((request.max_tokens, "max_tokens"))
+        return min(limits, key=lambda limit: limit[0])
 
     def _think_budget(self, rendered: Rendered) -> ThinkBudget | None:
         """The thinking budget of a choice, where the request has one."""
@@ -178,23 +196,28 @@ class InputProcessor:
         return EndBan(request.min_tokens, ends, self._model.tokenizer.vocab_size)
 
     def _choice_output(
-        self, choice: int, stops: StopPatterns, rendered: Rendered | None, *, keep_stop: bool
+        self,
+        choice: int,
+        stops: StopPatterns,
+        rendered: Rendered | None,
+        request: GenerateRequest,
     ) -> ChoiceOutput:
+        output = partial(
+            ChoiceOutput,
+            choice,
+            stops=stops,
+            keep_stop=request.keep_stop,
+            loop_detector=detector_for(request),
+        )
         if rendered is None:
-            piece = partial(self._piece, self._visible_tokens)
-            return ChoiceOutput(choice, piece, stops, None, keep_stop=keep_stop)
+            return output(piece=partial(self._piece, self._visible_tokens), parser=None)
         visible = (
             self._visible_tokens | self._visible_call_tokens
             if rendered.tools
             else self._visible_tokens
         )
-        return ChoiceOutput(
-            choice,
-            partial(self._piece, visible),
-            stops,
-            self.format.answer_parser(rendered),
-            keep_stop=keep_stop,
-        )
+        parser = self.format.answer_parser(rendered)
+        return output(piece=partial(self._piece, visible), parser=parser)
 
     def _piece(self, visible: frozenset[int], token: int) -> bytes:
         return self._model.tokenizer.piece(token, special=token in visible)
@@ -291,10 +314,11 @@ class InputProcessor:
         return self._model.tokenizer.encode(text, special=special, add_bos=add_bos)
 
     def _check_length(self, text: str) -> None:
-        """Refuse a text before it is tokenized, if its bytes alone show that it cannot fit."""
-        least = len(text.encode("utf-8", "replace")) // max(1, self._model.tokenizer.longest_piece)
-        if least >= self._context:
-            self._raise_too_long(least, at_least=True)
+        """Refuse a text before it is tokenized, if its length alone shows that it cannot fit."""
+        size_bytes = len(text.encode("utf-8", "replace"))
+        minimum = size_bytes // max(1, self._model.tokenizer.longest_piece)
+        if minimum >= self._context:
+            self._raise_too_long(minimum, at_least=True)
 
     def _closed(self, rendered: Rendered) -> Rendered:
         """A prompt that ends inside reasoning, with the reasoning closed."""

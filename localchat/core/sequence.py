@@ -16,7 +16,7 @@ from localchat.core.spec_decode.draft_proposer import Proposer
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.think_budget import ThinkBudget
 from localchat.core.token_bans import EndBan
-from localchat.engine.events import TokenLogprob
+from localchat.engine.events import Limit, TokenLogprob
 from localchat.engine.request import GenerateRequest
 
 _AFTER_STATE_TOKENS = 4
@@ -163,6 +163,8 @@ class RequestState:
     seeded: bool
     """It came with a seed, so its text must come out the same again: nothing measured chooses its steps."""
     timer: RequestTimer
+    limit: Limit = "context"
+    """What `max_tokens` comes from."""
     sequences: list[Sequence] = field(default_factory=list)
     """One for each choice."""
     cached: int = 0

@@ -5,14 +5,17 @@ from typing import Final
 from localchat.engine.events import Done
 from localchat.units import brief_seconds, decimal, percent, used_of
 
+_SHOWN_LOAD_S: Final = 0.1
 _MIN_TOKENS: Final = 8
 """Fewer tokens say nothing about words per second."""
 
 
 def stats_line(done: Done) -> str:
-    """TTFT, decode rate, KV cache, accepted of drafted tokens; without what was not, or is not reported."""
+    """Load, TTFT, decode rate, KV cache, accepted of drafted tokens; without what was not reported."""
     timings, drafts = done.timings, done.speculation
-    parts = [
+    # TTFT leaves out the load, for which the user has waited too.
+    parts = [f"load {decimal(timings.load_s, 2)} s"] if timings.load_s >= _SHOWN_LOAD_S else []
+    parts += [
         f"TTFT {decimal(timings.ttft_s, 2)} s",
         f"{decimal(timings.decode_tokens_per_s, 1)} tok/s",
     ]

@@ -10,6 +10,9 @@ RETRY: Final = "retry"
 OVERFLOW_PREFIX: Final = "overflow/"
 """First part of the action of an offer to make room in the context."""
 
+END_PREFIX: Final = "end/"
+"""First part of the action of an offer about an answer that repeats itself."""
+
 
 class Fold(NamedTuple):
     """Characters `start` to `end` of a text, shown as one label until it is unfolded."""

@@ -39,7 +39,7 @@ def _loading(status: EngineStatus) -> str:
 
 def _prefill(status: EngineStatus, now_s: float, *, technical: bool) -> str:
     prefill = status.prefill
-    if prefill is None or not prefill.total:
+    if prefill is None or not prefill.total or prefill.done >= prefill.total:
         return ""
     if technical:
         words = [f"prefill {used_of(prefill.done, prefill.total)}"]

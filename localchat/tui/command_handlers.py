@@ -17,8 +17,17 @@ from localchat.config.settings import KEYS, find_key
 from localchat.config.settings_file import write_setting
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, AnswerBlock, Offer, UserBlock
+from localchat.session.answer_end import take_way_on
+from localchat.session.blocks import (
+    END_PREFIX,
+    OVERFLOW_PREFIX,
+    RETRY,
+    AnswerBlock,
+    Offer,
+    UserBlock,
+)
 from localchat.session.commands import parse
+from localchat.session.outcome import AnswerUnderWay
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.guide_answers import ASK_PREFIX
@@ -115,6 +124,10 @@ class ChatActions(Protocol):
         """Call a function on the event loop, unless the program has ended."""
         ...
 
+    def run_action(self, action: str) -> object:
+        """Run an action of the screen or the app, as its key does."""
+        ...
+
     def quit(self) -> None:
         """Leave the program."""
         ...
@@ -142,7 +155,10 @@ class CommandHandlers:
             self.refuse(problem)
 
     def refuse(self, problem: LocalchatError) -> None:
-        """Show an error where it is seen."""
+        """Show an error where it is seen; what only must wait, for some seconds."""
+        if isinstance(problem, AnswerUnderWay):
+            self._screen.hint(f"{problem.message}; {problem.hint}")
+            return
         self._screen.reveal_end()
         self._screen.session.show_error(problem)
 
@@ -151,6 +167,8 @@ class CommandHandlers:
         screen = self._screen
         if action == RETRY:
             screen.start_work(screen.session.retry())
+        elif action.startswith(END_PREFIX):
+            screen.start_work(take_way_on(screen.session, action))
         elif action.startswith(OVERFLOW_PREFIX):
             screen.start_work(screen.session.take_offer(action))
         elif action.startswith(ASK_PREFIX):
@@ -161,9 +179,24 @@ class CommandHandlers:
         else:
             self.run(f"/{action}")
 
+    def run_entry(self, entry: str | None) -> None:
+        """Do what an entry of the palette means: see `PaletteEntry.action`."""
+        kind, _, rest = (entry or "").partition(" ")
+        match kind:
+            case "command":
+                self.run(rest)
+            case "write":
+                self._screen.composer.write(rest)
+            case "open":
+                self.open_conversation(rest)
+            case "action":
+                self._screen.call_from_any_thread(self._screen.run_action, rest)
+            case _:
+                pass
+
     def _refuse_while_busy(self) -> None:
         if self._screen.session.busy:
-            raise UsageError("an answer is under way", hint="Esc stops it")
+            raise AnswerUnderWay
 
     # ------------------------------------------------------------------ models and parameters
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from localchat.models.resolve import GUIDE
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import (
+    END_PREFIX,
     OVERFLOW_PREFIX,
     RETRY,
     AnswerBlock,
@@ -191,4 +192,4 @@ def with_other_footer(block: AnswerBlock) -> AnswerBlock:
 
 
 def _is_about_question(action: str) -> bool:
-    return action == RETRY or action.startswith(OVERFLOW_PREFIX)
+    return action == RETRY or action.startswith((OVERFLOW_PREFIX, END_PREFIX))

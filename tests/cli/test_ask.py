@@ -56,7 +56,7 @@ def test_reasoning_goes_to_stderr_and_can_be_hidden(call: Call) -> None:
 def test_stats_is_figures_and_the_reason_on_stderr_even_when_quiet(call: Call) -> None:
     code, out, err = call(SCENARIOS["hello"], "-q", "--stats", "hi")
     assert (code, out) == (0, "Hello.\n")
-    figures = "TTFT 0.41 s · 62.0 tok/s · KV 412/32,768 (1%) · drafts 34/51\n"
+    figures = "load 0.50 s · TTFT 0.41 s · 62.0 tok/s · KV 412/32,768 (1%) · drafts 34/51\n"
     assert err == f"{figures}GGUF runs on llama.cpp\n"
 
 

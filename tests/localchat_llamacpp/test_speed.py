@@ -224,7 +224,7 @@ def test_a_probe_that_was_badly_placed_is_not_believed(
         monkeypatch.setattr(
             benchmark,
             "_benchmark",
-            lambda request: [BenchmarkResult(True, code=Q8_0, bytes_per_s=known)],
+            lambda request, timeout_s: [BenchmarkResult(True, code=Q8_0, bytes_per_s=known)],
         )
         benchmark.costs(2, [Q8_0], [], measures)
     monkeypatch.setattr(benchmark, "_benchmark", ask)

@@ -55,7 +55,7 @@ _AFTER_AN_ANSWER = re.compile(
     r"warming up the model|[●▲✕] )"
 )
 """Its figures, how it ended, a notice, or the progress of the prompt before it."""
-_COMPOSER = "\n ▌"
+_COMPOSER = "\n ╭"
 _HALF_WRITTEN_S = 1.0
 _LOOK_BYTES = 1024
 

@@ -155,7 +155,7 @@ def test_ctrl_z_goes_to_the_shell_and_fg_shows_the_screen_again(tmp_path: Path) 
         program.type(f"PS1='sh> '; {shlex.join(PROGRAM)}\r")
         program.see("talking to the built-in guide")
         program.type("a draft")
-        program.see("▌ a draft")
+        program.see("│ a draft")
         program.type("\x1a")
         program.see("Stopped")
         assert program.raw.count(b"\x1b[?1049l") == 1
@@ -163,9 +163,9 @@ def test_ctrl_z_goes_to_the_shell_and_fg_shows_the_screen_again(tmp_path: Path) 
         program.see("back in the 42")
         program.type("fg\r")
         program.see("talking to the built-in guide")
-        program.see("▌ a draft")
+        program.see("│ a draft")
         program.type(" goes on")
-        program.see("▌ a draft goes on")
+        program.see("│ a draft goes on")
         program.type("\x11")
         # what is typed before the shell is back goes to the program, which drops it as it ends
         leave = b"\x1b[?1049l"
@@ -185,6 +185,6 @@ def test_a_program_without_a_shell_around_it_stays(tmp_path: Path) -> None:
         program.type("\x1a")
         program.see("no shell to go back to")
         program.type("still here")
-        program.see("▌ still here")
+        program.see("│ still here")
     finally:
         program.close()

@@ -330,7 +330,7 @@ def test_foot_and_panel_agree_on_the_kv_cache() -> None:
 
 
 def test_a_steady_rate_does_not_look_like_a_full_bar() -> None:
-    assert set(sparkline([50.0] * 12, 12)) == {"▆"}
+    assert set(sparkline([50.0] * 12, 12)) == {"▅"}
 
 
 # ---------------------------------------------------------------------------- errors and offers

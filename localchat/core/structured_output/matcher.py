@@ -61,6 +61,10 @@ class GrammarMatcher:
         self._generated = 0
         self._closing_state = ClosingState()
         self._closing_states: dict[int, ClosingState] = {}
+        self._narrowed: set[int] = set()
+        """Places at which the length guard forbade tokens that would have gone on."""
+        self.shortened = False
+        """A token was chosen by the length guard, to end the text while there is room."""
         self._pending: Future[list[bytes]] | None = None
         # The matcher has consumed the generated tokens and these.
         self._forced = deque(self._take_forced())
@@ -92,6 +96,7 @@ class GrammarMatcher:
             return False
         # The state that was computed for this place holds: the text before it is the same.
         self._closing_state = self._closing_states.get(self._generated, self._closing_state)
+        self.shortened = self.shortened or self._generated in self._narrowed
         self._generated += 1
         if not self._forced:
             self._forced.extend(self._take_forced())
@@ -161,6 +166,7 @@ class GrammarMatcher:
 
     def _compute(self, drafts: tuple[int, ...]) -> list[bytes]:
         self._closing_states = {}
+        self._narrowed = set()
         schedule = self._closing_state
         words = []
         for place, forced in enumerate(self._walk(drafts), self._generated):
@@ -171,9 +177,12 @@ class GrammarMatcher:
                 schedule = self._length_guard.check(self._matcher, place, self._room - place)
             self._closing_states[place] = schedule
             allowed = self._without_ends(self._length_guard.allowed(self._matcher), place)
-            words.append(
-                self._length_guard.closing_tokens(allowed) if schedule.closing else allowed
-            )
+            if schedule.closing:
+                closing = self._length_guard.closing_tokens(allowed)
+                if self._length_guard.narrows(allowed, closing):
+                    self._narrowed.add(place)
+                allowed = closing
+            words.append(allowed)
         return words
 
     def _mask_of(self, token: int) -> bytes:

@@ -259,6 +259,7 @@ class ChatScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")
         self.set_class(event.size.height < 20, "-short")
+        self.set_class(event.size.height < 22, "-unframed")
         self.talk.indent(place_column(self, event.size.width, has_panel=self.shows_panel))
         self.status_changed()
 
@@ -509,6 +510,10 @@ class ChatScreen(Screen[None]):
             self.action_panel()
         if not self.focused_message.step_question(step):
             self.hint("there is no question before this one")
+        elif self.transcript.focused_id is None:
+            self.composer.editor.focus()
+        elif not self.composer.text:
+            self.transcript.focus()  # so that the keys of a message work at once
 
     def action_to_end(self) -> None:
         self.transcript.to_end()

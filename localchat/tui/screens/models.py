@@ -158,7 +158,7 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def _line(self, entry: ModelEntry) -> Content:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
-        style = {True: "$success", False: "$error", None: "$foreground 70%"}[verdict.fits]
+        style = "$error" if verdict.fits is False else "$foreground 70%"
         speed = self._speed_column(verdict)
         cells, narrow = self.app.size.width, self.app.size.width < _NARROW
         width = _name_cells(cells, len(speed))
@@ -173,7 +173,10 @@ class ModelScreen(ListDialog[ModelChoice]):
         if entry.name in self._recommended and entry.kind == "catalogue":
             words, speed, taken, style = self._recommended[entry.name], "", "", "$success"
         used = self._used.words(entry.name) if self._used is not None else ""
-        words = " · ".join(filter(None, (used, words)))
+        parts = [used, words]
+        if narrow:
+            parts = [used] if used == "in use" else [words]
+        words = " · ".join(filter(None, parts))
         mark = {"here": "○", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
         mark = "●" if used == "in use" else mark
         return Content.assemble(

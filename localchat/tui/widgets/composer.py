@@ -34,6 +34,8 @@ CountTokens = Callable[[str], Awaitable[int]]
 """Counts the tokens of a text for the current model. Raises LocalchatError if the server cannot count."""
 _MAX_VISIBLE = 8
 _MAX_COMPLETIONS = 50
+_OTHER_ROWS = 7
+"""Rows of a window that completions leave to the conversation, the help, the frame and the status."""
 _NARROW = 60
 """Below, the list of commands has no column of arguments."""
 
@@ -374,7 +376,8 @@ class Composer(Vertical):
         if rows or self.completions.display:
             self.completions.clear_options()
             self.completions.add_options([Option(Content(line)) for _, line in rows])
-            self.completions.styles.height = min(_MAX_VISIBLE, len(rows))
+            room = self.app.size.height - self.editor.size.height - _OTHER_ROWS
+            self.completions.styles.height = min(_MAX_VISIBLE, len(rows), max(1, room))
             self.completions.display = bool(rows)
             if rows:
                 self.completions.highlighted = 0

@@ -148,9 +148,9 @@ class Welcome(Widget):
         if greeting.models or greeting.chooses_model:
             yield _BLANK
         if greeting.searching:
-            yield _heading("Looking for models that fit this computer…")
+            yield _heading(_shorten("Looking for models that fit this computer…", width))
         if greeting.models:
-            yield _heading("Models that fit this computer")
+            yield _heading(_shorten("Models that fit this computer", width))
             for offer in greeting.models:
                 yield self._offer_row(number, offer, width, 1)
                 number += 1

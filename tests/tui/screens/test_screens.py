@@ -208,6 +208,9 @@ def test_a_history_that_is_longer_than_its_list_says_so(
         assert str(box.border_title) == "Conversations, the newest 1: search for older ones"
         await pilot.press(*"rivers")
         await until(pilot, lambda: str(box.border_title) == "Conversations")
+        await pilot.press(*["backspace"] * len("rivers"), "pagedown")
+        assert listed(pilot) == 2, "the end of the list loads older conversations"
+        assert str(box.border_title) == "Conversations"
 
     play(Stage(tmp_path), what)
 
