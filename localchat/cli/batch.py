@@ -294,6 +294,8 @@ def _summary(batch: "BatchRun", target: Path) -> dict[str, Any]:
         "errors_before": progress.failed_before,
         "answered": progress.answered,
         "errors": progress.failed,
+        "cut_at_limit": progress.cut,
+        "repeating": progress.looping,
         "left": batch.left,
         "prompt_tokens": progress.prompt_tokens,
         "cached_tokens": progress.cached_tokens,
@@ -315,6 +317,16 @@ def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
         yield (
             f"{counted(progress.answered, 'line')} answered in {duration(spent_s)}, "
             f"{rate(made / spent_s if spent_s else 0.0)}"
+        )
+    if progress.cut:
+        yield (
+            f"{counted(progress.cut, 'answer')} cut at the limit (finish_reason length); allow more with "
+            "--max-tokens"
+        )
+    if progress.looping:
+        yield (
+            f"{counted(progress.looping, 'answer')} ended in a loop (stop_reason repetition); try "
+            "repetition_penalty 1.1 in these lines"
         )
     if failed := progress.failed + progress.failed_before:
         yield (

@@ -8,7 +8,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
-from localchat.cli.streams import Terminal
+from localchat.cli.streams import Terminal, tell
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +33,13 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
         "Shape of the requests: chat, prompt, writing, prefix, edit, all, or tokens such "
         "as 512+128. Repeatable. Default: chat."
     ),
+)
+@click.option(
+    "--prompts",
+    "prompts_file",
+    type=UserPath(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Your own prompts instead of a shape: JSONL, as for batch.",
 )
 @click.option(
     "--context",
@@ -163,6 +170,7 @@ def _measure(
 ) -> int:
     """Run the sweep; an interrupted one is kept and shown as far as it came."""
     from localchat.backend_api.registry import usable_machine
+    from localchat.bench.limits import missed_targets
     from localchat.bench.record import BenchRecord, MachineRecord, now
     from localchat.bench.sweep import Sweep
     from localchat.cli.bench_progress import progress_for
@@ -205,7 +213,12 @@ def _measure(
     present(app, record, svg, as_json=as_json)
     if problem is not None:
         raise problem
-    return ExitCode.INTERRUPTED if interrupted else ExitCode.OK
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    missed = missed_targets(record)
+    for sentence in missed:
+        tell(sentence)
+    return ExitCode.ERROR if missed else ExitCode.OK
 
 
 # ---------------------------------------------------------------------------- what was asked
@@ -213,6 +226,7 @@ def _measure(
 
 def sweep_spec(ctx: click.Context) -> "SweepSpec":
     """The sweep that the command line asks for. Raises UsageError."""
+    from localchat.bench.prompt_file import prompt_shape
     from localchat.bench.sweep import SweepSpec
     from localchat.bench.variants import parse_vary, variants
     from localchat.bench.workload import SHAPES, parse_shape
@@ -222,10 +236,15 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
     names = asked["shape_words"] or ("chat",)
     if _ALL in names:
         names = tuple(SHAPES)
+    shapes = tuple(parse_shape(name) for name in dict.fromkeys(names))
+    if asked["prompts_file"] is not None:
+        if asked["shape_words"]:
+            raise UsageError("--prompts and --shape exclude each other")
+        shapes = (prompt_shape(asked["prompts_file"]),)
     found = variants(words, parse_vary(asked["vary"]), asked["parallel"])
     return SweepSpec(
         variants=found,
-        shapes=tuple(parse_shape(name) for name in dict.fromkeys(names)),
+        shapes=shapes,
         contexts=counts(asked["context"], "--context", least=0) or (0,),
         clients=counts(asked["clients"], "--clients", least=1, most=_MOST_CLIENTS),
         max_clients=asked["max_clients"],

@@ -237,7 +237,8 @@ def _estimate(ctx: click.Context, word: str | None) -> "CostSource":
             f"nothing was measured of {name}, and it cannot be planned from an estimate",
             hint=f"{NO_SPEED}\nlocalchat bench {name} measures it, once it is here",
         )
-    return predicted_source(name, report.expected_speed.tokens_per_s, plan, slots)
+    speed = report.expected_speed
+    return predicted_source(name, speed.tokens_per_s, plan, slots, speed.basis)
 
 
 def plan_lines(found: "ServicePlan", width: int | None) -> Iterator[str]:
@@ -308,6 +309,18 @@ def _money(found: "ServicePlan") -> Iterator[str]:
     ]
     if money:
         yield f"A thousand answers cost: {', '.join(money)}."
+    tokens = found.demand.prompt_tokens + found.demand.output_tokens
+    per_million = [
+        f"{name} {value * 1e3 / tokens:,.2f}"
+        for name, value in (
+            ("energy", price.energy_money),
+            ("machines", price.machine_money),
+            ("the hosted API instead", price.hosted_money),
+        )
+        if value is not None
+    ]
+    if per_million:
+        yield f"A million tokens, in and out, cost: {', '.join(per_million)}."
 
 
 def _time(ms: float) -> str:

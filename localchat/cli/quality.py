@@ -9,7 +9,7 @@ from localchat.cli.bench import counts, default_model
 from localchat.cli.context import AppContext
 from localchat.cli.options import UserPath, complete_model, load_flags
 from localchat.cli.output import print_json, print_report, report_width, table
-from localchat.cli.streams import Terminal
+from localchat.cli.streams import Terminal, tell
 from localchat.errors import ExitCode, LocalchatError, UsageError
 
 if TYPE_CHECKING:
@@ -82,6 +82,13 @@ _NEEDLE_LENGTHS = (1024, 4096)
     metavar="LIST",
     help="Tests to run: text, greedy, json, tools, needles, questions. Default: all.",
 )
+@click.option(
+    "--gate",
+    "gates",
+    multiple=True,
+    metavar="NAME=LIMIT",
+    help="Exit with 1 if a model misses this limit, as kl=0.02, top1=0.95 or grade=close; repeatable.",
+)
 @load_flags
 @click.option(
     "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
@@ -153,10 +160,14 @@ def _measure(
     from localchat.cli.quality_targets import QualityTargets
     from localchat.cli.signals import terminate_gracefully
     from localchat.quality.comparison import Comparison
+    from localchat.quality.gate import failures, parse_gates
     from localchat.quality.record import QualityRecord
     from localchat.quality.verdict import verdicts
 
+    gates = parse_gates(ctx.params["gates"])
     spec, text, questions = _spec(ctx, app)
+    if gates and len(spec.variants) < 2:
+        raise UsageError("--gate compares models with the first: name two, or use --vary")
     if svg is not None and not svg.absolute().parent.is_dir():
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
     terminal = Terminal(app.environ, quiet=bool(ctx.params["quiet"]))
@@ -191,7 +202,12 @@ def _measure(
     _present(app, record, svg, as_json=as_json)
     if problem is not None:
         raise problem
-    return ExitCode.INTERRUPTED if interrupted else ExitCode.OK
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    missed = list(failures(record.measured, gates))
+    for sentence in missed:
+        tell(f"gate missed: {sentence}")
+    return ExitCode.ERROR if missed else ExitCode.OK
 
 
 def _spec(
@@ -248,8 +264,8 @@ def _questions(path: Path | None) -> "tuple[ExamQuestion, ...]":
 
 def _text(app: AppContext, path: Path | None, *, history: bool) -> tuple[str, str]:
     """Name and content of the text. Raises UsageError."""
+    from localchat.bench.sample_text import NAME, sample_text
     from localchat.errors import reason
-    from localchat.quality.sample_text import NAME, sample_text
 
     if path is not None and history:
         raise UsageError("--text and --history exclude each other")

@@ -79,7 +79,10 @@ _EDITOR_S = 8 * 3600
     "--longest",
     type=click.IntRange(1, 1_000_000_000),  # more would not reach the engine
     metavar="TOKENS",
-    help="Longest answer in tokens. Default: 32768.",
+    help=(
+        "Longest answer in tokens. Default: 32768, and a quarter of the context (at most 8192) "
+        "for requests without a limit."
+    ),
 )
 @click.option(
     "--parallel",

@@ -82,7 +82,12 @@ def test_json_is_one_object_with_exactly_the_promised_keys(call: Call) -> None:
         "text": "Yes",
         "reasoning": "hm so",
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 3},
+        "usage": {
+            "prompt_tokens": 12,
+            "cached_tokens": 4,
+            "why_missed": "",
+            "completion_tokens": 3,
+        },
         "timings": {
             "load_s": 0.5,
             "ttft_s": 0.41,
@@ -92,7 +97,12 @@ def test_json_is_one_object_with_exactly_the_promised_keys(call: Call) -> None:
             "tpot_ms_p95": 20.0,
         },
         "kv": {"used_tokens": 412, "total_tokens": 32768},
-        "speculation": {"drafted": 51, "accepted": 34},
+        "speculation": {
+            "drafted": 51,
+            "accepted": 34,
+            "speedup": None,
+            "speculation_off": "",
+        },
         "fingerprint": "f1",
     }
 
@@ -271,7 +281,8 @@ def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(
     told = json.loads(out)
     assert code == 130
     assert (told["text"], told["finish_reason"]) == ("first ", "cancelled")
-    assert told["usage"] == {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 0}
+    usage = {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 0, "why_missed": ""}
+    assert told["usage"] == usage
     assert set(told["timings"].values()) == {None}
 
 
