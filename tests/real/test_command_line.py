@@ -103,6 +103,8 @@ def test_a_pattern_in_another_locale_is_kept(run: Run) -> None:
 def test_line_mode_keeps_the_conversation(
     run: Run, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in [name for name in os.environ if name.startswith("XDG_")]:
+        monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     screen = Screen(("-m", "localchat", "-i", "Say hi."), term="dumb")
