@@ -321,10 +321,11 @@ class ChatSession:
         if not node.message.content:
             await self.regenerate()
             return
+        parent = node.parent
         node = drop_repeats(self, node)
         for id_ in (error_id(node.id), self._failure_notice):
             self.view.remove(id_)  # of the answer that goes on now
-        await self.answer(node.parent, continued=node)
+        await self.answer(parent, continued=node)
 
     def stop(self) -> bool:
         """Stop generating and keep the text so far. False if nothing is being generated."""
@@ -432,8 +433,9 @@ class ChatSession:
         """Record the answer, and show why it ended unless it is complete."""
         info = self.status.info
         if problem is None:
-            outcome = Outcome("complete", node := builder.end(info))
-            offer_ways_on(self, node)
+            answered = builder.end(info)
+            outcome = Outcome("complete", answered)
+            offer_ways_on(self, answered)
         elif isinstance(problem, EngineClosed) and self._stopping:
             self.status.finish()
             outcome = Outcome("stopped", builder.end(info, "stopped") if builder.node else None)
@@ -446,12 +448,6 @@ class ChatSession:
         if outcome.node is not None or outcome.end == "stopped":
             self._record_answer(outcome.node)
         return outcome
-
-    def _offer_ways_on(self, node: Node | None) -> None:
-        if node is not None and node.end is not None:
-            from localchat.session.answer_end import offer_choices
-
-            offer_choices(self, node)
 
     def _failed(self, problem: LocalchatError) -> None:
         broken = problem.code == "engine_died"
