@@ -6,7 +6,6 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
-from msgspec import structs
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import complete_model, load_flags
@@ -50,6 +49,8 @@ def command(
     at most.
     Exits with 0 if the model fits and with 4 if it does not.
     """
+    from msgspec import structs
+
     from localchat.backend_api.registry import usable_machine
     from localchat.cli.resolve import CHAT_SLOTS
     from localchat.config.routes import PREFIX
