@@ -125,8 +125,8 @@ def messages(shape: Shape, scale: TokenScale, seed: str, run: str) -> list[Messa
         return [_user(f"{text}\n\nWrite this text again; replace {words[0]} by {words[1]}.")]
     if shape.kind == "file":
         return list(random.Random(seed).choice(shape.prompts))
-    words = max(scale.words(shape.prompt_tokens) - len(_TASK.split()), _LEAST_WORDS)
-    return [_user(f"{prose(words, seed)}\n\n{_TASK}")]
+    count = max(scale.words(shape.prompt_tokens) - len(_TASK.split()), _LEAST_WORDS)
+    return [_user(f"{prose(count, seed)}\n\n{_TASK}")]
 
 
 def earlier_turn(context_tokens: int, scale: TokenScale, seed: str) -> list[Message]:
