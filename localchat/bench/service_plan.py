@@ -278,6 +278,6 @@ def parse_price(word: str, known: Mapping[str, float | str | None]) -> tuple[str
     if name.strip() not in known or not equals or not 0 <= value < float("inf"):
         raise UsageError(
             f"--price {word}: it is no price",
-            hint=f"there are {', '.join(known)}, as --price kwh=0.30",
+            hint=f"use one of {', '.join(known)}, as --price kwh=0.30",
         )
     return name.strip(), value

@@ -75,7 +75,7 @@ def parse_shape(word: str) -> Shape:
     if not plus or not all(0 < length <= _MOST_TOKENS for length in lengths):
         raise UsageError(
             f"--shape: there is no shape {word!r}",
-            hint=f"there are {', '.join(SHAPES)}; or give the tokens of prompt and answer, as 512+128",
+            hint=f"use one of {', '.join(SHAPES)}; or give the tokens of prompt and answer, as 512+128",
         )
     return Shape(word, *lengths)
 

@@ -29,7 +29,10 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
     "shape_words",
     multiple=True,
     metavar="NAME",
-    help="chat, prompt, writing, prefix, edit, all, or tokens of prompt and answer as 512+128; repeatable.",
+    help=(
+        "Shape of the requests: chat, prompt, writing, prefix, edit, all, or tokens such "
+        "as 512+128. Repeatable. Default: chat."
+    ),
 )
 @click.option(
     "--prompts",
@@ -39,55 +42,80 @@ _UNITS_MS = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
     help="Your own prompts instead of a shape: JSONL, as for batch.",
 )
 @click.option(
-    "--context", metavar="LIST", help="Tokens of conversation before each request: 0,2k,8k."
+    "--context",
+    metavar="LIST",
+    help="Tokens of conversation before each request, for example 0,2k,8k. Default: 0.",
 )
-@click.option("--clients", metavar="LIST", help="Numbers of clients, as 1,4,16; otherwise a sweep.")
+@click.option(
+    "--clients", metavar="LIST", help="Numbers of clients, for example 1,4,16. Default: a sweep."
+)
 @click.option(
     "--max-clients",
     type=click.IntRange(1, _MOST_CLIENTS),
     default=64,
     metavar="N",
-    help="End of the sweep; 64.",
+    help="End of the sweep. Default: 64.",
 )
 @click.option(
-    "--requests", type=click.IntRange(1), metavar="N", help="Requests of each client; else by time."
+    "--requests",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Requests of each client. Default: as many as fit in --seconds.",
 )
 @click.option(
     "--seconds",
     type=FiniteRange(0, min_open=True),
     default=10.0,
     metavar="S",
-    help="Clients send new requests for this long at each point; 10.",
+    help="Seconds in which clients send new requests at each point. Default: 10.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(1, 99), metavar="N", help="Repetitions; 1, or 3 with variants."
+    "--rounds",
+    type=click.IntRange(1, 99),
+    metavar="N",
+    help="Repetitions. Default: 1, or 3 with variants.",
 )
 @click.option(
-    "--vary", multiple=True, metavar="KEY=A,B", help="A setting's values side by side; repeatable."
+    "--vary",
+    multiple=True,
+    metavar="KEY=A,B",
+    help="Compare values of a setting, for example kv-type=f16,q8_0. Repeatable.",
 )
 @click.option(
-    "--ttft", metavar="TIME", help="Target of goodput, as 500ms: most time to first token."
+    "--ttft",
+    metavar="TIME",
+    help="Goodput target: longest time to first token, for example 500ms. Default: none.",
 )
-@click.option("--tpot", metavar="TIME", help="Target of goodput, as 50ms: most time per token.")
+@click.option(
+    "--tpot",
+    metavar="TIME",
+    help="Goodput target: longest time per token, for example 50ms. Default: none.",
+)
 @click.option(
     "--parallel",
     type=click.IntRange(1, 255),
     metavar="N",
-    help="Requests at once in the server; 16, with CUDA up to 128.",
+    help="Requests that the server computes at once. Default: 16, with CUDA up to 128.",
 )
 @click.option(
-    "--temperature", type=FiniteRange(0, 10), default=0.0, metavar="X", help="Randomness; 0."
+    "--temperature",
+    type=FiniteRange(0, 10),
+    default=0.0,
+    metavar="X",
+    help="Randomness. Default: 0.",
 )
 @load_flags
 @click.option(
     "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
 )
-@click.option("--keep/--no-keep", default=True, help="Keep the result on this machine; on.")
-@click.option("--list", "as_list", is_flag=True, help="List the results that are kept.")
-@click.option("--show", metavar="N", help="Show a result again: its number, last, or a file.")
-@click.option("--compare", nargs=2, metavar="A B", help="Show two results side by side.")
+@click.option("--keep/--no-keep", default=True, help="Store the result. Default: on.")
+@click.option("--list", "as_list", is_flag=True, help="List the stored results.")
+@click.option("--show", metavar="N", help="Show a stored result: its number, last, or a file.")
+@click.option("--compare", nargs=2, metavar="A B", help="Compare two results.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No progress.")
+@click.option(
+    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -252,7 +280,7 @@ def counts(
         digits = digits.removesuffix("k")
         if not (digits.isascii() and digits.isdecimal()) or int(digits) < least:
             raise UsageError(
-                f"{flag} {text}: {word.strip()!r} is no number from {least} on",
+                f"{flag} {text}: {word.strip()!r} is not a number of at least {least}",
                 hint=f"as in {flag} {'0,2k,8k' if least == 0 else '1,4,16'}",
             )
         found.append(int(digits) * (1024 if thousands else 1))
@@ -280,6 +308,6 @@ def milliseconds(text: str | None, flag: str) -> float | None:
         value = 0.0
     if found is None or value <= 0:
         raise UsageError(
-            f"{flag} is {text!r}, which is no time", hint=f"as in {flag} 500ms or {flag} 0.5s"
+            f"{flag} is {text!r}, which is not a time", hint=f"as in {flag} 500ms or {flag} 0.5s"
         )
     return value * _UNITS_MS[found[2]]

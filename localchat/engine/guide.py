@@ -440,7 +440,10 @@ class _CheckedChoice:
         whole = shown + text
         kept = self._cut(whole)
         self._put(kept[len(shown) :])
-        self._send(Finished(self._number, "stop" if kept == whole else "length"))
+        if kept == whole:
+            self._send(Finished(self._number, "stop"))
+        else:
+            self._send(Finished(self._number, "length", limit="max_tokens"))
 
     def _send(self, event: Text | Finished) -> None:
         """Put an event into the stream, with phrases replaced."""

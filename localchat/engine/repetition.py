@@ -41,10 +41,10 @@ _BORDERS: Final = tuple(
 _LINE: Final = re.compile(r"[^\n]*\n")
 _NUMBER: Final = re.compile(r"(?m)^([^\w\n]*(?:[^\W\d]+ )?)\d+")
 _NO_CONTENT: Final = re.compile(
-    r"<[^<>]*>|\"[^\"\n]*\"\s*:|\\[nrt]|\b(?:null|none|true|false|nan|n/a)\b|[\W\d_]+",
-    re.IGNORECASE,
+    r"<[^<>]*>|\"[^\"\n]*\"\s*:|\\[nrt]|\b(?:null|none|true|false|nan|n/a)\b", re.IGNORECASE
 )
-"""Markup, JSON keys and constants, digits and punctuation."""
+"""Markup, JSON keys and constants."""
+_NO_LETTERS: Final = re.compile(r"[\W\d_]+")
 _EMOJI: Final = re.compile("[\U0001f000-\U0001ffff]")
 
 
@@ -231,7 +231,7 @@ def _without_number(line: re.Match[str]) -> str:
 
 def _content(text: str) -> str:
     """Return the words of a text in lower case, without markup and numbers."""
-    return " ".join(_NO_CONTENT.sub(" ", text).casefold().split())
+    return _NO_LETTERS.sub(" ", _NO_CONTENT.sub(" ", text)).casefold().strip()
 
 
 def _wanted_repeats(prompt: str) -> int:

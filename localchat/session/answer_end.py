@@ -1,7 +1,4 @@
-"""What a session offers below an answer that a limit or the loop guard ended.
-
-Imported when that happened: most answers end by themselves.
-"""
+"""What a session offers below an answer that the loop guard ended."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +19,7 @@ _DROP: Final = f"{END_PREFIX}drop"
 _GO_ON: Final = f"{END_PREFIX}go on"
 
 
-def offer_choices(session: "ChatSession", node: Node) -> None:
+def offer_ways_on(session: "ChatSession", node: Node) -> None:
     """Show what can be done about an answer that repeats itself."""
     if node.end is None or node.end.reason != "repetition":
         return
@@ -34,7 +31,7 @@ def offer_choices(session: "ChatSession", node: Node) -> None:
     session.notice(text, "warning", offers, NOTICE_ID)
 
 
-async def apply_choice(session: "ChatSession", action: str) -> None:
+async def take_way_on(session: "ChatSession", action: str) -> None:
     """Do what was offered. Raises UsageError where the answer is no longer the last one."""
     node = session.last_answer()
     if node is None or node.end is None or node.id != session.conversation.head:
@@ -51,8 +48,10 @@ async def apply_choice(session: "ChatSession", action: str) -> None:
 
 
 def drop_repeats(session: "ChatSession", node: Node) -> Node:
-    """Keep the text of an answer up to the first of its repeats."""
-    end = None if node.end is None else msgspec.structs.replace(node.end, repetition=None)
+    """Keep the text of an answer up to the first of its repeats. Returns the new node."""
+    if node.end is None or node.end.repetition is None:
+        return node
+    end = msgspec.structs.replace(node.end, repetition=None)
     shorter = msgspec.structs.replace(node, message=without_loop(node), end=end)
     session.conversation.put(shorter)
     session.recorder.changed(shorter)

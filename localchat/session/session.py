@@ -26,7 +26,8 @@ from localchat.errors import (
     LocalchatError,
     UsageError,
 )
-from localchat.session.blocks import END_PREFIX, RETRY, Block, NoticeBlock, Offer, SummaryBlock
+from localchat.session.answer_end import drop_repeats, offer_ways_on
+from localchat.session.blocks import RETRY, Block, NoticeBlock, Offer, SummaryBlock
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
@@ -138,9 +139,7 @@ class ChatSession:
         if remote is not None and not remote.model:
             self.status.model = f"{info.model} on {remote.name}"
         for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
-            self._notice_once(sentence, "warning" if sentence == info.warning else "info")
-
-    # ------------------------------------------------------------------ notices
+            self.remark(sentence, "warning" if sentence == info.warning else "info")
 
     def notice(
         self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = (), name: str = ""
@@ -155,14 +154,15 @@ class ChatSession:
         return id_
 
     def remark(self, sentence: str, kind: NoticeKind = "info", *, passing: bool = False) -> None:
-        """Show a message that is not about the answer under way: below it. `passing`: it is true of the
-        moment only."""
-        self._remarks.add(Remark(sentence, kind, passing))
+        """Show a message that is not about the answer under way: below it, and once.
 
-    def _notice_once(self, sentence: str, kind: NoticeKind) -> None:
-        if sentence not in self._shown_once:
+        `passing`: it describes the moment only, so it may come again.
+        """
+        if sentence in self._shown_once:
+            return
+        if not passing:
             self._shown_once.add(sentence)
-            self.remark(sentence, kind)
+        self._remarks.add(Remark(sentence, kind, passing))
 
     def show_error(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> str:
         """Show an error and its hint, as `notice` does."""
@@ -321,13 +321,11 @@ class ChatSession:
         if not node.message.content:
             await self.regenerate()
             return
-        if node.end is not None:
-            from localchat.session.answer_end import drop_repeats
-
-            node = drop_repeats(self, node)
+        parent = node.parent
+        node = drop_repeats(self, node)
         for id_ in (error_id(node.id), self._failure_notice):
             self.view.remove(id_)  # of the answer that goes on now
-        await self.answer(node.parent, continued=node)
+        await self.answer(parent, continued=node)
 
     def stop(self) -> bool:
         """Stop generating and keep the text so far. False if nothing is being generated."""
@@ -354,10 +352,6 @@ class ChatSession:
             self.overflow = found or self.overflow
             return outcome._replace(overflow=found)
         if outcome.end == "complete":
-            if outcome.node is not None and outcome.node.end is not None:
-                from localchat.session.answer_end import offer_choices as offer_ways_on
-
-                offer_ways_on(self, outcome.node)
             await self._remember()
         elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
             from localchat.fit.memory_steps import IN_ORDER
@@ -439,7 +433,9 @@ class ChatSession:
         """Record the answer, and show why it ended unless it is complete."""
         info = self.status.info
         if problem is None:
-            outcome = Outcome("complete", builder.end(info))
+            answered = builder.end(info)
+            outcome = Outcome("complete", answered)
+            offer_ways_on(self, answered)
         elif isinstance(problem, EngineClosed) and self._stopping:
             self.status.finish()
             outcome = Outcome("stopped", builder.end(info, "stopped") if builder.node else None)
@@ -466,10 +462,10 @@ class ChatSession:
         try:
             offer = await asyncio.to_thread(self.context.remember, *known)
         except (OSError, LocalchatError) as problem:
-            self._notice_once(f"cannot save the model and its speed: {problem}", "warning")
+            self.remark(f"cannot save the model and its speed: {problem}", "warning")
         else:
             if offer:
-                self._notice_once(offer, "info")
+                self.remark(offer, "info")
 
     @contextmanager
     def _exclusive(self, task: str = "") -> Iterator[None]:
@@ -504,8 +500,6 @@ class ChatSession:
         finally:
             self._stream = None
 
-    # ------------------------------------------------------------------ status
-
     def track(self, event: Event) -> None:
         """Update the status from an event. Snapshots come ten times a second and are shown half as often:
         nobody reads them faster, and drawing takes CPU time from the engine."""
@@ -528,18 +522,12 @@ class ChatSession:
     # ------------------------------------------------------------------ a prompt that is too long
 
     async def take_offer(self, action: str) -> None:
-        """Do what a notice offered: about an answer that repeats itself, or to make room for a question,
-        which is then sent. Raises LocalchatError."""
-        if action.startswith(END_PREFIX):
-            from localchat.session.answer_end import apply_choice as apply_way_on
-
-            await apply_way_on(self, action)
-            return
+        """Make room as a notice offered, and send the question. Raises LocalchatError."""
         await self.apply_offer(action)
         await self.retry()
 
     async def apply_offer(self, action: str) -> SummaryResult | None:
-        """Make room as a notice offered, without sending anything. Raises LocalchatError."""
+        """Make room as a notice offered, sending nothing. Raises LocalchatError."""
         from localchat.session.too_long import apply_choice
 
         return await apply_choice(self, action)

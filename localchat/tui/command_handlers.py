@@ -17,6 +17,7 @@ from localchat.config.settings import KEYS, find_key
 from localchat.config.settings_file import write_setting
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
+from localchat.session.answer_end import take_way_on
 from localchat.session.blocks import (
     END_PREFIX,
     OVERFLOW_PREFIX,
@@ -166,7 +167,9 @@ class CommandHandlers:
         screen = self._screen
         if action == RETRY:
             screen.start_work(screen.session.retry())
-        elif action.startswith((OVERFLOW_PREFIX, END_PREFIX)):
+        elif action.startswith(END_PREFIX):
+            screen.start_work(take_way_on(screen.session, action))
+        elif action.startswith(OVERFLOW_PREFIX):
             screen.start_work(screen.session.take_offer(action))
         elif action.startswith(ASK_PREFIX):
             screen.composer.ask(action.removeprefix(ASK_PREFIX))

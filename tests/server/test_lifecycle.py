@@ -75,7 +75,7 @@ def test_an_answer_that_goes_round_in_circles_is_ended(stage: Stage) -> None:
     reply = chat(stage, "loop")
     choice = reply.json["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "repetition")
-    assert 4096 <= len(choice["message"]["content"]) < 6000
+    assert 600 <= len(choice["message"]["content"]) < 700
     assert reply.json["usage"]["completion_tokens"] == len(choice["message"]["content"]) // 16
     last = chat(stage, "loop", stream=True).chunks_json[-1]["choices"][0]
     assert (last["finish_reason"], last["stop_reason"]) == ("length", "repetition")

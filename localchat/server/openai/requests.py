@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from localchat.engine.request import (
     SAMPLING_RANGES,
     GenerateRequest,
@@ -233,7 +235,7 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
         effort = {"max": "xhigh"}.get(effort, effort)
         if effort not in _EFFORTS:
             raise bad_request(
-                f"The field 'reasoning_effort' is {effort[:50]!r}; there are {', '.join(_EFFORTS)}.",
+                f"'reasoning_effort' must be one of {', '.join(_EFFORTS)}; got {effort[:50]!r}.",
                 param="reasoning_effort",
             )
         if effort != "none":
@@ -276,7 +278,7 @@ def chat_request(body: ChatBody, limits: ServerLimits, client: Client) -> Genera
         "n_predict": body.n_predict,
     }
     requested = {name: each for name, each in named.items() if each is not None}
-    return generation(
+    request = generation(
         body,
         conversation(body, limits),
         limits,
@@ -284,6 +286,9 @@ def chat_request(body: ChatBody, limits: ServerLimits, client: Client) -> Genera
         max_tokens=answer_tokens(requested, limits, least=0 if body.n_predict == 0 else 1),
         logprobs=checked_logprobs(top or 0, "top_logprobs") if body.logprobs else None,
     )
+    # A limit that the operator chose replaces the default one.
+    default_limit = not requested and limits.answer_tokens == ServerLimits().answer_tokens
+    return msgspec.structs.replace(request, default_limit=default_limit)
 
 
 def completion_requests(
@@ -460,9 +465,11 @@ def _min_tokens(body: GenerationBody, max_tokens: int) -> int:
     return tokens
 
 
-def _words(given: str | list[str] | None) -> tuple[str, ...]:
-    words = [given] if isinstance(given, str) else given or []
-    return tuple(word for word in words if word)
+def _words(words: str | list[str] | None) -> tuple[str, ...]:
+    """Return the words that are not empty."""
+    if isinstance(words, str):
+        words = [words]
+    return tuple(filter(None, words or []))
 
 
 def _stops(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...]:
