@@ -281,7 +281,7 @@ class _LoadPlanner:
         if draft is not None:
             self._add_draft(draft, context)
         if config.quantization is not None and config.quantization.on_load:
-            self.notes.append(f"The layers are {config.quantization.label} while they are read.")
+            self.notes.append(config.quantization.load_note)
         if config.head_format and config.tied:  # the embedding is in memory, too
             self.weights += packed_bytes(config.head_format, config.vocabulary, config.hidden)
         if options.head_int8 and not config.head_format:

@@ -94,11 +94,25 @@ def expected_rate(
 def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, ...]]:
     """Config and headers, of a GGUF as its tensors are once loaded. Raises ModelInvalid for what cannot run."""
     if isinstance(model, Checkpoint):
-        return parse_config(model.config, model.name, model.headers), model.headers
+        config = parse_config(model.config, model.name, model.headers)
+        _check_layers(model, config)
+        return config, model.headers
     if model.header is None:
         raise ModelInvalid(f"{model.name}: {objection(model)}.", hint="llama.cpp runs it.")
     tokenizer_kind(model.header)
     return parse_config(config_of(model.header), model.name), (loaded_header(model.header),)
+
+
+def _check_layers(model: Checkpoint, config: ModelConfig) -> None:
+    """Raise ModelInvalid for the first quantized layer whose shape no kernel takes."""
+    if config.quantization is None:
+        return
+    for header in model.headers:
+        for tensor in header.tensors:
+            if why := config.quantization.objection(tensor):
+                raise ModelInvalid(
+                    f"{why}.", hint="Take another quantization of the model, or a GGUF."
+                )
 
 
 def _bytes_per_token(model: ModelSummary) -> int:

@@ -39,6 +39,7 @@ _LABELS: dict[Method, str] = {
     "mxfp4": "MXFP4",
 }
 INT8_BITS = 8
+_FP8_COST = "That can cost answers: Qwen2.5-Coder-1.5B solves 116 of 164 HumanEval problems in FP8, and 118 in bf16."
 _ROUNDED_ROWS = 16
 """Output features of a rounded layer are a multiple of these."""
 _PACKED_TENSORS = {
@@ -109,6 +110,12 @@ class Quantization:
         return _LABELS[self.method] if named else f"{_LABELS[self.method]} {self.bits}-bit"
 
     @property
+    def load_note(self) -> str:
+        """Tell users that layers are rounded at load, and what that cost a real model."""
+        note = f"The layers are {self.label} while they are read."
+        return f"{note} {_FP8_COST}" if self.method == "fp8" else note
+
+    @property
     def in_ggml_forms(self) -> bool:
         """True if layers are repacked for the gemms of ggml's formats."""
         return self.bits == INT8_BITS and self.method != "fp8"
@@ -150,16 +157,37 @@ class Quantization:
             )
         if tensor.name.endswith(_SIDE_TENSORS):
             return 0
-        if not tensor.name.endswith(_PACKED_TENSORS[self.method]) or len(tensor.shape) != 2:
-            return floating_bytes(tensor, float_bytes)
+        shape = self._layer_shape(tensor)
+        return floating_bytes(tensor, float_bytes) if shape is None else self.linear_bytes(*shape)
+
+    def objection(self, tensor: Tensor) -> str:
+        """Why a stored layer cannot be loaded, as a sentence without its end; empty if it can."""
+        shape = None if self.on_load else self._layer_shape(tensor)
+        if shape is None:
+            return ""
+        n, k = shape
+        group = self.group or k
+        if k % group or group % PACKED_GROUPS[-1]:
+            return f"{tensor.name} has {k} inputs, which cannot be cut in groups of {group}"
+        if self.packed and n % _ROUNDED_ROWS:
+            return f"{tensor.name} has {n} outputs, and the 4-bit kernels need multiples of 16"
+        unpadded = self.packed and (self.act_order or "expert" in tensor.name)
+        if unpadded and k % PACKED_GROUPS[0]:
+            kind = "act-order layers" if self.act_order else "experts"
+            return f"{tensor.name} has {k} inputs, and {kind} need multiples of 128"
+        return ""
+
+    def _layer_shape(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Return N and K of the layer whose integer codes a tensor holds; None for other tensors."""
+        suffix = _PACKED_TENSORS.get(self.method)
+        if suffix is None or not tensor.name.endswith(suffix) or len(tensor.shape) != 2:
+            return None
         if self.method == "int8" and tensor.dtype != "I8":
-            return floating_bytes(tensor, float_bytes)
+            return None
         rows, words = tensor.shape
         in_word = 1 if self.method == "int8" else 32 // self.bits
-        n, k = {"awq": (in_word * words, rows), "gptq": (words, in_word * rows)}.get(
-            self.method, (rows, in_word * words)
-        )
-        return self.linear_bytes(n, k)
+        shapes = {"awq": (in_word * words, rows), "gptq": (words, in_word * rows)}
+        return shapes.get(self.method, (rows, in_word * words))
 
     def _mxfp4_bytes(self, tensor: Tensor, float_bytes: int) -> int:
         """Of codes, and of biases, whose gate and up are padded; scales are counted with the codes."""

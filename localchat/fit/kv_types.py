@@ -1,6 +1,7 @@
 """KV cache types by the names of `--kv-type`.
 
-ggml's formats under llama.cpp, and the CUDA backend's `fp8` (e4m3 with an exponent for each token and head).
+ggml's formats under llama.cpp, and the CUDA backend's `fp8`: 8 bits a number, with a scale for each token and
+head. The numbers were e4m3 once, which damaged models with biased keys. They are whole numbers now.
 """
 
 from collections.abc import Sequence

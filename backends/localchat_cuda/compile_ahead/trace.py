@@ -277,7 +277,8 @@ def _meta_linear(
     if quantization.packed:
         # gate and up compute in the order that `down` reads, so `down` needs none (weights/loader.py)
         act_order = quantization.act_order and field != "down"
-        group, columns = quantization.packed_group, padded(k)
+        group = quantization.packed_group
+        columns = padded(k)
         return w4_pack.W4(
             _empty(n // 16, columns // w4_pack.BLOCK_K, 1024, dtype=torch.int8),
             _empty(*w4_pack.side_shape(n, columns, group), dtype=torch.int32),

@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 
 from localchat.errors import ModelInvalid
+from localchat.model_files.safetensors import Tensor
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels import permute_columns
 from localchat_cuda.kernels.ggml.pack import GgmlWeight
@@ -101,6 +102,52 @@ def test_kernels_read_eight_bits_as_their_references(rows: int, kind: str, tmp_p
     quantizers.save(model, tmp_path, *EIGHT_BITS[kind])
     tokens, ours = tokens_of(37, rows), Tiny(tmp_path, torch.float16, kernels=True)
     assert distance(ours.prompt(tokens, rows), wanted_of(model, tokens)) < 2e-2
+
+
+NARROW = {"hidden_size": 192, "intermediate_size": 352, "num_hidden_layers": 1}
+"""Widths that are no multiples of 128, as SmolLM2 has them."""
+NARROW_WAYS: dict[str, Any] = {
+    "awq-32": (Way(size=32), "awq"),
+    "gptq-32": (Way(size=32), 1),
+    "packed-32-sym": (Way(size=32, symmetric=True), 0),
+    "int8-rows": EIGHT_BITS["int8-rows"],
+    "gptq8-32": EIGHT_BITS["gptq-32-zeros"],
+}
+
+
+@pytest.mark.parametrize("kind", sorted(NARROW_WAYS))
+def test_widths_that_are_no_multiple_of_128_are_read(kind: str, tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **NARROW)
+    quantizers.save(model, tmp_path, *NARROW_WAYS[kind])
+    tokens = tokens_of(31, 24)
+    ours = Tiny(tmp_path, torch.float32)
+    assert not ours.weights.packed
+    bound = 1e-3 if kind == "gptq8-32" else 1e-5
+    assert distance(ours.prompt(tokens, 24), wanted_of(model, tokens)) < bound
+    headers = CheckpointWeights(tmp_path, CPU).headers.values()
+    planned = weights_bytes(replace(ours.config, dtype="float32"), headers)
+    # The plan counts scales by whole tiles.
+    assert 0.99 * ours.weights.bytes <= planned <= 1.02 * ours.weights.bytes
+
+
+@pytest.mark.parametrize("rows", [3, 12, 40])
+def test_kernels_read_padded_columns_as_their_references(rows: int, tmp_path: Path) -> None:
+    shape = {**NARROW, "num_attention_heads": 4, "num_key_value_heads": 1}
+    model = tiny_models.reference("qwen3", **shape)
+    quantizers.save(model, tmp_path, *NARROW_WAYS["awq-32"])
+    tokens = tokens_of(37, rows)
+    ours = Tiny(tmp_path, torch.float16, kernels=True)
+    assert distance(ours.prompt(tokens, rows), wanted_of(model, tokens)) < 2e-2
+
+
+def test_shapes_that_no_kernel_takes_are_objected_to_before_a_load() -> None:
+    quantization = Quantization("awq", group=128)
+    codes = Tensor("model.layers.0.self_attn.o_proj.qweight", (576, 72), "I32", 0, 0)
+    assert "576 inputs, which cannot be cut in groups of 128" in quantization.objection(codes)
+    assert replace(quantization, group=64).objection(codes) == ""
+    act_order = Quantization("gptq", group=64, act_order=True)
+    words = Tensor("model.layers.0.self_attn.o_proj.qweight", (72, 576), "I32", 0, 0)
+    assert "act-order layers need multiples of 128" in act_order.objection(words)
 
 
 @pytest.mark.parametrize("strategy", ["tensor", "damaged"])

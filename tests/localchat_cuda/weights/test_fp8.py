@@ -56,6 +56,18 @@ def test_kernels_are_their_references(tmp_path: Path) -> None:
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 
+@pytest.mark.parametrize("kernels", [False, True])
+def test_widths_that_are_no_multiple_of_128_are_read(kernels: bool, tmp_path: Path) -> None:
+    shape = {"hidden_size": 192, "intermediate_size": 352, "num_hidden_layers": 1}
+    model = tiny_models.reference("qwen3", **shape)
+    save_fp8(model, tmp_path, "channel")
+    tokens = tokens_of(21, 12)
+    ours = Tiny(tmp_path, torch.float16 if kernels else torch.float32, kernels=kernels)
+    wanted = wanted_of(model, tokens)
+    bound = 2e-2 if kernels else 1e-5
+    assert float((ours.prompt(tokens, 12) - wanted).norm() / wanted.norm()) < bound
+
+
 def test_parts_whose_blocks_do_not_join_become_floating() -> None:
     parts = [w8_pack.e4m3_blocks(torch.randn(n, 256)) for n in (128, 64, 64)]
     found = concat_rows(iter(parts), 256, torch.float32)

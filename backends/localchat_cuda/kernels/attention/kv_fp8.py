@@ -219,8 +219,8 @@ def factors(marks):
 @triton.jit
 def scales(marks):
     """Convert bytes in int32 to scales; fp32, NaN where the encoded numbers were not finite."""
-    found = ((marks + _FIRST) << 20).to(tl.float32, bitcast=True)
-    return tl.where(marks == NONE, float("nan"), found)
+    scale = ((marks + _FIRST) << 20).to(tl.float32, bitcast=True)
+    return tl.where(marks == NONE, float("nan"), scale)
 
 
 def decoder_of(device: torch.device) -> int:
