@@ -38,6 +38,7 @@ class ExitCode(IntEnum):
     DOES_NOT_FIT = 4
     NETWORK = 5
     CONTEXT_EXCEEDED = 6
+    ANSWER_CUT = 7
     INTERRUPTED = 130
 
 
@@ -110,6 +111,13 @@ class ContextExceeded(LocalchatError):
     exit_code = ExitCode.CONTEXT_EXCEEDED
 
 
+class AnswerCut(LocalchatError):
+    """An answer ended at a limit or in a loop, and the caller requires complete ones."""
+
+    code = "answer_cut"
+    exit_code = ExitCode.ANSWER_CUT
+
+
 class EngineDied(LocalchatError):
     """`details`: signal (name or empty), status, phase (`load`, `warmup`, `serve`)."""
 
@@ -167,8 +175,18 @@ class ConnectionFailure(NamedTuple):
     """Another try would fail alike."""
 
 
-def connection_failure(problem: Exception, where: str, *, known: bool = False) -> ConnectionFailure:
-    """What an HTTP library's error means. `where`: address of the server. `known`: its name is right."""
+def connection_failure(
+    problem: Exception, where: str, *, known: bool = False, proxy: object = None
+) -> ConnectionFailure:
+    """What an HTTP library's error means. `where`: address of the server. `known`: its name is right.
+
+    `proxy`: the one that the request went through, as messages show it."""
+    if proxy is not None:
+        # The error is the proxy's in nearly all cases: only the proxy was contacted.
+        return ConnectionFailure(
+            f"cannot reach {where} through the proxy {proxy}: {_bare(str(problem)) or 'no answer'}",
+            "is the proxy running? NO_PROXY lists hosts that need none",
+        )
     words = str(problem)
     if "timeout" in type(problem).__name__.lower() or "timed out" in words:
         return ConnectionFailure(

@@ -51,12 +51,34 @@ def sanitize_line(text: str) -> str:
     return sanitize(text).replace("\n", "\u240a").replace("\t", " ")
 
 
+_SAMPLE_BYTES: Final = 4096
+"""Bytes that show whether a text is UTF-16."""
+
+
 def utf16_text(data: bytes) -> str | None:
-    """The text of bytes that begin with the mark of UTF-16, as Windows writes it; None for all others."""
-    if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    """Decode UTF-16, as Windows writes it, with or without its mark. Return None for all other bytes."""
+    encoding = utf16_encoding(data)
+    if encoding is None:
         return None
     try:
-        text = data.decode("utf-16")
+        text = data.decode(encoding)
     except UnicodeDecodeError:
         return None
     return None if "\0" in text else text.replace("\r\n", "\n")
+
+
+def utf16_encoding(head: bytes) -> str | None:
+    """Return the encoding of bytes that begin a UTF-16 text; None for all other bytes."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    # Without a mark, mostly Latin text has a zero in every second byte and none in the others.
+    sample = head[:_SAMPLE_BYTES]
+    pairs = len(sample) // 2
+    low_zeros = sample[0 : pairs * 2 : 2].count(0)
+    high_zeros = sample[1 : pairs * 2 : 2].count(0)
+    if pairs < 2 or min(low_zeros, high_zeros) > 0 or max(low_zeros, high_zeros) < pairs * 0.7:
+        return None
+    encoding = "utf-16-le" if high_zeros else "utf-16-be"
+    text = sample[: pairs * 2].decode(encoding, "replace")
+    is_text = all(sign.isprintable() or sign in "\t\n\r\f" for sign in text)
+    return encoding if is_text else None

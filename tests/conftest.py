@@ -155,6 +155,12 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket.socket, verb, refuse)
 
 
+@pytest.fixture(autouse=True)
+def _quiet_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs count as undisturbed, however busy the machine that runs the tests is."""
+    monkeypatch.setattr("localchat.fit.contention._waiting_share", lambda root: 0.0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _checkout(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Subprocesses import this checkout; where the distribution is not installed, its entry points are

@@ -15,6 +15,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
     LEAST_CONTEXT_TOKENS,
     MemoryPlan,
+    check_context,
     gpu_reserve_bytes,
     largest,
 )
@@ -95,6 +96,8 @@ def plan(
     does not fit. Raises UsageError for a KV type that the engine lacks, and for impossible numbers.
     `ram_bytes`: free RAM, of which pinned memory for idle KV takes a part. `draft`: the draft model."""
     headers, limits = tuple(headers), limits or StepLimits()
+    trained = config.context_train
+    check_context("The model", options.context_tokens, trained, anyway=options.anyway)
 
     def planned(*, apart: bool) -> MemoryPlan:
         planner = _LoadPlanner(config, headers, options, gpu, limits, ram_bytes, draft, apart=apart)

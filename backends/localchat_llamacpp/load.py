@@ -115,11 +115,12 @@ def _with_context(
     weights: Weights, target: Target, request: LoadRequest, progress: Progress
 ) -> LlamaCppRunner:
     plan, api = request.plan, library().api
-    cells = context_cells(plan.context_tokens)
+    room = max(plan.kv_tokens, plan.context_tokens)
+    cells = context_cells(room)
     most = int(api.llama_max_parallel_sequences()) - 1
     spare = SPARE_STATES if _is_stateful(weights.handle) else 0
     spec = ContextSpec(
-        context_tokens=plan.context_tokens,
+        context_tokens=room,
         slots=min(request.options.max_slots + spare, most),
         step_tokens=min(plan.max_step_tokens, cells),
         kv_type=plan.kv_type,
@@ -131,7 +132,9 @@ def _with_context(
     drafter = None
     try:
         if not api.llama_get_memory(context):
-            raise ModelInvalid("This is an embedding model: it keeps no memory and writes no text.")
+            raise ModelInvalid(
+                "This is an embedding model: it has no KV cache and cannot generate text."
+            )
         vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
         batch = Batch(spec.step_tokens, spec.slots + 1)
         warm = WarmUp(context, batch, spec.slots, vocab_size)
@@ -192,8 +195,8 @@ def _capabilities(
     alone, on_gpu = target.architecture in _LONE, request.plan.gpu_layers != 0
     cells = context_cells(spec.context_tokens)
     return Capabilities(
-        context_tokens=spec.context_tokens,
-        # The cells beyond the context, to a round number, are not promised to anyone.
+        context_tokens=request.plan.context_tokens,
+        # The cells beyond the room, to a round number, are not promised to anyone.
         kv_tokens=spec.context_tokens,
         max_slots=spec.slots,
         max_rows=1 if alone else min(request.options.max_slots, spec.slots),

@@ -17,6 +17,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
     LEAST_CONTEXT_TOKENS,
     MemoryPlan,
+    check_context,
     is_rough,
     kv_types,
     largest,
@@ -35,6 +36,15 @@ _SHORT_TOKENS = 2048
 """Context of a load that does not fit and is wanted all the same."""
 _LITTLE = 20
 """Weights of less than this part of the need are not the reason that it does not fit."""
+_SHORT_REQUEST_TOKENS = 2048
+"""Room for each slot that is worth flash attention, which makes decoding slower on a CPU."""
+_DEFAULT_SHARE = 4
+"""Part of the free memory that room for more slots takes if the user named no number of them."""
+_FOUR_BITS = "A q4_0 KV cache makes answers worse: SmolLM2-135M lost one of three facts in a long text. Use q8_0."
+_FOUR_BIT_KEYS = (
+    "A q4_0 KV cache damages models whose keys have biases, like this one: the perplexity of "
+    "Qwen2.5-Coder-1.5B rose from 14 to 2,702. Use q8_0."
+)
 _MOST_SLOTS = 255
 """llama.cpp counts 256 sequences, and one is the scratch sequence."""
 
@@ -48,6 +58,9 @@ def plan(
     KV type that this model cannot have, and for numbers out of range.
     """
     _check(options)
+    if not shape.positions:
+        limit = max(shape.context_train, shape.context_scaled)
+        check_context(shape.name, options.context_tokens, limit, anyway=options.anyway)
     _check_experts(shape, options, can_offload=can_offload)
     memory = MemoryCheck(shape, options, machine, can_offload=can_offload, safe_mode=safe_mode)
     return _CandidateChooser(memory, can_offload=can_offload).plan()
@@ -106,6 +119,8 @@ class _CandidateChooser:
         self.goal = self.options.context_tokens or min(self.trained, GOAL_TOKENS)
         self.most = max(self.trained, self.goal)
         self.least = min(LEAST_CONTEXT_TOKENS, self.trained)
+        if self.options.kv_type == "q4_0":
+            self.notes.append(_FOUR_BIT_KEYS if memory.shape.key_biases else _FOUR_BITS)
 
     def _within_positions(self, options: LoadOptions) -> LoadOptions:
         """The options within learned positions (GPT-2, StarCoder, MPT): a token after the last ends the
@@ -161,7 +176,8 @@ class _CandidateChooser:
         asked = self.options.experts_on_cpu
         experts = 0 if asked == "auto" or not layers else min(asked, self.memory.shape.all_layers)
         for kv_type in self.types:
-            yield LoadCandidate(kv_type, False, layers, experts)
+            if not (self.options.window_only and self.memory.shape.window):
+                yield LoadCandidate(kv_type, False, layers, experts)
             if self.memory.shape.window:
                 yield LoadCandidate(kv_type, True, layers, experts)
 
@@ -295,12 +311,54 @@ class _CandidateChooser:
             )
         if candidate.window_only:
             self.notes.append("Sliding-window layers keep only their window, to save memory.")
+        elif self.memory.shape.window:
+            self.notes += self._window_note(candidate, context)
         if 0 < candidate.gpu_layers < self.memory.layers:
             self.notes.append(
                 f"{candidate.gpu_layers} of {self.memory.layers} layers go to the GPU."
             )
         self.notes += self._placement_notes(candidate, context)
         return self._result(candidate, context, longest, fits=True)
+
+    def _window_note(self, candidate: LoadCandidate, context: int) -> Iterator[str]:
+        """What keeping only the windows would save."""
+        whole, windows = (
+            sum(self.memory.needs(context, one).kv)
+            for one in (candidate, candidate._replace(window_only=True))
+        )
+        if windows < whole:
+            yield (
+                f"Layers with a sliding window of {self.memory.shape.window:,} keep all tokens, so that "
+                f"prompts can be reused anywhere. --window-only saves {size(whole - windows)}."
+            )
+
+    def _room(self, candidate: LoadCandidate, context: int) -> int:
+        """Tokens of the KV cache: a full context for each slot, as far as memory allows."""
+        shape, options = self.memory.shape, self.options
+        # Long rope factors follow the size of the cache, so more room would change the answers.
+        if not options.room_for_slots or options.max_slots < 2 or shape.long_rope:
+            return context
+        wanted = options.max_slots * context
+        spare = min(_HOST_CACHE_BYTES // 2, self.memory.ram_bytes // 8)
+        if options.more_slots:
+            spare = self.memory.ram_bytes - self.memory.ram_bytes // _DEFAULT_SHARE
+        room = self.memory.largest_context(candidate, wanted, spare)
+        if not candidate.gpu_layers and not candidate.coarse and room > context:
+            quick = largest(lambda count: not self.memory.needs(count, candidate).flash, room)
+            room = min(room, max(quick, options.max_slots * _SHORT_REQUEST_TOKENS))
+        return max(room, context)
+
+    def _room_note(self, candidate: LoadCandidate, context: int, room: int) -> Iterator[str]:
+        """What the room for requests at once costs."""
+        if room <= context:
+            return
+        one, all_ = (sum(self.memory.needs(count, candidate).kv) for count in (context, room))
+        slots = self.options.max_slots
+        limit = "" if room >= slots * context else f" of {tokens(slots * context)}"
+        yield (
+            f"{slots} requests at once share a KV cache of {room:,}{limit or ' tokens'}: {size(all_)}, where "
+            f"one of {tokens(context)} takes {size(one)}. --kv-gb limits it."
+        )
 
     def _placement_notes(self, candidate: LoadCandidate, context: int) -> Iterator[str]:
         """Sentences on experts in RAM, and on the layers of each of several GPUs."""
@@ -334,7 +392,9 @@ class _CandidateChooser:
         fits: bool,
         advice: tuple[str, ...] = (),
     ) -> MemoryPlan:
-        needs = self.memory.needs(context, candidate)
+        room = self._room(candidate, context) if fits else context
+        needs = self.memory.needs(room, candidate)
+        self.notes += self._room_note(candidate, context, room)
         return MemoryPlan(
             backend="llama.cpp",
             weights_bytes=sum(needs.weights),
@@ -359,7 +419,7 @@ class _CandidateChooser:
             window_only=candidate.window_only,
             mapped_bytes=needs.mapped,
             kv_types=self.possible_types,
-            kv_tokens=context,
+            kv_tokens=room,
             reserve_bytes=self.memory.reserve_bytes,
             experts_on_cpu=candidate.experts_on_cpu,
             gpu_shares=needs.shares,

@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 
 from localchat.engine.remote.client import CONNECT_S, base_url
 from localchat.engine.remote.errors import error_from_status
-from localchat.errors import LocalchatError, NetworkError
+from localchat.errors import LocalchatError, NetworkError, connection_failure
+from localchat.http_transport import AsyncProxyTransport
+from localchat.proxies import proxy_for
 
 _ANSWER_S: Final = 3600.0
 """Nothing arrives of an answer before its end."""
@@ -40,13 +41,12 @@ class BatchClient:
         headers = {"User-Agent": "localchat"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        host = urlsplit(self.base).hostname or ""
         self._client = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(_ANSWER_S, connect=CONNECT_S, pool=None),
-            limits=httpx2.Limits(max_connections=clients, max_keepalive_connections=clients),
-            # A proxy of the environment does not lead back to this machine.
-            trust_env=not (host in ("localhost", "::1") or host.startswith("127.")),
+            transport=AsyncProxyTransport(
+                httpx2.Limits(max_connections=clients, max_keepalive_connections=clients)
+            ),
         )
 
     async def __aenter__(self) -> "BatchClient":
@@ -88,11 +88,10 @@ class BatchClient:
         raise self._unreachable(trouble)
 
     def _unreachable(self, trouble: Exception | None) -> LocalchatError:
-        return NetworkError(
-            f"{self.base} cannot be reached ({type(trouble).__name__}: {trouble})",
-            hint="is the server running, and is its address right?",
-            unreachable=True,
+        failure = connection_failure(
+            trouble or ConnectionError(), self.base, proxy=proxy_for(self.base)
         )
+        return NetworkError(failure.message, hint=failure.hint, unreachable=True)
 
 
 def _worth_trying(reply: httpx2.Response) -> bool:

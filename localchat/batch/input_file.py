@@ -10,7 +10,9 @@ The file is streamed: of each line only its hash is kept, so a million lines cos
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,8 @@ CHAT: Final = "/v1/chat/completions"
 PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings")
 _NOT_SENT: Final = ("stream", "stream_options")
 """Answers of a batch are never streamed."""
+_SAMPLED_LINES: Final = 1000
+"""Lines that are searched for the names of models."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -96,6 +100,19 @@ class BatchInput:
             self._refuse_repeated(twice)
         return found
 
+    def named_models(self) -> frozenset[str]:
+        """Return the models that the first lines name. Raises UsageError where the file cannot be read."""
+        names = set()
+        objects = (line for line in self.lines() if line.content.startswith(b"{"))
+        for line in islice(objects, _SAMPLED_LINES):
+            with suppress(LocalchatError):
+                fields = _object(line.content)
+                body = fields.get("body", fields)
+                name = body.get("model") if isinstance(body, dict) else None
+                if isinstance(name, str) and name:
+                    names.add(name)
+        return frozenset(names)
+
     def parse(self, line: RawLine) -> BatchLine:
         """The request of a line; one that is none says why in `problem`."""
         if not line.content.startswith(b"{"):
@@ -123,11 +140,11 @@ class BatchInput:
         if "body" in fields or "url" in fields:
             path, body = fields.get("url", CHAT), fields.get("body")
             if path not in PATHS:
-                raise UsageError(f"the url is {path!r}; there are {', '.join(PATHS)}")
+                raise UsageError(f"unsupported url {path!r}; use one of {', '.join(PATHS)}")
             if fields.get("method", "POST") != "POST":
                 raise UsageError(f"the method is {fields['method']!r}; it has to be POST")
             if not isinstance(body, dict):
-                raise UsageError("the body is no JSON object")
+                raise UsageError("the body is not a JSON object")
             return path, dict(body)
         rest = {key: value for key, value in fields.items() if key != "custom_id"}
         if "input" in rest:
@@ -136,7 +153,7 @@ class BatchInput:
         if "messages" not in rest:
             prompt = rest.pop("prompt", None)
             if not isinstance(prompt, str):
-                raise UsageError('there is no "prompt", "messages", "input" or "body" in this line')
+                raise UsageError('this line has no "prompt", "messages", "input" or "body"')
             rest |= self._chat([{"role": "user", "content": prompt}], system)
         if schema is not None:
             named = {"name": "answer", "schema": schema, "strict": True}
@@ -168,7 +185,7 @@ class BatchInput:
             if name in places:
                 raise UsageError(
                     f"{self.path}: lines {places[name]} and {line.number} have the same custom_id {name!r}",
-                    hint="give each line one of its own, or none",
+                    hint="give each line its own custom_id, or none",
                 )
             places[name] = line.number
 
@@ -178,7 +195,7 @@ def _object(content: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-        raise UsageError(f"the line begins with {{ and is no JSON: {problem}") from problem
+        raise UsageError(f"the line begins with {{ and is not valid JSON: {problem}") from problem
     assert isinstance(found, dict)
     return found
 

@@ -51,6 +51,10 @@ class BatchProgress:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    cut: int = 0
+    """Answers that a limit ended."""
+    looping: int = 0
+    """Answers that repeated themselves and were ended."""
     in_flight: int = 0
     began_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
@@ -71,10 +75,23 @@ class BatchProgress:
         if isinstance(usage, dict):
             self.prompt_tokens += _count(usage, "prompt_tokens")
             self.completion_tokens += _count(usage, "completion_tokens")
+        end = _ended_early(body)
+        self.cut += end == "length"
+        self.looping += end == "repetition"
+        if isinstance(usage, dict):
             details = usage.get("prompt_tokens_details")
             self.cached_tokens += (
                 _count(details, "cached_tokens") if isinstance(details, dict) else 0
             )
+
+
+def _ended_early(body: Any) -> str:  # noqa: ANN401 - JSON
+    """Return `length` or `repetition` for an answer with a choice that ended so, else nothing."""
+    choices = body.get("choices") if isinstance(body, dict) else None
+    for choice in choices if isinstance(choices, list) else []:
+        if isinstance(choice, dict) and choice.get("finish_reason") == "length":
+            return "repetition" if choice.get("stop_reason") == "repetition" else "length"
+    return ""
 
 
 class BatchRun:
@@ -84,7 +101,7 @@ class BatchRun:
         self, source: BatchInput, output: BatchOutput, *, retry_errors: bool, limit: int | None
     ) -> None:
         """Reads both files. limit: most lines of this run. Raises UsageError where they do not match."""
-        self._source = source
+        self.source = source
         self._output = output
         hashes = source.hashes()
         self._done, failed = output.answered(hashes, retry_errors=retry_errors)
@@ -122,7 +139,7 @@ class BatchRun:
         return self.lines - self.progress.before - self.progress.done
 
     def _waiting(self) -> Iterator[RawLine]:
-        for line in self._source.lines():
+        for line in self.source.lines():
             if self._ending:
                 return
             if line.number < len(self._done) and not self._done[line.number]:
@@ -148,7 +165,7 @@ class BatchRun:
                 raise _first(problems) from None
 
     async def _answer(self, client: BatchClient, server: BatchServer, raw: RawLine) -> BatchAnswer:
-        line = self._source.parse(raw)
+        line = self.source.parse(raw)
         name = answer_id(line.number, raw.hash)
         if line.problem:
             return BatchAnswer(

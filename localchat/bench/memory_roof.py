@@ -3,25 +3,18 @@
 A step reads the weights once for all its requests, and the KV cache of each.
 """
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from localchat.bench.statistics import PointFigures
 from localchat.fit.hardware import Machine
+from localchat.fit.memory_bandwidth import ram_bandwidth
 from localchat.fit.memory_plan import CacheSpec, MemoryPlan, kv_layer_bytes
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import ModelSummary
 from localchat.model_files.ggml_types import KV_FORMATS
 from localchat.models.info.checkpoint_info import describe_checkpoint
-
-_PROBE_BYTES: Final = 256 << 20
-"""More than any cache of a processor."""
-_REPEATS: Final = 6
 
 
 class MemoryRoof(msgspec.Struct, frozen=True):
@@ -71,20 +64,3 @@ def memory_roof(
 def _kv_bytes(model: ModelShape, kv_type: str) -> int:
     known = kv_type if kv_type in KV_FORMATS else "f16"
     return sum(kv_layer_bytes(model, CacheSpec(1, 1, 0, known)))
-
-
-@cache
-def ram_bandwidth(threads: int) -> float:
-    """Bytes a second that so many threads read from RAM, the best of a few runs. Measured once in a process,
-    so that variants are held against the same roof."""
-    import numpy as np
-
-    values = np.ones(_PROBE_BYTES // 4, dtype=np.float32)
-    parts = np.array_split(values, threads)
-    best = 0.0
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(_REPEATS):
-            began_s = time.perf_counter()
-            list(pool.map(lambda part: float(part @ part), parts))
-            best = max(best, values.nbytes / (time.perf_counter() - began_s))
-    return best

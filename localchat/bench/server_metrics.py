@@ -2,11 +2,14 @@
 
 import re
 import threading
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
+
+import httpx2
+
+from localchat.http_transport import query_client
 
 _POLL_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
@@ -41,12 +44,10 @@ def parse_counters(text: str) -> Counters:
 
 def read_counters(url: str, key: str = "") -> Counters:
     """The counters of a server now; empty where it shows none."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url}/metrics", headers=headers)  # noqa: S310 - checked before
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
-            return parse_counters(response.read().decode("utf-8", "replace"))
-    except (OSError, ValueError):
+        with query_client(key, _TIMEOUT_S) as client:
+            return parse_counters(client.get(f"{url}/metrics").raise_for_status().text)
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
         return {}
 
 

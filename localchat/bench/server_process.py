@@ -1,18 +1,17 @@
 """A server of our own in a child process, on a free port, for as long as it is measured."""
 
-import json
 import os
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Final
+
+import httpx2
 
 from localchat.config.settings import variable
 from localchat.engine.local.process import child_environment
@@ -25,6 +24,7 @@ from localchat.errors import (
     ModelMissing,
     UsageError,
 )
+from localchat.http_transport import query_client
 
 _END_S: Final = 15.0
 _POLL_S: Final = 0.05
@@ -104,12 +104,14 @@ def server_process(command: ServerCommand, environ: Mapping[str, str]) -> Iterat
 
 def _wait_ready(url: str, process: "subprocess.Popen[str]") -> None:
     """Return once the model is loaded, or the process has ended."""
-    while url and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):  # noqa: S310 - our own server
+    with query_client() as client:
+        while url and process.poll() is None:
+            try:
+                client.get(f"{url}/health").raise_for_status()
+            except httpx2.HTTPError:
+                time.sleep(_POLL_S)
+            else:
                 return
-        except (urllib.error.URLError, OSError):
-            time.sleep(_POLL_S)
     process.wait()
 
 
@@ -144,11 +146,9 @@ def _end_error(code: int, log: list[str], model: str) -> LocalchatError:
 
 def server_properties(url: str, key: str = "") -> dict[str, object]:
     """`/props` of a server; empty where it has none."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url}/props", headers=headers)  # noqa: S310 - checked before
     try:
-        with urllib.request.urlopen(request, timeout=5) as response:  # noqa: S310
-            found = json.loads(response.read(1 << 20))
-    except (OSError, ValueError):
+        with query_client(key) as client:
+            found = client.get(f"{url}/props").raise_for_status().json()
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -8,9 +8,11 @@ from typing import Final
 
 import msgspec
 
-from localchat.chat.conversation import Conversation, Node
+from localchat.chat.conversation import AnswerMetrics, Conversation, Node
 from localchat.chat.overflow import Count
 from localchat.chat.prompt_messages import SUMMARY_ROLE, as_sent, exchanges, sent_nodes
+from localchat.engine.events import Done, Event, MetricsSnapshot, Prefill
+from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.errors import ContextExceeded, UsageError
 
@@ -60,17 +62,37 @@ class Compaction:
         )
         self._done = 0
         self._reading = 0
+        self._share = 0.0
+        """Share of the current request that is done."""
+        self._prompt_tokens = 0
+        self._done_event: Done | None = None
 
     @property
     def progress(self) -> float:
-        """Share of the text that was summarized, 0 to 1."""
-        return self._done / max(len(self._text), 1)
+        """Share of the work that is done, 0 to 1: tokens read and written count alike."""
+        current = (self._reading - self._done) * self._share if self._reading > self._done else 0.0
+        return (self._done + current) / max(len(self._text), 1)
+
+    def observe(self, event: Event) -> None:
+        """Note the progress of the current request."""
+        match event:
+            case Prefill(done=done, total=total):
+                self._share = done / max(total + self.summary_tokens, 1)
+                self._prompt_tokens = total
+            case MetricsSnapshot(completion_tokens=written) if written:
+                work = self._prompt_tokens + self.summary_tokens
+                self._share = min(1.0, (self._prompt_tokens + written) / work)
+            case Done():
+                self._done_event = event
+            case _:
+                pass
 
     def request(self) -> GenerateRequest | None:
         """The next request, or None when everything was read."""
         if self._done >= len(self._text):
             return None
         self._reading = self._done + self._chunk()
+        self._share = 0.0
         return GenerateRequest(
             self._messages(self._reading),
             sampling=Sampling(temperature=0.3),
@@ -84,8 +106,10 @@ class Compaction:
         self._summary = answer.strip()
         self._done = self._reading
 
-    def finish(self) -> tuple[Node, ...]:
+    def finish(self, info: EngineInfo | None = None) -> tuple[Node, ...]:
         """Put the summary into the conversation; returns the nodes that are new or changed.
+
+        `info`: the engine that wrote it, for the metrics.
 
         A question that waits for its answer moves after the summary.
         """
@@ -98,12 +122,26 @@ class Compaction:
             parent=head.parent if waits and head is not None else conversation.head,
             replaces=[node.id for node in (*earlier, *self.replaced)],
         )
+        if info is not None:
+            summary = msgspec.structs.replace(summary, metrics=self._metrics(info))
+            conversation.put(summary)
         if not waits or head is None:
             return (summary,)
         moved = msgspec.structs.replace(head, parent=summary.id)
         conversation.put(moved)
         conversation.head = moved.id
         return (summary, moved)
+
+    def _metrics(self, info: EngineInfo) -> AnswerMetrics:
+        """Return who wrote the summary, and its length."""
+        return AnswerMetrics(
+            model=info.model,
+            backend=info.backend,
+            quantization=info.quantization,
+            kv_type=info.kv_type,
+            draw_seed=0,
+            done=self._done_event,
+        )
 
     def _earlier(self) -> tuple[Node, ...]:
         """Summaries on the path, which the new one includes."""

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from localchat.engine.events import Done
+from localchat.engine.events import Done, Finished
 from localchat.engine.request import Message
 from localchat.errors import UsageError
 
@@ -57,6 +57,8 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a summary: ids of the messages that it stands for."""
     error: str = ""
     """Why the answer failed, one sentence."""
+    end: Finished | None = None
+    """How the answer ended, where a limit or the loop guard ended it."""
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):

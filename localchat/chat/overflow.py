@@ -17,7 +17,7 @@ from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
 from localchat.errors import ContextExceeded, UsageError
 from localchat.fit.kv_types import smaller_kv_type
-from localchat.fit.memory_steps import MemoryStep, step_lines
+from localchat.fit.memory_steps import MemoryStep
 from localchat.units import size, tokens
 
 Count: TypeAlias = Callable[[Messages], int]
@@ -83,13 +83,11 @@ class Overflow(NamedTuple):
     leave_out: LeaveOutPlan | None
     """None where the last question alone is too long."""
     choices: tuple[OverflowChoice, ...]
-    idle: str = ""
-    """A sentence on the steps that give nothing here, and why."""
 
     @property
     def notice(self) -> str:
-        """The sentence, and which steps give nothing."""
-        return f"{self.sentence[0].upper()}{self.sentence[1:]}.\n{self.idle}".rstrip()
+        """Return the sentence as a notice."""
+        return f"{self.sentence[0].upper()}{self.sentence[1:]}."
 
     @property
     def sentence(self) -> str:
@@ -129,9 +127,8 @@ def examine(
     # Without the reserve at least one token can be written.
     plan = plan or search.plan(info.context_tokens - 1)
     steps = prompt_steps(prompt, info)
-    idle = next((line for line in step_lines(steps) if not line[0].isdecimal()), "")
     choices = (*_choices(search, prompt, plan, info), *_fewer_layers(steps))
-    return Overflow(prompt, info.context_tokens, plan, choices, idle)
+    return Overflow(prompt, info.context_tokens, plan, choices)
 
 
 def _fewer_layers(steps: tuple[MemoryStep, ...]) -> "Iterator[OverflowChoice]":
@@ -301,9 +298,11 @@ def memory_choices(prompt: int, info: EngineInfo) -> "list[OverflowChoice]":
     kv_bytes = parts.kv_bytes if parts is not None and parts.kv_bytes > 0 else 0
     now = kv_bytes / max(info.context_tokens, 1)
     found = []
+    goal = max(goal, _comfortable_context(now, info))
     extra = round(now * goal) - kv_bytes
     if goal > info.context_tokens:
-        label = f"a context of {tokens(goal)}{_memory(extra, kv_bytes, info)}"
+        name = "the model's full context" if goal == info.context_train else "a context"
+        label = f"{name} of {tokens(goal)}{_memory(extra, kv_bytes, info)}"
         found.append(
             OverflowChoice(
                 "longer_context",
@@ -330,6 +329,16 @@ def memory_choices(prompt: int, info: EngineInfo) -> "list[OverflowChoice]":
             )
         )
     return found
+
+
+def _comfortable_context(token_bytes: float, info: EngineInfo) -> int:
+    """Return the longest context that needs at most half of the free memory; 0 if that is unknown."""
+    loaded = info.actual_bytes or info.predicted_bytes
+    if not token_bytes or not info.free_bytes or info.free_bytes <= loaded:
+        return 0
+    more_tokens = int((info.free_bytes - loaded) / 2 / token_bytes)
+    longest = (info.context_tokens + more_tokens) // _BLOCK_TOKENS * _BLOCK_TOKENS
+    return min(longest, info.context_train)
 
 
 def _memory(extra: int, kv_bytes: int, info: EngineInfo) -> str:

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from localchat.chat.conversation import Conversation, Node
+from localchat.engine.repetition import without_repeats
 from localchat.engine.request import Message
 
 Exchange: TypeAlias = tuple[Node, ...]
@@ -36,7 +37,7 @@ def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message,
         messages.append(Message("system", conversation.system))
     opening = _summaries(conversation)
     for node in nodes:
-        message = node.message
+        message = without_loop(node)
         if message.role == "assistant" and _is_empty(message):
             continue
         if message.role == "user" and opening:
@@ -50,6 +51,17 @@ def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message,
     if opening:
         messages.append(Message("user", opening))
     return tuple(messages)
+
+
+def without_loop(node: Node) -> Message:
+    """Return a message without the repeats that end it: in a prompt they would begin the next loop."""
+    message = node.message
+    repetition = node.end.repetition if node.end is not None else None
+    content = without_repeats(message.content, repetition)
+    reasoning = without_repeats(message.reasoning, repetition)
+    if (content, reasoning) == (message.content, message.reasoning):
+        return message
+    return msgspec.structs.replace(message, content=content, reasoning=reasoning)
 
 
 def sent_nodes(conversation: Conversation) -> tuple[Node, ...]:

@@ -18,6 +18,7 @@ def main(args: Sequence[str] | None = None, app: "AppContext | None" = None) -> 
     from localchat.cli.main import run
 
     _fill_closed_descriptors()
+    _replace_invalid_bytes()
     sys.exit(run(sys.argv[1:] if args is None else args, app))
 
 
@@ -46,3 +47,14 @@ def _fill_closed_descriptors() -> None:
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
             if number == 1:
                 sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end
+
+
+def _replace_invalid_bytes() -> None:
+    """Read keys of a terminal that are not UTF-8 as U+FFFD.
+
+    Python would raise an error, or return surrogates that no file and no engine accepts."""
+    import io
+    import sys
+
+    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.isatty():
+        sys.stdin.reconfigure(errors="replace")

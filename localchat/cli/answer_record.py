@@ -8,10 +8,12 @@ import threading
 
 import msgspec
 
+from localchat.chat.answer_end import ended_early
 from localchat.chat.conversation import AnswerMetrics, Conversation, Node, NodeState
 from localchat.cli.conversation_options import open_to_record
 from localchat.cli.render_answer import ReceivedAnswer
 from localchat.cli.resolve import Setup
+from localchat.engine.events import Finished
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message
 from localchat.errors import HistoryUnusable, LocalchatError
@@ -20,6 +22,9 @@ from localchat.session.recorder import ConversationRecorder
 _SAVE_EVERY_S = 0.25
 """As often as a session hands a growing answer over (session/answer_builder.py, which a one-shot does not
 import)."""
+
+_RECORDED_AT_ONCE = 64 << 10
+"""Characters of a question that is recorded before the engine accepts it."""
 
 
 class AnswerRecord:
@@ -48,6 +53,8 @@ class AnswerRecord:
             self._setup.terminal.notify(f"this conversation is not saved: {problem.strerror}")
 
     def _record(self) -> None:
+        if not self._wait_for_acceptance():
+            return
         enabled = self._setup.settings.history
         history = open_to_record(self._setup.paths, self._setup.terminal, enabled=enabled)
         if history is None:
@@ -57,6 +64,17 @@ class AnswerRecord:
         self._recorder.changed(self._question)
         while not self._ended.wait(_SAVE_EVERY_S):
             self._record_growth()
+
+    def _wait_for_acceptance(self) -> bool:
+        """Wait until the engine accepts a large question, which may be refused. Return False if it was.
+
+        A small one is recorded at once: it survives a kill of this process while the model loads."""
+        if len(self._question.message.content) <= _RECORDED_AT_ONCE:
+            return True
+        while self._answer.accepted is None:
+            if self._ended.wait(_SAVE_EVERY_S):
+                return self._answer.accepted is not None
+        return True
 
     def _record_growth(self) -> None:
         # The main thread adds to the answer meanwhile: `dict` copies it in one step.
@@ -69,13 +87,13 @@ class AnswerRecord:
             self._put(choice, texts.get(choice, ""), reasoning.get(choice, ""), "open")
 
     def finish(self, engine: Engine, error: LocalchatError | None = None) -> None:
-        """Record how the answer ended. A question that failed without an answer is taken back."""
+        """Record how the answer ended. A question that failed or was stopped without an answer is removed."""
         self._ended.set()
         self._thread.join()
         if answered := bool(self._answer.texts or self._answer.reasoning):
             self._record_end(engine, error)
         try:
-            if error is not None and not answered:
+            if not answered and (error is not None or self._answer.interrupted):
                 self._recorder.withdraw(self._question)
             self._recorder.close()
         except HistoryUnusable as problem:
@@ -91,6 +109,7 @@ class AnswerRecord:
                 "failed" if error is not None else _state(self._answer, choice),
                 metrics,
                 error.message if error is not None else "",
+                self._answer.ends.get(choice),
             )
 
     def _put(
@@ -101,13 +120,19 @@ class AnswerRecord:
         state: NodeState,
         metrics: AnswerMetrics | None = None,
         error: str = "",
+        end: Finished | None = None,
     ) -> None:
         message = Message("assistant", text, reasoning=reasoning)
         node = self._nodes.get(choice)
         if node is None:
             node = self._conversation.add(message, parent=self._question.id, state=state)
         node = msgspec.structs.replace(
-            node, message=message, state=state, metrics=metrics, error=error
+            node,
+            message=message,
+            state=state,
+            metrics=metrics,
+            error=error,
+            end=end if ended_early(end) else None,
         )
         self._nodes[choice] = node
         self._conversation.put(node)
@@ -120,7 +145,7 @@ def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
     reason = answer.reasons.get(choice)
     if answer.interrupted or reason in (None, "cancelled"):
         return "stopped"
-    return "length" if reason == "length" else "whole"
+    return "length" if reason in ("length", "repetition") else "whole"
 
 
 def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:

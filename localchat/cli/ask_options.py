@@ -1,12 +1,13 @@
 """Reads the flags of one call that are no settings, the grammar of its answer among them."""
 
-from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
 
+from localchat.cli.options import utf8_argument
 from localchat.cli.tries_options import TriesOptions, requested_tries
+from localchat.config.paths import expand_home
 from localchat.engine.request import Grammar
 from localchat.errors import FileMissing, UsageError
 
@@ -18,13 +19,14 @@ class AskOptions(msgspec.Struct, frozen=True):
     as_json: bool
     extract: bool
     raw_prompt: bool
+    require_complete: bool
     grammar: Grammar | None
     tries: TriesOptions
 
 
 def ask_options(ctx: click.Context) -> AskOptions:
     """The flags of this call. Raises UsageError, FileMissing."""
-    names = ("interactive", "as_json", "extract", "raw_prompt")
+    names = ("interactive", "as_json", "extract", "raw_prompt", "require_complete")
     flags = {name: bool(ctx.params[name]) for name in names}
     grammar = requested_grammar(ctx)
     options = AskOptions(**flags, grammar=grammar, tries=requested_tries(ctx, grammar))
@@ -53,19 +55,20 @@ def requested_grammar(ctx: click.Context) -> Grammar | None:
     if len(given) > 1:
         raise UsageError(f"{' and '.join('--' + name for name in given)}: only one of them")
     match given:
-        case {"schema": text}:
+        case {"schema": argument}:
+            text = utf8_argument(argument)
             inline = text.lstrip().startswith("{") or text in ("true", "false")
             return Grammar("json_schema", text if inline else _read_grammar("--schema", text))
         case {"grammar": name}:
             return Grammar("lark", _read_grammar("--grammar", name))
         case {"regex": pattern}:
-            return Grammar("regex", pattern)
+            return Grammar("regex", utf8_argument(pattern))
     return None
 
 
 def _read_grammar(flag: str, name: str) -> str:
     try:
-        with Path(name).open("rb") as file:
+        with expand_home(name).open("rb") as file:
             data = file.read(_MOST_GRAMMAR_BYTES + 1)
     except FileNotFoundError as problem:
         raise FileMissing(f"{flag}: there is no file {name}") from problem

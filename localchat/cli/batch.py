@@ -1,7 +1,9 @@
 """Command `localchat batch`: answers a file of prompts into a file of answers, and goes on where it stopped."""
 
 import shlex
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import FiniteRange, complete_model, load_flags
+from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
 from localchat.errors import ExitCode, FileMissing, LocalchatError, UsageError
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from localchat.batch.input_file import LineDefaults
     from localchat.batch.run import BatchRun, BatchServer
     from localchat.cli.batch_progress import BatchLines
+    from localchat.cli.work_model import WorkModel
 
+_STDIN = Path("-")
 _SLOTS = 16
 _GPU_SLOTS = 128
 """Of a checkpoint on the CUDA backend: throughput still rises there."""
@@ -29,14 +33,14 @@ _UNKNOWN_SLOTS = 16
 
 
 @click.command("batch")
-@click.argument("source", metavar="IN.jsonl", type=click.Path(path_type=Path))
+@click.argument("source", metavar="IN.jsonl", type=UserPath(path_type=Path))
 @click.option(
     "-o",
     "--output",
     "target",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=UserPath(path_type=Path, dir_okay=False),
     metavar="OUT.jsonl",
-    help="Where the answers go (required); a file of the same input is continued.",
+    help="File for the answers (required). An existing file of the same input is continued.",
 )
 @click.option(
     "-m",
@@ -44,15 +48,20 @@ _UNKNOWN_SLOTS = 16
     "word",
     metavar="MODEL",
     shell_complete=complete_model,
-    help="A model of this machine, remote:NAME, or the address of a server.",
+    help=(
+        "A model of this machine, remote:NAME, or the address of a server. Default: the "
+        "running server's, or the one used last."
+    ),
 )
-@click.option("-s", "--system", "told", metavar="TEXT", help="Instructions before each prompt.")
+@click.option(
+    "-s", "--system", "told", metavar="TEXT", help="System prompt for each line. Default: none."
+)
 @click.option(
     "--max-tokens",
     "longest",
     type=click.IntRange(1),
     metavar="N",
-    help="The longest answer, in tokens, where a line names none.",
+    help="Stop an answer after N tokens, unless its line says otherwise.",
 )
 @click.option(
     "--temperature",
@@ -60,25 +69,32 @@ _UNKNOWN_SLOTS = 16
     "randomness",
     type=FiniteRange(0, 10),
     metavar="X",
-    help="Randomness, where a line names none.",
+    help="Randomness, unless a line says otherwise. Default: the model maker's value, or 0.7.",
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Answer at most N lines now.")
-@click.option("--retry-errors", is_flag=True, help="Ask lines again whose answer is an error.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Answer at most N lines in this run. Default: all.",
+)
+@click.option("--retry-errors", is_flag=True, help="Retry lines whose answer is an error.")
 @click.option(
     "--parallel",
     type=click.IntRange(1, 255),
     metavar="N",
-    help=f"Requests computed at once; {_SLOTS}, with CUDA {_GPU_SLOTS}.",
+    help=f"Requests computed at once. Default: {_SLOTS}, with CUDA {_GPU_SLOTS}.",
 )
 @click.option(
     "--max-clients",
     type=click.IntRange(1, 4096),
     metavar="N",
-    help="Requests in flight; otherwise enough to keep the server full.",
+    help="Requests in flight. Default: enough to keep the server busy.",
 )
 @load_flags
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
-@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No progress.")
+@click.option(
+    "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -91,12 +107,12 @@ def command(
     quiet: bool | None,
     **_: object,
 ) -> int:
-    """Answer a file of prompts, thousands of them.
+    """Answer a file of prompts.
 
-    A line of IN.jsonl is a prompt as plain text; a JSON object with "prompt" or "messages", and perhaps
-    "schema", "system", "max_tokens" and other fields of a request; or a request in OpenAI's batch format, with
-    custom_id, url and body. Answers are lines in OpenAI's format, in the order in which they end. The same
-    command goes on after an interruption and answers no line twice.
+    A line of IN.jsonl (or of stdin, as -) is a prompt as plain text; a JSON object with "prompt" or
+    "messages", and perhaps "schema", "system", "max_tokens" and other fields of a request; or a request in
+    OpenAI's batch format, with custom_id, url and body. Answers are lines in OpenAI's format, in the order in
+    which they end. The same command continues after an interruption and answers no line twice.
     """
     from localchat.batch.input_file import BatchInput
     from localchat.batch.output_file import BatchOutput
@@ -105,14 +121,15 @@ def command(
     app = ctx.find_object(AppContext)
     assert app is not None
     terminal = Terminal(app.environ, quiet=bool(quiet))
-    _check_input(source)
+    if source != _STDIN:
+        _check_input(source)
     if target is None:
         hint = f"localchat batch {source} -o {source.with_suffix('')}-answers.jsonl"
         raise UsageError("-o OUT.jsonl is missing: where the answers go", hint=hint)
     _check_output(source, target)
-    with BatchOutput(target) as output:
+    with _input_file(source) as path, BatchOutput(target) as output:
         batch = BatchRun(
-            BatchInput(source, _defaults(ctx)), output, retry_errors=retry_errors, limit=limit
+            BatchInput(path, _defaults(ctx)), output, retry_errors=retry_errors, limit=limit
         )
         problem, interrupted = _answer(ctx, terminal, batch)
     if as_json:
@@ -151,7 +168,7 @@ def _answer(
             )
 
         try:
-            with _server(ctx, terminal, shown) as server, calling(end):
+            with _server(ctx, terminal, shown, batch) as server, calling(end):
                 batch.run(server, shown.show)
         except LocalchatError as problem:
             return problem, False
@@ -161,7 +178,9 @@ def _answer(
 
 
 @contextmanager
-def _server(ctx: click.Context, terminal: Terminal, shown: "BatchLines") -> "Iterator[BatchServer]":
+def _server(
+    ctx: click.Context, terminal: Terminal, shown: "BatchLines", batch: "BatchRun"
+) -> "Iterator[BatchServer]":
     """The server that answers: a process of our own, or one that runs. Raises LocalchatError."""
     from localchat.batch.run import BatchServer, clients_for
     from localchat.bench.endpoint import first_model
@@ -172,7 +191,8 @@ def _server(ctx: click.Context, terminal: Terminal, shown: "BatchLines") -> "Ite
     from localchat.engine.remote.client import base_url
 
     asked = ctx.params
-    word, parallel = asked["word"] or _default_model(ctx), asked["parallel"]
+    chosen = _chosen_model(ctx, batch)
+    word, parallel = chosen.word, asked["parallel"]
     running = is_running(word)
     if running and parallel is not None:
         raise UsageError(
@@ -186,13 +206,16 @@ def _server(ctx: click.Context, terminal: Terminal, shown: "BatchLines") -> "Ite
         url = base_url(endpoint.url)
         model = endpoint.model or first_model(url, endpoint.key)
         found = server_properties(url, endpoint.key).get("total_slots") if running else parallel
+        name = word if not running else f"{model or 'its model'} at {url}"
+        shown.say(f"{name} answers{f' ({chosen.why})' if chosen.why else ''}")
         slots = found if isinstance(found, int) and found > 0 else _UNKNOWN_SLOTS
         yield BatchServer(
             url=url,
             model=model,
             key=endpoint.key,
             clients=asked["max_clients"] or clients_for(slots),
-            only_model=not running,
+            # A default was chosen for the whole file. A server named by -m takes the models of the lines.
+            only_model=not running or bool(chosen.why),
         )
 
 
@@ -203,12 +226,13 @@ def _slots(ctx: click.Context, word: str) -> int:
     return _GPU_SLOTS if resolve_setup(ctx, word).model.path.is_dir() else _SLOTS
 
 
-def _default_model(ctx: click.Context) -> str:
-    """The word for the model that a prompt would go to. Raises ModelMissing."""
-    from localchat.cli.resolve import resolve_setup
+def _chosen_model(ctx: click.Context, batch: "BatchRun") -> "WorkModel":
+    """Return the model of `-m`, else a default. Raises UsageError, ModelMissing."""
+    from localchat.cli.work_model import WorkModel, work_model
 
-    model = resolve_setup(ctx).model
-    return model.remote.word if model.remote is not None else model.word
+    if word := ctx.params["word"]:
+        return WorkModel(word, "")
+    return work_model(ctx, batch.source.named_models())
 
 
 def _defaults(ctx: click.Context) -> "LineDefaults":
@@ -223,6 +247,18 @@ def _defaults(ctx: click.Context) -> "LineDefaults":
     return LineDefaults(ctx.params["told"] or "", fields)
 
 
+@contextmanager
+def _input_file(source: Path) -> Iterator[Path]:
+    """Yield a file that can be read several times: the source, or a copy of stdin."""
+    if source != _STDIN:
+        yield source
+        return
+    with tempfile.NamedTemporaryFile(prefix="localchat-batch-", suffix=".jsonl") as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        yield Path(copy.name)
+
+
 def _check_input(source: Path) -> None:
     """Raises FileMissing, and UsageError for an input that is none."""
     if not source.is_file():
@@ -232,13 +268,14 @@ def _check_input(source: Path) -> None:
                 hint="IN.jsonl is a file with a prompt or a request a line",
             )
         raise UsageError(
-            f"{source} is no file", hint="the input is read more than once: a pipe cannot be used"
+            f"{source} is not a file",
+            hint="the input is read more than once; for a pipe, use - as its name",
         )
 
 
 def _check_output(source: Path, target: Path) -> None:
     """Raises UsageError for an output in the place of the input, or nowhere."""
-    if target.exists() and target.samefile(source):
+    if source != _STDIN and target.exists() and target.samefile(source):
         raise UsageError(f"-o {target} is the input", hint="name another file for the answers")
     if not target.absolute().parent.is_dir():
         raise UsageError(f"-o: there is no folder {target.absolute().parent}")
@@ -257,6 +294,8 @@ def _summary(batch: "BatchRun", target: Path) -> dict[str, Any]:
         "errors_before": progress.failed_before,
         "answered": progress.answered,
         "errors": progress.failed,
+        "cut_at_limit": progress.cut,
+        "repeating": progress.looping,
         "left": batch.left,
         "prompt_tokens": progress.prompt_tokens,
         "cached_tokens": progress.cached_tokens,
@@ -278,6 +317,16 @@ def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
         yield (
             f"{counted(progress.answered, 'line')} answered in {duration(spent_s)}, "
             f"{rate(made / spent_s if spent_s else 0.0)}"
+        )
+    if progress.cut:
+        yield (
+            f"{counted(progress.cut, 'answer')} cut at the limit (finish_reason length); allow more with "
+            "--max-tokens"
+        )
+    if progress.looping:
+        yield (
+            f"{counted(progress.looping, 'answer')} ended in a loop (stop_reason repetition); try "
+            "repetition_penalty 1.1 in these lines"
         )
     if failed := progress.failed + progress.failed_before:
         yield (

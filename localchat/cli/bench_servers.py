@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import given_flags
@@ -105,6 +106,7 @@ class BenchServers:
             model = read_summary(setup.model.path, dummy_weights=setup.settings.dummy_weights)
             machine = usable_machine()
             options = planned_load(setup.settings, setup.paths, max_slots=parallel or 16)
+            options = structs.replace(options, room_for_slots=True, more_slots=parallel is None)
             subject = Subject(setup.model.name, model, setup.model.path, setup.settings.backend)
             plan = assess(subject, options, machine, None, speed=False).plan
             return memory_roof(setup.model.path, model, plan, machine)

@@ -11,7 +11,7 @@ from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import Paths, find_paths
 from localchat.errors import ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
-from localchat.units import duration, size
+from localchat.units import size
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Inputs
@@ -42,11 +42,10 @@ def chosen_model(ctx: click.Context) -> str:
 
 def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
     """Print the models to pick from, the one used last first; returns their names."""
-    from localchat.backend_api.registry import usable_machine
-    from localchat.cli.first_run import found_soon
     from localchat.models.index import read_index
     from localchat.models.info.inspect import inspect
-    from localchat.models.onboarding import first_run, fitting_by_size, is_first_run
+    from localchat.models.onboarding import is_first_run
+    from localchat.models.recommended_models import recommended_models
     from localchat.models.resolve import last_model
 
     terminal = Terminal(environ)
@@ -59,20 +58,10 @@ def _print_choices(paths: Paths, environ: Mapping[str, str]) -> list[str]:
         used = ", used last" if model.name == last else ""
         terminal.print_line(f"{number:3}  {sanitize_line(model.name)}   {about}{used}")
     if is_first_run(paths, environ):
-        found = found_soon(lambda: first_run(paths, environ))
-        if found is None:  # speeds take long here, so the models are chosen by what a token reads
-            fitting = list(fitting_by_size(paths, usable_machine()))
-            terminal.print_line("     to download:")
-            for name, file_bytes in fitting:
-                names.append(name)
-                terminal.print_line(f"{len(names):3}  {name}   {size(file_bytes)}, fits here")
-            return names
-        terminal.print_line("     to download:")
-        for card in found.recommendations:
-            names.append(card.name)
-            time = duration(card.download_s)
-            about = f"{card.role}, {size(card.size_bytes)}, {time} to download"
-            terminal.print_line(f"{len(names):3}  {card.name}   {about}")
+        terminal.print_line("     to download, recommended for this machine:")
+        for recommendation in recommended_models(paths):
+            names.append(recommendation.name)
+            terminal.print_line(f"{len(names):3}  {recommendation.name}   {recommendation.summary}")
     return names
 
 

@@ -10,6 +10,8 @@ from localchat.cli.group import DefaultGroup
 from localchat.cli.output import print_json, print_lines
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
+from localchat.config.settings import DEFAULT_SAMPLING, UNSET
+from localchat.errors import LocalchatError
 
 
 @click.group("config", cls=DefaultGroup, invoke_without_command=True)
@@ -23,35 +25,46 @@ def command() -> None:
 
 
 @command.command("show")
-@click.option("--origin", is_flag=True, help="Where each value comes from.")
-@click.option("--for", "model", metavar="MODEL", help="As they are for this model.")
+@click.option("--origin", is_flag=True, help="Show the source of each value.")
+@click.option("--for", "model", metavar="MODEL", help="Show the settings for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> None:
     """Print every setting in effect."""
     values, origins = _in_effect(app, model)
+    decided, sources = _decided(app, model, values)
     if as_json:
-        rows = {key: {"value": value, "origin": origins[key]} for key, value in values.items()}
+        rows = {
+            key: {
+                "value": decided.get(key, value),
+                "origin": sources.get(key, origins[key]),
+            }
+            for key, value in values.items()
+        }
         print_json(app.environ, rows if origin else values)
         return
     width = max(len(key) for key in values)
-    suffixes = {key: f"  ({origins[key]})" if origin else "" for key in values}
-    print_lines(
-        app.environ,
-        (f"{key:<{width}} = {_written(value)}{suffixes[key]}" for key, value in values.items()),
-    )
+    lines = []
+    for key, value in values.items():
+        text = _written(decided.get(key, value), UNSET.get(key, "unset"))
+        suffix = f"  ({sources.get(key, origins[key])})" if origin else ""
+        lines.append(f"{key:<{width}} = {text}{suffix}")
+    print_lines(app.environ, lines)
 
 
 @command.command("get")
 @click.argument("key")
-@click.option("--for", "model", metavar="MODEL", help="As it is for this model.")
+@click.option("--for", "model", metavar="MODEL", help="Show the setting for this model.")
 @click.pass_obj
 def get_value(app: AppContext, key: str, model: str | None) -> None:
     """Print one setting in effect."""
     from localchat.config.settings import find_key
 
-    value = _in_effect(app, model)[0][find_key(key, "config get")]
-    print_lines(app.environ, (value if isinstance(value, str) else _written(value),))
+    name = find_key(key, "config get")
+    values = _in_effect(app, model)[0]
+    value = _decided(app, model, values)[0].get(name, values[name])
+    text = value if isinstance(value, str) else _written(value, UNSET.get(name, "unset"))
+    print_lines(app.environ, (text,))
 
 
 @command.command("path")
@@ -68,7 +81,7 @@ def path(app: AppContext) -> None:
 @click.option("--for", "model", metavar="MODEL", help="For this model only.")
 @click.pass_obj
 def set_value(app: AppContext, key: str, value: str, model: str | None) -> None:
-    """Write a setting into the file; comments stay."""
+    """Write a setting to the file. Comments are kept."""
     _write(app, key, value, model)
 
 
@@ -83,7 +96,7 @@ def unset(app: AppContext, key: str, model: str | None) -> None:
 
 @command.command("keys")
 def keys() -> None:
-    """List every key with what it means, its flag and its values."""
+    """List every key with its meaning, flag and values."""
     from localchat.config.settings import KEYS, variable
 
     for key, words in KEYS.items():
@@ -117,9 +130,34 @@ def _write(app: AppContext, key: str, value: str | None, model: str | None) -> N
     tell(f"localchat: wrote {file}")
 
 
-def _written(value: Any) -> str:  # noqa: ANN401 - any setting
+def _decided(
+    app: AppContext, model: str | None, values: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the sampling that the model or the engine decides, and the source of each value."""
+    unset = [key for key in DEFAULT_SAMPLING if values[key] is None]
+    found = {key: DEFAULT_SAMPLING[key] for key in unset}
+    sources = dict.fromkeys(unset, "default")
+    word = model or values["model"]
+    if word is None:
+        return found, sources
+    from localchat.models.recommended_sampling import recommended_sampling
+    from localchat.models.resolve import locate
+
+    try:
+        paths = find_paths(app.environ)
+        advice = recommended_sampling(locate(word, paths, "", app.environ), paths)
+    except LocalchatError:
+        return found, sources  # the model is not here, so nothing more is known
+    for key, value in advice.sampling.items():
+        if values.get(key, value) is None:
+            found[key] = value
+            sources[key] = f"{advice.entry} in models.toml"
+    return found, sources
+
+
+def _written(value: Any, unset: str) -> str:  # noqa: ANN401 - any setting
     import msgspec
 
     if value is None:
-        return "(decided when it runs)"
+        return f"({unset})"
     return msgspec.json.encode(value).decode()

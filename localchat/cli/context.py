@@ -38,8 +38,16 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
         from localchat.engine.guide import GuideEngine, topics_file
 
         if topics_file(options.model).is_file():
-            return GuideEngine(options, notify)
+            return GuideEngine(options, notify, _guide_phrases)
     return LocalEngine(options, notify=notify)
+
+
+def _guide_phrases() -> dict[str, str]:
+    """Make the guide name the models that are recommended everywhere else."""
+    from localchat.config.paths import find_paths
+    from localchat.models.recommended_models import guide_phrases
+
+    return guide_phrases(find_paths(os.environ))
 
 
 def _attach(paths: "Paths", spec: "AttachSpec", user: str, notify: Notify) -> "Engine | None":

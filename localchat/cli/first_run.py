@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 from localchat.errors import LocalchatError
-from localchat.models.onboarding import FirstRun, Recommendation
+from localchat.models.onboarding import FirstRun
+from localchat.models.recommended_models import Recommendation
 from localchat.sanitize import sanitize_line
 from localchat.units import duration, size
 
 _MOST_EXTERNAL = 6
 _PATIENCE_S = 2.0
-"""The estimate of speeds takes a second on a quiet machine, and half a minute on a busy one."""
+"""Planning the models of the catalogue takes half a second on a quiet machine."""
 
 
 def found_soon(find: Callable[[], FirstRun], patience_s: float = _PATIENCE_S) -> FirstRun | None:
@@ -49,7 +50,7 @@ def welcome(found: FirstRun) -> Iterator[str]:
             yield f"  and {len(found.external) - _MOST_EXTERNAL} more: localchat list"
     if found.recommendations:
         yield ""
-        yield "Models that run here, besides the built-in guide:"
+        yield "Recommended models for this machine:"
         for recommendation in found.recommendations:
             yield from _recommendation(recommendation)
         per_s = f"{size(int(found.rate.bytes_per_s))}/s"
@@ -61,7 +62,8 @@ def welcome(found: FirstRun) -> Iterator[str]:
     yield ""
 
 
-def _recommendation(one: Recommendation) -> Iterator[str]:
-    speed = f", {words}" if (words := one.speed_words) else ""
-    yield f"  {one.role:<9}{one.command}"
-    yield f"           {size(one.size_bytes)}, {duration(one.download_s)} to download{speed}. {one.about}"
+def _recommendation(recommendation: Recommendation) -> Iterator[str]:
+    yield f"  {recommendation.command}"
+    yield (
+        f"      {recommendation.summary}, {duration(recommendation.download_s)}. {recommendation.about}"
+    )

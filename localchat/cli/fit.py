@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from localchat.models.assess import FitReport, Subject
     from localchat.models.names import Reference
 
-NO_SPEED: Final = "Its speed cannot be estimated now: other programs may be using the CPU"
+NO_SPEED: Final = "Speed unknown: it cannot be estimated on this machine"
 _LEAST_CELLS, _MOST_CELLS = 16, 60
 """Width of the memory bar."""
 
@@ -35,17 +35,23 @@ _LEAST_CELLS, _MOST_CELLS = 16, 60
 @click.command("fit")
 @click.argument("word", metavar="MODEL", shell_complete=complete_model)
 @load_flags
-@click.option("--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once; 2.")
-@click.option("--offline/--no-offline", default=None, help="Never use the network.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 255),
+    metavar="N",
+    help="Requests computed at once. Default: 2.",
+)
+@click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
     ctx: click.Context, /, word: str, parallel: int | None, as_json: bool, **_: object
 ) -> int:
-    """Say whether a model fits into memory, and what would help.
+    """Check whether a model fits in memory, and show what to change if it does not.
 
     MODEL is here, or a name that `pull` knows: then only its headers are read over the network, a few
-    megabytes. No weights are loaded. The speed is estimated from a short benchmark and from earlier runs.
+    megabytes. No weights are loaded. The speed comes from earlier runs, else from a benchmark of five seconds
+    at most.
     Exits with 0 if the model fits and with 4 if it does not.
     """
     from localchat.backend_api.registry import usable_machine
@@ -54,7 +60,7 @@ def command(
     from localchat.fit.load_steps import SlotLimit
     from localchat.fit.memory_steps import IN_ORDER, MemoryStep, step_lines
     from localchat.models.memory_steps import memory_steps
-    from localchat.models.onboarding import with_models_that_fit
+    from localchat.models.recommended_models import with_models_that_fit
     from localchat.models.resolve import planned_load
 
     if word.startswith(PREFIX):
@@ -63,7 +69,12 @@ def command(
     slots = parallel or max(CHAT_SLOTS, seen.settings.n)
     subject, machine, environ = seen.subject, usable_machine(), seen.app.environ
     options = planned_load(seen.settings, seen.paths, max_slots=slots)
-    verdict = estimated(seen, options, machine)
+    # Several requests at once are a server's, whose KV cache has room for all of them.
+    from msgspec import structs
+
+    options = structs.replace(options, room_for_slots=parallel is not None)
+    # The verdict needs no benchmark, so a reader gets it at once and the speed after it.
+    verdict = estimated(seen, options, machine) if as_json else planned(seen, options, machine)
     steps: tuple[MemoryStep, ...] = ()
     if not verdict.plan.fits and not verdict.plan.missing:
         limits = SlotLimit("--parallel", "", 1)
@@ -75,20 +86,29 @@ def command(
         print_json(environ, record | verdict.record() | listed)
     else:
         print_lines(environ, verdict_lines(verdict))
+        if verdict.plan.fits:
+            print_lines(environ, speed_lines(estimated(seen, options, machine)))
         if steps:
             print_lines(environ, with_models_that_fit("", seen.paths, machine).splitlines())
             print_lines(environ, ("", IN_ORDER, *step_lines(steps)))
     return ExitCode.OK if verdict.plan.fits else ExitCode.DOES_NOT_FIT
 
 
+def planned(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":
+    """Return the report of a load without its speed, which takes no benchmark."""
+    from localchat.models.assess import assess
+
+    return assess(seen.subject, options, machine, None, speed=False)
+
+
 def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":
-    """The report of a load, with the speed to expect; tells a terminal that this takes a while."""
+    """Return the report of a load with its speed, and show on a terminal that this takes a while."""
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import assess
 
     terminal = Terminal(seen.app.environ)
     if terminal.animated:  # a first benchmark takes long enough to look like a hang
-        terminal.progress("estimating the speed; the first time takes up to half a minute")
+        terminal.progress("estimating the speed")
     verdict = assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
     terminal.progress("")
     return verdict
@@ -119,7 +139,8 @@ def _fit_route(ctx: click.Context, word: str, parallel: int | None, *, as_json: 
         both = {"small": small.record(), "large": large.record()}
         print_json(inputs.app.environ, {"model": word, "fits": fits, **both})
     else:
-        told = (*verdict_lines(small), "", f"Beside {small.name}:", *verdict_lines(large))
+        beside = f"Beside {small.name}:"
+        told = (*report_lines(small), "", beside, *report_lines(large))
         whole = small.plan.total_bytes + large.plan.total_bytes
         both_fit = f"Both fit: {size(whole)} together." if fits else "They do not fit together."
         print_lines(inputs.app.environ, (*told, "", both_fit))
@@ -217,6 +238,13 @@ def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
     )
 
 
+def report_lines(verdict: "FitReport") -> Iterator[str]:
+    """Format the verdict, and the speed of a model that fits."""
+    yield from verdict_lines(verdict)
+    if verdict.plan.fits:
+        yield from speed_lines(verdict)
+
+
 def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     """Format the report with a memory bar."""
 
@@ -229,16 +257,21 @@ def verdict_lines(verdict: "FitReport") -> Iterator[str]:
         return
     yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes, _bar_cells())
     yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
-    if verdict.expected_speed is not None:
-        yield f"About {rate(verdict.expected_speed.tokens_per_s)}, {verdict.expected_speed.basis}."
-    elif verdict.plan.fits:
+    yield from rest
+    yield from verdict.alternatives
+
+
+def speed_lines(verdict: "FitReport") -> Iterator[str]:
+    """Format the expected speed and its source."""
+    speed = verdict.expected_speed
+    if speed is not None:
+        yield f"{speed.words[0].upper()}{speed.words[1:]}, {speed.basis}."
+    else:
         yield f"{NO_SPEED}."
     if verdict.layers_tokens_per_s is not None:
         yield (
             f"With whole layers in RAM instead of experts, about {rate(verdict.layers_tokens_per_s)}."
         )
-    yield from rest
-    yield from verdict.alternatives
 
 
 def _bar_cells() -> int:

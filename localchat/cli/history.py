@@ -3,10 +3,10 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from localchat.atomic import write_text
 from localchat.cli.context import AppContext
@@ -15,7 +15,7 @@ from localchat.cli.group import DefaultGroup
 from localchat.cli.output import confirm, print_lines, table
 from localchat.cli.run import complete_conversation
 from localchat.cli.streams import tell
-from localchat.config.paths import find_paths
+from localchat.config.paths import expand_home, find_paths
 from localchat.errors import ExitCode, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.units import counted
@@ -42,11 +42,13 @@ def command() -> None:
 
 @command.command("list", epilog=_AGAIN)
 @click.option("-n", "--limit", type=_LIMIT, default=20, show_default=True, metavar="N")
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--all", "everything", is_flag=True, help="List all conversations.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.pass_obj
-def list_(app: AppContext, limit: int, everything: bool, as_json: bool) -> None:
+@click.pass_context
+def list_(ctx: click.Context, /, limit: int, everything: bool, as_json: bool) -> None:
     """List the conversations, the newest first."""
+    app = ctx.find_object(AppContext)
+    assert app is not None
     with _opened(app) as history:
         rows = history.list(-1 if everything else limit + 1)
     left_out = not everything and len(rows) > limit
@@ -55,8 +57,9 @@ def list_(app: AppContext, limit: int, everything: bool, as_json: bool) -> None:
         _print_json(app.environ, [_record(row) for row in rows])
     else:
         _print_rows(app, rows)
-    if left_out:
-        tell(f"localchat: there are more than {limit}; --all lists them")
+    wants_limit = ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE
+    if left_out and not wants_limit:
+        tell(f"localchat: showing the newest {limit}; --all lists every one")
 
 
 def _print_rows(app: AppContext, rows: "Sequence[ConversationSummary]") -> None:
@@ -95,7 +98,7 @@ def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -
 @command.command("show")
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the metrics.")
-@click.option("--tree", is_flag=True, help="All branches; with text, as an outline.")
+@click.option("--tree", is_flag=True, help="Show all branches; as text, an outline.")
 @click.pass_obj
 def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
     """Show a conversation as text, or with --json every message with its metrics."""
@@ -113,8 +116,8 @@ def show(app: AppContext, id_: str, as_json: bool, tree: bool) -> None:
 
 @command.command("export")
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
-@click.option("-o", "--output", metavar="FILE", help="Write to this file; otherwise to stdout.")
-@click.option("--json", "as_json", is_flag=True, help="JSON with all branches and metrics.")
+@click.option("-o", "--output", metavar="FILE", help="File to write. Default: stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON with all branches and metrics.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.pass_obj
 def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: bool) -> None:
@@ -132,7 +135,7 @@ def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: 
     if output is None:
         print_lines(app.environ, text.rstrip("\n").splitlines())
         return
-    path = Path(output)
+    path = expand_home(output)
     if path.exists() and not force:
         raise UsageError(f"{path} already exists", hint="--force replaces it")
     try:
@@ -167,7 +170,7 @@ def remove(app: AppContext, ids: tuple[str, ...], yes: bool) -> int:
             if not confirm(question, yes=yes, verb="history rm"):
                 return ExitCode.ERROR
             history.delete(summary.id)
-            undo = f"localchat history restore {summary.id}"
+            undo = f"localchat history restore {summary.id[:ID_DIGITS]}"
             tell(f"removed {sanitize_line(summary.title)!r}; to restore it: {undo}")
     return ExitCode.OK
 
@@ -176,9 +179,10 @@ def remove(app: AppContext, ids: tuple[str, ...], yes: bool) -> int:
 @click.argument("id_", metavar="ID")
 @click.pass_obj
 def restore(app: AppContext, id_: str) -> None:
-    """Restore a removed conversation. ID is the whole id."""
+    """Restore a removed conversation. The first digits of its ID are enough."""
     with _opened(app) as history:
-        history.restore(id_)
+        summary = history.summary(history.restore(id_))
+        tell(f"restored {sanitize_line(summary.title)!r} ({counted(summary.messages, 'message')})")
 
 
 @contextmanager

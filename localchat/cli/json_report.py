@@ -27,6 +27,7 @@ def report(
         "text": texts.get(answer.chosen, ""),
         "reasoning": answer.reasoning[answer.chosen],
         "finish_reason": _reason(answer, answer.chosen),
+        **_end(answer, answer.chosen),
         "usage": _usage(answer),
         "timings": {name: getattr(timings, name, None) for name in _TIMINGS},
         "kv": _kv(answer, info),
@@ -39,6 +40,7 @@ def report(
                 "text": texts.get(choice, ""),
                 "reasoning": answer.reasoning[choice],
                 "finish_reason": _reason(answer, choice),
+                **_end(answer, choice),
             }
             for choice in range(choices)
         ]
@@ -60,17 +62,30 @@ def _reason(answer: ReceivedAnswer, choice: int) -> str:
     return answer.reasons.get(choice, "cancelled")
 
 
-def _usage(answer: ReceivedAnswer) -> dict[str, int]:
+def _end(answer: ReceivedAnswer, choice: int) -> dict[str, Any]:
+    """Which limit ended the answer, and what it repeated; null where that was not its end."""
+    end = answer.ends.get(choice)
+    repetition = end.repetition if end else None
+    return {
+        "limit": (end.limit if end else "") or None,
+        "repetition": repetition
+        and {"text": repetition.piece, "times": repetition.times, "characters": repetition.chars},
+    }
+
+
+def _usage(answer: ReceivedAnswer) -> dict[str, int | str]:
     if answer.done:
         usage = answer.done.usage
         return {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
+            "why_missed": answer.done.why_missed,
             "completion_tokens": usage.completion_tokens,
         }
     return {
         "prompt_tokens": answer.accepted.prompt_tokens if answer.accepted else 0,
         "cached_tokens": answer.prefill.cached if answer.prefill else 0,
+        "why_missed": answer.prefill.why_missed if answer.prefill else "",
         "completion_tokens": answer.metrics.completion_tokens if answer.metrics else 0,
     }
 
@@ -85,9 +100,13 @@ def _kv(answer: ReceivedAnswer, info: EngineInfo) -> dict[str, int]:
     return {"used_tokens": used, "total_tokens": total}
 
 
-def _speculation(answer: ReceivedAnswer) -> dict[str, int]:
+def _speculation(answer: ReceivedAnswer) -> dict[str, float | str | None]:
+    """Results of drafting, by the names in localchat/metrics.py."""
     counted = answer.done.speculation if answer.done else answer.metrics
+    off = answer.metrics.speculation_off if answer.metrics else ""
     return {
         "drafted": counted.drafted if counted else 0,
         "accepted": counted.accepted if counted else 0,
+        "speedup": answer.done.speculation.speedup if answer.done else None,
+        "speculation_off": answer.done.speculation.off if answer.done else off,
     }

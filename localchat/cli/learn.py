@@ -15,7 +15,7 @@ from localchat.cli.preset_options import read_presets
 from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import expand_home, find_paths
 from localchat.documents.folder import MAX_FILES
-from localchat.errors import FileMissing, UsageError
+from localchat.errors import ExitCode, FileMissing, UsageError
 from localchat.units import counted, tokens
 
 if TYPE_CHECKING:
@@ -36,12 +36,16 @@ def _complete(
 
 @click.command("learn")
 @click.argument("sources", metavar="[DIR|FILE|URL]...", nargs=-1, shell_complete=complete_file)
-@click.option("--name", metavar="NAME", help="Their name; otherwise that of the folder or file.")
+@click.option("--name", metavar="NAME", help="Name for @NAME. Default: that of the folder or file.")
 @click.option(
-    "--embed", metavar="MODEL", help="Find passages by this embedding model, too; none: by words."
+    "--embed",
+    metavar="MODEL",
+    help="Embedding model that also finds passages. Default: search by words only.",
 )
-@click.option("--list", "list_", is_flag=True, help="List what was learned.")
-@click.option("--forget", metavar="NAME", shell_complete=_complete, help="Delete what was learned.")
+@click.option("--list", "list_", is_flag=True, help="List the indexed documents.")
+@click.option(
+    "--forget", metavar="NAME", shell_complete=_complete, help="Delete indexed documents."
+)
 @click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
 @click.pass_obj
 def command(
@@ -53,8 +57,8 @@ def command(
     list_: bool,
     forget: str | None,
     as_json: bool,
-) -> None:
-    """Read documents once, and ask about them with @NAME.
+) -> int:
+    """Index documents, then ask about them with @NAME.
 
     \b
     localchat learn ~/contracts --name contracts
@@ -71,7 +75,8 @@ def command(
     elif list_ or not (sources or name):
         _list(app, library, as_json)
     else:
-        _learn(app, library, sources, name, embed)
+        return _learn(app, library, sources, name, embed)
+    return ExitCode.OK
 
 
 def _list(app: AppContext, library: "DocumentLibrary", as_json: bool) -> None:
@@ -119,7 +124,8 @@ def _learn(
     sources: Sequence[str],
     name: str | None,
     embed: str | None,
-) -> None:
+) -> int:
+    """Read the sources. Return an exit code: an error if no file of a kind could be read."""
     from localchat.documents.collection import is_url
 
     terminal = Terminal(app.environ)
@@ -141,14 +147,34 @@ def _learn(
                 _check_same(collection, places)
             changes = _read(app, terminal, collection, places, embed)
             found = collection.summary()
+            unread = collection.unread_kinds()
             done = bool(found.length)
     finally:
         if is_new and not done and library.path(chosen).exists():
-            library.forget(chosen)  # nothing was read: no empty name is left
+            # Nothing was readable, so remove the empty collection.
+            library.forget(chosen)
     if not found.length:
-        raise UsageError(f"there is no text in {', '.join(sources)}{_skipped(found)}")
+        raise _nothing_readable(sources, found)
     _report(terminal, chosen, changes, found)
     terminal.notify(_how_to_ask(app, chosen))
+    for kind in unread:
+        if kind.files == 1:
+            sentence = f"the only {kind.kind} file could not be read: it {kind.reason}"
+        else:
+            sentence = f"none of {kind.files:,} {kind.kind} files could be read: each {kind.reason}"
+        terminal.print_line(f"localchat: {sentence}")
+    return ExitCode.ERROR if unread else ExitCode.OK
+
+
+def _nothing_readable(sources: Sequence[str], found: "Summary") -> UsageError:
+    """Return the error for sources of which no file has text."""
+    places = ", ".join(sources)
+    if len(found.skipped) == 1:
+        [(reason, count)] = found.skipped.items()
+        if count == 1:
+            return UsageError(f"cannot read {places}: the file {reason}")
+        return UsageError(f"cannot read {places}: each of {count:,} files {reason}")
+    return UsageError(f"{places} has no text that can be read{_skipped(found)}")
 
 
 def _read(
@@ -207,9 +233,11 @@ def _how_to_ask(app: AppContext, name: str) -> str:
 
 
 def _skipped(found: "Summary") -> str:
-    """`; skipped: 3 files (is a binary file)`."""
+    """Return `; skipped 3 files: 2 (is a binary file), 1 (holds no text)`; empty if none was."""
+    if not found.skipped:
+        return ""
     reasons = [f"{count:,} ({reason})" for reason, count in found.skipped.items()]
-    return f"; skipped: {', '.join(reasons)}" if reasons else ""
+    return f"; skipped {counted(sum(found.skipped.values()), 'file')}: {', '.join(reasons)}"
 
 
 def _place(source: str) -> str:
@@ -233,7 +261,9 @@ def _name_of(place: str) -> str:
     stem = last if Path(place).is_dir() else Path(last).stem
     name = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-").lower()[:40].strip("-")
     if not name or not name[0].isalpha():
-        raise UsageError(f"{place} makes no name", hint="--name NAME gives one")
+        raise UsageError(
+            f"cannot derive a collection name from {place}", hint="give one: --name NAME"
+        )
     return name
 
 

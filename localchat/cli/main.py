@@ -3,6 +3,7 @@
 import errno
 import os
 import resource  # now, as no file can be opened where a limit is met
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -10,12 +11,12 @@ import click
 
 from localchat import __version__
 from localchat.cli.context import AppContext
-from localchat.cli.group import RootGroup, other_spelling
+from localchat.cli.group import RootGroup, other_spelling, question_instead
 from localchat.cli.signals import interruptible
 from localchat.cli.streams import OutputClosed, columns, stdout_trouble, tell
 from localchat.cli.verb_words import ALSO
 from localchat.cli.word_wrap import wrap_at_words
-from localchat.errors import ExitCode, LocalchatError
+from localchat.errors import ExitCode, FileMissing, LocalchatError, ModelMissing
 from localchat.sanitize import sanitize
 
 _SIGPIPE_STATUS = 141
@@ -79,13 +80,16 @@ def _status(args: Sequence[str], used: AppContext) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.ClickException as problem:
-        # click lists choices over several lines
-        _print_error(" ".join(problem.format_message().split()), _usage_hint(problem))
+        _print_error(_usage_message(problem), _usage_hint(problem, args))
         return ExitCode.USAGE
     except LocalchatError as problem:
         if used.debugging:
             raise
-        _print_error(*(_limit_reached(problem.__cause__) or (problem.message, problem.hint)))
+        hint = problem.hint
+        if isinstance(problem, ModelMissing | FileMissing):
+            instead = question_instead(list(args), is_missing=True)
+            hint = f"{hint}\nTo ask the model: {instead}".strip() if instead else hint
+        _print_error(*(_limit_reached(problem.__cause__) or (problem.message, hint)))
         return problem.exit_code
     except Exception as problem:  # a traceback helps no user
         if used.debugging:
@@ -142,16 +146,31 @@ def _completed(app: AppContext) -> int:
     return shell_complete(root, {"obj": app}, "localchat", _COMPLETE, app.environ[_COMPLETE])
 
 
-def _usage_hint(problem: click.ClickException) -> str:
+def _usage_message(problem: click.ClickException) -> str:
+    """Return click's message on one line, which lists choices over several."""
+    message = " ".join(problem.format_message().split())
+    context = problem.ctx if isinstance(problem, click.UsageError) else None
+    if context is not None and message.startswith("Got unexpected extra argument"):
+        takes = [param for param in context.command.params if isinstance(param, click.Argument)]
+        if not takes:
+            return f"{context.command_path} takes no arguments"
+    return message
+
+
+def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
     context = problem.ctx if isinstance(problem, click.UsageError) else None
     command = (context.command_path.strip() if context else "") or "localchat"
     if isinstance(problem, click.NoSuchOption):
         if instead := other_spelling(problem):
             return instead
         if command in _PROMPTED:
-            return (
-                f"{command} --help lists the flags; put a prompt that begins with a dash after --"
+            start = next(
+                (n for n, arg in enumerate(args) if arg.startswith(problem.option_name)), 0
             )
+            as_prompt = shlex.join(["localchat", *args[:start], "--", *args[start:]])
+            return f"{command} --help lists the flags\nTo send it as a prompt: {as_prompt}"
+    elif instead := question_instead(list(args), is_missing=False):
+        return f"To ask the model: {instead}"
     return f"see {command} --help"
 
 

@@ -4,7 +4,7 @@ The history (sqlite) is not imported: answer_record.py opens it beside the load.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeAlias
 
@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from localchat import gc_control
+from localchat.chat.answer_end import end_advice, end_sentence, ended_early
 from localchat.chat.conversation import Conversation, Inclusion
 from localchat.chat.overflow import leave_out, leave_out_by_policy, unsent_sentence
 from localchat.chat.prompt_messages import sent_messages
@@ -24,12 +25,13 @@ from localchat.cli.rebuild import offer_once
 from localchat.cli.render_answer import AnswerDisplay, ReceivedAnswer, receive
 from localchat.cli.resolve import Setup, opened_engine, owned, remember, request_for
 from localchat.cli.signals import deferred, terminate_gracefully
+from localchat.cli.streams import Terminal
 from localchat.cli.tries import CritiqueReport, Judge, add_usage, criticize
 from localchat.engine.events import Event, Finished
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message, Messages, TextPrompt
 from localchat.engine.stats_line import stats_line
-from localchat.errors import ContextExceeded, DoesNotFit, ExitCode, LocalchatError
+from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, LocalchatError
 from localchat.tries.collection import Tries, TriesReport
 
 DocumentedText: TypeAlias = tuple[str, tuple[Inclusion, ...]]
@@ -204,7 +206,9 @@ def _display(
 
 def _prints_whole(setup: Setup, options: AskOptions) -> bool:
     """Whether the answer is printed when it is complete."""
-    return options.as_json or options.extract or setup.settings.n > 1 or options.tries.critique
+    several = setup.settings.n > 1 or options.tries.critique
+    # A value with a format is data, which is not printed before it is known to be whole.
+    return several or options.as_json or options.extract or options.grammar is not None
 
 
 def _receive_fitting(
@@ -259,6 +263,12 @@ def _print_rest(
 ) -> None:
     """Print everything that was not printed while the answer arrived."""
     terminal, settings = setup.terminal, setup.settings
+    one = tries is not None or options.tries.critique
+    reported = [answer.chosen] if one else list(range(settings.n))
+    unfinished = _unfinished(answer, reported, options)
+    if unfinished and not options.as_json:
+        _print_partial(terminal, answer, reported)
+        raise _unfinished_error(unfinished, answer, engine, options)
     texts = _texts(answer, settings.n, options)
     if options.as_json:
         fields = report(answer, engine.info(), settings.n, texts)
@@ -267,11 +277,13 @@ def _print_rest(
         terminal.answer(msgspec.json.encode(fields).decode())
         terminal.end_answer()
     else:
-        if tries is not None or options.tries.critique:
+        if one:
             texts = {answer.chosen: texts.get(answer.chosen, "")}
         if _prints_whole(setup, options) and (texts or not answer.interrupted):
             terminal.answer("\n---\n".join(text.rstrip("\n") for _, text in sorted(texts.items())))
         terminal.end_answer(empty=not answer.interrupted)
+    if not options.extract:
+        _report_ends(setup, engine, answer, reported)
     if tries is not None and settings.stats:
         terminal.print_line(tries.sentence())
     elif tries is not None and terminal.stdout_is_terminal:
@@ -280,8 +292,12 @@ def _print_rest(
         terminal.print_line(stats_line(answer.done))
     if settings.stats and (answer.done or tries is not None):
         terminal.print_line(engine.info().why)
-    if options.grammar is not None:
-        _refuse_unfinished(answer, [answer.chosen] if tries is not None else range(settings.n))
+    if unfinished:
+        raise _unfinished_error(unfinished, answer, engine, options)
+    if options.require_complete and any(ended_early(answer.ends.get(n)) for n in reported):
+        raise AnswerCut(
+            "the answer is not complete", hint="without --require-complete this is no error"
+        )
 
 
 def _texts(answer: ReceivedAnswer, choices: int, options: AskOptions) -> dict[int, str]:
@@ -312,13 +328,59 @@ def _advised(
     return advised
 
 
-def _refuse_unfinished(answer: ReceivedAnswer, choices: Iterable[int]) -> None:
-    """Raise LocalchatError for an answer that ended at its longest: it cannot match the grammar."""
-    if any(answer.reasons.get(choice) == "length" for choice in choices):
-        raise LocalchatError(
-            "the answer was cut off before it matched the requested format",
-            hint="raise --max-tokens, or bound the schema (maxLength, maxItems)",
-        )
+def _unfinished(
+    answer: ReceivedAnswer, choices: Sequence[int], options: AskOptions
+) -> Finished | None:
+    """Return the end of the first answer that cannot be used as data, because it was ended early."""
+    for choice in choices:
+        end = answer.ends.get(choice)
+        if end is None or not ended_early(end):
+            continue
+        if options.grammar is not None:
+            return end
+        if options.extract and first_code_block(answer.texts[choice], finished=False) is None:
+            return end
+    return None
+
+
+def _unfinished_error(
+    end: Finished, answer: ReceivedAnswer, engine: Engine, options: AskOptions
+) -> LocalchatError:
+    kinds = {"json_schema": "JSON", "json_object": "JSON"}
+    kind = "code block" if options.grammar is None else kinds.get(options.grammar.kind, "text")
+    what = f"the {kind} was not complete"
+    room, context = _limits(answer, engine)
+    if end.reason == "repetition":
+        sentence = end_sentence(end, room, context, what=kind)
+        return LocalchatError(f"{what}. {sentence}", hint=end_advice(end, room, context))
+    where = "when the context was full" if end.limit == "context" else f"after {room:,} tokens"
+    return LocalchatError(f"{what} {where}", hint=end_advice(end, room, context))
+
+
+def _limits(answer: ReceivedAnswer, engine: Engine) -> tuple[int, int]:
+    """Return the most tokens that the answer could have, and the context."""
+    return answer.accepted.max_tokens if answer.accepted else 0, engine.info().context_tokens
+
+
+def _print_partial(terminal: Terminal, answer: ReceivedAnswer, choices: Sequence[int]) -> None:
+    """Print to stderr what would have been data."""
+    for choice in choices:
+        if text := answer.texts[choice].rstrip():
+            terminal.print_line(text, dim=True)
+
+
+def _report_ends(
+    setup: Setup, engine: Engine, answer: ReceivedAnswer, choices: Sequence[int]
+) -> None:
+    """Say on stderr which answers did not end by themselves, and what to do."""
+    room, context = _limits(answer, engine)
+    for choice in choices:
+        end = answer.ends.get(choice)
+        if end is None or not ended_early(end):
+            continue
+        what = "answer" if len(choices) == 1 else f"answer {choice + 1}"
+        sentence = end_sentence(end, room, context, what=what)
+        setup.terminal.print_line(f"localchat: {sentence} {end_advice(end, room, context)}")
 
 
 # ---------------------------------------------------------------------------- -x

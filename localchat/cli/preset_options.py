@@ -1,12 +1,13 @@
 """The preset of a prompt: found in its words, kept in the context, and completed."""
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import AFTER_DASHES, given_flags
-from localchat.config.paths import find_paths
+from localchat.config.paths import expand_home, find_paths
 from localchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,14 +34,28 @@ def without_preset(ctx: click.Context, words: str) -> str:
         return words
     app = ctx.find_object(AppContext)
     assert app is not None
-    presets = read_presets(app)
-    others: tuple[str, ...] = ()
-    if presets:
-        from localchat.cli.document_options import open_library
+    from localchat.cli.document_options import open_library
 
-        others = open_library(app).names()
-    ctx.meta[_PRESET], rest = addressed(words, presets, others)
+    _refuse_file(words)
+    documents = open_library(app).names()
+    ctx.meta[_PRESET], rest = addressed(words, read_presets(app), documents, strict=True)
     return rest
+
+
+def _refuse_file(words: str) -> None:
+    """Raise UsageError for `@FILE` before a question: on the command line a file needs `-f`."""
+    name, _, question = words[1:].partition(" ")
+    if "." not in name and "/" not in name:
+        return
+    try:
+        is_file = expand_home(name).is_file()
+    except (OSError, ValueError):
+        return
+    if is_file:
+        raise UsageError(
+            f"@{name} is a file, and @NAME names a preset or documents",
+            hint=f"attach it: {shlex.join(['localchat', '-f', name, question or 'Summarize this.'])}",
+        )
 
 
 def question(ctx: click.Context, text: str) -> str:

@@ -6,10 +6,10 @@ A long text comes first, so that a second question about it hits the prefix cach
 import select
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import BinaryIO
 
 from localchat.cli.context import Notify
+from localchat.config.paths import expand_home
 from localchat.errors import ContextExceeded, FileMissing, UsageError
 from localchat.sanitize import utf16_text
 
@@ -51,7 +51,7 @@ def read_files(names: Sequence[str], notify: Notify) -> str:
 
 
 def _read_file(name: str, notify: Notify) -> str:
-    path = Path(name)
+    path = expand_home(name)
     if path.is_dir():
         raise UsageError(
             f"{name} is a folder",
@@ -89,7 +89,7 @@ def _bounded(stream: BinaryIO, name: str) -> bytes:
     data = stream.read(MAX_INPUT_BYTES + 1)
     if len(data) > MAX_INPUT_BYTES:
         raise ContextExceeded(
-            f"{name} holds more than {MAX_INPUT_BYTES:,} bytes, the most that is read",
+            f"{name} has more than {MAX_INPUT_BYTES:,} bytes, which is the limit",
             hint="shorten the input",
             limit_bytes=MAX_INPUT_BYTES,
         )

@@ -7,6 +7,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.output import print_json, print_lines, table
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.sanitize import sanitize_line
 from localchat.units import size
@@ -22,7 +23,7 @@ _MINUTE_S = 60
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def command(app: AppContext, as_json: bool) -> None:
-    """List the models that a running server has loaded.
+    """List the models that the running server has loaded.
 
     With their memory, their users, and when they will be unloaded because nobody uses them. Models that a
     prompt or a conversation loads for itself are unloaded with it and not listed.
@@ -42,12 +43,13 @@ def command(app: AppContext, as_json: bool) -> None:
         ]
         print_json(app.environ, records)
         return
+    if not servers:
+        tell("localchat: no server is running; localchat serve starts one")
+        return
     print_lines(app.environ, _lines([(url, status.models) for url, status in servers]))
 
 
 def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str]:
-    if not servers:
-        yield "No server is running: localchat serve starts one."
     for url, models in servers:
         yield f"{url}" if models else f"{url}: no model is loaded"
         if models:

@@ -25,9 +25,15 @@ UNDO: Final = "undo"
 _FILE: Final = "rebuild-offers.json"
 
 
+_QUIET_S: Final = 3600.0
+"""Time after the first answer without hints about the machine."""
+
+
 class _Offers(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] = ()
     """Builds that were offered after an answer."""
+    first_s: float = 0.0
+    """Time of the first answer; 0 before it."""
 
 
 def rebuild(app: AppContext, asked: str, *, yes: bool) -> None:
@@ -104,7 +110,7 @@ def _agree(app: AppContext, kind: str, minutes: float, *, yes: bool) -> None:
         return
     if not _is_terminal(sys.stdin):
         raise UsageError(
-            "doctor --rebuild asks first, and there is no terminal", hint="--yes agrees"
+            "doctor --rebuild asks first, and there is no terminal", hint="use --yes to agree"
         )
     tell(
         f"This downloads llama.cpp's source (70 MB) and builds it for this machine ({kind}): about "
@@ -155,13 +161,18 @@ def offer_once(setup: "Setup", info: "EngineInfo | None") -> str:
     if offer is None or offer.missing:
         return ""
     file = StateFile(setup.paths.state_dir / _FILE, _Offers, _Offers())
-    known = file.read().kinds
-    if offer.kind in known:
+    state = file.read()
+    first_s = state.first_s or time.time()
+    is_new = time.time() - first_s < _QUIET_S  # a newcomer's first answers stay free of hints
+    if offer.kind in state.kinds or (is_new and state.first_s):
         return ""
+    kinds = state.kinds if is_new else (*state.kinds, offer.kind)
     try:
-        file.write(_Offers((*known, offer.kind)))
+        file.write(_Offers(kinds, first_s))
     except OSError:
         return ""  # it would come after every answer
+    if is_new:
+        return ""
     return (
         f"A llama.cpp built for this machine {offer.gain}. `localchat doctor --rebuild` builds it in about "
         f"{_minutes(offer.minutes)} and keeps it only if it is faster. This is said once."

@@ -33,6 +33,7 @@ class ReceivedAnswer:
     texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
     reasoning: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
     reasons: dict[int, FinishReason] = field(default_factory=dict)
+    ends: dict[int, Finished] = field(default_factory=dict)
     accepted: Accepted | None = None
     prefill: Prefill | None = None
     metrics: MetricsSnapshot | None = None
@@ -108,6 +109,7 @@ def _collect(answer: ReceivedAnswer, event: object, display: AnswerDisplay) -> N
                 display.terminal.reasoning(text)
         case Finished(choice=choice, reason=reason):
             answer.reasons[choice] = reason
+            answer.ends[choice] = event
         case Accepted():
             answer.accepted = event
         case Prefill():

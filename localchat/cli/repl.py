@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from localchat.atomic import write_text
+from localchat.chat.answer_end import end_advice, end_sentence
 from localchat.chat.conversation import Conversation, Inclusion, Node
 from localchat.chat.export import as_json_text, as_markdown, file_name
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
@@ -22,7 +23,7 @@ from localchat.cli.conversation_options import ID_DIGITS, open_to_record
 from localchat.cli.json_report import context_line
 from localchat.cli.memory_choice import add_steps
 from localchat.cli.rebuild import offer_once
-from localchat.cli.resolve import Setup, opened_engine, remember
+from localchat.cli.resolve import Setup, model_label, opened_engine, remember
 from localchat.cli.session_context import session_context
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
@@ -246,7 +247,7 @@ class Repl:
         begun, included = first
         if not begun:
             self._terminal.notify(
-                f"{self._setup.model.name}; /help lists the commands, Ctrl+D leaves"
+                f"{model_label(self._setup, self._engine)}; /help lists the commands, Ctrl+D leaves"
             )
             self._show_past()
         while True:
@@ -354,8 +355,18 @@ class Repl:
                 )
                 self._terminal.notify(said)
             case "complete":
+                self._print_early_end(node)
                 self._print_stats()
         self._report_history(self._session.recorder.trouble)
+
+    def _print_early_end(self, node: Node | None) -> None:
+        """Print what ended an answer that did not end by itself."""
+        if node is None or node.end is None:
+            return
+        done = node.metrics.done if node.metrics is not None else None
+        limits = (done.usage.completion_tokens if done else 0, self._engine.info().context_tokens)
+        advice = end_advice(node.end, *limits)
+        self._terminal.print_line(f"localchat: {end_sentence(node.end, *limits)} {advice}")
 
     def _keep_unsent(self, question: str, problem: LocalchatError) -> None:
         """Keep a question that did not reach its engine. A refused one would be refused again."""
@@ -545,8 +556,6 @@ def offer_lines(overflow: Overflow) -> Iterator[str]:
     yield f"localchat: {overflow.sentence}; the question is kept. Type a number, or continue otherwise:"
     for number, choice in enumerate(overflow.choices, start=1):
         yield f"  {number}. {choice.label}{_command_for(choice)}"
-    if overflow.idle:
-        yield f"  {overflow.idle}"
     yield "  or start a new conversation: /clear"
 
 

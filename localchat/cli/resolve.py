@@ -167,6 +167,9 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
         environ, quiet=settings.quiet, color=settings.color, stats=settings.stats
     )
 
+    if model.notice:
+        told.notify(model.notice)
+
     def settings_for(names: Iterable[str]) -> Settings:
         inputs.reread(told.notify)
         return inputs.settings(names).settings
@@ -210,7 +213,7 @@ def opened_engine(setup: Setup, *, one_answer: bool = False) -> "Iterator[Engine
             engine.close()
     except (ModelInvalid, DoesNotFit, EngineDied) as problem:
         if isinstance(problem, DoesNotFit) and "needed_bytes" in problem.details:
-            from localchat.models.onboarding import with_models_that_fit
+            from localchat.models.recommended_models import with_models_that_fit
 
             problem.hint = with_models_that_fit(problem.hint, setup.paths)
         if setup.model.why == LAST_USED and problem.details.get("phase") != "serve":
@@ -230,6 +233,16 @@ def open_engine(setup: Setup, user: str, notify: Notify, *, one_answer: bool = F
     options = engine_options(setup)
     load = structs.replace(options.load, one_answer=one_answer)
     return setup.app.open_engine(structs.replace(options, load=load), notify)
+
+
+def model_label(setup: Setup, engine: "Engine") -> str:
+    """Return the name of the model as messages show it: of a remote, what its server calls it."""
+    remote = setup.model.remote
+    if remote is None or remote.model:
+        return setup.model.name
+    with suppress(LocalchatError):  # the first question reports what is wrong with the server
+        return f"{engine.info().model} on {remote.name}"
+    return setup.model.name
 
 
 def _attach_spec(setup: Setup) -> "AttachSpec":
@@ -274,6 +287,7 @@ def request_for(
         grammar=grammar,
         logprobs=logprobs,
         speculation=settings.speculation,
+        default_limit=True,
     )
 
 

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from localchat.cli.conversation_options import HISTORY_FILE
 from localchat.cli.resolve import (
     CHAT_SLOTS,
@@ -17,6 +19,7 @@ from localchat.cli.resolve import (
 )
 from localchat.config.settings import Given, check_key
 from localchat.config.settings_file import read_settings
+from localchat.fit.report import USUAL_LENGTH
 from localchat.models.resolve import ResolvedModel, planned_load
 from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from localchat.models.assess import ExpectedSpeed, FitReport, Subject
     from localchat.models.catalog import Catalog
     from localchat.models.onboarding import FirstRun
+    from localchat.models.recommended_models import Recommendation
 
 _ORIGIN = "set in this chat"
 _MACHINE_FRESH_S = 5.0
@@ -77,6 +81,7 @@ def session_context(
         estimate=planner.estimate,
         speed=planner.speed,
         catalog_speed=planner.catalog_speed,
+        recommended=lambda: _recommended(setup),
         memory_steps=planner.memory_steps,
         first_run=lambda: _first_run(setup),
         remember=remember,
@@ -149,7 +154,8 @@ class LoadPlanner:
         model = self._published(name)
         if model is None:
             return None
-        return CatalogEstimate(self._catalog_report(model, None).plan, model.file_bytes)
+        report = self._catalog_report(model, None, USUAL_LENGTH)
+        return CatalogEstimate(report.plan, model.file_bytes)
 
     def catalog_speed(self, name: str) -> "ExpectedSpeed | None":
         """Decode rate of a model of the catalogue, by a short benchmark. Raises LocalchatError."""
@@ -167,12 +173,21 @@ class LoadPlanner:
             self._catalog = read_catalog(self._setup.paths)
         return published_model(parse(name, self._catalog))
 
-    def _catalog_report(self, model: "ModelSummary", history: "SpeedHistory | None") -> "FitReport":
+    def _catalog_report(
+        self,
+        model: "ModelSummary",
+        history: "SpeedHistory | None",
+        context_tokens: int | None = None,
+    ) -> "FitReport":
+        """Plan a model of the catalog. context_tokens: unless the settings name a context."""
         from localchat.models.assess import Subject, assess
 
         settings = self._setup.settings_for((model.name,))
         slots = max(CHAT_SLOTS, settings.n)
         options = planned_load(settings, self._setup.paths, max_slots=slots)
+        if options.context_tokens is None and context_tokens is not None:
+            most = model.context_train or context_tokens
+            options = msgspec.structs.replace(options, context_tokens=min(context_tokens, most))
         subject = Subject(model.name, model, None, settings.backend)
         has_speed = history is not None
         return assess(subject, options, self._usable_machine(), history, speed=has_speed)
@@ -199,3 +214,9 @@ def _first_run(setup: Setup) -> "FirstRun | None":
 
     environ = setup.app.environ
     return first_run(setup.paths, environ) if is_first_run(setup.paths, environ) else None
+
+
+def _recommended(setup: Setup) -> "tuple[Recommendation, ...]":
+    from localchat.models.recommended_models import recommended_models
+
+    return recommended_models(setup.paths)

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 @click.argument("word", metavar="MODEL", shell_complete=complete_model)
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--offline/--no-offline", hidden=True, expose_value=False)  # as prompts have it
 @click.pass_obj
 def command(app: AppContext, word: str, template: bool, as_json: bool) -> None:
-    """Say what a model is and what it can do.
+    """Show a model's size, license and capabilities.
 
     Reads the header of its file; no weights are loaded.
     """
@@ -135,6 +136,7 @@ def _what(seen: "Inspection") -> Iterator[tuple[str, str]]:
     if facts is None:
         return
     yield "architecture", f"{facts.architecture}, {facts.layers} layers"
+    yield "attention", facts.attention
     yield "parameters", _count(facts.parameters)
     yield "quantization", facts.quantization
     yield "context", tokens(facts.context_tokens)
@@ -177,6 +179,7 @@ def _record(model: "Model", seen: "Inspection", here: _Here) -> dict[str, Any]:
     return record | {
         "architecture": facts.architecture,
         "layers": facts.layers,
+        "attention": facts.attention or None,
         "parameters": facts.parameters,
         "quantization": facts.quantization,
         "context_tokens": facts.context_tokens,

@@ -1,7 +1,6 @@
-"""Asks a model about its own answers: picks the best of several tries, or finds and mends faults."""
+"""Ask a model about its own answers: which of several is the best, or what is wrong with one."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from localchat.engine.request import Grammar, Message, Messages
 from localchat.errors import ContextExceeded
 from localchat.tries import judge
 from localchat.tries.collection import Tries
+from localchat.tries.critique import Critique, JudgeQuestion, critique
 
 
 @dataclass(slots=True)
@@ -28,6 +28,8 @@ class Judge:
     """That was answered."""
     spent: list[Usage] = field(default_factory=list)
     """Usage of the requests so far."""
+    corrected: ReceivedAnswer | None = None
+    """The second answer of a critique, with its reasoning."""
 
     @property
     def terminal(self) -> Terminal:
@@ -41,34 +43,38 @@ class Judge:
             return
         texts = [tries.texts[number] for number in whole]
         asked = judge.pick_messages(self.conversation, texts)
-        verdict = self._verdict(asked, judge.pick_grammar(len(whole)), "picking the best")
+        grammar = judge.pick_grammar(len(whole))
+        verdict = self._reply(JudgeQuestion("picking the best", asked, grammar))
         place = None if verdict is None else judge.picked(verdict, len(whole))
         if place is None:
-            self.terminal.notify("the judge picked none, so the first try is kept")
+            self.terminal.notify("the judge gave no verdict, so the first try was kept")
         tries.picked = whole[place or 0]
 
-    def faults(self, text: str) -> list[str]:
-        """Faults that the model finds in its answer; none, with a notice, if there is no verdict."""
-        asked = judge.fault_messages(self.conversation, text)
-        verdict = self._verdict(asked, judge.FAULTS_GRAMMAR, "judging the answer")
-        found = None if verdict is None else judge.found_faults(verdict)
-        if found is None:
-            self.terminal.notify("the judge came to no verdict, so the answer stays")
-        return found or []
+    def critique(self, text: str, grammar: Grammar | None) -> Critique:
+        """Review an answer. The outcome keeps it unless a correction wins a comparison."""
+        steps = critique(self.conversation, text, grammar, self.setup.settings.max_tokens)
+        try:
+            question = next(steps)
+            while True:
+                question = steps.send(self._reply(question))
+        except StopIteration as end:
+            outcome: Critique = end.value
+            return outcome
 
-    def mended(
-        self, text: str, faults: Sequence[str], grammar: Grammar | None
-    ) -> ReceivedAnswer | None:
-        """The answer again, without these faults; None if it did not come to an end."""
-        asked = judge.mending_messages(self.conversation, text, faults)
-        answer = self._ask(asked, grammar, "mending the answer", self.setup.settings.max_tokens)
-        if answer is None or answer.interrupted or not answer.texts[0].strip():
+    def _reply(self, question: JudgeQuestion) -> str | None:
+        """Return the whole reply to a question; None if it did not end by itself."""
+        answer = self._ask(
+            question.messages,
+            question.grammar,
+            question.purpose,
+            question.max_tokens,
+            greedy=question.greedy,
+        )
+        if answer is None or answer.interrupted or answer.reasons.get(0) != "stop":
             return None
-        return answer if answer.reasons.get(0) == "stop" else None
-
-    def _verdict(self, asked: tuple[Message, ...], grammar: Grammar, doing: str) -> str | None:
-        answer = self._ask(asked, grammar, doing, judge.JUDGE_TOKENS, greedy=True)
-        return None if answer is None or answer.interrupted else answer.texts[0]
+        if not question.greedy:
+            self.corrected = answer
+        return answer.texts[0]
 
     def _ask(
         self,
@@ -97,7 +103,7 @@ class Judge:
         try:
             answer = receive(self.engine.generate(request), display)
         except ContextExceeded:
-            self.terminal.notify("the judge's question does not fit into the context")
+            self.terminal.notify("the judge's question does not fit in the context")
             return None
         if answer.done is not None:
             self.spent.append(answer.done.usage)
@@ -106,67 +112,55 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class CritiqueReport:
-    """What a critique brought, and what it cost."""
+    """Outcome and cost of a critique."""
 
-    faults: tuple[str, ...]
-    mended: bool
-    answer_tokens: int
-    """Of the first answer alone."""
-    answer_s: float
+    review: Critique
+    first_tokens: int
+    first_s: float
     tokens: int
-    """Of answer, verdict and correction."""
+    """Of the answer and of all questions to the judge."""
     seconds: float
 
     def sentence(self) -> str:
-        """Gain and cost in one line."""
-        count = len(self.faults)
-        found = "no fault found" if not count else f"{count} fault{'s' * (count > 1)} found"
-        ended = (
-            ", answer mended" if self.mended else ", the answer stays as it was" if count else ""
-        )
+        """Return outcome and cost in one line."""
         return (
-            f"critique: {found}{ended} · {self.tokens:,} tokens in {self.seconds:.2f} s · "
-            f"the first answer alone: {self.answer_tokens:,} tokens in {self.answer_s:.2f} s"
+            f"critique: {self.review.outcome} · {self.tokens:,} tokens in {self.seconds:.2f} s · "
+            f"the first answer alone: {self.first_tokens:,} tokens in {self.first_s:.2f} s"
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of `--json`."""
-        return {
-            "method": "critique",
-            "faults": list(self.faults),
-            "mended": self.mended,
+        """Return the fields of `--json`, with both answers."""
+        return self.review.as_json() | {
             "completion_tokens": self.tokens,
             "total_s": round(self.seconds, 4),
-            "first_tokens": self.answer_tokens,
-            "first_s": round(self.answer_s, 4),
+            "first_tokens": self.first_tokens,
+            "first_s": round(self.first_s, 4),
         }
 
 
 def criticize(
     judge_: Judge, answer: ReceivedAnswer, grammar: Grammar | None
 ) -> CritiqueReport | None:
-    """Judge a whole answer and mend it: the mended one becomes its second choice, and the chosen one.
+    """Review a whole answer. A correction that wins becomes the second choice, and the chosen one.
 
-    None if the answer was interrupted."""
-    if answer.interrupted or answer.done is None:
+    Return None if the answer did not end by itself."""
+    if answer.interrupted or answer.done is None or answer.reasons.get(0) != "stop":
         return None
-    began_s, first, timings = time.monotonic(), answer.done.usage, answer.done.timings
-    first_s = max(0.0, timings.total_s - timings.load_s)
-    faults = judge_.faults(answer.texts[0])
-    mended = judge_.mended(answer.texts[0], faults, grammar) if faults else None
-    if mended is not None:
-        answer.texts[1], answer.reasoning[1] = mended.texts[0], mended.reasoning[0]
-        answer.reasons[1], answer.chosen = mended.reasons[0], 1
+    began_s = time.monotonic()
+    usage = answer.done.usage
+    first_s = max(0.0, answer.done.timings.total_s - answer.done.timings.load_s)
+    review = judge_.critique(answer.texts[0], grammar)
+    if review.replaced and judge_.corrected is not None:
+        corrected = judge_.corrected
+        answer.texts[1] = corrected.texts[0]
+        answer.reasoning[1] = corrected.reasoning[0]
+        answer.reasons[1] = corrected.reasons[0]
+        answer.ends[1] = corrected.ends[0]
+        answer.chosen = 1
     add_usage(answer, judge_)
-    total = first.completion_tokens + sum(usage.completion_tokens for usage in judge_.spent)
-    return CritiqueReport(
-        tuple(faults),
-        mended is not None,
-        first.completion_tokens,
-        first_s,
-        total,
-        first_s + time.monotonic() - began_s,
-    )
+    tokens = usage.completion_tokens + sum(spent.completion_tokens for spent in judge_.spent)
+    seconds = first_s + time.monotonic() - began_s
+    return CritiqueReport(review, usage.completion_tokens, first_s, tokens, seconds)
 
 
 def add_usage(answer: ReceivedAnswer, judge_: Judge) -> None:

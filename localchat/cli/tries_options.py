@@ -27,6 +27,10 @@ class TriesOptions(msgspec.Struct, frozen=True):
 
     def applied(self, setup: Setup) -> Setup:
         """The setup with as many choices as there are tries. Raises UsageError."""
+        if self.judge or self.critique:
+            from localchat.tries.critique import refuse_guide
+
+            refuse_guide(setup.model.name, "--critique" if self.critique else "--judge")
         if self.method is None:
             return setup
         if setup.settings.temperature == 0:

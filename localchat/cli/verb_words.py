@@ -76,9 +76,10 @@ def _names_a_model(word: str) -> bool:
     return not word.startswith("-") and not word.split()[1:] and any(sign in word for sign in ":/.")
 
 
-def refuse_meant_verb(words: Sequence[str], verbs: Iterable[str]) -> None:
+def refuse_meant_verb(words: Sequence[str], verbs: Iterable[str], as_prompt: str) -> None:
     """Raise UsageError if the words of a prompt were surely meant as a verb: one word, or one and its
-    argument."""
+    argument. `as_prompt`: the command line that sends them as a prompt."""
+    to_ask = f"To ask the model: {as_prompt}"
     first = words[0]
     if len(words) > 2 or any(word.split()[1:] for word in words):
         return
@@ -87,23 +88,14 @@ def refuse_meant_verb(words: Sequence[str], verbs: Iterable[str]) -> None:
         if verb is not None:
             raise UsageError(
                 f"there is no verb {words[1]!r}; did you mean localchat help {verb}?",
-                hint=_as_prompt(words),
+                hint=to_ask,
             )
         return
     if instead := _INSTEAD.get(first.lower()):
-        raise UsageError(f"there is no verb {first!r}", hint=f"{instead}\n{_as_prompt(words)}")
+        raise UsageError(f"there is no verb {first!r}", hint=f"{instead}\n{to_ask}")
     verb = similar_verb(first, verbs, alone=len(words) == 1)
     if verb is not None:
-        raise UsageError(
-            f"there is no verb {first!r}; did you mean {verb}?", hint=_as_prompt(words)
-        )
-
-
-def _as_prompt(words: Sequence[str]) -> str:
-    import shlex
-
-    asked = " ".join(words)
-    return f"to ask the model {asked!r}, write it after --: localchat -- {shlex.join(words)}"
+        raise UsageError(f"there is no verb {first!r}; did you mean {verb}?", hint=to_ask)
 
 
 def similar_verb(word: str, verbs: Iterable[str], *, alone: bool = True) -> str | None:

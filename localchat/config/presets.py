@@ -64,26 +64,38 @@ class Addressed(NamedTuple):
     text: str
 
 
-def addressed(text: str, presets: Mapping[str, Preset], others: Collection[str] = ()) -> Addressed:
-    """Split `@name text`. A word that names no preset stays text, unless it is nearly the name of one.
+def addressed(
+    text: str,
+    presets: Mapping[str, Preset],
+    documents: Collection[str] = (),
+    *,
+    strict: bool = False,
+) -> Addressed:
+    """Split `@name text`. The name of documents stays in the text.
 
-    Raises UsageError then, and if the name is one of `others`, which are documents, too."""
-    found = _MENTION.match(text)
-    if found is None or not presets:
+    Raises UsageError for a name that is both, and for an unknown one that resembles a known one. `strict`:
+    for every unknown one whose line goes on, as a prompt on the command line has it."""
+    match = _MENTION.match(text)
+    if match is None:
         return Addressed(None, text)
-    if found[1] in others:
-        if found[1] in presets:
-            raise UsageError(
-                f"@{found[1]} is a preset and the name of documents",
-                hint=f"localchat preset rm {found[1]}, or localchat learn --forget {found[1]}",
-            )
-        return Addressed(None, text)
-    if preset := presets.get(found[1]):
-        return Addressed(preset, text[found.end() :])
-    if near := closest(found[1], presets, min_similarity=0.6):
+    name = match[1]
+    if name in documents and name in presets:
         raise UsageError(
-            f"there is no preset {found[1]!r}; did you mean @{near[0]}?",
-            hint="localchat preset lists them; a text that begins with @ stands after --",
+            f"@{name} is a preset and the name of documents",
+            hint=f"localchat preset rm {name}, or localchat learn --forget {name}",
+        )
+    if name in documents:
+        return Addressed(None, text)
+    if preset := presets.get(name):
+        return Addressed(preset, text[match.end() :])
+    near = closest(name, [*presets, *documents], min_similarity=0.6)
+    # Pasted code such as `@property` ends its line there.
+    if near or (strict and "\n" not in match[0]):
+        guess = f"; did you mean @{near[0]}?" if near else ""
+        raise UsageError(
+            f"there is no preset and no document named @{name}{guess}",
+            hint="localchat preset and localchat learn --list show them. To send @ as text, put -- before "
+            "the prompt.",
         )
     return Addressed(None, text)
 

@@ -17,6 +17,7 @@ import msgspec
 
 from localchat.config.paths import expand_home
 from localchat.errors import UsageError
+from localchat.proxies import is_loopback
 
 PREFIX: Final = "remote:"
 _FIELDS: Final = ("url", "model", "key_env", "key_file")
@@ -45,7 +46,7 @@ class Remote(msgspec.Struct, frozen=True):
         """Whether it is on this machine."""
         address = self.url if "://" in self.url else f"http://{self.url}"
         host = urlsplit(address).hostname or ""
-        return host in ("localhost", "::1") or host.startswith("127.")
+        return is_loopback(host)
 
     def key(self, environ: Mapping[str, str]) -> str:
         """The key; empty without one. Raises UsageError where it is configured and cannot be read."""
@@ -78,7 +79,7 @@ def read_remotes(path: Path, section: object) -> dict[str, Remote]:
             raise UsageError(f"{where} has to hold text: {', '.join(_FIELDS)}")
         if unknown := sorted(set(table) - set(_FIELDS)):
             raise UsageError(
-                f"{where}: there is no {unknown[0]!r}", hint=f"there are {', '.join(_FIELDS)}"
+                f"{where}: there is no {unknown[0]!r}", hint=f"use one of {', '.join(_FIELDS)}"
             )
         if not table.get("url"):
             raise UsageError(f"{where} has no url", hint='as url = "http://127.0.0.1:8000"')

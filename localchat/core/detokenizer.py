@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from localchat.chat_format.parser import Answer, Call, ChoiceParser, Part
-from localchat.core.stop_strings import StopPatterns, StopScanner
+from localchat.core.stop_strings import Scan, StopPatterns, StopScanner
 from localchat.engine.events import Event, Reasoning, Text, TokenLogprob, ToolCall
+from localchat.engine.repetition import LoopDetector, Repetition
 
 
 class DecodedText(NamedTuple):
@@ -87,6 +88,8 @@ class OutputDelta(NamedTuple):
     events: list[Event]
     stop: str = ""
     """The stop string that ended the text, else empty."""
+    repetition: Repetition | None = None
+    """The loop that the text ends in."""
 
 
 class _Entry(NamedTuple):
@@ -109,11 +112,16 @@ class ChoiceOutput:
         parser: ChoiceParser | None,
         *,
         strip_leading_space: bool = False,
+        keep_stop: bool = False,
+        loop_detector: LoopDetector | None = None,
     ) -> None:
+        """`keep_stop`: the text includes the stop string that ends it. `loop_detector` reads all text:
+        reasoning and the arguments of tool calls too."""
         self._choice = choice
+        self._loop_detector = loop_detector
         self._piece = piece
         self._detokenizer = Detokenizer(strip_leading_space=strip_leading_space)
-        self._stops = StopScanner(stops)
+        self._stops = StopScanner(stops, keep=keep_stop)
         self._parser = parser
         self._pending_logprobs: deque[TokenLogprob] = deque()
         self._entries: deque[_Entry] = deque()
@@ -124,21 +132,25 @@ class ChoiceOutput:
         self.reasoning_tokens = 0
         """Tokens of reasoning so far, with the tag that ends it."""
 
-    def push(self, token: int, logprob: TokenLogprob | None) -> OutputDelta:
-        """Take the next token."""
+    def push(
+        self, token: int, logprob: TokenLogprob | None, *, may_stop: bool = True
+    ) -> OutputDelta:
+        """Take the next token. `may_stop`: a stop string in its text ends the choice."""
         if logprob is not None:
             self._pending_logprobs.append(logprob)
         text, completed = self._detokenizer.push(self._piece(token))
         self._decoded_chars += len(text)
         if logprob is not None or self._pending_logprobs:
             self._complete(completed)
-        scan = self._stops.push(text)
+        scan = self._stops.push(text) if may_stop else Scan(text)
         if self._parser is not None and self._parser.thinking:
             self.reasoning_tokens += 1
         events = self._emit(scan.text)
         if scan.stop:
             events += self._close()
-        return OutputDelta(events, scan.stop)
+        detector = self._loop_detector
+        repetition = detector.push(text) if detector is not None and not scan.stop else None
+        return OutputDelta(events, scan.stop, repetition)
 
     def finish(self) -> list[Event]:
         """End the choice: returns everything that waited."""

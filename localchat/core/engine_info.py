@@ -10,7 +10,7 @@ from localchat import __version__
 from localchat.backend_api.interface import Capabilities, MemoryReport, ModelInfo
 from localchat.backend_api.registry import BackendChoice
 from localchat.core.embedding import ONLY_EMBEDS, ONLY_RANKS, RANK
-from localchat.engine.interface import EngineInfo, MemoryParts
+from localchat.engine.interface import EngineInfo, MemoryParts, TokenizerInfo
 from localchat.engine.local import protocol
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -94,6 +94,7 @@ class ProcessState(NamedTuple):
     notes: tuple[str, ...]
     warning: str
     sampling: dict[str, float]
+    tokenizer: TokenizerInfo
 
 
 def engine_info(

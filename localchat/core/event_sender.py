@@ -11,7 +11,6 @@ from localchat.engine.events import (
     Done,
     Event,
     Finished,
-    FinishReason,
     MetricsSnapshot,
     Prefill,
     PromptLogprobs,
@@ -125,8 +124,9 @@ class EventSender:
             self._queued[request_state.id] = ahead
             self._add_urgent(request_state.id, Queued(ahead))
 
-    def finished(self, sequence: Sequence, reason: FinishReason, stop: str) -> None:
-        self._add_urgent(sequence.request_state.id, Finished(sequence.choice, reason, stop))
+    def finished(self, request_state: RequestState, event: Finished) -> None:
+        """Add the end of a choice."""
+        self._add_urgent(request_state.id, event)
 
     def done(self, request_state: RequestState, usage: KVUsage, now_s: float) -> None:
         """Add the end of a request. `usage`: of the KV cache while the request still held its KV."""
@@ -149,6 +149,7 @@ class EventSender:
                 fingerprint=self._fingerprint,
                 read_back_tokens=request_state.read_back,
                 read_back_s=request_state.read_s,
+                why_missed=request_state.why_missed,
             ),
         )
         self._drop(request_state.id)

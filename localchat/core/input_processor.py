@@ -20,6 +20,7 @@ from localchat.backend_api.sealed_text import TextPart
 from localchat.chat_format import ChatFormat, chat_format
 from localchat.chat_format.parser import Rendered
 from localchat.chat_format.render_process import RenderProcess
+from localchat.config.settings import DEFAULT_SAMPLING
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
 from localchat.core.request_timer import RequestTimer
@@ -28,7 +29,11 @@ from localchat.core.stop_strings import StopPatterns
 from localchat.core.structured_output.compiler import GrammarCompiler, relaxed_keywords
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
-from localchat.engine.events import Accepted
+from localchat.core.token_bans import EndBan
+from localchat.engine.events import Accepted, Limit
+from localchat.engine.interface import TokenizerInfo
+from localchat.engine.local import protocol
+from localchat.engine.repetition import detector_for
 from localchat.engine.request import (
     SAMPLING_RANGES,
     GenerateRequest,
@@ -36,10 +41,10 @@ from localchat.engine.request import (
     Messages,
     TextPrompt,
     TokenIds,
+    default_answer_tokens,
 )
 from localchat.errors import ContextExceeded, UsageError
 
-_FALLBACKS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 _SEED_MASK = (1 << 64) - 1
 _MOST_CHOICES = 64
 _MOST_STOPS = 64
@@ -48,6 +53,9 @@ _LONGEST_STOPS = 64 * 256
 _MOST_BIASES = 1024
 """Each is added to the logits one by one, at every token of every choice."""
 _MOST_LOGPROBS = 100
+_MOST_BAD_WORDS = 256
+_MOST_STOP_TOKENS = 256
+_NEVER = -1e9
 
 
 class InputProcessor:
@@ -67,7 +75,7 @@ class InputProcessor:
         self._context = context_tokens
         self._notify = notify
         self._warned: set[str] = set()
-        self.sampling = {**_FALLBACKS, **self._model_defaults(), **sampling}
+        self.sampling = {**DEFAULT_SAMPLING, **self._model_defaults(), **sampling}
         """Defaults by name: where requests name none."""
         self._numbers = count(1)
         tokenizer = model.tokenizer
@@ -109,14 +117,21 @@ class InputProcessor:
         room = self._context - len(tokens)
         if room < 1:
             self._raise_too_long(len(tokens))
-        asked_tokens = request.max_tokens
-        max_tokens = room if asked_tokens is None else min(asked_tokens, room)
+        max_tokens, limit = self._limit(request, room, rendered)
         grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
         sampling = self._sampling(request)
         seeded = request.sampling.seed is not None
         request_state = RequestState(
-            id_, request, tuple(tokens), sampling, max_tokens, seeded, RequestTimer(arrived_s)
+            id_,
+            request,
+            tuple(tokens),
+            sampling,
+            max_tokens,
+            seeded,
+            RequestTimer(arrived_s),
+            limit,
         )
+        end_ban = self._end_ban(request)
         stops = StopPatterns((*request.stop, *(rendered.stop if rendered else ())))
         for choice in range(request.n):
             request_state.sequences.append(
@@ -127,17 +142,33 @@ class InputProcessor:
                     sampling=replace(sampling, choice=choice),
                     tokens=list(tokens),
                     limit=len(tokens) + max_tokens,
-                    output=self._choice_output(choice, stops, rendered),
+                    output=self._choice_output(choice, stops, rendered, request),
                     grammar_matcher=None
                     if grammar is None
                     else self._grammars.grammar_matcher(
-                        grammar, room=max_tokens, ignore_ends=request.ignore_eos
+                        grammar,
+                        room=max_tokens,
+                        ignore_ends=request.ignore_eos,
+                        min_tokens=request.min_tokens,
                     ),
                     think_budget=None if rendered is None else self._think_budget(rendered),
+                    end_ban=None if grammar is not None else end_ban,
                 )
             )
         relaxed = () if grammar is None else relaxed_keywords(grammar)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
+
+    def _limit(
+        self, request: GenerateRequest, room: int, rendered: Rendered | None
+    ) -> tuple[int, Limit]:
+        """Return the longest answer in tokens, and what limits it."""
+        limits: list[tuple[int, Limit]] = [(room, "context")]
+        if request.default_limit:
+            reasons = rendered is not None and rendered.may_reason
+            limits.append((default_answer_tokens(self._context, reasons=reasons), "default"))
+        if request.max_tokens is not None:
+            limits.append((request.max_tokens, "max_tokens"))
+        return min(limits, key=lambda limit: limit[0])
 
     def _think_budget(self, rendered: Rendered) -> ThinkBudget | None:
         """The thinking budget of a choice, where the request has one."""
@@ -154,19 +185,39 @@ class InputProcessor:
             reopens=family.anywhere,
         )
 
+    def _end_ban(self, request: GenerateRequest) -> EndBan | None:
+        """The ban on end tokens of a request with a minimum length."""
+        self._check_tokens(request.stop_tokens, "stop_token_ids")
+        if not request.min_tokens:
+            return None
+        ends = {*request.stop_tokens}
+        if not request.ignore_eos:
+            ends |= self._model.tokenizer.eog
+        return EndBan(request.min_tokens, ends, self._model.tokenizer.vocab_size)
+
     def _choice_output(
-        self, choice: int, stops: StopPatterns, rendered: Rendered | None
+        self,
+        choice: int,
+        stops: StopPatterns,
+        rendered: Rendered | None,
+        request: GenerateRequest,
     ) -> ChoiceOutput:
+        output = partial(
+            ChoiceOutput,
+            choice,
+            stops=stops,
+            keep_stop=request.keep_stop,
+            loop_detector=detector_for(request),
+        )
         if rendered is None:
-            return ChoiceOutput(choice, partial(self._piece, self._visible_tokens), stops, None)
+            return output(piece=partial(self._piece, self._visible_tokens), parser=None)
         visible = (
             self._visible_tokens | self._visible_call_tokens
             if rendered.tools
             else self._visible_tokens
         )
-        return ChoiceOutput(
-            choice, partial(self._piece, visible), stops, self.format.answer_parser(rendered)
-        )
+        parser = self.format.answer_parser(rendered)
+        return output(piece=partial(self._piece, visible), parser=parser)
 
     def _piece(self, visible: frozenset[int], token: int) -> bytes:
         return self._model.tokenizer.piece(token, special=token in visible)
@@ -182,6 +233,7 @@ class InputProcessor:
         biases = dict(request.sampling.logit_bias)
         for text, bias in request.sampling.text_bias.items():
             biases |= dict.fromkeys(self._model.tokenizer.encode(text, special=True), bias)
+        biases |= dict.fromkeys(self._banned_tokens(request.bad_words), _NEVER)
         if len(biases) > _MOST_BIASES:
             raise UsageError(
                 f"a request may have {_MOST_BIASES:,} logit biases; this one has {len(biases):,}",
@@ -197,6 +249,20 @@ class InputProcessor:
             seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
             top_logprobs=-1 if top is None else top,
         )
+
+    def _banned_tokens(self, words: Iterable[str]) -> Iterable[int]:
+        """Yield the tokens of words that are never generated, with and without a space before them."""
+        for word in words:
+            for text in {word, f" {word.lstrip()}"}:
+                tokens = self._model.tokenizer.encode(text)
+                if len(tokens) != 1:
+                    raise UsageError(
+                        f"the bad word {text[:50]!r} has {len(tokens)} tokens; only single tokens can be "
+                        "forbidden",
+                        hint="forbid a shorter word, or use a grammar",
+                        field="bad_words",
+                    )
+                yield tokens[0]
 
     def _check_tokens(self, tokens: Iterable[int], field: str) -> None:
         """Raise UsageError for the first id that is not in the vocabulary. `field`: where the ids stand."""
@@ -290,6 +356,18 @@ class InputProcessor:
         """What may spoil every answer. Warnings about one request are not here: others would read them."""
         return self.format.warning
 
+    @property
+    def tokenizer_info(self) -> TokenizerInfo:
+        """Special tokens and chat template of the model."""
+        tokenizer = self._model.tokenizer
+        texts = _special_texts(tokenizer)
+        return TokenizerInfo(
+            texts.get("bos_token", ""),
+            texts.get("eos_token", ""),
+            tokenizer.add_bos,
+            protocol.sendable(self._model.info.chat_template or ""),
+        )
+
     def render(self, messages: Messages) -> str:
         return self.format.render(messages).text
 
@@ -317,6 +395,9 @@ def _check(request: GenerateRequest) -> None:
     for name, value, high in (
         ("n", request.n, _MOST_CHOICES),
         ("max_tokens", request.max_tokens, 1 << 31),
+        ("min_tokens", request.min_tokens, 1 << 31),
+        ("the number of bad_words", len(request.bad_words), _MOST_BAD_WORDS),
+        ("the number of stop_token_ids", len(request.stop_tokens), _MOST_STOP_TOKENS),
         ("think_budget", budget, 1 << 31),
         ("logprobs", request.logprobs, _MOST_LOGPROBS),
         ("prompt_logprobs", request.prompt_logprobs, _MOST_LOGPROBS),
@@ -325,6 +406,12 @@ def _check(request: GenerateRequest) -> None:
         low = 1 if name == "n" else 0
         if value is not None and not low <= value <= high:
             raise UsageError(f"{name} is {value}; it must be from {low} to {high}")
+    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
+        raise UsageError(
+            f"min_tokens is {request.min_tokens}; it must not be above max_tokens, which is "
+            f"{request.max_tokens}",
+            field="min_tokens",
+        )
     if len(request.stop) > _MOST_STOPS:
         raise UsageError(
             f"a request may have {_MOST_STOPS} stop strings; this one has {len(request.stop)}"

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from localchat.backend_api.interface import Capabilities, Sample, StepResult, Tokenizer
 from localchat.backend_api.sampling.reference import NOTHING
 from localchat.core.event_sender import EventSender
@@ -17,7 +19,7 @@ from localchat.core.spec_decode.draft_proposer import Proposer
 from localchat.core.spec_decode.ngram_index import SPAN, EarlierTexts
 from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
-from localchat.engine.events import Event, FinishReason, TokenLogprob
+from localchat.engine.events import Event, Finished, TokenLogprob
 from localchat.errors import DoesNotFit, LocalchatError, UsageError
 from localchat.fit.kv_types import smaller_kv_type
 
@@ -31,6 +33,19 @@ def _append(request_state: RequestState, rows: Iterable[bytes]) -> None:
             file.writelines(rows)
     except (OSError, ValueError):  # a name with a null character
         request_state.all_logprobs_failed = True
+
+
+def _cut(sequence: Sequence) -> Finished:
+    """Return the end of a choice that reached a limit."""
+    return Finished(sequence.choice, "length", limit=sequence.request_state.limit)
+
+
+def _natural_end(sequence: Sequence) -> Finished:
+    """Return the end of a choice that ended itself, unless the length guard shortened it."""
+    matcher = sequence.grammar_matcher
+    if matcher is not None and matcher.shortened:
+        return _cut(sequence)
+    return Finished(sequence.choice, "stop")
 
 
 class OutputProcessor:
@@ -140,7 +155,7 @@ class OutputProcessor:
                 request_state, min(row.start + row.width, request_state.prompt_tokens)
             )
         sampled = sequence.known + len(accepted) if accepted else 0
-        reason, stop = self._append_tokens(sequence, accepted, now_s)
+        end = self._append_tokens(sequence, accepted, now_s)
         if self._fail_on_grammar(sequence):
             return
         computed = row.start + row.width + max(0, len(accepted) - 1)
@@ -153,29 +168,29 @@ class OutputProcessor:
             self._scheduler.add_memory_ops(self._kv_cache.checkpoint(sequence.number).memory)
         if row.forks:
             self._start_forks(row, samples, now_s)
-        if reason:
-            self._finish(sequence, reason, stop, now_s)
+        if end is not None:
+            self._finish(sequence, end, now_s)
         elif sequence.computed == sequence.known and not sequence.may_sample():
             # Nothing was to be generated: the prompt's metrics are the whole answer.
             for one in request_state.sequences:
-                self._finish(one, "length", "", now_s)
+                self._finish(one, _cut(one), now_s)
 
     def _append_tokens(
         self, sequence: Sequence, accepted: list[Sample], now_s: float
-    ) -> tuple[FinishReason | None, str]:
+    ) -> Finished | None:
         """Append sampled tokens to a sequence, and the tokens that are forced after them.
 
-        Stops at its end. Returns why the sequence ended, if it did, and the stop string.
+        Stops at its end. Returns how the sequence ended, if it did.
         """
         request_state, before = sequence.request_state, sequence.known
         events: list[Event] = []
-        end: tuple[FinishReason | None, str] = (None, "")
+        end: Finished | None = None
         samples: Iterable[Sample] = accepted
         if accepted and (sequence.grammar_matcher or sequence.think_budget):
             samples = chain(accepted, self._forced(sequence))
         for sample in samples:
             end = self._append_token(sequence, sample, events)
-            if end[0]:
+            if end is not None:
                 break
         tokens = sequence.known - before
         self._counters.record_tokens(
@@ -203,27 +218,39 @@ class OutputProcessor:
 
     def _append_token(
         self, sequence: Sequence, sample: Sample, events: list[Event]
-    ) -> tuple[FinishReason | None, str]:
+    ) -> Finished | None:
+        choice = sequence.choice
         sequence.tokens.append(sample.token)
-        if sample.token in self._tokenizer.eog and not sequence.request_state.request.ignore_eos:
+        request = sequence.request_state.request
+        if sample.token in self._tokenizer.eog and not request.ignore_eos:
             events += sequence.output.finish()
-            return "stop", ""
+            return _natural_end(sequence)
+        generated = sequence.known - sequence.request_state.prompt_tokens
+        may_stop = generated > request.min_tokens
+        if sample.token in request.stop_tokens and may_stop:
+            if request.keep_stop:
+                events += sequence.output.push(sample.token, self._logprob(sample)).events
+            events += sequence.output.finish()
+            return Finished(choice, "stop")
         grammar_matcher = sequence.grammar_matcher
         if grammar_matcher is not None and not grammar_matcher.accept(sample.token):
-            return "stop", ""  # with an error, which ends the request
+            return Finished(choice, "stop")  # with an error, which ends the request
         if sequence.think_budget is not None:
             sequence.think_budget.push(sample.token)
-        delta = sequence.output.push(sample.token, self._logprob(sample))
+        delta = sequence.output.push(sample.token, self._logprob(sample), may_stop=may_stop)
         events += delta.events
         if delta.stop:
-            return "stop", delta.stop
+            return Finished(choice, "stop", delta.stop)
         if grammar_matcher is not None and grammar_matcher.ended:
             events += sequence.output.finish()
-            return "stop", ""
+            return _natural_end(sequence)
+        if delta.repetition is not None:
+            events += sequence.output.finish()
+            return Finished(choice, "repetition", repetition=delta.repetition)
         if sequence.known >= sequence.limit:
             events += sequence.output.finish()
-            return "length", ""
-        return None, ""
+            return _cut(sequence)
+        return None
 
     def _logprob(self, sample: Sample) -> TokenLogprob | None:
         if sample.logprob is None:
@@ -295,11 +322,11 @@ class OutputProcessor:
     def _start_forks(self, row: ScheduledRow, samples: dict[int, Sample], now_s: float) -> None:
         """Start the other choices of a request from its prompt: they have their first token now."""
         for child, position in row.forks:
-            reason, stop = self._append_tokens(child, [samples[position]], now_s)
+            end = self._append_tokens(child, [samples[position]], now_s)
             if self._fail_on_grammar(child):
                 return
-            if reason:
-                self._finish(child, reason, stop, now_s)
+            if end is not None:
+                self._finish(child, end, now_s)
                 continue
             if row.sequence.proposer is not None:
                 child.proposer = row.sequence.proposer.fork()
@@ -419,12 +446,12 @@ class OutputProcessor:
             )
         return bool(why)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, stop: str, now_s: float) -> None:
+    def _finish(self, sequence: Sequence, end: Finished, now_s: float) -> None:
         request_state = sequence.request_state
         usage = self._kv_cache.usage()
-        if reason == "stop" and sequence.output.has_tool_calls:
-            reason = "tool_calls"
-        self._event_sender.finished(sequence, reason, stop)
+        if end.reason == "stop" and sequence.output.has_tool_calls:
+            end = replace(end, reason="tool_calls")
+        self._event_sender.finished(request_state, end)
         if sequence.known > request_state.prompt_tokens:
             # Later prompts of this conversation contain this prompt themselves.
             sampled_tokens = sequence.tokens[max(0, request_state.prompt_tokens - SPAN) :]

@@ -15,7 +15,8 @@ from localchat.core.request_timer import RequestTimer
 from localchat.core.spec_decode.draft_proposer import Proposer
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.think_budget import ThinkBudget
-from localchat.engine.events import TokenLogprob
+from localchat.core.token_bans import EndBan
+from localchat.engine.events import Limit, TokenLogprob
 from localchat.engine.request import GenerateRequest
 
 _AFTER_STATE_TOKENS = 4
@@ -46,6 +47,8 @@ class Sequence:
     output: ChoiceOutput
     grammar_matcher: GrammarMatcher | None = None
     think_budget: ThinkBudget | None = None
+    end_ban: EndBan | None = None
+    """Set if the answer has a minimum length and no grammar, which would apply the ban itself."""
     proposer: Proposer | None = None
     state: State = State.WAITING
     launched: int = 0
@@ -134,6 +137,14 @@ class Sequence:
         """
         return None if self.think_budget is None else self.think_budget.left
 
+    @property
+    def masked(self) -> bool:
+        """Whether masks restrict its next token."""
+        if self.grammar_matcher is not None:
+            return True
+        generated = self.virtual - self.request_state.prompt_tokens
+        return self.end_ban is not None and self.end_ban.mask(generated) is not None
+
     def may_sample(self) -> bool:
         """Whether one more token is wanted after all virtual ones."""
         return len(self.tokens) + self.unknown < self.limit
@@ -152,6 +163,8 @@ class RequestState:
     seeded: bool
     """It came with a seed, so its text must come out the same again: nothing measured chooses its steps."""
     timer: RequestTimer
+    limit: Limit = "context"
+    """What `max_tokens` comes from."""
     sequences: list[Sequence] = field(default_factory=list)
     """One for each choice."""
     cached: int = 0

@@ -80,8 +80,10 @@ class StopScanner:
     anew.
     """
 
-    def __init__(self, patterns: StopPatterns) -> None:
+    def __init__(self, patterns: StopPatterns, *, keep: bool = False) -> None:
+        """`keep`: the text includes the stop string."""
         self._patterns = patterns
+        self._keep = keep
         self._state = 0
         self._held = ""
 
@@ -101,7 +103,7 @@ class StopScanner:
             stop = patterns.found(state)
             if stop:
                 self._state, self._held = 0, ""
-                return Scan(whole[: position - len(stop)], stop)
+                return Scan(whole[: position if self._keep else position - len(stop)], stop)
         border = len(whole) - patterns.held(state)
         self._state, self._held = state, whole[border:]
         return Scan(whole[:border])

@@ -8,11 +8,13 @@ import hashlib
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from localchat.documents.binary_kind import binary_kind
 from localchat.documents.folder import find_files
 from localchat.documents.pages import (
     MAX_FILE_BYTES,
@@ -58,6 +60,10 @@ CREATE VIRTUAL TABLE words USING fts5(
 """
 
 
+_DOCUMENT_KINDS: Final = {".pdf": "PDF", ".docx": "DOCX", ".html": "HTML", ".htm": "HTML"}
+"""Kinds that a user expects to be read, by suffix."""
+
+
 class Summary(NamedTuple):
     """What a collection holds."""
 
@@ -68,6 +74,16 @@ class Summary(NamedTuple):
     skipped: dict[str, int]
     """Files that could not be read, by reason."""
     embedding_model: str
+
+
+class UnreadKind(NamedTuple):
+    """A kind of document of which no file could be read."""
+
+    kind: str
+    """`PDF`, `DOCX` or `HTML`."""
+    files: int
+    reason: str
+    """The most frequent one, as the end of a sentence that names a file."""
 
 
 class Changes(NamedTuple):
@@ -177,6 +193,20 @@ class Collection:
                 "SELECT trouble, count(*) FROM file WHERE trouble != '' GROUP BY trouble ORDER BY trouble"
             )
             return Summary(self._sources(), files, length, dict(skipped), self.embedding_model)
+
+    def unread_kinds(self) -> list[UnreadKind]:
+        """Return the kinds of documents of which no file could be read."""
+        with self._errors():
+            rows = self._db.execute("SELECT path, trouble FROM file").fetchall()
+        troubles: dict[str, list[str]] = {}
+        for path, trouble in rows:
+            if kind := _DOCUMENT_KINDS.get(PurePath(path).suffix.lower()):
+                troubles.setdefault(kind, []).append(trouble)
+        return [
+            UnreadKind(kind, len(reasons), Counter(reasons).most_common(1)[0][0])
+            for kind, reasons in sorted(troubles.items())
+            if all(reasons)
+        ]
 
     @property
     def embedding_model(self) -> str:
@@ -300,7 +330,7 @@ class Collection:
             with path.open("rb") as file:
                 head = file.read(8192)
                 if kind_of(path.name, head) == "binary":
-                    return self._store_trouble(one, known, "is a binary file")
+                    return self._store_trouble(one, known, f"is {binary_kind(path.name, head)}")
                 data = head + file.read(MAX_FILE_BYTES + 1 - len(head))
         except OSError as problem:
             return self._store_trouble(one, known, f"cannot be read: {problem.strerror}")

@@ -1,10 +1,12 @@
 """Reads documents to pages of text: PDF, DOCX, HTML, and plain text such as Markdown.
 
-PDF needs the extra `documents`; everything else is read with the standard library.
+pypdf reads PDF files; the standard library reads everything else.
 """
 
 import io
 import re
+import shlex
+import sys
 import zipfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -12,13 +14,13 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
+from localchat.documents.binary_kind import binary_kind
 from localchat.errors import UsageError
-from localchat.sanitize import utf16_text
+from localchat.sanitize import utf16_encoding, utf16_text
 
 MAX_FILE_BYTES: Final = 64 << 20
 MAX_TEXT: Final = 64 << 20
 """Most characters that are read from one file."""
-EXTRA: Final = "pip install pypdf (it is the extra `documents`)"
 _HEAD_BYTES: Final = 8192
 _HTML_SUFFIXES: Final = (".html", ".htm", ".xhtml")
 _INLINE_TAGS: Final = """
@@ -69,8 +71,7 @@ def kind_of(name: str, head: bytes) -> str:
         return "docx"
     if suffix in _HTML_SUFFIXES or re.match(rb"\s*(<!doctype html|<html)", head, re.IGNORECASE):
         return "html"
-    is_utf16 = head.startswith((b"\xff\xfe", b"\xfe\xff"))
-    return "binary" if b"\0" in head[:_HEAD_BYTES] and not is_utf16 else "text"
+    return "binary" if b"\0" in head[:_HEAD_BYTES] and utf16_encoding(head) is None else "text"
 
 
 def read_document(name: str, data: bytes) -> DocumentText:
@@ -85,10 +86,10 @@ def read_document(name: str, data: bytes) -> DocumentText:
         case "html":
             return DocumentText((Page(0, _html_text(decoded(data))),))
         case "binary":
-            raise Unreadable("is a binary file")
+            raise Unreadable(f"is {binary_kind(name, data)}")
     text = decoded(data)
     if "\0" in text:
-        raise Unreadable("is a binary file")
+        raise Unreadable(f"is {binary_kind(name, data)}")
     return DocumentText((Page(0, text),), by_line=True)
 
 
@@ -126,8 +127,10 @@ def _pdf_pages(data: bytes) -> Iterator[Page]:
     try:
         import pypdf
     except ImportError as problem:
+        # A plain install has it; `sys.executable` finds the right pip of a venv or of pipx.
+        command = shlex.join([sys.executable, "-m", "pip", "install", "pypdf"])
         raise Unreadable(
-            "is a PDF file, and no library reads it", hint=EXTRA, extra=True
+            "cannot be read: reading PDF needs pypdf", hint=f"install it: {command}", extra=True
         ) from problem
     import logging
 

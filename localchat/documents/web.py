@@ -7,6 +7,8 @@ import httpx2
 
 from localchat.documents.pages import MAX_FILE_BYTES
 from localchat.errors import NetworkError, UsageError, connection_failure
+from localchat.http_transport import ProxyTransport
+from localchat.proxies import proxy_for
 
 _SILENCE_S: Final = 30.0
 _MOST_REDIRECTS: Final = 5
@@ -20,6 +22,7 @@ def fetch(url: str) -> tuple[str, bytes]:
             httpx2.Client(
                 headers={"User-Agent": "localchat"},
                 timeout=_SILENCE_S,
+                transport=ProxyTransport(),
                 follow_redirects=True,
                 max_redirects=_MOST_REDIRECTS,
             ) as client,
@@ -36,7 +39,7 @@ def fetch(url: str) -> tuple[str, bytes]:
     except (httpx2.InvalidURL, ValueError) as problem:
         raise UsageError(f"{url} is not the address of a document: {problem}") from problem
     except httpx2.HTTPError as problem:
-        failure = connection_failure(problem, url)
+        failure = connection_failure(problem, url, proxy=proxy_for(url))
         raise NetworkError(failure.message, hint=failure.hint) from problem
     if kind in ("text/html", "application/xhtml+xml") and not name.endswith((".html", ".htm")):
         name = f"{name}.html"

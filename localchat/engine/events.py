@@ -7,7 +7,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
+from localchat.engine.repetition import Repetition
+
+FinishReason = Literal["stop", "length", "repetition", "tool_calls", "cancelled"]
+Limit = Literal["", "max_tokens", "default", "context"]
+"""What ended an answer: the request's own limit, the engine's default one, or a full context."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -121,6 +125,10 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", omit_defaults=True):
     reason: FinishReason
     stop: str = ""
     """The stop string that ended it, where one did."""
+    limit: Limit = ""
+    """Which limit ended or shortened it, where the reason is `length`."""
+    repetition: Repetition | None = None
+    """What it repeated, where the reason is `repetition`."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -175,6 +183,8 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """Of the cached tokens of the prompt those that were read from the disk."""
     read_back_s: float = 0.0
     """Time that this took."""
+    why_missed: str = ""
+    """Why the prefix cache helped less than it could have."""
 
 
 class RunningRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,7 +9,8 @@ follow.
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from localchat.engine.guide_sums import SUM, holds
 from localchat.engine.guide_topics import HELD, Topics, answer_key
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
+from localchat.engine.phrase_replacement import PhraseReplacement
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
@@ -55,7 +57,7 @@ OFFER: Final = (
     "(`localchat -c NUMBER` from the shell)."
 )
 _PICK: Final = re.compile(r"\W*(\d)\W*")
-_REFUSALS: Final = (UNKNOWN, "I cannot", "I am sorry", "I did not understand")
+REFUSALS: Final = (UNKNOWN, "I cannot", "I am sorry", "I did not understand")
 _NO_TEXT: Final = "I cannot work on texts"
 _NO_SUM: Final = "I cannot calculate that"
 _NO_TASK: Final = "I cannot write texts or code"
@@ -79,9 +81,16 @@ _LEANS: Final = re.compile(
 class GuideEngine(LocalEngine):
     """A LocalEngine of the guide's file and the classifier beside it (`topics.npz`)."""
 
-    def __init__(self, options: EngineOptions, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        notify: Callable[[str], None],
+        phrases: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """phrases: replacements in answers, such as the model that suits this machine. Called on a thread."""
         super().__init__(options, notify=notify)
         self._topics = Topics(topics_file(options.model))
+        self._phrases = cache(phrases)
 
     def generate(self, request: GenerateRequest) -> Stream:
         request = picked(request)
@@ -96,7 +105,7 @@ class GuideEngine(LocalEngine):
                 return text
             return self.detokenize(tokens[:most])
 
-        answer = CheckedAnswer(inner, self._topics, asked, request.n, cut)
+        answer = CheckedAnswer(inner, self._topics, asked, request.n, cut, self._phrases)
         threading.Thread(target=answer.run, name="guide", daemon=True).start()
         return answer.stream
 
@@ -193,7 +202,7 @@ def checked_answer(
     for "download", so all of them say that.
     """
     said = asked.question + "\0" + asked.earlier
-    if answer.startswith(_REFUSALS):
+    if answer.startswith(REFUSALS):
         return unrefused(topics, probabilities, asked, answer, whole=whole)
     if asked.is_text:
         return checked_beginning(topics, answer) if whole else None
@@ -205,7 +214,7 @@ def checked_answer(
             return None
         if not topics.english.startswith(rest):
             return f"{line}\n\n{topics.english}"
-    beginnings = (*_REFUSALS, _ABSENT, *topics.languages)
+    beginnings = (*REFUSALS, _ABSENT, *topics.languages)
     waits = answer.lstrip("> ") in said or any(text.startswith(answer) for text in beginnings)
     if not whole and (waits or answer.startswith(_ABSENT) or SUM.match(answer)):
         return None
@@ -260,14 +269,14 @@ def _refused(topics: Topics, probabilities: "np.ndarray") -> float:
     return sum(
         likely
         for name, likely in zip(topics.keys, map(float, probabilities), strict=True)
-        if name.startswith(_REFUSALS)
+        if name.startswith(REFUSALS)
     )
 
 
 def task_refusal(topics: Topics, probabilities: "np.ndarray") -> str:
     """The likeliest refusal, where a task is rather to be refused than to repeat a text; else empty."""
     rows = zip(map(float, probabilities), topics.keys, topics.answers, strict=True)
-    refusals = [(likely, text) for likely, name, text in rows if name.startswith(_REFUSALS)]
+    refusals = [(likely, text) for likely, name, text in rows if name.startswith(REFUSALS)]
     return max(refusals)[1] if sum(likely for likely, _ in refusals) >= 0.5 else ""
 
 
@@ -305,12 +314,15 @@ class CheckedAnswer:
         asked: GuideQuestion,
         choices: int = 1,
         cut: Callable[[str], str] = str,
+        phrases: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """`cut`: gives the beginning of a text that the most tokens of the request allow."""
+        """`cut`: gives the beginning of a text that the most tokens of the request allow. `phrases`: see
+        GuideEngine."""
         self._inner, self._topics, self._asked = inner, topics, asked
         self.stream = Stream(inner.close)
         self._choices = [
-            _CheckedChoice(number, self.stream, topics, asked, cut) for number in range(choices)
+            _CheckedChoice(number, self.stream, topics, asked, cut, phrases)
+            for number in range(choices)
         ]
 
     def run(self) -> None:
@@ -338,7 +350,10 @@ class _CheckedChoice:
         topics: Topics,
         asked: GuideQuestion,
         cut: Callable[[str], str],
+        phrases: Callable[[], Mapping[str, str]],
     ) -> None:
+        self._phrases = phrases
+        self._replacement: PhraseReplacement | None = None
         self._number, self._stream, self._cut = number, stream, cut
         self._topics, self._asked = topics, asked
         self._held: list[Text | Finished] = []
@@ -404,9 +419,9 @@ class _CheckedChoice:
             if event.reason == "stop" and table.startswith(shown):
                 self._end(table[len(shown) :], shown)
             else:
-                self._stream.put(event)
+                self._send(event)
         elif table.startswith(self._text) or not table.startswith(shown):
-            self._stream.put(event)
+            self._send(event)
         elif self._text.startswith(table):
             second = self._text[len(table) :]
             self._put(table[len(shown) :])
@@ -417,7 +432,7 @@ class _CheckedChoice:
 
     def _put(self, text: str) -> None:
         if text:
-            self._stream.put(Text(self._number, text))
+            self._send(Text(self._number, text))
 
     def _end(self, text: str, shown: str = "") -> None:
         """End the answer with this text after what is shown, whatever the model still says."""
@@ -425,4 +440,21 @@ class _CheckedChoice:
         whole = shown + text
         kept = self._cut(whole)
         self._put(kept[len(shown) :])
-        self._stream.put(Finished(self._number, "stop" if kept == whole else "length"))
+        if kept == whole:
+            self._send(Finished(self._number, "stop"))
+        else:
+            self._send(Finished(self._number, "length", limit="max_tokens"))
+
+    def _send(self, event: Text | Finished) -> None:
+        """Put an event into the stream, with phrases replaced."""
+        if self._replacement is None:
+            self._replacement = PhraseReplacement(self._phrases())
+        text = (
+            self._replacement.feed(event.text)
+            if isinstance(event, Text)
+            else self._replacement.flush()
+        )
+        if text:
+            self._stream.put(Text(self._number, text))
+        if isinstance(event, Finished):
+            self._stream.put(event)

@@ -20,6 +20,17 @@ class MemoryParts(msgspec.Struct, frozen=True):
     overhead_bytes: int
 
 
+class TokenizerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Special tokens and chat template of a model."""
+
+    bos_token: str = ""
+    """Text of the token that begins a text; empty if the model has none."""
+    eos_token: str = ""
+    adds_bos: bool = False
+    """A plain text begins with the BOS token."""
+    chat_template: str = ""
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """The model that is loaded (or about to be), and how. Sizes in bytes and tokens."""
 
@@ -66,6 +77,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Sequences that are computed at once, at most; 0: unknown."""
     sampling: dict[str, float] = {}
     """Sampling where a request names none; what is off is missing. Empty where it is not known."""
+    tokenizer: TokenizerInfo | None = None
+    """None where it is not known."""
 
 
 class Vectors(list[list[float]]):

@@ -77,6 +77,9 @@ class Infill(msgspec.Struct, frozen=True, tag="infill", omit_defaults=True):
     """Context, as pairs of file name and text."""
 
 
+_DEFAULT_TOKENS: Final = 8192
+_LEAST_DEFAULT_TOKENS: Final = 512
+
 Prompt: TypeAlias = Messages | TextPrompt | TokenIds | Infill
 
 
@@ -124,6 +127,18 @@ class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str = ""
     field: str = ""
     """Where it stands in the client's request, for errors."""
+    strict: bool = False
+    """The request fails if the grammar cannot enforce a keyword of the schema."""
+
+
+def default_answer_tokens(context_tokens: int, *, reasons: bool = False) -> int:
+    """Return the longest answer where nobody named a length: a quarter of the context, at most 8,192 tokens.
+
+    Reasoning counts as part of the answer, so a model that reasons may use half and four times as many.
+    """
+    if reasons:
+        return max(_LEAST_DEFAULT_TOKENS, min(context_tokens // 2, 4 * _DEFAULT_TOKENS))
+    return max(_LEAST_DEFAULT_TOKENS, min(context_tokens // 4, _DEFAULT_TOKENS))
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -134,7 +149,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     n: int = 1
     max_tokens: int | None = None
     """None: up to the end of the context."""
+    min_tokens: int = 0
+    """No end-of-generation token, stop token or stop string ends an answer before it has this many tokens."""
     stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    """Token ids that end an answer, besides the model's own."""
+    keep_stop: bool = False
+    """The answer includes the stop string or the text of the stop token."""
+    bad_words: tuple[str, ...] = ()
+    """Words that are never generated. Each must be one token."""
     grammar: Grammar | None = None
     logprobs: int | None = None
     """Alternatives per generated token (0: only its own log probability)."""
@@ -154,5 +177,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Higher goes first."""
     speculation: bool = True
     ignore_eos: bool = False
+    loop_guard: bool = True
+    """End an answer that repeats itself. Never with `ignore_eos`, which asks for tokens of any kind."""
+    default_limit: bool = False
+    """End the answer at the engine's default length (`default_answer_tokens`) unless `max_tokens` is less."""
     user: str = ""
     """Who asks, for the engine's stats; it changes nothing."""

@@ -21,6 +21,7 @@ from localchat.engine.events import (
     Usage,
 )
 from localchat.engine.interface import EngineInfo, Vectors
+from localchat.engine.loop_guard import LoopGuard
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineClosed, LocalchatError
@@ -165,10 +166,18 @@ class ScriptedEngine:
         stream.put(Accepted(prompt_tokens, limit, seed, answer.relaxed))
         stream.put(Prefill(prompt_tokens, 0, prompt_tokens))
         events = answer.events or self._default_events(request, answer)
+        guard = LoopGuard(request)
+        sent: list[Event] = []
         for event in events:
+            if getattr(event, "choice", None) in guard.ended:
+                continue
             if answer.gap_s and cancelled_event.wait(answer.gap_s):
                 return
-            stream.put(event)
+            end = guard.end(event)
+            for item in (event, end) if end else (event,):
+                sent.append(item)
+                stream.put(item)
+        events = tuple(sent)
         if answer.error is not None:
             stream.put(answer.error)
             return

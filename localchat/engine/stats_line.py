@@ -5,14 +5,17 @@ from typing import Final
 from localchat.engine.events import Done
 from localchat.units import brief_seconds, decimal, percent, used_of
 
+_SHOWN_LOAD_S: Final = 0.1
 _MIN_TOKENS: Final = 8
 """Fewer tokens say nothing about words per second."""
 
 
 def stats_line(done: Done) -> str:
-    """TTFT, decode rate, KV cache, accepted of drafted tokens; without what was not, or is not reported."""
+    """Load, TTFT, decode rate, KV cache, accepted of drafted tokens; without what was not reported."""
     timings, drafts = done.timings, done.speculation
-    parts = [
+    # TTFT leaves out the load, for which the user has waited too.
+    parts = [f"load {decimal(timings.load_s, 2)} s"] if timings.load_s >= _SHOWN_LOAD_S else []
+    parts += [
         f"TTFT {decimal(timings.ttft_s, 2)} s",
         f"{decimal(timings.decode_tokens_per_s, 1)} tok/s",
     ]
@@ -25,18 +28,20 @@ def stats_line(done: Done) -> str:
     return " · ".join(parts)
 
 
+def brief_stats_line(done: Done) -> str:
+    """TTFT and decode rate, as the screen shows them below an answer. The panel has the rest."""
+    timings = done.timings
+    ttft, speed = decimal(timings.ttft_s, 2), decimal(timings.decode_tokens_per_s, 1)
+    return f"TTFT {ttft} s · {speed} tok/s"
+
+
 def plain_stats_line(done: Done, words: int) -> str:
-    """The same in plain words, as the screen shows it. `words`: of the answer and its reasoning."""
-    timings, drafts = done.timings, done.speculation
+    """The same in plain words. `words`: of the answer and its reasoning."""
+    timings = done.timings
     rate, count = timings.decode_tokens_per_s, done.usage.completion_tokens
     parts = [
         plain_ttft(timings.ttft_s) if timings.ttft_s is not None else "",
         plain_rate(rate, words, count),
-        plain_kv(done.kv_used_tokens, done.kv_total_tokens) if done.kv_total_tokens else "",
-        plain_drafts(drafts.accepted, drafts.drafted) if drafts.accepted else "",
-        read_back(done.read_back_tokens, done.usage.prompt_tokens, done.read_back_s)
-        if done.read_back_tokens
-        else "",
     ]
     return " · ".join(filter(None, parts))
 
@@ -69,8 +74,8 @@ def _brief(speed: float) -> str:
 
 
 def plain_kv(used: int, total: int) -> str:
-    """`memory 5%`."""
-    return f"memory {percent(used, total)}"
+    """`context 5% full`."""
+    return f"context {percent(used, total)} full"
 
 
 def plain_drafts(accepted: int, drafted: int) -> str:

@@ -35,6 +35,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Sequences computed at once."""
     more_slots: bool = False
     """Compute more at once where the memory for so many has room for shorter ones."""
+    room_for_slots: bool = False
+    """Give the KV cache room for a full context in each slot, as far as memory allows."""
     one_answer: bool = False
     """The load is for one answer: a backend that loads sooner goes before one that writes faster."""
     cache_ram_bytes: int | None = None
@@ -51,6 +53,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Round the output head to 8 bits."""
     quantize: RoundedType | None = None
     """Round the layers of a floating checkpoint while they are read."""
+    window_only: bool = False
+    """Layers with a sliding window keep only their window in the KV cache."""
     anyway: bool = False
     """Load even where the plan does not fit, and keep nothing in reserve."""
 

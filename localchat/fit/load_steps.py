@@ -18,8 +18,8 @@ from localchat.units import size, tokens
 Planner: TypeAlias = Callable[[LoadOptions], MemoryPlan]
 """Plans one model with other options."""
 
-_SMALLER_KV: Final = ("q8_0", FP8, "q4_0")
-"""KV types to go down to, in order."""
+_SMALLER_KV: Final = ("q8_0", FP8)
+"""KV types to go down to, in order. q4_0 is never proposed: it damages models whose keys have outliers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from localchat.errors import DoesNotFit
+from localchat.errors import DoesNotFit, UsageError
 from localchat.fit.hardware import Machine
 from localchat.model_files.architecture import LayerShape, ModelShape
 from localchat.model_files.ggml_types import FILE_TYPES, KV_FORMATS, NumberFormat, stored_bytes
-from localchat.units import size
+from localchat.units import size, tokens
 
 ROUNDING_TOKENS = 256
 LEAST_CONTEXT_TOKENS = 512
@@ -112,6 +112,18 @@ def machine_beside(machine: Machine, plan: MemoryPlan) -> Machine:
     )
     in_ram = plan.total_bytes - (0 if machine.unified_memory else plan.gpu_bytes)
     return replace(machine, gpus=gpus, ram_free_bytes=max(machine.ram_free_bytes - in_ram, 0))
+
+
+def check_context(name: str, requested: int | None, limit: int, *, anyway: bool) -> None:
+    """Raise UsageError for a context beyond the trained length, unless `anyway`. limit: 0 if unknown."""
+    if not limit or (requested or 0) <= limit or anyway:
+        return
+    model = name.rpartition("/")[2]
+    raise UsageError(
+        f"{model} was trained for a context of {tokens(limit)}, and {requested:,} were requested.",
+        hint=f"Use --ctx {limit} or less. --anyway loads it regardless, but answers beyond the trained "
+        "length are often nonsense.",
+    )
 
 
 def demand(plan: MemoryPlan, name: str) -> MemoryPlan:

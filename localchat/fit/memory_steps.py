@@ -111,13 +111,6 @@ def numbered(steps: Iterable[MemoryStep]) -> Iterator[tuple[int, MemoryStep]]:
 
 
 def step_lines(steps: tuple[MemoryStep, ...]) -> Iterator[str]:
-    """The steps in order with their numbers, and last those that give nothing."""
-    idle: dict[str, list[str]] = {}
+    """Yield the steps that help, in order with their numbers. `as_json` has the others too."""
     for number, step in numbered(steps):
         yield f"{number}. {step.sentence()}"
-    for step in steps:
-        if not step.helps:
-            idle.setdefault(step.change, []).append(step.title)
-    if idle:
-        reasons = (f"{', '.join(titles)} ({change})" for change, titles in idle.items())
-        yield f"Of no help here: {'; '.join(reasons)}"

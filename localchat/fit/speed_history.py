@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -25,6 +24,8 @@ MEASURES_FILE: Final = "measures.json"
 _KEPT_S: Final = 24 * 3600.0
 """A laptop may be on battery tomorrow, or its fan clean."""
 _MOST: Final = 512
+BENCHMARK_S: Final = 5.0
+"""Longest time that a command waits for an estimate."""
 
 
 class Estimate(NamedTuple):
@@ -50,9 +51,14 @@ class _MeasuresFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasurementCache:
-    """Benchmark results of this machine. state_dir: None remembers nothing."""
+    """Benchmark results of this machine, and how long a benchmark may take.
 
-    def __init__(self, state_dir: Path | None) -> None:
+    state_dir: None remembers nothing. benchmark_s: limit for the benchmark of missing results; 0: use cached
+    results only.
+    """
+
+    def __init__(self, state_dir: Path | None, benchmark_s: float = BENCHMARK_S) -> None:
+        self.benchmark_s = benchmark_s
         path = state_dir / MEASURES_FILE if state_dir is not None else None
         self._file = StateFile(path, _MeasuresFile, _MeasuresFile(version=1))
 
@@ -86,7 +92,7 @@ NO_MEASUREMENTS: Final = MeasurementCache(None)
 
 PACES_FILE: Final = "paces.json"
 MOST_RUNS: Final = 64
-_KEPT_RATES: Final = 8
+_KEPT_RATES: Final = 10
 _MOST_PAST: Final = 4
 """Other models whose headers are read for a correction: 30 ms each."""
 _LOCK_PATIENCE_S: Final = 10.0
@@ -119,8 +125,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Median of the last rates: one disturbed run does not decide."""
-        return median(self.rates)
+        """Best of the last rates. Other programs only ever make a run slower."""
+        return max(self.rates)
+
+    @property
+    def basis(self) -> str:
+        """How and when the rate was measured: `measured here on 2026-11-28, the best of 4 runs`."""
+        best = "" if len(self.rates) == 1 else f", the best of {len(self.rates)} runs"
+        return f"measured here on {self.at[:10]}{best}"
 
     def _identity(self) -> tuple[str | int | bool, ...]:
         return (
@@ -141,9 +153,10 @@ class _RunsFile(msgspec.Struct, frozen=True, kw_only=True):
 class SpeedHistory:
     """Runs of this machine. A file that cannot be read counts as empty."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, benchmark_s: float = BENCHMARK_S) -> None:
+        """benchmark_s: see MeasurementCache."""
         self._file = StateFile(state_dir / PACES_FILE, _RunsFile, _RunsFile(version=1))
-        self.measures = MeasurementCache(state_dir)
+        self.measures = MeasurementCache(state_dir, benchmark_s)
         """Benchmark results, in a file of their own."""
 
     def runs(self) -> tuple[Run, ...]:
@@ -174,11 +187,8 @@ class SpeedHistory:
         gpu_layers: int,
         kv_type: str,
         experts_on_cpu: int = 0,
-    ) -> float | None:
-        """Tokens a second of this very file run in this way.
-
-        None if it never ran so, or has changed.
-        """
+    ) -> Run | None:
+        """Find the runs of this file with these options. None if there are none, or the file has changed."""
         placed = (gpu_layers, experts_on_cpu, kv_type)
         found = [
             one
@@ -188,7 +198,7 @@ class SpeedHistory:
             and (one.gpu_layers, one.experts_on_cpu, one.kv_type) == placed
             and one.file_bytes == _file_bytes(path)
         ]
-        return found[-1].tokens_per_s if found else None
+        return found[-1] if found else None
 
     def past(self, *, backend: str, threads: int, whole_gpu: bool) -> tuple[PastRun, ...]:
         """Last models that ran with this backend and thread count, as far as their files still exist.

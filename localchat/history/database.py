@@ -18,6 +18,10 @@ from localchat.history.migrations import VERSION, migrate, version_of
 
 _BUSY_TIMEOUT_S: Final = 5.0
 _BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_INCREMENTAL: Final = 2
+"""Value of `PRAGMA auto_vacuum`."""
+_LEAST_FREE_PAGES: Final = 256
+_FREE_SHARE: Final = 0.25
 _COMPANIONS: Final = ("-wal", "-shm")
 
 
@@ -73,6 +77,26 @@ class Database:
         with self._reading, _sqlite_errors(self.path):
             yield self._reader
 
+    def release(self) -> None:
+        """Give back the space of deleted content to the file system, if it is a large part of the file."""
+        with self._writing, _sqlite_errors(self.path):
+            pages, free = (
+                self._writer.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count")
+            )
+            if self._depth or free < _LEAST_FREE_PAGES or free < pages * _FREE_SHARE:
+                return
+            (mode,) = self._writer.execute("PRAGMA auto_vacuum").fetchone()
+            try:
+                if mode != _INCREMENTAL:  # a file of an older version
+                    self._writer.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+                    self._writer.execute("VACUUM")
+                # `execute` would free one page: it stops after the first step of a statement without rows.
+                self._writer.executescript("PRAGMA incremental_vacuum")
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            except sqlite3.OperationalError:
+                return  # another program is using the file, or the disk is full; the next time may do
+
     def close(self) -> None:
         """Idempotent."""
         with self._writing, self._reading:
@@ -88,6 +112,8 @@ def _connected(path: Path | None) -> sqlite3.Connection:
         check_same_thread=False,
     )
     connection.execute("PRAGMA temp_store = MEMORY")
+    if path is None or path.stat().st_size == 0:
+        connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
     if path is not None:
         _use_write_ahead_log(connection)
         connection.execute("PRAGMA synchronous = NORMAL")

@@ -44,6 +44,8 @@ from localchat.history.tables import (
 _KEPT_S: Final = 30 * 24 * 3600.0
 """How long a deleted conversation can be restored."""
 _SHORTEST_PREFIX: Final = 4
+_LARGE_TEXT: Final = 256 << 10
+"""Characters of a message whose space is released at once."""
 _CONVERSATION: Final = ", ".join(ConversationRow._fields)
 _NODE: Final = ", ".join(NodeRow._fields)
 
@@ -126,20 +128,27 @@ class History:
 
     def withdraw(self, conversation_id: str, node: Node) -> None:
         """Remove a message that nothing follows; the conversation too if it was the only one."""
+        is_large = len(node.message.content) > _LARGE_TEXT
         with self._database.write() as connection:
             if not remove_message(connection, conversation_id, node.id, node.parent):
                 erase(connection, conversation_id)
                 self._known.pop(conversation_id, None)
+            if is_large:  # the search index keeps deleted words until it is merged
+                connection.execute("INSERT INTO message_index (message_index) VALUES ('optimize')")
+        if is_large:
+            self._database.release()
 
     # ------------------------------------------------------------------ reading
 
-    def find(self, id_or_prefix: str) -> str:
-        """The full id for a prefix. Raises UsageError for none, for several, and for fewer than four digits."""
+    def find(self, id_or_prefix: str, *, deleted: bool = False) -> str:
+        """Return the full id for a prefix, of a deleted conversation if asked for.
+
+        Raises UsageError for none, for several, and for fewer than four digits."""
         prefix = searchable(id_or_prefix.strip().lower())
         with self._database.read() as connection:
             rows = connection.execute(
-                "SELECT id FROM conversations WHERE id >= ? AND id < ? AND deleted_s IS NULL LIMIT 6",
-                (prefix, prefix + "g"),
+                "SELECT id FROM conversations WHERE id >= ? AND id < ? AND (deleted_s IS NULL) = ? LIMIT 6",
+                (prefix, prefix + "g", not deleted),
             ).fetchall()
         ids = [str(id_) for (id_,) in rows]
         if prefix in ids:
@@ -148,6 +157,11 @@ class History:
             raise UsageError(
                 f"{id_or_prefix!r} is too short for the id of a conversation",
                 hint=f"write its first {_SHORTEST_PREFIX} digits or more; localchat history list shows them",
+            )
+        if not ids and deleted:
+            raise UsageError(
+                f"no removed conversation begins with {id_or_prefix!r}",
+                hint="removed conversations are deleted for good after thirty days",
             )
         if not ids:
             raise UsageError(
@@ -215,7 +229,7 @@ class History:
         id_ = self.find(id_or_prefix)
         named = searchable(" ".join(title.split()))
         if not named:
-            raise UsageError("a title holds at least one sign")
+            raise UsageError("a title cannot be empty")
         with self._database.write() as connection:
             write_title(connection, id_, named)
 
@@ -227,14 +241,12 @@ class History:
                 "UPDATE conversations SET deleted_s = ? WHERE id = ?", (time.time(), id_)
             )
 
-    def restore(self, id_: str) -> None:
-        """Undo a `delete`; `id_` is the whole id. Raises UsageError where it is gone for good."""
+    def restore(self, id_or_prefix: str) -> str:
+        """Undo a `delete` and return the id. Raises UsageError where it is gone for good."""
+        id_ = self.find(id_or_prefix, deleted=True)
         with self._database.write() as connection:
-            done = connection.execute(
-                "UPDATE conversations SET deleted_s = NULL WHERE id = ?", (id_,)
-            )
-            if not done.rowcount:
-                raise UsageError(f"the conversation {id_!r} cannot be restored any more")
+            connection.execute("UPDATE conversations SET deleted_s = NULL WHERE id = ?", (id_,))
+        return id_
 
     def purge(self, deleted_before_s: float) -> Purged:
         """Delete for good what was deleted before this moment (seconds since 1970)."""
@@ -247,6 +259,7 @@ class History:
             )  # another program may have been first
             for id_ in gone:
                 erase(connection, id_)
+        self._database.release()
         self._forget_kv(gone)
         return Purged(len(gone))
 

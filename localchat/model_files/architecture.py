@@ -133,6 +133,12 @@ class ModelShape:
     """False for a part of a model, such as an adapter."""
     images: bool = False
     """True if an image encoder is in the same file."""
+    context_scaled: int = 0
+    """Longest context of the rope scaling that the file declares; 0: it declares none."""
+    long_rope: bool = False
+    """The size of the cache selects one of two sets of rope factors."""
+    key_biases: bool = False
+    """Keys have biases, and with them outliers that four bits cannot store."""
     header: Header | None = field(default=None, compare=False, repr=False)
     """Of the file; None for a shape of a catalogue's table."""
 
@@ -205,8 +211,23 @@ def model_shape(header: Header) -> ModelShape:
         pooling=pooling_of(header),
         vocabulary=header.metadata.get("tokenizer.ggml.model", "none") not in ("none", "no_vocab"),
         images=any(tensor.name.startswith(_IMAGE_TENSORS) for tensor in header.tensors),
+        context_scaled=_scaled_context(header),
+        long_rope=any("rope_factors_long" in tensor.name for tensor in header.tensors),
+        key_biases=any(tensor.name.endswith("attn_k.bias") for tensor in header.tensors),
         header=header,
     )
+
+
+def _scaled_context(header: Header) -> int:
+    """Context that the declared rope scaling reaches; 0 without one."""
+    values = header.metadata
+    factor = values.get(f"{header.architecture}.rope.scaling.factor")
+    kind = values.get(f"{header.architecture}.rope.scaling.type")
+    if kind in (None, "none") or not isinstance(factor, int | float) or not 1 < factor < 1e6:
+        return 0
+    trained = header.number("context_length")
+    original = header.number("rope.scaling.original_context_length", trained)
+    return int(original * factor)
 
 
 def _weight(tensor: GgufTensor) -> Weight:

@@ -5,7 +5,7 @@ One FitReport serves `fit`, `pull`, the first run and the terminal UI.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
@@ -14,10 +14,13 @@ from localchat.backend_api.registry import BackendChoice, choose_for_load, find_
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_bandwidth import ram_bandwidth
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import USUAL_LENGTH, Kind, kind_name, placed, runner_name
 from localchat.fit.speed_history import NO_MEASUREMENTS, SpeedHistory
+from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
+from localchat.units import rate, size
 
 
 class ExpectedSpeed(NamedTuple):
@@ -28,6 +31,16 @@ class ExpectedSpeed(NamedTuple):
     """The source of the number, a phrase."""
     disturbed: bool = False
     """Other programs were using the CPU: it is faster without them."""
+    low: float = 0.0
+    """Lower end of the range of a rough estimate, whose upper end is `high`; 0: not a rough estimate."""
+    high: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """`about 12.0 tok/s`, `more than 12.0 tok/s`, `between 4.0 tok/s and 12.0 tok/s`."""
+        if self.low:
+            return f"between {rate(self.low)} and {rate(self.high)}"
+        return f"{'more than' if self.disturbed else 'about'} {rate(self.tokens_per_s)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,7 @@ class FitReport:
     def record(self) -> dict[str, Any]:
         """The fields of `--json`, whose names are stable."""
         plan = self.plan
+        speed = self.expected_speed
         return {
             "backend": self.backend,
             "why": self.why,
@@ -75,13 +89,12 @@ class FitReport:
             "layers": plan.layers,
             "gpu_bytes": plan.gpu_bytes,
             "gpu_free_bytes": plan.gpu_free_bytes,
-            "expected_tokens_per_s": self.expected_speed.tokens_per_s
-            if self.expected_speed
-            else None,
+            "expected_tokens_per_s": speed.tokens_per_s if speed else None,
             "experts_on_cpu": plan.experts_on_cpu,
             "gpu_shares": [share.layers for share in plan.gpu_shares],
             "layers_tokens_per_s": self.layers_tokens_per_s,
-            "expected_by": self.expected_speed.basis if self.expected_speed else None,
+            "expected_by": speed.basis if speed else None,
+            "expected_range": [speed.low, speed.high] if speed is not None and speed.low else None,
             "advice": plan.advice,
             "notes": plan.notes,
             "kv_tokens": plan.kv_tokens if plan.fits else None,
@@ -118,7 +131,7 @@ def assess(
 ) -> FitReport:
     """Choose a backend for a model, plan the load and estimate the speed.
 
-    `history`: past runs of this machine. `speed`: whether to estimate it, which may take a second.
+    `history`: past runs of this machine. `speed`: whether to estimate it, which may take five seconds.
     Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for impossible options,
     LocalchatError where no backend reads such files.
     """
@@ -207,7 +220,7 @@ def _expected_speed(
             experts_on_cpu=plan.experts_on_cpu,
         )
         if found is not None:
-            return ExpectedSpeed(found, "as measured here before")
+            return ExpectedSpeed(found.tokens_per_s, found.basis)
     whole = plan.gpu_layers >= plan.layers > 0
     past = (
         history.past(backend=backend.name, threads=threads, whole_gpu=whole)
@@ -217,7 +230,7 @@ def _expected_speed(
     measures = history.measures if history is not None else NO_MEASUREMENTS
     estimate = backend.expected_rate(subject.model, plan, threads, past, measures)
     if estimate is None:
-        return None
+        return _rough_speed(subject, plan, threads) if measures.benchmark_s > 0 else None
     by = "the GPU's bandwidth" if plan.gpu_layers else "a short benchmark of this build"
     runs = f" and {len(past)} earlier run{'s' if len(past) > 1 else ''}" if past else ""
     if estimate.untried:
@@ -225,9 +238,30 @@ def _expected_speed(
     if estimate.disturbed:
         return ExpectedSpeed(
             estimate.tokens_per_s,
-            f"estimated from {by}{runs}; expect more: other programs were using the CPU",
+            f"estimated from {by}{runs} while other programs were using the CPU",
             disturbed=True,
         )
     return ExpectedSpeed(
         estimate.tokens_per_s, f"estimated from {by}{runs}, with nothing else running"
+    )
+
+
+_ROUGH_SHARES: Final = (0.3, 1.1)
+"""Decode rate as a share of the memory's limit: a slow CPU reaches the first, caches help beyond the whole."""
+
+
+def _rough_speed(subject: Subject, plan: MemoryPlan, threads: int) -> ExpectedSpeed | None:
+    """Estimate the speed from the bytes of a token and the memory bandwidth. None for layers on a GPU."""
+    model = subject.model
+    if plan.gpu_layers or not isinstance(model, ModelShape) or model.pooling:
+        return None
+    if not model.token_bytes:
+        return None
+    limit = ram_bandwidth(threads) / model.token_bytes
+    low, high = (share * limit for share in _ROUGH_SHARES)
+    return ExpectedSpeed(
+        (low * high) ** 0.5,
+        f"a rough estimate from the {size(model.token_bytes)} that a token reads and the memory bandwidth",
+        low=low,
+        high=high,
     )

@@ -18,8 +18,8 @@ from localchat.models.assess import Subject, assess
 from localchat.models.catalog import read_catalog
 from localchat.models.index import read_index
 from localchat.models.names import parse
-from localchat.models.onboarding import fitting_names
 from localchat.models.published_models import published_names
+from localchat.models.recommended_models import recommended_names
 from localchat.models.resolve import GUIDE
 from localchat.units import size
 
@@ -137,12 +137,12 @@ class _Substitutes:
                 flag=f"-m {name}",
                 model=name,
             )
-        names = fitting_names(self._paths, self._machine)
+        names = recommended_names(self._paths, self._machine)
         if not names:
             return self._guide()
         return MemoryStep(
             "model",
-            f"{names[0]} is the strongest of the catalogue that fits",
+            f"{names[0]} is recommended for this machine",
             suffices=True,
             flag=f"localchat pull {names[0]}",
             model=names[0],

@@ -22,6 +22,8 @@ from localchat.fit.load_options import LoadOptions
 GUIDE = "guide"
 LAST_USED = "the model used last"
 IN_COMMAND = "the model named in the command"
+_SHOWN_NAMES = 6
+"""Names of models that an error lists."""
 _LAST_MODEL = "last-model"
 """A plain text file: a path may hold bytes that JSON cannot."""
 
@@ -38,6 +40,8 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     """Who chose it, a phrase."""
     remote: Remote | None = None
     route: "ResolvedRoute | None" = None
+    notice: str = ""
+    """A sentence for the user, if the word was not the name of the model."""
 
     @property
     def is_composed(self) -> bool:
@@ -92,7 +96,7 @@ def locate_named(
         return ResolvedModel(word, word, stored, why)
     if _is_path(word):
         raise ModelMissing(f"no model {word!r}{_chosen(why)}")
-    return _pulled(word, paths, why)
+    return _pulled(word, paths, why, environ)
 
 
 def planned_load(
@@ -156,11 +160,23 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
                 hint="give the path of a GGUF file that exists",
             )
         return ResolvedModel(str(given.absolute()), given.stem, given.absolute(), why)
-    return _pulled(word, paths, why)
+    return _pulled(word, paths, why, environ)
 
 
-def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
-    """A pulled model, by any of its names.
+def _of_other_program(word: str, why: str, environ: Mapping[str, str]) -> ResolvedModel | None:
+    """Return the model of another program whose name ends with this word. Raises UsageError for several."""
+    from localchat.models.external.discovery import find_by_suffix
+
+    model = find_by_suffix(word, environ)
+    if model is None or model.path is None:
+        return None
+    return ResolvedModel(
+        model.name, model.name, model.path, why, notice=f"using {model.name} for {word}"
+    )
+
+
+def _pulled(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
+    """A pulled model, by any of its names, or the model of another program whose name ends with the word.
 
     Raises ModelMissing with the command that fetches it or with similar names, UsageError for several.
     """
@@ -178,6 +194,10 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
         catalogue = read_catalog(paths)
         try:
             reference = parse(word, catalogue)
+        except UsageError:  # a family of the catalogue, such as qwen2.5
+            if other := _of_other_program(word, why, environ):
+                return other
+            raise
         except ModelMissing as problem:
             listed = {file for one in models for file in one.files}
             loose = {
@@ -188,18 +208,24 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
             same = [name for name in loose if name.casefold() == word.casefold()]
             if len(same) == 1:  # letter case does not matter, as with other names
                 return ResolvedModel(same[0], same[0], loose[same[0]], why)
+            if other := _of_other_program(word, why, environ):
+                return other
             names = {*catalogue, *(one.manifest.name for one in models), *loose}
             near = quantizations_hint(word, catalogue) or similar_names(word, names)
+            yours = sorted({GUIDE, *(one.manifest.name for one in models), *loose})
+            more = ", … (localchat list)" if len(yours) > _SHOWN_NAMES else ""
             raise ModelMissing(
                 f"no model {word!r}{_chosen(why)}",
-                hint=f"{near}\nlocalchat list shows yours, localchat pull NAME fetches one, and the path of a "
-                "GGUF file is a name, too",
+                hint=f"{near}\nYour models: {', '.join(yours[:_SHOWN_NAMES])}{more}. To download one: "
+                "localchat pull NAME. A path to a GGUF file works too.",
             ) from problem
         here = find_pulled(reference, models)
+        if here is None and (other := _of_other_program(word, why, environ)):
+            return other
         if here is None:
             raise missing_external(word, why) or ModelMissing(
                 f"{word} is not here{_chosen(why)}",
-                hint=f"fetch it: localchat pull {reference.name}",
+                hint=f"download it: localchat pull {reference.name}",
                 pull=reference.name,
             )
         found = here
@@ -232,7 +258,7 @@ def locate_default(
         return locate(GUIDE, paths, "the built-in model")
     except ModelMissing as problem:
         raise ModelMissing(
-            "no model was named, and there is none to fall back on",
+            "no model was named, and none is installed",
             hint="name one: localchat run PATH.gguf, or set LOCALCHAT_MODEL to its path",
         ) from problem
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from localchat.engine.events import Done
 from localchat.engine.interface import EngineInfo
+from localchat.fit.contention import cpu_was_contended
 from localchat.fit.hardware import read_cores
 from localchat.fit.speed_history import Run, SpeedHistory
 
@@ -21,7 +22,7 @@ _MOST_KV_TOKENS: Final = 2048
 def measured_run(info: EngineInfo, done: Done) -> Run | None:
     """The run that one answer measured, without the gain of speculation; None where it measured nothing.
 
-    That is an answer too short, far into a long context, or with drafts whose gain is unknown.
+    Answers that are too short, far into a long context, or with drafts of unknown gain measure nothing.
     """
     rate = done.timings.decode_tokens_per_s
     gain = 1.0
@@ -50,6 +51,18 @@ def measured_run(info: EngineInfo, done: Done) -> Run | None:
 
 
 def record_speed(info: EngineInfo, done: Done, state_dir: Path) -> None:
-    """Add the speed of an answer to the history, if it measured any. Raises OSError."""
-    if (run := measured_run(info, done)) is not None:
-        SpeedHistory(state_dir).record(run)
+    """Add the speed of an answer to the history. Raises OSError.
+
+    Answers that measured nothing, or that competed with other programs for the CPU, are left out.
+    """
+    run = measured_run(info, done)
+    if run is None or _was_disturbed(info, run, done.timings.total_s):
+        return
+    SpeedHistory(state_dir).record(run)
+
+
+def _was_disturbed(info: EngineInfo, run: Run, elapsed_s: float) -> bool:
+    """Return True if the run computed on a CPU that other programs were using."""
+    if info.gpu_layers >= info.layers > 0:
+        return False
+    return cpu_was_contended(elapsed_s, run.threads, read_cores())

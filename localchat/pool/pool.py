@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
+from localchat.engine.events import EngineStats
 from localchat.engine.interface import Engine
 from localchat.engine.options import EngineOptions
 from localchat.errors import EngineBusy, EngineClosed, ModelMissing, UsageError
@@ -38,6 +39,8 @@ _MAX_KNOWN_NAMES = 256
 ResolveModel = Callable[[str], ModelSpec]
 """Finds the model that a name means, and its load options. Reads the disk. Raises ModelMissing, ModelInvalid,
 UsageError."""
+OnUnload = Callable[[str, Engine, EngineStats | None], None]
+"""Takes name, engine and last statistics of a model that is unloaded."""
 CheckMemory = Callable[[EngineOptions, Iterable[PoolEntry]], AdmissionResult]
 """Decides if a model fits next to the loaded ones. Raises LocalchatError for a file that cannot be loaded."""
 
@@ -129,6 +132,8 @@ class EnginePool:
         self._numbers = itertools.count(1)
         self._closed = False
         self._idle_thread: threading.Thread | None = None
+        self.on_unload: OnUnload = lambda name, engine, stats: None
+        """Called before an engine is closed, on any thread."""
 
     # ------------------------------------------------------------------------ leases
 
@@ -320,6 +325,7 @@ class EnginePool:
 
     def _close_engine(self, entry: PoolEntry) -> None:
         try:
+            self.on_unload(entry.spec.name, entry.engine, entry.stats())
             entry.engine.close()
         finally:
             with self._changed:

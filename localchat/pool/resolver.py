@@ -42,9 +42,10 @@ def engine_options(
     *,
     max_slots: int,
     more_slots: bool = False,
+    room_for_slots: bool = False,
     settings_for: SettingsFor | None = None,
 ) -> EngineOptions:
-    """Load options of a model under these settings. max_slots, more_slots: see LoadOptions.
+    """Load options of a model under these settings. max_slots and the next two: see LoadOptions.
 
     settings_for: gives those of the models of a route, which else have the route's.
 
@@ -67,7 +68,7 @@ def engine_options(
     kv_bytes = int(settings.cache_disk_gb * 1e9) if settings.history else 0
     return EngineOptions(
         model=model.path,
-        load=msgspec.structs.replace(load, more_slots=more_slots),
+        load=msgspec.structs.replace(load, more_slots=more_slots, room_for_slots=room_for_slots),
         kv_folder=paths.kv_dir if kv_bytes else None,
         kv_folder_bytes=kv_bytes,
         name=model.name,
@@ -175,6 +176,7 @@ class ModelResolver:
             self._paths,
             max_slots=self._max_slots,
             more_slots=self._more_slots,
+            room_for_slots=True,
             settings_for=self._settings_for,
         )
 

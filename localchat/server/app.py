@@ -8,6 +8,7 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
 
 from localchat.server.anthropic.endpoints import count_tokens, messages
+from localchat.server.body_budget import BodyBudget
 from localchat.server.config import ServerConfig
 from localchat.server.errors import ApiError
 from localchat.server.exception_handlers import HANDLERS
@@ -34,6 +35,7 @@ from localchat.server.tokenize import (
     detokenize,
     responses_input_tokens,
     tokenize,
+    tokenizer_info,
 )
 
 _GET, _POST = ["GET"], ["POST"]
@@ -55,6 +57,7 @@ ROUTES = (
     Route("/models/{id:path}", model, methods=_GET),
     Route("/tokenize", tokenize, methods=_POST),
     Route("/detokenize", detokenize, methods=_POST),
+    Route("/tokenizer_info", tokenizer_info, methods=_GET),
     Route("/apply-template", apply_template, methods=_POST),
     Route("/slots", slots, methods=_GET),
     Route("/props", props, methods=_GET),
@@ -106,4 +109,5 @@ def create_app(
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.bodies = BodyBudget(config.limits.bodies_bytes)
     return app

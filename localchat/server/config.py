@@ -13,6 +13,8 @@ class ServerLimits:
 
     body_bytes: int = 16 << 20
     """Of a body as it is sent."""
+    bodies_bytes: int = 256 << 20
+    """Sum of all bodies that are being read, without the first 256 KiB of each."""
     unpacked_bytes: int = 20 << 20
     """Of a body after decompression."""
     depth: int = 64
@@ -47,6 +49,8 @@ class ServerLimits:
     waiting: int = 128
     """Requests that no engine has started."""
     connections: int = 512
+    probe_connections: int = 16
+    """Beyond these, for `/health` and `/metrics` alone."""
     upload_bytes: int = 200 << 20
     """Of a file that is uploaded."""
     upload_s: float = 600.0

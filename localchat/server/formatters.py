@@ -12,9 +12,10 @@ from localchat.engine.events import Done, Usage
 from localchat.server.content_blocks import CollectedAnswer
 from localchat.server.error_formats import openai_error
 from localchat.server.errors import ApiError
-from localchat.server.generation import OutputEvent
-from localchat.server.openai.protocol import Chunk, timings_info, usage_info
+from localchat.server.generation import Generation, OutputEvent
+from localchat.server.openai.protocol import Chunk, usage_info
 from localchat.server.sse import DONE, event
+from localchat.server.timings import RunningTimings, answer_timings
 
 
 class AnswerFormatter(Protocol):
@@ -68,7 +69,7 @@ class ChunkHeader:
         self,
         choices: list[Any],
         usage: Usage | None = None,
-        timings: Done | None = None,
+        timings: dict[str, Any] | None = None,
         progress: dict[str, float] | None = None,
         extension: dict[str, Any] | None = None,
     ) -> bytes:
@@ -82,7 +83,7 @@ class ChunkHeader:
                 self.fingerprint,
                 choices,
                 usage_info(usage) if usage else None,
-                timings_info(timings) if timings else None,
+                timings,
                 progress,
                 extension,
             )
@@ -95,18 +96,53 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkFormatter:
-    """Base of OpenAI's chat and completion formatters: how their streams end."""
+    """Base of OpenAI's chat and completion formatters: their chunks, and how their streams end.
+
+    The timings are part of the last chunk, as in llama.cpp. Many clients read `choices[0]` of every chunk, so
+    without a usage chunk the end of the last choice waits for the timings.
+    """
 
     header: ChunkHeader
     with_usage: bool = False
     with_timings: bool = False
+    """Add the metrics of the request to the timings."""
     with_logprobs: bool = False
+    generation: Generation | None = None
+    """Set if every chunk has the timings so far."""
+    running: RunningTimings = field(default_factory=RunningTimings)
+    unfinished: set[int] = field(default_factory=set)
+    """Choices of a stream that have not ended."""
+    last_end: list[Any] = field(default_factory=list)
+    """The end of the last choice, until the timings are known."""
+
+    def choice_event(self, choice: object) -> bytes:
+        """Write one piece of a choice."""
+        if self.generation is None:
+            return self.header.event(choice)
+        generation = self.generation
+        timings = self.running.next_piece(generation.prompt_tokens, generation.cached_tokens)
+        return event(self.header.chunk([choice], timings=timings))
+
+    def end_event(self, index: int, choice: object) -> bytes:
+        """Write the end of a choice, or keep it until the stream ends."""
+        self.unfinished.discard(index)
+        if self.with_usage or self.unfinished:
+            return self.header.event(choice)
+        self.last_end.append(choice)
+        return b""
 
     def finish(self, usage: Usage, done: Done | None) -> bytes:
-        timings = done if self.with_timings else None
-        if not self.with_usage and timings is None:
-            return DONE
-        return event(self.header.chunk([], usage if self.with_usage else None, timings)) + DONE
+        return self.last_chunk(usage, done) + DONE
+
+    def last_chunk(
+        self, usage: Usage, done: Done | None, extension: dict[str, Any] | None = None
+    ) -> bytes:
+        """Write usage, timings, and the end of the last choice if it was kept."""
+        if not self.with_usage and not self.last_end and extension is None:
+            return b""
+        shown = usage if self.with_usage else None
+        timings = answer_timings(usage, done, own=self.with_timings)
+        return event(self.header.chunk(self.last_end, shown, timings, extension=extension))
 
     def error(self, error: ApiError) -> bytes:
         return event(openai_error(error))

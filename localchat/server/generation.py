@@ -1,7 +1,7 @@
 """Generation: runs prompts on an engine and converts its events for a protocol.
 
 It does what the API promises and engines do not: finish reasons, ids of tool calls, a single call for clients
-that want one, an end to answers that repeat themselves.
+that want one.
 """
 
 import asyncio
@@ -36,7 +36,6 @@ from localchat.errors import (
     TemplateError,
     UsageError,
 )
-from localchat.server.repetition import RepetitionDetector
 from localchat.server.tracker import TrackedRequest
 from localchat.tries.spec import TriesSpec
 
@@ -156,8 +155,6 @@ class _Choice:
     call_ids: dict[int, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
     """Of the last call, as far as they came."""
-    text_repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
-    reasoning_repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
     early_stop: EarlyStop | None = None
     ended: bool = False
 
@@ -210,6 +207,11 @@ class Generation:
         """Of all prompts together, after `start`."""
         return sum(counts.prompt for counts in self._counts)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from the prefix cache, as far as they are known."""
+        return sum(counts.cached for counts in self._counts)
+
     async def start(self) -> None:
         """Submit every prompt and wait until it is accepted; every refusal happens here. Raises
         LocalchatError."""
@@ -220,7 +222,9 @@ class Generation:
         """Submit a prompt, by the first fallback that the engine accepts."""
         for index, request in enumerate(fallbacks):
             is_last = index + 1 == len(fallbacks)
-            request = msgspec.structs.replace(request, user=self._tracked.user)
+            request = msgspec.structs.replace(
+                request, user=self._tracked.user, loop_guard=self.spec.loop_guard
+            )
             stream = self._engine.generate(request)
             self._tracked.attach(stream)
             try:
@@ -323,8 +327,9 @@ class Generation:
         """Update the tracked request, even for events that the client does not see."""
         tracked, counts = self._tracked, self._counts[prompt]
         match event:
-            case Prefill(cached=cached):
+            case Prefill(cached=cached, why_missed=why_missed):
                 tracked.started = True
+                tracked.why_missed = tracked.why_missed or why_missed
                 counts.cached = cached
             case Text() | Reasoning() | ToolCall():
                 tracked.started = True
@@ -346,12 +351,13 @@ class Generation:
             case Text(choice, text, logprobs):
                 return self._text(Text(base + choice, text, logprobs) if base else event)
             case Reasoning(choice, text):
-                detector = self._choices[base + choice].reasoning_repetition
-                return self._piece(Reasoning(base + choice, text), detector)
+                return self._piece(Reasoning(base + choice, text))
             case ToolCall(choice):
                 return self._call(msgspec.structs.replace(event, choice=base + choice))
             case Finished(choice, reason, stop):
-                return self._end(base + choice, stop or None, cut_off=reason == "length")
+                why = REPETITION if reason == REPETITION else stop or None
+                cut_off = reason in ("length", REPETITION)
+                return self._end(base + choice, why, cut_off=cut_off)
             case Prefill(done, cached, total) if self.spec.progress:
                 elapsed_ms = (time.perf_counter() - self._started_s) * 1e3
                 return [PromptProgress(base, total, cached, done, elapsed_ms)]
@@ -364,22 +370,16 @@ class Generation:
     def _text(self, event: Text) -> list[OutputEvent]:
         state = self._choices[event.choice]
         if state.early_stop is None or state.ended:
-            return self._piece(event, state.text_repetition)
+            return self._piece(event)
         text, ended = state.early_stop.push(event.text)
-        output = self._piece(Text(event.choice, text, event.logprobs), state.text_repetition)
+        output = self._piece(Text(event.choice, text, event.logprobs))
         if ended and not state.ended:
             self._cut_short, state.early_stop = True, None
             output += self._end(event.choice, None, cut_off=True)
         return output
 
-    def _piece(self, event: Text | Reasoning, detector: RepetitionDetector) -> list[OutputEvent]:
-        state = self._choices[event.choice]
-        if state.ended:
-            return []
-        if self.spec.loop_guard and detector.is_repeating(event.text):
-            self._cut_short = True
-            return [event, *self._end(event.choice, REPETITION, cut_off=True)]
-        return [event]
+    def _piece(self, event: Text | Reasoning) -> list[OutputEvent]:
+        return [] if self._choices[event.choice].ended else [event]
 
     def _call(self, event: ToolCall) -> list[OutputEvent]:
         state = self._choices[event.choice]
@@ -396,9 +396,6 @@ class Generation:
         if event.arguments:
             state.arguments.append(event.arguments)
             output.append(ToolCall(event.choice, event.call, arguments=event.arguments))
-        if self.spec.loop_guard and state.text_repetition.is_repeating(event.arguments):
-            self._cut_short = True
-            output += self._end(event.choice, REPETITION, cut_off=True)
         return output
 
     def _end(self, choice: int, why: str | None, *, cut_off: bool) -> list[OutputEvent]:

@@ -125,10 +125,10 @@ def _progress(running: RunningRequest | None) -> dict[str, Any]:
 
 async def metrics(request: Request) -> Response:
     service = service_of(request)
-    stats: list[tuple[str, EngineStats]] = []
+    stats: list[tuple[str, Engine, EngineStats]] = []
     for name, engine in service.engines.loaded():
         try:
-            stats.append((name, await asyncio.to_thread(engine.stats)))
+            stats.append((name, engine, await asyncio.to_thread(engine.stats)))
         except LocalchatError:
             continue  # it ended in between; the next scrape leaves it out
     return Response(service.metrics.render(stats), headers={"content-type": CONTENT_TYPE})

@@ -4,6 +4,7 @@ Names and descriptions come from the table in localchat/metrics.py. No label hol
 chose, so that their number stays small: no model names from requests, no texts, no keys.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -12,13 +13,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from localchat.engine.events import Done, EngineStats
+from localchat.engine.interface import Engine
 from localchat.metrics import METRICS
+from localchat.server.engine_totals import COUNTS, EngineTotals, labelled
 from localchat.server.tracker import RequestTracker, TrackedRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS: Final = ("prompt", "cache", "guided", "speculation")
 _PROMPTS: Final = (256, 1024, 4096, 16_384, 65_536)
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_SPEEDUPS: Final = (0.7, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+_MAX_REASONS: Final = 64
+_NUMBER: Final = re.compile(r"\d[\d.,]*")
 _TOKEN_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -35,12 +41,17 @@ class Metrics:
 
     def __init__(self, tracker: RequestTracker) -> None:
         self._registry = CollectorRegistry()
-        self._engines = _EngineMetrics(tracker)
+        self.engine_totals = EngineTotals()
+        self._engines = _EngineMetrics(tracker, self.engine_totals)
         self._registry.register(self._engines)
         self._ttft = self._histogram("ttft_seconds", METRICS["ttft_s"].about, _SECONDS)
         self._queue = self._histogram("queue_seconds", METRICS["queue_s"].about, _SECONDS)
         self._total = self._histogram("request_seconds", METRICS["total_s"].about, _SECONDS)
         self._tpot = self._histogram("tpot_seconds", METRICS["tpot_ms"].about, _TOKEN_SECONDS)
+        self._speedup = self._histogram("speedup", METRICS["speedup"].about, _SPEEDUPS)
+        self._off = self._counter("speculation_off", METRICS["speculation_off"].about, ("reason",))
+        self._missed = self._counter("cache_missed", METRICS["why_missed"].about, ("reason",))
+        self._reasons: set[str] = set()
         self._prompt = self._counter("prompt_tokens", METRICS["prompt_tokens"].about)
         self._cached = self._counter("cached_tokens", METRICS["cached_tokens"].about)
         self._completion = self._counter("completion_tokens", METRICS["completion_tokens"].about)
@@ -72,8 +83,17 @@ class Metrics:
             self._prompt.inc(tracked.usage.prompt_tokens)
             self._cached.inc(tracked.usage.cached_tokens)
             self._completion.inc(tracked.usage.completion_tokens)
+        if tracked.why_missed:
+            self._missed.labels(self._reason(tracked.why_missed)).inc()
         if tracked.done is not None:
             self._observe(tracked, tracked.done)
+
+    def _reason(self, text: str) -> str:
+        """A reason as the value of a label: without numbers, and one of a few."""
+        reason = _NUMBER.sub("N", text)
+        if len(self._reasons) < _MAX_REASONS:
+            self._reasons.add(reason)
+        return reason if reason in self._reasons else "other"
 
     def _observe(self, tracked: TrackedRequest, done: Done) -> None:
         labels = (
@@ -82,6 +102,10 @@ class Metrics:
             "yes" if tracked.guided else "no",
             "off" if done.speculation.off else "on",
         )
+        if done.speculation.off:
+            self._off.labels(self._reason(done.speculation.off)).inc()
+        if done.speculation.speedup is not None:
+            self._speedup.labels(*labels).observe(done.speculation.speedup)
         timings = done.timings
         self._queue.labels(*labels).observe(timings.queue_s)
         self._total.labels(*labels).observe(timings.total_s)
@@ -90,9 +114,11 @@ class Metrics:
         if timings.tpot_ms_p50 is not None:
             self._tpot.labels(*labels).observe(timings.tpot_ms_p50 / 1000)
 
-    def render(self, stats: Sequence[tuple[str, EngineStats]]) -> bytes:
-        """The page for scrapers. `stats`: statistics of the running engines, by model name."""
-        self._engines.latest = stats
+    def render(self, stats: Sequence[tuple[str, Engine, EngineStats]]) -> bytes:
+        """The page for scrapers. `stats`: model name, engine and statistics of the running engines."""
+        for model, engine, engine_stats in stats:
+            self.engine_totals.observe(model, engine, engine_stats)
+        self._engines.latest = [(model, engine_stats) for model, _, engine_stats in stats]
         return generate_latest(self._registry)
 
 
@@ -100,14 +126,14 @@ _GAUGES: Final = (
     *("running", "waiting", "kv_used_tokens", "kv_shared_tokens", "kv_cached_tokens"),
     *("kv_parked_tokens", "kv_total_tokens"),
 )
-_COUNTS: Final = ("cancelled", "preemptions", "evictions", "drafted", "accepted")
 
 
 class _EngineMetrics(Collector):
-    """Counters of the engines since their load, read on every scrape."""
+    """Gauges of running engines and counters of all engines, read on every scrape."""
 
-    def __init__(self, tracker: RequestTracker) -> None:
+    def __init__(self, tracker: RequestTracker, totals: EngineTotals) -> None:
         self._tracker = tracker
+        self._totals = totals
         self.latest: Sequence[tuple[str, EngineStats]] = ()
 
     def describe(self) -> Iterable[Metric]:
@@ -127,37 +153,33 @@ class _EngineMetrics(Collector):
         yield _gauge("process_bytes", "Resident memory of an engine's process.", ("model",)).each(
             [((model,), stats.process_bytes) for model, stats in self.latest]
         )
-        for name in _COUNTS:
+        yield from self._counters()
+
+    def _counters(self) -> Iterable[Metric]:
+        totals = self._totals.totals()
+        for name in COUNTS:
             counter = CounterMetricFamily(
                 f"localchat_engine_{name}", METRICS[name].about, labels=("model",)
             )
-            for model, stats in self.latest:
-                counter.add_metric((model,), getattr(stats, name))
+            for model, counts in totals.items():
+                counter.add_metric((model,), counts[name, ""])
             yield counter
-        late = CounterMetricFamily(
-            "localchat_engine_late_rows",
-            "Steps that still computed a request after the one in which its cancel arrived.",
-            labels=("model",),
-        )
         failed = CounterMetricFamily(
             "localchat_engine_failed",
             "Requests that an engine ended by an error.",
             labels=("model", "code"),
         )
-        for model, stats in self.latest:
-            late.add_metric((model,), stats.late_rows)
-            for code, count in stats.failed.items():
-                failed.add_metric((model, code), count)
-        yield late
-        yield failed
         routed = CounterMetricFamily(
             "localchat_route",
             "Answers and tokens of a route, by its small and its large model.",
             labels=("model", "of"),
         )
-        for model, stats in self.latest:
-            for name, count in stats.routed.items():
-                routed.add_metric((model, name), count)
+        for model, counts in totals.items():
+            for code, count in labelled(counts, "failed"):
+                failed.add_metric((model, code), count)
+            for part, count in labelled(counts, "routed"):
+                routed.add_metric((model, part), count)
+        yield failed
         yield routed
 
 

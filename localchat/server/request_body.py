@@ -15,8 +15,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from localchat.server.body_budget import BodyBudget, BodyReservation
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
+from localchat.server.fields import check_unknown_fields, note_ignored
 
 T = TypeVar("T")
 
@@ -25,10 +27,11 @@ _SURROGATES: Final = re.compile(
 )
 _PATH: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
 _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]+)`")
+_UNKNOWN_FIELD: Final = re.compile(r"contains unknown field `(.*)`", re.DOTALL)
 _MAX_EXACT: Final = float(1 << 53)
 """Below it a float holds every whole number exactly."""
-_TYPES_OF_PROGRAMS: Final = ("", "application/x-www-form-urlencoded")
-"""Programs that post JSON without its type: LiteLLM names none, curl that of a form."""
+_TYPES_OF_PROGRAMS: Final = ("", "application/x-www-form-urlencoded", "text/plain")
+"""Types with which programs post JSON: LiteLLM sends none, curl that of a form, others that of a text."""
 _LARGE_BYTES: Final = 32 << 10
 """Compressed bodies above this size are decompressed on a thread."""
 _GZIP: Final = 31
@@ -40,11 +43,19 @@ _MAX_MEMBERS: Final = 16
 
 
 async def read_json(request: Request, kind: type[T], limits: ServerLimits) -> T:
-    """Read a body as JSON of this type. Raises ApiError; ClientDisconnect if the client leaves."""
-    return decode(await read_body(request, limits), kind, limits)
+    """Read a body as JSON of this type. Raises ApiError; ClientDisconnect if the client leaves.
+
+    The response names the fields that are ignored; see fields.py.
+    """
+    budget: BodyBudget = request.app.state.bodies
+    with budget.reservation() as reservation:
+        body = await _read_body(request, limits, reservation)
+        value = decode(body, kind, limits)
+        note_ignored(request.scope, check_unknown_fields(_untyped(body), kind))
+        return value
 
 
-async def read_body(request: Request, limits: ServerLimits) -> bytes:
+async def _read_body(request: Request, limits: ServerLimits, reservation: BodyReservation) -> bytes:
     """Read the whole body and decompress it. Raises ApiError; ClientDisconnect if the client leaves."""
     _check_type(request)
     declared = request.headers.get("content-length", "")
@@ -52,18 +63,19 @@ async def read_body(request: Request, limits: ServerLimits) -> bytes:
         raise too_large(limits.body_bytes)
     try:
         async with asyncio.timeout(limits.body_s):
-            body = await _receive(request, limits)
+            body = await _receive(request, limits, reservation)
     except TimeoutError:
         raise ApiError(
             408, "timeout", "The body did not arrive in time.", headers={"connection": "close"}
         ) from None
     encoding = request.headers.get("content-encoding", "")
     if encoding and len(body) > _LARGE_BYTES:
+        reservation.resize(len(body) + limits.unpacked_bytes)
         return await asyncio.to_thread(decompress, body, encoding, limits.unpacked_bytes)
     return decompress(body, encoding, limits.unpacked_bytes)
 
 
-async def _receive(request: Request, limits: ServerLimits) -> bytes:
+async def _receive(request: Request, limits: ServerLimits, reservation: BodyReservation) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -74,6 +86,7 @@ async def _receive(request: Request, limits: ServerLimits) -> bytes:
         size += len(piece)
         if size > limits.body_bytes:
             raise too_large(limits.body_bytes)
+        reservation.resize(size)
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
@@ -124,6 +137,15 @@ def decode(body: bytes, kind: type[T], limits: ServerLimits) -> T:
         raise bad_request(f"The body is not valid JSON: {reason}.", code="invalid_json") from error
 
 
+def _untyped(body: bytes) -> object:
+    """Decode a body that is known to be valid JSON."""
+    body = body.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return msgspec.json.decode(_SURROGATES.sub(_replace_lone_surrogate, body))
+
+
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
@@ -170,6 +192,14 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
     path = _PATH.search(text)
     at = path[1].lstrip(".") if path else ""
     reason = text[: path.start()] if path else text
+    unknown = _UNKNOWN_FIELD.search(reason)
+    if unknown:
+        param = f"{at}.{unknown[1]}" if at else unknown[1]
+        return bad_request(
+            f"The field {param[:100]!r} is unknown.",
+            param=param[:100],
+            code="unsupported_parameter",
+        )
     missing = _MISSING_FIELD.search(reason)
     if missing:
         param = f"{at}.{missing[1]}" if at else missing[1]

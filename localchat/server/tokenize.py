@@ -8,8 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.engine.interface import Engine
-from localchat.server.errors import bad_request
+from localchat.server.config import ServerLimits
+from localchat.server.errors import ApiError, bad_request
 from localchat.server.formatters import json_response
+from localchat.server.leases import AsyncLease
 from localchat.server.openai.chat import with_tools
 from localchat.server.openai.protocol import ChatBody, DetokenizeBody, TemplateBody, TokenizeBody
 from localchat.server.openai.requests import conversation
@@ -21,40 +23,86 @@ from localchat.server.token_counts import count_prompt_tokens
 
 
 async def tokenize(request: Request) -> Response:
-    """Tokenize a text, or a conversation as the model will see it. Control tokens written in a text are plain
-    text unless `parse_special` is set."""
+    """Tokenize a text, or a conversation as the model will see it."""
     service = service_of(request)
     limits = service.config.limits
     body = await read_json(request, TokenizeBody, limits)
     messages = conversation(body, limits) if body.messages is not None else None
-    text = body.content if body.content is not None else body.prompt
-    if messages is None and text is None:
+    if messages is None and body.content is None and body.prompt is None:
         raise bad_request(
             "One of 'content' and 'messages' is required.",
             param="content",
             code="missing_required_parameter",
         )
     async with await service.lease(body.model, request) as lease:
-        special = bool(body.parse_special)
         if messages is not None:
             tokens = await asyncio.to_thread(lease.engine.prompt_tokens, messages)
         else:
-            tokens = await asyncio.to_thread(lease.engine.tokenize, text or "", special=special)
-        listed: list[int] | list[dict[str, Any]] = tokens
-        if body.with_pieces:
-            if len(tokens) > limits.values:
-                raise bad_request(
-                    f"There are {len(tokens)} tokens; pieces are returned for at most {limits.values}.",
-                    param="with_pieces",
-                )
-            listed = await asyncio.to_thread(_with_pieces, lease.engine, tokens)
+            tokens = await asyncio.to_thread(_tokens, lease, body)
+        pieces = await asyncio.to_thread(_pieces, lease.engine, tokens, body, limits)
         context = lease.info.context_tokens
-    return json_response({"tokens": listed, "count": len(tokens), "max_model_len": context})
+    answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": context}
+    if body.with_pieces:
+        answer["tokens"] = [{"id": token, "piece": pieces[token]} for token in tokens]
+    if body.return_token_strs:
+        answer["token_strs"] = [pieces[token] for token in tokens]
+    return json_response(answer)
 
 
-def _with_pieces(engine: Engine, tokens: list[int]) -> list[dict[str, Any]]:
-    pieces = {token: engine.detokenize([token]) for token in set(tokens)}
-    return [{"id": token, "piece": pieces[token]} for token in tokens]
+def _tokens(lease: AsyncLease, body: TokenizeBody) -> list[int]:
+    """The tokens of a text, by the rules of the field that it is in."""
+    if body.content is not None:
+        text = body.content
+        special = bool(body.parse_special)
+        add_bos = bool(body.add_special)
+    else:
+        text = body.prompt or ""
+        special = body.parse_special is not False
+        add_bos = body.add_special_tokens is not False
+    tokens = lease.engine.tokenize(text, special=special)
+    info = lease.info.tokenizer
+    if add_bos and info is not None and info.adds_bos and info.bos_token:
+        return [*lease.engine.tokenize(info.bos_token, special=True), *tokens]
+    return tokens
+
+
+def _pieces(
+    engine: Engine, tokens: list[int], body: TokenizeBody, limits: ServerLimits
+) -> dict[int, str]:
+    """The texts of the tokens, if the body asks for them. Raises ApiError."""
+    asks = {"with_pieces": body.with_pieces, "return_token_strs": body.return_token_strs}
+    field = next((name for name, wanted in asks.items() if wanted), None)
+    if field is None:
+        return {}
+    if len(tokens) > limits.values:
+        raise bad_request(
+            f"There are {len(tokens)} tokens; pieces are returned for at most {limits.values}.",
+            param=field,
+        )
+    return {token: engine.detokenize([token]) for token in set(tokens)}
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Special tokens and chat template, as vLLM serves them for programs that tokenize over HTTP."""
+    service = service_of(request)
+    async with await service.lease(request.query_params.get("model"), request) as lease:
+        info = lease.info.tokenizer
+        if info is None:
+            raise ApiError(
+                501, "not_supported", "The upstream server does not describe its tokenizer."
+            )
+        return json_response(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": info.bos_token or None,
+                "eos_token": info.eos_token or None,
+                "pad_token": info.eos_token or None,
+                "add_bos_token": info.adds_bos,
+                "add_eos_token": False,
+                "model_max_length": lease.info.context_tokens,
+                "chat_template": info.chat_template or None,
+            }
+        )
 
 
 async def chat_input_tokens(request: Request) -> Response:

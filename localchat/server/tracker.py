@@ -36,6 +36,8 @@ class TrackedRequest:
     first_token_s: float | None = None
     usage: Usage | None = None
     done: Done | None = None
+    why_missed: str = ""
+    """Why the prefix cache helped less than it could have."""
     finish_reason: str = ""
     error: str = ""
 

@@ -22,6 +22,7 @@ from localchat.server.generation import (
 )
 from localchat.server.tracker import TrackedRequest
 from localchat.tries.collection import Tries
+from localchat.tries.critique import Critique
 from localchat.tries.model_judge import ModelJudge, summed
 from localchat.tries.spec import TriesSpec
 
@@ -79,24 +80,21 @@ class TriesGeneration(Generation):
         tokens: int,
         began_s: float,
     ) -> list[OutputEvent]:
-        """The answer, mended where the model finds faults in it."""
+        """Return the first answer, or a correction that won the comparison."""
         first_s = time.monotonic() - began_s
-        text, mended = tries.texts[0], None
-        faults = await judge.faults(text) if tries.whole else []
-        if faults:
-            mended = await judge.mended(text, faults)
-        self.report = {
-            "method": "critique",
-            "faults": faults,
-            "mended": mended is not None,
+        if tries.whole:
+            review = await judge.critique(tries.texts[0])
+        else:
+            review = Critique(tries.texts[0], judged=False)
+        self.report = review.as_json() | {
             "completion_tokens": tokens + judge.tokens,
             "total_s": round(time.monotonic() - began_s, 4),
             "first_tokens": tokens,
             "first_s": round(first_s, 4),
         }
-        if mended is None:
+        if review.second is None or not review.replaced:
             return events
-        return [Text(0, mended), ChoiceEnd(0, "stop")]
+        return [Text(0, review.second), ChoiceEnd(0, "stop")]
 
     @property
     def _accepted(self) -> GenerateRequest:

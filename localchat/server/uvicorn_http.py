@@ -22,12 +22,16 @@ from localchat.server.config import ServerLimits
 HEAD_BYTES: Final = 64 << 10
 """Limit of a request's headers: browsers send every cookie that any program on localhost ever set."""
 _LINGER_S = 2.0
+_PROBE_HEADER_S = 5.0
 _LEAST_READ_BYTES: Final = 48 << 10
 """What a client must read of a long answer within `stall_s`."""
 _PROBE_PAUSES_S: Final = (0.005, 0.02, 0.1, 0.5, 2.0)
 _LENGTH_HEADERS: Final = {b"content-length", b"transfer-encoding"}
 FILLER: Final = "filler"
 """Key in a request's state: bytes without meaning that may be sent between two pieces of a stream."""
+
+PROBES_ONLY: Final = "probes_only"
+"""Key in a request's state: its connection is beyond the limit, and only a probe is answered on it."""
 
 WRITE: Final = "write"
 """Key in a request's state: its connection's `write_piece`."""
@@ -51,6 +55,10 @@ class Connection(H11Protocol):
         self._unsent_bytes = 0
         """When the stall timer was started."""
         self._half_closed = False
+        self.for_probes = False
+        """True for a connection beyond the limit."""
+        self.opened_s = self.loop.time()
+        """Time of the event loop at which the connection was opened."""
         self._probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -58,10 +66,28 @@ class Connection(H11Protocol):
         # Any byte that waits for the client counts as a stall: behind asyncio's limit of 64 KiB an answer could
         # end, and its connection would wait forever for a client that reads nothing.
         transport.set_write_buffer_limits(high=0)
+        header_s = self.limits.header_s
         if len(self.connections) > self.limits.connections:
-            self._answer(503, "server_error", "server_busy", "Too many connections are open.")
-            return
-        self._header_timer = self.loop.call_later(self.limits.header_s, self._on_headers_late)
+            self.for_probes = self.app_state[PROBES_ONLY] = True
+            header_s = min(header_s, _PROBE_HEADER_S)
+            self._drop_oldest_probe()
+        self._header_timer = self.loop.call_later(header_s, self._on_headers_late)
+
+    def _drop_oldest_probe(self) -> None:
+        """Close the oldest reserved connection without a request, if all reserved ones are taken.
+
+        A client that holds connections open must not keep a supervisor from asking for the server's health.
+        """
+        others = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, Connection)
+            and connection.for_probes
+            and connection is not self
+        ]
+        idle = [connection for connection in others if connection.cycle is None]
+        if len(others) >= self.limits.probe_connections and idle:
+            min(idle, key=lambda connection: connection.opened_s).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
@@ -143,6 +169,8 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.transport.is_closing():
             return
+        if self.cycle is not None and self.for_probes:
+            self.cycle.keep_alive = False
         if self.cycle is not None and len({name for name, _ in self.headers} & _LENGTH_HEADERS) > 1:
             # A proxy may have used the other header: what follows may be part of the body (RFC 9112, 6.1).
             self.cycle.keep_alive = False

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from localchat.chat.answer_end import ended_early
 from localchat.chat.conversation import AnswerMetrics, Conversation, Node, NodeState
 from localchat.engine.events import Accepted, Done, Event, Finished, Reasoning, Text, ToolCall
 from localchat.engine.interface import EngineInfo
@@ -23,6 +24,7 @@ _STATES: Final[dict[str, NodeState]] = {
     "stop": "whole",
     "tool_calls": "whole",
     "length": "length",
+    "repetition": "length",
     "cancelled": "stopped",
 }
 
@@ -57,6 +59,7 @@ class AnswerBuilder:
         self._accepted: Accepted | None = None
         self._done: Done | None = None
         self._state: NodeState = "open"
+        self._end: Finished | None = None
         self._thinking_since: float | None = None
         self._text_begun = continued is not None
         self._changed = False
@@ -79,6 +82,7 @@ class AnswerBuilder:
                 self._take_call(event)
             case Finished(choice=0, reason=reason):
                 self._state = _STATES[reason]
+                self._end = event if ended_early(event) else None
             case Done():
                 self._done = event
             case _:
@@ -167,7 +171,7 @@ class AnswerBuilder:
             "assistant", self.text, reasoning="".join(self._reasoning), tool_calls=calls
         )
         self.node = msgspec.structs.replace(
-            self.node, message=message, metrics=metrics, state=state, error=error
+            self.node, message=message, metrics=metrics, state=state, error=error, end=self._end
         )
         self._conversation.put(self.node)
         return self.node

@@ -10,6 +10,9 @@ RETRY: Final = "retry"
 OVERFLOW_PREFIX: Final = "overflow/"
 """First part of the action of an offer to make room in the context."""
 
+END_PREFIX: Final = "end/"
+"""First part of the action of an offer about an answer that repeats itself."""
+
 
 class Fold(NamedTuple):
     """Characters `start` to `end` of a text, shown as one label until it is unfolded."""
@@ -44,10 +47,12 @@ class AnswerBlock(NamedTuple):
     text: str
     branch: Branch = Branch(1, 1)
     footer: str = ""
-    """One line below the answer: its metrics, and why it stopped."""
+    """One line below the answer: its metrics."""
     dimmed: bool = False
     other_footer: str = ""
     """The same line with metrics in plain words; a front end may swap both."""
+    ended: str = ""
+    """Why the answer is not complete; shown above its metrics."""
 
 
 class ReasoningBlock(NamedTuple):
@@ -87,7 +92,10 @@ class SummaryBlock(NamedTuple):
     text: str
     messages: int
     tokens: int
+    """Of the summary; 0 if they were not counted."""
     dimmed: bool = False
+    is_new: bool = False
+    """Shown opened, because the user has not seen it yet."""
 
 
 class Offer(NamedTuple):

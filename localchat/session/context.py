@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from localchat.fit.memory_steps import MemoryStep
     from localchat.models.assess import ExpectedSpeed
     from localchat.models.onboarding import FirstRun
+    from localchat.models.recommended_models import Recommendation
     from localchat.models.resolve import ResolvedModel
     from localchat.session.engine_holder import OpenEngine
 
@@ -88,6 +89,9 @@ class SessionContext(msgspec.Struct, frozen=True):
     Raises LocalchatError."""
     catalog_speed: "Callable[[str], ExpectedSpeed | None]" = lambda name: None
     """The same for a model of the catalog."""
+    recommended: "Callable[[], tuple[Recommendation, ...]]" = tuple
+    """Models of the catalog that suit this machine, from quick to best. Takes about a second. Raises
+    LocalchatError."""
 
     def owned(
         self, settings: Settings, prompt: "Prompt", conversation: "Conversation"

@@ -22,6 +22,7 @@ from localchat.engine.events import (
 )
 from localchat.engine.interface import EngineInfo
 from localchat.metrics import prefill_rate
+from localchat.session.prefill_time import PrefillSample, seconds_left
 from localchat.units import sizes, words
 
 State: TypeAlias = Literal[
@@ -56,6 +57,8 @@ class EngineStatus(msgspec.Struct):
     """When its prefill began, as far as events say."""
     prefill_at_s: float = 0.0
     """When its last `Prefill` event came."""
+    prefill_samples: list[PrefillSample] = msgspec.field(default_factory=list)
+    """Its progress over time."""
     words: int = 0
     """Words of its answer so far, reasoning included."""
     _last_letter: str = ""
@@ -80,6 +83,7 @@ class EngineStatus(msgspec.Struct):
         self.state = "sent"
         self.queued = self.loading = self.prefill = self.metrics = self.done = None
         self.rates.clear()
+        self.prefill_samples.clear()
         self.words, self._last_letter = 0, ""
         self.sent_s = self.prefill_since_s = self.prefill_at_s = time.monotonic()
 
@@ -96,6 +100,8 @@ class EngineStatus(msgspec.Struct):
             case Prefill():
                 self.prefill, self.state = event, "prefill"
                 self.prefill_at_s = time.monotonic()
+                elapsed_s = self.prefill_at_s - self.prefill_since_s
+                self.prefill_samples.append(PrefillSample(event.done, elapsed_s))
             case Reasoning():
                 self._count_words(event.text)
                 self.state = "thinking"
@@ -172,13 +178,11 @@ class EngineStatus(msgspec.Struct):
         return prefill_rate(self.prefill.done, self.prefill.cached, elapsed_s)
 
     def prefill_left_s(self, now_s: float) -> float | None:
-        """Seconds until the prompt is computed, at the rate so far; None if that is not known. `now_s`: of the
-        monotonic clock."""
-        rate = self.prefill_tokens_per_s
-        if self.prefill is None or not rate:
+        """Seconds until the prompt is computed; None if that is not known. `now_s`: of the monotonic clock."""
+        if self.state != "prefill" or self.prefill is None:
             return None
-        left_s = (self.prefill.total - self.prefill.done) / rate
-        return max(0.0, left_s - (now_s - self.prefill_at_s))
+        left_s = seconds_left(self.prefill_samples, self.prefill.cached, self.prefill.total)
+        return None if left_s is None else max(0.0, left_s - (now_s - self.prefill_at_s))
 
     @property
     def kv(self) -> tuple[int, int]:

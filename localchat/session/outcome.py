@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from localchat.errors import LocalchatError
+from localchat.errors import LocalchatError, UsageError
 
 if TYPE_CHECKING:
     from localchat.chat.conversation import Node
@@ -26,3 +26,10 @@ class SummaryResult(NamedTuple):
     text: str
     messages: int
     """Messages that it newly replaces."""
+
+
+class AnswerUnderWay(UsageError):
+    """Something was asked for that must wait for the end of an answer."""
+
+    def __init__(self) -> None:
+        super().__init__("an answer is under way", hint="Esc stops it")

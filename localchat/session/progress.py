@@ -39,7 +39,7 @@ def _loading(status: EngineStatus) -> str:
 
 def _prefill(status: EngineStatus, now_s: float, *, technical: bool) -> str:
     prefill = status.prefill
-    if prefill is None or not prefill.total:
+    if prefill is None or not prefill.total or prefill.done >= prefill.total:
         return ""
     if technical:
         words = [f"prefill {used_of(prefill.done, prefill.total)}"]
@@ -62,6 +62,9 @@ def time_left(status: EngineStatus, now_s: float) -> str:
         return "a few seconds left"
     if left_s < 57.5:
         return f"about {5 * round(left_s / 5)} s left"
+    if left_s < 295:
+        minutes, seconds = divmod(10 * round(left_s / 10), 60)
+        return f"about {minutes} min {seconds:02} s left"
     if left_s < 3570:
         return f"about {max(1, round(left_s / 60))} min left"
     return f"about {left_s / 3600:.1f} h left"

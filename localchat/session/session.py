@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -26,12 +26,14 @@ from localchat.errors import (
     LocalchatError,
     UsageError,
 )
-from localchat.session.blocks import RETRY, NoticeBlock, Offer
+from localchat.session.answer_end import drop_repeats, offer_ways_on
+from localchat.session.blocks import RETRY, Block, NoticeBlock, Offer, SummaryBlock
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
-from localchat.session.outcome import Outcome, SummaryResult
+from localchat.session.outcome import AnswerUnderWay, Outcome, SummaryResult
 from localchat.session.recorder import ConversationRecorder
+from localchat.session.remarks import NoticeKind, Remark, Remarks
 from localchat.session.tries import NextTries
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from localchat.chat.overflow import Overflow
     from localchat.session.answer_builder import AnswerBuilder
 
-NoticeKind: TypeAlias = Literal["info", "warning", "error"]
 BATCH_S: Final = 0.05
 """One frame of the screen, so that text and metrics are drawn together. Waking for every token would take CPU
 cores from an engine that computes on all of them."""
@@ -86,9 +87,9 @@ class ChatSession:
         self._unanswered: Node | None = None
         """A question that is taken back if it fails before the first words of its answer."""
         self._shown_once: set[str] = set()
-        self._remarks: list[tuple[str, NoticeKind]] | None = None
-        """Remarks that wait for the first words of an answer, to stand below it; None: they do not wait."""
+        self._remarks = Remarks(self.notice, view.remove)
         self._notice_numbers = itertools.count(1)
+        self._new_summary = ""  # id of the summary that is shown opened
         self._failure_notice = ""  # id of the notice about the last answer that failed
         self._metrics_due, self._metrics_shown_s = False, float("-inf")
         recorder.hold(conversation)
@@ -134,32 +135,34 @@ class ChatSession:
 
     def _engine_known(self, info: EngineInfo) -> None:
         self.status.info = info
+        remote = self.setup.model.remote
+        if remote is not None and not remote.model:
+            self.status.model = f"{info.model} on {remote.name}"
         for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
             self.remark(sentence, "warning" if sentence == info.warning else "info")
 
-    # ------------------------------------------------------------------ notices
+    def notice(
+        self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = (), name: str = ""
+    ) -> str:
+        """Show a message of the program in the transcript; returns the id of its block.
 
-    def notice(self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = ()) -> str:
-        """Show a message of the program in the transcript; returns the id of its block."""
-        id_ = f"notice/{next(self._notice_numbers)}"
+        `name`: an id. The message replaces an earlier one of this name."""
+        id_ = name or f"notice/{next(self._notice_numbers)}"
+        if name:
+            self.view.remove(name)
         self.view.put(NoticeBlock(id_, text, kind, tuple(offers)))
         return id_
 
-    def remark(self, sentence: str, kind: NoticeKind = "info") -> None:
-        """Show a message that is not about the answer under way: below it, and once."""
+    def remark(self, sentence: str, kind: NoticeKind = "info", *, passing: bool = False) -> None:
+        """Show a message that is not about the answer under way: below it, and once.
+
+        `passing`: it describes the moment only, so it may come again.
+        """
         if sentence in self._shown_once:
             return
-        self._shown_once.add(sentence)
-        if self._remarks is None:
-            self.notice(sentence, kind)
-        else:
-            self._remarks.append((sentence, kind))
-
-    def _show_remarks(self) -> None:
-        """Show the remarks that waited, and the next ones at once."""
-        waited, self._remarks = self._remarks or (), None
-        for sentence, kind in waited:
-            self.notice(sentence, kind)
+        if not passing:
+            self._shown_once.add(sentence)
+        self._remarks.add(Remark(sentence, kind, passing))
 
     def show_error(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> str:
         """Show an error and its hint, as `notice` does."""
@@ -169,8 +172,15 @@ class ChatSession:
 
     def show(self) -> None:
         """Show the whole conversation anew."""
-        self.view.show(transcript_blocks(self.conversation))
+        blocks = transcript_blocks(self.conversation)
+        self.view.show([self._opened(block) for block in blocks])
         self.view.status_changed()
+
+    def _opened(self, block: Block) -> Block:
+        """Open a summary that the user has not seen yet."""
+        if isinstance(block, SummaryBlock):
+            return block._replace(is_new=block.id == self._new_summary)
+        return block
 
     def last_question(self) -> Node | None:
         """The last message of the user on the shown path."""
@@ -244,7 +254,7 @@ class ChatSession:
         from localchat.session.presets import with_preset
 
         self._refuse_second()
-        self._failure_notice = ""
+        self._failure_notice = self._new_summary = ""
         text, inclusions = with_preset(self, text, inclusions)
         question = self.conversation.add(
             Message("user", text), parent=self.conversation.head, inclusions=inclusions
@@ -311,9 +321,11 @@ class ChatSession:
         if not node.message.content:
             await self.regenerate()
             return
+        parent = node.parent
+        node = drop_repeats(self, node)
         for id_ in (error_id(node.id), self._failure_notice):
             self.view.remove(id_)  # of the answer that goes on now
-        await self.answer(node.parent, continued=node)
+        await self.answer(parent, continued=node)
 
     def stop(self) -> bool:
         """Stop generating and keep the text so far. False if nothing is being generated."""
@@ -392,7 +404,7 @@ class ChatSession:
                         self.track(event)
                         builder.take(event)
                     if writing:
-                        self._show_remarks()
+                        self._remarks.release()
                     if writing and not stream.ended:
                         await asyncio.sleep(self._batch_s)
         finally:
@@ -421,7 +433,9 @@ class ChatSession:
         """Record the answer, and show why it ended unless it is complete."""
         info = self.status.info
         if problem is None:
-            outcome = Outcome("complete", builder.end(info))
+            answered = builder.end(info)
+            outcome = Outcome("complete", answered)
+            offer_ways_on(self, answered)
         elif isinstance(problem, EngineClosed) and self._stopping:
             self.status.finish()
             outcome = Outcome("stopped", builder.end(info, "stopped") if builder.node else None)
@@ -457,7 +471,8 @@ class ChatSession:
     def _exclusive(self, task: str = "") -> Iterator[None]:
         """Run one answer or task. Raises UsageError during another one."""
         self._refuse_second()
-        self._running, self._stopping, self._remarks = True, False, []
+        self._running, self._stopping = True, False
+        self._remarks.begin_answer()
         self.status.begin()
         self._set_task(task)
         try:
@@ -466,12 +481,12 @@ class ChatSession:
             if self.status.busy:
                 self.status.finish()
             self._running = False
-            self._show_remarks()
+            self._remarks.release()
             self._set_task("")
 
     def _refuse_second(self) -> None:
         if self._running:
-            raise UsageError("an answer is under way", hint="Esc stops it")
+            raise AnswerUnderWay
 
     @contextmanager
     def _streaming(self, stream: Stream) -> Iterator[Stream]:
@@ -484,8 +499,6 @@ class ChatSession:
                 yield stream
         finally:
             self._stream = None
-
-    # ------------------------------------------------------------------ status
 
     def track(self, event: Event) -> None:
         """Update the status from an event. Snapshots come ten times a second and are shown half as often:
@@ -514,7 +527,7 @@ class ChatSession:
         await self.retry()
 
     async def apply_offer(self, action: str) -> SummaryResult | None:
-        """Make room as a notice offered, without sending anything. Raises LocalchatError."""
+        """Make room as a notice offered, sending nothing. Raises LocalchatError."""
         from localchat.session.too_long import apply_choice
 
         return await apply_choice(self, action)
@@ -532,17 +545,20 @@ class ChatSession:
             run = await asyncio.to_thread(Compaction, self.conversation, counter(engine), context)
             while (request := await asyncio.to_thread(run.request)) is not None:
                 pieces: list[str] = []
-                self._set_task(f"summarizing {run.progress:.0%}")
                 speculation = self.setup.settings.speculation
                 request = msgspec.structs.replace(request, speculation=speculation)
                 stream = await asyncio.to_thread(engine.generate, request)
                 with self._streaming(stream):
                     async for event in stream:
                         self.track(event)
+                        run.observe(event)
+                        if (task := f"summarizing {run.progress:.0%}") != self.status.task:
+                            self._set_task(task)
                         if isinstance(event, Text):
                             pieces.append(event.text)
                 run.take("".join(pieces))
-            nodes = run.finish()
+            nodes = run.finish(info)
+            self._new_summary = nodes[0].id
             for node in nodes:
                 self.recorder.changed(node)
             self.recorder.changed()

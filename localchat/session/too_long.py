@@ -5,7 +5,7 @@ Imported when a prompt was too long: most conversations never need it.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from localchat.chat.conversation import Conversation
 from localchat.chat.overflow import (
@@ -22,6 +22,9 @@ from localchat.session.blocks import OVERFLOW_PREFIX, Offer
 from localchat.session.context import ModelSetup, SetupChange
 from localchat.session.outcome import SummaryResult
 from localchat.session.recorder import ConversationRecorder
+from localchat.session.view import SessionView
+
+NOTICE_ID: Final = "notice/too long"
 
 
 class TooLongSession(Protocol):
@@ -31,13 +34,18 @@ class TooLongSession(Protocol):
     setup: ModelSetup
     recorder: ConversationRecorder
     overflow: Overflow | None
+    view: SessionView
 
     async def engine(self) -> Engine: ...
 
     def show(self) -> None: ...
 
     def notice(
-        self, text: str, kind: Literal["info", "warning", "error"], offers: Sequence[Offer]
+        self,
+        text: str,
+        kind: Literal["info", "warning", "error"],
+        offers: Sequence[Offer],
+        name: str = "",
     ) -> str: ...
 
     def show_error(self, problem: LocalchatError, offers: Sequence[Offer]) -> str: ...
@@ -65,10 +73,15 @@ async def offer_choices(session: TooLongSession, problem: LocalchatError | None)
     except LocalchatError:  # the engine cannot count, or is gone: its own words must do
         session.show_error(problem, (Offer("a new conversation", "new"),))
         return None
-    offers = [Offer(each.label, f"{OVERFLOW_PREFIX}{each.action}") for each in found.choices]
-    offers.append(Offer("another model", "model"))
-    session.notice(found.notice, "warning", offers)
+    _show_choices(session, found)
     return found
+
+
+def _show_choices(session: TooLongSession, found: Overflow) -> None:
+    """Show the choices below everything else, in place of earlier ones."""
+    offers = [Offer(choice.label, f"{OVERFLOW_PREFIX}{choice.action}") for choice in found.choices]
+    offers.append(Offer("another model", "model"))
+    session.notice(found.notice, "warning", offers, NOTICE_ID)
 
 
 async def leave_out_again(session: TooLongSession, problem: LocalchatError | None) -> bool:
@@ -98,6 +111,16 @@ async def leave_out_again(session: TooLongSession, problem: LocalchatError | Non
 async def apply_choice(session: TooLongSession, action: str) -> SummaryResult | None:
     """Make room as a notice offered. Raises LocalchatError."""
     choice = _choice(session.overflow, action)
+    session.view.remove(NOTICE_ID)
+    try:
+        return await _apply(session, choice)
+    except LocalchatError:
+        assert session.overflow is not None
+        _show_choices(session, session.overflow)
+        raise
+
+
+async def _apply(session: TooLongSession, choice: OverflowChoice) -> SummaryResult | None:
     match choice.action:
         case "leave_out_oldest":
             assert session.overflow is not None and session.overflow.leave_out is not None

@@ -47,7 +47,7 @@ def parse_tries(words: str) -> "TriesSpec":
 def describe(spec: "TriesSpec") -> str:
     """One sentence for the user who asked for them."""
     if spec.critique:
-        return "the next answer is judged and mended"
+        return "the model reviews its next answer, and keeps a correction if that is better"
     kept = "the one that most agree on" if spec.method == "vote" else "the likeliest"
     return f"the next message is tried {spec.count} times; {kept} is kept"
 
@@ -60,7 +60,12 @@ class NextTries:
 
     def begin(self, request: GenerateRequest, engine: Engine) -> "TriesRun":
         """Begin with a request that is sent now. Raises UsageError."""
-        spec, self.next = self.next, None
+        spec = self.next
+        if spec is not None and spec.needs_judge:
+            from localchat.tries.critique import refuse_guide
+
+            refuse_guide(engine.info().model, "/tries critique")
+        self.next = None
         return TriesRun(spec, request, engine)
 
 
@@ -128,21 +133,20 @@ class TriesRun:
     async def _criticized(
         self, judge: "ModelJudge", tries: "Tries", events: list[Event]
     ) -> list[Event]:
-        text = tries.texts[0]
-        faults = await judge.faults(text) if tries.whole else []
-        mended = await judge.mended(text, faults) if faults else None
-        count = (
-            f"{len(faults)} fault{'s' * (len(faults) != 1)} found" if faults else "no fault found"
-        )
-        ended = ", answer mended" if mended else ", the answer stays as it was" if faults else ""
-        cost = f"{tries.tokens + judge.tokens:,} tokens, {tries.tokens:,} without it"
-        self.label = f"critique: {count}{ended} · {cost}"
-        if faults:
-            self._texts["Faults"] = "\n".join(f"- {fault}" for fault in faults)
-        if mended is None:
+        if not tries.whole:
+            self.label = "critique: the answer did not end, so it was not judged"
             return events
-        self._texts["First answer"] = text
-        return [Text(0, mended), Finished(0, "stop")]
+        review = await judge.critique(tries.texts[0])
+        cost = f"{tries.tokens + judge.tokens:,} tokens, {tries.tokens:,} without it"
+        self.label = f"critique: {review.outcome} · {cost}"
+        if review.faults:
+            self._texts["Faults"] = "\n".join(f"- {fault}" for fault in review.faults)
+        if review.second is None or not review.replaced:
+            if review.second is not None:
+                self._texts["Second answer"] = review.second
+            return events
+        self._texts["First answer"] = review.first
+        return [Text(0, review.second), Finished(0, "stop")]
 
     async def _ask(self, request: GenerateRequest) -> Stream:
         return await asyncio.to_thread(self._engine.generate, request)

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from localchat.chat.answer_end import end_sentence
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.prompt_messages import left_out, unsent_ids
-from localchat.engine.stats_line import plain_stats_line, stats_line
+from localchat.engine.events import Done
+from localchat.engine.stats_line import brief_stats_line, plain_stats_line
 from localchat.session.blocks import (
     AnswerBlock,
     Block,
@@ -84,7 +86,7 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
     branch = branch_of(conversation, node)
     message = node.message
     if node.replaces:
-        yield SummaryBlock(node.id, message.content, len(node.replaces), 0, dimmed)
+        yield SummaryBlock(node.id, message.content, len(node.replaces), _tokens(node), dimmed)
         return
     if message.role == "user":
         folds = tuple(Fold(one.label, one.start, one.end) for one in node.inclusions)
@@ -102,9 +104,16 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
             footer_of(node, other_model=_model_changed(conversation, node)),
             dimmed,
             footer_of(node, other_model=_model_changed(conversation, node), plain=True),
+            ended_words(node),
         )
     if node.error:
         yield NoticeBlock(error_id(node.id), node.error, "error")
+
+
+def _tokens(node: Node) -> int:
+    """Tokens of a message that a model wrote; 0 if they were not counted."""
+    done = node.metrics.done if node.metrics is not None else None
+    return done.usage.completion_tokens if done is not None else 0
 
 
 def branch_of(conversation: Conversation, node: Node) -> Branch:
@@ -126,24 +135,38 @@ def _model_changed(conversation: Conversation, node: Node) -> bool:
 
 
 _ENDED = {
-    "stopped": "stopped",
-    "length": "stopped at the length limit",
-    "failed": "interrupted",
-    "open": "interrupted",
+    "stopped": "Stopped",
+    "length": "Stopped at the length limit",
+    "failed": "Interrupted",
+    "open": "Interrupted",
 }
 
 
+def ended_words(node: Node) -> str:
+    """Return why an answer is not complete; empty for a complete one."""
+    done = node.metrics.done if node.metrics is not None else None
+    if node.end is not None and node.end.reason == "repetition":
+        return end_sentence(node.end, 0, 0) if node.end.repetition else "The answer was looping"
+    full = done is not None and _fills_context(done)
+    if node.state == "length" and (full or (node.end is not None and node.end.limit == "context")):
+        return "The context is full: the answer stops here"
+    if node.end is not None and done is not None:
+        return end_sentence(node.end, done.usage.completion_tokens, 0)
+    return _ENDED.get(node.state, "")
+
+
+def _fills_context(done: Done) -> bool:
+    used = done.usage.prompt_tokens + done.usage.completion_tokens
+    return 0 < done.kv_total_tokens <= used + 1
+
+
 def footer_of(node: Node, *, other_model: bool = False, plain: bool = False) -> str:
-    """The line below an answer: its metrics, and why it stopped. `other_model`: name the model, because the
-    answer before came from another one. `plain`: metrics in plain words."""
-    parts = []
-    if node.metrics is not None:
-        if other_model:
-            parts.append(node.metrics.model)
-        if node.metrics.done is not None:
-            done, message = node.metrics.done, node.message
-            count = words(message.content) + words(message.reasoning)
-            parts.append(plain_stats_line(done, count) if plain else stats_line(done))
-    if node.state in _ENDED:
-        parts.append(_ENDED[node.state])
-    return " · ".join(part for part in parts if part)
+    """The metrics below an answer. `other_model`: name the model, because the answer before came from another
+    one. `plain`: metrics in plain words."""
+    metrics = node.metrics
+    if metrics is None or metrics.done is None:
+        return ""
+    message = node.message
+    count = words(message.content) + words(message.reasoning)
+    line = plain_stats_line(metrics.done, count) if plain else brief_stats_line(metrics.done)
+    return " · ".join(filter(None, (metrics.model if other_model else "", line)))

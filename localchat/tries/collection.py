@@ -73,7 +73,7 @@ class Tries:
             case Reasoning():
                 self._pieces += 1
             case Finished(choice=choice, reason=reason):
-                self._end(choice, whole=reason != "length")
+                self._end(choice, whole=reason not in ("length", "repetition"))
             case MetricsSnapshot(completion_tokens=tokens):
                 self._tokens = max(self._tokens, tokens)
             case Done(usage=usage):
@@ -183,13 +183,17 @@ class TriesReport:
         return f"try {self.chosen + 1} has mean log probability {self.mean_logprob:.3f}{beside}"
 
     def _votes(self) -> str:
-        said = ", ".join(f"{count} say {answer[:40]}" for answer, count in self.votes.items())
-        parts = [said or "none has an answer to count"]
+        if not self.votes:
+            return (
+                "a vote compares final numbers or choices, and these answers have none, so the first "
+                f"is kept. The method best compares texts: best {self.tries}"
+            )
+        parts = [", ".join(f"{count} say {answer[:40]}" for answer, count in self.votes.items())]
         if without := self.ended - sum(self.votes.values()):
             parts.append(f"{without} without an answer")
         if cancelled := self.tries - self.ended:
             parts.append(f"{cancelled} cancelled")
-        if self.votes and self.first_answer is not None:
+        if self.first_answer is not None:
             same = self.first_answer == self.answer
             parts.append("the first alone says the same" if same else "the first alone differs")
         return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Asks the model about its own answers, on an event loop: which is the best, what is wrong, how to mend it."""
+"""Ask the model about its own answers, on an event loop: which is the best, and what is wrong with one."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
@@ -11,6 +11,7 @@ from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded
 from localchat.tries import judge
 from localchat.tries.collection import Tries
+from localchat.tries.critique import Critique, critique
 
 Generate: TypeAlias = Callable[[GenerateRequest], Awaitable[Stream]]
 """Sends a request to the engine that answered. Whoever passes it closes the stream."""
@@ -41,17 +42,20 @@ class ModelJudge:
             place = None if verdict is None else judge.picked(verdict, len(whole))
         tries.picked = whole[place or 0] if whole else 0
 
-    async def faults(self, text: str) -> list[str]:
-        """Faults that the model finds in its answer."""
-        asked = judge.fault_messages(self._prompt.messages, text)
-        verdict = await self._verdict(asked, judge.FAULTS_GRAMMAR)
-        return (judge.found_faults(verdict) if verdict is not None else None) or []
-
-    async def mended(self, text: str, faults: Sequence[str]) -> str | None:
-        """The answer again, without these faults; None if it did not come to an end."""
-        asked = judge.mending_messages(self._prompt.messages, text, faults)
+    async def critique(self, text: str) -> Critique:
+        """Review an answer. The outcome keeps it unless a correction wins a comparison."""
         request = self._request
-        return await self._ask(asked, request.grammar, request.max_tokens)
+        steps = critique(self._prompt.messages, text, request.grammar, request.max_tokens)
+        try:
+            question = next(steps)
+            while True:
+                reply = await self._ask(
+                    question.messages, question.grammar, question.max_tokens, greedy=question.greedy
+                )
+                question = steps.send(reply)
+        except StopIteration as end:
+            outcome: Critique = end.value
+            return outcome
 
     async def _verdict(self, asked: tuple[Message, ...], grammar: Grammar) -> str | None:
         return await self._ask(asked, grammar, judge.JUDGE_TOKENS, greedy=True)

@@ -109,14 +109,17 @@ class RouteEngine:
             n=1,
             logprobs=None,
         )
-        pieces, spent = [], 0
+        pieces, spent, is_whole = [], 0, False
         with self._small.generate(verdict) as stream:
             for event in stream:
                 if isinstance(event, Text):
                     pieces.append(event.text)
+                elif isinstance(event, Finished):
+                    is_whole = event.reason == "stop"
                 elif isinstance(event, Done):
                     spent = event.usage.completion_tokens
-        return judge.found_faults("".join(pieces)) or [], spent
+        # As in a critique, a verdict that was cut off does not count.
+        return (judge.found_faults("".join(pieces)) or []) if is_whole else [], spent
 
     @property
     def waits(self) -> bool:

@@ -23,6 +23,11 @@ class TriesSpec:
     """The model itself picks the best."""
     critique: bool = False
 
+    @property
+    def needs_judge(self) -> bool:
+        """Return True if the model has to judge answers."""
+        return self.judge or self.critique
+
     def begin(self) -> Tries:
         """The tries of a request that is sent now."""
         return Tries(self.count, self.method or "best_of", self.extractor)

@@ -5,11 +5,12 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual import events
-from textual.app import App, SystemCommand
+from textual.app import App
 from textual.binding import BindingType
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
@@ -17,32 +18,30 @@ from textual.worker import Worker
 
 from localchat import gc_control
 from localchat.chat.conversation import Conversation
-from localchat.errors import LocalchatError
+from localchat.errors import ExitCode, LocalchatError
 from localchat.models.resolve import GUIDE
-from localchat.sanitize import sanitize_line
-from localchat.session.commands import COMMANDS
 from localchat.session.context import ModelSetup, SessionContext
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
-from localchat.tui.attachments import ComposerText
+from localchat.tui.attachments import ComposerText, clean
 from localchat.tui.early_keys import EarlyKeys
-from localchat.tui.keymap import KEYS, bindings, key_names, validate_keymap
+from localchat.tui.keymap import bindings, key_names, validate_keymap
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.textual_internals.driver import (
     can_suspend,
     is_invisible_character,
     terminal_writer,
 )
-from localchat.tui.textual_internals.palette import ChatPalette
 from localchat.tui.themes import AUTO, NAMES, THEMES, is_light_terminal, textual_name
 from localchat.tui.widgets.welcome import first_greeting
-from localchat.units import counted
 
 if TYPE_CHECKING:
-    from localchat.history.queries import ConversationSummary
+    from rich.console import RenderableType
+
     from localchat.history.store import History
+    from localchat.tui.screens.palette import PaletteEntry
     from localchat.tui.textual_internals.background import Background
 
 EXIT_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
@@ -50,6 +49,7 @@ _DOUBLE_PRESS_S = 2.0
 _QUIT_WAIT_S = 2.0
 _PALETTE_CONVERSATIONS = 30
 _SEARCH_SHOWN_AFTER_S = 0.4
+_OFFLINE: Final = "Offline: the list of models shows what fits this computer."
 
 
 class ChatApp(App[int]):
@@ -62,6 +62,7 @@ class ChatApp(App[int]):
     ]  # Textual loads no sheet of a default screen
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle")]  # noqa: RUF012 - textual's own form; for dialogs
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (16, "-high")]  # noqa: RUF012 - the same
     COMMAND_PALETTE_BINDING = "f24"  # no keyboard has it; the real key is in the keymap
 
     def __init__(
@@ -75,8 +76,9 @@ class ChatApp(App[int]):
         self._session_context = context
         self._engines = engines
         self._last_interrupt_s = float("-inf")
+        self._last_key = ""
         self._first_frame_shown = self._leave_requested = self._is_leaving = False
-        self._early_keys = EarlyKeys(self, super().on_event)
+        self._early_keys = EarlyKeys(self, self._forward)
         for theme in THEMES:
             self.register_theme(theme)
         self._is_light_terminal = is_light_terminal(context.environ)
@@ -91,7 +93,6 @@ class ChatApp(App[int]):
             lambda view: ChatSession(context, engines, setup, view, self.recorder, conversation)
         )
         self.session = self.chat.session
-        self._model_names: tuple[str, ...] = ()
         self._keymap_error: LocalchatError | None = None
         try:
             self.set_keymap(validate_keymap(context.keys))
@@ -110,20 +111,54 @@ class ChatApp(App[int]):
         return self.chat
 
     def action_command_palette(self) -> None:
-        """Open the palette; the models appear in it once they are found."""
-        self.run_worker(self.find_models(), group="palette", exclusive=True)
-        if not isinstance(self.screen, ChatPalette):
-            self.push_screen(ChatPalette(id="--command-palette"))
+        """Open the palette; models and conversations appear in it once they are found."""
+        from localchat.tui.screens.palette import PaletteScreen, fixed_entries
+
+        if self.screen is self.chat:
+            entries = tuple(fixed_entries(self._session_context.keys))
+            dialog = PaletteScreen(entries, self._found_entries)
+            self.push_screen(dialog, self.chat.commands.run_entry)
 
     async def on_event(self, event: events.Event) -> None:
         """Paste characters that widgets do not accept as keys, and hold what comes before a screen stands."""
         if isinstance(event, events.Key) and is_invisible_character(event.character):
             event = events.Paste(event.character or "")
         if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
+            self._disarm_quit(event)
             if not self._early_keys.hold(event):
-                await super().on_event(event)
+                await self._forward(event)
         else:
             await super().on_event(event)
+
+    def _disarm_quit(self, event: events.Key | events.Paste) -> None:
+        """Forget the first Ctrl+C if another key or a paste follows."""
+        key = event.key if isinstance(event, events.Key) else ""
+        if key != self._last_key:
+            self._last_interrupt_s = float("-inf")
+        self._last_key = key
+
+    async def _forward(self, event: events.Event) -> None:
+        """Handle a key or a paste. No control character of a paste reaches a field, and no line end."""
+        if isinstance(event, events.Paste):
+            text = clean(event.text)
+            if "\n" in text and isinstance(self.screen.focused, Input):
+                text = " ".join(filter(None, map(str.strip, text.split("\n"))))
+            event = events.Paste(text)
+        await super().on_event(event)
+
+    def panic(self, *renderables: "RenderableType") -> None:
+        """Exit after an unhandled error, with an exit code that reports it."""
+        self.exit(ExitCode.ERROR, return_code=ExitCode.ERROR)
+        super().panic(*renderables)
+
+    def exit(
+        self,
+        result: int | None = None,
+        return_code: int = 0,
+        message: "RenderableType | None" = None,
+    ) -> None:
+        """Exit. The code of an earlier error stays."""
+        super().exit(result, return_code or self.return_code or 0, message)
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
@@ -150,7 +185,8 @@ class ChatApp(App[int]):
         session, chat = self.session, self.chat
         if session.setup.settings.reduced_motion:
             chat.composer.editor.cursor_blink = False
-        self._engines.listen(lambda text: _call_soon(loop, session.remark, text))
+        remark = partial(session.remark, passing=True)
+        self._engines.listen(lambda text: _call_soon(loop, remark, text))
         self._engines.open(
             session.setup.open_engine
         )  # not earlier: its process competes for the cores
@@ -186,7 +222,12 @@ class ChatApp(App[int]):
             found = await search
         except LocalchatError as problem:
             self.session.show_error(problem)
-        welcome.set_greeting(first_greeting(found) if found is not None else plain)
+        if found is not None:
+            welcome.set_greeting(first_greeting(found))
+        elif self.session.setup.settings.offline:
+            welcome.set_greeting(plain._replace(lines=(*plain.lines, _OFFLINE)))
+        else:
+            welcome.set_greeting(plain)
 
     async def _open_history(self) -> None:
         try:
@@ -234,47 +275,19 @@ class ChatApp(App[int]):
         self.theme = ours[(at + 1) % len(ours)]
         self.chat.hint(f"Theme: {NAMES[(at + 1) % len(ours)]}, F2 to save")
 
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Entries of the palette: slash commands, actions that only keys have, models, conversations."""
-        keys = {key.action: key_names(key.id, self._session_context.keys) for key in KEYS}
-        for command in COMMANDS:
-            if not command.required:
-                key_name = keys.get(f"command('/{command.name}')")
-                yield SystemCommand(
-                    f"/{command.name}",
-                    f"{key_name} · {command.about}" if key_name else command.about,
-                    lambda line=f"/{command.name}": self.chat.commands.run(line),
-                )
-        for key in KEYS:
-            if key.scope in ("chat", "app") and not key.id.startswith(("offer.", "view.", "chat.")):
-                yield SystemCommand(
-                    key.about,
-                    key_names(key.id, self._session_context.keys),
-                    lambda action=key.action: self.chat.call_later(self.chat.run_action, action),
-                )
-        for name in self._model_names:
-            yield SystemCommand(
-                f"Use {sanitize_line(name)}",
-                "Model on this computer",
-                lambda line=f"/model {name}": self.chat.commands.run(line),
-            )
-        for summary in self._recent_conversations():
-            yield SystemCommand(
-                f"Open {sanitize_line(summary.title) or 'a conversation'}",
-                f"Conversation of {counted(summary.messages, 'message')}",
-                lambda id_=summary.id: self.chat.commands.open_conversation(id_),
-            )
+    def _found_entries(self) -> "Sequence[PaletteEntry]":
+        """Find models and conversations for the palette; takes tenths of a second."""
+        from localchat.tui.screens.palette import conversation_entries, model_entries
 
-    def _recent_conversations(self) -> "Sequence[ConversationSummary]":
         history = self.recorder.history
         try:
-            return history.list(_PALETTE_CONVERSATIONS) if history is not None else ()
+            summaries = history.list(_PALETTE_CONVERSATIONS) if history is not None else ()
         except LocalchatError:
-            return ()  # the list of conversations says what is wrong
-
-    async def find_models(self) -> None:
-        """Find the models of this computer for the palette; takes tenths of a second."""
-        self._model_names = await asyncio.to_thread(_usable_names, self._session_context)
+            summaries = ()  # the list of conversations says what is wrong
+        return (
+            *model_entries(_usable_names(self._session_context)),
+            *conversation_entries(summaries),
+        )
 
     # ------------------------------------------------------------------ copying and leaving
 
@@ -289,11 +302,13 @@ class ChatApp(App[int]):
             self.simulate_key("escape")
             return
         now = time.monotonic()
-        twice, self._last_interrupt_s = now - self._last_interrupt_s < _DOUBLE_PRESS_S, now
-        if twice:
+        is_second = now - self._last_interrupt_s < _DOUBLE_PRESS_S
+        self._last_interrupt_s = now
+        if is_second and not self.chat.has_draft:
             await self.action_quit()
-        elif self.session.stop():
-            self.chat.hint("Stopped; Ctrl+C again to quit")
+        elif not is_second and self.session.stop():
+            action = "clears the message" if self.chat.has_draft else "quits"
+            self.chat.hint(f"Stopped; Ctrl+C again {action}")
         elif self.chat.clear_draft():
             self._last_interrupt_s = float("-inf")
             undo = key_names("composer.undo", self._session_context.keys).partition(", ")[0]

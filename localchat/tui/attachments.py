@@ -48,7 +48,7 @@ def is_long(text: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """A paste with newlines as line ends and without control characters."""
+    """Return a paste with newlines as line ends and with signs for control characters."""
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -86,6 +86,7 @@ def attachment_of_file(path: Path, shown: str, taken: Collection[str] = ()) -> A
 
 def _text_of(path: Path, shown: str, data: bytes) -> str:
     """The text of a file; of HTML the source, because it is as often a file to work on. Raises UsageError."""
+    from localchat.documents.binary_kind import binary_kind
     from localchat.documents.pages import Unreadable, kind_of, read_document
 
     if kind_of(path.name, data[:16]) in _FORMATS:
@@ -97,8 +98,8 @@ def _text_of(path: Path, shown: str, data: bytes) -> str:
         return wide
     if b"\0" in data:
         raise UsageError(
-            f"{shown} is a binary file; images are not supported",
-            hint="include text, PDF and DOCX files only",
+            f"{shown} is {binary_kind(path.name, data)}, and the model reads text only",
+            hint="text, PDF and DOCX files can be included",
         )
     return data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
 

@@ -6,6 +6,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -14,13 +15,23 @@ from localchat.chat.conversation import Conversation
 from localchat.config.paths import expand_home
 from localchat.config.settings import KEYS, find_key
 from localchat.config.settings_file import write_setting
+from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.session.blocks import OVERFLOW_PREFIX, RETRY, AnswerBlock, Offer, UserBlock
+from localchat.session.answer_end import take_way_on
+from localchat.session.blocks import (
+    END_PREFIX,
+    OVERFLOW_PREFIX,
+    RETRY,
+    AnswerBlock,
+    Offer,
+    UserBlock,
+)
 from localchat.session.commands import parse
-from localchat.session.view import footer_of
+from localchat.session.outcome import AnswerUnderWay
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
-from localchat.tui.widgets.welcome import ASK_PREFIX, FETCH_PREFIX
+from localchat.tui.guide_answers import ASK_PREFIX
+from localchat.tui.widgets.welcome import FETCH_PREFIX
 from localchat.units import counted
 
 if TYPE_CHECKING:
@@ -113,6 +124,10 @@ class ChatActions(Protocol):
         """Call a function on the event loop, unless the program has ended."""
         ...
 
+    def run_action(self, action: str) -> object:
+        """Run an action of the screen or the app, as its key does."""
+        ...
+
     def quit(self) -> None:
         """Leave the program."""
         ...
@@ -140,7 +155,10 @@ class CommandHandlers:
             self.refuse(problem)
 
     def refuse(self, problem: LocalchatError) -> None:
-        """Show an error where it is seen."""
+        """Show an error where it is seen; what only must wait, for some seconds."""
+        if isinstance(problem, AnswerUnderWay):
+            self._screen.hint(f"{problem.message}; {problem.hint}")
+            return
         self._screen.reveal_end()
         self._screen.session.show_error(problem)
 
@@ -149,6 +167,8 @@ class CommandHandlers:
         screen = self._screen
         if action == RETRY:
             screen.start_work(screen.session.retry())
+        elif action.startswith(END_PREFIX):
+            screen.start_work(take_way_on(screen.session, action))
         elif action.startswith(OVERFLOW_PREFIX):
             screen.start_work(screen.session.take_offer(action))
         elif action.startswith(ASK_PREFIX):
@@ -159,14 +179,30 @@ class CommandHandlers:
         else:
             self.run(f"/{action}")
 
+    def run_entry(self, entry: str | None) -> None:
+        """Do what an entry of the palette means: see `PaletteEntry.action`."""
+        kind, _, rest = (entry or "").partition(" ")
+        match kind:
+            case "command":
+                self.run(rest)
+            case "write":
+                self._screen.composer.write(rest)
+            case "open":
+                self.open_conversation(rest)
+            case "action":
+                self._screen.call_from_any_thread(self._screen.run_action, rest)
+            case _:
+                pass
+
     def _refuse_while_busy(self) -> None:
         if self._screen.session.busy:
-            raise UsageError("an answer is under way", hint="Esc stops it")
+            raise AnswerUnderWay
 
     # ------------------------------------------------------------------ models and parameters
 
     def _do_model(self, name: str) -> None:
         from localchat.tui.screens.models import ModelChoice, ModelScreen
+        from localchat.tui.screens.used_models import used_models
 
         if name:
             self.change(name, {})
@@ -178,7 +214,9 @@ class CommandHandlers:
             elif choice is not None:
                 self.change(choice.name, {})
 
-        self._screen.open_dialog(ModelScreen(self._screen.session.context), chosen)
+        session = self._screen.session
+        read_used = partial(used_models, session.setup.model, session.recorder.history)
+        self._screen.open_dialog(ModelScreen(session.context, read_used), chosen)
 
     def change(self, word: str | None, changes: dict[str, str], done: str = "") -> None:
         """Use another model or other parameters for the next answer. Stops the answer under way if the model
@@ -387,8 +425,7 @@ class CommandHandlers:
         if node is None or node.metrics is None or node.metrics.done is None:
             self._screen.reply("There are no metrics of an answer yet.")
         else:
-            technical = self._screen.session.setup.settings.technical_metrics
-            self._screen.reply(footer_of(node, plain=not technical))
+            self._screen.reply(stats_line(node.metrics.done))
         self._screen.show_panel()
 
     # ------------------------------------------------------------------ screens

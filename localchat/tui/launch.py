@@ -35,10 +35,11 @@ def launch(context: "SessionContext", setup: "ModelSetup", conversation: "Conver
     from localchat.tui.app import EXIT_SIGNALS, ChatApp
     from localchat.tui.textual_internals.background import asks_background
     from localchat.tui.textual_internals.driver import hangup_safe
+    from localchat.tui.textual_internals.terminal_input import reads_pastes
     from localchat.tui.themes import AUTO
 
     app = ChatApp(context, setup, engines, conversation)
-    app.driver_class = hangup_safe(app.driver_class)
+    app.driver_class = hangup_safe(reads_pastes(app.driver_class))
     if setup.settings.theme == AUTO:
         term = context.environ.get("TERM", "")
         app.driver_class = asks_background(app.driver_class, term, app.terminal_background)

@@ -44,6 +44,7 @@ LABELS: Final = {
     "head_int8": SettingLabel("Memory", "Output head in 8 bits"),
     "quantize": SettingLabel("Memory", "Round a bf16 model to", unset="as stored"),
     "anyway": SettingLabel("Memory", "Load if it may not fit"),
+    "window_only": SettingLabel("Memory", "Cache only sliding windows"),
     "think": SettingLabel("Answers", "Reasoning"),
     "think_budget": SettingLabel("Answers", "Longest reasoning", "tokens", "no limit"),
     "hide_reasoning": SettingLabel("Answers", "Hide the reasoning"),

@@ -1,20 +1,25 @@
 """The session's view: shows blocks in the transcript of the chat screen, and says what came out of sight."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from localchat.models.resolve import GUIDE
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import (
+    END_PREFIX,
     OVERFLOW_PREFIX,
     RETRY,
     AnswerBlock,
     Block,
     NoticeBlock,
     Offer,
+    SummaryBlock,
     UserBlock,
 )
+from localchat.tui.guide_answers import OFFERS_ID, complete_part, for_screen, offers_for
 
 if TYPE_CHECKING:
+    from localchat.session.session import ChatSession
     from localchat.tui.transcript.widget import Transcript
 
 
@@ -24,6 +29,8 @@ _CLICK: Final = "▸"
 
 class BlockScreen(Protocol):
     """The part of the chat screen that the view uses. Called on the event loop only."""
+
+    session: "ChatSession"
 
     @property
     def transcript(self) -> "Transcript": ...
@@ -41,6 +48,11 @@ class BlockScreen(Protocol):
     @property
     def reserved_offers(self) -> int:
         """How many offers the welcome may number."""
+        ...
+
+    @property
+    def suggested_models(self) -> tuple[Offer, ...]:
+        """Models that the welcome offers."""
         ...
 
     @property
@@ -67,17 +79,27 @@ class TranscriptView:
     def __init__(self, screen: BlockScreen, offer_key: Callable[[int], str]) -> None:
         self._screen = screen
         self._offer_key = offer_key
+        self._growing: dict[str, str] = {}
+        """Answers of the guide that are being written, as the guide writes them, by their ids."""
 
     def show(self, blocks: Sequence[Block]) -> None:
-        self._screen.transcript.show([self._worded(block) for block in blocks])
+        transcript = self._screen.transcript
+        transcript.show([self._worded(block) for block in blocks])
+        for block in blocks:
+            if isinstance(block, SummaryBlock) and block.is_new:
+                transcript.open_fold(block.id)
+        transcript.to_end()
         self._screen.blocks_changed()
 
     def put(self, block: Block) -> None:
         transcript, block = self._screen.transcript, self._worded(block)
+        if isinstance(block, AnswerBlock) and self._is_from_guide(block.id):
+            self._growing[block.id] = block.text
         if isinstance(block, NoticeBlock):
             block = self._with_keys(block)
             self._take_keys(block)
         elif isinstance(block, UserBlock):
+            transcript.drop(OFFERS_ID)
             self._keep_offers(lambda offer: not _is_about_question(offer.action))
         transcript.put(block)
         if self._screen.is_welcoming:
@@ -88,11 +110,41 @@ class TranscriptView:
                 self._screen.hint(f"{sanitize_line(block.text.partition(chr(10))[0])} · Ctrl+End")
 
     def append_text(self, id_: str, text: str) -> None:
-        self._screen.transcript.append_text(id_, text)
+        transcript = self._screen.transcript
+        block = transcript.block(id_)
+        if id_ in self._growing and isinstance(block, AnswerBlock):
+            self._growing[id_] += text
+            answer = for_screen(complete_part(self._growing[id_]), self._keys)
+            transcript.put(block._replace(text=answer.text))
+        else:
+            transcript.append_text(id_, text)
 
     def finish(self, block: Block) -> None:
+        self._growing.pop(block.id, None)
         self._screen.transcript.put(self._worded(block))
         self._screen.transcript.finish(block.id)
+        if isinstance(block, AnswerBlock) and self._is_from_guide(block.id):
+            self._offer_models(block.text)
+
+    def _offer_models(self, answer: str) -> None:
+        """Offer what the guide cannot do itself below its answer."""
+        shown = for_screen(answer, self._keys)
+        offers = offers_for(shown, self._screen.suggested_models)
+        if offers:
+            text = "Ask one of these:" if shown.questions else "A model answers any question:"
+            self.put(NoticeBlock(OFFERS_ID, text, "info", offers))
+
+    @property
+    def _keys(self) -> Mapping[str, str]:
+        return self._screen.session.context.keys
+
+    def _is_from_guide(self, id_: str) -> bool:
+        """Whether an answer comes from the built-in guide."""
+        session = self._screen.session
+        node = session.conversation.nodes.get(id_)
+        if node is not None and node.metrics is not None:
+            return node.metrics.model == GUIDE
+        return session.setup.model.word == GUIDE
 
     def remove(self, id_: str) -> None:
         self._screen.transcript.drop(id_)
@@ -103,8 +155,11 @@ class TranscriptView:
 
     def _worded(self, block: Block) -> Block:
         """The block with its metrics in the words that the screen uses."""
-        plain = isinstance(block, AnswerBlock) and not self._screen.technical_metrics
-        return with_other_footer(block) if plain else block
+        if not isinstance(block, AnswerBlock):
+            return block
+        if block.text and self._is_from_guide(block.id):
+            block = block._replace(text=for_screen(block.text, self._keys).text)
+        return block if self._screen.technical_metrics else with_other_footer(block)
 
     def _with_keys(self, block: NoticeBlock) -> NoticeBlock:
         """The notice with the keys of its offers, which follow those of the welcome."""
@@ -131,12 +186,10 @@ class TranscriptView:
                     self._screen.transcript.put(block._replace(offers=kept))
 
 
-def with_other_footer(block: Block) -> Block:
+def with_other_footer(block: AnswerBlock) -> AnswerBlock:
     """An answer with its metrics in the other words."""
-    if not isinstance(block, AnswerBlock):
-        return block
     return block._replace(footer=block.other_footer, other_footer=block.footer)
 
 
 def _is_about_question(action: str) -> bool:
-    return action == RETRY or action.startswith(OVERFLOW_PREFIX)
+    return action == RETRY or action.startswith((OVERFLOW_PREFIX, END_PREFIX))

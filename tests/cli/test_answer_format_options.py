@@ -1,10 +1,12 @@
 """The form of an answer: --schema, --grammar and --regex."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from localchat.engine.events import Finished, Text
+from localchat.engine.repetition import Repetition
 from localchat.engine.request import Grammar
 from tests.support.cli_program import BEGIN, DONE, SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call
@@ -49,9 +51,34 @@ def test_nonsense_is_refused(call: Call, args: tuple[str, ...], code: int, said:
     assert said in outcome.err
 
 
-def test_an_answer_that_was_cut_off_is_printed_and_an_error(call: Call) -> None:
-    script = (*BEGIN, Text(0, '{"a": '), Finished(0, "length"), DONE)
-    outcome = call(script, "--schema", "{}", "hi")
-    assert (outcome.code, outcome.out) == (1, '{"a": \n')
-    assert "cut off" in outcome.err
+def test_a_value_that_was_cut_leaves_stdout_empty_and_is_an_error(call: Call) -> None:
+    script = (*BEGIN, Text(0, '{"a": '), Finished(0, "length", limit="max_tokens"), DONE)
+    for flags in (("--schema", "{}"), ("--regex", "a+"), ("-x",)):
+        outcome = call(script, *flags, "hi")
+        assert (outcome.code, outcome.out) == (1, "")
+        assert '{"a":' in outcome.err
+        assert "not complete after" in outcome.err
+        assert "--max-tokens" in outcome.err
     assert call(script, "hi").code == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        (Finished(0, "length", limit="max_tokens"), "The answer was cut at"),
+        (Finished(0, "length", limit="default"), "the default limit"),
+        (Finished(0, "length", limit="context"), "tokens is full"),
+        (
+            Finished(0, "repetition", repetition=Repetition("on and on. ", 9, 99, 11)),
+            'repeated "on and on." 9 times',
+        ),
+    ],
+)
+def test_an_answer_that_ended_early_says_so_once(call: Call, end: Finished, sentence: str) -> None:
+    script = (*BEGIN, Text(0, "on and on. " * 9), end, DONE)
+    outcome = call(script, "hi")
+    assert outcome.code == 0
+    assert outcome.err.count(sentence) == 1
+    told = json.loads(call(script, "--json", "hi").out)
+    assert (told["finish_reason"], told["limit"]) == (end.reason, end.limit or None)
+    assert call(script, "--require-complete", "hi").code == 7

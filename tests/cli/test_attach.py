@@ -167,7 +167,7 @@ def test_ps_lists_what_is_loaded(served: Served, call: Call) -> None:
 
 
 def test_ps_without_a_server_says_so(call: Call, paths: Paths) -> None:
-    assert "No server is running" in call(HERE, "ps").out
+    assert "no server is running" in call(HERE, "ps").err
     assert call(HERE, "ps", "--json").out == "[]\n"
 
 

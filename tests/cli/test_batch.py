@@ -10,13 +10,19 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from localchat.config.paths import find_paths
 from localchat.engine.scripted import ScriptedAnswer
+from localchat.models.aliases import add_alias
+from localchat.models.resolve import GUIDE
+from localchat.pool.entry import ModelStatus, ServerStatus
 from tests.support.cli_program import SCENARIOS
-from tests.support.http_server import Stage, serving
+from tests.support.http_server import NAME, Stage, serving
 from tests.support.terminal_screen import Call, Outcome, Screen
 
 SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
@@ -240,6 +246,7 @@ def test_the_first_interrupt_waits_for_the_lines_in_flight(
         wait_for_lines(tmp_path, 10, process)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
+        assert "answers" in process.stderr.readline()
         assert "Ctrl+C again ends at once" in process.stderr.readline()
         hold.set()
         _, err = process.communicate(timeout=_PATIENCE_S)
@@ -261,7 +268,9 @@ def test_the_second_interrupt_ends_at_once(
             assert time.monotonic() < end
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
-        assert process.stderr is not None and process.stderr.readline()
+        assert process.stderr is not None
+        assert "answers" in process.stderr.readline()
+        assert "Ctrl+C again ends at once" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 130
@@ -356,3 +365,58 @@ def test_files_that_do_not_match_are_refused(
 
 def _last_text(request: Any) -> str:
     return str(request.prompt.messages[-1].content)
+
+
+# ---------------------------------------------------------------------------- the model without -m
+
+
+def test_stdin_is_an_input(call: Call, tmp_path: Path) -> None:
+    script = tmp_path / "tiny.script"
+    script.write_text(json.dumps({"reply": "one two three"}))
+    flags = ("-o", tmp_path / "out.jsonl", "-m", script, "--backend", SCRIPTED)
+    for _ in range(2):  # the second time all lines are answered
+        outcome = call((), "batch", "-", *flags, stdin=b'hello\n{"prompt": "hi"}\n', named=False)
+        assert outcome.code == 0, outcome.err
+        assert ids(tmp_path) == ["line-1", "line-2"]
+
+
+def test_the_guide_never_answers_a_batch_by_default(
+    batch: Batch, source: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    source({"prompt": "hello"}, {"model": "gpt-4o", "prompt": "hello"})
+    outcome = batch()
+    assert outcome.code == 2
+    assert "localchat batch needs a model" in outcome.err
+    assert "only the built-in guide is here" in outcome.err
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+def test_batch_uses_the_model_that_its_lines_name(
+    batch: Batch, source: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    script = tmp_path / "tiny.script"
+    script.write_text(json.dumps({"reply": "one two three"}))
+    add_alias(find_paths({}), "tiny", str(script))
+    source({"model": "tiny", "prompt": "hello"}, "a plain prompt")
+    outcome = batch("--backend", SCRIPTED)
+    assert outcome.code == 0, outcome.err
+    assert "tiny answers (the input names it)" in outcome.err
+    assert {said(answer) for answer in answers(tmp_path)} == {"one two three"}
+
+
+def test_batch_uses_the_model_of_the_running_server(
+    batch: Batch, source: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as stage:
+        url = f"http://127.0.0.1:{stage.port}"
+        models = (ModelStatus(GUIDE, "g", "ready"), ModelStatus(NAME, "n", "ready"))
+        status = msgspec.json.encode(ServerStatus("1", models))
+        monkeypatch.setattr(
+            "localchat.cli.attach.running_servers",
+            lambda paths: [(SimpleNamespace(url=url), status)],
+        )
+        source({"model": "gpt-4o", "prompt": "hello"})
+        outcome = batch()
+    assert outcome.code == 0, outcome.err
+    assert f"{NAME} at {url} answers (the running server has it loaded)" in outcome.err
+    assert [said(answer) for answer in answers(tmp_path)] == ["Hello."]

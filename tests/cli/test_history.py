@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from localchat.cli.conversation_options import HISTORY_FILE
+from localchat.cli.render_answer import ReceivedAnswer
 from localchat.config.paths import find_paths
 from localchat.engine.request import Message, Messages
+from localchat.engine.stream import Stream
 from tests.support.cli_program import DONE, SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call, Screen
 
@@ -134,7 +137,7 @@ def test_continue_takes_the_model_of_the_conversation_unless_one_is_named(
     other.unlink()
     code, _, err = call(SCENARIOS["hello"], "-c", "more")
     assert code == 3
-    assert "-m MODEL continues with another" in err
+    assert "continue with another one: -m MODEL" in err
 
 
 def test_there_must_be_something_to_go_on_with(call: Call) -> None:
@@ -159,6 +162,30 @@ def test_a_refused_question_and_a_raw_prompt_are_not_kept(call: Call) -> None:
     assert call(SCENARIOS["long"], "hi").code == 6
     assert call(SCENARIOS["hello"], "--raw-prompt", "hi").code == 0
     assert conversations(call) == []
+
+
+def test_a_question_stopped_before_the_first_token_is_not_kept(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(stream: Stream, display: object, answer: ReceivedAnswer) -> ReceivedAnswer:
+        answer.interrupted = True
+        return answer
+
+    call(SCENARIOS["hello"], "question one")
+    monkeypatch.setattr("localchat.cli.one_shot.receive", stopped)
+    assert [one["title"] for one in conversations(call)] == ["question one"]
+    assert call(SCENARIOS["hello"], "question two").code == 130
+    assert [one["title"] for one in conversations(call)] == ["question one"]
+
+
+def test_a_large_question_is_recorded_once_it_is_accepted(call: Call) -> None:
+    text = b"a long text " * 300_000
+    assert call(SCENARIOS["long"], "sum up", stdin=text).code == 6
+    file = find_paths({}).data_dir / HISTORY_FILE
+    assert not file.exists() or file.stat().st_size < 500_000
+    assert call(SCENARIOS["hello"], "sum up", stdin=text).code == 0
+    (message, _) = shown(call, str(conversations(call)[0]["id"]))["messages"]
+    assert len(message["text"]) > 3_000_000
 
 
 def test_all_choices_are_kept_as_versions_of_one_answer(call: Call) -> None:
@@ -200,9 +227,11 @@ def test_list_search_rename_rm_restore(call: Call) -> None:
     assert call((), "history", "rm", id_).code == 2
     code, _, err = call((), "history", "rm", "-y", id_)
     assert code == 0
-    assert f"history restore {id_}" in err
+    assert f"history restore {id_[:12]}\n" in err
     assert len(conversations(call)) == 1
-    assert call((), "history", "restore", id_).code == 0
+    restored = call((), "history", "restore", id_[:12])
+    assert restored.code == 0
+    assert "restored 'about coffee' (2 messages)" in restored.err
     assert len(conversations(call)) == 2
 
 
@@ -302,7 +331,7 @@ def test_a_list_that_is_cut_says_so(call: Call) -> None:
         call(SCENARIOS["hello"], f"question {n}")
     cut = call((), "history", "list", "-n", "2")
     assert len(cut.out.splitlines()) == 3
-    assert "more than 2; --all lists them" in cut.err
+    assert cut.err == "", "who gives a limit knows that there may be more"
     assert not call((), "history", "list", "-n", "3").err
     cut = call((), "history", "search", "-n", "2", "question")
     assert len(cut.out.splitlines()) == 4

@@ -29,7 +29,7 @@ def test_a_folder_is_learned_listed_and_forgotten(call: Call, folder: Path) -> N
     learned = call((), "learn", folder)
     assert learned.code == 0
     assert "@my-contracts: 1 file, about 5 tokens (1 read)" in learned.err
-    assert "skipped: 1 (is a binary file)" in learned.err
+    assert "skipped 1 file: 1 (is a PNG image)" in learned.err
     assert "ask about it: localchat run lists models that can answer" in learned.err
     (entry,) = json.loads(call((), "learn", "--list", "--json").out)
     assert (entry["name"], entry["files"], entry["sources"]) == ("my-contracts", 1, [str(folder)])
@@ -43,8 +43,37 @@ def test_files_without_text_are_not_learned(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "empty.txt"
     file.touch()
     learned = call((), "learn", file)
-    assert (learned.code, "there is no text in" in learned.err) == (2, True)
+    assert (learned.code, "has no text that can be read" in learned.err) == (2, True)
     assert json.loads(call((), "learn", "--list", "--json").out) == []
+
+
+def test_learn_fails_when_no_file_of_a_kind_can_be_read(call: Call, folder: Path) -> None:
+    for number in range(3):
+        (folder / f"{number}.pdf").write_bytes(pdf(""))
+    learned = call((), "learn", folder)
+    assert learned.code == 1
+    assert "none of 3 PDF files could be read: each holds no text" in learned.err
+    assert "@my-contracts" in call((), "learn", "--list").out
+    (folder / "3.pdf").write_bytes(pdf("Text."))
+    assert call((), "learn", folder).code == 0
+
+
+def test_one_unreadable_file_is_named_with_the_reason(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "a.pdf"
+    path.write_bytes(pdf(""))
+    learned = call((), "learn", path)
+    assert learned.code == 2
+    assert f"cannot read {path}: the file holds no text" in learned.err
+
+
+def test_home_folder_of_a_quoted_file_is_found(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_bytes("Grüße".encode("utf-16-le"))
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "-f", "~/a.txt", "q").code == 0
+    assert asked(app) == "Grüße\n\nq"
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_not_taken_for_a_missing_name(
@@ -169,7 +198,7 @@ def test_files_of_a_prompt_may_be_docx_html_and_pdf(
         assert asked(app) == f"{text}\n\nq"
     monkeypatch.setitem(__import__("sys").modules, "pypdf", None)
     refused = call(SCENARIOS["hello"], "-f", book, "q")
-    assert (refused.code, "pip install pypdf" in refused.err) == (2, True)
+    assert (refused.code, "-m pip install pypdf" in refused.err) == (2, True)
 
 
 def test_names_are_completed(call: Call, folder: Path) -> None:

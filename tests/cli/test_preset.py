@@ -79,7 +79,7 @@ def test_a_preset_names_a_model_and_a_continued_conversation_takes_it(
     assert app.options[0].model == other
 
 
-@pytest.mark.parametrize("args", [("--", "@sum x"), ("@everyone x",), ("to @sum x",)])
+@pytest.mark.parametrize("args", [("--", "@sum x"), ("--", "@everyone x"), ("to @sum x",)])
 def test_other_texts_with_a_sign_stay_as_they_are(
     call: Call, settings: Path, args: tuple[str, ...]
 ) -> None:

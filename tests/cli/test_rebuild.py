@@ -178,7 +178,8 @@ def test_undo_takes_the_build_back(call: Call, builder: FakeRebuilder) -> None:
 
 @pytest.fixture
 def setup(model: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    """A setup of somebody at a terminal."""
+    """A setup of somebody at a terminal who is not new."""
+    monkeypatch.setattr("localchat.cli.rebuild._QUIET_S", 0.0)
     for name in ("stdin", "stdout", "stderr"):
         stream = io.StringIO()
         stream.isatty = lambda: True  # type: ignore[method-assign]
@@ -197,6 +198,16 @@ def test_a_build_that_helps_is_offered_once_with_gain_and_minutes(
     assert offer_once(setup, INFO) == ""
     builder.offered = RebuildOffer("cuda", "computes on the graphics card", 30.0)
     assert "30 minutes" in offer_once(setup, INFO)
+    assert offer_once(setup, INFO) == ""
+
+
+def test_a_newcomer_gets_no_offer_below_the_first_answers(
+    setup: Setup, builder: FakeRebuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.cli.rebuild._QUIET_S", 3600.0)
+    assert offer_once(setup, INFO) == offer_once(setup, INFO) == ""
+    monkeypatch.setattr("localchat.cli.rebuild._QUIET_S", 0.0)
+    assert offer_once(setup, INFO) != ""
     assert offer_once(setup, INFO) == ""
 
 

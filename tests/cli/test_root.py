@@ -3,13 +3,16 @@
 from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from localchat import __version__
+from localchat.cli import flag_groups
 from localchat.cli.group import VERBS
 from localchat.cli.verb_words import similar_verb
+from localchat.config.settings import DEFAULT_SAMPLING, Settings
 from localchat.session.commands import QUESTIONS
 from scripts.tools import cli_reference
 from tests.support.cli_program import SCENARIOS, ScriptedApp
@@ -27,6 +30,31 @@ def test_help_names_every_verb(call: Call) -> None:
     code, out, err = call(NOTHING, "--help")
     assert (code, err) == (0, "")
     assert all(f"\n  {verb} " in out for verb in VERBS)
+
+
+def test_short_help_has_the_flags_of_a_day_and_names_the_long_one(call: Call) -> None:
+    out = call(NOTHING, "--help").out
+    assert len(out.splitlines()) < 80
+    assert "--max-tokens" in out and "--experts-on-cpu" not in out
+    assert "localchat --help all" in out
+    assert call(NOTHING, "help", "all") == call(NOTHING, "--help", "all")
+
+
+def test_long_help_lists_every_flag_under_a_heading(call: Call) -> None:
+    out = call(NOTHING, "--help", "all").out
+    command = import_module(VERBS["run"].module).prompt_command
+    flags = [param for param in command.params if isinstance(param, click.Option)]
+    assert all(flag.opts[-1] in out for flag in flags)
+    named = {name for names in flag_groups._GROUPS.values() for name in names}
+    assert {flag.name for flag in flags} <= named | {"help"}
+
+
+@pytest.mark.parametrize("key", [*DEFAULT_SAMPLING, "n", "threads", "cache_disk_gb"])
+def test_help_states_the_default_of_a_setting(call: Call, key: str) -> None:
+    command = import_module(VERBS["run"].module).prompt_command
+    (flag,) = (param for param in command.params if param.name == key)
+    value = DEFAULT_SAMPLING.get(key, getattr(Settings(), key))
+    assert f"Default: {value:g}" in flag.help or f"value, or {value:g}" in flag.help
 
 
 def test_the_command_line_reference_is_what_the_program_prints() -> None:
@@ -68,6 +96,71 @@ def test_a_slip_of_a_verb_is_refused_with_the_verb(call: Call, line: str, verb: 
     assert (code, out, app.engines) == (2, "", [])
     assert f"{verb}?" in err
     assert "localchat -- " in err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("list the planets", "localchat list takes no arguments"),
+        ("show me how to list models", "unexpected extra arguments"),
+        ("history of Rome", "No such command"),
+        ("run away with me", "no model 'away'"),
+        ("learn to cook rice", "there is no file"),
+        ("quality of life tips", "no model 'of'"),
+        ("stop that noise please", "unexpected"),
+        ("-m guide show me how to list models", "needs -- before it"),
+        ("-m guide list the planets", "put flags after the verb"),
+    ],
+)
+def test_a_sentence_that_begins_with_a_verb_gets_the_whole_command(
+    call: Call, line: str, told: str
+) -> None:
+    outcome = call(NOTHING, *line.split(), named=False)
+    assert outcome.code in (2, 3)
+    assert told in outcome.err
+    flags, words = (
+        ("-m guide ", line.removeprefix("-m guide ")) if line.startswith("-m") else ("", line)
+    )
+    assert f"To ask the model: localchat {flags}-- {words}\n" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("- item: what is GGUF?",),
+        ("-5 + 3",),
+        ("-5",),
+        ("--verbose flag, what does it do?",),
+        ("-q", "- a list item"),
+        ("- a", "- b", "-q"),
+        ("--temp", "0.5", "-1 apples?"),
+    ],
+)
+def test_a_word_that_no_flag_could_be_is_a_prompt(call: Call, args: tuple[str, ...]) -> None:
+    app = ScriptedApp(NOTHING)
+    outcome = call(app, *args)
+    assert outcome.code == 0, outcome.err
+    assert asked(app) == " ".join(arg for arg in args if arg not in ("-q", "--temp", "0.5"))
+
+
+def test_values_of_flags_may_have_spaces_and_dashes(call: Call) -> None:
+    app = ScriptedApp(NOTHING)
+    flags = ("-s", "- be brief", "-o", "typical_p", "0.9", "--system=- be very brief")
+    assert call(app, *flags, "-sYou are brief", "hi").code == 0
+    assert asked(app) == "hi"
+
+
+def test_an_unknown_flag_shows_the_command_with_dashes(call: Call) -> None:
+    outcome = call(NOTHING, "--no-stats", "-z", "what", "is", "this")
+    assert outcome.code == 2
+    assert "localchat --no-stats -- -z what is this" in outcome.err
+
+
+@pytest.mark.parametrize("line", ["plant trees", "tone", "mode"])
+def test_a_flag_of_prompts_makes_a_near_verb_a_prompt(call: Call, line: str) -> None:
+    app = ScriptedApp(NOTHING)
+    assert call(app, "--max-tokens", "9", *line.split()).code == 0
+    assert asked(app) == line
 
 
 @pytest.mark.parametrize(
@@ -120,7 +213,7 @@ def test_a_model_that_is_missing_is_said_before_the_lack_of_a_prompt(call: Call)
     code, _, err = call(NOTHING, "run", "nobody:7b")
     assert code == 3
     assert "no model 'nobody:7b'" in err
-    assert "localchat list" in err
+    assert "Your models: guide" in err
 
 
 @pytest.mark.parametrize(
@@ -168,7 +261,7 @@ def test_words_without_quotes_are_one_prompt(call: Call) -> None:
 def test_verb_behind_flags_is_a_usage_error(call: Call) -> None:
     code, out, err = call(NOTHING, "-q", "run", "x.gguf")
     assert (code, out) == (2, "")
-    assert "flags stand after the verb" in err
+    assert "put flags after the verb" in err
 
 
 @pytest.mark.parametrize(
@@ -197,7 +290,7 @@ def test_flags_before_a_verb_are_refused_with_the_command_that_was_meant(
     ("args", "told"),
     [
         (["--frobnicate", "hi"], "--frobnicate"),
-        (["-5 plus 3"], "begins with a dash after --"),
+        (["-nope"], "To send it as a prompt: localchat -- -nope"),
         (["run"], "MODEL"),
         (["config", "shwo"], "shwo"),
         (["completion", "tcsh"], "tcsh"),
@@ -247,11 +340,8 @@ def test_a_missing_choice_is_one_sentence(call: Call) -> None:
     [
         ("list --nope", "see localchat list --help"),
         ("history list --nope", "see localchat history list --help"),
-        (
-            "run tiny --nope",
-            "localchat run --help lists the flags; put a prompt that begins with a dash",
-        ),
-        ("--nope", "localchat --help lists the flags; put a prompt that begins with a dash"),
+        ("run tiny --nope", "To send it as a prompt: localchat run tiny -- --nope"),
+        ("--nope", "localchat --help lists the flags"),
     ],
 )
 def test_an_unknown_flag_names_the_help_of_its_verb(call: Call, line: str, hint: str) -> None:

@@ -150,7 +150,14 @@ def test_config_shows_sets_and_unsets(
     assert "did you mean" in call(nothing, "config", "get", "thme", named=False).err.lower()
     assert '"origin":"default"' in call(nothing, "config", "show", "--origin", "--json").out
     assert call(nothing, "config", "unset", "context-length", named=False).code == 0
-    assert "context_length     = (decided" in call(nothing, "config", "show", named=False).out
+    assert (
+        "context_length     = (the largest that fits)"
+        in call(nothing, "config", "show", named=False).out
+    )
+    assert "temperature        = 0.7  (default)" in shown
+    assert call(nothing, "config", "get", "temperature", named=False).out == "0.7\n"
+    call(nothing, "config", "set", "temperature", "0.9", named=False)
+    assert call(nothing, "config", "get", "temperature", named=False).out == "0.9\n"
     listed = call(nothing, "config", "keys", named=False).out
     assert all(variable(key) in listed for key in KEYS)
 

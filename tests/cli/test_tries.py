@@ -121,14 +121,35 @@ def test_a_judge_picks_among_the_tries(call: Call) -> None:
 
 
 def test_a_critique_mends_the_faults_that_it_finds(call: Call) -> None:
-    answers = Answers([_whole("5"), _whole('{"faults": ["it is 4"]}'), _whole("4")])
+    review = [_whole("5"), _whole('{"faults": ["it is 4"]}'), _whole("4")]
+    wins = [_whole('{"best": 2}'), _whole('{"best": 1}')]
+    answers = Answers([*review, *wins])
     code, out, err = call(answers.app(), "--critique", "--stats", "2 + 2?")
     assert (code, out) == (0, "4\n")
-    assert "critique: 1 fault found, answer mended · 3 tokens" in err
-    told = Answers([_whole("5"), _whole('{"faults": ["it is 4"]}'), _whole("4")])
+    assert "critique: 1 fault found, answer corrected · 5 tokens" in err
+    told = Answers([*review, *wins])
     tries = json.loads(call(told.app(), "--critique", "--json", "2 + 2?").out)
     assert (tries["text"], tries["tries"]["faults"]) == ("4", ["it is 4"])
-    assert tries["usage"]["completion_tokens"] == 3
+    assert (tries["tries"]["first"], tries["tries"]["second"]) == ("5", "4")
+    assert tries["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("verdicts", [["1"], ["2", "2"], ["2", "none"]])
+def test_the_first_answer_stays_unless_the_second_wins_in_both_orders(
+    call: Call, verdicts: Sequence[str]
+) -> None:
+    replies = [_whole(f'{{"best": {best}}}') for best in verdicts]
+    review = [_whole("right"), _whole('{"faults": ["it is short"]}'), _whole("wrong")]
+    outcome = call(Answers([*review, *replies]).app(), "--critique", "--json", "q")
+    answer = json.loads(outcome.out)
+    assert answer["text"] == "right"
+    assert (answer["tries"]["mended"], answer["tries"]["second"]) == (False, "wrong")
+
+
+def test_the_guide_does_not_judge(call: Call) -> None:
+    refused = call(Answers([]).app(), "-m", "guide", "--critique", "q", named=False)
+    assert refused.code == 2
+    assert "the built-in guide cannot judge answers" in refused.err
 
 
 def test_an_answer_without_faults_stays(call: Call) -> None:

@@ -71,6 +71,22 @@ def test_a_slip_of_a_presets_name_is_refused() -> None:
         addressed("@smu x", {"sum": SUM})
 
 
+def test_a_slip_of_a_documents_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="did you mean @lease"):
+        addressed("@laese x", {}, ("lease",))
+
+
+@pytest.mark.parametrize("text", ["@nosuch what?", "@nosuch"])
+def test_strict_rejects_every_unknown_name(text: str) -> None:
+    with pytest.raises(UsageError, match="there is no preset and no document named @nosuch"):
+        addressed(text, {}, strict=True)
+
+
+@pytest.mark.parametrize("text", ["@property\ndef x(self): ...", "@pytest.fixture", "@ x", "a @b"])
+def test_strict_leaves_other_texts_alone(text: str) -> None:
+    assert addressed(text, {}, strict=True) == (None, text)
+
+
 @pytest.mark.parametrize(
     ("template", "question"),
     [

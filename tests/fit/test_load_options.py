@@ -54,6 +54,7 @@ def test_every_option_but_slots_and_draft_follows_a_setting() -> None:
         head_int8=True,
         quantize="int4",
         anyway=True,
+        window_only=True,
         threads=2,
         speculation=False,
         draft="small",
@@ -65,5 +66,5 @@ def test_every_option_but_slots_and_draft_follows_a_setting() -> None:
         if getattr(options, name) == getattr(defaults, name)
     }
     # A draft model's name is looked up elsewhere; a server asks for more slots, one question for one answer.
-    assert same == {"max_slots", "more_slots", "one_answer", "draft"}
+    assert same == {"max_slots", "more_slots", "room_for_slots", "one_answer", "draft"}
     assert load_options(changed, max_slots=3).max_slots == 3

@@ -1,6 +1,7 @@
 """Opening the file: older versions, newer ones, damaged ones."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,28 @@ def test_in_memory_nothing_touches_the_disk(
         kept(history, "gone soon")
         assert len(history.search("soon")) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def _large_conversation(path: Path) -> None:
+    with closing(History.open(path)) as history:
+        conversation = Conversation()
+        question = conversation.add(Message("user", "word " * 1_000_000), parent=None)
+        history.save(conversation)
+        history.put(conversation.id, question)
+        assert path.stat().st_size + Path(f"{path}-wal").stat().st_size > 1_000_000
+        history.withdraw(conversation.id, question)
+
+
+def test_space_of_a_withdrawn_question_is_released(path: Path) -> None:
+    _large_conversation(path)
+    assert path.stat().st_size < 500_000
+
+
+def test_space_is_released_in_a_file_of_an_older_version(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.executescript(FIRST_VERSION)
+    connection.close()
+    _large_conversation(path)
+    assert path.stat().st_size < 500_000
+    with closing(History.open(path)) as history:
+        assert history.load("c1").nodes["n3"].message.content == "an old answer"

@@ -142,12 +142,14 @@ def test_deleted_ones_are_hidden_restored_and_purged(history: History) -> None:
     assert [hit.summary.id for hit in history.search("alpha")] == [other.id]
     with pytest.raises(UsageError):
         history.load(one.id)
-    history.restore(one.id)
+    with pytest.raises(UsageError, match="too short"):
+        history.restore(one.id[:3])
+    assert history.restore(one.id[:8]) == one.id
     assert len(history.search("alpha")) == 2
     history.delete(one.id)
     assert history.purge(time.time() - 60).conversations == 0
     assert history.purge(time.time() + 1).conversations == 1
-    with pytest.raises(UsageError, match="restored"):
+    with pytest.raises(UsageError, match="no removed conversation begins with"):
         history.restore(one.id)
     assert [hit.summary.id for hit in history.search("alpha")] == [other.id]
     with History.open(None) as empty:

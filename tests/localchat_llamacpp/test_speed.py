@@ -105,7 +105,7 @@ def test_a_probe_that_crashes_leaves_nothing_behind(
     monkeypatch.setattr(sys, "executable", str(probe))
     monkeypatch.setattr(tempfile, "tempdir", str(places))
     monkeypatch.setenv("TMPDIR", str(places))
-    assert not list(benchmark._benchmark(BenchmarkRequest(1, (Q8_0,), ())))
+    assert not list(benchmark._benchmark(BenchmarkRequest(1, (Q8_0,), ()), 5.0))
     assert wrote.exists()
     assert not list(places.iterdir())
 
@@ -127,7 +127,7 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[BenchmarkRequest]:
     """Requests that reach the probe; it answers all of them, format 1 beside other programs."""
     seen: list[BenchmarkRequest] = []
 
-    def ask(request: BenchmarkRequest) -> list[BenchmarkResult]:
+    def ask(request: BenchmarkRequest, timeout_s: float) -> list[BenchmarkResult]:
         seen.append(request)
         return [
             BenchmarkResult(True, step_s=STEP_S),
@@ -144,8 +144,8 @@ def test_a_probe_that_crashed_is_asked_again_in_safe_mode(
 ) -> None:
     whole = benchmark._benchmark
 
-    def ask(request: BenchmarkRequest) -> list[BenchmarkResult]:
-        found = list(whole(request))
+    def ask(request: BenchmarkRequest, timeout_s: float) -> list[BenchmarkResult]:
+        found = list(whole(request, timeout_s))
         return found if request.safe_mode else found[:-1]
 
     monkeypatch.setattr(benchmark, "_benchmark", ask)
@@ -211,7 +211,7 @@ def test_a_probe_that_was_badly_placed_is_not_believed(
 ) -> None:
     coming = list(rates)
 
-    def ask(request: BenchmarkRequest) -> list[BenchmarkResult]:
+    def ask(request: BenchmarkRequest, timeout_s: float) -> list[BenchmarkResult]:
         rate = coming.pop(0)
         return [
             BenchmarkResult(True, step_s=STEP_S),
@@ -224,7 +224,7 @@ def test_a_probe_that_was_badly_placed_is_not_believed(
         monkeypatch.setattr(
             benchmark,
             "_benchmark",
-            lambda request: [BenchmarkResult(True, code=Q8_0, bytes_per_s=known)],
+            lambda request, timeout_s: [BenchmarkResult(True, code=Q8_0, bytes_per_s=known)],
         )
         benchmark.costs(2, [Q8_0], [], measures)
     monkeypatch.setattr(benchmark, "_benchmark", ask)

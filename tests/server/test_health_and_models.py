@@ -13,7 +13,6 @@ import pytest
 from localchat.engine.events import RunningRequest
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import UsageError
-from localchat.server.repetition import RepetitionDetector
 from tests.support.http_server import NAME, Stage, Wire, ask, chat, settled
 from tests.support.paths import ROOT
 from tests.support.single_engine import SingleEngine
@@ -181,34 +180,6 @@ def test_a_client_that_left_is_a_499_in_the_log(
         assert settled(lambda: " 499 " in caplog.text)
     (line,) = [each.getMessage() for each in caplog.records if " 499 " in each.getMessage()]
     assert re.search(r"prompt=[1-9]\d* cached=0 completion=\d+ ", line)
-
-
-# ---------------------------------------------------------------------------- the guard against circles
-
-
-def is_repeating(text: str, piece: int = 7) -> bool:
-    guard = RepetitionDetector()
-    return any(guard.is_repeating(text[at : at + piece]) for at in range(0, len(text), piece))
-
-
-@pytest.mark.parametrize("period", [1, 2, 3, 17, 100, 256])
-def test_what_repeats_is_a_loop(period: int) -> None:
-    piece = "".join(chr(ord("a") + (at * at) % 23) for at in range(period))
-    assert is_repeating("And then: " + piece * (6000 // period))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "the same again. " * 200,
-        "".join(f"{number}. item\n" for number in range(2000)),
-        "".join(f"| {number % 7} | {number} |\n" for number in range(2000)),
-        ("x" * 3000 + "y") * 4,
-        "".join(chr(97 + (at * 31 + at // 300) % 26) for at in range(8000)),
-    ],
-)
-def test_what_only_looks_alike_is_none(text: str) -> None:
-    assert not is_repeating(text)
 
 
 def test_the_dashboard_shows_figures_that_there_are(stage: Stage) -> None:

@@ -12,7 +12,7 @@ from localchat.engine.events import Finished, MetricsSnapshot, Reasoning, Text, 
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import Messages
 from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
-from localchat.engine.stats_line import stats_line
+from localchat.engine.stats_line import brief_stats_line
 from localchat.errors import ContextExceeded, EngineDied, UsageError
 from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock, UserBlock
@@ -34,7 +34,7 @@ def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path
         assert node.metrics.done == DONE
         shown = chat.page.blocks[node.id]
         assert isinstance(shown, AnswerBlock)
-        assert shown.footer == stats_line(DONE)
+        assert shown.footer == brief_stats_line(DONE)
         assert chat.page.pieces == [(node.id, "a "), (node.id, "cache")]
         assert chat.session.status.decode_tokens_per_s == DONE.timings.decode_tokens_per_s
         assert chat.stage.remembered == [("tiny", INFO, DONE)]

@@ -55,7 +55,7 @@ _AFTER_AN_ANSWER = re.compile(
     r"warming up the model|[●▲✕] )"
 )
 """Its figures, how it ended, a notice, or the progress of the prompt before it."""
-_COMPOSER = "\n ▌"
+_COMPOSER = "\n ╭"
 _HALF_WRITTEN_S = 1.0
 _LOOK_BYTES = 1024
 
@@ -148,6 +148,14 @@ class Program:
     def type(self, keys: str) -> None:
         """Press keys, as a terminal sends them."""
         os.write(self._master, keys.encode())
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, and read meanwhile what the program writes."""
+        while data:
+            _, writable, _ = select.select([], [self._master], [], 0.05)
+            if writable:
+                data = data[os.write(self._master, data[:1024]) :]
+            self._read(0)
 
     def ask(self, text: str) -> None:
         """Write a question and send it. The keys come apart from each other, as a person's do."""

@@ -19,7 +19,8 @@ from localchat.engine.events import (
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied
 from localchat.models.hub.download import DownloadRate
-from localchat.models.onboarding import FirstRun, Recommendation
+from localchat.models.onboarding import FirstRun
+from localchat.models.recommended_models import Recommendation
 from localchat.session.blocks import NoticeBlock
 from tests.support.tui_stage import HOLD, INFO, app_of, say, told, until
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
+from localchat.engine.events import Text
 from localchat.errors import ModelMissing, NetworkError, UsageError
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.session.commands import COMMANDS, matching, parse
@@ -19,6 +20,7 @@ from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.find_bar import FindBar
+from tests.support.tui_scenes import held
 from tests.support.tui_stage import Stage, app_of, play, say, sent, told, until
 
 
@@ -298,11 +300,8 @@ def test_copying_exporting_and_figures(tmp_path: Path, monkeypatch: pytest.Monke
             await command(pilot, "/export")
             assert "See:" in (tmp_path / name).read_text()
         await command(pilot, "/stats")
-        assert notices(pilot)[-1].startswith("first word 0.4 s · ")
         assert app.chat.panel.display
-        await pilot.press("f12")
-        await command(pilot, "/stats")
-        assert notices(pilot)[-1].startswith("TTFT 0.41 s · 62.0 tok/s")
+        assert notices(pilot)[-1].startswith("load 1.20 s · TTFT 0.41 s · 62.0 tok/s")
 
     play(stage, what)
 
@@ -338,7 +337,7 @@ def test_search_fit_help_and_quit(tmp_path: Path) -> None:
         assert not app.chat.query_one(FindBar).display
         await command(pilot, "/fit other")
         await until(pilot, lambda: notices(pilot))
-        assert "Fits: 6.7 GB of 11.0 GB free" in notices(pilot)[-1]
+        assert "Fits: needs 6.7 GB of the 11.0 GB that are free" in notices(pilot)[-1]
         await command(pilot, "/fit qwen2.5:7b")  # in the catalogue, and not here
         await until(pilot, lambda: notices(pilot)[-1].startswith("qwen2.5:7b\nFits: "))
         await command(pilot, "/fit nobody:7b")
@@ -390,3 +389,18 @@ def test_a_pull_without_the_network_is_refused(tmp_path: Path) -> None:
         assert "offline" in notices(pilot)[-1]
 
     play(Stage(tmp_path, changes={"offline": True}), what)
+
+
+def test_what_must_wait_for_an_answer_is_a_hint_and_no_notice(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.composer.write("go")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.status.state == "writing")
+        await pilot.press("f5")
+        assert "an answer is under way; Esc stops it" in str(app.chat.query_one("#banner").render())
+        assert not notices(pilot)
+        await pilot.press("escape")
+        await until(pilot, lambda: not app.session.busy)
+
+    play(Stage(tmp_path, script=held(Text(0, "so "))), steps)

@@ -547,3 +547,31 @@ def test_documents_are_completed_anywhere_and_win_over_a_file_only_if_asked_twic
         assert text.endswith("\n\na home b")
 
     play(stage, what)
+
+
+@pytest.mark.parametrize("question", ["@cat.png what is it?", "what is @cat.png"])
+def test_a_message_whose_file_is_refused_waits_for_a_second_enter(
+    tmp_path: Path, question: str
+) -> None:
+    stage = Stage(tmp_path)
+    (tmp_path / "cat.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
+
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.composer.root = tmp_path
+        await pilot.press(*question)
+        app.chat.composer.close_completions()
+        await pilot.press("enter")
+
+        def errors() -> list[str]:
+            blocks = app.chat.transcript.blocks
+            return [block.text for block in blocks if isinstance(block, NoticeBlock)]
+
+        await until(pilot, lambda: any("Enter again" in text for text in errors()))
+        assert "cat.png is a PNG image, and the model reads text only" in errors()[-1]
+        assert app.chat.composer.text == question
+        assert not stage.engine.requests
+        await pilot.press("enter")
+        assert await answered(pilot, stage, 1) == question
+
+    play(stage, steps)

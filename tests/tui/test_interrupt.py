@@ -65,6 +65,42 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_draft(tmp_path: Path) -> None:
     play(Stage(tmp_path, script=held(Text(0, "so "))), what)
 
 
+@pytest.mark.parametrize("between", [("x", "backspace"), ("x",), ("left",)])
+def test_a_key_between_two_ctrl_c_keeps_the_program_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("localchat.tui.app._DOUBLE_PRESS_S", 3600.0)
+
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await pilot.press("ctrl+c", *between, "ctrl+c")
+        assert app.is_running and app.return_code is None
+        assert app.chat.composer.text == ""
+
+    play(Stage(tmp_path), steps)
+
+
+def test_a_draft_is_cleared_before_ctrl_c_quits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.tui.app._DOUBLE_PRESS_S", 3600.0)
+
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.composer.write("go")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.status.state == "writing")
+        await pilot.press(*"next", "ctrl+c")
+        assert "Ctrl+C again clears the message" in banner(app)
+        await pilot.press("ctrl+c")
+        assert app.chat.composer.text == "" and app.return_code is None
+        await until(pilot, lambda: not app.session.busy)
+        await pilot.press("ctrl+c", "ctrl+c")
+        await until(pilot, lambda: app.return_code == 0)
+
+    play(Stage(tmp_path, script=held(Text(0, "so "))), steps)
+
+
 def test_ctrl_c_copies_a_selection_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +155,7 @@ def test_ctrl_z_goes_to_the_shell_and_fg_shows_the_screen_again(tmp_path: Path) 
         program.type(f"PS1='sh> '; {shlex.join(PROGRAM)}\r")
         program.see("talking to the built-in guide")
         program.type("a draft")
-        program.see("▌ a draft")
+        program.see("│ a draft")
         program.type("\x1a")
         program.see("Stopped")
         assert program.raw.count(b"\x1b[?1049l") == 1
@@ -127,9 +163,9 @@ def test_ctrl_z_goes_to_the_shell_and_fg_shows_the_screen_again(tmp_path: Path) 
         program.see("back in the 42")
         program.type("fg\r")
         program.see("talking to the built-in guide")
-        program.see("▌ a draft")
+        program.see("│ a draft")
         program.type(" goes on")
-        program.see("▌ a draft goes on")
+        program.see("│ a draft goes on")
         program.type("\x11")
         # what is typed before the shell is back goes to the program, which drops it as it ends
         leave = b"\x1b[?1049l"
@@ -149,6 +185,6 @@ def test_a_program_without_a_shell_around_it_stays(tmp_path: Path) -> None:
         program.type("\x1a")
         program.see("no shell to go back to")
         program.type("still here")
-        program.see("▌ still here")
+        program.see("│ still here")
     finally:
         program.close()

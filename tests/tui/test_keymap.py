@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from textual import events
 from textual._xterm_parser import XTermParser
-from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
@@ -257,11 +256,7 @@ def test_a_page_key_before_the_palette_is_laid_out_ends_nothing(tmp_path: Path, 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
         await pilot.press("ctrl+p")
-        await until(pilot, lambda: app.screen.query_one(CommandList).option_count)
-        entries = app.screen.query_one(CommandList)
-        entries.highlighted = 0
-        entries.styles.width = 0  # as it is before the first layout
-        await until(pilot, lambda: not entries.size.width)
+        await until(pilot, lambda: app.screen is not app.chat)
         await pilot.press(key, "escape")
         await until(pilot, lambda: app.screen is app.chat)
 
@@ -275,17 +270,34 @@ def test_the_palette_has_conversations_models_and_keys(tmp_path: Path) -> None:
         await pilot.press("ctrl+n")
         await until(pilot, lambda: not app.session.conversation.nodes)
         await until(pilot, lambda: app.recorder.history and app.recorder.history.list())
-        await app.find_models()
-        found = {one.title: one for one in app.get_system_commands(app.screen)}
-        assert found["Settings"].help == "F2"
-        assert found["/new"].help.startswith("Ctrl+N · ")
-        assert "·" not in found["/compact"].help
-        assert "Use guide" in found
-        found["Open about rivers"].callback()
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: app.screen is not app.chat)
+        entries = app.screen._entries  # type: ignore[attr-defined]
+        await until(pilot, lambda: any(entry.label == "Use guide" for entry in entries))
+        by_label = {entry.label: entry for entry in entries}
+        assert by_label["Settings"].keys == "F2"
+        assert by_label["/new"].keys == "Ctrl+N"
+        assert by_label["/compact"].keys == ""
+        await pilot.press(*"about rivers", "enter")
         await until(pilot, lambda: app.session.last_question())
         assert app.session.last_question().message.content == "about rivers"  # type: ignore[union-attr]
 
     play(Stage(tmp_path, script=answers("yes")), what)
+
+
+def test_the_palette_finds_settings_in_one_row_each(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: app.screen is not app.chat)
+        await pilot.press(*"temp")
+        options = app.screen.entries.options  # type: ignore[attr-defined]
+        assert "/set temperature" in str(options[0].prompt)
+        assert not any("\n" in str(option.prompt) for option in options)
+        await pilot.press("enter")
+        await until(pilot, lambda: app.chat.composer.text == "/set temperature ")
+
+    play(Stage(tmp_path), steps)
 
 
 def test_keys_in_the_transcript(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_the_foot_speaks_plainly() -> None:
     shown = foot(status, PLAIN)
     assert "first word 0.4 s" in shown
     assert "31 words/s" in shown, "106 words in 212 tokens at 62.04 tok/s"
-    assert "memory 20%" in shown
+    assert "context 20% full" in shown
     assert "34 of 51 guesses right" in shown
     assert "on the CPU" in shown
     for term in ("TTFT", "tok/s", "KV", "drafts"):
@@ -156,9 +156,7 @@ def test_a_key_changes_the_words_and_the_settings_keep_them(tmp_path: Path) -> N
         app = app_of(pilot)
         await say(pilot, "hi")
         assert "first word" in bar(pilot)
-        assert below_answer(pilot) == (
-            "first word 0.4 s · 31 words/s · memory 20% · 34 of 51 guesses right"
-        )
+        assert below_answer(pilot) == "first word 0.4 s · 31 words/s"
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "F12 terms" in footer(app))
         await pilot.press("f12")

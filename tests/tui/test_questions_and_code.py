@@ -7,6 +7,7 @@ from textual.pilot import Pilot
 
 from localchat.tui.app import ChatApp
 from localchat.tui.screens.help import HelpScreen
+from localchat.tui.screens.palette import fixed_entries
 from tests.support.tui_stage import Stage, app_of, play, say, told, until
 
 LONG = "\n\n".join(f"Line {n} of an answer." for n in range(40))
@@ -86,7 +87,7 @@ def test_without_a_question_it_says_so(tmp_path: Path) -> None:
 def test_help_and_palette_name_it(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
-        found = {command.title: command.help for command in app.get_system_commands(app.screen)}
+        found = {entry.label: entry.keys for entry in fixed_entries({})}
         assert found["Previous question"] == "Alt+Up"
         await pilot.press("f1")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))

@@ -1,5 +1,6 @@
 """More tries at the next message: one answer stays, the others are in a card below it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,9 @@ def test_a_critique_keeps_the_mended_answer(tmp_path: Path) -> None:
             return ScriptedAnswer(events=tries("mended"))
         if "Check your answer" in asked:
             return ScriptedAnswer(events=tries('{"faults": ["too short"]}'))
+        if "Which one is the best" in asked:
+            best = 2 if asked.index("first") < asked.index("mended") else 1
+            return ScriptedAnswer(events=tries(json.dumps({"best": best})))
         return ScriptedAnswer(events=tries("first"))
 
     async def what(pilot: Pilot[int]) -> None:
@@ -63,7 +67,7 @@ def test_a_critique_keeps_the_mended_answer(tmp_path: Path) -> None:
         answer, card = app.chat.transcript.blocks[-2:]
         assert isinstance(answer, AnswerBlock) and answer.text == "mended"
         assert isinstance(card, TriesBlock)
-        assert "1 fault found, answer mended" in card.label
+        assert "1 fault found, answer corrected" in card.label
         assert "- too short" in card.text and "First answer:\nfirst" in card.text
 
     play(Stage(tmp_path, script=script), what)

@@ -14,6 +14,7 @@ from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import EngineDied, NetworkError
 from localchat.session.blocks import NoticeBlock
 from localchat.session.engine_status import EngineStatus
+from localchat.session.prefill_time import PrefillSample
 from localchat.session.progress import time_left
 from localchat.tui.metric_words import MetricWords
 from localchat.tui.progress import PROGRESS_ID, progress_block
@@ -249,6 +250,7 @@ def reading(done: int, at_s: float, *, cached: int = 0) -> EngineStatus:
     status.update(Accepted(3278, 100, 7))
     status.update(Prefill(done, cached, 3278))
     status.prefill_at_s = status.prefill_since_s + at_s
+    status.prefill_samples[-1] = PrefillSample(done, at_s)
     return status
 
 
@@ -256,14 +258,14 @@ def test_progress_of_a_prompt_has_a_share_a_rate_and_the_time_left() -> None:
     status = reading(1344, 64.0)
     block = progress_block(status, status.prefill_at_s)
     assert block is not None
-    assert block.text == "reading your prompt, 41%, 21\u00a0tokens/s, about 2 min left"
+    assert block.text == "reading your prompt, 41%, 21\u00a0tokens/s, about 1 min 30 s left"
     assert block.share == pytest.approx(0.41, abs=0.001)
     later = progress_block(status, status.prefill_at_s + 60.0)
     assert later is not None
     assert later.text.endswith("about 30 s left"), "it counts down between two events"
     terms = progress_block(status, status.prefill_at_s, technical=True)
     assert terms is not None
-    assert terms.text == "prefill 1,344/3,278 (41%), 21.0\u00a0tok/s, about 2 min left"
+    assert terms.text == "prefill 1,344/3,278 (41%), 21.0\u00a0tok/s, about 1 min 30 s left"
 
 
 def test_a_prompt_that_is_read_is_not_being_read_though_no_word_came() -> None:
@@ -328,7 +330,7 @@ def test_foot_and_panel_agree_on_the_kv_cache() -> None:
 
 
 def test_a_steady_rate_does_not_look_like_a_full_bar() -> None:
-    assert set(sparkline([50.0] * 12, 12)) == {"▆"}
+    assert set(sparkline([50.0] * 12, 12)) == {"▅"}
 
 
 # ---------------------------------------------------------------------------- errors and offers

@@ -12,7 +12,7 @@ and k, and writes q [T, H, D] and, at each token's position in its sequence's bl
     angles    fp32 [positions, D]: cosines of the D/2 pairs, then sines (`angles`, `angle_table`)
     positions int32 [T];  slots int32 [T]: row of the block table;  tables int32 [slots, width]
     k, v      [pages, J, P, D]: a page of one head is contiguous, as a tile of attention is;
-              or FP8 bytes with `exponents` (attention/kv_fp8.py)
+              or bytes with `exponents` (attention/kv_fp8.py); then q and k are rotated once more
 
 Grid (T, (H + 2 J) / heads of a program), one warp each; fp32 inside. The rotation pairs element i
 with i + R/2, as checkpoints on the Hugging Face hub have it, for the first R columns of a head: R = D but for
@@ -103,7 +103,8 @@ def reference(
         a, b = x[..., :half], x[..., half : 2 * half]
         still = x[..., 2 * half :]
         c, s = cos[..., :half], sin[..., :half]
-        return torch.cat((a * c - b * s, b * c + a * s, still), -1)
+        x = torch.cat((a * c - b * s, b * c + a * s, still), -1)
+        return x if exponents is None else _spread(x, half)
 
     q.copy_(rotate(heads[:, :h], q_norm))
     if heads.shape[1] == h:
@@ -119,6 +120,18 @@ def reference(
         return
     for i, (held, new) in enumerate(((k, keys), (v, values))):
         held[pages, :, offsets], exponents[pages, :, offsets, i] = kv_fp8.encode_reference(new)
+
+
+def _spread(x: torch.Tensor, half: int) -> torch.Tensor:
+    """Rotate x [..., D] by the Hadamard matrix of 8-bit keys, in the kernel's pairs of columns."""
+    d = x.shape[-1]
+    columns = torch.arange(d, device=x.device)
+    low = torch.cat((columns[:half], columns[2 * half : half + d // 2]))
+    high = torch.cat((columns[half : 2 * half], columns[half + d // 2 :]))
+    pairs = torch.cat((low, high))
+    rotated = torch.empty_like(x)
+    rotated[..., pairs] = kv_fp8.hadamard_reference(x[..., pairs])
+    return rotated
 
 
 @triton.jit
@@ -211,6 +224,8 @@ def _rope_kernel(
             inverse = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
             a *= inverse
             b *= inverse
+        if CODED and head < H + J:
+            a, b = kv_fp8.hadamard(a, b, D)
         if head < H:
             out = q + (t * H + head) * D
             tl.store(out + low, a.to(q.dtype.element_ty), mask=inside)

@@ -11,7 +11,6 @@ from localchat.fit.speed_history import MeasurementCache
 from localchat_llamacpp.build_advice import build_key
 from localchat_llamacpp.helper_process import run_module
 
-_TIMEOUT_S: Final = 30.0
 FOLDER_PREFIX: Final = "localchat-probe-"
 SPIN: Final = "2000"
 """GOMPSPINCOUNT: threads that spin longer starve each other on a busy machine."""
@@ -19,6 +18,8 @@ _Q8_0: Final = 8
 """ggml's number of the format that every benchmark measures."""
 _MOST_PROBES: Final = 3
 """Most repetitions."""
+_LEAST_PROBE_S: Final = 1.0
+"""With less time left, no further repetition starts."""
 _ALIKE: Final = 0.9
 """Rates of two repetitions agree from this share of the higher one."""
 
@@ -95,9 +96,9 @@ benchmark takes ten seconds, to find it busy still."""
 def costs(
     threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: MeasurementCache
 ) -> Costs:
-    """Cached results, and a benchmark of the rest, about a second.
+    """Return cached results, and benchmark the missing ones for at most `measures.benchmark_s` seconds.
 
-    Where the benchmark fails, which a native crash may cause, something is missing.
+    A result is missing if the benchmark crashes or its time is over.
     """
     at = f"{build_key()} {threads} threads: "
     found = {
@@ -113,7 +114,8 @@ def costs(
         tuple(layer for layer in layers if _of_layer(layer) not in found),
     )
     quiet = True
-    if request.codes or request.layers or _STEP not in found:
+    incomplete = bool(request.codes or request.layers or _STEP not in found)
+    if incomplete and measures.benchmark_s > 0:
         lately = _disturbed
         if lately is not None and lately.at == at and time.monotonic() < lately.until_s:
             found = {**lately.results, **found}
@@ -122,7 +124,8 @@ def costs(
                 return _costs(found, codes, layers, quiet=False)
             request, quiet = BenchmarkRequest(threads, missing, ()), False
         fresh: dict[str, float] = {}
-        for one in _best_results(request, found.get(_of_code(_Q8_0))):
+        known_rate = found.get(_of_code(_Q8_0))
+        for one in _best_results(request, known_rate, measures.benchmark_s):
             name, value = _key_and_value(one)
             found[name] = value
             if one.stable:
@@ -145,7 +148,9 @@ def _costs(
     )
 
 
-def _best_results(request: BenchmarkRequest, known: float | None) -> list[BenchmarkResult]:
+def _best_results(
+    request: BenchmarkRequest, known: float | None, limit_s: float
+) -> list[BenchmarkResult]:
     """Of several repetitions the one with the most bytes a second.
 
     The system's placement of threads holds as long as the process: one in four got two thirds of the
@@ -155,15 +160,19 @@ def _best_results(request: BenchmarkRequest, known: float | None) -> list[Benchm
     best: list[BenchmarkResult] = []
     rates = [known] if known else []
     most = 0.0
+    end_s = time.monotonic() + limit_s
     for _ in range(_MOST_PROBES):
-        start_s = time.monotonic()
-        found = list(_benchmark(request))
-        if time.monotonic() - start_s >= _TIMEOUT_S:  # too busy: it is slow in safe mode, too
-            return best or found
+        left_s = end_s - time.monotonic()
+        if best and left_s < _LEAST_PROBE_S:
+            break
+        found = list(_benchmark(request, left_s))
+        if time.monotonic() >= end_s:
+            # The CPU is too busy for safe mode as well. What was interrupted counts as disturbed.
+            return best or [msgspec.structs.replace(one, stable=False) for one in found]
         if len([one for one in found if one.layer]) < len(request.layers):
             # It crashed in its first step of several rows, as a model would, which then runs in safe mode.
             request = msgspec.structs.replace(request, safe_mode=True)
-            found = list(_benchmark(request)) or found
+            found = list(_benchmark(request, end_s - time.monotonic())) or found
         rate = max((one.bytes_per_s for one in found if one.code == _Q8_0), default=0.0)
         if rate > most or not best:
             best, most = found, rate
@@ -192,7 +201,7 @@ def _of_layer(layer: Layer) -> str:
     return f"a layer of {heads}, {layer.kv_type}{flash}, behind format {layer.code}"
 
 
-def _benchmark(request: BenchmarkRequest) -> Iterator[BenchmarkResult]:
+def _benchmark(request: BenchmarkRequest, timeout_s: float) -> Iterator[BenchmarkResult]:
     try:
         # Here and not in the helper, whose crash would leave synthetic models of some 50 MB.
         with tempfile.TemporaryDirectory(
@@ -200,7 +209,7 @@ def _benchmark(request: BenchmarkRequest) -> Iterator[BenchmarkResult]:
         ) as folder:
             output = run_module(
                 "speed.benchmark_process",
-                timeout_s=_TIMEOUT_S,
+                timeout_s=timeout_s,
                 stdin=msgspec.json.encode(request),
                 environment={"GOMPSPINCOUNT": SPIN, "TMPDIR": folder},
             )

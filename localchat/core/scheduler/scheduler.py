@@ -398,8 +398,8 @@ class Scheduler:
             for offset in range(width - 1, width + len(drafts)):
                 position = LogitsPosition(number, offset, sequence.number)
                 scheduled.positions.append(step.add_position(position))
-            if sequence.grammar_matcher is not None:
-                step.add_masks(sequence.grammar_matcher, scheduled.positions, drafts)
+            generated = end - prompt_tokens
+            step.add_masks(sequence, scheduled.positions, drafts, generated=generated)
             # Only at the end of the prompt: with depth 2 the next row is scheduled before the forks have
             # started, and they sample from here once.
             for child in sequence.pending_forks if end == prompt_tokens else ():
@@ -407,8 +407,7 @@ class Scheduler:
                     self._enter.append(child.entry(slot=-1))
                 at = step.add_position(LogitsPosition(number, width - 1, child.number))
                 scheduled.forks.append((child, at))
-                if child.grammar_matcher is not None:
-                    step.add_masks(child.grammar_matcher, [at])
+                step.add_masks(child, [at])
         row = StepRow(
             sequence.number,
             self._kv_cache.slot(sequence.number),

@@ -13,7 +13,6 @@ from localchat.backend_api.interface import (
     Widths,
 )
 from localchat.core.sequence import Sequence
-from localchat.core.structured_output.matcher import GrammarMatcher
 
 
 @dataclass(slots=True)
@@ -126,11 +125,25 @@ class StepBuilder:
         return len(self.positions) - 1
 
     def add_masks(
-        self, grammar_matcher: GrammarMatcher, positions: list[int], drafts: tuple[int, ...] = ()
+        self,
+        sequence: Sequence,
+        positions: list[int],
+        drafts: tuple[int, ...] = (),
+        *,
+        generated: int = 0,
     ) -> None:
-        """Add a grammar's token masks for a sequence's positions; they are computed while the step runs."""
-        masks = grammar_matcher.masks(drafts)
-        self.masks += [Mask(at, words) for at, words in zip(positions, masks, strict=True)]
+        """Add the token masks of a sequence's positions. Those of a grammar are computed while the step runs.
+
+        generated: tokens of its answer before the first position.
+        """
+        if sequence.grammar_matcher is not None:
+            masks = sequence.grammar_matcher.masks(drafts)
+            self.masks += [Mask(at, words) for at, words in zip(positions, masks, strict=True)]
+        elif sequence.end_ban is not None:
+            for count, position in enumerate(positions, generated):
+                words = sequence.end_ban.mask(count)
+                if words is not None:
+                    self.masks.append(Mask(position, words))
 
     def add_prompt_logprobs(self, scheduled: ScheduledRow, row: int) -> None:
         """Request the missing log probabilities of a row's prompt tokens, where they were asked."""

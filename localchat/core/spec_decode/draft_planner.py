@@ -339,7 +339,7 @@ class DraftPlanner:
             DecodeRow(one.number, one.launched, one.needs + lengths.get(one.number, 0))
             for one in sequences
         ]
-        masked = any(one.grammar_matcher is not None for one in sequences)
+        masked = any(sequence.masked for sequence in sequences)
         return self._preparing.prepared(rows, masked=masked)
 
     def _charge(self, waited: list[Proposer], rows: int, cost: CostModel) -> None:

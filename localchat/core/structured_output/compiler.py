@@ -60,6 +60,8 @@ class GrammarSpec(NamedTuple):
     """Where it stands in the client's request; empty: not known."""
     dropped: tuple[str, ...] = ()
     """Keywords that were left out of its schema before llguidance saw it."""
+    strict: bool = False
+    """The request fails if a keyword of the schema is not enforced."""
 
 
 class GrammarCompiler:
@@ -78,9 +80,9 @@ class GrammarCompiler:
         self._workers = ThreadPoolExecutor(_MASK_THREADS, "mask")
 
     def grammar_matcher(
-        self, spec: "GrammarSpec", *, room: int, ignore_ends: bool = False
+        self, spec: "GrammarSpec", *, room: int, ignore_ends: bool = False, min_tokens: int = 0
     ) -> GrammarMatcher:
-        """Make a fresh matcher, for a text of `room` tokens at most. Raises UsageError with fault and
+        """Make a fresh matcher, for a text of `min_tokens` to `room` tokens. Raises UsageError with fault and
         place."""
         with self._lock:
             matcher = self._compiled.get(spec.source)
@@ -101,6 +103,7 @@ class GrammarCompiler:
             self._length_guard,
             room=room,
             ignore_ends=ignore_ends,
+            min_tokens=min_tokens,
         )
 
     def _compile(self, spec: "GrammarSpec") -> "LLMatcher":
@@ -155,14 +158,20 @@ def _build_matcher(llguidance_tokenizer: "LLTokenizer", source: str) -> "LLMatch
 
 @lru_cache(_CACHED_GRAMMARS)
 def relaxed_keywords(spec: GrammarSpec) -> tuple[str, ...]:
-    """Keywords of the schemas that the compiled grammar does not hold."""
+    """Keywords of the schemas that the compiled grammar does not hold. Raises UsageError if one is strict."""
     from llguidance import LLMatcher
 
     dropped: dict[str, None] = {}
     for part in spec.parts or (spec,):
-        dropped.update(dict.fromkeys(part.dropped))
         _, warnings = LLMatcher.validate_grammar_with_warnings(part.source)
-        dropped.update(dict.fromkeys(dropped_keywords(warnings)))
+        keywords = dict.fromkeys((*part.dropped, *dropped_keywords(warnings)))
+        if part.strict and keywords:
+            raise UsageError(
+                f"{part.name} is strict, and these of its keywords cannot be enforced: {', '.join(keywords)}",
+                hint="leave them out, or send strict: false to enforce the rest",
+                **_at(part.field),
+            )
+        dropped.update(keywords)
     return tuple(dropped)
 
 
@@ -179,7 +188,7 @@ def grammar_spec(grammar: Grammar) -> GrammarSpec:
         case "json_object":
             entry: dict[str, Any] = {"json_schema": {"type": "object", "x-guidance": _STYLE}}
         case "json_schema":
-            relaxed = relax(parse_schema(grammar.source, name))
+            relaxed = relax(parse_schema(grammar.source, name), grammar.field)
             entry, dropped = {"json_schema": with_style(relaxed.schema)}, relaxed.dropped
         case "lark":
             entry = {"lark_grammar": _lark(grammar, name)}
@@ -187,7 +196,9 @@ def grammar_spec(grammar: Grammar) -> GrammarSpec:
             from llguidance import regex_to_lark
 
             entry = {"lark_grammar": f"start: /{regex_to_lark(grammar.source)}/"}
-    return GrammarSpec(entry_source(entry), name, field=grammar.field, dropped=dropped)
+    return GrammarSpec(
+        entry_source(entry), name, field=grammar.field, dropped=dropped, strict=grammar.strict
+    )
 
 
 def entry_source(entry: Mapping[str, Any]) -> str:

@@ -28,6 +28,17 @@ _FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 """Formats that llguidance enforces."""
+_LONGEST = {
+    "time": len("00:00:00.123456+00:00"),
+    "date-time": len("2000-01-01T00:00:00.123456+00:00"),
+    "duration": 64,
+    "email": 254,
+    "hostname": 253,
+    "uri": 2048,
+}
+"""Most characters of the formats that have no end of their own: a small model may write digits forever."""
+_FRACTION = r"^[^.]*(\.[0-9]{1,6})?([Zz]|[+-][0-9:]+)?$"
+"""A time whose fraction of a second has at most six digits."""
 _ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 
 Schema = Mapping[str, Any]
@@ -60,11 +71,28 @@ def _close(schema: Schema, *, complete: bool, definitions: bool) -> dict[str, An
             result[key] = _inner(value, False, definitions)
         else:
             result[key] = value
+    result |= _format_bounds(schema)
     if ends:  # next to nothing that adds keys, it is the same
         result.setdefault("additionalProperties", False)
     elif complete and _is_closable(schema):
         result["additionalProperties"] = False
     return result
+
+
+def _format_bounds(schema: Schema) -> dict[str, Any]:
+    """Return keywords that bound the length of a string in an unbounded format."""
+    kind = schema.get("format")
+    longest = _LONGEST.get(kind) if isinstance(kind, str) else None
+    given = schema.get("maxLength", longest)
+    shortest = schema.get("minLength", 0)
+    if longest is None or not isinstance(given, int) or not isinstance(shortest, int):
+        return {}
+    if shortest > longest:
+        return {}
+    bounds: dict[str, Any] = {"maxLength": min(given, longest)}
+    if kind in ("time", "date-time") and "pattern" not in schema:
+        bounds["pattern"] = _FRACTION
+    return bounds
 
 
 def _is_vacuous(key: str, value: Any) -> bool:  # noqa: ANN401 - JSON

@@ -36,11 +36,10 @@ opening bracket alone is better than one that begins the first item too, and the
 better than one with the line break before the next call: after it the end may come."""
 _TEXT_CLASS = 5
 _MOST_STEPS = 400
-_RESERVE = 24
-"""Tokens left over on purpose, besides as many again as the path to an end takes: the next item of a list
-may begin meanwhile, and sampled text takes more tokens than the measured path."""
-_RESERVED_PART = 4
-"""Of an answer of few tokens only a quarter is left over: it would be closed at its first token."""
+_RESERVE = 4
+"""Tokens left over on purpose: sampled text may take more tokens than the measured path."""
+_RESERVED_PART = 8
+"""Of an answer of few tokens only an eighth is left over: it would be closed at its first token."""
 
 Bits = NDArray[np.uint8]
 
@@ -61,6 +60,7 @@ class LengthGuard:
         pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
         self._ends = _mask([token in tokenizer.eog for token in range(len(pieces))])
         self._text_probes = _mask([piece in _TEXT_PROBES for piece in pieces])
+        self._blanks = _mask([not piece.strip() for piece in pieces])
         self._bytes = self._ends.size
         kinds = [_class(piece) for piece in pieces]
         self._brackets, *self._classes = (
@@ -80,6 +80,11 @@ class LengthGuard:
             if best.any():
                 return best.tobytes()
         return words
+
+    def narrows(self, allowed: bytes, closing: bytes) -> bool:
+        """Whether the closing tokens leave out any that say something. White space does not count."""
+        left_out = np.frombuffer(allowed, np.uint8) & ~np.frombuffer(closing, np.uint8)
+        return bool((left_out & ~self._blanks & ~self._ends).any())
 
     def _order(self, allowed: Bits) -> list[Bits]:
         structure = [] if (allowed & self._text_probes).any() else [self._brackets]
@@ -115,7 +120,7 @@ class LengthGuard:
         steps = self.steps(matcher, min(left, _MOST_STEPS))
         if steps is None:
             return ClosingState(False, generated + max(1, left // 8))
-        reserve = left - 2 * steps - min(_RESERVE, (generated + left) // _RESERVED_PART)
+        reserve = left - steps - min(_RESERVE, (generated + left) // _RESERVED_PART)
         return ClosingState(reserve <= 0, generated + max(1, reserve // 4))
 
 

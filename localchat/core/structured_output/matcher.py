@@ -44,10 +44,12 @@ class GrammarMatcher:
         *,
         room: int,
         ignore_ends: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         """`matcher`: fresh, this object's own. `ends`: tokens that end a generation; they are allowed
         where the text may end, and with `ignore_ends` not even there as long as anything else may follow.
-        `room`: tokens that the text may have."""
+        `room`: tokens that the text may have. `min_tokens`: so many tokens are generated as with
+        `ignore_ends`."""
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._ends = ends
@@ -55,9 +57,14 @@ class GrammarMatcher:
         self._length_guard = length_guard
         self._room = room
         self._ignore_ends = ignore_ends
+        self._min_tokens = min_tokens
         self._generated = 0
         self._closing_state = ClosingState()
         self._closing_states: dict[int, ClosingState] = {}
+        self._narrowed: set[int] = set()
+        """Places at which the length guard forbade tokens that would have gone on."""
+        self.shortened = False
+        """A token was chosen by the length guard, to end the text while there is room."""
         self._pending: Future[list[bytes]] | None = None
         # The matcher has consumed the generated tokens and these.
         self._forced = deque(self._take_forced())
@@ -89,6 +96,7 @@ class GrammarMatcher:
             return False
         # The state that was computed for this place holds: the text before it is the same.
         self._closing_state = self._closing_states.get(self._generated, self._closing_state)
+        self.shortened = self.shortened or self._generated in self._narrowed
         self._generated += 1
         if not self._forced:
             self._forced.extend(self._take_forced())
@@ -158,6 +166,7 @@ class GrammarMatcher:
 
     def _compute(self, drafts: tuple[int, ...]) -> list[bytes]:
         self._closing_states = {}
+        self._narrowed = set()
         schedule = self._closing_state
         words = []
         for place, forced in enumerate(self._walk(drafts), self._generated):
@@ -167,10 +176,13 @@ class GrammarMatcher:
             if not schedule.closing and place >= schedule.check_at:
                 schedule = self._length_guard.check(self._matcher, place, self._room - place)
             self._closing_states[place] = schedule
-            allowed = self._without_ends(self._length_guard.allowed(self._matcher))
-            words.append(
-                self._length_guard.closing_tokens(allowed) if schedule.closing else allowed
-            )
+            allowed = self._without_ends(self._length_guard.allowed(self._matcher), place)
+            if schedule.closing:
+                closing = self._length_guard.closing_tokens(allowed)
+                if self._length_guard.narrows(allowed, closing):
+                    self._narrowed.add(place)
+                allowed = closing
+            words.append(allowed)
         return words
 
     def _mask_of(self, token: int) -> bytes:
@@ -178,9 +190,9 @@ class GrammarMatcher:
         words[token >> 3] = 1 << (token & 7)
         return bytes(words)
 
-    def _without_ends(self, words: bytes) -> bytes:
-        """A mask without the ends, where they are to be ignored."""
-        if not self._ignore_ends:
+    def _without_ends(self, words: bytes, place: int) -> bytes:
+        """A mask without the ends, where they are to be ignored. `place`: tokens before it."""
+        if not self._ignore_ends and place >= self._min_tokens:
             return words
         changed = np.frombuffer(words, np.uint8).copy()
         for token in self._ends:

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from localchat.core.structured_output.patterns import is_part, pattern_fault, plain_pattern
+from localchat.errors import UsageError
+
 LENIENT: Final = {"lenient": True, "coerce_one_of": True}
 """Options of llguidance by which it relaxes a schema."""
 _TYPES: Final = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
@@ -36,9 +39,13 @@ class Relaxed(NamedTuple):
     dropped: tuple[str, ...]
 
 
-def relax(schema: Schema) -> Relaxed:
-    """Leave out of a schema what llguidance would refuse."""
-    relaxation = _Relaxation(schema)
+def relax(schema: Schema, field: str = "") -> Relaxed:
+    """Leave out of a schema what llguidance would refuse.
+
+    field: where the schema stands in the client's request. Raises UsageError for a pattern that is not a
+    regular expression.
+    """
+    relaxation = _Relaxation(schema, field)
     relaxed = relaxation.schema(schema)
     return Relaxed(relaxed, tuple(dict.fromkeys(relaxation.dropped)))
 
@@ -70,8 +77,9 @@ def _is_possible(schema: str) -> bool:
 class _Relaxation:
     """One schema on its way; `dropped` collects keywords."""
 
-    def __init__(self, whole: Schema) -> None:
+    def __init__(self, whole: Schema, field: str) -> None:
         self._whole = whole
+        self._field = field
         self._tag_of = dict(self._tagged(whole))
         self.dropped: list[str] = []
 
@@ -89,10 +97,11 @@ class _Relaxation:
                 }
             elif key == "type":
                 result[key] = self._type(value)
-            elif (key == "pattern" and not _is_possible(json.dumps({"pattern": value}))) or (
-                key == "$schema" and not (isinstance(value, str) and _DIALECTS.match(value))
-            ):
-                self.dropped += [key] if key == "pattern" else []
+            elif key == "pattern":
+                pattern = self._pattern(value)
+                result |= {} if pattern is None else {key: pattern}
+            elif key == "$schema" and not (isinstance(value, str) and _DIALECTS.match(value)):
+                continue
             else:
                 result[key] = self._inner(value)
         self._relax_pattern_properties(result)
@@ -102,6 +111,27 @@ class _Relaxation:
                 if isinstance(alternatives := result.get(key), list):
                     result[key] = [_with_required(one, tag) for one in alternatives]
         return result
+
+    def _pattern(self, pattern: Any) -> str | None:  # noqa: ANN401 - JSON
+        """Return the pattern as llguidance reads it, or None if it cannot. Raises UsageError."""
+        if isinstance(pattern, str) and not is_part(pattern):
+            for spelling in (pattern, plain_pattern(pattern)):
+                if _is_possible(json.dumps({"pattern": spelling})):
+                    return spelling
+        self._check_pattern(pattern)
+        self.dropped.append("pattern")
+        return None
+
+    def _check_pattern(self, pattern: Any) -> None:  # noqa: ANN401 - JSON
+        """Raise UsageError for a pattern that is not a regular expression."""
+        fault = pattern_fault(pattern) if isinstance(pattern, str) else "it is not a string"
+        if fault:
+            details = {"field": self._field} if self._field else {}
+            shown = pattern if isinstance(pattern, str) else json.dumps(pattern)
+            raise UsageError(
+                f"the pattern {shown[:100]!r} of the JSON schema is not a regular expression: {fault}",
+                **details,
+            )
 
     def _tagged(self, value: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
         """Definitions that are alternatives of a tagged union, by place, with their tag."""
@@ -231,6 +261,8 @@ class _Relaxation:
                 json.dumps({"patternProperties": dict.fromkeys([*kept, pattern], True)})
             ):
                 kept[pattern] = inner
+            else:
+                self._check_pattern(pattern)
         if len(kept) < len(patterns):
             self.dropped.append("patternProperties")
             schema["patternProperties"] = kept

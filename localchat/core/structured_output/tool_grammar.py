@@ -179,6 +179,7 @@ def answer_grammar(
             _display_name(tool),
             field="tools",
             dropped=tool.dropped,
+            strict=tool.strict,
         )
         for tool in tools
     ]
@@ -191,7 +192,7 @@ def answer_grammar(
 
 
 def _relaxed(tool: ToolSpec) -> ToolSpec:
-    schema, dropped = relax(tool.schema)
+    schema, dropped = relax(tool.schema, "tools")
     return tool._replace(schema=schema, dropped=dropped)
 
 

@@ -170,11 +170,7 @@ class ChildProcess:
         lines = [line for line in self.log() if line.strip()][-_SHOWN_LINES:]
         if lines:
             message += "; its last log lines: " + " | ".join(lines)
-        hint = "it restarts with your next message; `localchat doctor` checks the build"
-        if name and self.phase == "open":
-            hint = "the file may be damaged: download it again, or try another file of this model"
-        if name == "SIGKILL" and not self._frame_error:
-            hint = "it probably ran out of memory; it restarts with your next message"
+        hint = _death_hint("" if self._frame_error else name, self.phase)
         return EngineDied(message, hint=hint, signal=name, status=status, phase=self.phase)
 
     def _keep_log(self, stream: IO[bytes]) -> None:
@@ -226,3 +222,25 @@ def _signal_name(status: int) -> str:
         return signal.Signals(-status).name
     except ValueError:
         return f"signal {-status}"
+
+
+def _death_hint(name: str, phase: str) -> str:
+    """Return what to do about a dead engine. `name`: of the signal that ended it, or empty."""
+    if name == "SIGBUS":
+        return (
+            "the model file changed or was truncated while it was in use, or its disk failed: "
+            "restore the file or download it again"
+        )
+    if name and phase == "open":
+        return "the file may be damaged: download it again, or try another file of this model"
+    if name == "SIGKILL":
+        return (
+            "the system probably ended it because memory ran out: close other programs, or use a smaller "
+            "model or context (--ctx). It restarts with the next message."
+        )
+    if name == "SIGILL":
+        return (
+            "this build of llama.cpp uses instructions that this CPU does not have: "
+            "`localchat doctor --rebuild` makes one for this machine"
+        )
+    return "it restarts with the next message; `localchat doctor` checks the build"

@@ -18,6 +18,8 @@ from localchat.errors import (
     UsageError,
     connection_failure,
 )
+from localchat.http_transport import ProxyTransport
+from localchat.proxies import proxy_for
 
 CONNECT_S: Final = 10.0
 QUERY_TIMEOUT_S: Final = 30.0
@@ -80,7 +82,9 @@ class RemoteClient:
         self._client = httpx2.Client(
             headers=headers,
             timeout=httpx2.Timeout(silence_s, connect=CONNECT_S),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
+            transport=ProxyTransport(
+                httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+            ),
             follow_redirects=False,
         )
 
@@ -158,10 +162,10 @@ class RemoteClient:
 
     def connection_error(self, error: Exception, *, partial: bool = False) -> NetworkError:
         """Our error for a failed connection. `partial`: part of an answer had come."""
-        failure = connection_failure(error, self.base)
+        failure = connection_failure(error, self.base, proxy=proxy_for(self.base))
         kept = ", in the middle of an answer; what had come is kept" if partial else ""
         remotes = "`localchat config show` lists the remotes"
-        hint = f"{failure.hint} {remotes}".strip()
+        hint = "\n".join(filter(None, (failure.hint, remotes)))
         return NetworkError(f"{failure.message}{kept}", hint=hint, certain=failure.certain)
 
     def unexpected_reply(self, what: str, found: str) -> NetworkError:

@@ -67,10 +67,22 @@ def request_body(
         )
     if request.ignore_eos:
         body["ignore_eos"] = True
+    body |= _ends(request)
     body |= _response_format(request, to_localchat)
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
+
+
+def _ends(request: GenerateRequest) -> dict[str, Any]:
+    """Fields about the end of an answer and its words, under the names that vLLM and SGLang share."""
+    fields = {
+        "min_tokens": request.min_tokens,
+        "stop_token_ids": list(request.stop_tokens),
+        "include_stop_str_in_output": request.keep_stop,
+        "bad_words": list(request.bad_words),
+    }
+    return {name: value for name, value in fields.items() if value}
 
 
 def infill_body(request: GenerateRequest, model: str) -> dict[str, Any]:
@@ -171,7 +183,9 @@ def _response_format(request: GenerateRequest, to_localchat: bool) -> dict[str, 
     if grammar.kind == "json_object":
         return {"response_format": {"type": "json_object"}}
     if grammar.kind == "json_schema":
-        schema = {"name": "answer", "schema": json.loads(grammar.source), "strict": True}
+        schema = {"name": "answer", "schema": json.loads(grammar.source)}
+        # Other servers enforce a schema only if it is strict. Here a strict one must be enforceable.
+        schema["strict"] = grammar.strict or not to_localchat
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     if to_localchat and grammar.kind in _LOCALCHAT_GRAMMARS:
         return {_LOCALCHAT_GRAMMARS[grammar.kind]: grammar.source}

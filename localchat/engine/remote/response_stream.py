@@ -21,6 +21,7 @@ from localchat.engine.events import (
     ToolCall,
     Usage,
 )
+from localchat.engine.loop_guard import LoopGuard
 from localchat.engine.remote.errors import error_from_stream, is_error
 from localchat.engine.remote.server_timings import ServerTimings
 from localchat.engine.request import GenerateRequest
@@ -34,6 +35,7 @@ _REASONS: dict[str, FinishReason] = {
     "eos": "stop",
     "word": "stop",
     "limit": "length",
+    "repetition": "repetition",
 }
 """OpenAI's reasons, and the last three of llama.cpp."""
 _ENDED_EARLY: Final = {
@@ -51,6 +53,7 @@ class ResponseStream:
     def __init__(self, request: GenerateRequest, arrived_s: float) -> None:
         """`arrived_s`: when the request came, by time.perf_counter."""
         self.request = request
+        self._guard = LoopGuard(request)
         self.complete = False
         self.accepted = False
         """Accepted was sent."""
@@ -130,6 +133,8 @@ class ResponseStream:
         number = int(choice.get("index") or 0)
         if not 0 <= number < self.request.n:
             raise NetworkError(f"{base} sent choice {number}, which was not requested")
+        if number in self._guard.ended:
+            return
         delta = choice.get("delta", choice.get("message"))
         delta = delta if isinstance(delta, dict) else {"content": choice.get("text")}
         events: list[Event] = []
@@ -143,18 +148,24 @@ class ResponseStream:
             events.append(self._call(number, place, call))
         if events:
             self._times.append(time.perf_counter())
-        yield from events
+        for event in events:
+            yield event
+            if end := self._guard.end(event):
+                yield self._finish(end)
+                self.complete = self.complete or not self._open
+                return
         if (reason := choice.get("finish_reason")) and number in self._open:
             if early := _ENDED_EARLY.get(str(reason)):
                 raise NetworkError(f"{base} ended its answer early: {early}")
-            self._open.discard(number)
-            self.finished += 1
             stop = choice.get("stop_reason")
-            yield Finished(
-                number,
-                _REASONS.get(str(reason), "stop"),
-                stop if isinstance(stop, str) else "",
-            )
+            yield self._finish(_end(number, str(reason), stop if isinstance(stop, str) else ""))
+
+    def _finish(self, end: Finished) -> Finished:
+        self._open.discard(end.choice)
+        self.finished += 1
+        if end.reason != "length" or self.request.max_tokens is None:
+            return end
+        return msgspec.structs.replace(end, limit="max_tokens")
 
     def _call(self, choice: int, place: int, call: dict[str, Any]) -> ToolCall:
         """A piece of a tool call.
@@ -256,6 +267,13 @@ class ResponseStream:
             speculation=timings.speculation,
             fingerprint=timings.fingerprint or self._fingerprint,
         )
+
+
+def _end(choice: int, reason: str, stop: str) -> Finished:
+    """Return the end of a choice. A server with a loop guard of its own names it as the stop reason."""
+    if reason == "length" and stop == "repetition":
+        return Finished(choice, "repetition")
+    return Finished(choice, _REASONS.get(reason, "stop"), stop)
 
 
 def _joined_text(value: object) -> str:

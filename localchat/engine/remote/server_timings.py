@@ -35,10 +35,11 @@ class ServerTimings:
         """With the values of this chunk."""
         timings = self
         if isinstance(reported := chunk.get("timings"), dict):
+            localchat = "ttft_s" in reported or "prompt_n" not in reported
             timings = (
-                _from_llamacpp(timings, reported)
-                if "prompt_n" in reported
-                else _from_localchat(timings, reported)
+                _from_localchat(timings, reported)
+                if localchat
+                else _from_llamacpp(timings, reported)
             )
         if isinstance(usage := chunk.get("usage"), dict):
             timings = _usage(timings, usage)

@@ -123,6 +123,34 @@ def match_name(word: str, models: Sequence[ExternalModel]) -> ExternalModel | No
     return under[0] if under else None
 
 
+def find_by_suffix(
+    word: str, environ: Mapping[str, str], *, root: Path = Path("/")
+) -> ExternalModel | None:
+    """Return the only usable model whose name ends with this word, as in `ollama/smollm2:135m`.
+
+    A tag or a file name after the word may be missing. Raises UsageError if several models match."""
+    folded = word.strip("/").casefold()
+    if not folded:
+        return None
+    models = [
+        model
+        for model in find_external_models(environ, root=root).models
+        if model.path is not None
+        and any(_ends_with(name.casefold(), folded) for name in (model.name, model.long))
+    ]
+    if len(models) > 1:
+        names = ", ".join(model.name for model in models[:8])
+        raise UsageError(f"{word} matches {len(models)} models", hint=f"name one of them: {names}")
+    return models[0] if models else None
+
+
+def _ends_with(name: str, word: str) -> bool:
+    """Return True if a name is the word after one of its slashes, perhaps with a tag or file behind it."""
+    parts = name.split("/")
+    tails = ("/".join(parts[start:]) for start in range(1, len(parts)))
+    return any(tail == word or tail.startswith((f"{word}:", f"{word}/")) for tail in tails)
+
+
 def missing_external(word: str, why: str) -> ModelMissing | None:
     """The error for a word with a store's prefix that means no model; None for other words.
 

@@ -10,9 +10,9 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
-from urllib.request import getproxies
 
 import httpx2
 
@@ -23,8 +23,10 @@ from localchat.errors import (
     UsageError,
     connection_failure,
 )
+from localchat.http_transport import ProxyTransport
 from localchat.models.hub.partial_file import RemoteFile
 from localchat.models.hub.retry import AGAIN, retry_after_s
+from localchat.proxies import proxy_for
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 LARGEST_FILE: Final = 1 << 43
@@ -75,6 +77,7 @@ class HubClient:
     def list(self, repository: str) -> Listing:
         """List a repository. Raises RetryableError, ModelMissing, NetworkError."""
         _disable_telemetry()
+        _use_our_transport()
         from huggingface_hub import HfApi
         from huggingface_hub.errors import (
             GatedRepoError,
@@ -131,12 +134,15 @@ class HubClient:
                 raise self._refused(listing.repository, response)
             yield response
         except httpx2.HTTPError as problem:
-            failure = connection_failure(problem, response.url.host, known=True)
+            failure = connection_failure(
+                problem, response.url.host, known=True, proxy=proxy_for(str(response.url))
+            )
             raise RetryableError(failure.message) from problem
         finally:
             response.close()
 
     def _follow(self, url: httpx2.URL, headers: Mapping[str, str]) -> httpx2.Response:
+        _use_our_transport()
         from huggingface_hub import get_session
 
         client = get_session()
@@ -165,7 +171,7 @@ class HubClient:
     def _find_host(self) -> None:
         """Look up the address of the hub, for which a request would wait without a limit. Raises
         RetryableError."""
-        if getproxies():
+        if proxy_for(self.endpoint) is not None:
             return  # a proxy looks it up
         host = httpx2.URL(self.endpoint).host
         failed: list[OSError] = []
@@ -189,9 +195,10 @@ class HubClient:
     def _failed(self, problem: httpx2.HTTPError) -> RetryableError:
         """The error for a request without an answer."""
         reached = not isinstance(problem, httpx2.ConnectError | httpx2.ConnectTimeout)
-        return RetryableError(
-            connection_failure(problem, self.endpoint, known=True).message, reached=reached
+        failure = connection_failure(
+            problem, self.endpoint, known=True, proxy=proxy_for(self.endpoint)
         )
+        return RetryableError(failure.message, reached=reached)
 
     def _refused(self, repository: str, response: httpx2.Response) -> Exception:
         """The error for a status other than success."""
@@ -271,6 +278,29 @@ def _disable_telemetry() -> None:
     from huggingface_hub import constants
 
     constants.HF_HUB_DISABLE_TELEMETRY = True
+
+
+@cache
+def _use_our_transport() -> None:
+    """Let huggingface-hub choose the proxy of each request as our other clients do.
+
+    Cached, because every call closes the connections that are in use."""
+    from huggingface_hub import constants, set_client_factory
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    def refuse_offline(request: httpx2.Request) -> None:
+        if constants.is_offline_mode():
+            raise OfflineModeIsEnabled(f"HF_HUB_OFFLINE is set; {request.url} was not requested")
+
+    def client() -> httpx2.Client:
+        return httpx2.Client(
+            transport=ProxyTransport(),
+            event_hooks={"request": [refuse_offline]},
+            follow_redirects=True,
+            timeout=None,
+        )
+
+    set_client_factory(client)
 
 
 def offline_error(what: str, by: str) -> NetworkError:

@@ -56,6 +56,8 @@ class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict")
     layers_tokens_per_s: float | None
     expected_tokens_per_s: float | None
     expected_by: str | None
+    expected_range: list[float] | None
+    """Lower and upper end of a rough estimate, in tokens a second."""
     advice: tuple[str, ...]
     notes: tuple[str, ...]
     kv_tokens: int | None

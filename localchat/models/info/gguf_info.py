@@ -29,7 +29,6 @@ _MIDDLE_TOKENS: Final = frozenset(
     }
 )
 """Tokens that llama.cpp uses for the middle where the header names none."""
-_LONG_CONTEXT_TOKENS: Final = 100_000
 
 Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding", "rerank"]
 """Abilities that programs ask for. `embedding` excludes the others."""
@@ -38,7 +37,7 @@ _EMBEDDING_CAN: Final = ("It gives embeddings: a vector of numbers for each text
 _RERANK_CAN: Final = ("It scores texts for a query, at /v1/rerank.",)
 _EMBEDDING_CANNOT: Final = (
     "It reads no images and hears no sound here.",
-    "It writes no text: chats and completions are refused.",
+    "It cannot generate text: chats and completions are rejected.",
 )
 
 VOCABULARY: Final = "tokenizer.ggml.tokens"
@@ -60,7 +59,7 @@ class ModelDescription:
     templates: Mapping[str, str]
     """Chat templates by name, `default` first."""
     kv_bytes_per_token: int
-    """In f16, of the layers whose cache grows with the text."""
+    """In f16, all layers."""
     kv_types: tuple[str, ...]
     state_bytes: int
     """Per conversation, of recurrent layers."""
@@ -69,6 +68,8 @@ class ModelDescription:
     """Sentences about abilities."""
     cannot: tuple[str, ...]
     """Sentences about limits."""
+    attention: str = ""
+    """Kind of attention, with the ratio of heads."""
 
 
 def describe_gguf(header: Header) -> ModelDescription:
@@ -92,22 +93,35 @@ def describe_gguf(header: Header) -> ModelDescription:
         vocab_size=shape.vocab_size,
         licence=_text(header, "general.license.name") or _text(header, "general.license"),
         templates=templates,
-        kv_bytes_per_token=0 if header.architecture in ENCODERS else _growth(shape),
+        kv_bytes_per_token=0 if header.architecture in ENCODERS else _bytes_per_token(shape),
         kv_types=kv_types(shape),
         state_bytes=sum(4 * layer.state for layer in shape.layers),
         abilities=abilities,
         can=(*can, *more),
         cannot=(*cannot, *less),
+        attention="" if header.architecture in ENCODERS else _attention(shape),
     )
 
 
-def _growth(shape: ModelShape) -> int:
-    """KV bytes of one more token in a long context, where sliding windows are full."""
-    whole = CacheSpec(
-        _LONG_CONTEXT_TOKENS, min(shape.window or _LONG_CONTEXT_TOKENS, _LONG_CONTEXT_TOKENS), 0
-    )
-    more = whole._replace(cells=_LONG_CONTEXT_TOKENS + 1)
-    return sum(kv_layer_bytes(shape, more)) - sum(kv_layer_bytes(shape, whole))
+def _bytes_per_token(shape: ModelShape) -> int:
+    """KV bytes of one token in f16, as the cache stores it: sliding windows too keep all tokens."""
+    return sum(kv_layer_bytes(shape, CacheSpec(1, 1, 0)))
+
+
+def _attention(shape: ModelShape) -> str:
+    """Kind of attention, with the ratio of heads; empty if no layer attends."""
+    keys = sorted(layer.keys for layer in shape.layers if layer.keys)
+    if not keys or not shape.head_width or not shape.heads:
+        return ""
+    kv_heads = max(keys[len(keys) // 2] // shape.head_width, 1)
+    if kv_heads >= shape.heads:
+        kind = f"multi-head, {shape.heads} heads"
+    elif kv_heads == 1:
+        kind = f"multi-query, {shape.heads} heads on 1 KV head"
+    else:
+        kind = f"grouped-query, {shape.heads} heads on {kv_heads} KV heads"
+    sliding = sum(layer.sliding for layer in shape.layers)
+    return f"{kind}, {sliding} of {len(shape.layers)} layers slide" if sliding else kind
 
 
 def _text(header: Header, key: str) -> str:
@@ -185,7 +199,8 @@ def _shape_sentences(shape: ModelShape) -> tuple[tuple[str, ...], tuple[str, ...
         )
     if shape.window:
         can.append(
-            f"Some of its layers see the last {tokens(shape.window)} only, which saves memory."
+            f"Some of its layers see only the last {tokens(shape.window)}. --window-only saves memory by "
+            "caching no more for them."
         )
     if "q8_0" not in kv_types(shape):
         cannot.append("Its KV cache cannot be quantized.")

@@ -1,4 +1,4 @@
-"""Request types of the Messages API. Unknown fields are ignored, null means "not given"."""
+"""Request types of the Messages API. Null means "not given"."""
 
 from typing import Any, TypeAlias
 
@@ -66,9 +66,12 @@ class ThinkingConfig(msgspec.Struct, frozen=True):
     budget_tokens: int | None = None
 
 
-class OutputFormat(msgspec.Struct, frozen=True):
+class OutputFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
     schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class OutputConfig(msgspec.Struct, frozen=True):

@@ -269,4 +269,4 @@ def _options(body: CountTokensBody) -> dict[str, Any]:
 
 
 def _format(format_: OutputFormat) -> ResponseFormat:
-    return ResponseFormat(format_.type, JsonSchemaFormat(format_.schema))
+    return ResponseFormat(format_.type, JsonSchemaFormat(format_.schema, strict=format_.strict))

@@ -30,9 +30,11 @@ from localchat.server.leases import AsyncLease
 from localchat.server.llamacpp.early_stop import LineStop
 from localchat.server.llamacpp.protocol import NativeBody
 from localchat.server.llamacpp.requests import completion_request, infill_requests
+from localchat.server.llamacpp.settings import generation_settings, prompt_text
 from localchat.server.request_body import read_json
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, service_of
+from localchat.server.timings import RunningTimings, answer_timings, llamacpp_timings
 
 
 async def infill(request: Request) -> ASGIApp:
@@ -88,8 +90,8 @@ class NativeEndpoint:
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "NativeFormatter":
         model = self.body.model or lease.name
-        truncated = any(generation.fallbacks_used)
-        return NativeFormatter(model, self.body, self.requests[0], truncated=truncated)
+        request = self.requests[max(generation.fallbacks_used, default=0)]
+        return NativeFormatter(model, self.body, request, lease.info.sampling, generation)
 
 
 class NativeFormatter:
@@ -99,12 +101,21 @@ class NativeFormatter:
     """
 
     def __init__(
-        self, model: str, body: NativeBody, request: GenerateRequest, *, truncated: bool
+        self,
+        model: str,
+        body: NativeBody,
+        request: GenerateRequest,
+        defaults: Mapping[str, float],
+        generation: Generation,
     ) -> None:
+        """`request`: the one that the engine accepted. `defaults`: the engine's sampling."""
         self._model = model
         self._body = body
         self._request = request
-        self._truncated = truncated
+        self._defaults = defaults
+        self._generation = generation
+        self._truncated = any(generation.fallbacks_used)
+        self._running = RunningTimings()
         self._accepted_s = time.perf_counter()
         self._streamed = CollectedAnswer(1)
         self._prompt_tokens = 0
@@ -130,6 +141,9 @@ class NativeFormatter:
             "tokens_predicted": self._pieces,
             "tokens_evaluated": self._prompt_tokens,
         }
+        if self._body.timings_per_token:
+            cached = self._generation.cached_tokens
+            piece["timings"] = self._running.next_piece(self._prompt_tokens, cached)
         return sse_event(msgspec.json.encode(piece))
 
     def _progress(self, progress: PromptProgress) -> dict[str, Any]:
@@ -192,7 +206,8 @@ class NativeFormatter:
             "model": self._model,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": self._settings(),
+            "generation_settings": generation_settings(self._request, self._defaults, self._body),
+            "prompt": prompt_text(self._request),
             "has_new_line": "\n" in choice.text,
             "truncated": self._truncated,
             "stop_type": _stop_type(choice.end),
@@ -203,36 +218,15 @@ class NativeFormatter:
         fields = self._body.response_fields
         return msgspec.json.encode(projected(made, fields) if fields else made)
 
-    def _settings(self) -> dict[str, Any]:
-        sampling = msgspec.structs.asdict(self._request.sampling)
-        return {
-            **{name: value for name, value in sampling.items() if value is not None},
-            "n_predict": self._request.max_tokens,
-            "stop": list(self._request.stop),
-        }
-
-    def _timings(
-        self, answer: CollectedAnswer, usage: Usage, done: Done | None
-    ) -> dict[str, float]:
-        """Times in milliseconds, under llama.cpp's names. An answer that this server ended has no metrics of
-        the engine; then the times are those at which its text came."""
-        prompt = usage.prompt_tokens - usage.cached_tokens
+    def _timings(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> dict[str, Any]:
+        """The timings of the answer. One that this server ended has no metrics of the engine; then the times
+        are those at which its text came."""
+        timings = answer_timings(usage, done, own=bool(self._body.timings))
+        if timings is not None:
+            return timings
         first_s = time.perf_counter() if answer.first_text_s is None else answer.first_text_s
         prompt_ms = (first_s - self._accepted_s) * 1e3
-        predicted_ms = max(0.0, answer.last_text_s - first_s) * 1e3
-        if done is not None:
-            timings = done.timings
-            if timings.prefill_tokens_per_s:
-                prompt_ms = 1e3 * prompt / timings.prefill_tokens_per_s
-            if timings.decode_tokens_per_s:
-                predicted_ms = 1e3 * usage.completion_tokens / timings.decode_tokens_per_s
-        return {
-            "cache_n": usage.cached_tokens,
-            "prompt_n": prompt,
-            **_rates("prompt", prompt, prompt_ms),
-            "predicted_n": usage.completion_tokens,
-            **_rates("predicted", usage.completion_tokens, predicted_ms),
-        }
+        return llamacpp_timings(usage, prompt_ms, max(0.0, answer.last_text_s - first_s) * 1e3)
 
 
 def projected(whole: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
@@ -250,14 +244,6 @@ def projected(whole: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
         else:
             found[path] = value
     return found
-
-
-def _rates(phase: str, tokens: int, elapsed_ms: float) -> dict[str, float]:
-    return {
-        f"{phase}_ms": elapsed_ms,
-        f"{phase}_per_token_ms": elapsed_ms / tokens if tokens else 0.0,
-        f"{phase}_per_second": 1e3 * tokens / elapsed_ms if elapsed_ms > 0 else 0.0,
-    }
 
 
 def _token(token: int, text: bytes, logprob: float) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Request types of llama.cpp's own routes. Unknown fields are ignored: the engine manages slots and caches
-itself."""
-
-from typing import Any
+"""Request types of llama.cpp's own routes."""
 
 import msgspec
 
@@ -37,11 +34,4 @@ class NativeBody(GenerationBody, frozen=True, kw_only=True):
     return_tokens: bool | None = None
     """Report the id of each token."""
     n_cmpl: int | None = None
-    """Not supported, like the fields below: refused with a value that would change the answer."""
-    post_sampling_probs: bool | None = None
-    image_data: list[Any] | None = None
-    lora: list[Any] | None = None
-    mirostat: float | None = None
-    dry_multiplier: float | None = None
-    xtc_probability: float | None = None
-    dynatemp_range: float | None = None
+    """Only 1 is supported."""

@@ -62,7 +62,7 @@ def completion_request(body: NativeBody, limits: ServerLimits, client: Client) -
 def _request(
     body: NativeBody, prompt: Prompt, limits: ServerLimits, client: Client, *, priority: int = 0
 ) -> GenerateRequest:
-    _refuse_unsupported(body)
+    _check_single(body)
     limit = body.n_predict if body.n_predict is not None else body.max_tokens
     tokens = {} if limit is None or limit < 0 else {"n_predict": limit}
     changes: dict[str, object] = {}
@@ -89,22 +89,13 @@ def reports_tokens(body: NativeBody) -> bool:
     return bool(body.n_probs or body.return_tokens)
 
 
-def _refuse_unsupported(body: NativeBody) -> None:
-    """Refuse unsupported fields. Clients send all of them with values that have no effect, which pass."""
+def _check_single(body: NativeBody) -> None:
+    """Raise ApiError for more than one answer."""
     for name in ("n", "n_cmpl"):
         if getattr(body, name) not in (None, 1):
             raise bad_request(
                 f"The field {name!r} is {getattr(body, name)}; only 1 is supported.", param=name
             )
-    for name in _UNSUPPORTED:
-        if getattr(body, name):
-            raise bad_request(f"The field {name!r} is not supported; leave it out.", param=name)
-
-
-_UNSUPPORTED: Final = (
-    *("post_sampling_probs", "image_data", "lora"),
-    *("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"),
-)
 
 
 def _with_samplers(sampling: Sampling, samplers: str | list[str] | None) -> Sampling:

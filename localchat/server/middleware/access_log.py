@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localchat.sanitize import sanitize_line
+from localchat.server.fields import HEADER, IGNORED, header_value
 from localchat.server.tracker import TrackedRequest
 
 log = logging.getLogger("localchat.server.requests")
@@ -51,6 +52,8 @@ class AccessLogMiddleware:
                     (b"x-request-id", id_.encode()),
                     (b"x-content-type-options", b"nosniff"),
                 ]
+                if ignored := inner.get(IGNORED):
+                    message["headers"].append((HEADER, header_value(ignored)))
                 if is_anthropic(inner):
                     message["headers"].append((b"request-id", id_.encode()))
             await send(message)
@@ -68,6 +71,8 @@ class AccessLogMiddleware:
                 str(499 if client_left else status),
             ]
             line += _request_fields(tracked) if tracked is not None else []
+            if ignored := inner.get(IGNORED):
+                line.append(f"ignored={header_value(ignored).decode().replace(' ', '')}")
             line.append(f"took_ms={(time.perf_counter() - started_s) * 1000:.0f}")
             line.append(f'ua="{Headers(scope=scope).get("user-agent", "")[:_MAX_LOGGED]}"')
             log.info("%s", sanitize_line(" ".join(line)))
@@ -114,7 +119,7 @@ def is_ollama(path: str) -> bool:
 def normalize_path(path: str) -> str:
     """The path in the form that the routes use."""
     path = _SLASHES.sub("/", path)
-    if path == "/v1" or path.startswith("/v1/"):
+    while path == "/v1" or path.startswith("/v1/"):
         path = path[3:]
     return path.rstrip("/") or "/"
 
@@ -126,12 +131,15 @@ def _request_fields(tracked: TrackedRequest) -> Sequence[str]:
         line += [
             f"prompt={usage.prompt_tokens}",
             f"cached={usage.cached_tokens}",
+            *([f'missed="{tracked.why_missed}"'] if tracked.why_missed else []),
             f"completion={usage.completion_tokens}",
         ]
     if tracked.first_token_s is not None:
         line.append(f"ttft_ms={(tracked.first_token_s - tracked.arrived_s) * 1000:.0f}")
     if tracked.done is not None and tracked.done.timings.decode_tokens_per_s is not None:
         line.append(f"tps={tracked.done.timings.decode_tokens_per_s:.1f}")
+    if tracked.done is not None and tracked.done.speculation.speedup is not None:
+        line.append(f"speedup={tracked.done.speculation.speedup:.2f}")
     if tracked.finish_reason:
         line.append(f"finish={tracked.finish_reason}")
     if tracked.error:

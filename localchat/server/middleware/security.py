@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from localchat.errors import FileMissing, UsageError
 from localchat.server.config import ServerConfig
 from localchat.server.error_formats import error_response
-from localchat.server.errors import ApiError
+from localchat.server.errors import ApiError, unavailable
+from localchat.server.uvicorn_http import PROBES_ONLY
 
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _ORIGIN: Final = re.compile(
@@ -31,6 +32,7 @@ _NAME: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 PRIVATE: Final = "/localchat/"
 """Prefix of the private routes, which check a token of their own."""
 _OPEN: Final = frozenset({"/", "/health"})
+_PROBES: Final = frozenset({"/", "/health", "/metrics"})
 _METHODS: Final = "GET, HEAD, POST, DELETE, OPTIONS"
 _KEY_VARIABLE: Final = "LOCALCHAT_API_KEY"
 _MIN_KEY_LENGTH: Final = 8
@@ -119,6 +121,10 @@ class SecurityMiddleware:
         headers = Headers(scope=scope)
         allowed = None
         try:
+            if scope.get("state", {}).get(PROBES_ONLY) and scope["path"] not in _PROBES:
+                error = unavailable("Too many connections are open.")
+                error.headers["connection"] = "close"
+                raise error
             self._check_host(headers)
             allowed = self._check_origin(headers)
             if scope["method"] == "OPTIONS":
@@ -262,7 +268,7 @@ def _with_origin(send: Send, origin: str | None) -> Send:
                 (b"access-control-allow-origin", origin.encode()),
                 (
                     b"access-control-expose-headers",
-                    b"x-request-id, retry-after, x-localchat-schema-relaxed",
+                    b"x-request-id, retry-after, x-localchat-schema-relaxed, x-localchat-ignored",
                 ),
                 (b"vary", b"Origin"),
             ]

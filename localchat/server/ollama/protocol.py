@@ -1,4 +1,4 @@
-"""Request types of Ollama's API. Unknown fields are ignored, null means "not given"."""
+"""Request types of Ollama's API. Null means "not given"."""
 
 from typing import Any, TypeAlias
 
@@ -81,7 +81,6 @@ class OllamaGenerateBody(AnswerBody, frozen=True, kw_only=True):
     raw: bool | None = None
     """The prompt is taken as it is, without the model's template."""
     template: str | None = None
-    context: list[int] | None = None
     images: list[Any] | None = None
 
 

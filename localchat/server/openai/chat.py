@@ -67,6 +67,7 @@ from localchat.server.request_body import read_json
 from localchat.server.sse import DONE
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, fingerprint, service_of
+from localchat.server.timings import answer_timings
 from localchat.server.tries import TriesGeneration
 from localchat.tries.spec import TriesSpec
 
@@ -79,7 +80,9 @@ async def chat(request: Request) -> ASGIApp:
     if as_functions:
         body = with_tools(body)
     prompt = chat_request(body, config.limits, client_of(request))
-    tries = requested_tries(body, prompt, config.limits)
+    cards = service_of(request).engines.models()
+    own_model = cards[0].name if cards else ""
+    tries = requested_tries(body, prompt, config.limits, own_model)
     if tries is not None:
         prompt = tries.widened(prompt)
     endpoint = ChatEndpoint(body, prompt, config.loop_guard, as_functions, tries)
@@ -203,6 +206,7 @@ class ChatEndpoint(ConversationEndpoint):
             with_usage=bool(options and options.include_usage),
             with_timings=bool(self.body.timings),
             with_logprobs=bool(self.body.logprobs),
+            generation=generation if self.body.timings_per_token else None,
             as_functions=self.as_functions,
             custom=frozenset(tool.custom.name for tool in self.body.tools or () if tool.custom),
             tries=generation if isinstance(generation, TriesGeneration) else None,
@@ -233,6 +237,7 @@ class ChatFormatter(ChunkFormatter):
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         self.silent.update(range(choices))
+        self.unfinished.update(range(choices))
         return b""
 
     def event(self, event: OutputEvent) -> bytes:
@@ -278,14 +283,13 @@ class ChatFormatter(ChunkFormatter):
                     return self._delta(event.choice, DeltaMessage(function_call=delta.function))
                 return self._delta(event.choice, DeltaMessage(tool_calls=[delta]))
             case ChoiceEnd(choice, reason, why):
-                return self._chunk(
-                    ChatChunkChoice(
-                        choice,
-                        DeltaMessage(),
-                        finish_reason=self._finish_reason(reason),
-                        stop_reason=why,
-                    )
+                end = ChatChunkChoice(
+                    choice,
+                    DeltaMessage(),
+                    finish_reason=self._finish_reason(reason),
+                    stop_reason=why,
                 )
+                return self._role(choice) + self.end_event(choice, end)
             case PromptProgress():
                 return sse_event(self.header.chunk([], progress=event.as_json()))
             case PromptEcho():
@@ -293,15 +297,11 @@ class ChatFormatter(ChunkFormatter):
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
-        timings = done if self.with_timings else None
+        timings = answer_timings(usage, done, own=self.with_timings)
         return self.header.chunk(choices, usage, timings, extension=self._extension)
 
     def finish(self, usage: Usage, done: Done | None) -> bytes:
-        if self.tries is None:
-            return ChunkFormatter.finish(self, usage, done)
-        timings = done if self.with_timings else None
-        shown = usage if self.with_usage else None
-        return sse_event(self.header.chunk([], shown, timings, extension=self._extension)) + DONE
+        return self.last_chunk(usage, done, self._extension) + DONE
 
     @property
     def _extension(self) -> dict[str, Any] | None:
@@ -314,12 +314,15 @@ class ChatFormatter(ChunkFormatter):
         return self._chunk(ChatChunkChoice(choice, delta, None, logprobs))
 
     def _chunk(self, choice: ChatChunkChoice) -> bytes:
-        written = self.header.event(choice)
-        if choice.index not in self.silent:
-            return written
-        self.silent.discard(choice.index)
-        role = ChatChunkChoice(choice.index, DeltaMessage(role="assistant", content=""), None)
-        return self.header.event(role) + written
+        return self._role(choice.index) + self.choice_event(choice)
+
+    def _role(self, index: int) -> bytes:
+        """Write the role of a choice before its first piece."""
+        if index not in self.silent:
+            return b""
+        self.silent.discard(index)
+        role = ChatChunkChoice(index, DeltaMessage(role="assistant", content=""), None)
+        return self.header.event(role)
 
     def _choice(self, index: int, choice: ContentBlocks) -> ChatChoice:
         assert choice.end is not None

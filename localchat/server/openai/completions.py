@@ -29,6 +29,7 @@ from localchat.server.openai.protocol import (
 from localchat.server.openai.requests import completion_requests
 from localchat.server.request_body import read_json
 from localchat.server.state import client_of, fingerprint, service_of
+from localchat.server.timings import answer_timings
 
 
 async def completions(request: Request) -> ASGIApp:
@@ -78,6 +79,7 @@ class CompletionEndpoint:
             with_usage=bool(options and options.include_usage),
             with_timings=bool(self.body.timings),
             with_logprobs=self.body.logprobs is not None,
+            generation=generation if self.body.timings_per_token else None,
         )
 
 
@@ -100,6 +102,7 @@ class CompletionFormatter(ChunkFormatter):
     """Characters that each choice has streamed so far."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
+        self.unfinished.update(range(choices))
         if self.with_logprobs:
             return b""
         return b"".join(
@@ -119,16 +122,16 @@ class CompletionFormatter(ChunkFormatter):
                 first = _first_token(echo, prompt)
                 return self._text(choice, echo, completion_logprobs(prompt, 0, first))
             case ChoiceEnd(choice, reason, why):
-                return self.header.event(CompletionChoice("", choice, None, reason, why))
+                return self.end_event(choice, CompletionChoice("", choice, None, reason, why))
         return b""
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
-        return self.header.chunk(choices, usage, done if self.with_timings else None)
+        return self.header.chunk(choices, usage, answer_timings(usage, done, own=self.with_timings))
 
     def _text(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> bytes:
         self.offsets[choice] = self.offsets.get(choice, 0) + len(text)
-        return self.header.event(CompletionChoice(text, choice, logprobs, None))
+        return self.choice_event(CompletionChoice(text, choice, logprobs, None))
 
     def _choice(self, index: int, choice: ContentBlocks) -> CompletionChoice:
         assert choice.end is not None

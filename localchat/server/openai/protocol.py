@@ -1,8 +1,8 @@
 """Wire types of OpenAI's chat, completions and embeddings endpoints.
 
 Responses: an optional field is left out rather than null, because clients expect one kind of delta per chunk
-and trip over empty ones; the key `error` appears in errors only. Requests: unknown fields are ignored, as
-every such server does; null means "not given". Values are checked where they are used (requests.py).
+and trip over empty ones; the key `error` appears in errors only. Requests: server/fields.py decides
+about unknown fields; null means "not given". Values are checked where they are used (requests.py).
 """
 
 from codecs import getincrementaldecoder
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from localchat.engine.events import Done, TokenLogprob, Usage
+from localchat.engine.events import TokenLogprob, Usage
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -37,21 +37,6 @@ def usage_info(usage: Usage) -> UsageInfo:
         PromptTokensDetails(usage.cached_tokens),
         CompletionTokensDetails(usage.reasoning_tokens),
     )
-
-
-def timings_info(done: Done) -> dict[str, Any]:
-    """The metrics of one request, by their names in localchat/metrics.py."""
-    timings: dict[str, Any] = msgspec.structs.asdict(done.timings)
-    timings |= {
-        "kv_used_tokens": done.kv_used_tokens,
-        "kv_total_tokens": done.kv_total_tokens,
-        "drafted": done.speculation.drafted,
-        "accepted": done.speculation.accepted,
-        "speedup": done.speculation.speedup,
-        "speculation_off": done.speculation.off,
-        "fingerprint": done.fingerprint,
-    }
-    return timings
 
 
 # ---------------------------------------------------------------------------- tool calls
@@ -161,9 +146,9 @@ def completion_logprobs(
         offset += len(first)
     decoder = getincrementaldecoder("utf-8")("replace")
     for one in logprobs:
-        made.tokens.append(_shown(one.text))
+        made.tokens.append(_distinct(one.text))
         made.token_logprobs.append(one.logprob)
-        made.top_logprobs.append({_shown(text): logprob for _, text, logprob in one.top} or None)
+        made.top_logprobs.append({_distinct(text): logprob for _, text, logprob in one.top} or None)
         made.text_offset.append(offset)
         offset += len(decoder.decode(one.text))
     return made
@@ -171,6 +156,15 @@ def completion_logprobs(
 
 def _shown(token: bytes) -> str:
     return token.decode("utf-8", "replace")
+
+
+def _distinct(token: bytes) -> str:
+    """The text of a token. Part of a character is written as OpenAI does, so that no two are equal."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        shown = (chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in token)
+        return "bytes:" + "".join(shown)
 
 
 # ---------------------------------------------------------------------------- chat
@@ -321,18 +315,29 @@ class AllowedTools(msgspec.Struct, frozen=True):
     mode: str | None = None
 
 
-class JsonSchemaFormat(msgspec.Struct, frozen=True):
+class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: dict[str, Any] | bool | None = None
     name: str | None = None
     strict: bool | None = None
+    description: str | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """`schema` with the type `json_object` is llama.cpp's notation."""
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Structure of an answer. Unknown fields are rejected, because each may hold the schema."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
-    schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | bool | None = None
+    """llama.cpp's and Together's place of a schema."""
+    value: dict[str, Any] | str | bool | None = None
+    """Hugging Face's place of a schema, or of a regular expression."""
+    pattern: str | None = None
+    """Together's place of a regular expression."""
+    grammar: str | None = None
+    """Fireworks' place of a grammar."""
+    name: str | None = None
+    strict: bool | None = None
+    description: str | None = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -382,12 +387,24 @@ class GenerationBody(StructureBody, frozen=True, kw_only=True):
     logit_bias: LogitBias | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    """vLLM's, as the next three."""
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    bad_words: str | list[str] | None = None
+    min_new_tokens: int | None = None
+    """SGLang's name of `min_tokens`."""
+    no_stop_trim: bool | None = None
+    """SGLang's name of `include_stop_str_in_output`."""
     ignore_eos: bool | None = None
     cache_salt: str | None = None
     speculation: bool | None = None
     return_progress: bool | None = None
     """llama.cpp's: a stream begins with the progress of the prompt."""
     timings: bool | None = None
+    """Add this request's metrics to the timings."""
+    timings_per_token: bool | None = None
+    """llama.cpp's: every piece of a stream has the timings so far."""
 
 
 class TriesExtension(msgspec.Struct, frozen=True):
@@ -434,6 +451,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     thinking_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    """Continue the last message if it is the assistant's. True if absent."""
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
@@ -461,13 +480,21 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     """POST /tokenize: a text, or a conversation as the model will see it."""
 
     content: str | None = None
+    """A text in llama.cpp's form: markup in it is plain text, unless `parse_special` is set."""
     prompt: str | None = None
+    """A text in vLLM's form: markup in it becomes control tokens, unless `parse_special` is false."""
+    add_special: bool | None = None
+    """Begin with the BOS token if the model's texts do. False if absent."""
+    add_special_tokens: bool | None = None
+    """vLLM's name of `add_special`. True if absent."""
     messages: list[ChatMessage] | None = None
     tools: list[ChatTool] | None = None
     model: str | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
     """Return each id with its text, as llama.cpp's clients expect."""
+    return_token_strs: bool | None = None
+    """Return a list with the text of each token, as vLLM's clients expect."""
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True):

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from localchat.engine.request import (
     SAMPLING_RANGES,
     GenerateRequest,
@@ -63,7 +65,8 @@ def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLim
             effort = effort or _thinking_of_other_servers(body, options)
         thinking = _thinking(options, effort)
     last = messages[-1]
-    continues = last.role == "assistant" and not last.tool_calls
+    declines = isinstance(body, ChatBody) and body.continue_final_message is False
+    continues = last.role == "assistant" and not last.tool_calls and not declines
     if continues and not last.content and not last.reasoning and len(messages) > 1:
         messages, continues = messages[:-1], False  # an empty answer cannot be continued
     return Messages(
@@ -232,7 +235,7 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
         effort = {"max": "xhigh"}.get(effort, effort)
         if effort not in _EFFORTS:
             raise bad_request(
-                f"The field 'reasoning_effort' is {effort[:50]!r}; there are {', '.join(_EFFORTS)}.",
+                f"'reasoning_effort' must be one of {', '.join(_EFFORTS)}; got {effort[:50]!r}.",
                 param="reasoning_effort",
             )
         if effort != "none":
@@ -275,7 +278,7 @@ def chat_request(body: ChatBody, limits: ServerLimits, client: Client) -> Genera
         "n_predict": body.n_predict,
     }
     requested = {name: each for name, each in named.items() if each is not None}
-    return generation(
+    request = generation(
         body,
         conversation(body, limits),
         limits,
@@ -283,6 +286,9 @@ def chat_request(body: ChatBody, limits: ServerLimits, client: Client) -> Genera
         max_tokens=answer_tokens(requested, limits, least=0 if body.n_predict == 0 else 1),
         logprobs=checked_logprobs(top or 0, "top_logprobs") if body.logprobs else None,
     )
+    # A limit that the operator chose replaces the default one.
+    default_limit = not requested and limits.answer_tokens == ServerLimits().answer_tokens
+    return msgspec.structs.replace(request, default_limit=default_limit)
 
 
 def completion_requests(
@@ -344,7 +350,11 @@ def generation(
         sampling=_sampling(body, limits),
         n=_choices(body, limits),
         max_tokens=max_tokens,
+        min_tokens=_min_tokens(body, max_tokens),
         stop=_stops(body.stop, limits),
+        stop_tokens=tuple(body.stop_token_ids or ()),
+        keep_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
+        bad_words=_words(body.bad_words),
         grammar=requested_grammar(body, limits),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -441,6 +451,25 @@ def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, least: 
         if tokens < least and tokens != -1:
             raise bad_request(f"The field {name!r} is {tokens}; it must be positive.", param=name)
     return min([limits.answer_tokens, *(tokens for tokens in requested.values() if tokens >= 0)])
+
+
+def _min_tokens(body: GenerationBody, max_tokens: int) -> int:
+    """Minimum length of the answer in tokens. Raises ApiError."""
+    field = "min_tokens" if body.min_tokens is not None else "min_new_tokens"
+    tokens = getattr(body, field) or 0
+    if not 0 <= tokens <= max_tokens:
+        raise bad_request(
+            f"The field {field!r} is {tokens}; it must be 0 to {max_tokens}, the limit of the answer.",
+            param=field,
+        )
+    return tokens
+
+
+def _words(words: str | list[str] | None) -> tuple[str, ...]:
+    """Return the words that are not empty."""
+    if isinstance(words, str):
+        words = [words]
+    return tuple(filter(None, words or []))
 
 
 def _stops(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...]:

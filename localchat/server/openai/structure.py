@@ -138,27 +138,49 @@ def _schema(value: Any, field: str, limits: ServerLimits) -> Grammar:  # noqa: A
 
 
 def _format(format_: ResponseFormat, limits: ServerLimits) -> Iterator[Grammar]:
+    field = "response_format"
     match format_.type:
         case "text":
             return
-        case "json_object" if format_.schema is None:
-            yield Grammar("json_object", field="response_format")
-            return
-        case "json_object":
-            schema: dict[str, Any] | bool | None = format_.schema
-        case "json_schema":
-            schema = format_.json_schema.schema if format_.json_schema else format_.schema
+        case "json_object" | "json" | "json_schema":
+            yield _schema_of(format_, limits)
+        case "regex":
+            pattern = _text_of((format_.value, format_.pattern), f"{field}.value")
+            yield Grammar("regex", pattern, field)
+        case "grammar":
+            grammar = _text_of((format_.value, format_.grammar), f"{field}.value")
+            yield Grammar("lark", grammar, field)
         case other:
             raise bad_request(
-                f"The response format {other[:50]!r} is unknown; the choices are text, json_object and "
-                "json_schema.",
-                param="response_format.type",
+                f"The response format {other[:50]!r} is unknown; the choices are text, json_object, "
+                "json_schema, regex and grammar.",
+                param=f"{field}.type",
             )
-    if schema is None:
+
+
+def _schema_of(format_: ResponseFormat, limits: ServerLimits) -> Grammar:
+    """The schema of a response format, in any of its places. Raises ApiError."""
+    wrapped = format_.json_schema
+    strict = format_.strict or (wrapped is not None and wrapped.strict)
+    schemas = (wrapped.schema if wrapped is not None else None, format_.schema, format_.value)
+    schema = next((schema for schema in schemas if schema is not None), None)
+    if schema is not None:
+        grammar = _schema(schema, "response_format", limits)
+        return msgspec.structs.replace(grammar, strict=bool(strict))
+    if format_.type == "json_schema":
         raise bad_request(
             "The field 'response_format.json_schema.schema' is required.",
             param="response_format.json_schema.schema",
             code="missing_required_parameter",
         )
-    check_json_size(schema, limits, "response_format")
-    yield Grammar("json_schema", msgspec.json.encode(schema).decode(), "response_format")
+    return Grammar("json_object", field="response_format")
+
+
+def _text_of(places: tuple[object, ...], field: str) -> str:
+    """The first text of these places. Raises ApiError."""
+    text = next((place for place in places if place), None)
+    if not isinstance(text, str):
+        raise bad_request(
+            f"The field {field!r} must be a string.", param=field, code="invalid_type"
+        )
+    return text

@@ -5,15 +5,18 @@ from localchat.errors import UsageError
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
 from localchat.server.openai.protocol import ChatBody, TriesExtension
+from localchat.tries.critique import refuse_guide
 from localchat.tries.spec import MOST_TRIES, TriesSpec, counted
 
 _NOTHING = TriesExtension()
 
 
 def requested_tries(
-    body: ChatBody, request: GenerateRequest, limits: ServerLimits
+    body: ChatBody, request: GenerateRequest, limits: ServerLimits, own_model: str
 ) -> TriesSpec | None:
-    """The tries that a chat asks for; None: one answer, or `n`. Raises ApiError."""
+    """The tries that a chat asks for; None: one answer, or `n`. Raises ApiError.
+
+    `own_model`: answers a request without a model."""
     given = body.x_localchat or _NOTHING
     asked = {
         "best_of": body.best_of if body.best_of not in (None, 1) else None,
@@ -44,6 +47,12 @@ def requested_tries(
         raise bad_request(
             "With temperature 0 every try gives the same answer.", param="temperature"
         )
+    if spec.needs_judge:
+        try:
+            refuse_guide(body.model or own_model, named[0])
+        except UsageError as error:
+            message = "The built-in guide cannot judge answers; name another model."
+            raise bad_request(message, param="model") from error
     return spec
 
 

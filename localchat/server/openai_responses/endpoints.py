@@ -17,7 +17,8 @@ from localchat.server.content_blocks import (
     ContentBlocks,
 )
 from localchat.server.errors import ApiError
-from localchat.server.generation import Generation, OutputEvent
+from localchat.server.fields import note_ignored
+from localchat.server.generation import Generation, OutputEvent, PromptProgress
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
 from localchat.server.openai.chat import ConversationEndpoint
@@ -49,6 +50,7 @@ async def responses(request: Request) -> ASGIApp:
     config = service_of(request).config
     body = await read_json(request, ResponsesBody, config.limits)
     translated = as_chat(body)
+    note_ignored(request.scope, translated.ignored)
     try:
         prompt = chat_request(translated.chat, config.limits, client_of(request))
     except ApiError as error:
@@ -86,11 +88,17 @@ class ResponsesFormatter:
         return self._event("response.created", response=created) + self.heartbeat()
 
     def event(self, event: OutputEvent) -> bytes:
+        if isinstance(event, PromptProgress):
+            now = self._now("in_progress")
+            return self._event(
+                "response.in_progress", response=now, prompt_progress=event.as_json()
+            )
         return b"".join(self._block_event(change) for change in self._blocks.add(event))
 
     def finish(self, usage: Usage, done: Done | None) -> bytes:
         status = final_status(self._blocks.end)
-        return self._event(f"response.{status}", response=self._now(status, usage=usage))
+        response = self._now(status, usage=usage) | self._response.timings(usage, done)
+        return self._event(f"response.{status}", response=response)
 
     def error(self, error: ApiError) -> bytes:
         return self._event("response.failed", response=self._now("failed", error=error))
@@ -102,7 +110,8 @@ class ResponsesFormatter:
         (choice,) = answer.choices
         output = [self._response.item(item_id(block), block) for block in choice.blocks]
         status = final_status(choice.end)
-        return msgspec.json.encode(self._response.as_json(status, output, usage=usage))
+        response = self._response.as_json(status, output, usage=usage)
+        return msgspec.json.encode(response | self._response.timings(usage, done))
 
     # ------------------------------------------------------------------------ events
 

@@ -1,4 +1,4 @@
-"""Request types of the Responses API. Unknown fields are ignored, null means "not given"."""
+"""Request types of the Responses API. Null means "not given"."""
 
 from typing import Any, TypeAlias
 
@@ -46,11 +46,12 @@ class ResponsesToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     tools: "list[ResponsesToolChoice] | None" = None
 
 
-class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     type: str
     name: str | None = None
     schema: dict[str, Any] | bool | None = None
     strict: bool | None = None
+    description: str | None = None
 
 
 class TextConfig(msgspec.Struct, frozen=True):
@@ -88,4 +89,9 @@ class ResponsesBody(StructureBody, frozen=True, kw_only=True):
     prompt: Any = None
     background: bool | None = None
     metadata: dict[str, Any] | None = None
+    return_progress: bool | None = None
+    """llama.cpp's: events of the stream report the progress of the prompt."""
+    timings_per_token: bool | None = None
+    """llama.cpp's: the response has timings."""
+    timings: bool | None = None
     seed: int | None = None

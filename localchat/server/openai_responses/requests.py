@@ -1,6 +1,5 @@
 """Translates a Responses API request to a chat, which openai/requests.py validates for all protocols."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -30,8 +29,8 @@ from localchat.server.openai_responses.protocol import (
     TextFormat,
 )
 
-log = logging.getLogger("localchat.server")
-
+_CALLED: Final = ("function", "custom", "namespace")
+"""Types of tools that a client runs."""
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
@@ -59,6 +58,8 @@ class ResponsesChat(NamedTuple):
 
     chat: ChatBody
     tool_names: Mapping[str, ToolName]
+    ignored: tuple[str, ...] = ()
+    """Tools that are left out, because they run on other servers."""
 
 
 def as_chat(body: ResponsesBody) -> ResponsesChat:
@@ -100,9 +101,11 @@ def as_chat(body: ResponsesBody) -> ResponsesChat:
         logprobs=logprobs,
         top_logprobs=body.top_logprobs if logprobs else None,
         stream=body.stream,
+        return_progress=body.return_progress,
         seed=body.seed,
     )
-    return ResponsesChat(chat, {_model_name(name): name for _, name in tools})
+    names = {_model_name(name): name for _, name in tools}
+    return ResponsesChat(chat, names, _left_out(body.tools or ()))
 
 
 def with_own_field_names(error: ApiError) -> ApiError:
@@ -267,8 +270,14 @@ def _tools(
             return [
                 pair for inner in tool.tools or () for pair in _tools(at, inner, inner_namespace)
             ]
-    log.debug("a tool of type %.50r is left out: it does not run here", tool.type)
     return []
+
+
+def _left_out(tools: Sequence[ResponsesTool]) -> tuple[str, ...]:
+    """Types of the tools that do not run here, as names of ignored fields."""
+    inner = [one for tool in tools if tool.type == "namespace" for one in tool.tools or ()]
+    names = [f"tools.{tool.type}" for tool in (*tools, *inner) if tool.type not in _CALLED]
+    return tuple(dict.fromkeys(names))
 
 
 def _choice(

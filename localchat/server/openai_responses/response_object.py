@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from localchat.engine.events import Usage
+from localchat.engine.events import Done, Usage
 from localchat.server.content_blocks import ContentBlock
 from localchat.server.errors import ApiError
 from localchat.server.formatters import new_id
@@ -14,6 +14,7 @@ from localchat.server.openai.custom_tools import input_of
 from localchat.server.openai.protocol import chat_logprobs
 from localchat.server.openai_responses.protocol import ResponsesBody, TextFormat
 from localchat.server.openai_responses.requests import ToolName
+from localchat.server.timings import answer_timings
 
 Json: TypeAlias = dict[str, Any]
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -68,6 +69,13 @@ class ResponseObject:
             "truncation": "disabled",
             "usage": _usage(usage) if usage else None,
         }
+
+    def timings(self, usage: Usage, done: Done | None) -> Json:
+        """Return the field `timings` if the client asked for it and the engine measured them."""
+        if not (self.body.timings_per_token or self.body.timings):
+            return {}
+        timings = answer_timings(usage, done, own=bool(self.body.timings))
+        return {} if timings is None else {"timings": timings}
 
     def empty_item(self, id_: str, block: ContentBlock) -> Json:
         """The item of a block that has just begun."""

@@ -14,16 +14,12 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
-from textual.content import Content
 from textual.css.query import NoMatches
 from textual.screen import Screen
-from textual.widgets import Static
 
 from localchat.chat.conversation import Inclusion
-from localchat.chat.titles import title_for
 from localchat.errors import EngineClosed, LocalchatError
-from localchat.sanitize import sanitize_line
-from localchat.session.blocks import NoticeBlock, Offer
+from localchat.session.blocks import AnswerBlock, NoticeBlock, Offer
 from localchat.session.session import ChatSession
 from localchat.session.view import SessionView
 from localchat.tui import clipboard
@@ -42,6 +38,7 @@ from localchat.tui.transcript_view import TranscriptView, with_other_footer
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
+from localchat.tui.widgets.heading import Heading
 from localchat.tui.widgets.key_footer import KeyFooter
 from localchat.tui.widgets.status_bar import StatusBar
 from localchat.tui.widgets.talk import Talk
@@ -79,13 +76,10 @@ class ChatScreen(Screen[None]):
         """It was shown before."""
         self.is_leaving = False
         """Nothing new is sent any more."""
-        self._labels: dict[str, str] = {}
         self._queue = MessageQueue()
 
     def compose(self) -> ComposeResult:
-        with Horizontal(id="heading"):
-            yield Static("", id="title", markup=False)
-            yield Static("", id="model", markup=False)
+        yield Heading(id="heading")
         with Horizontal(id="body"), Talk(id="talk"):
             keys = self.session.context.keys
             yield Welcome(greeting(self.session.setup), keys, id="welcome")
@@ -154,18 +148,13 @@ class ChatScreen(Screen[None]):
             self.get_child_by_id("status")  # `query` would look at every widget
         except NoMatches:
             return
-        session = self.session
         self._show_keys()
         self._show_progress()
         self._show_metric_words()
         self.status.refresh_metrics()
         if self.shows_panel:
             self.panel.refresh_metrics()
-        title = sanitize_line(title_for(session.conversation)) or "New conversation"
-        self._set_label("#title", title)
-        think = session.setup.settings.think
-        thinking = "" if think == "auto" else f" · think {think}"
-        self._set_label("#model", f"{sanitize_line(session.status.model)}{thinking}")
+        self.query_one(Heading).show(self.session)
 
     @property
     def technical_metrics(self) -> bool:
@@ -180,7 +169,8 @@ class ChatScreen(Screen[None]):
             if "panel" in self.__dict__:
                 self.panel.words = self.status.words
             for block in self.transcript.blocks:
-                self.transcript.put(with_other_footer(block))
+                if isinstance(block, AnswerBlock):
+                    self.transcript.put(with_other_footer(block))
 
     def _show_keys(self) -> None:
         """Show the keys that are of use: in the footer, or one of them in the status bar of a low window."""
@@ -204,12 +194,6 @@ class ChatScreen(Screen[None]):
             self.transcript.put(block)
         elif self.talk.has_transcript and self.transcript.block(PROGRESS_ID) is not None:
             self.transcript.drop(PROGRESS_ID)
-
-    def _set_label(self, where: str, text: str) -> None:
-        """Update a label, only if its text changed."""
-        if self._labels.get(where) != text:
-            self._labels[where] = text
-            self.query_one(where, Static).update(Content(text))
 
     def _offer_key(self, number: int) -> str:
         return offer_key(number, self.session.context.keys)
@@ -256,6 +240,11 @@ class ChatScreen(Screen[None]):
         if self.shows_panel:
             self.panel.refresh_metrics()
 
+    @property
+    def suggested_models(self) -> tuple[Offer, ...]:
+        """Models that the welcome offers."""
+        return self.query_one(Welcome).greeting.models
+
     # ------------------------------------------------------------------ banner above the composer
 
     def hint(self, text: str) -> None:
@@ -270,6 +259,7 @@ class ChatScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")
         self.set_class(event.size.height < 20, "-short")
+        self.set_class(event.size.height < 22, "-unframed")
         self.talk.indent(place_column(self, event.size.width, has_panel=self.shows_panel))
         self.status_changed()
 
@@ -381,6 +371,11 @@ class ChatScreen(Screen[None]):
         """Call a function on the event loop, unless the program has ended."""
         with suppress(RuntimeError):  # the screen has no app any more
             self.app.call_later(callback, *arguments)
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether the input holds a message, or a change of a sent one."""
+        return bool(self.composer.text.strip() or self._edited.id)
 
     def clear_draft(self) -> bool:
         """Clear the input, or stop changing a sent message. False if there is nothing to clear."""
@@ -515,6 +510,10 @@ class ChatScreen(Screen[None]):
             self.action_panel()
         if not self.focused_message.step_question(step):
             self.hint("there is no question before this one")
+        elif self.transcript.focused_id is None:
+            self.composer.editor.focus()
+        elif not self.composer.text:
+            self.transcript.focus()  # so that the keys of a message work at once
 
     def action_to_end(self) -> None:
         self.transcript.to_end()

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from localchat.history.store import History
 
 _MAX_SHOWN = 100
+"""Conversations that are listed at first, and how many more the end of the list adds."""
 _PREVIEW_CHARACTERS = 110
 _PREVIEW_AFTER_S = 0.05
 _FENCE = re.compile(r"^ *```.*$", re.MULTILINE)
@@ -46,6 +48,8 @@ class HistoryScreen(ListDialog[str]):
         self._summaries: dict[str, ConversationSummary] = {}
         self._deleted: list[ConversationSummary] = []
         self._renaming: str | None = None
+        self._limit = _MAX_SHOWN
+        self._has_more = False
         self._previews: dict[str, str] = {}
 
     def on_mount(self) -> None:
@@ -70,16 +74,17 @@ class HistoryScreen(ListDialog[str]):
     def _fill(self, text: str) -> None:
         try:
             if text.strip():
-                hits = self._history.search(text, _MAX_SHOWN + 1)
+                hits = self._history.search(text, self._limit + 1)
                 rows = [(hit.summary, _match_lines(hit)) for hit in hits]
             else:
-                rows = [(one, _title_line(one)) for one in self._history.list(_MAX_SHOWN + 1)]
+                rows = [(one, _title_line(one)) for one in self._history.list(self._limit + 1)]
         except LocalchatError as problem:
             self.show_about(str(problem))
             return
-        more = f", the newest {_MAX_SHOWN}: search for older ones" if len(rows) > _MAX_SHOWN else ""
+        self._has_more = len(rows) > self._limit
+        more = f", the newest {self._limit}: search for older ones" if self._has_more else ""
         self.query_one("#dialog").border_title = Content(f"{self.TITLE_TEXT}{more}")
-        del rows[_MAX_SHOWN:]
+        del rows[self._limit :]
         self._summaries = {summary.id: summary for summary, _ in rows}
         if not rows:
             found = f"nothing found for {text.strip()}" if text.strip() else "no conversations yet"
@@ -87,13 +92,22 @@ class HistoryScreen(ListDialog[str]):
             return
         self.set_entries(list(_in_days(rows, not text.strip())), keep=True)
 
+    def action_step(self, delta: int) -> None:
+        """Move the mark. At the end of the list, load more conversations first."""
+        enabled = [option.id for option in self.entries.options if not option.disabled]
+        at_end = self.marked in enabled[-max(1, delta) :]
+        if delta > 0 and at_end and self._has_more and self._renaming is None:
+            self._limit += _MAX_SHOWN
+            self._fill(self.query_one("#filter", Input).value)
+        super().action_step(delta)
+
     def about(self, id_: str) -> str:
         summary = self._summaries.get(id_)
         if summary is None:
             return ""
         plural = "" if summary.messages == 1 else "s"
         line = (
-            f"{summary.messages} message{plural} · {sanitize_line(summary.model) or 'no model'} · "
+            f"{summary.messages} message{plural} · {_model_name(summary.model)} · "
             f"begun {_date(summary.created_s)} · {_short(id_)}"
         )
         if id_ not in self._previews:
@@ -211,6 +225,11 @@ def _title_line(summary: "ConversationSummary") -> Content:
     return Content.assemble(
         (f"{_when(summary.updated_s):>9}  ", "$foreground 70%"), sanitize_line(summary.title)
     )
+
+
+def _model_name(model: str) -> str:
+    """The name of a model; of a path its last part."""
+    return sanitize_line(PurePath(model).name if model.startswith("/") else model) or "no model"
 
 
 def _match_lines(hit: "SearchHit") -> Content:

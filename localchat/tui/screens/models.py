@@ -1,8 +1,10 @@
 """Model screen: local models, models of other programs and the catalogue, each with its memory verdict."""
 
 import asyncio
-from collections.abc import Container, Sequence
+import os
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from textual import work
@@ -19,9 +21,12 @@ from localchat.tui.screens.list_dialog import ListDialog
 from localchat.units import rate, size, tokens
 
 if TYPE_CHECKING:
+    from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
     from localchat.models.assess import ExpectedSpeed
-    from localchat.session.context import SessionContext
+    from localchat.models.catalog import CatalogEntry
+    from localchat.session.context import ModelSetup, SessionContext
+    from localchat.tui.screens.used_models import UsedModels
 
 
 class ModelChoice(NamedTuple):
@@ -63,6 +68,7 @@ _WITH_WORDS = 120
 _NAME_CELLS = 40
 """At most."""
 _SECTIONS = {
+    "recommended": "Recommended for this computer",
     "here": "On this computer",
     "adopted": "From other programs",
     "catalogue": "To download: they fit this computer",
@@ -81,11 +87,18 @@ class ModelScreen(ListDialog[ModelChoice]):
     KEYS_TEXT = "Enter use or download · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("models")]
 
-    def __init__(self, context: "SessionContext") -> None:
+    def __init__(
+        self, context: "SessionContext", read_used: "Callable[[], UsedModels] | None" = None
+    ) -> None:
+        """`read_used`: tells which models were used, and which is in use. Called in a thread."""
         super().__init__()
         self._session_context = context
+        self._read_used = read_used
+        self._used: UsedModels | None = None
         self._models: dict[str, ModelEntry] = {}
         self._verdicts: dict[str, FitVerdict] = {}
+        self._recommended: dict[str, str] = {}
+        """Speed and download of the recommended models, by name."""
         self._filter = ""
         self._room = 0
         self._entered_early = False
@@ -107,7 +120,13 @@ class ModelScreen(ListDialog[ModelChoice]):
         rows: list[tuple[str, Content]] = []
         sections = list(_SECTIONS)
         if not self._filter.strip():  # a search has its own order
-            found.sort(key=lambda entry: sections.index(self._section(entry)))
+            ranks = {name: rank for rank, name in enumerate(self._recommended)}
+            found.sort(
+                key=lambda entry: (
+                    sections.index(self._section(entry)),
+                    ranks.get(entry.name, len(ranks)),
+                )
+            )
         before = ""
         for entry in found:
             section = self._section(entry)
@@ -129,6 +148,8 @@ class ModelScreen(ListDialog[ModelChoice]):
         """The section of a model: by its verdict, before that by its size."""
         if entry.kind != "catalogue":
             return entry.kind
+        if entry.name in self._recommended:
+            return "recommended"
         verdict = self._verdicts.get(entry.name)
         fits = verdict.fits if verdict is not None else None
         if fits is None:
@@ -137,11 +158,11 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def _line(self, entry: ModelEntry) -> Content:
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
-        style = {True: "$success", False: "$error", None: "$foreground 70%"}[verdict.fits]
+        style = "$error" if verdict.fits is False else "$foreground 70%"
         speed = self._speed_column(verdict)
         cells, narrow = self.app.size.width, self.app.size.width < _NARROW
         width = _name_cells(cells, len(speed))
-        name = sanitize_line(entry.name)
+        name = sanitize_line(_label(entry))
         name = name if len(name) <= width else f"{name[: width - 1]}…"
         taken = f"{size(verdict.size_bytes) if verdict.size_bytes else '':>7} "
         words = verdict.words
@@ -149,7 +170,15 @@ class ModelScreen(ListDialog[ModelChoice]):
             words = words.replace("does not fit", "no room").replace(" tokens", " tok")
         if cells < _WITH_MEMORY:
             words = words.partition(":")[0].partition(",")[0]
-        mark = {"here": "●", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
+        if entry.name in self._recommended and entry.kind == "catalogue":
+            words, speed, taken, style = self._recommended[entry.name], "", "", "$success"
+        used = self._used.words(entry.name) if self._used is not None else ""
+        parts = [used, words]
+        if narrow:
+            parts = [used] if used == "in use" else [words]
+        words = " · ".join(filter(None, parts))
+        mark = {"here": "○", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
+        mark = "●" if used == "in use" else mark
         return Content.assemble(
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
             f"{name:<{width}}",
@@ -174,7 +203,7 @@ class ModelScreen(ListDialog[ModelChoice]):
         verdict = self._verdicts.get(id_)
         words = f"\n{verdict.words}" if verdict is not None and verdict.words else ""
         if verdict is not None and verdict.fits and verdict.speed is not None:
-            words += f", {_speed_words(verdict.speed)}"
+            words += f", {verdict.speed.words}, {verdict.speed.basis}"
         return f"{sanitize_line(entry.about)}{words}"
 
     def text_entered(self, text: str) -> None:
@@ -202,7 +231,9 @@ class ModelScreen(ListDialog[ModelChoice]):
     @work(exclusive=True)
     async def _load(self) -> None:
         try:
-            entries = await asyncio.to_thread(_entries, self._session_context)
+            if self._read_used is not None:
+                self._used = await asyncio.to_thread(self._read_used)
+            entries = await asyncio.to_thread(_entries, self._session_context, self._used)
         except LocalchatError as problem:
             self.show_about(str(problem))
             return
@@ -212,6 +243,7 @@ class ModelScreen(ListDialog[ModelChoice]):
             if self._entered_early:
                 self.text_entered(typed)
             self._room = room = await asyncio.to_thread(_room_bytes)
+            await self._recommend()
             self._refill()
             while (entry := self._next(self._verdicts)) is not None:
                 verdict = await asyncio.to_thread(_verdict, self._session_context, entry, room)
@@ -226,6 +258,19 @@ class ModelScreen(ListDialog[ModelChoice]):
                 if speed is not None:
                     self._add_speed(entry, speed)
             self.verdicts_complete = True
+
+    async def _recommend(self) -> None:
+        """Put the recommended models first, unless they are on this computer already."""
+        try:
+            recommendations = await asyncio.to_thread(self._session_context.recommended)
+        except LocalchatError as problem:
+            self.show_about(str(problem))
+            return
+        self._recommended = {
+            recommendation.name: recommendation.summary
+            for recommendation in recommendations
+            if recommendation.name in self._models
+        }
 
     def _add_speed(self, entry: ModelEntry, speed: "ExpectedSpeed") -> None:
         is_first = not any(each.speed for each in self._verdicts.values())
@@ -258,14 +303,25 @@ class ModelScreen(ListDialog[ModelChoice]):
         return any(option.id == name for option in self.entries.options)
 
 
-def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
+def _label(entry: ModelEntry) -> str:
+    """The name of a model in the list; of a path its last part."""
+    return PurePath(entry.name).name if entry.name.startswith("/") else entry.name
+
+
+def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[ModelEntry, ...]:
     """Local models, then the models of the catalogue that are not local."""
     from localchat.models.catalog import read_catalog
     from localchat.models.index import read_index
     from localchat.models.info.inspect import inspect
 
     found: list[ModelEntry] = []
-    for model in read_index(context.paths, context.environ).models:
+    models = read_index(context.paths, context.environ).models
+    listed = {os.path.realpath(model.path) for model in models if model.path is not None}
+    paths = [] if used is None else used.paths()
+    for path in paths:
+        if os.path.realpath(path) not in listed:
+            found.append(ModelEntry(str(path), "here", _bytes_of(path), str(path)))
+    for model in models:
         trouble = model.trouble or inspect(model).trouble
         kind = "unusable" if trouble else "adopted" if model.kind == "adopted" else "here"
         found.append(
@@ -276,8 +332,17 @@ def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
     here = {entry.name.rpartition("-")[0] for entry in found} | {entry.name for entry in found}
     for name, entry in read_catalog(context.paths).items():
         if name not in here:
-            found.append(ModelEntry(name, "catalogue", _estimate(entry.parameters), entry.about))
+            size_bytes = _published_bytes(entry) or _estimate(entry.parameters)
+            found.append(ModelEntry(name, "catalogue", size_bytes, entry.about))
     return tuple(found)
+
+
+def _bytes_of(path: Path) -> int:
+    """Size of a file; of a folder that of the files in it."""
+    files = path.iterdir() if path.is_dir() else (path,)
+    with suppress(OSError):
+        return sum(file.stat().st_size for file in files)
+    return 0
 
 
 def _name_cells(cells: int, speed: int) -> int:
@@ -295,6 +360,15 @@ _BITS = 4.9
 """Bits per weight of Q4_K_M, the default of a pull, embeddings included."""
 _WITH_CACHE = 1.15
 """Rough factor for a short context and buffers; the header gives the exact numbers after the download."""
+
+
+def _published_bytes(entry: "CatalogEntry") -> int:
+    """Size of the default file by its published shape, the same as after the verdict; 0: unknown."""
+    from localchat.models.names import parse
+    from localchat.models.published_models import published_model
+
+    model = published_model(parse(entry.name, {entry.name: entry}))
+    return model.file_bytes if model is not None else 0
 
 
 def _estimate(parameters: int) -> int:
@@ -315,7 +389,7 @@ def _verdict(context: "SessionContext", entry: ModelEntry, room_bytes: int) -> F
     try:
         if entry.kind != "catalogue":
             setup = context.resolve(entry.name, {})
-            plan = context.plan(setup, setup.options.load)
+            plan = context.plan(setup, _usual_context(context, setup))
             return FitVerdict(_words(plan), entry.size_bytes, _fits(plan))
         estimate = context.estimate(entry.name)
     except LocalchatError as problem:
@@ -330,6 +404,19 @@ def _verdict(context: "SessionContext", entry: ModelEntry, room_bytes: int) -> F
     return FitVerdict(words, entry.size_bytes, fits)
 
 
+def _usual_context(context: "SessionContext", setup: "ModelSetup") -> "LoadOptions":
+    """The load with a usual context, as the largest one makes a small model look large."""
+    import msgspec
+
+    from localchat.fit.report import USUAL_LENGTH
+
+    load = setup.options.load
+    if load.context_tokens is not None:
+        return load
+    trained = context.plan(setup, load).context_tokens
+    return msgspec.structs.replace(load, context_tokens=min(USUAL_LENGTH, trained))
+
+
 def _speed(context: "SessionContext", entry: ModelEntry) -> "ExpectedSpeed | None":
     """The decode rate of a model that fits; None if it is not known. May take a second."""
     try:
@@ -338,13 +425,6 @@ def _speed(context: "SessionContext", entry: ModelEntry) -> "ExpectedSpeed | Non
         return context.speed(context.resolve(entry.name, {}))
     except LocalchatError:
         return None  # its verdict says what is wrong
-
-
-def _speed_words(speed: "ExpectedSpeed") -> str:
-    found = rate(speed.tokens_per_s)
-    if speed.disturbed:
-        return f"more than {found}: other programs are using the CPU"
-    return f"about {found}"
 
 
 def _fits(plan: "MemoryPlan") -> bool:

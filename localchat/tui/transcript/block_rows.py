@@ -166,8 +166,11 @@ def _answer(
         body = [indent_row(row) for row in layout(clean(block.text), text_width(width), unfinished)]
     rows = [EMPTY, *body]
     quiet = " · ".join(filter(None, (_branch(block.branch), sanitize_line(block.footer))))
+    if body and (quiet or block.ended):
+        rows.append(EMPTY)
+    if block.ended:
+        rows += _decoration(f"■ {sanitize_line(block.ended)}", width, Look("warning"))
     if quiet:
-        rows += [EMPTY] if body else []
         rows += _decoration(quiet, width)
     return BlockRows(rows, {})
 
@@ -243,7 +246,9 @@ def _pretty(arguments: str) -> str:
 def _summary(block: SummaryBlock, width: int, is_open: bool) -> BlockRows:
     sign = "▾" if is_open else "▸"
     messages = f"{block.messages:,} message{'' if block.messages == 1 else 's'}"
-    title = f"{sign} summary of {messages}, {block.tokens:,} tokens"
+    tokens = f", {block.tokens:,} tokens" if block.tokens else ""
+    known = ": this is what the model knows of them" if is_open else ""
+    title = f"{sign} summary of {messages}{tokens}{known}"
     rows = [EMPTY, *_decoration(title, width, Look("bullet", italic=True))]
     hits = {number: RowHit() for number in range(1, len(rows))}
     if is_open:
@@ -265,7 +270,7 @@ def _progress(block: ProgressBlock, width: int) -> BlockRows:
         bar = (
             _INDENT,
             Piece("━" * done, Look("bullet")),
-            Piece("━" * (cells - done), Look("rule")),
+            Piece("╌" * (cells - done), Look("rule")),
         )
         rows.append(Row(bar, len(bar)))
     return BlockRows(rows, {})

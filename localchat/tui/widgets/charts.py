@@ -8,14 +8,18 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last `width` values as heights above zero: a steady rate is flat, at two thirds of the height. Full
-    blocks side by side would look like a bar of progress."""
+    """Draw the last `width` values on a scale of their own range.
+
+    The scale spans at least a fifth of the largest value, so that a steady rate is a flat line in the middle.
+    """
     shown = list(values)[-width:]
-    top = max(shown, default=0.0) * 1.4
-    if top <= 0:
+    high, low = max(shown, default=0.0), min(shown, default=0.0)
+    if high <= 0:
         return ""
+    span = 1.4 * max(high - low, high / 5)
+    bottom = (high + low - span) / 2
     last = len(_LEVELS) - 1
-    return "".join(_LEVELS[min(last, max(0, round(value / top * last)))] for value in shown)
+    return "".join(_LEVELS[round((value - bottom) / span * last)] for value in shown)
 
 
 def bar(part: float, whole: float, width: int) -> str:

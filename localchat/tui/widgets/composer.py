@@ -34,6 +34,8 @@ CountTokens = Callable[[str], Awaitable[int]]
 """Counts the tokens of a text for the current model. Raises LocalchatError if the server cannot count."""
 _MAX_VISIBLE = 8
 _MAX_COMPLETIONS = 50
+_OTHER_ROWS = 7
+"""Rows of a window that completions leave to the conversation, the help, the frame and the status."""
 _NARROW = 60
 """Below, the list of commands has no column of arguments."""
 
@@ -125,7 +127,10 @@ class Composer(Vertical):
         self._files: tuple[str, ...] | None = None
         self._words: list[str] = []  # what each completion inserts
         self._counted: dict[str, int | None] = {}
-        self._refused: set[str] = set()  # names that were reported once
+        self._refused: dict[str, LocalchatError | None] = {}
+        """Names that are sent as text, with the error if the file could not be included."""
+        self._accepted: set[str] = set()
+        """Refused names for which the user pressed Enter again."""
         self._uncompleted: str | None = None  # a text that gets no completions
         self._completed = ""  # the text that the completions belong to
         self.completions = Completions(id="completions", markup=False)
@@ -209,6 +214,7 @@ class Composer(Vertical):
         self._recalled = None
         self.sent.append(written)
         self._refused.clear()  # the file may exist by the next message
+        self._accepted.clear()
         self._uncompleted = unsent.text
         self.editor.write(*unsent)
         text, inclusions = expand(*written)
@@ -226,7 +232,7 @@ class Composer(Vertical):
         match action:
             case "send":
                 taken = self._completing and self._accept(sending=True)
-                if not taken and not self._include_named() and not self._warn_missing_paths():
+                if not taken and not self._holds_message():
                     self._send()
             case "accept":
                 if not (self._completing and self._accept(sending=False)):
@@ -370,7 +376,8 @@ class Composer(Vertical):
         if rows or self.completions.display:
             self.completions.clear_options()
             self.completions.add_options([Option(Content(line)) for _, line in rows])
-            self.completions.styles.height = min(_MAX_VISIBLE, len(rows))
+            room = self.app.size.height - self.editor.size.height - _OTHER_ROWS
+            self.completions.styles.height = min(_MAX_VISIBLE, len(rows), max(1, room))
             self.completions.display = bool(rows)
             if rows:
                 self.completions.highlighted = 0
@@ -433,18 +440,47 @@ class Composer(Vertical):
 
     @work(group="include")
     async def _include(self, name: str) -> None:
-        attachment = await self._attachment_of(name)
-        if attachment is not None:
-            self.editor.insert_attachment(attachment)
+        try:
+            self.editor.insert_attachment(await self._attachment_of(name))
+        except LocalchatError as problem:
+            self.post_message(self.Refused(problem))
 
-    def _include_named(self) -> bool:
-        """Include files whose names were typed in full. False if there are none besides refused ones, which
-        stay text."""
+    def _holds_message(self) -> bool:
+        """Include the files that the message names, and hold it back while one of them is missing."""
+        return (
+            self._include_named(sending=True)
+            or self._warn_missing_paths()
+            or self._warn_refused_files()
+        )
+
+    def _include_named(self, *, sending: bool = False) -> bool:
+        """Include files whose names were typed in full. False if there are none besides refused ones.
+
+        `sending`: Enter was pressed, so an error counts as seen."""
         taken = {*self._refused, *self.documents()}
         names = [name for name in mentioned_files(self.editor.text, self.root) if name not in taken]
         if names:
-            self._include_all(names)
+            self._include_all(names, sending=sending)
         return bool(names)
+
+    def _warn_refused_files(self) -> bool:
+        """Hold a message back once if a file that it names could not be included."""
+        names = [
+            name
+            for name in mentioned_files(self.editor.text, self.root)
+            if self._refused.get(name) is not None and name not in self._accepted
+        ]
+        for name in names:
+            self._report_refused(name)
+        return bool(names)
+
+    def _report_refused(self, name: str) -> None:
+        """Show why a file is not included. The next Enter sends the message without it."""
+        problem = self._refused[name]
+        assert problem is not None
+        self._accepted.add(name)
+        hint = "nothing was sent; Enter again sends the message without this file"
+        self.post_message(self.Refused(UsageError(problem.message, hint=hint)))
 
     def _warn_missing_paths(self) -> bool:
         """Hold a message back once if a path after @ is not a file: it would look as if the file was sent.
@@ -456,33 +492,33 @@ class Composer(Vertical):
         for name in names:
             hint = f"Enter again sends @{name} as text"
             self.post_message(self.Refused(FileMissing(f"there is no file {name}", hint=hint)))
-        documents = set(self.documents()) - self._refused
+        documents = set(self.documents()) - self._refused.keys()
         both = [name for name in mentioned_files(text, self.root) if name in documents]
         for name in both:
             problem = f"@{name} is the name of documents and of a file here"
             hint = f"@./{name} includes the file; Enter again asks the documents"
             self.post_message(self.Refused(UsageError(problem, hint=hint)))
-        self._refused.update((*names, *both))
+        self._refused.update(dict.fromkeys((*names, *both)))
         return bool(names or both)
 
     @work(exclusive=True, group="include-named")
-    async def _include_all(self, names: Sequence[str]) -> None:
+    async def _include_all(self, names: Sequence[str], *, sending: bool) -> None:
         for name in names:
-            attachment = await self._attachment_of(name)
-            if attachment is None:
-                self._refused.add(name)
+            try:
+                attachment = await self._attachment_of(name)
+            except LocalchatError as problem:
+                self._refused[name] = problem
+                if sending:
+                    self._report_refused(name)
+                else:
+                    self.post_message(self.Refused(problem))
             else:
                 self.editor.replace_with_attachment(f"@{name}", attachment)
 
-    async def _attachment_of(self, name: str) -> Attachment | None:
+    async def _attachment_of(self, name: str) -> Attachment:
+        """Read a file. Raises LocalchatError."""
         signs = [attachment.sign for attachment in self.editor.attachments]
-        try:
-            return await asyncio.to_thread(
-                attachment_of_file, path_of(name, self.root), name, signs
-            )
-        except LocalchatError as problem:
-            self.post_message(self.Refused(problem))
-            return None
+        return await asyncio.to_thread(attachment_of_file, path_of(name, self.root), name, signs)
 
     def _show_attached(self) -> None:
         attachments = self.attachments

@@ -109,14 +109,16 @@ def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     yield _heading("Memory", f"{size(total)} of {size(info.free_bytes)}" if total else "-", panel)
     if actual is not None:
         yield _stacked(actual, info.free_bytes, panel, "actual", "actual_bytes")
-    if predicted is not None:
+    elif predicted is not None:
         yield _stacked(predicted, info.free_bytes, panel, "planned", "predicted_bytes")
     if shown is None:
         return
     for term, name, style in _MEMORY:
         now = getattr(shown, name)
         planned = getattr(predicted, name) if predicted is not None else -1
-        plan_note = f"  planned {size(planned)}" if actual is not None and planned >= 0 else ""
+        plan_note = ""
+        if actual is not None and _is_off_plan(now, planned):
+            plan_note = f"  planned {size(planned)}"
         value = "-" if now < 0 else size(now)
         label = panel.words.label(term)
         space = max(1, panel.width - 2 - len(label) - len(value) - len(plan_note))
@@ -134,6 +136,13 @@ def _memory(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
     left = info.free_bytes - total
     if info.free_bytes:
         yield _line("· free", size(max(0, left)), "free_bytes", panel)
+
+
+def _is_off_plan(actual_bytes: int, planned_bytes: int) -> bool:
+    """Whether a difference between memory and its plan is worth showing."""
+    if actual_bytes < 0 or planned_bytes < 0:
+        return False
+    return abs(actual_bytes - planned_bytes) > max(1_000_000, planned_bytes // 20)
 
 
 def _stacked(parts: MemoryParts, free: int, panel: _Panel, label: str, metric: str) -> MetricRow:
@@ -173,9 +182,12 @@ def _kv(status: EngineStatus, panel: _Panel) -> Iterator[MetricRow]:
         "kv_total_tokens",
     )
     yield _line("live", panel.words.tokens(f"{used:,}"), "kv_used_tokens", panel)
-    yield _line("  of it shared", panel.words.tokens(f"{shared:,}"), "kv_shared_tokens", panel)
+    if shared:
+        yield _line("  of it shared", panel.words.tokens(f"{shared:,}"), "kv_shared_tokens", panel)
     yield _line("cached", panel.words.tokens(f"{cached:,}"), "kv_cached_tokens", panel)
-    yield _line("swapped to RAM", panel.words.tokens(f"{swapped:,}"), "kv_parked_tokens", panel)
+    if swapped:
+        words = panel.words.tokens(f"{swapped:,}")
+        yield _line("swapped to RAM", words, "kv_parked_tokens", panel)
     if status.stats is not None and status.stats.evictions:
         yield _line("evictions", f"{status.stats.evictions:,}", "evictions", panel)
 
@@ -367,7 +379,8 @@ class MetricsPanel(Widget, can_focus=True):
     .panel--plain, .panel--about { color: $foreground; }
     .panel--quiet { color: $text-muted; }
     .panel--heading, .panel--weights { color: $primary; }
-    .panel--metric, .panel--spark, .panel--marked, .panel--kv { color: $accent; }
+    .panel--metric, .panel--marked, .panel--kv { color: $accent; }
+    .panel--spark { color: $text-muted; }
     .panel--compute { color: $secondary; }
     .panel--bar, .panel--overhead { color: $success; }
     .panel--rule { color: $panel-lighten-2; }

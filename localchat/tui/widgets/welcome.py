@@ -14,14 +14,13 @@ from localchat.models.resolve import GUIDE
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import Offer
 from localchat.session.context import ModelSetup
+from localchat.tui.guide_answers import ASK_PREFIX
 from localchat.tui.keymap import key_names, offer_key
-from localchat.units import duration, size
 
 if TYPE_CHECKING:
-    from localchat.models.onboarding import FirstRun, Recommendation
+    from localchat.models.onboarding import FirstRun
+    from localchat.models.recommended_models import Recommendation
 
-ASK_PREFIX: Final = "ask "
-"""First part of the action that sends a sample question."""
 FETCH_PREFIX: Final = "fetch "
 """First part of the action that asks whether to download a model: its name and a line about it follow."""
 _LOW_ROWS: Final = 6
@@ -149,9 +148,9 @@ class Welcome(Widget):
         if greeting.models or greeting.chooses_model:
             yield _BLANK
         if greeting.searching:
-            yield _heading("Looking for models that fit this computer…")
+            yield _heading(_shorten("Looking for models that fit this computer…", width))
         if greeting.models:
-            yield _heading("Models that fit this computer")
+            yield _heading(_shorten("Models that fit this computer", width))
             for offer in greeting.models:
                 yield self._offer_row(number, offer, width, 1)
                 number += 1
@@ -229,7 +228,5 @@ def first_greeting(found: "FirstRun") -> Greeting:
     return Greeting((*_GUIDE, found.hardware), "", _SAMPLES, models, chooses_model=True)
 
 
-def _download_label(suggestion: "Recommendation") -> str:
-    speed = f", {words}" if (words := suggestion.speed_words) else ""
-    fetch = f"{size(suggestion.size_bytes)}, {duration(suggestion.download_s)} download"
-    return f"{suggestion.role}: {suggestion.name} · {fetch}{speed}"
+def _download_label(recommendation: "Recommendation") -> str:
+    return f"{recommendation.name} · {recommendation.summary}"

@@ -102,6 +102,25 @@ def test_an_answer_comes_with_its_events_in_order(engine_for: Open) -> None:
     assert kinds.index(Prefill) < kinds.index(Text) < kinds.index(Finished)
 
 
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (signal.SIGBUS, "the model file changed or was truncated"),
+        (signal.SIGILL, "uses instructions that this CPU does not have"),
+        (signal.SIGSEGV, "`localchat doctor` checks the build"),
+    ],
+)
+def test_death_names_the_likely_cause(engine_for: Open, cause: signal.Signals, words: str) -> None:
+    engine = engine_for(step_s=0.01)
+    stream = engine.generate(plain())
+    assert any(isinstance(event, Text) for event in stream)
+    assert engine.child_pid is not None
+    os.kill(engine.child_pid, cause)
+    with pytest.raises(EngineDied, match=cause.name) as caught:
+        list(stream)
+    assert words in caught.value.hint
+
+
 def test_death_in_mid_answer_names_the_signal_and_the_next_request_works(engine_for: Open) -> None:
     engine = engine_for(step_s=0.01)
     stream = engine.generate(plain())
@@ -113,7 +132,7 @@ def test_death_in_mid_answer_names_the_signal_and_the_next_request_works(engine_
     with pytest.raises(EngineDied, match="SIGKILL") as caught:
         list(stream)
     assert caught.value.details == {"signal": "SIGKILL", "status": -9, "phase": "serve"}
-    assert "probably ran out of memory; it restarts with your next message" in caught.value.hint
+    assert "memory ran out" in caught.value.hint
     assert text_of(list(engine.generate(plain(max_tokens=5))))
 
 

@@ -38,11 +38,11 @@ def compiled(kernel, types, warps, cc, **values):
         shared=made.metadata.shared, copies=loop.count("ttg.async_copy_global_to_local"),
         moved=loop.count("ttg.convert_layout"), stored=loop.count("ttg.local_alloc"),
         loaded=loop.count("ttg.local_load"),
-        converted=ptx.count("cvt.rn.f16x2.e4m3x2"), shifted=ptx.count("0x3f803f80"),
+        converted=ptx.count("sub.rn.f16x2"),
         dots=loop.count("ttng.warp_group_dot "), waits=loop.count("ttng.warp_group_dot_wait "))
 
 cc = int(sys.argv[1])
-pdl, decoder = cc >= 90, kv_fp8.CONVERTED if cc >= 89 else kv_fp8.BITS
+pdl, decoder = cc >= 90, kv_fp8.PACKED
 index = {n: "*i32" for n in ("starts", "counts", "lengths", "slots", "tables", "tiles", "positions")}
 whole = {n: "i32" for n in ("T", "width", "page_stride", "mark_stride")}
 paged = dict(k="*i16", v="*i16", marks="*i16", sums="*fp32", peaks="*fp32", masses="*fp32",
@@ -95,7 +95,7 @@ def made(
     return request.param, json.loads(done.stdout.splitlines()[-1])
 
 
-def test_kernels_fit_shared_memory_and_use_the_native_decoder(
+def test_kernels_fit_shared_memory_and_use_the_packed_decoder(
     made: tuple[int, dict[str, dict[str, Any]]],
 ) -> None:
     capability, found = made
@@ -103,8 +103,7 @@ def test_kernels_fit_shared_memory_and_use_the_native_decoder(
     for name, one in found.items():
         assert one["shared"] <= SHARED_BYTES[capability], name
         reads = not name.startswith("rope")
-        assert (one["converted"] > 0) == (reads and capability >= 89), name
-        assert (one["shifted"] > 0) == (reads and capability < 89), name
+        assert (one["converted"] > 0) == reads, name
 
 
 def test_decode_loop_loads_pages_through_the_pipeline(

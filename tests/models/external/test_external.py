@@ -265,6 +265,27 @@ def test_an_adopted_name_locates_its_file(
     assert (found.path, found.name, found.word) == (blob, "ollama/qwen2.5:7b", "ollama/qwen2.5:7b")
 
 
+@pytest.mark.parametrize("word", ["qwen2.5:7b", "QWEN2.5", "org/repo", "repo"])
+def test_the_only_model_whose_name_ends_with_a_word_is_used(
+    environ: dict[str, str], home: Path, tmp_path: Path, word: str
+) -> None:
+    path = gguf(home / "blob.gguf")
+    Ollama(home / ".ollama/models").model(f"{LIBRARY}/qwen2.5/7b", path)
+    gguf(home / ".lmstudio/models/org/repo/m.gguf")
+    found = locate(word, find_paths(environ), "here", environ)
+    assert found.name == ("lmstudio/repo/m" if "repo" in word else "ollama/qwen2.5:7b")
+    assert found.notice == f"using {found.name} for {word}"
+
+
+def test_a_word_that_ends_several_names_lists_them(environ: dict[str, str], home: Path) -> None:
+    store = Ollama(home / ".ollama/models")
+    store.model(f"{LIBRARY}/tiny/1b", gguf(home / "a.gguf"))
+    store.model(f"{LIBRARY}/tiny/2b", gguf(home / "b.gguf", 2))
+    with pytest.raises(UsageError, match="tiny matches 2 models") as told:
+        locate("tiny", find_paths(environ), "here", environ)
+    assert "ollama/tiny:1b, ollama/tiny:2b" in told.value.hint
+
+
 @pytest.mark.parametrize(
     ("word", "place", "hint"),
     [

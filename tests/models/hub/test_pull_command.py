@@ -236,14 +236,14 @@ def test_users_models_toml_adds_names_and_wins(call: Call) -> None:
 def test_example_of_the_readme_pulls_and_then_chats(
     call: Call, hub: FakeHub, tmp_path: Path
 ) -> None:
-    assert "localchat pull qwen2.5:7b-q4_k_m" in README.read_text(encoding="utf-8")
-    parts = write_split(tmp_path, "qwen2.5-7b-instruct-q4_k_m", 2, Size())
-    hub.add("Qwen/Qwen2.5-7B-Instruct-GGUF", {part.name: part.read_bytes() for part in parts})
-    assert call("pull", "qwen2.5:7b-q4_k_m")[0] == 0
-    code, out, err = call("run", "qwen2.5:7b", "--json", "--max-tokens", "3", "hi")
+    assert "localchat pull qwen3.5:4b" in README.read_text(encoding="utf-8")
+    parts = write_split(tmp_path, "Qwen3.5-4B-Q4_K_M", 2, Size())
+    hub.add("unsloth/Qwen3.5-4B-GGUF", {part.name: part.read_bytes() for part in parts})
+    assert call("pull", "qwen3.5:4b")[0] == 0
+    code, out, err = call("run", "qwen3.5:4b", "--json", "--max-tokens", "3", "hi")
     assert code == 0, err
     answer = json.loads(out)
-    assert answer["model"] == "qwen2.5:7b-q4_k_m"
+    assert answer["model"] == "qwen3.5:4b-q4_k_m"
     assert 1 <= answer["usage"]["completion_tokens"] <= 3
 
 

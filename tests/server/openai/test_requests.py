@@ -350,6 +350,7 @@ def test_a_whole_answer_has_its_form(stage: Stage) -> None:
     whole = chat(stage, word).json
     assert list(whole) == [
         *("id", "object", "created", "model", "system_fingerprint", "choices", "usage"),
+        "timings",
     ]
     assert whole["object"] == "chat.completion"
     assert whole["choices"] == [

@@ -7,6 +7,7 @@ import pytest
 
 from localchat.engine.events import Event, Finished, Text, TokenLogprob
 from localchat.engine.scripted import ScriptedAnswer
+from localchat.tries import judge
 from tests.support.http_server import Stage, Wire, chat, serving, settled
 
 FAULTS = (
@@ -23,6 +24,11 @@ def tries(*texts: str, logprobs: tuple[float, ...] = ()) -> tuple[Event, ...]:
         token = TokenLogprob(1, text.encode(), logprob, ())
         events += [Text(choice, text, (token,)), Finished(choice, "stop")]
     return tuple(events)
+
+
+def _pick(*answers: str) -> str:
+    """The question which of these answers is the best."""
+    return judge.pick_messages((), answers)[-1].content
 
 
 def extension(chunk: Any) -> Any:
@@ -99,12 +105,34 @@ def test_a_critique_mends_the_answer_and_counts_all_three(stage: Stage) -> None:
         "Write the answer alone, with no word about the faults."
     )
     stage.plays(mend, *tries("a better one"))
+    for answers, best in ((("a bad one", "a better one"), 2), (("a better one", "a bad one"), 1)):
+        stage.plays(_pick(*answers), *tries(json.dumps({"best": best})))
     reply = chat(stage, word, x_localchat={"critique": True})
     assert reply.json["choices"][0]["message"]["content"] == "a better one"
     report = extension(reply.json)
     assert (report["faults"], report["mended"]) == (["it is too short"], True)
-    assert reply.json["usage"]["completion_tokens"] == 3
+    assert (report["first"], report["second"]) == ("a bad one", "a better one")
+    assert reply.json["usage"]["completion_tokens"] == 5
     assert report["first_tokens"] == 1
+
+
+def test_a_correction_that_loses_the_comparison_is_reported_only(stage: Stage) -> None:
+    word = stage.plays("sum", *tries("right"))
+    stage.plays(FAULTS, *tries('{"faults": ["it is too short"]}'))
+    stage.plays(judge.mending_messages((), "", ["it is too short"])[-1].content, *tries("wrong"))
+    # The same place twice: the model prefers the place, not the answer.
+    for answers in (("right", "wrong"), ("wrong", "right")):
+        stage.plays(_pick(*answers), *tries('{"best": 2}'))
+    reply = chat(stage, word, x_localchat={"critique": True})
+    assert reply.json["choices"][0]["message"]["content"] == "right"
+    report = extension(reply.json)
+    assert (report["mended"], report["second"]) == (False, "wrong")
+
+
+def test_the_guide_does_not_judge(stage: Stage) -> None:
+    refused = chat(stage, "x", model="guide", x_localchat={"critique": True})
+    assert refused.status == 400
+    assert "cannot judge answers" in refused.json["error"]["message"]
 
 
 def test_an_answer_without_faults_stays(stage: Stage) -> None:

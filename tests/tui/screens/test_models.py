@@ -11,10 +11,12 @@ import pytest
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
+from localchat.chat.conversation import Conversation
 from localchat.cli.resolve import Setup
 from localchat.cli.session_context import LoadPlanner
 from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
+from localchat.engine.request import Message
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
@@ -24,7 +26,7 @@ from localchat.models.names import parse
 from localchat.models.published_models import published_model
 from localchat.session.context import CatalogEstimate
 from localchat.tui.screens import models
-from tests.support.tui_stage import Stage, play, until
+from tests.support.tui_stage import Stage, app_of, play, until
 
 GB = 10**9
 LAPTOP = Machine("laptop", frozenset({"avx2"}), 4, 16 * GB, 12 * GB)
@@ -43,7 +45,11 @@ def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = published_model(parse("qwen2.5:7b", read_catalog(paths)))
     assert drawn is not None
     plan = assess(
-        Subject(drawn.name, drawn), LoadOptions(max_slots=2), LAPTOP, None, speed=False
+        Subject(drawn.name, drawn),
+        LoadOptions(max_slots=2, context_tokens=4096),
+        LAPTOP,
+        None,
+        speed=False,
     ).plan
     found = planner.estimate("qwen2.5:7b")
     assert found is not None
@@ -180,7 +186,7 @@ def test_a_model_that_fits_has_its_speed(tmp_path: Path, width: int, in_row: boo
         assert fitting
         assert all(("41.5 tok/s" in row) == in_row for row in fitting)
         assert not any("tok/s" in row for row in rows if "does not fit" in row)
-        assert screen.about(screen.marked or "").endswith(", about 41.5 tok/s")
+        assert screen.about(screen.marked or "").endswith(", about 41.5 tok/s, measured")
 
     stage = Stage(
         tmp_path, models=("tiny", "other", "guide"), speed=ExpectedSpeed(41.5, "measured")
@@ -207,7 +213,7 @@ def test_every_verdict_comes_before_the_first_benchmark(tmp_path: Path) -> None:
         await until(pilot, lambda: screen.verdicts_complete)
         rows = [str(option.prompt) for option in screen.entries.options]
         assert any(">4.3 tok/s" in row for row in rows)
-        assert "more than 4.3 tok/s: other programs" in screen.about("qwen2.5:7b")
+        assert ", more than 4.3 tok/s, measured" in screen.about("qwen2.5:7b")
 
     play(Slow(tmp_path, models=("guide",)), what, 120, 40)
 
@@ -227,3 +233,42 @@ def test_a_long_name_is_whole_and_its_verdict_beside_it(tmp_path: Path, width: i
 
     speed = ExpectedSpeed(12.5, "measured", disturbed=True)
     play(Stage(tmp_path, speed=speed), what, width=width)
+
+
+def test_a_model_that_was_used_by_its_path_is_listed_and_the_one_in_use_is_named(
+    tmp_path: Path,
+) -> None:
+    earlier = tmp_path / "earlier.gguf"
+    earlier.write_bytes(b"x" * 2_000)
+
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        assert app.recorder.history is not None
+        old = Conversation(model=str(earlier))
+        app.recorder.history.append(old, [old.add(Message("user", "hi"), parent=None)])
+        gone = Conversation(model=str(tmp_path / "gone.gguf"))
+        app.recorder.history.append(gone, [gone.add(Message("user", "hi"), parent=None)])
+        await pilot.press("f3")
+        screen: Any = pilot.app.screen
+        await until(pilot, lambda: screen._models)
+        await until(
+            pilot, lambda: any(option.id == str(earlier) for option in screen.entries.options)
+        )
+        rows = {option.id: str(option.prompt) for option in screen.entries.options}
+        assert "earlier.gguf" in rows[str(earlier)] and "ago" in rows[str(earlier)]
+        assert not any("gone" in row for row in rows.values())
+        assert not any("in use" in row for id_, row in rows.items() if id_ == "guide")
+
+    play(Stage(tmp_path), steps)
+
+
+def test_the_model_in_use_is_marked_in_words(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[int]) -> None:
+        await pilot.press("f3")
+        screen: Any = pilot.app.screen
+        await until(pilot, lambda: screen._models)
+        rows = {option.id: str(option.prompt) for option in screen.entries.options}
+        assert rows["guide"].startswith("● ") and "in use" in rows["guide"]
+        assert sum("in use" in row for row in rows.values()) == 1
+
+    play(Stage(tmp_path, models=("guide",)), steps)

@@ -208,6 +208,9 @@ def test_a_history_that_is_longer_than_its_list_says_so(
         assert str(box.border_title) == "Conversations, the newest 1: search for older ones"
         await pilot.press(*"rivers")
         await until(pilot, lambda: str(box.border_title) == "Conversations")
+        await pilot.press(*["backspace"] * len("rivers"), "pagedown")
+        assert listed(pilot) == 2, "the end of the list loads older conversations"
+        assert str(box.border_title) == "Conversations"
 
     play(Stage(tmp_path), what)
 
@@ -329,13 +332,13 @@ def test_what_was_said_is_there_after_a_restart(tmp_path: Path) -> None:
     play(Stage(tmp_path, conversation=conversation), again)
 
 
-def test_an_offer_of_a_download_keeps_its_time_on_a_screen_of_60_columns(tmp_path: Path) -> None:
+def test_an_offer_of_a_download_keeps_its_speed_on_a_screen_of_60_columns(tmp_path: Path) -> None:
     fast = suggestion("fast", "qwen2.5:0.5b-q4_k_m", 491_400_032, 49.0, 41.0)
     found = FirstRun("2 cores", (), (fast,), FIRST.rate)
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
-        shown = "fast: qwen2.5:0.5b-q4_k_m · 491 MB, 49 s download\n"
+        shown = "qwen2.5:0.5b-q4_k_m · quick answers"
         await until(pilot, lambda: shown in str(app.chat.query_one(Welcome).render()))
 
     play(Stage(tmp_path, models=("guide",), first_run=found), what, 60, 24)

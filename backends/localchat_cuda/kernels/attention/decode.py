@@ -253,7 +253,7 @@ def _decode_kernel(
         page = tl.load(table + tl.minimum(tile + 1, tiles - 1) * TILE // P)
         if CODED:
             # exponents are too small for the pipeline, so they are loaded by hand, one tile ahead
-            factor, lift = kv_fp8.factors(mark, CODED)
+            factor, lift = kv_fp8.factors(mark)
             mark_at = page.to(tl.int64) * mark_stride + group * P + (tile + 1) * TILE % P + n
             mark = tl.load(marks + mark_at, mask=key + TILE < length, other=0).to(tl.int32)
         if E > 0:

@@ -10,8 +10,9 @@ L2 cache of a Hopper), and prefill_hopper.py, which copies keys without converti
     table   int32 as the block tables, of these pages; written where a page is decoded
 
 Grid (C, 2J): a program has a page's keys, or values, of one head; programs past the last page return at once,
-so that one CUDA graph fits any lengths. An e4m3 number times a power of two is exact in bf16, and in fp16
-within its range. Entries past a sequence's length are undefined.
+so that one CUDA graph fits any lengths. Keys stay rotated, as the queries are (kv_fp8.py). A code of 7 bits
+times a scale of 4 is exact in fp16 within its range; bf16 rounds it. Entries past a sequence's length are
+undefined.
 """
 
 from typing import NamedTuple
@@ -79,7 +80,7 @@ def _dequantize_kernel(
         else:
             words = tl.load(v + cell)
         mark = tl.load(marks + page * mark_stride + head * P + n).to(tl.int32)
-        factor, _ = kv_fp8.factors(mark >> which * 8, CODED)
+        factor = kv_fp8.scales(mark >> which * 8 & 255)
         low, high = kv_fp8.decode(words, CODED)
         row = pool + (target.to(tl.int64) * 2 * J + tl.program_id(1)) * (P * D) + n[:, None] * D
         tl.store(row + i[None, :], (low * factor[:, None]).to(pool.dtype.element_ty))

@@ -147,7 +147,7 @@ def _step(
             mark = tl.load(marks + mark_at, mask=key < length, other=0).to(tl.int32)
         else:
             mark = tl.load(marks + mark_at).to(tl.int32)
-        factor, lift = kv_fp8.factors(mark, CODED)
+        factor, lift = kv_fp8.factors(mark)
         keys, keys_high = kv_fp8.decode(keys, CODED)
         logits = tl.dot(query_high, keys_high, tl.dot(query, keys)) * (factor * scale)[None, :]
     elif E > 0:

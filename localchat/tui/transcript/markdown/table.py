@@ -13,6 +13,8 @@ MAX_ROWS: Final = 300
 """Longer tables are shown as source text: their layout takes seconds."""
 
 _GAP: Final = 2
+_MIN_COLUMN: Final = 8
+"""Narrower columns would break numbers and words."""
 _RULE: Final = Look("rule")
 _PLAIN: Final = Look()
 
@@ -29,10 +31,14 @@ class Table(NamedTuple):
 def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
     room = max(2, width - sum(cell_len(piece.text) for piece in lead))
     columns = max(len(row) for row in table.rows)
-    if columns * 3 + (columns - 1) * _GAP > room:
+    natural = _natural(table, columns)
+    widths = column_widths(natural, room - (columns - 1) * _GAP)
+    narrow = any(
+        cells < min(wanted, _MIN_COLUMN) for cells, wanted in zip(widths, natural, strict=True)
+    )
+    if narrow:
         yield from _stacked(table, width, lead)
         return
-    widths = column_widths(_natural(table, columns), room - (columns - 1) * _GAP)
     for number, row in enumerate(table.rows):
         yield from _line(row, widths, table.aligns, lead)
         if number == 0:
@@ -92,9 +98,15 @@ def _line(
 
 
 def _stacked(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
-    """A table too wide for the screen: each cell on its own line, with a rule between rows."""
-    for number, row in enumerate(table.rows):
+    """Lay out a table that is too wide: each cell on a line of its own, after the name of its column."""
+    header, *body = table.rows
+    if not body:
+        for name in header:
+            yield from wrap(name, width, lead)
+    for number, row in enumerate(body):
         if number:
             yield Row((*lead, Piece("─" * 3, _RULE)), len(lead) + 1)
-        for cell in row:
-            yield from wrap(cell, width, lead)
+        for column, cell in enumerate(row):
+            name = header[column] if column < len(header) else []
+            label = [*name, Piece(": ", _PLAIN)] if _cells(name) else []
+            yield from wrap([*label, *cell], width, lead)

@@ -1,0 +1,46 @@
+"""Sentences about an answer that did not end by itself: what ended it, and what to do."""
+
+from typing import Final
+
+from localchat.engine.events import Finished
+
+REPETITION_PENALTY: Final = 1.1
+"""The penalty that is suggested against loops. It ended 19 of 20 loops of SmolLM2 and Gemma 3 270M."""
+
+
+def ended_early(end: Finished | None) -> bool:
+    """Return whether a limit or the loop guard ended an answer."""
+    return end is not None and end.reason in ("length", "repetition")
+
+
+def end_sentence(end: Finished, tokens: int, context_tokens: int, *, what: str = "answer") -> str:
+    """Say what ended an answer; empty where it ended by itself.
+
+    `tokens`: the most that the answer could have. `what`: the noun for the answer.
+    """
+    if end.reason == "repetition":
+        if end.repetition is None or not end.repetition.chars:
+            return f"The {what} only repeated itself and was ended."
+        return f"{end.repetition.sentence(what)} and was ended."
+    if end.reason != "length":
+        return ""
+    match end.limit:
+        case "max_tokens":
+            return f"The {what} was cut at {tokens:,} tokens (--max-tokens {tokens})."
+        case "default":
+            return f"The {what} was cut at {tokens:,} tokens, the default limit."
+        case "context" if context_tokens:
+            return f"The {what} was cut: the context of {context_tokens:,} tokens is full."
+        case _:
+            return f"The {what} was cut at the length limit of the server."
+
+
+def end_advice(end: Finished, tokens: int, context_tokens: int) -> str:
+    """Say what to do about it on the command line; empty where it ended by itself."""
+    if end.reason == "repetition":
+        return f"Try again with -o repetition_penalty {REPETITION_PENALTY}."
+    if end.reason != "length":
+        return ""
+    if end.limit == "context":
+        return f"Allow more with --ctx {max(512, 2 * context_tokens)}, or shorten the prompt."
+    return f"Allow more with --max-tokens {max(200, 2 * tokens)}."

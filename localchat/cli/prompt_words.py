@@ -1,0 +1,75 @@
+"""Tell the words of a prompt from its flags, before click parses them."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import click
+
+_MARK = "\0"
+"""Hides the dash of a word from click. No shell can pass a zero byte."""
+
+
+class _Argument(NamedTuple):
+    text: str
+    is_word: bool
+
+
+def marked(args: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
+    """Mark words that begin with a dash, such as `-5 + 3`, so that click takes them for words."""
+    return [
+        f"{_MARK}{argument.text}"
+        if argument.is_word and len(argument.text) > 1 and argument.text.startswith("-")
+        else argument.text
+        for argument in _arguments(args, params)
+    ]
+
+
+def unmarked(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words without the marks."""
+    return tuple(word.removeprefix(_MARK) for word in words)
+
+
+def prompt_line(args: Sequence[str], params: Sequence[click.Parameter]) -> str:
+    """Return the command line that sends all words of `args` as a prompt, with the flags kept."""
+    end = args.index("--") if "--" in args else len(args)
+    arguments = list(_arguments(args[:end], params))
+    flags = [argument.text for argument in arguments if not argument.is_word]
+    words = [argument.text for argument in arguments if argument.is_word]
+    return shlex.join(["localchat", *flags, "--", *words, *args[end + 1 :]])
+
+
+def _arguments(args: Sequence[str], params: Sequence[click.Parameter]) -> Iterator[_Argument]:
+    """Yield each argument and whether it is a word. Everything after `--` is left to click."""
+    value_counts = _value_counts(params)
+    values_left = 0
+    for index, text in enumerate(args):
+        if text == "--":
+            yield from (_Argument(rest, False) for rest in args[index:])
+            return
+        if values_left:
+            values_left -= 1
+            yield _Argument(text, False)
+            continue
+        is_word = not text.startswith("-") or text == "-" or _is_dashed_word(text, value_counts)
+        yield _Argument(text, is_word)
+        if not is_word:
+            values_left = value_counts.get(text, 0)
+
+
+def _is_dashed_word(text: str, value_counts: dict[str, int]) -> bool:
+    """Return True for a text with a space, or with a digit after the dash: no flag has either."""
+    if text.startswith("--"):
+        return " " in text.partition("=")[0]
+    has_flag = text[:2] in value_counts
+    return not has_flag and (text[1].isdigit() or any(sign.isspace() for sign in text))
+
+
+def _value_counts(params: Sequence[click.Parameter]) -> dict[str, int]:
+    """Return how many values follow each flag, by its spellings."""
+    counts = {"-h": 0, "--help": 0}
+    for param in params:
+        if isinstance(param, click.Option):
+            count = 0 if param.is_flag or param.count else param.nargs
+            counts |= dict.fromkeys((*param.opts, *param.secondary_opts), count)
+    return counts

@@ -1,0 +1,117 @@
+"""Choose the model of a command that processes data, where the command names none.
+
+The built-in guide answers questions about localchat. It is never a default for a batch or a measurement.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from localchat.cli.context import AppContext
+from localchat.errors import LocalchatError, ModelInvalid, ModelMissing, UsageError
+from localchat.models.resolve import GUIDE, LAST_USED, last_model, locate
+
+if TYPE_CHECKING:
+    from localchat.cli.resolve import Inputs
+    from localchat.config.paths import Paths
+
+_SHOWN_CHOICES = 8
+
+
+class WorkModel(NamedTuple):
+    """A model, and the source of the choice."""
+
+    word: str
+    """As `-m` takes it: a name, a path, or the address of a server."""
+    why: str
+    """A phrase."""
+    path: str = ""
+    """The file, if a running server has it loaded."""
+
+    @property
+    def local_word(self) -> str:
+        """Word for a process of our own that loads the model."""
+        return self.path or self.word
+
+
+def work_model(ctx: click.Context, named: Collection[str] = ()) -> WorkModel:
+    """Return the model for a command without one. `named`: models that the input names.
+
+    Raises UsageError with the choices if there is none but the guide, ModelMissing, ModelInvalid."""
+    from localchat.cli.resolve import Inputs, resolve_setup
+
+    inputs = Inputs.of(ctx)
+    resolved = inputs.settings()
+    if resolved.settings.remote or resolved.settings.model is not None:
+        model = resolve_setup(ctx).model
+        word = model.remote.word if model.remote is not None else model.word
+        return WorkModel(word, model.why)
+    return (
+        _running_model(inputs.app, inputs.paths, named)
+        or _named_model(inputs, named)
+        or _last_model(inputs)
+        or _refuse(ctx, inputs)
+    )
+
+
+def _running_model(app: AppContext, paths: "Paths", named: Collection[str]) -> WorkModel | None:
+    """Return the model of the running server: the one that the input names, else one that is loaded."""
+    import msgspec
+
+    from localchat.cli.attach import running_servers
+    from localchat.pool.entry import ServerStatus
+
+    for server, loaded in running_servers(paths):
+        models = msgspec.json.decode(loaded, type=ServerStatus).models
+        models = tuple(model for model in models if model.name != GUIDE)
+        wanted = [model for model in models if model.name in named]
+        if not models:
+            continue
+        model = (wanted or models)[0]
+        why = "the running server has it loaded"
+        return WorkModel(f"{server.url}#{model.name}", why, model.path)
+    return None
+
+
+def _named_model(inputs: "Inputs", named: Collection[str]) -> WorkModel | None:
+    """Return the model that the whole input names, if it is on this machine."""
+    from localchat.models.resolve import locate_named
+
+    if len(named) != 1:
+        return None
+    [name] = named
+    try:
+        model = locate_named(name, inputs.paths, "", inputs.app.environ)
+    except (ModelMissing, ModelInvalid, UsageError):
+        return None
+    return WorkModel(model.word, "the input names it")
+
+
+def _last_model(inputs: "Inputs") -> WorkModel | None:
+    """Return the model that answered last, unless that was the guide."""
+    word = last_model(inputs.paths)
+    if word is None or word == GUIDE:
+        return None
+    try:
+        return WorkModel(locate(word, inputs.paths, LAST_USED, inputs.app.environ).word, LAST_USED)
+    except (ModelMissing, ModelInvalid, UsageError):
+        return None
+
+
+def _refuse(ctx: click.Context, inputs: "Inputs") -> WorkModel:
+    from localchat.models.index import read_index
+
+    names: list[str] = []
+    try:
+        models = read_index(inputs.paths, inputs.app.environ).models
+        names = [model.name for model in models if model.name != GUIDE]
+    except LocalchatError:
+        pass  # the message goes without choices
+    if names:
+        more = ", …" if len(names) > _SHOWN_CHOICES else ""
+        hint = f"name one of yours: {', '.join(names[:_SHOWN_CHOICES])}{more}"
+    else:
+        hint = "only the built-in guide is here, which answers questions about localchat\n"
+        hint += "localchat run lists models to download"
+    raise UsageError(f"{ctx.command_path} needs a model", hint=hint)

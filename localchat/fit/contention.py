@@ -1,0 +1,60 @@
+"""Tells whether other programs were using the CPU during a run, so that its speed is not representative."""
+
+import math
+import os
+from pathlib import Path
+from typing import Final
+
+_PRESSURE_WINDOW_S: Final = 10.0
+"""Averaging window of the kernel's `avg10`."""
+_LOAD_WINDOW_S: Final = 60.0
+"""Averaging window of the first load average."""
+_WAITING_SHARE: Final = 0.5
+"""Share of the time with a waiting thread from which a run counts as disturbed. A run alone stays below 0.2."""
+_OTHER_THREADS: Final = 0.5
+"""Runnable threads of other programs, beyond the idle cores, from which a run counts as disturbed."""
+
+
+def cpu_was_contended(elapsed_s: float, threads: int, cores: int, root: Path = Path("/")) -> bool:
+    """Return True if threads had to wait for a core during the run that just ended.
+
+    elapsed_s: duration of the run. root: the folder with /proc (for tests). Where neither the kernel's
+    pressure nor a load average is available, the answer is False.
+    """
+    waiting = _waiting_share(root)
+    if waiting is not None:
+        return waiting >= _WAITING_SHARE * _seen(elapsed_s, _PRESSURE_WINDOW_S)
+    load = _load_average()
+    if load is None:
+        return False
+    others = load - threads * _seen(elapsed_s, _LOAD_WINDOW_S)
+    return others > max(cores - threads, 0) + _OTHER_THREADS
+
+
+def _seen(elapsed_s: float, window_s: float) -> float:
+    """Share of an exponential average that the last `elapsed_s` seconds contribute."""
+    return 1 - math.exp(-max(elapsed_s, 1.0) / window_s)
+
+
+def _waiting_share(root: Path) -> float | None:
+    """Share of the last ten seconds in which a runnable thread waited; None where Linux does not report it."""
+    try:
+        text = (root / "proc/pressure/cpu").read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        kind, *fields = line.split()
+        values = dict(field.partition("=")[::2] for field in fields)
+        if kind == "some":
+            try:
+                return float(values["avg10"]) / 100
+            except (KeyError, ValueError):
+                return None
+    return None
+
+
+def _load_average() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None

@@ -1,0 +1,63 @@
+"""Transports of the HTTP clients, which choose the proxy of each request.
+
+Redirects may lead from a public server to this machine and back, so a client has no single proxy.
+"""
+
+from typing import Final
+
+import httpx2
+
+from localchat.proxies import Proxy, proxy_for
+
+DEFAULT_LIMITS: Final = httpx2.Limits(max_connections=100, max_keepalive_connections=20)
+
+
+class ProxyTransport(httpx2.BaseTransport):
+    """Sends each request directly or through its proxy."""
+
+    def __init__(self, limits: httpx2.Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._transports: dict[Proxy | None, httpx2.HTTPTransport] = {}
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request. Raises UsageError for a bad proxy, and what httpx2 raises."""
+        proxy = proxy_for(str(request.url))
+        transport = self._transports.get(proxy)
+        if transport is None:
+            # Two threads may both create one; setdefault keeps the first.
+            created = httpx2.HTTPTransport(limits=self._limits, proxy=proxy and proxy.url)
+            transport = self._transports.setdefault(proxy, created)
+        return transport.handle_request(request)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for transport in list(self._transports.values()):
+            transport.close()
+
+
+def query_client(key: str = "", timeout_s: float = 5.0) -> httpx2.Client:
+    """Return a client for short questions to a server, such as its health."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx2.Client(transport=ProxyTransport(), headers=headers, timeout=timeout_s)
+
+
+class AsyncProxyTransport(httpx2.AsyncBaseTransport):
+    """Sends each request directly or through its proxy."""
+
+    def __init__(self, limits: httpx2.Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._transports: dict[Proxy | None, httpx2.AsyncHTTPTransport] = {}
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request. Raises UsageError for a bad proxy, and what httpx2 raises."""
+        proxy = proxy_for(str(request.url))
+        transport = self._transports.get(proxy)
+        if transport is None:
+            transport = httpx2.AsyncHTTPTransport(limits=self._limits, proxy=proxy and proxy.url)
+            self._transports[proxy] = transport
+        return await transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for transport in list(self._transports.values()):
+            await transport.aclose()

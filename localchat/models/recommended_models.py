@@ -1,0 +1,303 @@
+"""Chooses the models of the catalogue that suit this machine: quick, balanced and best answers.
+
+The only place that decides. `run`, `fit`, the first run, the model screen and the guide show its result. It
+needs neither the network nor a benchmark: the choice follows the hardware, unless an earlier measurement
+differs from it by far. So all of them name the same models.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from localchat.backend_api.registry import usable_machine
+from localchat.config.paths import Paths
+from localchat.errors import LocalchatError
+from localchat.fit.hardware import Machine
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
+from localchat.fit.speed_history import SpeedHistory
+from localchat.model_files.architecture import ModelShape
+from localchat.models.assess import FitReport, Subject, assess
+from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
+from localchat.models.hub.download import download_rate
+from localchat.models.published_models import gguf_shape
+from localchat.models.published_shapes import read_published_shapes
+from localchat.units import size
+
+Role = Literal["fast", "balanced", "best"]
+ROLE_WORDS: Final[dict[Role, str]] = {
+    "fast": "quick answers",
+    "balanced": "balanced",
+    "best": "best answers",
+}
+
+_MIN_TOKENS_PER_S: Final[tuple[tuple[Role, float], ...]] = (
+    ("best", 4.0),
+    ("balanced", 10.0),
+    ("fast", 25.0),
+)
+"""Slowest acceptable decode rate of each role. People read about five tokens a second."""
+_ROLES_BY_COUNT: Final[tuple[tuple[Role, ...], ...]] = (
+    (),
+    ("balanced",),
+    ("fast", "best"),
+    ("fast", "balanced", "best"),
+)
+"""Roles of so many models, from weak to strong."""
+_WORDS_PER_TOKEN: Final = 0.75
+"""Of English text."""
+_STRENGTH_STEP: Final = 0.6
+"""Each role's model is at most this share of the strength of the next better one."""
+_CONTEXT_TOKENS: Final = 4096
+"""Context that a recommended model must have room for."""
+_SLOTS: Final = 2
+_MEMORY_SHARE: Final = 0.5
+"""Largest share of the RAM for the weights, so that other programs keep running."""
+_CORE_BYTES_PER_S: Final = 7.5e9
+_CPU_BYTES_PER_S: Final = 15e9
+"""At which the CPU of a usual laptop reads weights, and one core of it."""
+_UNIFIED_BYTES_PER_S: Final = 60e9
+"""The same of a GPU that shares the RAM."""
+_GPU_SHARE: Final = 0.9
+"""Share of a GPU's bandwidth that decoding reaches."""
+_FAR_OFF: Final = 2.5
+"""A measurement replaces the usual speed if it differs by this factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A model of the catalogue that suits this machine."""
+
+    role: Role
+    name: str
+    """As `localchat pull` takes it."""
+    about: str
+    parameters: int
+    size_bytes: int
+    download_s: float
+    """At the rate of the last download."""
+    context_tokens: int
+    gpu_layers: int
+    layers: int
+    tokens_per_s: float | None
+    """Estimated decode rate. None for a GPU of unknown bandwidth."""
+    why: str
+    """One sentence on the backend and the place of the layers."""
+
+    @property
+    def words_per_s(self) -> int | None:
+        """Estimated words of English text a second; None if the speed is unknown."""
+        if self.tokens_per_s is None:
+            return None
+        words = self.tokens_per_s * _WORDS_PER_TOKEN
+        if words < 10:
+            return max(round(words), 1)
+        return 5 * round(words / 5)
+
+    @property
+    def summary(self) -> str:
+        """`quick answers, about 25 words/s, download 502 MB`."""
+        words = self.words_per_s
+        speed = () if words is None else (f"about {words} words/s",)
+        return ", ".join((ROLE_WORDS[self.role], *speed, f"download {size(self.size_bytes)}"))
+
+    @property
+    def command(self) -> str:
+        """The command that downloads it."""
+        return f"localchat pull {self.name}"
+
+
+def recommended_models(paths: Paths, machine: Machine | None = None) -> tuple[Recommendation, ...]:
+    """Choose up to three models that suit this machine, from quick to best.
+
+    Takes about a second. Raises LocalchatError if the user's catalogue cannot be read.
+    """
+    machine = machine or usable_machine()
+    candidates = list(_candidates(read_catalog(paths), machine))
+    candidates.sort(key=lambda candidate: candidate.strength)
+    bytes_per_s = _reading_speed(candidates, machine, paths)
+    download_bytes_per_s = download_rate(paths.state_dir).bytes_per_s
+    return tuple(
+        _recommendation(role, candidate, bytes_per_s, download_bytes_per_s)
+        for role, candidate in _chosen(candidates, bytes_per_s)
+    )
+
+
+def recommended_names(paths: Paths, machine: Machine) -> list[str]:
+    """Names of the recommended models, the best first; empty if the user's catalogue cannot be read."""
+    try:
+        recommendations = recommended_models(paths, machine)
+    except LocalchatError:
+        return []
+    return [recommendation.name for recommendation in reversed(recommendations)]
+
+
+def with_models_that_fit(advice: str, paths: Paths, machine: Machine | None = None) -> str:
+    """Add the recommended models to the advice for a load that does not fit."""
+    names = recommended_names(paths, machine or usable_machine())
+    line = f"Models that fit here: {', '.join(names)}. localchat pull NAME downloads one."
+    return f"{advice}\n{line}".lstrip() if names else advice
+
+
+def guide_phrases(paths: Paths) -> dict[str, str]:
+    """Replacements in the guide's fixed answers, which were trained with the names of other models."""
+    names = recommended_names(paths, usable_machine())
+    if not names:
+        return {}
+    best, balanced, fast = names[0], names[len(names) // 2], names[-1]
+    return {
+        "`localchat run qwen2.5:3b`": f"`localchat run {balanced}`",
+        "`localchat pull qwen2.5:3b-q4_k_m`": f"`localchat pull {fast}`",
+        "fetches one that runs on nearly any machine": "fetches one that suits this machine",
+        "Start with `localchat pull qwen2.5:7b-q4_k_m`": f"Start with `localchat pull {best}`",
+        "gets a model (3B for less than 8 GB)": f"gets a model; here, {balanced} is a good choice",
+        "`localchat run qwen2.5:14b` offers": f"`localchat run {best}` offers",
+    }
+
+
+class _Candidate(NamedTuple):
+    """A chat model that fits."""
+
+    entry: CatalogEntry
+    name: str
+    shape: ModelShape
+    report: FitReport
+    strength: float
+    """Quality of its answers, as parameters of a dense model."""
+    read_bytes: float
+    """Weights read for one token."""
+
+
+def _recommendation(
+    role: Role, candidate: _Candidate, bytes_per_s: float | None, download_bytes_per_s: float
+) -> Recommendation:
+    plan, file_bytes = candidate.report.plan, candidate.shape.file_bytes
+    return Recommendation(
+        role=role,
+        name=candidate.entry.name,
+        about=candidate.entry.about,
+        parameters=candidate.entry.parameters,
+        size_bytes=file_bytes,
+        download_s=file_bytes / download_bytes_per_s,
+        context_tokens=plan.context_tokens,
+        gpu_layers=plan.gpu_layers,
+        layers=plan.layers,
+        tokens_per_s=None if bytes_per_s is None else bytes_per_s / candidate.read_bytes,
+        why=candidate.report.why,
+    )
+
+
+def _chosen(
+    candidates: list[_Candidate], bytes_per_s: float | None
+) -> list[tuple[Role, _Candidate]]:
+    """Choose a candidate for each role, from fast to best. candidates: from weak to strong."""
+    chosen: list[tuple[Role, _Candidate]] = []
+    max_strength = float("inf")
+    for role, min_rate in _MIN_TOKENS_PER_S:
+        quick = [
+            candidate
+            for candidate in candidates
+            if candidate.strength <= max_strength
+            and (bytes_per_s is None or bytes_per_s / candidate.read_bytes >= min_rate)
+        ]
+        if quick:
+            chosen.append((role, quick[-1]))
+            max_strength = quick[-1].strength * _STRENGTH_STEP
+    models = [candidate for _, candidate in reversed(chosen)]
+    ladder = _ladder(candidates)[: len(_MIN_TOKENS_PER_S)]
+    if len(models) < len(ladder):
+        # A machine too slow for these rates still gets the smallest models.
+        models = ladder
+    return list(zip(_ROLES_BY_COUNT[len(models)], models, strict=True))
+
+
+def _ladder(candidates: list[_Candidate]) -> list[_Candidate]:
+    """The smallest candidates, each clearly stronger than the one before."""
+    ladder: list[_Candidate] = []
+    for candidate in candidates:
+        if not ladder or candidate.strength * _STRENGTH_STEP >= ladder[-1].strength:
+            ladder.append(candidate)
+    return ladder
+
+
+def _candidates(catalog: Catalog, machine: Machine) -> Iterator[_Candidate]:
+    """Chat models that fit, in their default quantization; with a GPU those that fit on it whole."""
+    shapes = read_published_shapes()
+    seen: set[tuple[object, ...]] = set()
+    for name, entry in catalog.items():
+        source = entry.source(None)
+        is_chat = {"chat", "tools"} <= set(entry.uses) and "code" not in entry.uses
+        if name not in shapes or not is_chat or source is None:
+            continue
+        quantization = source[1]
+        shape = gguf_shape(entry, shapes[name], quantization)
+        key = (shapes[name], entry.uses)
+        if shape is None or key in seen:
+            continue
+        report = _report(f"{name}-{quantization.lower()}", entry, shape, machine)
+        if report is None:
+            continue
+        seen.add(key)
+        active = entry.active_parameters or entry.parameters
+        yield _Candidate(
+            entry,
+            report.name,
+            shape,
+            report,
+            # A mixture of experts answers like a dense model between its two numbers (geometric mean).
+            (entry.parameters * active) ** 0.5,
+            shape.weights_bytes * active / entry.parameters,
+        )
+
+
+def _report(
+    name: str, entry: CatalogEntry, shape: ModelShape, machine: Machine
+) -> FitReport | None:
+    """The plan of a short context. None if the model does not run here, or only slowly."""
+    if not machine.gpus and shape.weights_bytes > _MEMORY_SHARE * machine.ram_total_bytes:
+        return None
+    context = min(_CONTEXT_TOKENS, entry.context_tokens)
+    options = LoadOptions(max_slots=_SLOTS, context_tokens=context)
+    try:
+        report = assess(Subject(name, shape), options, machine, None, speed=False)
+    except LocalchatError:
+        return None
+    if not report.plan.fits or _is_split(report.plan, machine):
+        return None
+    return report
+
+
+def _is_split(plan: MemoryPlan, machine: Machine) -> bool:
+    """Return True if layers or experts in RAM would slow a GPU down."""
+    split = 0 < plan.gpu_layers < plan.layers or plan.experts_on_cpu > 0
+    return bool(machine.gpus or machine.unified_memory) and split
+
+
+def _reading_speed(candidates: list[_Candidate], machine: Machine, paths: Paths) -> float | None:
+    """Bytes of weights a second. None if a GPU does not report its bandwidth."""
+    if not candidates:
+        return None
+    middle = candidates[len(candidates) // 2]
+    usual = usual_reading_speed(machine, on_gpu=middle.report.plan.gpu_layers > 0)
+    if usual is None or middle.report.plan.gpu_layers:
+        return usual
+    # No benchmark: results of earlier ones only.
+    history = SpeedHistory(paths.state_dir, benchmark_s=0)
+    speed = assess(
+        Subject(middle.name, middle.shape), LoadOptions(max_slots=_SLOTS), machine, history
+    ).expected_speed
+    if speed is None or speed.disturbed:
+        return usual
+    measured = speed.tokens_per_s * middle.read_bytes
+    is_usual = usual / _FAR_OFF <= measured <= usual * _FAR_OFF
+    return usual if is_usual else measured
+
+
+def usual_reading_speed(machine: Machine, *, on_gpu: bool) -> float | None:
+    """Bytes of weights a second of such hardware; None for a GPU of unknown bandwidth."""
+    if not on_gpu:
+        return min(_CORE_BYTES_PER_S * max(machine.cores, 1), _CPU_BYTES_PER_S)
+    if machine.unified_memory:
+        return _UNIFIED_BYTES_PER_S
+    speeds = [gpu.bytes_per_s for gpu in machine.gpus]
+    return _GPU_SHARE * min(speeds) if speeds and all(speeds) else None

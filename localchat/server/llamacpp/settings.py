@@ -1,0 +1,69 @@
+"""Settings of an answer as llama.cpp reports them: `generation_settings`."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from localchat.engine.request import GenerateRequest, Infill, TextPrompt
+from localchat.server.llamacpp.protocol import NativeBody
+
+_SAMPLERS: Final = {
+    "temperature": ("temperature", 0.0),
+    "top_k": ("top_k", 0),
+    "top_p": ("top_p", 1.0),
+    "min_p": ("min_p", 0.0),
+    "typical_p": ("typical_p", 1.0),
+    "repetition_penalty": ("repeat_penalty", 1.0),
+    "presence_penalty": ("presence_penalty", 0.0),
+    "frequency_penalty": ("frequency_penalty", 0.0),
+}
+"""llama.cpp's names of our sampling fields, and their values when they are off."""
+_ORDER: Final = ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")
+_MISSING: Final = {
+    "dynatemp_range": 0.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "dry_multiplier": 0.0,
+    "mirostat": 0,
+    "repeat_last_n": -1,
+    "n_keep": 0,
+    "n_discard": 0,
+    "lora": [],
+}
+"""Settings that this server does not have, with the values that describe what it does."""
+
+
+def generation_settings(
+    request: GenerateRequest, defaults: Mapping[str, float], body: NativeBody
+) -> dict[str, Any]:
+    """Return the settings that the engine used. `defaults`: sampling where the request names none."""
+    samplers: dict[str, Any] = {}
+    for field, (name, off) in _SAMPLERS.items():
+        value = getattr(request.sampling, field)
+        samplers[name] = defaults.get(field, off) if value is None else value
+    grammar = request.grammar
+    return {
+        **_MISSING,
+        **samplers,
+        "seed": -1 if request.sampling.seed is None else request.sampling.seed,
+        "logit_bias": [list(pair) for pair in request.sampling.logit_bias.items()],
+        "n_predict": request.max_tokens,
+        "max_tokens": request.max_tokens,
+        "min_tokens": request.min_tokens,
+        "stop": list(request.stop),
+        "ignore_eos": request.ignore_eos,
+        "stream": bool(body.stream),
+        "n_probs": body.n_probs or 0,
+        "grammar": grammar.source if grammar is not None and grammar.kind == "lark" else "",
+        "samplers": list(_ORDER),
+        "timings_per_token": bool(body.timings_per_token),
+    }
+
+
+def prompt_text(request: GenerateRequest) -> str:
+    """Return the text of the prompt; empty for token ids, which the client has."""
+    match request.prompt:
+        case TextPrompt(text):
+            return text
+        case Infill(prefix, suffix):
+            return prefix + suffix
+    return ""

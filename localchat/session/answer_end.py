@@ -1,0 +1,59 @@
+"""What a session offers below an answer that the loop guard ended."""
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from localchat.chat.answer_end import REPETITION_PENALTY
+from localchat.chat.conversation import Node
+from localchat.chat.prompt_messages import without_loop
+from localchat.errors import UsageError
+from localchat.session.blocks import END_PREFIX, Offer
+
+if TYPE_CHECKING:
+    from localchat.session.session import ChatSession
+
+NOTICE_ID: Final = "notice/answer end"
+_PENALTY: Final = f"{END_PREFIX}penalty"
+_DROP: Final = f"{END_PREFIX}drop"
+_GO_ON: Final = f"{END_PREFIX}go on"
+
+
+def offer_ways_on(session: "ChatSession", node: Node) -> None:
+    """Show what can be done about an answer that repeats itself."""
+    if node.end is None or node.end.reason != "repetition":
+        return
+    offers = [Offer(f"answer again with a repetition penalty of {REPETITION_PENALTY}", _PENALTY)]
+    if without_loop(node).content != node.message.content:
+        offers.append(Offer("drop the repeats", _DROP))
+    offers.append(Offer("go on", _GO_ON))
+    text = "The model began to repeat itself. The repeats are not sent with your next message."
+    session.notice(text, "warning", offers, NOTICE_ID)
+
+
+async def take_way_on(session: "ChatSession", action: str) -> None:
+    """Do what was offered. Raises UsageError where the answer is no longer the last one."""
+    node = session.last_answer()
+    if node is None or node.end is None or node.id != session.conversation.head:
+        raise UsageError("this offer is no longer open", hint="/regen answers again")
+    session.view.remove(NOTICE_ID)
+    if action == _PENALTY:
+        change = session.prepare_change(None, {"repetition_penalty": str(REPETITION_PENALTY)})
+        change.apply()
+        await session.regenerate()
+        return
+    drop_repeats(session, node)
+    if action == _GO_ON:
+        await session.continue_answer()
+
+
+def drop_repeats(session: "ChatSession", node: Node) -> Node:
+    """Keep the text of an answer up to the first of its repeats. Returns the new node."""
+    if node.end is None or node.end.repetition is None:
+        return node
+    end = msgspec.structs.replace(node.end, repetition=None)
+    shorter = msgspec.structs.replace(node, message=without_loop(node), end=end)
+    session.conversation.put(shorter)
+    session.recorder.changed(shorter)
+    session.show()
+    return shorter

@@ -1,0 +1,228 @@
+"""Splits the bytes of a terminal into keys and pastes, before Textual's parser reads them.
+
+Textual 8.2 reads escape codes inside a bracketed paste as keys, and decodes bytes strictly. Here a paste is
+everything between its two markers, whatever it contains, and an invalid byte becomes U+FFFD.
+
+Importing this module imports no Textual.
+
+Private Textual API: `LinuxDriver.run_input_thread`, `.exit_event`, `linux_driver.XTermParser`.
+"""
+
+import os
+import re
+import select
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from textual.driver import Driver
+    from textual.message import Message
+
+PASTE_START: Final = b"\x1b[200~"
+PASTE_END: Final = b"\x1b[201~"
+_KEY_WAIT_S: Final = 0.1
+"""Silence after which the beginning of an escape sequence is what it looks like."""
+_PASTE_END_WAIT_S: Final = 0.03
+"""Silence after which the end marker of a paste is not part of the pasted text."""
+_PASTE_WAIT_S: Final = 2.0
+"""Silence after which a paste without an end marker is delivered."""
+_BURST_BYTES: Final = 64
+"""More bytes in one piece than fingers type."""
+_READ_BYTES: Final = 65_536
+_MARKERS: Final = re.compile(r"\x1b\[20[01]~")
+_ESCAPE_THEN_TEXT: Final = re.compile(
+    r"\x1b(?=(?:[^\x00-\x20\x7f0-9\[\\\]OPNX^_]|[OPNX][a-z])[^\x00-\x1f\x7f]{3})"
+)
+"""The escape key, pressed just before a text: no terminal sends so many characters for one key."""
+
+
+class Keys(NamedTuple):
+    """Characters and escape sequences of keys, and reports of the terminal."""
+
+    text: str
+
+
+class EscapeKey(NamedTuple):
+    """The escape key alone."""
+
+
+class PastedText(NamedTuple):
+    """A complete paste."""
+
+    text: str
+
+
+TerminalEvent: TypeAlias = Keys | EscapeKey | PastedText
+
+
+class TerminalInput:
+    """Finds pastes in the bytes of a terminal, however they are cut into pieces.
+
+    A paste may contain its own markers: the last end marker of a burst ends it.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._in_paste = False
+        self._paste_end: int | None = None
+        """Index of the end marker that probably ends the paste."""
+        self._searched = 0
+        """Bytes of the buffer that contain no end marker."""
+        self._end_is_missing = False
+        """A paste was delivered before its end marker came."""
+
+    @property
+    def wait_s(self) -> float:
+        """Time to wait for more bytes before calling `silent`."""
+        return _KEY_WAIT_S if self._paste_end is None else _PASTE_END_WAIT_S
+
+    def feed(self, data: bytes) -> Iterator[TerminalEvent]:
+        """Take bytes from the terminal and return the complete events."""
+        self._buffer += data
+        if self._end_is_missing and not self._in_paste:
+            self._resume_paste()
+        while True:
+            if not self._in_paste:
+                start = self._buffer.find(PASTE_START)
+                if start < 0:
+                    yield from self._take_keys(len(self._buffer) - self._incomplete_bytes())
+                    return
+                yield from self._take_keys(start)
+                del self._buffer[: len(PASTE_START)]
+                self._begin_paste()
+            if not self._find_end():
+                return
+            yield self._take_paste()
+
+    def silent(self, seconds: float) -> Iterator[TerminalEvent]:
+        """Return the events that are complete because no bytes came for some seconds."""
+        if self._paste_end is not None:
+            if seconds >= _PASTE_END_WAIT_S:
+                yield self._take_paste()
+                yield from self.feed(b"")
+        elif self._in_paste:
+            if seconds >= _PASTE_WAIT_S:
+                self._end_is_missing = True
+                yield self._take_paste()
+        elif seconds >= _KEY_WAIT_S and self._buffer:
+            if self._buffer == b"\x1b":
+                self._buffer.clear()
+                yield EscapeKey()
+            else:
+                yield from self._take_keys(len(self._buffer))
+
+    def _begin_paste(self) -> None:
+        self._in_paste = True
+        self._end_is_missing = False
+        self._paste_end = None
+        self._searched = 0
+
+    def _resume_paste(self) -> None:
+        """Read a late part of a paste as a paste: its line ends must not send messages."""
+        end, start = self._buffer.find(PASTE_END), self._buffer.find(PASTE_START)
+        is_burst = len(self._buffer) >= _BURST_BYTES and (
+            b"\r" in self._buffer or b"\n" in self._buffer
+        )
+        if (end >= 0 and (start < 0 or end < start)) or (is_burst and start < 0):
+            self._begin_paste()
+
+    def _find_end(self) -> bool:
+        """Find the end marker. True if another paste begins after it, so that nothing can follow."""
+        buffer, width = self._buffer, len(PASTE_END)
+        if self._paste_end is None:
+            first = buffer.find(PASTE_END, max(0, self._searched - width + 1))
+            if first < 0:
+                self._searched = len(buffer)
+                return False
+            self._paste_end = first
+        while True:
+            after = self._paste_end + width
+            next_end, next_start = buffer.find(PASTE_END, after), buffer.find(PASTE_START, after)
+            if next_start >= 0 and (next_end < 0 or next_start < next_end):
+                return True
+            if next_end < 0:
+                return False
+            self._paste_end = next_end
+
+    def _take_paste(self) -> PastedText:
+        end = len(self._buffer) if self._paste_end is None else self._paste_end
+        text = bytes(self._buffer[:end]).decode("utf-8", "replace")
+        del self._buffer[: end + len(PASTE_END)]
+        self._in_paste = False
+        self._paste_end = None
+        return PastedText(_MARKERS.sub("", text))
+
+    def _incomplete_bytes(self) -> int:
+        """Length of the beginning of a paste marker at the end of the buffer; the escape key is one."""
+        for length in range(len(PASTE_START) - 1, 0, -1):
+            if self._buffer.endswith(PASTE_START[:length]):
+                return length
+        return 0
+
+    def _take_keys(self, length: int) -> Iterator[TerminalEvent]:
+        text = self._decoder.decode(bytes(self._buffer[:length]))
+        del self._buffer[:length]
+        first, *others = _ESCAPE_THEN_TEXT.split(text)
+        if first:
+            yield Keys(first)
+        for other in others:
+            yield EscapeKey()
+            yield Keys(other)
+
+
+def reads_pastes(driver: "type[Driver]") -> "type[Driver]":
+    """The same driver, which reads its terminal through `TerminalInput`. Other drivers than Linux's stay."""
+    if not any(base.__name__ == "LinuxDriver" for base in driver.__mro__):
+        return driver
+
+    class ReadsPastes(driver):  # type: ignore[misc, valid-type]
+        def run_input_thread(self) -> None:
+            """Read the terminal until the driver stops. On a thread of its own."""
+            from textual.drivers import linux_driver
+
+            parser = linux_driver.XTermParser(self._debug)  # type: ignore[attr-defined]
+            source = TerminalInput()
+            silent_s = 0.0
+            while not self.exit_event.is_set():
+                wait_s = source.wait_s
+                if select.select([self.fileno], [], [], wait_s)[0]:
+                    silent_s = 0.0
+                    data = _read(self.fileno)
+                    if not data:
+                        self._app.call_later(self._app.action_quit)
+                        return
+                    found = source.feed(data)
+                else:
+                    silent_s += wait_s
+                    found = source.silent(silent_s)
+                for message in _messages(found, parser.feed):
+                    self.process_message(message)
+                for message in parser.tick():
+                    self.process_message(message)
+
+    return ReadsPastes
+
+
+def _read(fileno: int) -> bytes:
+    """Read what the terminal sent; nothing once it is gone."""
+    with suppress(OSError):
+        return os.read(fileno, _READ_BYTES)
+    return b""
+
+
+def _messages(
+    found: Iterable[TerminalEvent], parse: "Callable[[str], Iterable[Message]]"
+) -> "Iterator[Message]":
+    from textual import events
+
+    for event in found:
+        match event:
+            case Keys(text):
+                yield from parse(text)
+            case EscapeKey():
+                yield events.Key("escape", "\x1b")
+            case PastedText(text):
+                yield events.Paste(text)

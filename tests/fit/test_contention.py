@@ -1,0 +1,50 @@
+"""Runs that competed for the CPU are recognized by the kernel's pressure, else by the load average."""
+
+from pathlib import Path
+
+import pytest
+
+from localchat.fit import contention
+
+WAITING_SHARE = contention._waiting_share
+"""The real function, which tests replace."""
+
+
+@pytest.fixture(autouse=True)
+def _real_pressure(_quiet_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contention, "_waiting_share", WAITING_SHARE)
+
+
+def pressure(root: Path, percent: float) -> Path:
+    (root / "proc/pressure").mkdir(parents=True, exist_ok=True)
+    text = f"some avg10={percent:.2f} avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 total=0\n"
+    (root / "proc/pressure/cpu").write_text(text)
+    return root
+
+
+def test_a_run_whose_threads_waited_is_contended(tmp_path: Path) -> None:
+    assert contention.cpu_was_contended(60, 2, 2, pressure(tmp_path, 98))
+    assert not contention.cpu_was_contended(60, 2, 2, pressure(tmp_path, 12))
+
+
+def test_a_short_run_is_judged_by_its_part_of_the_average(tmp_path: Path) -> None:
+    root = pressure(tmp_path, 20)
+    assert contention.cpu_was_contended(3, 2, 2, root)
+    assert not contention.cpu_was_contended(30, 2, 2, root)
+
+
+@pytest.mark.parametrize(
+    ("load", "contended"), [(2.0, False), (4.1, True), (0.3, False), (3.0, True)]
+)
+def test_without_pressure_the_load_average_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, contended: bool
+) -> None:
+    monkeypatch.setattr(contention, "_load_average", lambda: load)
+    assert contention.cpu_was_contended(600, 2, 2, tmp_path) is contended
+
+
+def test_without_any_source_no_run_is_contended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contention, "_load_average", lambda: None)
+    assert not contention.cpu_was_contended(60, 2, 2, tmp_path)
