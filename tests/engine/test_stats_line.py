@@ -5,4 +5,7 @@ from tests.support.cli_program import DONE
 
 
 def test_stats_line_has_ttft_decode_rate_kv_and_drafts() -> None:
-    assert stats_line(DONE) == "load 0.50 s · TTFT 0.41 s · 62.0 tok/s · KV 412/32,768 (1%) · drafts 34/51"
+    assert (
+        stats_line(DONE)
+        == "load 0.50 s · TTFT 0.41 s · 62.0 tok/s · KV 412/32,768 (1%) · drafts 34/51"
+    )
