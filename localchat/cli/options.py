@@ -145,6 +145,12 @@ _SWITCHES = (
         "Refuse rather than use the CPU alone.",
     ),
     _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess tokens ahead; on."),
+    _Flag(
+        "loop_guard",
+        ("--loop-guard/--no-loop-guard",),
+        "",
+        "End answers that repeat themselves; on.",
+    ),
     _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
     _Flag(
         "dummy_weights", ("--dummy-weights/--real-weights",), "", "Random weights, for speed tests."

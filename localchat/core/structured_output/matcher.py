@@ -75,7 +75,7 @@ class GrammarMatcher:
 
     @property
     def shortened(self) -> bool:
-        """Whether the length guard chose a token, the end included, to end the text while there is room."""
+        """Whether the length guard chose a token or the end, to end the text while there is room."""
         return self._shortened or self._generated in self._narrowed
 
     @property
